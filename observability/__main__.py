@@ -1,4 +1,4 @@
-"""`python -m observability`: write what is generated here; `--check`: say what is stale, and fail."""
+"""`python -m observability` writes the generated files; with `--check` it lists the stale ones and fails."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Defines the alerts. They are few, and each has a page in docs/runbooks that says what to do.
 
-An alert has a signal, which is a query that also has a value while all is well, and a comparison that makes it fire. So
-a test can run the signal against a healthy pipeline and check that it is not empty. The few signals that are empty
-while all is well say so.
+An alert has a signal and a comparison that makes it fire. The signal is a query that has a value even while all is
+well, so a test can run it against a healthy pipeline and check that the result is not empty. `only_with` marks the
+signals that need a feature to have a value.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Alert:
     signal: str
     """PromQL that has a value while all is well."""
     fires: str
-    """Comparison that the signal must fulfil to fire."""
+    """Comparison, e.g. `> 0.05`, that is true of the signal when the alert fires."""
     wait: str
     """How long the comparison must hold before the alert fires."""
     severity: str
-    """critical: users are affected now; warning: they will be, or work waits."""
+    """critical: users are affected now. warning: users will be affected, or work is delayed."""
     when: str
     """Description of when the alert fires, for the table of docs/observability.md."""
     summary: str
@@ -39,7 +39,7 @@ class Alert:
     only_with: str = ""
     """The feature that makes a stage report these series; empty if every stage reports them."""
     or_absent: str = ""
-    """A series without which the alert fires, too; empty if there is none."""
+    """A series whose absence also makes the alert fire; empty if there is none."""
 
     @property
     def expr(self) -> str:
@@ -62,9 +62,10 @@ class Group:
 
 
 def _pipelines(condition: str, besides: str = "") -> str:
-    """Returns PromQL with 1 or 0 for each pipeline.
+    """Returns PromQL with 1 or 0 for each pipeline: whether the condition is True.
 
-    `max` merges the equal series of the operator's replicas. The label `namespace` becomes the pipeline's.
+    besides: pattern of reasons to leave out. `max` merges the equal series of the operator's replicas. The label
+    `namespace` of the result is the pipeline's namespace.
     """
     selector = f'condition="{condition}"' + (f', reason!~"{besides}"' if besides else "")
     own = f'label_replace({_CONDITION}{{{selector}}}, "namespace", "$1", "pipeline_namespace", "(.+)")'
@@ -173,7 +174,7 @@ PIPELINES = Group(
         ),
         Alert(
             name="OmniStageQueueGrowing",
-            # delta(), not deriv() * 600: a new pod has only two samples, from which deriv() expects hundreds.
+            # delta(), not deriv() * 600: from the two samples of a new pod, deriv() would extrapolate to hundreds.
             signal=f"sum by ({BY_STAGE}) (delta(vllm:num_requests_waiting[10m]))",
             fires="> 10",
             wait="10m",
@@ -239,7 +240,7 @@ OPERATOR = Group(
         ),
         Alert(
             name="OmniOperatorStuck",
-            # Only the leader counts: the work of standbys always waits.
+            # Only the leader counts: on standbys all work waits all the time.
             signal=f"max by ({_BY_OPERATOR}) (omni_operator_longest_due_seconds {LEADS})",
             fires="> 150",
             wait="5m",
@@ -275,7 +276,7 @@ def list_alerts() -> list[Alert]:
 
 
 def render_rules(groups: Sequence[Group] = GROUPS, runbooks: str = RUNBOOKS) -> str:
-    """Returns a rules file, as Prometheus reads it."""
+    """Returns the text of a Prometheus rules file."""
     document = {
         "groups": [{"name": group.name, "rules": [_rule(a, runbooks) for a in group.alerts]} for group in groups]
     }

@@ -1,6 +1,6 @@
 """Describes Grafana dashboards as small values, and renders them as JSON (schema of Grafana 10 and newer).
 
-Nothing here depends on a clock or on chance: the same dashboard is the same file.
+The output depends on neither time nor randomness: the same dashboard always gives the same file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 @dataclass(frozen=True)
 class Query:
-    """A PromQL expression and the name of its lines ({{label}} is that label's value)."""
+    """A PromQL expression, and the legend of its lines, in which {{label}} stands for that label's value."""
 
     expr: str
     legend: str = ""
@@ -50,7 +50,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable of the page: the user chooses label values, by default all."""
+    """A variable of the dashboard: the user selects label values, by default all."""
 
     name: str
     query: str
@@ -59,7 +59,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Dashboard:
-    """A page."""
+    """A dashboard."""
 
     uid: str
     title: str
@@ -68,7 +68,7 @@ class Dashboard:
     variables: Sequence[Variable] = field(default_factory=tuple)
 
     def panels(self) -> list[Panel]:
-        """Returns all panels, in the order of the page."""
+        """Returns all panels, in the order of the dashboard."""
         return [panel for row in self.rows for panel in row.panels]
 
 

@@ -1,4 +1,4 @@
-"""The dashboard of the operator: the pipelines as it sees them, its work, its calls."""
+"""The dashboard of the operator: the pipelines as the operator sees them, its work, and its calls to the API server."""
 
 from __future__ import annotations
 

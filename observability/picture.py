@@ -1,4 +1,4 @@
-"""Draws a dashboard's JSON as Grafana lays it out, from Prometheus' answers: for docs, without a running Grafana."""
+"""Draws a dashboard as Grafana lays it out, from its JSON and Prometheus' answers, for docs and without Grafana."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 PAGE, PANEL, GRID, TEXT, FAINT = "#111217", "#181b1f", "#2c3235", "#d8d9da", "#8e8e8e"
 COLORS: Final = ("#7eb26d", "#eab839", "#6ed0e0", "#ef843c", "#e24d42", "#1f78c1", "#ba43a9", "#705da0")
-"""Colours of lines: Grafana's own, in Grafana's order."""
+"""Colours of lines: Grafana's palette, in Grafana's order."""
 COLUMN_INCHES, LINE_INCHES = 0.62, 0.36
 LEGEND_ENTRIES: Final = 6
 
@@ -46,7 +46,7 @@ def draw_dashboard(document: Mapping[str, Any], ask: Ask, out: Path, *, lines: i
         document: the dashboard's JSON.
         ask: answers a panel's query.
         out: the PNG.
-        lines: height drawn, in Grafana's grid lines; default all. Rows that begin below it are left out.
+        lines: number of Grafana's grid lines to draw; default all. Panels that begin below them are left out.
     """
     panels = [panel for panel in document["panels"] if lines is None or panel["gridPos"]["y"] < lines]
     height = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels)
@@ -142,20 +142,20 @@ def _draw_lines(axes: Axes, answers: Sequence[tuple[Mapping[str, Any], Line]], d
 
 
 def _largest(answers: Sequence[tuple[Mapping[str, Any], Line]]) -> set[int]:
-    """Returns the indexes of the lines that the legend has room for: those with the largest values."""
+    """Returns the indexes of the lines that the legend shows: the LEGEND_ENTRIES lines with the largest values."""
     peaks = [max((value for value in line.values if not math.isnan(value)), default=0.0) for _, line in answers]
     return set(sorted(range(len(peaks)), key=lambda index: -peaks[index])[:LEGEND_ENTRIES])
 
 
 def name_line(legend: str, labels: Mapping[str, str]) -> str:
-    """Returns a line's name: Grafana's legend with {{label}} filled in; __auto joins all labels."""
+    """Returns a line's name: Grafana's legend with each {{label}} filled in, or for __auto all labels, joined."""
     if legend == "__auto":
         return ", ".join(value for name, value in labels.items() if name != "__name__")
     return re.sub(r"\{\{(\w+)\}\}", lambda found: labels.get(found[1], ""), legend).strip()
 
 
 def format_value(value: float, unit: str) -> str:
-    """Returns a value in one of Grafana's units: s, percentunit, bytes, Bps, reqps, short."""
+    """Returns a value as text, in one of Grafana's units: s, percentunit, bytes, Bps, reqps, short."""
     if math.isnan(value):
         return "-"
     if unit == "s":

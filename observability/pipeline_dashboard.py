@@ -1,4 +1,4 @@
-"""The dashboard of pipelines: what clients see, then the rows about stages."""
+"""The dashboard of pipelines: first what clients see, then the rows about stages."""
 
 from __future__ import annotations
 

@@ -7,9 +7,9 @@ STAGES = f'{SELECTOR}, stage=~"$stage"'
 BY_PIPELINE = "namespace, pipeline"
 BY_STAGE = "namespace, pipeline, stage"
 FAULTS = "UNAVAILABLE|RESOURCE_EXHAUSTED|DEADLINE_EXCEEDED|INTERNAL|UNKNOWN|DATA_LOSS|FAILED_PRECONDITION"
-"""gRPC codes that the pipeline answers for; the others are the caller's doing."""
+"""gRPC codes that count as the pipeline's fault; the others count as the client's."""
 LEADS = "* on (job, instance) group_left () omni_operator_leader"
-"""Factor of a query: 1 for the operator that leads, 0 for standbys."""
+"""PromQL that multiplies a query by 1 for the leading operator and by 0 for standbys."""
 QUANTILES = (0.5, 0.95, 0.99)
 
 

@@ -1,4 +1,4 @@
-"""Rows about stages of the dashboard of pipelines: each stage, its engine, and what travels between stages."""
+"""The rows about stages in the dashboard of pipelines: each stage, its engine, and the data between stages."""
 
 from __future__ import annotations
 

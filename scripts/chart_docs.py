@@ -1,9 +1,10 @@
-"""What is generated in helm/omnipipeline: values.schema.json and README.md from values.yaml, whose comments describe
-each value; the CRD and the operator's rules from manifests/.
+"""Generates files of helm/omnipipeline: values.schema.json and README.md from values.yaml, whose comments describe each
+value, and copies of the CRD and the operator's rules from manifests/.
 
-`# -- TEXT` before a value is its description. Rules of the schema follow it: `# @enum A B` the words it may be,
-`# @min N` its least number, `# @pattern REGEX` of a text, `# @items string|object|REGEX` what a list holds. Types come
-from the defaults; a map with a description is free, one without is closed. `--check` fails if a file is stale.
+`# -- TEXT` before a value is its description. Rules for the schema may follow: `# @enum A B` lists the allowed words,
+`# @min N` is the smallest number, `# @pattern REGEX` restricts a text, and `# @items string|object|REGEX` restricts the
+items of a list. Types come from the defaults. A map with a description may have any keys; a map without one may have
+only the keys in values.yaml. `--check` writes nothing and fails if a file is stale.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ _TYPES: tuple[tuple[type, str], ...] = ((bool, "boolean"), (int, "integer"), (st
 
 @dataclass(frozen=True)
 class Notes:
-    """What the comments before a value say."""
+    """The content of the comments before a value."""
 
     description: str = ""
     enum: tuple[str, ...] = ()
     rules: dict[str, Any] = field(default_factory=dict)
-    """What goes into the schema as it is."""
+    """Keywords that are copied into the schema."""
 
 
 @dataclass
@@ -70,7 +71,7 @@ def _read_rule(tag: str, rest: str) -> dict[str, Any]:
 
 
 def read_notes(text: str) -> dict[str, Notes]:
-    """Dotted path -> what its comments say. Flow-style values (`{cpu: 50m}`) are one value."""
+    """Returns the notes of each value by its dotted path. A flow-style map (`{cpu: 50m}`) is one value."""
     notes: dict[str, Notes] = {}
     path: list[tuple[int, str]] = []
     pending = _Pending()
@@ -88,7 +89,7 @@ def read_notes(text: str) -> dict[str, Notes]:
 
 
 def build_schema(values: dict[str, Any], notes: dict[str, Notes], prefix: str = "") -> dict[str, Any]:
-    """Returns the JSON schema of a map of values: closed where values.yaml names its keys."""
+    """Returns the JSON schema of a map of values. Keys that values.yaml does not name are refused."""
     properties: dict[str, Any] = {}
     for key, value in values.items():
         path = f"{prefix}{key}"
@@ -103,13 +104,13 @@ def build_schema(values: dict[str, Any], notes: dict[str, Notes], prefix: str = 
     schema = {"type": "object", "additionalProperties": False, "properties": properties}
     if prefix:
         return schema
-    # Helm puts the values of a parent chart's `global` into every subchart.
+    # Helm copies the `global` values of a parent chart into every subchart.
     properties["global"] = {"type": "object"}
     return {"$schema": "https://json-schema.org/draft-07/schema#", **schema}
 
 
 def list_values(values: dict[str, Any], notes: dict[str, Notes], prefix: str = "") -> Iterator[tuple[str, Any, Notes]]:
-    """Leaf values in the order of the file."""
+    """Yields path, default and notes of each leaf value, in the order of the file."""
     for key, value in values.items():
         path = f"{prefix}{key}"
         if isinstance(value, dict) and not notes[path].description:
@@ -119,7 +120,7 @@ def list_values(values: dict[str, Any], notes: dict[str, Notes], prefix: str = "
 
 
 def build_readme(values: dict[str, Any], notes: dict[str, Notes], chart: dict[str, Any]) -> str:
-    """README.md of the chart."""
+    """Returns the text of the chart's README.md."""
     rows = []
     for path, value, note in list_values(values, notes):
         words = f" One of {', '.join(note.enum)}." if note.enum else ""
@@ -164,7 +165,7 @@ def render() -> dict[Path, str]:
 
 
 def read_operator_rules(manifests: str) -> str:
-    """Returns the rules of the one ClusterRole, with their comments."""
+    """Returns the rules of the only ClusterRole in the manifests, with their comments."""
     (role,) = (part for part in manifests.split("\n---\n") if "\nkind: ClusterRole\n" in part)
     return (
         "# The rules of manifests/rbac/cluster.yaml, which `make chart` copies here.\n"

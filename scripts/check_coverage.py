@@ -1,6 +1,6 @@
-"""Print the coverage of each package that must be covered, and fail under its floor.
+"""Prints the coverage of each package in FLOORS, and fails if one is below its floor.
 
-python scripts/check_coverage.py FOLDER     # the folder holds the data files of several runs: .coverage.*
+python scripts/check_coverage.py FOLDER     # the folder contains the data files of several runs: .coverage.*
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FLOORS = {
 
 
 def package_percent(files: dict[str, dict[str, dict[str, int]]], prefix: str) -> float:
-    """Covered lines and branches of the files under prefix, in percent; 0 if there are none."""
+    """Returns the share of covered lines and branches in the files under prefix, in percent; 0 if there are none."""
     summaries = [entry["summary"] for name, entry in files.items() if name.startswith(prefix + "/")]
     covered = sum(s["covered_lines"] + s.get("covered_branches", 0) for s in summaries)
     total = sum(s["num_statements"] + s.get("num_branches", 0) for s in summaries)

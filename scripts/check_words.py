@@ -1,8 +1,8 @@
-"""`make lint`: hold prose to the standard words of scripts/words.toml.
+"""`make lint`: finds words in prose that scripts/words.toml forbids, and prints the words to use instead.
 
-    files -> prose without code -> findings, one a line: FILE:LINE: "word": use ...
+    files -> prose without code -> findings, one per line: FILE:LINE: "word": use ...
 
-Checked are the text of Markdown outside of code, comments of Python, YAML and protobuf, and strings of Python.
+It checks the text of Markdown outside of code, comments of Python, YAML and protobuf, and strings of Python.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NAME_LIKE = re.compile(r"[\w./*-]*[_/][\w./*-]*|\w+\(\)")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A word of ours and what to write instead."""
+    """A word to avoid, and what to write instead."""
 
     pattern: re.Pattern[str]
     use: str
@@ -35,7 +35,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A word of ours in a file."""
+    """A place in a file with a word to avoid."""
 
     path: str
     line: int
@@ -58,7 +58,7 @@ def read_rules(text: str) -> tuple[list[str], list[Rule]]:
 
 
 def prose_of(name: str, text: str) -> Iterator[tuple[int, str]]:
-    """Yields (line number, prose) of a file; its suffix decides how to find the prose."""
+    """Yields (line number, prose) of a file. The file's suffix decides what counts as prose."""
     if name.endswith(".md"):
         yield from markdown_prose(text)
     elif name.endswith(".py"):
@@ -70,7 +70,7 @@ def prose_of(name: str, text: str) -> Iterator[tuple[int, str]]:
 
 
 def markdown_prose(text: str) -> Iterator[tuple[int, str]]:
-    """Yields lines outside of fenced code."""
+    """Yields (line number, line) for the lines outside of fenced code."""
     fenced = False
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("```"):
@@ -80,7 +80,7 @@ def markdown_prose(text: str) -> Iterator[tuple[int, str]]:
 
 
 def python_prose(text: str) -> Iterator[tuple[int, str]]:
-    """Comments, and string literals that hold more than one word."""
+    """Yields (line number, line) for comments and for string literals of more than one word."""
     for token in tokenize.generate_tokens(StringIO(text).readline):
         if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and " " in token.string.strip()):
             for offset, line in enumerate(token.string.splitlines()):
@@ -88,7 +88,7 @@ def python_prose(text: str) -> Iterator[tuple[int, str]]:
 
 
 def find_words(name: str, text: str, rules: Sequence[Rule]) -> list[Finding]:
-    """Returns the words of ours in a file, in the order of its lines."""
+    """Returns the words to avoid in a file, in the order of its lines."""
     found = []
     for number, line in prose_of(name, text):
         plain = NAME_LIKE.sub(" ", LINK_TARGET.sub("]", CODE_SPAN.sub(" ", line)))
@@ -99,7 +99,7 @@ def find_words(name: str, text: str, rules: Sequence[Rule]) -> list[Finding]:
 
 
 def main() -> int:
-    """Print every finding; 1 if there is one."""
+    """Print every finding. Returns 1 if there is one, else 0."""
     globs, rules = read_rules(WORDS.read_text(encoding="utf-8"))
     paths = sorted({path for glob in globs for path in ROOT.glob(glob)})
     found = [

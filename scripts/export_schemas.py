@@ -1,6 +1,6 @@
-"""Writes the CRD, the exported schemas in docs/reference and the facts of the built-in components.
+"""Writes the CRD, the reference page and schema in docs/reference, and the facts of the built-in components.
 
-`--check` writes nothing and fails when one is stale.
+`--check` writes nothing and fails if a file is stale.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def render_stage_config_schema() -> str:
-    """JSON schema (draft 2020-12) of the stage file."""
+    """Returns the JSON schema (draft 2020-12) of the stage file."""
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **StageConfig.model_json_schema(by_alias=True),
@@ -28,7 +28,7 @@ def render_stage_config_schema() -> str:
 
 
 def render_component_facts() -> str:
-    """Returns the static facts of the built-in components, from their families' manifests."""
+    """Returns the text of components.json: the facts of the built-in components, from their families' manifests."""
     return render_components(built_in_facts())
 
 
@@ -41,7 +41,7 @@ EXPORTS = {
 
 
 def list_stale() -> list[str]:
-    """Paths, relative to the repository, of exported files that differ from what would be written."""
+    """Returns the paths, relative to the repository, of files that are missing or differ from what would be written."""
     return [
         name
         for name, render in EXPORTS.items()

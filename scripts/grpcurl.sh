@@ -1,6 +1,6 @@
 #!/bin/sh
-# Prints the path of grpcurl, the foreign client of the tests: $GRPCURL, the one on PATH, or one built from its Go
-# module into the cache.
+# Prints the path of grpcurl, a gRPC client with which the tests call a stage: $GRPCURL, else the grpcurl on PATH, else one
+# that is built from its Go module into the cache.
 set -eu
 version=v1.9.3
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/omnipipeline/bin"

@@ -1,8 +1,9 @@
 #!/bin/sh
-# Builds images with docker, podman or buildah, whichever is there and works ($BUILDER picks one).
-#   scripts/images.sh [TARGET ...]      operator, stage-cpu, stage-gpu, stage-sim; without one: operator and stage-cpu
-# REGISTRY is put before the names, TAG replaces the version, BUILD_FLAGS go to the builder as they are, for example for a
-# network with an authority of its own (podman, buildah): BUILD_FLAGS="--volume /etc/ssl/certs:/etc/ssl/certs:ro"
+# Builds images with the first of docker, podman and buildah that works; $BUILDER selects one of them.
+#   scripts/images.sh [TARGET ...]      operator, stage-cpu, stage-gpu, stage-sim; default: operator and stage-cpu
+# REGISTRY is put before the names. TAG replaces the version. BUILD_FLAGS are passed to the builder unchanged, for example
+# for a network with its own certificate authority (podman, buildah):
+#   BUILD_FLAGS="--volume /etc/ssl/certs:/etc/ssl/certs:ro"
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -30,7 +31,7 @@ find_builder() {
   exit 1
 }
 
-# What `helm install` looks for: the plain tag is the GPU's.
+# The names that the chart uses by default: the stage image with the plain tag is the one for GPUs.
 name_of() {
   case "$1" in
     operator) echo "${prefix}omnipipeline-operator:$tag" ;;
@@ -52,11 +53,11 @@ for target in "$@"; do
   name="$(name_of "$target")"
   echo "$builder: $target as $name" >&2
   case "$builder" in
-    # Layers are kept, as docker and podman do by themselves.
+    # --layers caches the layers; docker and podman do so by default.
     buildah) set -- buildah build --layers ;;
     *) set -- "$builder" build ;;
   esac
-  # Flags are words.
+  # The flags must be split into words.
   # shellcheck disable=SC2086
   "$@" $labels ${BUILD_FLAGS:-} --target "$target" --tag "$name" .
   echo "$name"

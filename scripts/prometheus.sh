@@ -1,6 +1,6 @@
 #!/bin/sh
-# Prints the folder that holds prometheus and promtool: $PROMETHEUS_BIN, the one of what is on PATH, or Debian's package,
-# unpacked into the cache. Needs no root: apt-get download writes to the current folder only.
+# Prints the folder that contains prometheus and promtool: $PROMETHEUS_BIN, else the folder of the programs on PATH, else
+# that of Debian's package, unpacked into the cache. Needs no root: apt-get download writes only to the current folder.
 set -eu
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/omnipipeline/bin/prometheus"
 
@@ -33,10 +33,10 @@ download() {
 }
 echo "fetching Debian's package of Prometheus (19 MB, once)" >&2
 if ! download 2>"$work/error"; then
-  # A bare machine has no package lists yet; only root may fetch them.
+  # A new machine has no package lists yet, and only root may fetch them.
   [ "$(id -u)" = 0 ] && apt-get update >&2 && download || fail "$(tail -n 1 "$work/error")"
 fi
 dpkg -x "$work"/prometheus_*.deb "$work/unpacked"
-# Two at the same time: one of them wins, both have it.
+# If two runs reach this line at the same time, the first mv succeeds, and both runs use its result.
 mv -T "$work/unpacked" "$cache" 2>/dev/null || [ -x "$cache/usr/bin/prometheus" ] || fail "$cache cannot be written"
 echo "$cache/usr/bin"

@@ -1,5 +1,8 @@
-"""Writes tests/golden/operator: what `omnipipe render` prints for each sample. `--check` writes nothing and fails when
-one is stale. A change there is a change of what runs in clusters: every changed pod template restarts pods."""
+"""Writes tests/golden/operator: what `omnipipe render` prints for each sample.
+
+`--check` writes nothing and fails if a file is stale. A change of these files is a change of what runs in clusters:
+every changed pod template restarts pods.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Writes manifests/install.yaml: the chart's default render in omnipipeline-system, and that namespace.
+"""Writes manifests/install.yaml: the namespace omnipipeline-system, and the chart rendered into it with default values.
 
-What only Helm has a use for is left out: its labels, its annotations, and the pod of `helm test`. `--check` writes
-nothing and fails when the file is stale.
+What only Helm uses is left out: Helm's labels and annotations, and the pod of `helm test`. `--check` writes nothing and
+fails if the file is stale.
 
     scripts/render_manifests.py --helm PATH [--check]
 """
@@ -21,7 +21,8 @@ CHART = ROOT / "helm" / "omnipipeline"
 INSTALL = ROOT / "manifests" / "install.yaml"
 RELEASE = "omnipipeline"
 NAMESPACE = "omnipipeline-system"
-# A helm that `go install` built believes in an old Kubernetes, which the chart refuses. Nothing else depends on it.
+# A helm binary from `go install` assumes an old version of Kubernetes, which the chart refuses. The version has no
+# other effect.
 KUBE_VERSION = "1.34.0"
 _HEADER = (
     "# The operator, its CRD and its rights: what the chart helm/omnipipeline renders by default. Made by\n"
@@ -34,19 +35,19 @@ Manifest = dict[str, Any]
 
 
 def render_chart(helm: Path) -> list[Manifest]:
-    """Returns the objects of the chart with its default values, `helm test` included."""
+    """Returns the objects of the chart with its default values, including the pod of `helm test`."""
     command = [str(helm), "template", RELEASE, str(CHART), "--namespace", NAMESPACE, "--kube-version", KUBE_VERSION]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603 - our own chart
     return [document for document in yaml.safe_load_all(text) if document]
 
 
 def is_hook(manifest: Manifest) -> bool:
-    """Returns whether Helm alone would run it."""
+    """Returns whether the object is a Helm hook, which only Helm creates."""
     return "helm.sh/hook" in manifest["metadata"].get("annotations", {})
 
 
 def strip_helm(manifest: Manifest) -> Manifest:
-    """Returns the same object without what Helm reads or writes about itself; a pod template's labels too."""
+    """Returns the object without Helm's labels and annotations, in its own metadata and in that of its pod template."""
     stripped = {**manifest, "metadata": _strip_metadata(manifest["metadata"])}
     template = manifest.get("spec", {}).get("template")
     if template:
@@ -65,7 +66,7 @@ def _strip_metadata(metadata: Manifest) -> Manifest:
 
 
 def build_namespace() -> Manifest:
-    """Returns the operator's namespace, which holds to the strictest of the Pod Security Standards."""
+    """Returns the operator's namespace, which enforces the strictest Pod Security Standard, `restricted`."""
     labels = {"app.kubernetes.io/part-of": "omnipipeline", "pod-security.kubernetes.io/enforce": "restricted"}
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}}
 

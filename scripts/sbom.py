@@ -1,10 +1,12 @@
-"""`make sbom`: a bill of materials (CycloneDX 1.6) of the Python packages of each image, and a look at their licences.
+"""`make sbom`: writes a bill of materials (CycloneDX 1.6) of the Python packages of each image, and checks the
+licences.
 
     python scripts/sbom.py --out sbom
 
-What an image's extra pulls in is followed through the installed packages, which come from the same constraints as the
-images'. Exits 1 and names the package if a licence is not one that we ship. Not in it: Debian packages of the base
-image, libraries inside of wheels, and the GPU image, whose packages are not installed here.
+The packages of an image are found by following the requirements of the image's extra through the installed packages.
+These come from the same constraints as the packages of the images. Exits with 1 and names the package if a licence is
+not accepted. The bills do not contain Debian packages of the base image or libraries inside wheels. There is none for
+the GPU image, whose packages are not installed here.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = {"operator": "operator", "stage-cpu": "cpu"}
-"""Image -> the extra that it installs."""
+"""The extra of pyproject.toml that each image installs."""
 OVERRIDES = ROOT / "constraints" / "overrides-cpu.txt"
 
 _SPDX = {
@@ -41,7 +43,7 @@ _SPDX = {
     "OSI Approved": "",
     "DFSG approved": "",
 }
-"""Classifiers and free words -> SPDX."""
+"""SPDX expressions by the names that classifiers and License fields use. Empty: the name says nothing."""
 PERMISSIVE = frozenset(
     (
         "MIT",
@@ -69,9 +71,10 @@ BY_NAME: Mapping[str, str] = {
     "intel-cmplr-lib-ur": "Intel's EULA for developer tools: who passes an image on has to read it",
     "oss-harmony": "Apache-2.0: its metadata names no licence, its LICENSE file does",
 }
-"""Packages whose licence is looked at by a person; why they may be shipped."""
+"""Packages whose licence a person has read, each with the reason why it may be shipped."""
 NVIDIA = re.compile(r"(nvidia|cuda)-")
-"""Libraries that torch's wheels want: NVIDIA's own licences, which who passes an image on has to read."""
+"""Libraries that torch's wheels require. They have NVIDIA's licences, which anyone who distributes an image must
+read."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -81,11 +84,12 @@ class Package:
     name: str
     version: str
     licence: str
-    """An SPDX expression as far as its metadata can be read as one; empty if they say nothing."""
+    """An SPDX expression if the package's metadata gives one, else the metadata's own words; empty if there are
+    none."""
 
 
 def read_licence(fields: metadata.PackageMetadata) -> str:
-    """Returns the licence of a package's metadata, as SPDX where its words are known."""
+    """Returns the licence in a package's metadata, as an SPDX expression if its words are known."""
     if expression := fields.get("License-Expression"):
         return str(expression)
     lines = [str(line) for line in fields.get_all("Classifier") or ()]
@@ -104,7 +108,7 @@ def is_permissive(expression: str) -> bool:
 
 
 def find_problems(packages: Iterable[Package]) -> list[str]:
-    """Packages whose licence nobody has agreed to."""
+    """Returns a message for each package whose licence is neither permissive nor accepted by name."""
     return [
         f"{one.name} {one.version}: licence {one.licence or 'unknown'!r} is neither permissive nor agreed to; read it, "
         "and name the package in BY_NAME of scripts/sbom.py or replace it"
@@ -114,7 +118,10 @@ def find_problems(packages: Iterable[Package]) -> list[str]:
 
 
 def list_packages(extra: str) -> list[Package]:
-    """Installed packages that omnipipeline[extra] needs, itself apart, by name. Raises LookupError."""
+    """Returns the installed packages that omnipipeline[extra] needs, without itself, sorted by name.
+
+    Raises LookupError if one is not installed.
+    """
     overridden = {canonicalize_name(Requirement(line).name) for line in _lines(OVERRIDES)}
     found: dict[str, Package] = {}
     waiting = [("omnipipeline", frozenset({extra}))]
@@ -148,7 +155,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def write_bom(image: str, packages: Iterable[Package], file: Path) -> None:
-    """The bill as CycloneDX 1.6 JSON, checked against its schema."""
+    """Write the bill as CycloneDX 1.6 JSON. Raises ValueError if it does not conform to the schema."""
     from cyclonedx.contrib.license.factories import LicenseFactory
     from cyclonedx.model.bom import Bom
     from cyclonedx.model.component import Component, ComponentType

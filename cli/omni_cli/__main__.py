@@ -23,7 +23,7 @@ def main() -> None:
 
 
 def remedy_for(module: str) -> str:
-    """Returns what to install for a module that is missing; empty for one that no extra brings."""
+    """Returns the command that installs a missing module; an empty text if no extra contains it."""
     top = module.partition(".")[0]
     if top in CLI_PACKAGES:
         return "install the command's packages: pip install 'omnipipeline[cli]'"

@@ -1,5 +1,4 @@
-"""Sampling parameters on the command line: STAGE.KEY=VALUE with vLLM's names, checked against the types of the
-protocol."""
+"""Sampling parameters on the command line: STAGE.KEY=VALUE with vLLM's names, checked against SamplingDefaults."""
 
 from __future__ import annotations
 
@@ -18,13 +17,14 @@ _TEXT_LISTS = ("stop",)
 
 
 class SamplingOptionError(ValueError):
-    """An option is not STAGE.KEY=VALUE, or not a sampling parameter, or out of its bounds."""
+    """An option does not have the form STAGE.KEY=VALUE, names no sampling parameter, or has a wrong value."""
 
 
 def parse_sampling(options: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Returns the sampling parameters by stage, with the types of the contract. Lists are comma-separated or JSON.
+    """Returns the sampling parameters by stage, with the types of SamplingDefaults.
 
-    Raises SamplingOptionError naming the option, what is wrong and what is known.
+    A list is a JSON list, or comma-separated; `stop` without brackets is one string. Raises SamplingOptionError, which
+    names the option and the problem.
     """
     sampling: dict[str, dict[str, Any]] = {}
     for option in options:

@@ -1,4 +1,4 @@
-"""`python -m omni_gateway`: a gateway in front of named entry stages."""
+"""`python -m omni_gateway`: a gateway in front of named entry stages, or of the OmniPipelines of a cluster."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def parse_endpoint(text: str, settings: GatewaySettings) -> ServedPipeline:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0 after a drain, 2 for wrong arguments."""
+    """Run the gateway. Returns the exit status: 0 after a drain, 2 for wrong arguments."""
     parser = argparse.ArgumentParser(prog="omni_gateway", description="OpenAI's HTTP API in front of pipelines.")
     parser.add_argument("--endpoint", action="append", default=[], metavar="NAME=URL", help="A pipeline; repeatable.")
     parser.add_argument("--cluster", action="store_true", help="Serve the OmniPipelines of the Kubernetes cluster.")
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found: Pipelines = StaticPipelines(pipelines)
     running: list[Running] = []
     if options.cluster:
-        # Here, since a gateway of named entries needs no client of an API server.
+        # Imported here, because a gateway in front of named entries needs no Kubernetes client.
         from omni_gateway.cluster.watch import ClusterPipelines
 
         found = watched = ClusterPipelines(options.namespace, options.kubeconfig, settings)

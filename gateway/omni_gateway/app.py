@@ -41,8 +41,9 @@ def create_app(
 ) -> FastAPI:
     """Returns the app that serves the pipelines in `pipelines`, which may change at any time.
 
-    running: what keeps pipelines and replicas up to date while the app serves. replicas: the gateway's ready replicas
-    now, which share the limits of keys. Raises KeyFileError, OSError for a file of keys that cannot be used.
+    running: context managers that keep pipelines and replicas up to date while the app serves. replicas: returns the
+    number of the gateway's ready replicas, which share the limits of keys. Raises KeyFileError or OSError if the key
+    file cannot be used.
     """
     settings = settings or GatewaySettings()
     gateway = Gateway(
@@ -74,7 +75,7 @@ def create_app(
         description="OpenAI's API in front of any-to-any pipelines.",
         middleware=middleware,
         lifespan=lifespan,
-        docs_url=None,  # FastAPI's own load scripts from elsewhere
+        docs_url=None,  # FastAPI's own page loads scripts from another host
         redoc_url=None,
     )
     app.state.gateway = gateway

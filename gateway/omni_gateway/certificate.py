@@ -13,25 +13,25 @@ CHECK_S: Final = 5.0
 
 
 class Certificate:
-    """tls.crt and tls.key of a directory, e.g. of a mounted Secret, which kubelet replaces as a whole."""
+    """tls.crt and tls.key of a directory, e.g. of a mounted Secret, whose files kubelet replaces together."""
 
     def __init__(self, directory: Path) -> None:
         self.certificate = directory / "tls.crt"
         self.key = directory / "tls.key"
         self._written = self._times()
         self._refused: tuple[int, ...] | None = None
-        """Modification times of files that could not be used, so that each is reported once."""
+        """Modification times of the files that could not be used, so that the problem is reported only once."""
 
     def renew(self, context: ssl.SSLContext) -> bool:
-        """Give new connections the renewed files, if there are any. Returns whether it did.
+        """Use the files for new connections, if they have changed. Returns whether it did.
 
-        Files that cannot be used are reported once, and the earlier ones stay.
+        Files that cannot be used are logged once, and the earlier certificate stays in use.
         """
         found = self._times()
         if found in (self._written, self._refused):
             return False
         try:
-            # First into a context that nobody uses: a certificate without its key would stay half loaded.
+            # Load them into an unused context first. If the key did not fit, `context` would keep only the certificate.
             for target in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
                 # An empty passphrase: without one, OpenSSL would ask at the terminal.
                 target.load_cert_chain(self.certificate, self.key, password=b"")
@@ -44,13 +44,13 @@ class Certificate:
         return True
 
     async def keep_renewed(self, context: ssl.SSLContext) -> None:
-        """Looks every CHECK_S seconds, until cancelled."""
+        """Check the files every CHECK_S seconds, until cancelled."""
         while True:
             await asyncio.sleep(CHECK_S)
             await asyncio.to_thread(self.renew, context)
 
     def _times(self) -> tuple[int, ...]:
-        """Returns when the files were written, in ns; empty while one is missing."""
+        """Returns the files' modification times in ns; empty while a file is missing."""
         try:
             return tuple(file.stat().st_mtime_ns for file in (self.certificate, self.key))
         except OSError:

@@ -1,4 +1,4 @@
-"""The wall clock, for the fields of answers that name a time. Nothing here ends or expires by it."""
+"""The wall clock, only for timestamps in answers. Deadlines and limits use a monotonic clock."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Limits of HTTP/1.1 connections on which no request is in progress.
+"""Limits HTTP/1.1 connections on which no request is in progress.
 
-uvicorn (0.54) waits for a header as long as its sender likes, and keeps all of it, whatever its size. Here a
-connection without a request has a deadline and a limit in bytes, and the number of such connections is limited. One
-with a
-request is bounded by the guard: it is never cut for another.
+uvicorn (0.54) waits for a header without a time limit, and buffers it without a size limit. Here a connection without a
+request has a deadline and a limit in bytes, and the number of such connections is limited. A connection with a request
+is never closed in favour of another one; the guard limits such requests.
 """
 
 from __future__ import annotations
@@ -25,18 +24,20 @@ class ConnectionBounds:
     """Limits of connections that have sent no request yet, or whose request has been answered."""
 
     waiting: int = 2048
-    """At a time. Behind an ingress all of them may be of one peer, so a peer has no bound of its own; but when there is
-    no room, the peer with most of them loses its oldest."""
+    """Most such connections at a time. There is no limit per peer, because behind an ingress all connections may come
+    from one peer. When the limit is exceeded, the peer with the most connections loses its oldest one."""
     header_s: float = 10.0
-    """From the begin of a connection to the end of its first header."""
+    """Seconds from the start of a connection to the end of its first header."""
     idle_s: float = 75.0
-    """From the end of an answer to the end of the next header. Longer than clients and proxies keep an idle connection
-    (httpx 5 s; nginx and AWS' load balancer 60 s): a server that closes first may cut a request that is on its way."""
+    """Seconds from the end of an answer to the end of the next header. Clients and proxies keep an idle connection for
+    less time (httpx 5 s; nginx and AWS' load balancer 60 s). If the server closed first, a request that is already on
+    its way could be lost."""
     header_bytes: int = 64 << 10
+    """Most bytes of a header."""
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """uvicorn's protocol within ConnectionBounds."""
+    """uvicorn's HTTP protocol with the limits of ConnectionBounds."""
 
     def __init__(
         self,
@@ -54,18 +55,18 @@ class BoundedHttp(HttpToolsProtocol):
         self._in_body = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A connection begins: it waits for a header."""
+        """Start the deadline of the first header."""
         super().connection_made(transport)
         self._peer = self.client[0] if self.client else ""
         self._wait(self._bounds.header_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """A connection ended."""
+        """Remove a connection that has ended."""
         self._stop_waiting()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came. A header that grows too large ends the connection."""
+        """Count the received bytes. A header that is too large ends the connection with status 431."""
         if not self._in_body:
             self._header_bytes += len(data)
         super().data_received(data)
@@ -76,30 +77,31 @@ class BoundedHttp(HttpToolsProtocol):
             self.transport.close()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A line of a header. What follows a body in chunks is dropped: nobody reads it, and it has no bound."""
+        """Pass on a header line. Trailers after a chunked body are dropped: nothing reads them, and uvicorn would keep
+        them without a limit."""
         if not self._in_body:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """A request begins."""
+        """Stop the deadline, because a request begins."""
         self._stop_waiting()
         self._in_body = True
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """A request's body is complete."""
+        """Count bytes towards the next header again, because the request's body is complete."""
         self._in_body = False
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """A request has its answer."""
+        """Start the deadline of the next header, if no pipelined request follows."""
         is_last = not self.pipeline
         super().on_response_complete()
         if is_last and not self.transport.is_closing():
             self._wait(self._bounds.idle_s)
 
     def cut(self) -> None:
-        """End the connection at once."""
+        """Close the connection immediately."""
         if not self.transport.is_closing():
             self.transport.abort()
 
@@ -119,8 +121,8 @@ class BoundedHttp(HttpToolsProtocol):
 
 
 def bounded_http(bounds: ConnectionBounds | None = None) -> type[asyncio.Protocol]:
-    """Returns what uvicorn.Config takes as `http`: makes the protocol of each connection of one server."""
+    """Returns the value for `http` of uvicorn.Config: a factory of the protocols of one server's connections."""
     bounds = bounds or ConnectionBounds()
     table: ConnectionTable[BoundedHttp] = ConnectionTable(bounds.waiting, bounds.waiting)
-    # uvicorn only calls it.
+    # Not a class, but uvicorn only calls it.
     return partial(BoundedHttp, bounds=bounds, table=table)  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""The page at /docs: the OpenAPI document for people, as plain HTML. Pure: no script, and nothing of another origin."""
+"""Renders the page at /docs: the OpenAPI document as plain HTML, without scripts or content from other hosts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _REF: Final = "#/components/schemas/"
 
 
 def render_docs(document: Schema) -> str:
-    """Returns the page of an OpenAPI document."""
+    """Returns the HTML page of an OpenAPI document."""
     schemas = document.get("components", {}).get("schemas", {})
     title = escape(document["info"]["title"])
     body = "".join(
@@ -71,7 +71,7 @@ def _table(rows: list[tuple[str, Schema, bool, str]]) -> str:
 
 
 def _words(node: Schema) -> str:
-    """Returns a schema in words, as HTML: links to the types that it names."""
+    """Returns a description of a schema as HTML, with links to the types that it names."""
     if "$ref" in node:
         name = escape(node["$ref"].removeprefix(_REF))
         return f'<a href="#{name}">{name}</a>'

@@ -1,4 +1,4 @@
-"""Connections to entry stages, and the stages' descriptions of themselves."""
+"""Connections to entry stages, and their cached descriptions (GetStage)."""
 
 from __future__ import annotations
 
@@ -18,24 +18,26 @@ from omni_proto.rpc.options import Options, channel_options
 from omni_proto.stage.v1.stage_service_pb2 import GetStageResponse
 
 FACTS_S: Final = 30.0
-"""How long an answer of GetStage is used."""
+"""How long an answer of GetStage is cached, in seconds."""
 DESCRIBE_TIMEOUT_S: Final = 5.0
 AGAIN_S: Final = 0.2
 """Pause before another call to an entry stage that could not be reached."""
 
 AHEAD_BYTES: Final = 64 << 10
-"""Read of an answer before it is taken. A channel's own 4 MiB, for tensors, would be held for each reader that stalls;
-and gRPC, left to itself, raises the bound with the speed of the connection."""
+"""Most bytes of an answer that gRPC reads ahead. With channel_options' 4 MiB, which are meant for tensors, that much
+memory would be held for each client that stalls. gRPC's bdp_probe is off, because it would raise this limit on fast
+connections."""
 
 _Key = tuple[str, ClientTls | None, tuple[int, ...]]
-"""Endpoint, how to connect to it, and when the files that say so were written."""
+"""Endpoint, its TLS settings, and the modification times of the TLS files."""
 
 
 class Entries:
     """One client for each entry stage in use. Use from one event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, *, request_s: float = 300.0) -> None:
-        """request_s: the longest request; so long a connection is kept whose certificates were renewed."""
+        """request_s: longest duration of a request in seconds. After a renewal of certificates, the old connection is
+        kept for this time."""
         self._clock = clock
         self._request_s = request_s
         self._retired: list[tuple[float, AsyncOmniClient]] = []
@@ -44,7 +46,7 @@ class Entries:
         self._facts: dict[_Key, tuple[float, GetStageResponse]] = {}
 
     async def facts(self, pipeline: ServedPipeline) -> EntryFacts:
-        """Returns what the entry stage says, at most FACTS_S old; older while it cannot be reached.
+        """Returns the entry stage's description, at most FACTS_S seconds old, or older while the stage is unreachable.
 
         Raises GatewayError.
         """
@@ -54,13 +56,16 @@ class Entries:
             try:
                 known = self._facts[key] = (self._clock(), await self._describe(pipeline))
             except OmniRequestError as error:
-                # The request itself continues, with its own retries, and reports what is wrong.
+                # With an older description the request continues. It has its own retries, and reports the problem.
                 if known is None or error.code is not grpc.StatusCode.UNAVAILABLE:
                     raise to_error(error) from error
         return read_facts(known[1], pipeline)
 
     def generate(self, pipeline: ServedPipeline, **arguments: Unpack[GenerateArguments]) -> AsyncGenerator[Event, None]:
-        """Runs a request as AsyncOmniClient.generate does. Raises InvalidRequestError; OmniRequestError later."""
+        """Returns the events of a request; see AsyncOmniClient.generate.
+
+        Raises InvalidRequestError; the returned generator raises OmniRequestError.
+        """
         try:
             return self._client(pipeline).generate(**arguments)
         except ArgumentError as error:
@@ -73,10 +78,10 @@ class Entries:
         await asyncio.gather(*(client.close() for client in clients))
 
     async def _describe(self, pipeline: ServedPipeline) -> GetStageResponse:
-        """Call the entry stage; a second time if the first call reaches no pod. Raises OmniRequestError.
+        """Returns the entry stage's answer to GetStage; a second call follows if the first reaches no pod.
 
-        After a rollout a connection may know only pods that are gone. The second call uses a new connection, which
-        resolves the name again.
+        After a rollout a channel may know only pods that no longer exist. The client then replaces it (rpc/pool.py),
+        and the second call uses the new channel, which resolves the name again. Raises OmniRequestError.
         """
         client = self._client(pipeline)
         try:
@@ -101,7 +106,7 @@ class Entries:
         return client
 
     def _retire(self, key: _Key) -> None:
-        """Forget the client that a new one replaces; requests that it carries end first."""
+        """Replace the client that had older TLS files. It is closed after request_s, when its requests have ended."""
         now = self._clock()
         for old in [old for old in self._clients if old[:2] == key[:2] and old != key]:
             self._retired.append((now, self._clients.pop(old)))

@@ -1,4 +1,4 @@
-"""What an entry stage says of itself and of its pipeline. Pure."""
+"""An entry stage's description of itself and of its pipeline. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from omni_proto.stage.v1.stage_service_pb2 import GetStageResponse
 
 @dataclass(frozen=True, slots=True)
 class EntryFacts:
-    """What an entry stage says of itself and of its pipeline."""
+    """An entry stage's description of itself and of its pipeline."""
 
     stage: str
     """Name of the entry stage."""
     stages: tuple[str, ...]
     modalities: tuple[str, ...]
-    """"text" and "audio", as far as the pipeline returns them."""
+    """Those of "text" and "audio" that the pipeline returns."""
     voices: tuple[str, ...]
-    """The default first; empty if nothing speaks."""
+    """Names of the voices, the default first; empty if the pipeline does not speak."""
     max_model_len: int
     speaks_given_text: bool
-    """Whether a request may give the reply to speak."""
+    """Whether a request may give the text to speak."""
     structures_text: bool
-    """Whether the form of the text can be asked for."""
+    """Whether a request may set the form of the text (structured output)."""
     calls_tools: bool
-    """Whether tools can be offered."""
+    """Whether a request may offer tools."""
 
 
 def read_facts(answer: GetStageResponse, pipeline: ServedPipeline) -> EntryFacts:
-    """Returns the facts from the stage's answer and the pipeline's own description. The description wins."""
+    """Returns the facts from the stage's answer. Modalities and voices that `pipeline` sets take precedence."""
     outputs = tuple(
         name
         for value, name in ((sampling_pb2.MODALITY_TEXT, "text"), (sampling_pb2.MODALITY_AUDIO, "audio"))

@@ -1,4 +1,4 @@
-"""How a gateway connects to entry stages with TLS. Pure, but for the time of files."""
+"""TLS settings for connections to entry stages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TLS_SCHEME: Final = "grpcs://"
 
 
 def entry_tls(endpoint: str, settings: GatewaySettings, *, server_name: str = "") -> ClientTls | None:
-    """Returns how to connect to an entry; None where the endpoint's scheme says it all.
+    """Returns the TLS settings of an entry; None if it has no TLS, or the defaults of grpcs:// are enough.
 
     server_name: the name that the entry's certificate must have; empty: the endpoint's host.
     """
@@ -26,7 +26,7 @@ def entry_tls(endpoint: str, settings: GatewaySettings, *, server_name: str = ""
 
 
 def file_times(tls: ClientTls | None) -> tuple[int, ...]:
-    """Returns when the files were last written, in ns: other values mean renewed files. A missing file counts as 0."""
+    """Returns the files' modification times in ns, which change when files are renewed; 0 for a missing file."""
     files = (tls.ca, tls.certificate, tls.key) if tls else ()
     return tuple(_written_at(Path(file)) for file in files if file is not None)
 
@@ -34,5 +34,5 @@ def file_times(tls: ClientTls | None) -> tuple[int, ...]:
 def _written_at(file: Path) -> int:
     try:
         return file.stat().st_mtime_ns
-    except OSError:  # while kubelet replaces a Secret's files, or a mistake that connecting will name
+    except OSError:  # kubelet is replacing a Secret's files, or the path is wrong, which connecting will report
         return 0

@@ -1,6 +1,7 @@
-"""Errors of the gateway: one root; each class owns its HTTP status, type and code. `to_error` maps the client's, once.
+"""Errors of the gateway, with one root class. Each class defines its HTTP status, type and code.
 
-The body has OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
+`to_error` maps the errors of the gRPC client to them. The body has OpenAI's shape: {"error": {"message", "type",
+"param", "code"}}.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class GatewayError(Exception):
         self.param = param
         """Name of the wrong field, in OpenAI's spelling."""
         self.specific_code = code
-        """A code that says more than the class does."""
+        """A code that is more specific than the code of the class."""
         self.retry_after_s = retry_after_s
 
 
@@ -82,7 +83,7 @@ class RouteNotFoundError(GatewayError):
 
 
 class MethodNotAllowedError(GatewayError):
-    """The route has other methods."""
+    """The route does not allow the method."""
 
     status = 405
     type = INVALID
@@ -90,7 +91,7 @@ class MethodNotAllowedError(GatewayError):
 
 
 class TooLargeError(GatewayError):
-    """The body, or what it holds, is larger than a bound."""
+    """The body, or a file in it, is larger than allowed."""
 
     status = 413
     type = INVALID
@@ -120,14 +121,14 @@ class NotImplementedHereError(GatewayError):
 
 
 class ModelNotReadyError(GatewayError):
-    """The pipeline is known and takes no requests now."""
+    """The pipeline exists but accepts no requests now."""
 
     status = 503
     code = "model_not_ready"
 
 
 class UnavailableError(GatewayError):
-    """A stage cannot be reached, or drains."""
+    """A stage is unreachable or draining, or the gateway is full."""
 
     status = 503
     code = "service_unavailable"
@@ -165,11 +166,11 @@ _PARAMS: Final[tuple[tuple[str, str], ...]] = (
     ("start.priority", "priority"),
     ("start.cache_salt", "cache_salt"),
 )
-"""OpenAI's name by the beginning of the stage's."""
+"""Pairs of the beginning of a field's path in Start, and OpenAI's name of the field."""
 
 
 def to_error(error: OmniRequestError | ArgumentError, *, voice_param: str = "voice") -> GatewayError:
-    """Returns the answer to a failed call. voice_param: what the route calls the voice."""
+    """Returns the gateway's error for a failed call. voice_param: the route's name of the field for the voice."""
     if isinstance(error, ArgumentError):
         return InvalidRequestError(str(error))
     kind, code = _BY_REASON.get(error.reason, (_BY_CODE.get(error.code.name, InternalError), None))
@@ -184,7 +185,7 @@ def to_error(error: OmniRequestError | ArgumentError, *, voice_param: str = "voi
 
 
 def openai_param(field: str) -> str | None:
-    """Returns OpenAI's name of a field of Start; the field itself where there is none, None for no field."""
+    """Returns OpenAI's name of a field of Start, or the field's own path if OpenAI has none; None if field is empty."""
     if not field:
         return None
     for beginning, name in _PARAMS:
@@ -206,7 +207,7 @@ class ErrorAnswer:
 
 
 def answer_error(error: GatewayError) -> ErrorAnswer:
-    """Returns what the client gets to see. Retry-After is in whole seconds, at least 1."""
+    """Returns the answer that the client gets. Retry-After is in whole seconds, at least 1."""
     headers = {}
     if error.retry_after_s is not None or isinstance(error, RateLimitError):
         headers["retry-after"] = str(max(1, round(error.retry_after_s or 1)))

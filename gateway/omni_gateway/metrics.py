@@ -10,7 +10,7 @@ SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 6
 
 
 class GatewayMetrics:
-    """The metrics of one gateway, in a registry of their own."""
+    """The metrics of one gateway, in their own registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -53,5 +53,5 @@ class GatewayMetrics:
         )
 
     def count_call(self, verb: str, code: str, seconds: float) -> None:
-        """One call of the Kubernetes API; see omni_kube.transport.CallMetrics."""
+        """Count one call of the Kubernetes API; see omni_kube.transport.CallMetrics."""
         self.api_calls.labels(verb, code).inc()

@@ -1,4 +1,4 @@
-"""The page at /: plain files of this package, with headers that let it load nothing from anywhere else."""
+"""Serves the page at /: static files of this package, with headers that forbid loading anything from other hosts."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ HEADERS: Final = {
     "permissions-policy": "microphone=(self), camera=(), geolocation=()",
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
-    # Asked for again at each visit, and answered with 304: an upgrade never mixes modules of two versions.
+    # The browser revalidates each file at each visit (304 if unchanged), so an upgrade never mixes two versions.
     "cache-control": "no-cache",
 }
-"""Of every file of the page. blob: are images and audio that the user attached, and the answer's speech."""
+"""Headers of every file of the page. blob: URLs are media that the user attached, and the speech of answers."""
 
 
 class PageFiles(StaticFiles):
@@ -45,7 +45,7 @@ class PageFiles(StaticFiles):
     def file_response(
         self, full_path: str | PathLike[str], stat_result: stat_result, scope: Scope, status_code: int = 200
     ) -> Response:
-        """Returns a file, or 304, with HEADERS."""
+        """Returns the response with a file, or with status 304, and adds HEADERS."""
         response = super().file_response(full_path, stat_result, scope, status_code)
         response.headers.update(HEADERS)
         return response

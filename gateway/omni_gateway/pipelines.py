@@ -1,4 +1,4 @@
-"""The pipelines that a gateway serves now, and which of them a request names."""
+"""The pipelines that a gateway serves, and how a request's `model` selects one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from omni_proto.client import ClientTls
 
 @dataclass(frozen=True, slots=True)
 class ServedPipeline:
-    """One pipeline. What is empty here is read from the entry stage (GetStage)."""
+    """One pipeline. If voices or modalities are empty, the entry stage's description (GetStage) has them."""
 
     name: str
     endpoint: str
@@ -22,28 +22,28 @@ class ServedPipeline:
     aliases: tuple[str, ...] = ()
     """Further names that requests may use, e.g. "tts-1"."""
     voice_aliases: Mapping[str, str] = field(default_factory=dict)
-    """Voices of the pipeline by names of other APIs, e.g. {"alloy": "Chelsie"}."""
+    """Names of voices in other APIs, with the pipeline's voice for each, e.g. {"alloy": "Chelsie"}."""
     voices: tuple[str, ...] = ()
-    """Voices, the default first."""
+    """Names of the voices, the default first."""
     modalities: tuple[str, ...] = ()
-    """"text" and "audio", as far as the pipeline returns them."""
+    """Those of "text" and "audio" that the pipeline returns."""
     ready: bool = True
-    """Whether it takes requests now."""
+    """Whether it accepts requests now."""
     created: int = 0
-    """Seconds since the epoch."""
+    """Creation time, in seconds since the epoch."""
     tls: ClientTls | None = None
-    """How to connect, where the endpoint's scheme does not say enough."""
+    """TLS settings, if the defaults of the endpoint's scheme are not enough."""
 
 
 class Pipelines(Protocol):
-    """Where the pipelines come from. Implementations change what they return at run time."""
+    """Source of the served pipelines, which may change at any time."""
 
     def list_pipelines(self) -> Sequence[ServedPipeline]:
-        """Returns the pipelines that are served now. Called for every request, so it must not block."""
+        """Returns the pipelines that are served now. It is called for every request, so it must not block."""
         ...
 
     def is_synced(self) -> bool:
-        """Returns whether the list is known yet; /ready fails until then."""
+        """Returns whether the pipelines are known yet; /ready fails until then."""
         ...
 
 
@@ -54,7 +54,7 @@ class StaticPipelines:
         self._pipelines = tuple(pipelines)
 
     def list_pipelines(self) -> Sequence[ServedPipeline]:
-        """Returns them, always the same."""
+        """Returns the pipelines, which never change."""
         return self._pipelines
 
     def is_synced(self) -> bool:
@@ -72,9 +72,10 @@ def model_ids(pipelines: Sequence[ServedPipeline]) -> dict[str, ServedPipeline]:
 
 
 def find_pipeline(pipelines: Sequence[ServedPipeline], model: str) -> tuple[str, ServedPipeline]:
-    """Returns the id and the pipeline of a request's `model`: an id, NAMESPACE/NAME, or an alias that one pipeline has.
+    """Returns the id and the pipeline that a request's `model` names.
 
-    Raises ModelNotFoundError; ModelNotReadyError if the pipeline takes no requests.
+    model may be an id, NAMESPACE/NAME, or an alias that only one pipeline has. Raises ModelNotFoundError;
+    ModelNotReadyError if the pipeline accepts no requests.
     """
     ids = model_ids(pipelines)
     found = {key: one for key, one in ids.items() if model in (key, f"{one.namespace}/{one.name}")}

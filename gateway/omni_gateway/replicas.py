@@ -1,6 +1,6 @@
-"""How many replicas of this gateway are ready: they share the limits of keys.
+"""Counts the ready replicas of this gateway, which share the limits of keys.
 
-A headless Service's name has the address of each ready pod. Reading it needs no rights in the cluster.
+The DNS name of a headless Service resolves to the addresses of all ready pods. A look-up needs no permissions.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from omni_gateway.metrics import GatewayMetrics
 log = logging.getLogger(__name__)
 
 CHECK_S: Final = 5.0
-"""Pause between two look-ups; the cluster's DNS caches answers for about as long."""
+"""Pause between two look-ups, in seconds; the cluster's DNS caches answers for about as long."""
 ASK_S: Final = 4.0
-"""Longest time that an answer may take."""
+"""Timeout of a look-up, in seconds."""
 
 Resolve = Callable[[str], Awaitable[Counter[int]]]
-"""Gives the number of addresses of a name, by family. Raises OSError."""
+"""Returns the number of addresses of a name, by address family. Raises OSError."""
 
 
 async def count_addresses(name: str) -> Counter[int]:
-    """Returns how many addresses a name has, by family. Raises OSError."""
+    """Returns the number of addresses of a name, by address family. Raises OSError."""
     found: list[Any] = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
     return Counter(family for family, address in {(one[0], one[4][0]) for one in found})
 
 
 class ReadyReplicas:
-    """The number of replicas behind a DNS name, resolved repeatedly inside `run`."""
+    """The number of replicas behind a DNS name, which is resolved again and again while `run` is open."""
 
     def __init__(self, name: str, assumed: int, resolve: Resolve = count_addresses, every_s: float = CHECK_S) -> None:
-        """assumed: the number until the name was first resolved."""
+        """assumed: the number of replicas until the name has been resolved once."""
         self._name = name
         self._count = assumed
         self._resolve = resolve
@@ -45,12 +45,12 @@ class ReadyReplicas:
         self._failing = False
 
     def count(self) -> int:
-        """Returns the replicas of the last answer: at least 1."""
+        """Returns the number of replicas in the last DNS answer, at least 1."""
         return self._count
 
     @asynccontextmanager
     async def run(self, metrics: GatewayMetrics) -> AsyncGenerator[None, None]:
-        """Asks inside the block."""
+        """Keep the number up to date while the block is open."""
         task = asyncio.create_task(self._keep_asking(metrics))
         try:
             yield
@@ -75,7 +75,7 @@ class ReadyReplicas:
                 log.warning("the replicas cannot be counted, the last number stays", extra={"reason": reason})
             self._failing = True
             return
-        # A pod has an address of each family.
+        # In a dual-stack cluster each pod has an address of each family, so take the larger number and not the sum.
         found = max(1, max(by_family.values(), default=0))
         if found != self._count or self._failing:
             log.info("counted the ready replicas", extra={"replicas": found})

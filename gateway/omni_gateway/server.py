@@ -1,4 +1,4 @@
-"""Runs a gateway: uvicorn on uvloop, logs, and a drain that fails no request."""
+"""Runs a gateway: uvicorn on uvloop, with a drain that lets requests in progress complete."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ log = logging.getLogger(__name__)
 BACKLOG: Final = 2048
 BOUNDS: Final = ConnectionBounds()
 UNSENT_BYTES: Final = 64 << 10
-"""Maximum bytes that the kernel buffers for a slow reader; as many again wait in the transport."""
+"""Maximum unsent bytes that the kernel buffers for a slow reader. The event loop's transport buffers about as many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Where a gateway listens."""
+    """The address at which a gateway listens."""
 
     host: str = "127.0.0.1"
     port: int = 8000
-    """0 takes a free one."""
+    """0: any free port."""
     tls_dir: Path | None = None
     """Directory with tls.crt and tls.key; None: plain HTTP."""
     address_file: Path | None = None
-    """Where to write {"http": URL} once it listens."""
+    """File that gets {"http": URL} once the gateway listens."""
 
 
 class GatewayServer(uvicorn.Server):
     """A server that drains on the first SIGTERM or SIGINT.
 
-    It reports not ready, then accepts no more requests, then waits for answers to end. Only SIGTERM gives notice
-    (drain_notice_seconds) before it stops accepting.
+    It first reports that it is not ready, then stops accepting requests, then waits for answers to end. After SIGTERM
+    it still accepts requests for drain_notice_seconds; after SIGINT it does not.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class GatewayServer(uvicorn.Server):
         self._renewing: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, then say where."""
+        """Listen, then log the address and write it to the address file."""
         await super().startup(sockets)
         if not self.started:
             return
@@ -79,7 +79,7 @@ class GatewayServer(uvicorn.Server):
             partial.replace(self._address_file)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let answers end."""
+        """Wait for answers to end, at most drain_seconds."""
         await super().shutdown(sockets)
         if self._renewing is not None:
             self._renewing.cancel()
@@ -104,9 +104,10 @@ class GatewayServer(uvicorn.Server):
 
 
 def bound_unsent(listener: socket.socket) -> None:
-    """Bound the unsent bytes that the kernel keeps for each connection of a listener.
+    """Limit the unsent bytes that the kernel buffers for each connection of a listener.
 
-    Linux' own bound is 4 MiB for each, which count as the container's memory: 200 stalled readers would take 800 MiB.
+    Linux would buffer up to 4 MiB for each, which counts as memory of the container: 200 stalled readers would take
+    800 MiB.
     """
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
@@ -141,12 +142,12 @@ def serve(
     replicas: Callable[[], int] = lambda: 1,
     running: Sequence[Running] = (),
 ) -> None:
-    """Serve until SIGTERM or SIGINT. Raises what create_app and make_server raise.
+    """Serve until SIGTERM or SIGINT. Raises the errors of create_app and make_server.
 
-    If the address is taken, uvicorn logs the error and raises SystemExit.
+    If the address is in use, uvicorn logs the error and raises SystemExit.
     """
     server = make_server(create_app(pipelines, settings, replicas=replicas, running=running), settings, listen)
-    # Later collections skip everything that was imported; traversing it each time would pause for tens of milliseconds.
+    # Later collections skip the imported modules. To traverse them in a collection takes tens of milliseconds.
     gc.collect()
     gc.freeze()
     server.run()

@@ -11,7 +11,7 @@ from pydantic.alias_generators import to_camel
 
 
 class SettingsError(ValueError):
-    """The settings' file cannot be read or names a field wrongly. The message names the field."""
+    """The settings file cannot be read, or has a wrong field, which the message names."""
 
 
 class _Model(BaseModel):
@@ -21,17 +21,16 @@ class _Model(BaseModel):
 
 
 class MediaSettings(_Model):
-    """Bounds of images, audio and videos in requests. The stage has limits of its own for decoded media."""
+    """Limits of images, audio and videos in requests. Stages have their own limits for decoded media."""
 
     max_items: Annotated[int, Field(ge=0, le=64)] = 8
-    """Most images, audio files and videos of one request."""
+    """Maximum number of images, audio files and videos in one request, together."""
     max_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = 24 << 20
-    """Most bytes of one file."""
+    """Maximum size of one file in bytes."""
     max_audio_seconds: Annotated[int, Field(ge=1, le=86_400)] = 300
-    """Longest MP3 or Opus file, which the gateway decodes; the stage bounds WAV and FLAC."""
+    """Maximum length of MP3 and Opus files, which the gateway decodes. The stage limits WAV and FLAC."""
     fetch_https: bool = False
-    """Whether image_url and video_url may be https addresses. Addresses of the cluster and of this host are always
-    refused."""
+    """Whether image_url and video_url may be https URLs. Non-public addresses are always refused."""
     fetch_seconds: Annotated[float, Field(gt=0, le=300)] = 10.0
     """Longest time to fetch an image or a video."""
 
@@ -40,46 +39,47 @@ class GatewaySettings(_Model):
     """Settings of a gateway."""
 
     max_body_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = 48 << 20
-    """Most bytes of a request's body; a longer one is refused before it is read."""
+    """Maximum size of a request's body in bytes. If content-length is larger, the body is not read."""
     body_seconds: Annotated[float, Field(gt=0, le=3600)] = 60.0
     """Longest time that a request's body may take to arrive."""
     max_prompt_chars: Annotated[int, Field(ge=1, le=1 << 24)] = 1 << 20
-    """Most characters of a request's text."""
+    """Maximum number of characters of text in a request's messages."""
     max_speech_chars: Annotated[int, Field(ge=1, le=1 << 20)] = 4096
-    """Maximum characters of text to speak in one request; OpenAI's own limit is 4,096."""
+    """Maximum number of characters to speak in one request. OpenAI's own limit is 4,096."""
     media: MediaSettings = MediaSettings()
-    """Bounds of images, audio and videos."""
+    """Limits of images, audio and videos."""
     request_seconds: Annotated[float, Field(gt=0, le=86_400)] = 300.0
-    """Deadline of a request in all stages."""
+    """Deadline of a request, in seconds, for all stages together."""
     send_seconds: Annotated[float, Field(gt=0, le=3600)] = 30.0
-    """Longest time that a client may read nothing of a streamed answer; then the request is cancelled."""
+    """If a client reads nothing of a streamed answer for this time, its request is cancelled."""
     keep_alive_seconds: Annotated[float, Field(gt=0, le=3600)] = 15.0
-    """Silence in a streamed answer after which a comment keeps the connection open."""
+    """After this time without an event, a streamed answer gets a comment, which keeps the connection open."""
     max_requests: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
-    """Most requests at once in this process; further ones get 503."""
+    """Maximum number of concurrent requests in this process; further ones get 503."""
     keys_file: Path | None = None
-    """File of API keys, e.g. of a mounted Secret; see docs/gateway.md. None: every request is let in."""
+    """File of API keys, e.g. from a mounted Secret; see docs/gateway.md. None: every request is accepted."""
     cors_origins: tuple[Annotated[str, Field(max_length=512)], ...] = ()
     """Origins whose pages may call the API, e.g. https://app.example.com; "*" is any."""
     drain_seconds: Annotated[float, Field(ge=0, le=3600)] = 300.0
-    """How long requests in flight may take to end after SIGTERM."""
+    """How long requests in flight may take to end once the gateway accepts no new ones."""
     drain_notice_seconds: Annotated[float, Field(ge=0, le=3600)] = 8.0
-    """Time after SIGTERM in which /ready fails and requests are still accepted. Longer than the 5 s for which httpx,
-    and so OpenAI's client, keeps an idle connection: clients no longer use those that are idle at the end."""
+    """Time after SIGTERM in which /ready fails and requests are still accepted. It is longer than the 5 s for which
+    httpx, and so OpenAI's client, keeps an idle connection. So when the gateway closes its idle connections at the end,
+    no client still uses them."""
     entry_ca: str | None = None
-    """PEM file with the CAs that signed the certificates of entries with grpcs://; none: the public ones."""
+    """PEM file with the CAs that signed the certificates of grpcs:// entries. None: the public CAs."""
     entry_certificate: str | None = None
-    """PEM file with the gateway's certificate, for entries that require one of their clients."""
+    """PEM file with the gateway's certificate, for entries that require client certificates."""
     entry_key: str | None = None
-    """PEM file with its key."""
+    """PEM file with the key of entry_certificate."""
     model_aliases: dict[str, str] = Field(default_factory=dict)
-    """Pipelines of --endpoint by further names, e.g. {tts-1: qwen}; those of a cluster have spec.aliases.models."""
+    """Further names of the pipelines of --endpoint, e.g. {tts-1: qwen}. Those of a cluster use spec.aliases.models."""
     voice_aliases: dict[str, str] = Field(default_factory=dict)
-    """Voices by names of other APIs, for pipelines that name none themselves, e.g. {alloy: Chelsie}."""
+    """Names of voices in other APIs, e.g. {alloy: Chelsie}, for pipelines without aliases of their own."""
 
 
 def load_settings(path: Path | None) -> GatewaySettings:
-    """Returns the settings of a file; the defaults without one. Raises SettingsError."""
+    """Returns the settings in a file, or the defaults if path is None. Raises SettingsError."""
     if path is None:
         return GatewaySettings()
     try:

@@ -1,4 +1,4 @@
-"""Traces: one span for each request of the API, the parent of the entry stage's. Off unless a collector is named."""
+"""Traces: one span for each API request, which is the parent of the entry stage's span. Off without a collector."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ SERVER_ERROR: Final = 500
 
 
 class RequestSpan:
-    """The span of one request. This class is used if tracing is off, and does nothing."""
+    """The span of one request. This base class does nothing and is used if tracing is off."""
 
     def traceparent(self, given: str | None) -> str | None:
-        """Returns the traceparent for the entry stage; `given` is the client's."""
+        """Returns the traceparent for the entry stage. given: the client's traceparent."""
         return given
 
     def mark(self, what: str) -> None:
-        """Something happened now, e.g. the first audio."""
+        """Add an event that happened now, e.g. "first audio"."""
 
     def end(self, route: str, status: int, attributes: Mapping[str, str]) -> None:
-        """The request ended."""
+        """End the span with the request."""
 
 
 class OtlpSpan(RequestSpan):
-    """A span that is sent."""
+    """A span that is sent to the collector."""
 
     def __init__(self, tracer: Any, method: str, traceparent: str | None) -> None:
         from opentelemetry.trace import SpanKind
@@ -55,7 +55,7 @@ class OtlpSpan(RequestSpan):
         self._span.add_event(what)
 
     def end(self, route: str, status: int, attributes: Mapping[str, str]) -> None:
-        """See RequestSpan. Names are those of OpenTelemetry's conventions for HTTP servers."""
+        """See RequestSpan. The attribute names are OpenTelemetry's semantic conventions for HTTP servers."""
         from opentelemetry.trace import Status, StatusCode
 
         self._span.update_name(f"{self._method} {route}")
@@ -67,18 +67,18 @@ class OtlpSpan(RequestSpan):
 
 
 class Tracing:
-    """The traces of one gateway. This class is used if tracing is off."""
+    """The traces of one gateway. This base class does nothing and is used if tracing is off."""
 
     def begin(self, method: str, traceparent: str | None) -> RequestSpan:
-        """Begin the span of a request; `traceparent` is the client's."""
+        """Begin the span of a request. traceparent: the client's."""
         return RequestSpan()
 
     def close(self) -> None:
-        """Send what waits."""
+        """Send the remaining spans."""
 
 
 class OtlpTracing(Tracing):
-    """Spans to an OTLP collector."""
+    """Sends spans to an OTLP collector."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
@@ -94,7 +94,7 @@ class OtlpTracing(Tracing):
 
 
 def open_tracing(environment: Mapping[str, str] = os.environ) -> Tracing:
-    """Returns the traces of a gateway: on if the environment names a collector. Raises SettingsError."""
+    """Returns the traces of a gateway, which are on if the environment names a collector. Raises SettingsError."""
     if not otlp.is_wanted(environment):
         return Tracing()
     try:

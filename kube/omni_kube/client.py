@@ -1,7 +1,7 @@
 """The verbs of the API server: reads, lists and watches; writes by server-side apply.
 
-Each write first passes the leadership check. The rate limit applies to all calls except watches, lists and those of the
-lease.
+Each write first passes the leadership check. The rate limit applies to all calls except watches, lists, discovery
+(`serves`) and the lease.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from omni_kube.wire import Page, WatchEvent, parse_events, parse_page
 
 LIST_TIMEOUT_S: Final = 60.0
 CONCURRENT_CALLS: Final = 8
-"""Calls at the same time, not counting watches, lists and the lease."""
+"""Largest number of concurrent idempotent reads and writes of single objects."""
 PAGE_SIZE: Final = 64
-"""Objects in a page of a list, each of up to 1.5 MiB."""
+"""Objects in a page of a list. Each may have up to 1.5 MiB."""
 CONCURRENT_PAGES: Final = 2
 """Pages that are processed at the same time. Two, so that one kind with slow lists does not delay all others."""
 METADATA_PAGE_SIZE: Final = 250
-"""Objects in a page that holds only metadata: up to 256 KiB of annotations each."""
+"""Objects in a page that holds only metadata. Each may have up to 256 KiB of annotations."""
 WATCH_SLACK_S: Final = 15.0
-"""How long after the requested end of a watch its connection still counts as alive."""
+"""How long after the requested end of a watch the client still waits for the server to end it."""
 GATHER_S: Final = 0.1
-"""Events of a watch that follow on others are read together, at most this much later."""
+"""Events of a watch are read in batches. After a batch, the next one is read at most this many seconds later."""
 
 RETRY_PAUSES_S: Final = (0.1, 0.4)
 """Pauses before the retries of an idempotent call within one reconcile."""
@@ -104,9 +104,9 @@ class ApiClient:
     async def watch(
         self, kind: ObjectKind, namespace: str, version: str, timeout_s: float, selector: str = ""
     ) -> AsyncGenerator[list[WatchEvent], None]:
-        """Yields events since a version, those that arrived together at once, until the server ends the watch.
+        """Yields the events since a version, in batches, until the server ends the watch after about timeout_s seconds.
 
-        That is after about timeout_s. Raises GoneError.
+        The first batch is a bookmark of that version, once the watch is established. Raises GoneError.
         """
         params = {
             "watch": "true",
@@ -114,7 +114,7 @@ class ApiClient:
             "resourceVersion": version,
             "timeoutSeconds": str(int(timeout_s)),
         } | ({"labelSelector": selector} if selector else {})
-        # No sock_read: the total ends a silent watch no later, and aiohttp sets that timer again for each chunk.
+        # No sock_read timeout: the total one ends a silent watch anyway, and aiohttp would reset a timer at each chunk.
         timeout = aiohttp.ClientTimeout(total=timeout_s + WATCH_SLACK_S, sock_connect=CONNECT_TIMEOUT_S)
         path = kind.path(namespace)
         headers = {"Accept": _METADATA if kind.metadata_only else JSON}
@@ -146,7 +146,8 @@ class ApiClient:
         """Create an object by server-side apply. Raises ConflictError if any object has the name.
 
         A resource version in an applied object is a precondition if the object exists (Kubernetes API concepts,
-        "Resource versions") and is ignored if it does not. No object ever has version 1, because etcd starts with it.
+        "Resource versions") and is ignored if it does not. No object ever has version 1: that is the revision of an
+        empty etcd, so the first write gets version 2.
         """
         metadata = {**manifest["metadata"], "resourceVersion": "1"}
         path = kind.path(metadata["namespace"], metadata["name"])
@@ -177,7 +178,7 @@ class ApiClient:
     async def delete(
         self, kind: ObjectKind, namespace: str, name: str, *, uid: str, version: str | None = None
     ) -> Manifest | None:
-        """Delete an object that has that uid (and version). What it owns is deleted in the background.
+        """Delete an object that has that uid (and version). The objects that it owns are deleted in the background.
 
         Returns the API server's response, None if the object no longer exists. Raises ConflictError if another object
         has the name, or the object has changed.

@@ -1,7 +1,7 @@
-"""The API server's clock. Decisions compare with timestamps that the API server wrote.
+"""The API server's clock. Decisions compare it with timestamps that the API server wrote.
 
-The local clock may be an hour ahead, and live pods would then count as lost too early. Sans-IO: callers pass in the
-local monotonic time.
+The local clock may be an hour ahead; compared with that clock, live pods would count as lost too early. This module
+does no I/O: callers pass in the local monotonic time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The connection to the API server: address, certificates and tokens from the official client, HTTP by aiohttp.
 
-`kubernetes.aio` reads kubeconfig files, exec plugins and in-cluster tokens and refreshes them; its typed calls cost
-twice the CPU of plain JSON, so `transport.py` makes the calls itself. kopf gets a session of the same kind.
+`kubernetes.aio` reads credentials from kubeconfig files, exec plugins and in-cluster tokens, and refreshes them. Its
+typed calls cost twice the CPU of plain JSON, so `transport.py` makes the calls itself. kopf gets a session of the same
+kind.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ async def iter_lines(response: aiohttp.ClientResponse, gather_s: float) -> Async
 
     After each read, nothing more is read until the loop's clock reaches the next multiple of gather_s seconds. So lines
     that arrive one by one are read together, and the lines of all responses are read at the same time. This saves CPU
-    time: waking up for a line took more of it than the line itself.
+    time: to wake up for a line cost more than to process it.
     """
     parts: list[bytes] = []
     async for data in response.content.iter_any():

@@ -57,7 +57,7 @@ class ApiError(KubeError):
         self.retry_after_s = retry_after_s
         """Pause that the server requests, in seconds."""
         self.call = call
-        """Verb, kind and name of the object."""
+        """URL path of the call, with the verb before it if it is known."""
 
 
 class InvalidError(ApiError):

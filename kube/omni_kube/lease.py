@@ -68,7 +68,10 @@ def may_hold(sighting: Sighting, identity: str, now: float) -> bool:
 def build_lease(
     lease: Manifest | None, *, name: str, namespace: str, identity: str, duration_s: int, now: datetime
 ) -> Manifest:
-    """Returns the Lease as the successor of `lease`, the one last seen, held by identity ("" releases it)."""
+    """Returns the next version of the Lease, held by identity; an empty identity releases it.
+
+    lease: the version that was last read, None if there is none.
+    """
     old: dict[str, Any] = (lease or {}).get("spec") or {}
     time = now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     moved = (old.get("holderIdentity") or "") != identity
@@ -100,7 +103,8 @@ class Leadership:
     ) -> None:
         """on_change is called when leadership is won (True) and lost (False).
 
-        Calls use the transport directly, without ApiClient's rate limit and leadership check, which depends on them.
+        The election's calls use the transport directly, without ApiClient's rate limit and leadership check, because
+        that check depends on the election.
         """
         self._transport = transport
         self._name = name
@@ -117,7 +121,7 @@ class Leadership:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this process may write now. Judged by the clock, so that it is right even if `run` is stuck."""
+        """Whether this process may write now. It is computed from the clock, so it is right even if `run` is stuck."""
         return asyncio.get_running_loop().time() < self._valid_until
 
     def ensure(self) -> float:
@@ -174,13 +178,13 @@ class Leadership:
             self._sighting = self._sighting.updated(await self._read(), loop.time())
         if not may_hold(self._sighting, self._identity, loop.time()):
             return
-        # Taken before the request, because the renewal may take effect as soon as it is sent.
+        # Measured before the request, because the renewal may take effect as soon as it is sent.
         asked_at = loop.time()
         lease = await self._write(self._build(self._identity))
         self._sighting = Sighting(lease, loop.time())
         self._current = True
-        # If leadership expired meanwhile, announce the loss even though it is won again at once: writes were refused,
-        # and only the notice of winning repeats them.
+        # If leadership expired meanwhile, announce the loss before leadership is announced as won again. Writes were
+        # refused in between, and only on_change(True) causes them to be repeated.
         self._announce()
         self._valid_until = asked_at + self._times.renew_deadline_s
 

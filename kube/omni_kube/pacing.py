@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 
 class RateLimiter:
-    """At most `rate` calls a second on average, `burst` at once; calls above the rate wait."""
+    """Allows `rate` calls a second on average, and bursts of `burst` calls; calls above the rate wait."""
 
     def __init__(self, rate: float, burst: float) -> None:
         self._interval_s = 1.0 / rate
         self._ahead_s = (burst - 1.0) / rate
-        self._next = float("-inf")  # when the calls admitted so far would have been due at the even rate
+        self._next = float("-inf")  # when the next call would be due if calls were spaced evenly
 
     def reserve(self, now: float) -> float:
         """Reserve the next call. Returns the seconds that it must wait."""

@@ -1,8 +1,8 @@
 """Keeps one collection of the store equal to the API server's: list, then watch, and a new list when the watch is lost.
 
-A list replaces the stored collection: objects that it lacks were deleted while no watch was open. (After a relist,
-kopf's own watches report only existing objects, so the deletion of an object during an outage would never be noticed.)
-A reflector never ends by itself: it retries even if the list is forbidden or the server is unreachable.
+A list replaces the stored collection: objects that the list lacks were deleted while no watch was open. (kopf's own
+watches do not do this: after a relist they report only existing objects, so a deletion during an outage would never be
+noticed.) A reflector never ends by itself: it retries even if the list is forbidden or the server is unreachable.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Objects from watches and lists: identity and owner are decoded at once, the rest only if the object has changed.
+"""Objects from watches and lists: identity and owner are decoded immediately, the rest only if it is needed.
 
 The start of a pipeline causes some sixty events. A third of them are echoes of the operator's own writes.
 """
@@ -115,7 +115,7 @@ def _decode(kind: ObjectKind, raw: msgspec.Raw) -> Manifest:
     # Items of lists omit the kind, and responses with only metadata have another kind (PartialObjectMetadata).
     manifest = {name: msgspec.json.decode(member) for name, member in members.items() if name != "metadata"}
     metadata = _MEMBERS.decode(members["metadata"])
-    # A third of an object with several writers: the record of who wrote which field, which nothing here reads.
+    # managedFields records who wrote which field. It may be a third of an object, and nothing here reads it.
     metadata.pop("managedFields", None)
     manifest["metadata"] = {name: msgspec.json.decode(member) for name, member in metadata.items()}
     return manifest | {"apiVersion": kind.api_version, "kind": kind.kind}

@@ -1,11 +1,12 @@
-"""A cache of the watched objects: the fields that are used of each object, as JSON bytes, by the root it belongs to.
+"""Caches the watched objects, grouped by the root that each belongs to (in the operator, the OmniPipeline).
 
-Two sources write here: watches, in the order of the API server's versions, and the responses to our own writes, which
-may arrive before or after the corresponding events. Versions decide. An event that is not newer than the copy changes
-nothing, so the echo of an own write causes no reconcile. The response to a write that the watch has already passed is
-dropped, because the object may have been deleted since.
+Of each object, the store keeps the fields that are used, as JSON bytes. Two sources write here. Watches report objects
+in the order of the API server's versions. Responses to our own writes may arrive before or after the corresponding
+events. Versions decide. An event that is not newer than the stored copy changes nothing, so the event that follows our
+own write causes no reconcile. The response to a write that the watch has already passed is dropped, because the object
+may have been deleted since.
 
-Objects from a watch are kept undecoded until they are read: most of them change again before.
+Objects from a watch are kept undecoded until they are read, because most of them change again before that.
 
 Resource versions are compared as integers, and only within one collection: Kubernetes defines this order since 1.35
 (KEP-5504), and etcd has always produced it.
@@ -24,7 +25,7 @@ from omni_kube.objects import Manifest, NamespacedName, ObjectKey
 from omni_kube.seen import Root, Seen
 
 UNREAD_BYTES: Final = 4 * 2**20
-"""Largest size of all undecoded objects. Beyond it the oldest are decoded, and only the part to store is kept."""
+"""Largest total size of the undecoded objects. Beyond it the oldest are decoded, and only the part to store is kept."""
 
 
 @dataclass(slots=True)
@@ -105,7 +106,7 @@ class Store:
         return concerned
 
     def put_written(self, manifest: Manifest, scope: str = "") -> bool:
-        """Store an object from the response to an own write or read. Returns whether it was newer."""
+        """Store an object from the response to our own write or read. Returns whether it was newer."""
         seen = Seen.of(manifest)
         progress = self._progress[seen.key.kind, scope]
         entry = self._entries.get(seen.key)
@@ -123,7 +124,7 @@ class Store:
         return self._remove(seen.key, scope)
 
     def remove_deleted(self, key: ObjectKey, scope: str = "") -> None:
-        """Remove an object after the response to an own call showed that it no longer exists."""
+        """Remove an object after the response to our own call showed that it no longer exists."""
         self._remove(key, scope)
 
     def begin_list(self, kind: str, scope: str = "") -> Listing:
@@ -183,8 +184,9 @@ class Store:
 class Listing:
     """Makes a collection equal to a list, page by page, including deletions that no watch reported.
 
-    At the end, stored objects that the list lacks are removed. Changes made since the list began that are newer than
-    the list are kept. If versions have gone back (a restored etcd), the list wins.
+    At the end, stored objects that the list lacks are removed. A change that was stored since the list began is kept if
+    it is newer than the list. If the list has older versions than the stored objects (after etcd was restored from a
+    backup), the list wins.
     """
 
     def __init__(self, store: Store, kind: str, scope: str) -> None:

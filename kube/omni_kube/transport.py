@@ -1,7 +1,7 @@
-"""Requests to the API server and their responses as plain JSON. Every failure raises a class of errors.py.
+"""Requests to the API server and their responses as plain JSON. Every failure raises an error of errors.py.
 
-JSON is decoded by msgspec: the standard library's decoder took a quarter of the CPU time. Each call is counted by verb
-and code.
+JSON is decoded by msgspec, because the standard library's decoder took a quarter of the CPU time. Each call is counted
+by verb and code.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from omni_kube.objects import Manifest
 REQUEST_TIMEOUT_S: Final = 15.0
 """Timeout of a call that is neither a watch nor a list."""
 TIMEOUT: Final = "Timeout"
-"""Reason of the UnreachableError of a call that timed out: such a call is not retried at once."""
+"""Reason of the UnreachableError of a call that timed out: such a call is not retried immediately."""
 JSON: Final = "application/json"
 
 _Answer = TypeVar("_Answer")
@@ -33,7 +33,10 @@ class CallMetrics(Protocol):
     """Counts calls."""
 
     def count_call(self, verb: str, code: str, seconds: float) -> None:
-        """Count one call of an RBAC verb. code is the HTTP status, "timeout" or "unreachable", known after seconds."""
+        """Count one call by its RBAC verb and its outcome.
+
+        code is the HTTP status, "timeout" or "unreachable". seconds is the time until the outcome was known.
+        """
 
 
 class Transport:

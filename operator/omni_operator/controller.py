@@ -120,9 +120,9 @@ class Controller:
         return kopf.AiohttpSession(server=self._connection.server, aiohttp_session=session)
 
     def pipeline_seen(self, event_type: str | None, manifest: dict[str, Any]) -> None:
-        """Store an OmniPipeline from kopf's watch (or, with type None, from its list), and queue what it affects."""
+        """Store an OmniPipeline from kopf's watch, or with type None from its list. Queue the affected pipelines."""
         concerned = self._watches.take_pipeline(event_type, manifest)
-        # A shorter debounce than for children: a user waits for the effect, and children change several at a time.
+        # A shorter debounce than for children: a user waits for the effect of an edit, and children change in bursts.
         self._enqueue(concerned, min(EDIT_PAUSE_S, self._settings.debounce_s))
         self._note_conditions(NamespacedName(manifest["metadata"]["namespace"], manifest["metadata"]["name"]))
 

@@ -1,7 +1,7 @@
 """Names and labels of everything that belongs to a pipeline. No other module composes them.
 
-The names of a revision's objects contain the revision's hash. So two revisions can exist side by side, and an upstream
-stage is configured with the address of a downstream stage of its own revision.
+The names of a revision's objects contain the revision's hash. So two revisions can exist side by side, and each stage
+is configured with the addresses of downstream stages of its own revision.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Every reason that a condition can have, each with its symptom and its remedy.
 
-The table in docs/status.md is generated from this one; a test checks that they are equal.
+The table in docs/status.md is generated from EXPLANATIONS; a test checks that they are equal.
 """
 
 from __future__ import annotations

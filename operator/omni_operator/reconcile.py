@@ -69,7 +69,10 @@ class Report:
 
 
 class Reconciler:
-    """Performs the I/O around the decisions. A process has one; `reconcile` runs for one pipeline at a time."""
+    """Performs the I/O around the decisions. A process has one Reconciler, shared by all its workers.
+
+    `reconcile` may run for several pipelines concurrently, but never twice for the same pipeline.
+    """
 
     def __init__(
         self,
@@ -89,7 +92,7 @@ class Reconciler:
         self._scope_of = scope_of
         self._status_written: dict[NamespacedName, float] = {}
         # Pipelines for which the name of a child is taken by another object. Their missing children are requested by
-        # name before they are created. After a restart the operator finds such names again.
+        # name before they are created. A restarted operator fills this set again, because creating the child fails.
         self._taken: set[NamespacedName] = set()
         self._verified = Verified()
         self._events = EventGate()
@@ -172,7 +175,7 @@ class Reconciler:
         return _schedule(report, decision, outcome, now)
 
     def _slim(self, observed: Observed) -> None:
-        """Shorten the stored children that were found to match the desired state: keep only their hashes."""
+        """Shorten the stored children that were found to match the desired state; see slim_child."""
         for key, child in observed.children.items():
             if can_slim(child) and self._verified.holds(child):
                 name = ObjectKey(key.kind, observed.namespace, key.name)
@@ -212,7 +215,7 @@ class Reconciler:
     async def _publish(
         self, key: NamespacedName, observed: Observed, status: dict[str, Any], now: datetime, result: str
     ) -> Report:
-        """Write the status if it differs, and Events. A change of numbers only is delayed, to combine several."""
+        """Write the status if it differs, and Events. If only numbers and messages differ, the write may be delayed."""
         before = live_status(observed)
         if before == status:
             return Report(result)
@@ -234,7 +237,7 @@ class Reconciler:
 
 
 def describe_failure(outcome: Outcome, failures: int) -> list[ChildError]:
-    """Returns what the status reports of a failed write: refusals at once, transient errors only if they last."""
+    """Returns what the status reports about a failed write: a refusal immediately, other errors only if they last."""
     error = outcome.error
     if error is None or error.retry is RetryClass.NEVER:
         return []

@@ -1,8 +1,8 @@
-"""Limits on the TCP connections of a plain port: in total, per peer, and in time.
+"""Limits the TCP connections of an HTTP port: in total, per peer, and in time.
 
-HTTP libraries wait for a request's header without a time limit. Here every connection has a maximum lifetime and is
-closed at its end, even if its request was not answered. A full port closes the oldest connection of the peer that has
-the most, so that a peer that hoards connections cannot lock out the others.
+HTTP libraries wait for a request's header without a time limit. Here every connection has a maximum lifetime, after
+which it is closed even if its request was not answered. If the port has too many connections, the oldest connection of
+the peer with the most is closed, so that a peer that hoards connections cannot lock out the others.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class _Bounded(asyncio.Protocol):
             victim.cut()
 
     def cut(self) -> None:
-        """Close the connection at once, even if data is in flight."""
+        """Close the connection immediately, even if data is in flight."""
         if self._transport is not None:
             self._transport.abort()
 

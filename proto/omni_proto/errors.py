@@ -15,7 +15,7 @@ class OmniProtoError(Exception):
 
 
 class SchemaError(OmniProtoError):
-    """A tensor schema is not well-formed, or a message that should describe one does not."""
+    """A tensor schema is malformed, or a message does not contain a valid schema."""
 
 
 class EncodeError(OmniProtoError):

@@ -20,8 +20,8 @@ GIB: Final = 1 << 30
 DEFAULT_SHARE: Final = 0.92
 """Default of gpuMemoryUtilization (vLLM 0.32, CacheConfig)."""
 CUDA_CONTEXT_BYTES: Final = 640 * MIB
-"""Reserved per process in addition to torch's allocations: context, loaded kernels, cuBLAS and cuDNN. A generous
-estimate: half of it is usual, and the exact figure depends on driver and card."""
+"""Memory per process in addition to torch's allocations: context, loaded kernels, cuBLAS and cuDNN. This is a generous
+estimate: half of it is usual, and the exact size depends on driver and card."""
 _LOGITS_BYTES: Final = 32
 """Bytes per request and vocabulary entry at the peak of vLLM's sampler in PyTorch (v1/sample/ops/
 topk_topp_sampler.py): bfloat16 and float32 logits, sorted values, int64 indices, probabilities, their sum, masks."""
@@ -29,7 +29,7 @@ topk_topp_sampler.py): bfloat16 and float32 logits, sorted values, int64 indices
 
 @dataclass(frozen=True, slots=True)
 class KvShape:
-    """A transformer's KV cache on one GPU. With tensor parallelism: the KV heads of one rank."""
+    """The shape of a transformer's KV cache on one GPU. With tensor parallelism, kv_heads counts those of one rank."""
 
     layers: int
     kv_heads: int
@@ -38,7 +38,7 @@ class KvShape:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes that one token holds in all layers: keys and values."""
+        """Bytes of the keys and values of one token in all layers."""
         return 2 * self.layers * self.kv_heads * self.head_size * self.element_bytes
 
     def count_blocks(self, cache_bytes: int, block_tokens: int = 16) -> int:
@@ -88,7 +88,7 @@ class StageMemory:
 
     @property
     def total(self) -> int:
-        """The sum."""
+        """The sum of all uses."""
         return self.weights + self.kv_cache + self.activations + self.graphs + self.context
 
 

@@ -1,6 +1,6 @@
-"""Logging for every process: JSON or text on stderr, with fields that say what each line is about.
+"""Logging for every process: JSON or text on stderr, with fields that name the subject of each line.
 
-Imports the standard library only.
+This module imports only the standard library.
 """
 
 from __future__ import annotations

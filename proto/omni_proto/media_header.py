@@ -89,7 +89,7 @@ def sniff(data: bytes | bytearray | memoryview) -> str | None:
 
 
 def read_header(data: bytes | bytearray | memoryview) -> ImageHeader | AudioHeader | VideoHeader:
-    """Returns the header of a whole PNG, JPEG, WAV, FLAC, MP4, WebM or Matroska file.
+    """Returns the header of a complete PNG, JPEG, WAV, FLAC, MP4, QuickTime, WebM or Matroska file.
 
     Raises MediaHeaderError, whose message quotes no content.
     """

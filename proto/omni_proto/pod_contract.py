@@ -1,8 +1,8 @@
 """The contract between a stage's pod and its environment: exit codes, termination messages, probes, ports, labels,
 metrics.
 
-The stage server produces these; the operator, `omnipipe run`, dashboards, alerts and benchmarks consume them. They are
-defined once, here, so that both sides use the same names.
+The stage server produces these. The operator, `omnipipe run`, dashboards, alerts and benchmarks consume them. They are
+defined only here, so that both sides use the same names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PIPELINE_LABEL: Final = f"{DOMAIN}/pipeline"
 STAGE_LABEL: Final = f"{DOMAIN}/stage"
 REVISION_LABEL: Final = f"{DOMAIN}/revision"
 ROLE_LABEL: Final = f"{DOMAIN}/role"
-"""On pods and other objects of one stage: `entry` for the stage that takes clients' requests, else `inner`."""
+"""On pods and other objects of one stage: `entry` for the stage that receives clients' requests, else `inner`."""
 
 GRPC_PORT: Final = 50051
 HEALTH_PORT: Final = 50052
@@ -29,9 +29,9 @@ HEALTH_PORT_NAME: Final = "health"
 METRICS_PORT_NAME: Final = "metrics"
 
 READINESS: Final = "readiness"
-"""Service of grpc.health.v1 that says whether the stage takes requests."""
+"""Service of grpc.health.v1 that reports whether the stage accepts requests."""
 LIVENESS: Final = "liveness"
-"""Service of grpc.health.v1 that says whether a restart would help."""
+"""Service of grpc.health.v1 that is NOT_SERVING if a restart would help."""
 
 TERMINATION_LOG_VARIABLE: Final = "OMNI_TERMINATION_LOG"
 """Environment variable that names the file of the termination message."""
@@ -102,7 +102,7 @@ class TerminationReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Termination:
-    """A termination message: what kubelet puts into the container's status."""
+    """A termination message, which kubelet copies into the container's status."""
 
     reason: str
     """A TerminationReason; empty if there is no message, or if another program wrote it."""
@@ -117,9 +117,9 @@ class Termination:
 
 
 def parse_termination(text: str) -> Termination | None:
-    """Returns the termination message in a text, or None if the text is not JSON, so that another program wrote it.
+    """Returns the termination message in a text, or None if the text is not JSON, because another program wrote it.
 
-    Fields that are not strings count as empty, and so do all fields of JSON that is not an object. Raises nothing.
+    Fields that are not strings count as empty. If the JSON is not an object, all fields are empty. Raises nothing.
     """
     try:
         document: Any = json.loads(text)

@@ -34,7 +34,7 @@ class VideoHeaderError(OmniProtoError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class VideoHeader:
-    """Header of an MP4, WebM or Matroska file with at least one picture track, of which the first counts."""
+    """Header of an MP4, QuickTime, WebM or Matroska file. Of several picture tracks, only the first is described."""
 
     media_type: str
     width: int
@@ -70,7 +70,10 @@ class VideoHeader:
 
 
 def sample_count(frames: int, seconds: float) -> int:
-    """Returns how many of a video's frames are kept: two a second, at least 4, at most 768, always even.
+    """Returns how many of a video's frames are kept: two per second, at least 4 and at most 768, but only existing
+    ones.
+
+    The number is always even.
 
     Equals `smart_nframes` of qwen_omni_utils and sample_frames of transformers' Qwen2VLVideoProcessor. A video of a
     single frame gives 0.

@@ -1,4 +1,4 @@
-"""`omnipipe demo`: the whole product on one machine, from a checkpoint made here to text and speech.
+"""`omnipipe demo`: writes a tiny checkpoint, serves it on this machine, and saves text and speech.
 
 tiny checkpoint -> three stage servers -> a text, an audio and an image prompt -> text, WAV, timeline -> all stopped
 """
@@ -60,7 +60,10 @@ def family_of(pipeline: Path) -> str:
 
 
 def run_demo(out: Path, family: str | None = None) -> int:
-    """Run the demo; results under out. 0 if every prompt was answered with text and audio, else 1."""
+    """Run the demo and write the results under out.
+
+    Returns 0 if every prompt was answered with text and audio, 130 after Ctrl-C or SIGTERM, else 1.
+    """
     console = Console(stderr=True, soft_wrap=True)
     signal.signal(signal.SIGTERM, _leave)
     try:
@@ -84,7 +87,7 @@ def run_demo(out: Path, family: str | None = None) -> int:
 
 
 def describe_next(pipeline: Path, model: Path) -> str:
-    """Returns the commands that talk to the demo's checkpoint in a browser and with curl."""
+    """Returns instructions for talking to the demo's checkpoint in a browser and with curl."""
     command = sys.argv[0] if Path(sys.argv[0]).name == "omnipipe" else "omnipipe"
     name = load_pipeline(pipeline).metadata.name
     return (
@@ -97,7 +100,7 @@ def describe_next(pipeline: Path, model: Path) -> str:
 
 
 def write_model(directory: Path, family: str, console: Console) -> Path:
-    """Write the tiny checkpoint and return its path. A process of its own keeps torch out of this one."""
+    """Write the tiny checkpoint and return its path. A separate process writes it, to keep torch out of this one."""
     console.print(f"writing a tiny checkpoint to {directory}", highlight=False, markup=False)
     shutil.rmtree(directory, ignore_errors=True)
     command = [sys.executable, "-m", "omni_cli", "tiny-model", str(directory), "--seed", str(SEED), "--family", family]
@@ -108,7 +111,7 @@ def write_model(directory: Path, family: str, console: Console) -> Path:
 
 
 def make_prompts(out: Path) -> list[DemoPrompt]:
-    """Returns a text, an audio file (speech made by espeak-ng) and an image (a red disc on white)."""
+    """Returns three prompts: a text, an audio file (speech made by espeak-ng) and an image (a red disc on white)."""
     from PIL import Image, ImageDraw
 
     picture = Image.new("RGB", (IMAGE_SIZE, IMAGE_SIZE), "white")
@@ -127,7 +130,7 @@ def make_prompts(out: Path) -> list[DemoPrompt]:
 def serve_and_ask(
     file: Path, model: Path, prompts: list[DemoPrompt], out: Path, console: Console
 ) -> tuple[dict[str, GenerationResult], set[ProcessId]]:
-    """Answers by prompt, and the processes that served them, which have ended when this returns.
+    """Returns the answers by prompt, and the processes that served them, which have been stopped.
 
     Raises LocalRunError, OmniRequestError, DemoError.
     """
@@ -154,7 +157,7 @@ def serve_and_ask(
 
 
 def ask_one(endpoint: str, prompt: DemoPrompt, directory: Path) -> GenerationResult:
-    """Send one prompt and save what comes back: text.txt, speech.wav, timeline.png, answer.json.
+    """Send one prompt and save the answer as text.txt, speech.wav, timeline.png and answer.json. Returns the answer.
 
     Raises OmniRequestError; DemoError if text or audio is missing.
     """
@@ -180,7 +183,7 @@ def ask_one(endpoint: str, prompt: DemoPrompt, directory: Path) -> GenerationRes
 
 
 def make_table(answers: dict[str, GenerationResult]) -> Table:
-    """Returns what came back, one row a prompt."""
+    """Returns a table of the answers, one row per prompt."""
     table = Table(title="answers")
     for heading in ("prompt", "text", "speech", "total"):
         table.add_column(heading, justify="right" if heading in ("speech", "total") else "left")

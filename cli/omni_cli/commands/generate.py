@@ -1,4 +1,4 @@
-"""`omnipipe generate`: one request to a running pipeline, shown as it is answered."""
+"""`omnipipe generate`: sends one request to a running pipeline and shows the text as it arrives."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class InputFileError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class GenerateOptions:
-    """One request and what to do with the answer."""
+    """One request, and where to write the answer."""
 
     endpoint: str
     text: str | None = None
@@ -62,11 +62,11 @@ class GenerateOptions:
     json_file: Path | None = None
     timeout_s: float = 300.0
     tls: ClientTls | None = None
-    """None: as the endpoint's scheme says."""
+    """None: the endpoint's scheme decides whether the client uses TLS."""
 
 
 def run_generate(options: GenerateOptions) -> int:
-    """Send the request, show and save the answer. 0 if it was answered, 1 if it failed.
+    """Send the request, show and save the answer. Returns 0 on success, 1 on failure, 130 after Ctrl-C.
 
     Raises InputFileError.
     """
@@ -93,7 +93,7 @@ def run_generate(options: GenerateOptions) -> int:
 
 
 def read_prompt(options: GenerateOptions) -> dict[str, Any]:
-    """Returns the prompt, as keyword arguments of the client: embeddings, text as it is, or a chat.
+    """Returns the prompt as keyword arguments of the client: embeddings, raw text, or a chat.
 
     Raises InputFileError.
     """
@@ -122,7 +122,7 @@ def read_embeds(path: Path) -> Any:
     except ImportError as error:
         raise InputFileError("prompt embeddings need numpy; install omnipipeline[stage]") from error
     try:
-        # Never pickled objects: a file must not run code.
+        # Pickled objects are refused: a file must not run code.
         return numpy.ascontiguousarray(numpy.load(path, allow_pickle=False))
     except OSError as error:
         raise InputFileError(f"cannot read {path}: {error.strerror or 'it is not a .npy file'}") from error
@@ -131,7 +131,7 @@ def read_embeds(path: Path) -> Any:
 
 
 def ask(options: GenerateOptions, prompt: Mapping[str, Any], show: TextIO) -> GenerationResult:
-    """Send the request and write its text to show as it comes. Leaving by an exception cancels the request.
+    """Send the request and write the text to show as it arrives. Returns the answer. An exception cancels the request.
 
     Raises OmniRequestError, ArgumentError.
     """
@@ -167,7 +167,7 @@ def ask(options: GenerateOptions, prompt: Mapping[str, Any], show: TextIO) -> Ge
 
 
 def save_answer(answer: GenerationResult, options: GenerateOptions) -> list[str]:
-    """Write the requested files. Returns one line on each. Raises OSError."""
+    """Write the requested files. Returns one line about each. Raises OSError."""
     lines: list[str] = []
     if options.out is not None and answer.audio:
         answer.write_wav(options.out)
@@ -192,13 +192,13 @@ def save_answer(answer: GenerationResult, options: GenerateOptions) -> list[str]
 
 
 def list_finished(answer: GenerationResult) -> list[StageFinished]:
-    """Returns the stages that ended well, in the order of the graph."""
+    """Returns the StageFinished of the stages that completed, in the order of the graph."""
     order = [outcome.stage for outcome in answer.summary.stages] if answer.summary else []
     return [answer.finished[stage] for stage in order if stage in answer.finished]
 
 
 def describe_answer(answer: GenerationResult) -> dict[str, Any]:
-    """Returns the answer without its samples, as JSON can hold it."""
+    """Returns the answer as a JSON object, without the audio samples."""
     return {
         "request_id": answer.request_id,
         "total_ns": answer.summary.total_ns if answer.summary else 0,

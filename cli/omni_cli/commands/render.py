@@ -1,4 +1,7 @@
-"""`omnipipe render`: the objects that the operator would make, by the operator's own builders, without a cluster."""
+"""`omnipipe render`: prints the objects that the operator would create, without a cluster.
+
+The operator's own builders make them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ from omni_proto.pipeline import OmniPipeline
 
 
 def render_children(pipeline: OmniPipeline, namespace: str, settings: BuildSettings) -> list[Manifest]:
-    """Returns every child of the pipeline once its first revision serves. No ownerReference: there is no live owner."""
+    """Returns every child of the pipeline, with the values that they have once its first revision serves.
+
+    The children have no ownerReference, because there is no live owner.
+    """
     owner = Owner(pipeline.metadata.name, namespace)
     revision = compute_revision(pipeline, settings.default_image)
     return [
@@ -25,14 +31,14 @@ def render_children(pipeline: OmniPipeline, namespace: str, settings: BuildSetti
 
 
 def format_manifests(manifests: Iterable[Manifest]) -> str:
-    """Returns the manifests as YAML documents; text of several lines stays readable."""
+    """Returns the manifests as YAML documents. Text of several lines becomes a literal block."""
     return yaml.dump_all(
         manifests, Dumper=_ManifestDumper, sort_keys=False, allow_unicode=True, width=120, explicit_start=True
     )
 
 
 class _ManifestDumper(yaml.SafeDumper):
-    """Blocks for long text, and no aliases, which kubectl's users do not expect."""
+    """Writes text of several lines as literal blocks, and no aliases, which kubectl's users do not expect."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True

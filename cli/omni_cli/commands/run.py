@@ -1,4 +1,4 @@
-"""`omnipipe run`: a pipeline as processes here, until Ctrl-C or SIGTERM."""
+"""`omnipipe run`: runs a pipeline as processes on this machine, until Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class StopRequest:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
-            # This process ends at once; PR_SET_PDEATHSIG and the guard end the stages.
+            # This process exits immediately; PR_SET_PDEATHSIG and the guard then kill the stages.
             os._exit(128 + number)
         self.requested = True
 
 
 def run_pipeline(pipeline: OmniPipeline, options: LocalOptions, address_file: Path | None = None) -> int:
-    """Run until a stop signal; 0 after an orderly stop, 1 if a stage failed."""
+    """Run the pipeline until a stop signal. Returns 0 after an orderly stop, 1 if a stage failed or could not start."""
     console = Console(stderr=True, soft_wrap=True)
     stop = StopRequest()
     stop.install()
@@ -103,6 +103,6 @@ def _announce(running: LocalPipeline, console: Console, address_file: Path | Non
 
 
 def curl_example(running: LocalPipeline) -> str:
-    """Returns a command that asks the gateway for text."""
+    """Returns a curl command that sends a chat request to the gateway."""
     body = {"model": running.pipeline.metadata.name, "messages": [{"role": "user", "content": "Hello"}]}
     return f"curl {running.http_url}/v1/chat/completions -H 'content-type: application/json' -d '{json.dumps(body)}'"

@@ -26,10 +26,10 @@ class StatusError(Exception):
 
 
 def connect(kubeconfig: Path | None, namespace: str | None) -> tuple[Callable[[str], Document], str]:
-    """Returns a function that reads the pipeline of a name, and the namespace that it reads from.
+    """Returns a function that reads the pipeline with a given name, and the namespace from which it reads.
 
-    Without kubeconfig the default one, else a pod's own credentials; without namespace that of the kubeconfig's
-    context. Raises StatusError.
+    If kubeconfig is None, the default kubeconfig is used, else a pod's own credentials. If namespace is None, that of
+    the kubeconfig's context is used. Raises StatusError.
     """
     from kubernetes import client, config
     from kubernetes.config.config_exception import ConfigException
@@ -77,7 +77,7 @@ def _read(api: Any, namespace: str, name: str) -> Document:
 
 
 def show_status(name: str, kubeconfig: Path | None, namespace: str | None, watch: bool, console: Console) -> None:
-    """Draw the pipeline; with watch again at each change, until the pipeline is gone or the user stops it.
+    """Draw the pipeline. With watch, draw it again after each change, until it is deleted or the user interrupts.
 
     Raises StatusError.
     """
@@ -91,7 +91,7 @@ def show_status(name: str, kubeconfig: Path | None, namespace: str | None, watch
 def changes(read: Callable[[], Document], pause: Callable[[], None]) -> Iterator[Document]:
     """Yields the document whenever it has changed.
 
-    Raises StatusError if the first read fails or it is gone.
+    Raises StatusError if the first read fails, or once the pipeline no longer exists.
     """
     version = None
     for number in count():
@@ -100,7 +100,7 @@ def changes(read: Callable[[], Document], pause: Callable[[], None]) -> Iterator
         try:
             document = read()
         except StatusError as error:
-            # An API server that restarts does not end a watch; a pipeline that is gone does.
+            # A restart of the API server does not end a watch; the deletion of the pipeline does.
             if number == 0 or str(error).startswith("no pipeline"):
                 raise
             continue

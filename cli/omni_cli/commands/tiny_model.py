@@ -1,4 +1,4 @@
-"""`omnipipe tiny-model`: a model family's small checkpoint with random weights."""
+"""`omnipipe tiny-model`: writes a model family's small checkpoint with random weights."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from omni_stage.models.registry import resolve, tiny_checkpoints
 
 
 class TinyModelError(ValueError):
-    """The family or shape does not exist. The message lists those that do."""
+    """The family or shape is missing or unknown. The message lists the known ones."""
 
 
 def pick_tiny(known: Mapping[str, TinyCheckpoint], family: str | None, shape: str | None) -> tuple[TinyCheckpoint, str]:
-    """Returns the tiny checkpoint of the named family and the shape.
+    """Returns the tiny checkpoint of the named family, and the shape: the given one, else the checkpoint's first.
 
-    Without a name: the only family that has one. Raises TinyModelError.
+    Without a name, the family is the only one that has a tiny checkpoint. Raises TinyModelError.
     """
     listed = ", ".join(sorted(known)) or "none"
     if family is None and len(known) != 1:
@@ -37,7 +37,7 @@ def write_tiny_model(directory: Path, *, family: str | None, seed: int, shape: s
     try:
         write = resolve(tiny.writer, what="the writer of the tiny model")
     except ConfigurationError as error:
-        # An ImportError is what a missing engine comes as.
+        # A missing engine shows as an ImportError.
         if isinstance(error.__cause__, ImportError):
             raise error.__cause__ from error
         raise TinyModelError(str(error)) from error

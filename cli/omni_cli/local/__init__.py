@@ -1,1 +1,1 @@
-"""A pipeline on this machine: stage servers as processes, their ports, their GPUs, and nothing left behind."""
+"""Runs a pipeline on this machine: stage servers as processes, their ports and their GPUs."""

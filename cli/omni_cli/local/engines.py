@@ -1,4 +1,4 @@
-"""What a local run needs on this machine: an engine for components without one of their own, and the model's files."""
+"""Checks what a local run needs on this machine: whether vLLM must be installed, and where the model's files are."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from omni_stage.errors import ConfigurationError
 from omni_stage.models.registry import installed_families
 
 IMAGE_CODE: Final = Path("/opt/omnipipeline")
-"""Where the stage images have the packages (Dockerfile)."""
+"""Directory of the packages in the stage images (see the Dockerfile)."""
 
 
 def needs_vllm(pipeline: OmniPipeline) -> bool:
-    """Returns whether any stage needs vLLM. An unknown component counts as one: its stage reports what is wrong."""
+    """Returns whether any stage needs vLLM, because its component has no engine of its own.
+
+    A stage with an unknown component counts as one that needs vLLM; it reports the problem when it starts.
+    """
     families = installed_families()
     try:
         return not all((entry := families.find(stage.component)) and entry.engine for stage in pipeline.spec.stages)
@@ -24,8 +27,10 @@ def needs_vllm(pipeline: OmniPipeline) -> bool:
 
 
 def find_model(path: Path) -> Path:
-    """Returns the local directory of a file:// uri. Files that images have in their packages are found in the
-    installed package."""
+    """Returns the local directory for the path of a file:// uri.
+
+    A path inside IMAGE_CODE, which exists only in the stage images, is mapped to the installed package.
+    """
     if path.exists() or not path.is_relative_to(IMAGE_CODE):
         return path
     package, *rest = path.relative_to(IMAGE_CODE).parts or ("",)

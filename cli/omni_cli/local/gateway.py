@@ -1,4 +1,4 @@
-"""The gateway of a pipeline on this machine: one more process, in front of the entry stage."""
+"""The gateway of a local run: one more process, in front of the entry stage."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ GATEWAY: Final = "gateway"
 
 
 def gateway_command(pipeline: str, endpoint: str, port: int) -> tuple[str, ...]:
-    """Returns the program and its arguments, but for those that every process gets."""
+    """Returns the program and its arguments, without --config and --address-file, which StageProcess adds."""
     url = endpoint if "://" in endpoint else f"grpc://{endpoint}"
     command = (sys.executable, "-m", "omni_gateway", "--log-format", "text")
     return (*command, "--endpoint", f"{pipeline}={url}", "--host", LOOPBACK, "--port", str(port))
 
 
 def gateway_settings(pipeline: OmniPipeline, options: LocalOptions) -> str:
-    """Returns the settings as YAML. No notice before a drain: no load balancer has to react to it here."""
+    """Returns the gateway's settings as YAML. The drain has no notice period, because there is no load balancer."""
     aliases = pipeline.spec.aliases
     settings: dict[str, object] = {
         "drainNoticeSeconds": 0,
@@ -41,5 +41,5 @@ def gateway_settings(pipeline: OmniPipeline, options: LocalOptions) -> str:
 
 
 def read_http_url(address: Path) -> str:
-    """Returns the address that a ready gateway wrote."""
+    """Returns the gateway's URL from the address file that it writes once it is ready."""
     return str(json.loads(address.read_text(encoding="utf-8"))["http"])

@@ -1,5 +1,6 @@
-"""Which GPUs the stages of a local run use. In a cluster the device plugin decides this; on one machine `omnipipe
-run` does. Each stage gets a GPU of its own if there are enough; otherwise stages share by their gpuMemoryUtilization
+"""Decides which GPUs the stages of a local run use. In a cluster the device plugin decides this.
+
+Each stage gets its own GPUs if there are enough. Otherwise stages share GPUs by their gpuMemoryUtilization
 (docs/gpu-sizing.md).
 """
 
@@ -18,10 +19,9 @@ _DEVICE = re.compile(r"nvidia\d+")
 
 
 def list_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> list[str]:
-    """Returns the machine's GPUs as CUDA_VISIBLE_DEVICES names them: what that variable has, else one number per
-    device file.
+    """Returns the machine's GPUs: the entries of CUDA_VISIBLE_DEVICES if it is set, else one index per device file.
 
-    Empty where none can be seen this way (no NVIDIA driver, or WSL, which has no such files).
+    The list is empty if there are no such files (no NVIDIA driver, or WSL).
     """
     if VISIBLE in environ:
         return [name.strip() for name in environ[VISIBLE].split(",") if name.strip()]
@@ -31,10 +31,10 @@ def list_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> list[
 
 
 def gpu_environments(pipeline: OmniPipeline, gpus: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Returns what each stage's environment says of its GPUs; nothing for stages without any, or where none can be
-    seen.
+    """Returns the environment variables that assign GPUs to each stage. Stages without GPUs are left out.
 
-    Raises ValueError if the stages do not fit the GPUs, naming the stage and the remedy.
+    The result is empty if gpus is empty. Raises ValueError, which names the stage and the remedy, if the stages do not
+    fit the GPUs.
     """
     if not gpus:
         return {}
@@ -43,7 +43,8 @@ def gpu_environments(pipeline: OmniPipeline, gpus: Sequence[str]) -> dict[str, d
         for stage in order_stages(pipeline)
     ]
     return {
-        # By bus, or CUDA numbers the fastest first and NVML, which vLLM asks too, does not.
+        # By default CUDA gives the fastest GPU number 0. NVML, which vLLM uses too, numbers GPUs by PCI bus. With
+        # PCI_BUS_ID, CUDA does the same.
         stage: {VISIBLE: ",".join(gpus[index] for index in indices), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         for stage, indices in assign_gpus(demands, len(gpus)).items()
     }
@@ -58,7 +59,7 @@ class _Gpu:
 
 @dataclass(frozen=True, slots=True)
 class GpuDemand:
-    """What a stage asks for: whole GPUs, or one that it shares."""
+    """What a stage requests: a number of GPUs, and its share of one if stages must share."""
 
     stage: str
     gpus: int
@@ -67,10 +68,11 @@ class GpuDemand:
 
 
 def assign_gpus(demands: Iterable[GpuDemand], count: int) -> dict[str, tuple[int, ...]]:
-    """Returns the GPUs, by number, of each stage that asks for some, on a machine with `count` of them.
+    """Returns the GPU indices of each stage that requests GPUs, on a machine with `count` GPUs.
 
-    A GPU each where there are enough; else stages of one GPU share by their gpuMemoryUtilization, first fit, and those
-    of several GPUs get theirs first. Raises ValueError naming the stage and the remedy.
+    If there are enough GPUs, no stages share one. Otherwise stages with several GPUs get theirs first, and stages with
+    one GPU share the rest by their gpuMemoryUtilization, first fit. Raises ValueError, which names the stage and the
+    remedy.
     """
     wanted = [demand for demand in demands if demand.gpus]
     free = list(range(count))

@@ -1,8 +1,8 @@
-"""The guard: a process that outlives `omnipipe` briefly and kills any processes that it left behind.
+"""The guard: a process that outlives `omnipipe` briefly and kills any processes that `omnipipe` left behind.
 
-Run as `python -m omni_cli.local.guard`. Reads lines from stdin: +SESSION begins to watch a session, -SESSION forgets
-it. When stdin ends, because `omnipipe` ended in whatever way, it kills the sessions that it still watches, and what
-descends from them. Stage servers have PR_SET_PDEATHSIG besides, and bind their engines to themselves the same way.
+It runs as `python -m omni_cli.local.guard` and reads lines from stdin: +SESSION begins to watch a session, -SESSION
+forgets it. stdin ends when `omnipipe` ends for any reason. The guard then kills the sessions that it still watches, and
+all their descendants. In addition, the kernel kills a stage server when `omnipipe` dies (PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 END_WAIT_S = 10.0
-"""How long killed processes may take to vanish (a process in a system call that cannot be interrupted)."""
+"""How long to wait for killed processes to end: a system call that cannot be interrupted may delay the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +26,11 @@ class ProcessId:
 
     pid: int
     start_ticks: int
-    """When it started, in clock ticks since the machine did."""
+    """When it started, in clock ticks since the machine booted."""
 
 
 def list_tree(session: int) -> set[ProcessId]:
-    """Returns the processes of a session and all that descend from them, in whatever session, without those that have
-    ended."""
+    """Returns the running processes of a session and all their running descendants, in any session."""
     table = _read_process_table()
     tree = {pid for pid, entry in table.items() if entry.session == session}
     while found := {pid for pid, entry in table.items() if entry.parent in tree} - tree:
@@ -40,13 +39,13 @@ def list_tree(session: int) -> set[ProcessId]:
 
 
 def list_running(processes: Iterable[ProcessId]) -> set[ProcessId]:
-    """Returns those of the processes that have not ended."""
+    """Returns the processes that are still running."""
     table = _read_process_table()
     return {one for one in processes if one.pid in table and table[one.pid].start_ticks == one.start_ticks}
 
 
 def end_tree(session: int, known: Iterable[ProcessId] = ()) -> None:
-    """SIGKILL the session's tree, the known processes, and what they start meanwhile. Gives up after END_WAIT_S."""
+    """Kill the session's tree, the known processes, and what the tree starts meanwhile. Gives up after END_WAIT_S."""
     deadline = time.monotonic() + END_WAIT_S
     while (left := list_tree(session) | list_running(known)) and time.monotonic() < deadline:
         for process in left:
@@ -63,7 +62,7 @@ class _Entry:
 
 
 def _read_process_table() -> dict[int, _Entry]:
-    # Processes that have ended and wait to be reaped (Z, X) are left out.
+    # Processes that have ended but are not reaped yet (states Z and X) are left out.
     table: dict[int, _Entry] = {}
     for directory in Path("/proc").iterdir():
         if not directory.name.isdigit():
@@ -72,7 +71,7 @@ def _read_process_table() -> dict[int, _Entry]:
             stat = (directory / "stat").read_text(encoding="ascii", errors="replace")
         except OSError:
             continue
-        # The command, in parentheses, may hold anything; proc(5) numbers what follows from 3.
+        # The command, in parentheses, may contain any characters. The fields after it are 3, 4, ... in proc(5).
         fields = stat.rpartition(")")[2].split()
         if fields[0] not in ("Z", "X"):
             table[int(directory.name)] = _Entry(int(fields[1]), int(fields[3]), int(fields[19]))
@@ -80,7 +79,7 @@ def _read_process_table() -> dict[int, _Entry]:
 
 
 def main() -> None:
-    """Watch until stdin ends."""
+    """Watch sessions until stdin ends, then kill the remaining ones."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sessions: set[int] = set()

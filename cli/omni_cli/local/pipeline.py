@@ -1,9 +1,9 @@
-"""A pipeline on this machine: the same stage servers as in a cluster, as processes.
+"""Runs a pipeline on this machine: the same stage servers as in a cluster, as processes.
 
     pipeline file -> compile_stages -> one file and one process for each stage -> ready -> watched until stopped
 
-All stages start at once, because engines take long to load. Their ports are picked before the start, and gpus.py
-assigns their GPUs. Stages that share a GPU may start in any order: see docs/gpu-sizing.md.
+All stages start at the same time, because engines take long to load. Their ports are picked before the start, and
+gpus.py assigns their GPUs. Stages that share a GPU may start in any order: see docs/gpu-sizing.md.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from omni_proto.stage_config import ClientCertificates, Listen, ServerTls, Stage
 
 STAGE_COMMAND = (sys.executable, "-m", "omni_stage", "serve")
 START_ATTEMPTS = 3
-"""How often a start is tried when another program takes a picked port first."""
+"""Attempts to start the stages, if another program takes a picked port first."""
 POLL_S = 0.1
 LOG_TAIL_LINES = 20
 
 
 class LocalRunError(RuntimeError):
-    """The pipeline cannot be run here, or a stage ended. The message names the stage and says what it logged last."""
+    """The pipeline cannot run here, or a stage ended. The message names the stage and quotes the end of its log."""
 
 
 class PortTakenError(LocalRunError):
@@ -50,17 +50,17 @@ class LocalOptions:
     model_path: str
     """Directory of the checkpoint."""
     port: int = 0
-    """gRPC port of the entry stage; 0 takes a free one."""
+    """gRPC port of the entry stage; 0: any free port."""
     log_dir: Path | None = None
-    """Where logs are kept; None means a temporary directory that an orderly stop removes."""
+    """Directory for logs; None: a temporary directory, which is kept only if the run fails."""
     tls_dir: Path | None = None
-    """Directory with the entry's certificate, in a Secret's shape; None: plaintext, whatever spec.entry says."""
+    """Directory with the entry's tls.crt and tls.key (and ca.crt); None: plaintext, even if spec.entry.tls is set."""
     start_timeout_s: float = 900.0
-    """Longest time until all stages are ready."""
+    """Longest time in which all stages must become ready."""
     grace_s: float = 15.0
-    """How long stages may take to end after SIGTERM."""
+    """How long stages may take to end after SIGTERM before they are killed."""
     http_port: int | None = None
-    """Port of the gateway on 127.0.0.1, 0 takes a free one; None: no gateway."""
+    """Port of the gateway on 127.0.0.1; 0: any free port; None: no gateway."""
     stage_command: Sequence[str] = STAGE_COMMAND
     """Program and arguments that start a stage server."""
 
@@ -68,9 +68,9 @@ class LocalOptions:
 def compile_local(
     pipeline: OmniPipeline, model_path: str, ports: dict[str, int], tls_dir: Path | None = None
 ) -> list[StageConfig]:
-    """Returns stage configurations for one machine.
+    """Returns the stage configurations for one machine.
 
-    They listen on loopback only, with health and metrics on free ports, and drain without a notice.
+    The stages listen on loopback only, with health and metrics on free ports, and drain without a notice period.
     """
     configs = compile_stages(
         pipeline,
@@ -111,14 +111,14 @@ def _tls(pipeline: OmniPipeline, directory: Path) -> ServerTls:
 
 
 class LocalPipeline:
-    """A running pipeline. A context manager: leaving it stops every process. Use it from the main thread."""
+    """A running pipeline, as a context manager whose exit stops every process. Use it from the main thread."""
 
     def __init__(self, pipeline: OmniPipeline, options: LocalOptions) -> None:
         self.pipeline = pipeline
         self.options = options
         self.addresses: dict[str, StageAddress] = {}
         self.http_url = ""
-        """Address of the gateway, once ready; empty without one."""
+        """URL of the gateway once it is ready; empty without a gateway."""
         self._processes: list[StageProcess] = []
         self._guard: Guard | None = None
         self._directory = Path(tempfile.mkdtemp(prefix=f"omnipipe-{pipeline.metadata.name}-"))
@@ -135,20 +135,19 @@ class LocalPipeline:
 
     @property
     def endpoint(self) -> str:
-        """HOST:PORT of the entry stage, once ready; with the scheme grpcs:// if it has TLS."""
+        """HOST:PORT of the entry stage, with the prefix grpcs:// if it uses TLS. Set once all stages are ready."""
         scheme = "" if self.options.tls_dir is None else "grpcs://"
         return f"{scheme}{LOOPBACK}:{self.addresses[order_stages(self.pipeline)[0].name].grpc}"
 
     def list_processes(self) -> set[ProcessId]:
-        """Returns the processes that were started (stages, gateway) and all that descend from them."""
+        """Returns the running processes that were started (stages, gateway) and all their running descendants."""
         return {one for process in self._processes for one in process.list_tree()}
 
     def start(self, progress: StartProgress, is_stopping: Callable[[], bool] = lambda: False) -> bool:
-        """Start every stage, and the gateway if one is wanted, and wait until all are ready.
+        """Start every stage, and the gateway if one is requested. Returns True once all are ready.
 
-        Returns False if is_stopping became true first.
-
-        Raises LocalRunError if one of them ends, or is not ready in time; the others run until stop().
+        Returns False if is_stopping became true first. Raises LocalRunError if a process ends or is not ready in time;
+        the other processes keep running until stop().
         """
         try:
             environments = gpu_environments(self.pipeline, list_gpus(os.environ))
@@ -179,7 +178,7 @@ class LocalPipeline:
                 raise LocalRunError(self._explain_end(process))
 
     def watch(self, is_stopping: Callable[[], bool]) -> None:
-        """Return once is_stopping() is true. Raises LocalRunError if a process ends or gives up before that."""
+        """Wait until is_stopping() is true. Raises LocalRunError if a process ends or gives up before that."""
         while not is_stopping():
             self.check()
             time.sleep(POLL_S)
@@ -233,7 +232,7 @@ class LocalPipeline:
         return True
 
     def _start_gateway(self, is_stopping: Callable[[], bool]) -> bool:
-        """Start the gateway in front of the ready stages, if one is wanted. Returns and raises as start() does."""
+        """Start the gateway in front of the ready stages, if one is requested. Returns and raises as start() does."""
         if self.options.http_port is None:
             return True
         if self._guard is None:

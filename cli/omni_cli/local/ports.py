@@ -1,4 +1,5 @@
-"""Free ports of the loopback interface, picked before the stages start so that each can be given the next one's."""
+"""Picks free ports of the loopback interface before the stages start, because each stage's file names the ports of the
+stages that it calls."""
 
 from __future__ import annotations
 
@@ -9,20 +10,20 @@ import socket
 
 LOOPBACK = "127.0.0.1"
 RANGE_VARIABLE = "OMNIPIPE_PORTS"
-"""FIRST-LAST: ports to pick from, for machines where others are taken or closed."""
-# Below the range from which the kernel gives ports to outgoing connections: the engines open such while they load,
-# and a server that is away gets its port back.
+"""FIRST-LAST: the range of ports to pick from, for machines where ports of the default range are taken or blocked."""
+# Below the range from which the kernel takes ports for outgoing connections. Otherwise such a connection, which engines
+# open while they load, could take a port that was picked for a stage or that a restarted server needs again.
 DEFAULT_RANGE = range(20_000, 32_000)
-# Not the shared generator: vLLM seeds that, and two programs with one seed would pick the same ports.
+# Not the shared generator: vLLM seeds it, and two programs with the same seed would pick the same ports.
 _random = random.SystemRandom()
 
 
 class NoFreePortError(RuntimeError):
-    """No port could be had."""
+    """Not enough free ports were found, or OMNIPIPE_PORTS is not FIRST-LAST."""
 
 
 def port_range() -> range:
-    """Returns what OMNIPIPE_PORTS says, or 20000-31999. Raises NoFreePortError if it is not FIRST-LAST."""
+    """Returns the range in OMNIPIPE_PORTS, else 20000-31999. Raises NoFreePortError if the variable is malformed."""
     text = os.environ.get(RANGE_VARIABLE, "")
     if not text:
         return DEFAULT_RANGE
@@ -35,7 +36,7 @@ def port_range() -> range:
 def is_free(port: int) -> bool:
     """Returns whether a server could listen on that loopback port now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As a gRPC server does: connections of an earlier server in TIME_WAIT do not count.
+        # A gRPC server sets this option too: connections of an earlier server in TIME_WAIT do not block the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((LOOPBACK, port))
@@ -45,7 +46,7 @@ def is_free(port: int) -> bool:
 
 
 def pick_ports(count: int) -> list[int]:
-    """Returns `count` different free ports. Another program may take one before it is used.
+    """Returns `count` different free ports. Another program may still take one before the stage binds it.
 
     Raises NoFreePortError.
     """

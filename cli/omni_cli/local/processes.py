@@ -1,8 +1,8 @@
-"""Stage servers as processes of this machine: started, watched, stopped, and never left behind.
+"""Stage servers as processes of this machine: starts, watches and stops them.
 
-Each stage leads a session of its own, so that Ctrl-C in the terminal reaches `omnipipe` alone and everything that a
-stage starts can be found again. Three things keep orphans away: an orderly stop ends whole sessions; PR_SET_PDEATHSIG
-kills a stage whose `omnipipe` died; and a guard process (guard.py) then ends what is left of the sessions.
+Each stage runs in its own session, so that Ctrl-C in the terminal reaches only `omnipipe`, and all processes that a
+stage starts can be found again. Three mechanisms prevent orphans. An orderly stop ends every process of each session.
+If `omnipipe` dies, PR_SET_PDEATHSIG kills the stages, and a guard process (guard.py) kills the rest of their sessions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TAIL_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class StageAddress:
-    """Ports of a ready stage server, as its address file says."""
+    """Ports of a ready stage server, from its address file."""
 
     grpc: int
     health: int
@@ -49,7 +49,7 @@ class StageFiles:
 
 
 class Guard:
-    """The guard process: ends the sessions registered with it when this process ends, however it ends."""
+    """The guard process: kills the sessions registered with it when this process ends, for any reason."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -61,15 +61,15 @@ class Guard:
         )
 
     def watch(self, session: int) -> None:
-        """End that session should this process end."""
+        """Register a session, to be killed if this process ends."""
         self._send(f"+{session}")
 
     def forget(self, session: int) -> None:
-        """The session has ended."""
+        """Unregister a session, because it has ended."""
         self._send(f"-{session}")
 
     def close(self) -> None:
-        """End the guard, and with it the sessions that it still watches."""
+        """End the guard, which first kills the sessions that are still registered."""
         if self._process.stdin:
             self._process.stdin.close()
         self._process.wait()
@@ -83,7 +83,10 @@ class Guard:
 
 
 class StageProcess:
-    """One stage server. Must be started from the main thread: the kernel ties PR_SET_PDEATHSIG to the thread."""
+    """One stage server, or the gateway.
+
+    Create it in the main thread: the kernel kills the process when the thread that started it ends (PR_SET_PDEATHSIG).
+    """
 
     def __init__(
         self,
@@ -125,7 +128,7 @@ class StageProcess:
         return self._popen.poll()
 
     def read_address(self) -> StageAddress | None:
-        """Returns its ports, None until it is ready."""
+        """Returns the stage's ports; None until it is ready."""
         try:
             data = json.loads(self.files.address.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -133,11 +136,14 @@ class StageProcess:
         return StageAddress(grpc=int(data["grpc"]), health=int(data["health"]), metrics=int(data["metrics"]))
 
     def has_given_up(self) -> bool:
-        """Returns whether it runs but reports that its engine hangs: liveness fails, and kubelet would restart it."""
+        """Returns whether the stage server runs but reports that its engine hangs.
+
+        In a cluster its liveness probe would fail, and kubelet would restart it.
+        """
         return self.poll() is None and self._read_termination().reason == TerminationReason.STEP_TIMEOUT
 
     def describe_end(self) -> str:
-        """Returns how the stage server ended, in words, with what its termination message says."""
+        """Returns a description of how the stage server ended, with its termination message."""
         status = self.poll()
         if status is None:
             text = "cannot continue" if self.has_given_up() else "is running"
@@ -150,22 +156,25 @@ class StageProcess:
         return f"{text}: {' '.join(part for part in parts if part)}"
 
     def read_log_tail(self, lines: int) -> list[str]:
-        """Returns the last lines of its log."""
+        """Returns the last `lines` lines of the log."""
         with self.files.log.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
             return log.read().decode(errors="replace").splitlines()[-lines:]
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the stage server only; it stops its engine itself."""
+        """Send a signal to the stage server only, which stops its engine itself."""
         if self.poll() is None:
             self._popen.send_signal(number)
 
     def list_tree(self) -> set[ProcessId]:
-        """Returns the stage server and all that descends from it."""
+        """Returns the stage server, if it runs, and all its running descendants."""
         return list_tree(self.session)
 
     def _read_termination(self) -> Termination:
-        """Returns what it left for kubelet; empty if it left nothing, or has not written all of it."""
+        """Returns the termination message, which in a cluster is for kubelet.
+
+        It is empty if the stage server has written none, or has not finished writing it.
+        """
         try:
             text = self.files.termination.read_text(encoding="utf-8")
         except (OSError, ValueError):
@@ -173,9 +182,9 @@ class StageProcess:
         return parse_termination(text) or Termination("")
 
     def finish(self, known: Iterable[ProcessId] = ()) -> None:
-        """End whatever is left of the stage, the known processes included, and release the log.
+        """Kill the remaining processes of the stage and the known processes, and close the log.
 
-        What a stage server that has ended left behind has LEFTOVER_WAIT_S to end by itself.
+        If the stage server has ended, the processes that it left behind first get LEFTOVER_WAIT_S to end by themselves.
         """
         deadline = time.monotonic() + (LEFTOVER_WAIT_S if self.poll() is not None else 0)
         while (self.list_tree() | list_running(known)) and time.monotonic() < deadline:
@@ -187,7 +196,10 @@ class StageProcess:
 
 
 def stop_processes(processes: Sequence[StageProcess], grace_s: float) -> list[str]:
-    """SIGTERM to all, then SIGKILL to all that is left of those that did not end in time. Names of the latter."""
+    """Send SIGTERM to all stage servers, and after grace_s seconds kill the remaining processes.
+
+    Returns the names of the stages that did not end in time.
+    """
     trees = {process.name: process.list_tree() for process in processes}
     for process in processes:
         process.send(signal.SIGTERM)
@@ -200,12 +212,15 @@ def stop_processes(processes: Sequence[StageProcess], grace_s: float) -> list[st
     return late
 
 
-# Looked up before any fork: between fork and exec only async-signal-safe work is safe.
+# Looked up before any fork: between fork and exec only async-signal-safe functions may be called.
 _prctl = ctypes.CDLL(None, use_errno=True).prctl if sys.platform == "linux" else None
 
 
 class _ParentDeathSignal:
-    """preexec_fn that asks the kernel to kill the child when the parent dies, and checks that it has not yet."""
+    """preexec_fn that asks the kernel to kill the child when the parent dies.
+
+    If the parent is already dead, the child exits.
+    """
 
     def __init__(self, parent: int) -> None:
         self.parent = parent

@@ -1,4 +1,4 @@
-"""Progress while engines load: spinners on a terminal, elsewhere one line for each change."""
+"""Shows progress while engines load: spinners on a terminal, elsewhere one line for each change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElaps
 
 
 class StartProgress(Protocol):
-    """Progress of the stages of a pipeline while they start."""
+    """Shows the progress of a pipeline's stages while they start."""
 
     def __enter__(self) -> Self: ...
 
@@ -20,14 +20,14 @@ class StartProgress(Protocol):
     ) -> None: ...
 
     def loading(self, stage: str) -> None:
-        """The stage's process has started."""
+        """Show that the stage's process has started."""
 
     def ready(self, stage: str, seconds: float) -> None:
-        """The stage is ready, that long after it was started."""
+        """Show that the stage is ready, this many seconds after its start."""
 
 
 class PlainProgress:
-    """One line for each change, for logs and pipes."""
+    """Prints one line for each change, for logs and pipes."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -50,7 +50,7 @@ class PlainProgress:
 
 
 class TerminalProgress:
-    """A spinner for each stage."""
+    """Shows a spinner for each stage."""
 
     def __init__(self, console: Console, stages: Sequence[str]) -> None:
         width = max(len(stage) for stage in stages)

@@ -16,25 +16,25 @@ PipelineFile = Annotated[Path, typer.Argument(metavar="PIPELINE.yaml", help="Fil
 
 
 def fail(message: str) -> typer.Exit:
-    """Print an error and make the exit that goes with it."""
+    """Print an error. Returns the exception that ends the command with exit code 1."""
     sys.stderr.write(f"error: {message}\n")
     return typer.Exit(1)
 
 
 def require_engine() -> None:
-    """Print which extra to install and exit 1 where no engine is installed."""
+    """If no engine is installed, print which extra to install, and exit with code 1."""
     if find_spec("vllm") is None:
         raise fail("no engine is installed: pip install 'omnipipeline[cpu]' or 'omnipipeline[gpu]'")
 
 
 def require_gateway() -> None:
-    """Print which extra to install and exit 1 where the gateway's packages are missing."""
+    """If the gateway's packages are missing, print which extra to install, and exit with code 1."""
     if any(find_spec(name) is None for name in ("fastapi", "uvicorn", "av")):
         raise fail("the gateway's packages are not installed: pip install 'omnipipeline[gateway]'")
 
 
 def read_pipeline(path: Path) -> OmniPipeline:
-    """The pipeline in the file. Prints every problem and exits 1 if there is one."""
+    """Returns the pipeline in the file. If the file has problems, prints all of them and exits with code 1."""
     from omni_proto.pipeline import PipelineError
     from omni_proto.pipeline.read.offline import load_checked
 

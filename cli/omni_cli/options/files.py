@@ -1,4 +1,4 @@
-"""Options of the subcommands that work on files alone: `validate`, `render` and `tiny-model`."""
+"""Options of the subcommands that only read or write files: `validate`, `render` and `tiny-model`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from omni_cli.options.checks import PipelineFile, fail, read_pipeline, require_e
 
 
 def validate(pipeline_file: PipelineFile) -> None:
-    """Check a pipeline file, offline. Prints every problem at once; exit code 1 if there is one.
+    """Check a pipeline file, offline. Prints all problems; the exit code is 1 if there is one.
 
-    Warns of a component that is not built in: an image of your own may bring it. Warns of an edge without `mode` that
-    could stream.
+    Warns about components that are not built in, because an image of your own may contain them. Warns about edges
+    without `mode` that could stream.
 
     \b
     Example:

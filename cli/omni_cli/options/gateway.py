@@ -43,8 +43,8 @@ def gateway(
 def gateway_key(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the key, for logs.")],
 ) -> None:
-    """Make an API key for a gateway. Prints the key, and its entry for the gateway's file of keys. The key itself is
-    not stored.
+    """Make an API key for a gateway. Prints the key, and its entry for the gateway's key file. The key itself is not
+    stored.
 
     \b
     Example:

@@ -12,7 +12,7 @@ from omni_cli.options.checks import fail
 
 
 class ModalityOption(StrEnum):
-    """What --modality takes."""
+    """The values of --modality."""
 
     TEXT = "text"
     AUDIO = "audio"

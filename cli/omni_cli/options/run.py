@@ -82,10 +82,10 @@ def demo(
         str | None, typer.Option(metavar="NAME", help="Model family of the demo, such as qwen3_omni.")
     ] = None,
 ) -> None:
-    """Run a tiny speaking model as three local processes and send it a text, an audio and an image prompt.
+    """Run a tiny speech model as three local processes and send it a text, an audio and an image prompt.
 
-    Saves the text, the speech and a timeline of each under DIR, and stops
-    everything. Exit code 1 on any failure.
+    Saves the text, the speech and a timeline of each answer under DIR, and stops
+    everything. The exit code is 1 if anything failed.
 
     \b
     Example:

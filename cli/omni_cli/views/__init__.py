@@ -1,1 +1,1 @@
-"""Data of what commands draw (a status, a timeline), computed before it is drawn."""
+"""What the commands draw: the status of a pipeline, and the timeline of a request."""

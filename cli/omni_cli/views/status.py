@@ -1,4 +1,4 @@
-"""What `omnipipe status` draws of an OmniPipeline: conditions, then the stages as the graph they form. Pure."""
+"""Draws an OmniPipeline for `omnipipe status`: its conditions, then its stages as a graph. Pure functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BAD_STYLES = {"Ready": "red", "Progressing": "yellow", "Degraded": "red"}
 
 
 def draw_status(document: Json) -> RenderableType:
-    """Returns an OmniPipeline as the API server gives it, with its status."""
+    """Returns the drawing of an OmniPipeline. document is the resource as the API server returns it."""
     metadata, status = document["metadata"], document.get("status") or {}
     head = Text.assemble((metadata["name"], "bold"), f"  namespace {metadata['namespace']}")
     if status.get("url"):
@@ -53,7 +53,7 @@ def _draw_graph(document: Json, status: Json) -> RenderableType:
     known = {stage["name"] for stage in stages}
     former = [entry for name, entry in entries.items() if name not in known]
     if former:
-        # Another revision serves, whose graph the spec no longer shows.
+        # Another revision serves, and the spec no longer shows its graph.
         tree = Tree(Text("serving meanwhile, of an older spec:"))
         for entry in former:
             tree.add(_draw_entry(entry["name"], entry))

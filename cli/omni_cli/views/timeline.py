@@ -1,7 +1,7 @@
-"""A request's timeline: what each stage did and when. Layout only; timeline_plot.py draws it.
+"""Computes a request's timeline: what each stage did and when. timeline_plot.py draws it.
 
-Stages measure in ns since they accepted the request, by their monotonic clocks; the wall clock of Accepted puts the
-lanes side by side.
+Each stage measures nanoseconds since it accepted the request, on its own monotonic clock. The wall-clock times at which
+the stages accepted the request place their lanes on one axis.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One stage."""
+    """The lane of one stage."""
 
     stage: str
     work: tuple[Span, ...]
     """Phases that follow one another: input, queue, prefill, generate, finish."""
     transfer: Span | None = None
-    """Tensors on their way downstream: overlaps the work."""
+    """The time in which tensors were sent downstream. It overlaps the work."""
     steps: tuple[float, ...] = ()
-    """Each output of the engine, in seconds."""
+    """The time of each output of the engine, in seconds."""
     first_audio: float | None = None
     """When the first audio was sent, in seconds."""
 
@@ -78,9 +78,9 @@ def _compute_lane(stage: str, timing: StageTimings, origin_ns: int) -> Lane:
     def seconds(value: int) -> float:
         return (offset + value) / NS_PER_S
 
-    # Each phase ends with an event. One that did not happen, or came before the phase began (rows that were
-    # streamed in while the engine ran), leaves its phase out. Of a single output, a whole audio or one token, nothing
-    # separates prefill from generation.
+    # Each phase ends with an event. A phase is left out if its event did not happen, or happened before the phase began
+    # (rows may arrive while the engine runs). If the engine made a single output (one token, or the complete audio),
+    # prefill cannot be separated from generation, and is left out.
     single = timing.first_output_ns == timing.last_output_ns
     events = (
         (Phase.INPUT, timing.engine_submitted_ns or timing.input_complete_ns),

@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 
 from omni_cli.views.timeline import Phase, Span, Timeline
 
-# Okabe and Ito's palette, whose colours the colour-blind can distinguish.
+# The palette of Okabe and Ito, whose colours people with colour blindness can distinguish.
 COLOURS = {
     Phase.INPUT: "#bbbbbb",
     Phase.QUEUE: "#e69f00",
@@ -25,13 +25,13 @@ COLOURS = {
 }
 AUDIO_COLOUR = "#d55e00"
 LEAST_WIDTH = 0.002
-"""Share of the axis that the shortest span gets, so that it can be seen."""
+"""Minimum width of a span, as a share of the axis, so that short spans can be seen."""
 WORK_BOTTOM, WORK_HEIGHT = -0.18, 0.5
 TRANSFER_BOTTOM, TRANSFER_HEIGHT = -0.36, 0.12
 
 
 def draw_timeline(timeline: Timeline, path: Path, title: str = "") -> None:
-    """Write the timeline as an image; the suffix of the path says which kind."""
+    """Write the timeline as an image. The suffix of the path selects the format."""
     unit, factor = ("s", 1.0) if timeline.end >= 1 else ("ms", 1000.0)
     end = max(timeline.end, 1e-6) * factor
     figure = Figure(figsize=(10, 1.6 + 0.8 * len(timeline.lanes)), layout="constrained")

@@ -1,7 +1,7 @@
-"""A request's timeline in the Chrome trace event format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+"""Writes a request's timeline in a format that Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-The stages measure; this is layout only. Format: "Trace Event Format", Google, 2016: complete events ("X") with times in
-microseconds, instant events ("i"), and metadata ("M") that names processes and threads.
+The format is Google's "Trace Event Format" (2016): complete events ("X") with times in microseconds, instant events
+("i"), and metadata ("M") that names processes and threads.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from omni_cli.views.timeline import Lane, Span, Timeline
 
 _US_PER_S: Final = 1e6
 _WORK, _TRANSFER = 1, 2
-"""Threads of a lane: what follows one another, and tensors on their way downstream."""
+"""Threads of a lane: the phases of the stage's work, and the transfer of tensors downstream."""
 
 
 def render_trace(timeline: Timeline, *, request_id: str) -> str:
-    """Returns the file's text: one process for each stage, times since the request's first Accepted."""
+    """Returns the text of the file. Each stage is a process; times count from the request's first Accepted."""
     events = [event for number, lane in enumerate(timeline.lanes, 1) for event in _lane_events(number, lane)]
     document = {"displayTimeUnit": "ms", "otherData": {"request_id": request_id}, "traceEvents": events}
     return json.dumps(document, indent=1) + "\n"

@@ -1,5 +1,4 @@
-"""One call of an entry stage, as the routes read it: events as they arrive, gRPC errors as GatewayError, audio
-counted."""
+"""Calls an entry stage for the routes: passes on its events, raises gRPC errors as GatewayError, counts the audio."""
 
 from __future__ import annotations
 
@@ -22,8 +21,10 @@ BYTES_PER_SAMPLE: Final = 2
 async def open_answer(
     gateway: Gateway, call: Call, route: str, pipeline: ServedPipeline, **arguments: Unpack[GenerateArguments]
 ) -> AsyncGenerator[Event, None]:
-    """Calls the entry stage. Returns the events after Accepted, once the stage accepted: until then, errors have a
-    status. Closing the generator ends the request in all stages. Raises GatewayError, at once and while iterating.
+    """Calls the entry stage and waits until it accepts the request. Returns the events, of which Accepted is the first.
+
+    An error before Accepted can still be sent as an HTTP status. Closing the generator cancels the request in all
+    stages. Raises GatewayError, here and while the events are read.
     """
     arguments.setdefault("timeout", gateway.settings.request_seconds)
     arguments.setdefault("request_id", call.id)
@@ -65,7 +66,7 @@ async def _follow(
 
 
 class AudioWriter:
-    """Encodes the audio of one answer. The encoder is made by the first chunk, which says rate and channels."""
+    """Encodes the audio of one answer. The first chunk gives the sample rate and channels of the encoder."""
 
     def __init__(self, name: str) -> None:
         """name: one of MEDIA_TYPES, or pcm16."""
@@ -81,5 +82,5 @@ class AudioWriter:
         return await asyncio.to_thread(self._encoder.encode, chunk.data)
 
     async def finish(self) -> bytes:
-        """Returns the rest."""
+        """Returns the rest of the encoded audio."""
         return b"" if self._encoder is None else await asyncio.to_thread(self._encoder.finish)

@@ -41,7 +41,7 @@ from omni_proto.client import (
 router = APIRouter(tags=["chat"])
 ROUTE: Final = "/v1/chat/completions"
 AUDIO_KEPT_S: Final = 0
-"""How long the audio of an answer can be named in the next request: not at all."""
+"""Seconds for which a later request may refer to an answer's audio by its id: none, because it is not stored."""
 
 
 @router.post(ROUTE)
@@ -114,7 +114,7 @@ async def read_arguments(
 
 
 def check_modalities(body: ChatRequest, facts: EntryFacts) -> list[str]:
-    """Returns the modalities that are asked for. Raises InvalidRequestError."""
+    """Returns the requested modalities, without duplicates. Raises InvalidRequestError."""
     modalities = list(dict.fromkeys(body.modalities or ["text"]))
     for wanted in modalities:
         if facts.modalities and wanted not in facts.modalities:
@@ -133,7 +133,7 @@ def check_modalities(body: ChatRequest, facts: EntryFacts) -> list[str]:
 
 
 def read_voice(gateway: Gateway, pipeline: ServedPipeline, facts: EntryFacts, audio: AudioOutput) -> str:
-    """Returns the pipeline's name of the voice. Raises InvalidRequestError."""
+    """Returns the pipeline's name of the requested voice. Raises InvalidRequestError."""
     wanted = audio.voice.id if isinstance(audio.voice, VoiceId) else audio.voice or ""
     aliases = pipeline.voice_aliases or gateway.settings.voice_aliases
     return pick_voice(wanted, facts.voices, aliases, param="audio.voice")
@@ -142,7 +142,7 @@ def read_voice(gateway: Gateway, pipeline: ServedPipeline, facts: EntryFacts, au
 async def stream_chat(
     events: AsyncGenerator[Event, None], answer: ChatAnswer, facts: EntryFacts, audio_format: str
 ) -> AsyncGenerator[bytes, None]:
-    """Server-sent events of an answer; one that fails on the way ends with an error and without [DONE]."""
+    """Yields the server-sent events of an answer. If the answer fails, the last event is an error instead of [DONE]."""
     writer = AudioWriter(audio_format) if audio_format else None
     texts = Template(answer.text)
     async with aclosing(events):
@@ -183,7 +183,7 @@ async def collect_chat(
     facts: EntryFacts,
     audio_format: str,
 ) -> dict[str, Any]:
-    """Returns the whole answer. Raises GatewayError."""
+    """Returns the complete answer as one JSON object. Raises GatewayError."""
     builder = ResultBuilder()
     async with aclosing(await open_answer(gateway, call, ROUTE, pipeline, **arguments)) as events:
         async for item in events:

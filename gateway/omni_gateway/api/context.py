@@ -27,7 +27,7 @@ class Gateway:
     tracing: Tracing = field(default_factory=Tracing)
     pseudonyms: Pseudonyms = field(default_factory=Pseudonyms)
     draining: bool = False
-    """Set on SIGTERM or SIGINT: /ready fails, and each connection is closed after its answer."""
+    """Set on SIGTERM or SIGINT. From then on /ready fails, and each connection is closed after its answer."""
 
 
 @dataclass(slots=True)
@@ -37,10 +37,10 @@ class Call:
     id: str
     """The request's id in all logs and in the header x-request-id."""
     traceparent: str | None = None
-    """Header for the entry stage. It names the gateway's span if there is one, else what the client sent."""
+    """The traceparent header for the entry stage: that of the gateway's span if there is one, else the client's."""
     span: RequestSpan = field(default_factory=RequestSpan)
     key: str = ""
-    """Name of the API key; empty if the gateway asks for none."""
+    """Name of the API key; empty if the gateway requires none."""
     address: str = ""
     """The client's address, without the port."""
     model: str = ""
@@ -50,7 +50,7 @@ class Call:
 
 
 def exemplar_of(call: Call) -> dict[str, str] | None:
-    """Returns the exemplar that links a measured value to the request's trace; None if that is not sampled."""
+    """Returns the exemplar that links a metric's value to the request's trace; None if the trace is not sampled."""
     parts = call.traceparent.split("-") if call.traceparent else []
     sampled = bool(parts) and bool(int(parts[3], 16) & 1)
     return {"trace_id": parts[1], "span_id": parts[2]} if sampled else None

@@ -1,4 +1,4 @@
-"""Errors that the framework raises, and our own, in OpenAI's shape."""
+"""Answers the errors of the web framework and our own in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CODES = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_p
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Make every error of the app one of OpenAI's shape."""
+    """Make the app answer every error in OpenAI's shape."""
     app.add_exception_handler(GatewayError, _answer)
     app.add_exception_handler(RequestValidationError, _answer_validation)
     app.add_exception_handler(HTTPException, _answer_http)
@@ -38,7 +38,7 @@ def respond(request: Request, error: GatewayError) -> Response:
 
 
 def field_path(loc: Sequence[str | int], body: Any, *, missing: bool) -> str:
-    """Returns the path of a wrong field, e.g. messages[0].content: pydantic's names of union members left out."""
+    """Returns the path of a wrong field, e.g. messages[0].content, without pydantic's names of union members."""
     path, here = "", body
     for place, item in enumerate(loc):
         if isinstance(item, int):
@@ -53,7 +53,7 @@ def field_path(loc: Sequence[str | int], body: Any, *, missing: bool) -> str:
 
 
 def describe_validation(error: RequestValidationError) -> InvalidRequestError:
-    """Returns the first problem that pydantic found, in OpenAI's words."""
+    """Returns the first problem that pydantic found, with OpenAI's wording and error code."""
     problem = error.errors()[0]
     kind, loc = problem["type"], problem["loc"]
     if kind == "json_invalid":

@@ -13,13 +13,13 @@ router = APIRouter(tags=["health"])
 
 @router.get("/health")
 async def health() -> dict[str, str]:
-    """The process answers; a restart would not help."""
+    """Answers 200 as long as the process can answer at all."""
     return {"status": "ok"}
 
 
 @router.get("/ready", responses={503: {"description": "The gateway takes no new requests."}})
 async def ready(request: Request) -> Response:
-    """Whether this gateway accepts requests: it knows the pipelines and is not draining."""
+    """Answers 200 if this gateway accepts requests: it knows the pipelines and is not draining. Otherwise 503."""
     gateway = gateway_of(request)
     reason = "draining" if gateway.draining else "" if gateway.pipelines.is_synced() else "pipelines are not known yet"
     return JSONResponse({"status": reason or "ok"}, 503 if reason else 200)
@@ -27,6 +27,6 @@ async def ready(request: Request) -> Response:
 
 @router.get("/metrics", response_class=Response)
 async def metrics(request: Request) -> Response:
-    """Prometheus metrics: omni_gateway_*. As OpenMetrics, on request, latencies name the trace of an example."""
+    """Prometheus metrics: omni_gateway_*. In the OpenMetrics format, latencies have exemplars that name a trace."""
     encode, kind = choose_encoder(request.headers.get("accept", ""))
     return Response(encode(gateway_of(request).metrics.registry), headers={"content-type": kind})

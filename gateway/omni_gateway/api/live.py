@@ -1,4 +1,4 @@
-"""Long answers: streamed ones, and whole ones whose work is cancelled when the client disconnects."""
+"""Sends streamed answers, and cancels the work for an answer when the client disconnects."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
 DONE: Final = b"data: [DONE]\n\n"
 COMMENT: Final = b": keep-alive\n\n"
 _PLACE: Final = "\ue000here\ue000"
-"""Marks the place in a template where events differ; occurs in no other field."""
+"""Marks the place in a template where events differ. It occurs in no other field."""
 
 encode_json: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-"""json.dumps would make an encoder for each call."""
+"""Encodes compact JSON. json.dumps with these options would create a new encoder in each call."""
 
 Result = TypeVar("Result")
 
 
 class ClientLeftError(Exception):
-    """The client closed its connection, or read nothing of the answer for too long. No answer can be sent."""
+    """The client closed its connection, or read nothing of the answer for too long. No more can be sent."""
 
 
 def event(value: Mapping[str, Any], name: str = "") -> bytes:
@@ -37,14 +37,14 @@ def event(value: Mapping[str, Any], name: str = "") -> bytes:
 
 
 class Template:
-    """Events that differ in one string: the rest is encoded once, since a stream has one for each token."""
+    """Makes events that differ in one string. Their rest is encoded only once, because a stream has one per token."""
 
     def __init__(self, make: Callable[[str], Mapping[str, Any]]) -> None:
-        """make: returns the value of the event of a string."""
+        """make: returns the value of the event that contains the given string."""
         self._before, self._after = event(make(_PLACE)).split(encode_json(_PLACE).encode())
 
     def event(self, text: str) -> bytes:
-        """Returns the event of a string."""
+        """Returns the event that contains the given string."""
         return b"%b%b%b" % (self._before, encode_json(text).encode(), self._after)
 
 
@@ -54,8 +54,7 @@ def error_event(error: GatewayError) -> bytes:
 
 
 class LiveResponse(Response):
-    """Sends chunks as they arrive. Closes the generator at its end, or when the client disconnects or reads too
-    slowly."""
+    """Sends chunks as they arrive. Closes their generator at the end, or when the client disconnects or stalls."""
 
     def __init__(
         self,
@@ -66,7 +65,8 @@ class LiveResponse(Response):
         comment_s: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """send_s: most seconds that one chunk may take to be sent. comment_s: silence after which a comment is sent."""
+        """send_s: longest time in which one chunk must be sent, in seconds. comment_s: seconds of silence after which a
+        comment is sent; None: no comments."""
         self.status_code = 200
         self.background = None
         self.media_type = media_type
@@ -78,7 +78,7 @@ class LiveResponse(Response):
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises ClientLeftError; whatever the generator raises."""
+        """Send the answer. Raises ClientLeftError, and any error of the generator."""
         tasks = [asyncio.ensure_future(self._pump(send)), asyncio.ensure_future(_wait_gone(receive))]
         tasks.append(asyncio.ensure_future(self._watch()))
         if self._comment_s is not None:
@@ -101,7 +101,7 @@ class LiveResponse(Response):
         await self._send(send, b"", more=False)
 
     async def _send(self, send: Send, chunk: bytes, *, more: bool) -> None:
-        # Runs once per token: no timer and no lock of its own.
+        # Runs once per token, so it uses no timer and no lock. `_watch` enforces the time limit.
         loop = asyncio.get_running_loop()
         self._sending_since = loop.time()
         try:
@@ -130,15 +130,14 @@ class LiveResponse(Response):
             elif self._sending_since is None:
                 await self._send(send, COMMENT, more=True)
             else:
-                # The client has not taken the last chunk: it does not wait for a sign.
+                # The client has not read the last chunk yet, so it needs no comment.
                 await asyncio.sleep(every_s)
 
 
 async def run_until_gone(request: Request, work: Awaitable[Result]) -> Result:
-    """Returns the result of work. Cancels it if the client disconnects, and raises ClientLeftError. Raises what work
-    raises.
+    """Returns the result of work, or raises its error.
 
-    The request's body must have been read.
+    If the client disconnects, cancels work and raises ClientLeftError. The request's body must have been read before.
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_wait_gone(request.receive))

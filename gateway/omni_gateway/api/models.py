@@ -27,7 +27,7 @@ async def list_models(request: Request) -> dict[str, Any]:
 
 @router.get("/v1/models/{model:path}")
 async def get_model(request: Request, model: str) -> dict[str, Any]:
-    """Describes one model, by its id or an alias; what it returns comes from its entry stage."""
+    """Describes one model, given its id or an alias. Modalities, voices and stages come from its entry stage."""
     gateway = gateway_of(request)
     key, pipeline = find_pipeline(gateway.pipelines.list_pipelines(), model)
     facts = await gateway.entries.facts(pipeline)
@@ -42,7 +42,7 @@ async def get_model(request: Request, model: str) -> dict[str, Any]:
 
 @router.get("/v1/audio/voices")
 async def list_voices(request: Request, model: str | None = Query(default=None)) -> dict[str, Any]:
-    """Lists the voices of all models that speak, or of one."""
+    """Lists the voices of all ready models that speak, or of the given model."""
     gateway = gateway_of(request)
     pipelines = gateway.pipelines.list_pipelines()
     if model is not None:

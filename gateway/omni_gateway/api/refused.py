@@ -1,4 +1,4 @@
-"""OpenAI's APIs that this gateway does not have: refused by name, with an alternative."""
+"""Refuses OpenAI's APIs that this gateway does not have, with the reason and an alternative."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REFUSED: Final = {
 
 
 async def refuse(request: Request) -> None:
-    """Raises NotImplementedHereError with the reason of the path."""
+    """Raises NotImplementedHereError with the reason for the request's path."""
     path = request.url.path
     raise NotImplementedHereError(f"{path} is not supported: {REFUSED[path]}.")
 

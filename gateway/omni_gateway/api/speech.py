@@ -25,7 +25,7 @@ from omni_proto.client import AudioChunk, Event, GenerateArguments, Summary
 router = APIRouter(tags=["speech"])
 ROUTE: Final = "/v1/audio/speech"
 PROMPT: Final = "Read the text aloud."
-"""The prompt before a given reply. It affects only the tone of the voice: the words are the reply's."""
+"""The prompt before the given reply. The model speaks the words of the reply; the prompt affects only its tone."""
 
 
 @router.post(
@@ -34,7 +34,7 @@ PROMPT: Final = "Read the text aloud."
     responses={200: {"content": {kind: {} for kind in (*MEDIA_TYPES.values(), "text/event-stream")}}},
 )
 async def create_speech(request: Request, body: SpeechRequest) -> Response:
-    """Speaks a text. The audio is sent as it is made: as bytes, or as server-sent events."""
+    """Speaks a text. The audio is sent while it is generated: as bytes, or as server-sent events."""
     gateway, call = gateway_of(request), call_of(request)
     if (found := find_unsupported(body)) is not None:
         raise UnsupportedError(f"{found[1]}.", param=found[0])
@@ -72,7 +72,7 @@ async def create_speech(request: Request, body: SpeechRequest) -> Response:
         )
     chunks = stream_bytes(events, writer)
     try:
-        # Before the answer begins, so that a stage which fails first has a status.
+        # Read before the answer begins: if a stage fails before the first audio, the error still gets an HTTP status.
         first = await run_until_gone(request, anext(chunks, b""))
     except BaseException:
         await chunks.aclose()
@@ -83,7 +83,7 @@ async def create_speech(request: Request, body: SpeechRequest) -> Response:
 
 
 async def stream_bytes(events: AsyncGenerator[Event, None], writer: AudioWriter) -> AsyncGenerator[bytes, None]:
-    """The encoded audio. Raises GatewayError: the connection then ends without the end of the body."""
+    """Yields the encoded audio. After a GatewayError the connection is closed before the body is complete."""
     async with aclosing(events):
         async for item in events:
             if isinstance(item, AudioChunk) and (data := await writer.add(item)):
@@ -93,7 +93,7 @@ async def stream_bytes(events: AsyncGenerator[Event, None], writer: AudioWriter)
 
 
 async def stream_events(events: AsyncGenerator[Event, None], writer: AudioWriter) -> AsyncGenerator[bytes, None]:
-    """OpenAI's events speech.audio.delta and speech.audio.done; an error instead of the latter."""
+    """Yields OpenAI's events speech.audio.delta, and at the end speech.audio.done or an error."""
     async with aclosing(events):
         try:
             async for item in events:

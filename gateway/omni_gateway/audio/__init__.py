@@ -1,1 +1,1 @@
-"""Returned audio in the format that the request asked for, encoded while it streams."""
+"""Encodes the returned audio in the requested format while it streams."""

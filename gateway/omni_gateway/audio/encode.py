@@ -1,6 +1,6 @@
-"""Encodes PCM in the requested format, piece by piece: output is ready as soon as the format allows.
+"""Encodes PCM in the requested format, piece by piece. Each format returns encoded audio as early as it can.
 
-pcm is passed through, and wav gets a header: neither can change a sample. FFmpeg (PyAV) does the others.
+pcm is passed through, and wav gets a header; neither changes a sample. FFmpeg (PyAV) encodes the other formats.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ MEDIA_TYPES: Final = {
 }
 _UNKNOWN_LENGTH: Final = 0xFFFFFFFF
 _RATES: Final = {"opus": (8000, 12000, 16000, 24000, 48000), "mp3": (16000, 22050, 24000, 32000, 44100, 48000)}
-"""Rates that an encoder takes; others become the last."""
+"""Sample rates that an encoder accepts. Audio with another rate is resampled to the last of them."""
 _CODECS: Final = {
     "mp3": ("mp3", "libmp3lame", {}, {"write_xing": "0", "id3v2_version": "0"}),
     "opus": ("ogg", "libopus", {"application": "audio", "frame_duration": "20"}, {"page_duration": "20000"}),
     "flac": ("flac", "flac", {}, {}),
     "aac": ("adts", "aac", {}, {}),
 }
-"""By format: FFmpeg's container and codec, options of the codec and of the container. MP3 has no header with its
-length, which is not known yet. Ogg has pages of 20 ms, so that no audio waits for a page to fill."""
+"""By format: FFmpeg's container and codec, the codec's options and the container's options. MP3 is written without its
+length header, because the length is not known yet. Ogg pages last 20 ms, so that no audio waits for a page to fill."""
 _BIT_RATES: Final = {"mp3": 96_000, "opus": 48_000, "aac": 96_000}
 
 
@@ -44,7 +44,7 @@ class Encoder(Protocol):
     media_type: str
 
     def encode(self, pcm: bytes) -> bytes:
-        """Returns what is finished of the encoded audio; may be empty. pcm: whole frames, s16le, interleaved."""
+        """Returns the encoded audio that is ready; may be empty. pcm: complete frames, s16le, channels interleaved."""
         ...
 
     def finish(self) -> bytes:
@@ -53,7 +53,7 @@ class Encoder(Protocol):
 
 
 class PcmEncoder:
-    """Samples as they are."""
+    """Passes samples through unchanged."""
 
     media_type = MEDIA_TYPES["pcm"]
 
@@ -67,7 +67,7 @@ class PcmEncoder:
 
 
 class WavEncoder:
-    """A WAV whose header says that its length is not known, as programs that stream write it."""
+    """Writes a WAV whose header gives the length as unknown (0xFFFFFFFF), as other streaming programs do."""
 
     media_type = MEDIA_TYPES["wav"]
 
@@ -75,7 +75,7 @@ class WavEncoder:
         self._header = wav_header(rate_hz, channels, None)
 
     def encode(self, pcm: bytes) -> bytes:
-        """Returns the samples, after the header the first time."""
+        """Returns the samples; the first call puts the header before them."""
         header, self._header = self._header, b""
         return header + pcm
 
@@ -86,12 +86,12 @@ class WavEncoder:
 
 
 class AvEncoder:
-    """MP3, Opus in Ogg, FLAC or AAC in ADTS."""
+    """Encodes MP3, Opus in Ogg, FLAC, or AAC in ADTS."""
 
     def __init__(self, name: str, rate_hz: int, channels: int, file: io.BytesIO | None = None) -> None:
-        """name: a key of MEDIA_TYPES. file: where all goes, instead of out of encode and finish.
+        """name: a key of MEDIA_TYPES other than pcm and wav. file: gets all output; encode and finish then return none.
 
-        Raises InternalError for channels that it does not write.
+        Raises InternalError for more than two channels.
         """
         container, codec, codec_options, container_options = _CODECS[name]
         self.media_type = MEDIA_TYPES[name]
@@ -148,14 +148,14 @@ class AvEncoder:
 
 
 def make_encoder(name: str, rate_hz: int, channels: int) -> Encoder:
-    """Returns an encoder for a format of MEDIA_TYPES ("pcm16" is pcm). Raises InternalError; KeyError for no format."""
+    """Returns an encoder for a key of MEDIA_TYPES, or for pcm16 (= pcm). Raises InternalError; KeyError for others."""
     if name in ("pcm", "pcm16"):
         return PcmEncoder()
     return WavEncoder(rate_hz, channels) if name == "wav" else AvEncoder(name, rate_hz, channels)
 
 
 def encode_whole(name: str, pcm: bytes, rate_hz: int, channels: int) -> bytes:
-    """Returns all audio of an answer as one file, whose header says how long it is."""
+    """Returns the complete audio of an answer as one file, whose header gives its length."""
     if name == "wav":
         return wav_header(rate_hz, channels, len(pcm)) + pcm
     if name in ("pcm", "pcm16"):
@@ -168,7 +168,7 @@ def encode_whole(name: str, pcm: bytes, rate_hz: int, channels: int) -> bytes:
 
 
 def wav_header(rate_hz: int, channels: int, data_bytes: int | None) -> bytes:
-    """Returns the 44 bytes before the samples (s16le); data_bytes None: not known yet."""
+    """Returns the 44 bytes before the samples (s16le). data_bytes: size of the samples; None if not known yet."""
     frame = 2 * channels
     length = _UNKNOWN_LENGTH if data_bytes is None else data_bytes
     riff = _UNKNOWN_LENGTH if data_bytes is None else min(data_bytes + 36, _UNKNOWN_LENGTH)
@@ -177,7 +177,7 @@ def wav_header(rate_hz: int, channels: int, data_bytes: int | None) -> bytes:
 
 
 class _Sink(io.RawIOBase):
-    """A file without seek, so FFmpeg writes nothing that it would have to correct later."""
+    """A file that cannot seek, so FFmpeg writes no header that it would have to correct later."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,1 +1,1 @@
-"""The pipelines of a Kubernetes cluster: which there are, from a watch of OmniPipelines and of nothing else."""
+"""The pipelines of a Kubernetes cluster, from a watch of OmniPipelines; no other kind is watched."""

@@ -1,4 +1,4 @@
-"""What a gateway reads of an OmniPipeline. Pure."""
+"""Turns an OmniPipeline into a ServedPipeline. Pure functions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def keep_what_matters(manifest: Manifest) -> Manifest:
 
 
 def read_pipeline(manifest: Manifest, settings: GatewaySettings) -> ServedPipeline | None:
-    """Returns how a pipeline is served; None if it has no address, or is being deleted."""
+    """Returns the pipeline as the gateway serves it; None if it has no address, or is being deleted."""
     url = value_at(manifest, "status", "url", default="")
     if not url or is_terminating(manifest):
         return None
@@ -52,9 +52,10 @@ def read_pipeline(manifest: Manifest, settings: GatewaySettings) -> ServedPipeli
 
 
 def balanced_endpoint(url: str, name: str) -> tuple[str, str]:
-    """Returns the address of the pipeline's headless Service, and the host of its url, which its certificate has.
+    """Returns the endpoint of the pipeline's headless Service, and the url's host, which the certificate must name.
 
-    The url's Service has one address, behind which one connection reaches one pod: the gateway balances by itself.
+    The Service in the url has a cluster IP, so a connection to it reaches only one pod. Over the addresses of the
+    headless Service, the gateway balances the load itself.
     """
     scheme, _, address = url.partition("://")
     host = address.rpartition(":")[0]
@@ -62,6 +63,6 @@ def balanced_endpoint(url: str, name: str) -> tuple[str, str]:
 
 
 def read_pipelines(manifests: Sequence[Manifest], settings: GatewaySettings) -> tuple[ServedPipeline, ...]:
-    """Returns how the pipelines are served, by namespace and name."""
+    """Returns the pipelines that have an address, sorted by name and namespace."""
     read = (read_pipeline(manifest, settings) for manifest in manifests)
     return tuple(sorted((one for one in read if one is not None), key=lambda one: (one.name, one.namespace)))

@@ -1,4 +1,4 @@
-"""Keeps the list of pipelines equal to the API server's."""
+"""Keeps the gateway's list of pipelines equal to the API server's."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from omni_proto.pod_contract import PIPELINE_LABEL
 
 CALLER: Final = "omnipipeline-gateway"
 CALLS_PER_S: Final = 5.0
-"""Lists and watches of a few namespaces; each lives for a minute."""
+"""Rate limit of the calls to the API server."""
 
 
 class ClusterPipelines:
-    """The OmniPipelines of some namespaces, or of all. While the API server is away, it keeps the last known ones."""
+    """The OmniPipelines of some namespaces, or of all. If the API server is unreachable, the last known ones stay."""
 
     def __init__(
         self, namespaces: Sequence[str] = (), kubeconfig: Path | None = None, settings: GatewaySettings | None = None
@@ -45,12 +45,12 @@ class ClusterPipelines:
         return self._served
 
     def is_synced(self) -> bool:
-        """Returns whether every namespace was listed once."""
+        """Returns whether every namespace has been listed at least once."""
         return bool(self._reflectors) and all(reflector.synced.is_set() for reflector in self._reflectors)
 
     @asynccontextmanager
     async def run(self, metrics: GatewayMetrics) -> AsyncGenerator[None, None]:
-        """Watches inside the block. Raises CredentialsError."""
+        """Watch the pipelines while the block is open. Raises CredentialsError."""
         transport = Transport(await load_connection(self._kubeconfig, CALLER), metrics)
         client = ApiClient(transport, RateLimiter(CALLS_PER_S, 2 * len(self._namespaces) + CALLS_PER_S))
         self._reflectors = [

@@ -1,4 +1,4 @@
-"""The body of a request, read within bounds of size, of time and of the memory that all bodies share."""
+"""Reads the body of a request, with limits on its size, its time, and the memory that all bodies use together."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from starlette.types import Receive
 from omni_gateway.errors import InvalidRequestError, TooLargeError, UnavailableError
 
 IN_ALL_FACTOR: Final = 8
-"""Bodies in memory at once, in multiples of the largest that is allowed."""
+"""Memory that all bodies may use together, as a multiple of the largest allowed body."""
 
 
 class BodyGoneError(Exception):
-    """The client left while its body was read."""
+    """The client disconnected while its body was read."""
 
 
 class BodyReader:
-    """Reads bodies; counts what all of them hold until `release`."""
+    """Reads bodies, and counts their total size until each is released."""
 
     def __init__(self, max_bytes: int, max_seconds: float) -> None:
         self._max_bytes = max_bytes
@@ -26,10 +26,10 @@ class BodyReader:
         self._left = max_bytes * IN_ALL_FACTOR
 
     async def read(self, receive: Receive, length: str | None) -> bytes:
-        """Returns the body. `length` is the header content-length. Call `release` with the body's size after its use.
+        """Returns the body. length is the header content-length. Call `release` with the body's size after its use.
 
-        Raises TooLargeError, before anything is read where the header says so; InvalidRequestError, UnavailableError,
-        BodyGoneError.
+        Raises TooLargeError, before anything is read if the header already shows it; InvalidRequestError,
+        UnavailableError, BodyGoneError.
         """
         if length is not None and length.isdecimal() and int(length) > self._max_bytes:
             raise self._too_large()
@@ -61,7 +61,7 @@ class BodyReader:
             raise
 
     def release(self, size: int) -> None:
-        """Give back the memory of a body of that size."""
+        """Note that a body of that size is no longer in memory."""
         self._left += size
 
     def _too_large(self) -> TooLargeError:

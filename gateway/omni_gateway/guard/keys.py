@@ -5,8 +5,8 @@
       sha256: 2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae
       limits: {requestsPerMinute: 60, concurrentRequests: 4, audioSecondsPerMinute: 600}
 
-Keys are random and long (`omnipipe gateway-key` makes them), so that a plain hash is enough. Only hashes are kept, and
-names, never keys, are logged.
+Keys are random and long (`omnipipe gateway-key` makes them), so a plain hash is enough. Only hashes are kept. Logs
+contain the names of keys, never the keys.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PREFIX: Final = "sk-omni-"
 
 
 class KeyFileError(ValueError):
-    """The file of keys cannot be used. The message names the field, never its value."""
+    """The key file cannot be used. The message names the wrong field, but not its value."""
 
 
 class _Model(BaseModel):
@@ -44,14 +44,14 @@ class _Model(BaseModel):
 
 
 class KeyLimits(_Model):
-    """What one key may use, of all replicas together; none is without limit."""
+    """Limits of one key, for all replicas together. None means no limit."""
 
     requests_per_minute: Annotated[int, Field(ge=1)] | None = None
-    """Requests a minute; as many may come at once."""
+    """Requests per minute; the same number may arrive in one burst."""
     concurrent_requests: Annotated[int, Field(ge=1)] | None = None
-    """Requests at once."""
+    """Requests in progress at the same time."""
     audio_seconds_per_minute: Annotated[int, Field(ge=1)] | None = None
-    """Returned audio a minute, counted when a request ends."""
+    """Seconds of returned audio per minute, counted when a request ends."""
 
 
 class ApiKey(_Model):
@@ -65,7 +65,7 @@ class ApiKey(_Model):
 
 
 class KeyFile(_Model):
-    """The keys that there are."""
+    """Content of the key file."""
 
     keys: tuple[ApiKey, ...]
 
@@ -100,7 +100,10 @@ def parse_keys(text: str) -> tuple[ApiKey, ...]:
 
 
 def find_key(keys: Sequence[ApiKey], presented: str) -> ApiKey | None:
-    """Returns the key with that hash. Compares with every key, so that timing does not reveal which one was close."""
+    """Returns the key whose hash matches, None if there is none.
+
+    Compares with every key in constant time, so that timing reveals nothing about the keys.
+    """
     digest = hash_key(presented)
     found = None
     for key in keys:
@@ -110,10 +113,10 @@ def find_key(keys: Sequence[ApiKey], presented: str) -> ApiKey | None:
 
 
 class KeyRing:
-    """The keys of a file. Use from one thread."""
+    """The keys of a file, which is read again when it changes. Use from one thread."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        """Raises KeyFileError, OSError: a gateway does not start without its keys."""
+        """Read the file. Raises KeyFileError, OSError: a gateway does not start without its keys."""
         self._path = path
         self._clock = clock
         self._checked = clock()
@@ -148,6 +151,6 @@ class KeyRing:
         log.info("read the keys again", extra={"keys": len(self._keys)})
 
     def _stamp(self) -> tuple[int, int, int]:
-        # Of the file that the name leads to: a mounted Secret changes by a link.
+        # stat() follows links: kubelet updates a mounted Secret by changing a link.
         found = self._path.stat()
         return (found.st_ino, found.st_mtime_ns, found.st_size)

@@ -1,7 +1,7 @@
-"""Limits of each key in this replica: requests a minute, requests at once, seconds of audio a minute.
+"""Limits of each key in this replica: requests per minute, concurrent requests, seconds of audio per minute.
 
-A limit is shared out evenly: each replica grants limit / replicas, so that all together are off by at most one
-replica's share while their number changes.
+Each limit is divided evenly: a replica grants limit / replicas. While the number of replicas changes, all replicas
+together may exceed the limit or fall short of it by about one replica's share.
 """
 
 from __future__ import annotations
@@ -25,16 +25,19 @@ class _Use:
 
 
 class KeyLimiter:
-    """Counts what each key uses here. Use from one thread."""
+    """Counts what each key uses in this replica. Use from one thread."""
 
     def __init__(self, replicas: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
-        """replicas: the gateway's ready replicas, at least 1."""
+        """replicas: returns the number of the gateway's ready replicas."""
         self._replicas = replicas
         self._clock = clock
         self._uses: dict[str, _Use] = {}
 
     def enter(self, key: ApiKey) -> dict[str, str]:
-        """A request begins. Returns its x-ratelimit-* headers. Raises RateLimitError; else call `leave` once."""
+        """Count a request that begins. Returns its x-ratelimit-* headers; call `leave` once when it has ended.
+
+        Raises RateLimitError, and then does not count the request.
+        """
         use = self._uses.setdefault(key.name, _Use())
         now, replicas = self._clock(), max(1, self._replicas())
         limits = key.limits
@@ -69,7 +72,7 @@ class KeyLimiter:
         return headers
 
     def leave(self, key: ApiKey, audio_seconds: float) -> None:
-        """A request ended, after so much audio."""
+        """Count the end of a request, with the seconds of audio that it returned."""
         use = self._uses[key.name]
         use.running -= 1
         if use.audio is not None:
@@ -77,7 +80,7 @@ class KeyLimiter:
 
 
 def _headers(what: str, share: float, bucket: TokenBucket) -> dict[str, str]:
-    """x-ratelimit-*, as OpenAI names them. The reset is when the bucket is full again."""
+    """Returns the x-ratelimit-* headers, with OpenAI's names. Reset is the time until the bucket is full again."""
     return {
         f"x-ratelimit-limit-{what}": str(math.floor(share)),
         f"x-ratelimit-remaining-{what}": str(max(0, math.floor(bucket.level))),

@@ -1,4 +1,4 @@
-"""The guard: around every request, before any route. Bounds, id, log line, metrics; errors in OpenAI's shape."""
+"""The guard wraps every request: limits, request id, log line, metrics, and errors in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from omni_gateway.tracing import RequestSpan
 log = logging.getLogger(__name__)
 
 PROTECTED: Final = "/v1/"
-"""Beginning of the paths that need a key, where there are keys."""
+"""Beginning of the paths that need a key, if keys are configured."""
 WRONG_KEY_STATUS: Final = 401
 LEFT_STATUS: Final = 499
-"""In logs and metrics, for clients that left: nginx's."""
+"""nginx's status for clients that disconnected, used in logs and metrics."""
 
 
 class Guard:
     """ASGI middleware."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway, keys: KeyRing | None, replicas: Callable[[], int]) -> None:
-        """keys: None lets everyone in. replicas: see KeyLimiter."""
+        """keys: None accepts every request. replicas: see KeyLimiter."""
         self._app = app
         self._gateway = gateway
         self._keys = keys
@@ -120,7 +120,7 @@ class Guard:
 
 
 class _Replay:
-    """Passes the app a body that has been read, and then the server's message that the client disconnected."""
+    """Passes to the app the body that was read, and afterwards the messages of the server, such as a disconnect."""
 
     def __init__(self, body: bytes, receive: Receive) -> None:
         self._body: bytes | None = body
@@ -140,10 +140,10 @@ class _Reply:
         self._gateway = gateway
         self.status = 0
         self.headers: dict[str, str] = {}
-        """Further headers."""
+        """Further headers of the answer."""
         self.before_last: Callable[[], None] | None = None
-        """Called once, before the end of the answer is sent, so that a client's next request does not count beside
-        this one."""
+        """Called once, before the end of the answer is sent. A request that the client sends right after it then does
+        not count as concurrent with this one."""
 
     @property
     def started(self) -> bool:
@@ -165,7 +165,7 @@ class _Reply:
         await self._send(message)
 
     def end(self) -> None:
-        """The answer ends now, whole or not."""
+        """Note that the answer ends now, complete or not."""
         ending, self.before_last = self.before_last, None
         if ending is not None:
             ending()

@@ -1,7 +1,9 @@
-"""Names of users for entry stages: the same for one user while this gateway runs, and meaning nothing elsewhere.
+"""Pseudonyms of users, which the gateway sends to entry stages.
 
-An entry stage lets clients wait whose calls are refused often (omni_proto.rpc.metadata). All users of a gateway have
-the gateway's address, so that it names them: one user's refused calls do not delay another's.
+An entry stage delays its refusals to a client whose calls it refuses often. To the stage, all users of a gateway have
+the gateway's address. So the gateway adds a pseudonym of the user to each call (omni_proto.rpc.metadata), and one
+user's refused calls do not delay another user's. A pseudonym stays the same while this gateway runs, and reveals
+nothing.
 """
 
 from __future__ import annotations
@@ -14,12 +16,12 @@ _BYTES: Final = 12
 
 
 class Pseudonyms:
-    """Makes names from a secret of its own."""
+    """Makes pseudonyms with a random secret of this process."""
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(hashlib.blake2s.MAX_KEY_SIZE)
 
     def of(self, key: str, address: str) -> str:
-        """Returns the name for a user: by the name of its API key, else by its address. Hexadecimal digits."""
+        """Returns the pseudonym of a user, as hexadecimal digits: by the name of its API key, else by its address."""
         known = f"key {key}" if key else f"address {address}"
         return hashlib.blake2s(known.encode(), key=self._secret, digest_size=_BYTES).hexdigest()

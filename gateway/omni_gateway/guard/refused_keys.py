@@ -1,6 +1,6 @@
-"""Log lines of requests without a valid API key: one in full, then their number once a period.
+"""Limits the log lines about requests without a valid API key: the first is logged, then their number once a period.
 
-Anyone who reaches the gateway can send such requests as fast as it answers. A line for each would fill the log.
+Anyone who can reach the gateway can send such requests as fast as it answers. A line for each would fill the log.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 PERIOD_S: Final = 60.0
 Later = Callable[[float, Callable[[], None]], Any]
-"""Calls a function after so many seconds."""
+"""Calls a function after a number of seconds."""
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ def _call_later(seconds: float, function: Callable[[], None]) -> None:
 
 
 class RefusedKeys:
-    """Decides which of these requests are logged. Use from one event loop."""
+    """Decides which requests without a valid key are logged. Use from one event loop."""
 
     def __init__(self, later: Later = _call_later) -> None:
         self._later = later
@@ -30,7 +30,7 @@ class RefusedKeys:
         self._counting = False
 
     def note(self) -> bool:
-        """Note a request. Returns whether it is logged by itself: the first one, and the next after a quiet period."""
+        """Count a request. Returns whether to log it: the first one, and the first one after a period without any."""
         if self._counting:
             self._unlogged += 1
             return False

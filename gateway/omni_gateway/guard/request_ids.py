@@ -1,4 +1,4 @@
-"""Ids of requests. Pure, but for chance."""
+"""Request ids and trace contexts. Pure functions, except that new ids are random."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _TRACEPARENT: Final = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16
 
 
 def request_id(given: str | None) -> str:
-    """Returns the client's x-request-id if it can be one, else a new id."""
+    """Returns the client's x-request-id if it is a valid id, else a new id."""
     if given is not None and _ID.match(given):
         return given
     return f"req_{secrets.token_hex(16)}"
 
 
 def trace_context(given: str | None) -> str | None:
-    """Returns the client's W3C traceparent if it is one; None without."""
+    """Returns the client's W3C traceparent if it is valid, else None."""
     return given if given is not None and _TRACEPARENT.match(given) else None

@@ -1,1 +1,1 @@
-"""Images and audio of requests: from data: URIs, addresses and base64 to what a stage takes."""
+"""Media of requests: converts data: URIs, https addresses and base64 to the formats that a stage accepts."""

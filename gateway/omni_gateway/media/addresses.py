@@ -1,4 +1,4 @@
-"""Which addresses images may be fetched from: public ones. Pure."""
+"""Decides from which addresses media may be fetched: only from public ones. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from omni_gateway.errors import InvalidMediaError
 
 
 def check_url(url: str, *, param: str) -> SplitResult:
-    """Returns the parts of an https address with a host, on port 443, without a user. Raises InvalidMediaError."""
+    """Returns the parts of a URL. Raises InvalidMediaError unless it is https, on port 443, with a host and no user."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -21,8 +21,8 @@ def check_url(url: str, *, param: str) -> SplitResult:
 
 
 def is_public(address: str) -> bool:
-    """Returns whether an IP address is one of the public internet: no private, loopback, link-local, reserved or
-    shared one."""
+    """Returns whether an IP address belongs to the public internet: it is not private, loopback, link-local, reserved,
+    shared or multicast."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

@@ -1,4 +1,4 @@
-"""Media that stand in the request itself: base64, and data: URIs. Pure."""
+"""Decodes media that the request itself contains, as base64 or data: URIs. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VIDEO_TYPES: Final = ("video/mp4", "video/webm", "video/x-matroska", "video/quic
 
 
 def decode_base64(text: str, *, param: str, max_bytes: int) -> bytes:
-    """Returns the bytes. Raises TooLargeError before decoding, InvalidMediaError."""
+    """Returns the decoded bytes. Raises TooLargeError, before decoding, and InvalidMediaError."""
     if len(text) * 3 // 4 > max_bytes + 3:
         raise TooLargeError(f"{param} holds more than {max_bytes} bytes, the most of one file.", param=param)
     try:
@@ -27,9 +27,9 @@ def decode_base64(text: str, *, param: str, max_bytes: int) -> bytes:
 
 
 def read_data_uri(url: str, types: Sequence[str], *, param: str, max_bytes: int) -> bytes:
-    """Returns the bytes of data:image/png;base64,... whose type is one of `types`.
+    """Returns the decoded bytes of a data: URI, e.g. data:image/png;base64,...
 
-    Raises TooLargeError, InvalidMediaError.
+    Raises TooLargeError; InvalidMediaError, also if its media type is not in `types`.
     """
     head, comma, body = url.partition(",")
     kind, *options = head.removeprefix("data:").split(";")

@@ -1,7 +1,7 @@
-"""Images and videos by https, where it is switched on: public addresses only, no redirects, bounded in size and time.
+"""Fetches images and videos over https, if the settings allow it: no redirects, with limits on size and time.
 
-The name is resolved once, every address that it has must be public, and the connection goes to one of those: a name
-that resolves differently a moment later changes nothing.
+The host name is resolved once. All its addresses must be public, and the connection goes to one of them. So a name that
+resolves to another address a moment later (DNS rebinding) has no effect.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_HEADER_BYTES: Final = 32 << 10
 
 
 async def fetch_media(url: str, types: Sequence[str], *, param: str, max_bytes: int, max_seconds: float) -> bytes:
-    """Returns the body of a 200 answer; `types` are asked for, and the answer's type is not checked.
+    """Returns the body of an answer with status 200. `types` is the accept header; the answer's type is not checked.
 
     Raises InvalidMediaError, TooLargeError.
     """
@@ -40,7 +40,7 @@ async def fetch_media(url: str, types: Sequence[str], *, param: str, max_bytes: 
 
 
 async def resolve(host: str, *, param: str) -> str:
-    """Returns an address of the host. Raises InvalidMediaError if one of its addresses is not public; OSError."""
+    """Returns an address of the host. Raises OSError; InvalidMediaError if any of its addresses is not public."""
     found = await asyncio.get_running_loop().getaddrinfo(host, PORT, type=socket.SOCK_STREAM)
     addresses = [str(item[4][0]) for item in found]
     if not addresses or not all(is_public(address) for address in addresses):
@@ -49,7 +49,7 @@ async def resolve(host: str, *, param: str) -> str:
 
 
 class _Answer:
-    """What the parser reads."""
+    """The answer that httptools parses; it calls the on_* methods."""
 
     def __init__(self, param: str, max_bytes: int) -> None:
         self._param = param
@@ -66,7 +66,7 @@ class _Answer:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the connection ended before the body did."""
+        """Whether the connection ended before the body was complete."""
         return self._says_its_end and not self.complete
 
     def on_body(self, piece: bytes) -> None:

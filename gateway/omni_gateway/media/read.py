@@ -1,4 +1,4 @@
-"""Reads the media of a chat's messages from the request, or fetches them if `media.fetchHttps` is set."""
+"""Reads the media of a chat's messages from the request, or fetches them over https if `media.fetchHttps` is set."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from omni_proto.client import ArgumentError, MediaPart, audio_part, image_part, 
 async def read_media(
     found: Sequence[tuple[str, ImagePart | AudioPart | VideoPart]], settings: MediaSettings
 ) -> list[MediaPart]:
-    """Returns the media in order. found: each with the path of its field. Raises GatewayError naming the field."""
+    """Returns the media in order. found: each part with the path of its field.
+
+    Raises GatewayError, whose param is the field.
+    """
     if len(found) > settings.max_items:
         param = found[settings.max_items][0]
         raise TooLargeError(f"At most {settings.max_items} images, audio files and videos are taken.", param=param)

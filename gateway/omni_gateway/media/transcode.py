@@ -1,4 +1,4 @@
-"""MP3 and Opus of requests, decoded to WAV, since stages read WAV and FLAC. By FFmpeg, with one demuxer allowed."""
+"""Decodes MP3 and Opus of requests to WAV, because stages read only WAV and FLAC. FFmpeg may use only one demuxer."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from omni_gateway.audio.encode import wav_header
 from omni_gateway.errors import InvalidMediaError, TooLargeError
 
 DEMUXERS: Final = {"mp3": "mp3", "opus": "ogg"}
-"""FFmpeg's name of the container, by OpenAI's format. Given explicitly, so that FFmpeg does not guess one from
-hostile bytes."""
+"""FFmpeg's name of the demuxer, by OpenAI's name of the format. It is passed to FFmpeg, which would otherwise guess a
+demuxer from bytes that may be hostile."""
 CODECS: Final = {"mp3": ("mp3", "mp3float"), "opus": ("opus", "libopus")}
 MAX_RATE_HZ: Final = 48_000
 
 
 def to_wav(data: bytes, form: str, *, param: str, max_seconds: int) -> bytes:
-    """Returns a mono WAV at the file's rate. form: a key of DEMUXERS.
+    """Returns a mono WAV at the file's sample rate. form: a key of DEMUXERS.
 
-    Decoding stops at max_seconds: a small file may hold hours of silence. Raises InvalidMediaError, TooLargeError.
+    Decoding stops after max_seconds of audio, because a small file may hold hours of silence. Raises InvalidMediaError;
+    TooLargeError for longer audio.
     """
     try:
         with av.open(io.BytesIO(data), "r", format=DEMUXERS[form]) as container:

@@ -1,1 +1,1 @@
-"""OpenAI's fields and shapes, and their translation from and to the client's. Pure."""
+"""OpenAI's request and response types, and their translation to and from the gRPC client's. Pure functions."""

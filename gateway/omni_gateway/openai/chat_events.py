@@ -1,4 +1,4 @@
-"""From the events of a call to OpenAI's chat completion: chunks of a stream, or one object. Pure."""
+"""Turns the events of a call into OpenAI's chat completion: chunks of a stream, or one object. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ _FINISH: Final[Mapping[str, str]] = {"stop": "stop", "length": "length"}
 
 @dataclass(slots=True)
 class ChatAnswer:
-    """What the parts of one answer have in common."""
+    """Builds one answer. Its fields are those that all chunks of the answer share."""
 
     id: str
     model: str
     created: int
     """Seconds since the epoch."""
     audio_expires_at: int = 0
-    """0: the answer holds no audio."""
+    """Seconds since the epoch; 0 if the answer contains no audio."""
     include_usage: bool = False
     include_stages: bool = False
     finish_reason: str = "stop"
-    """Of the stage that writes the text."""
+    """Finish reason of the stage that writes the text, in OpenAI's terms."""
     calls_tools: bool = False
     """Whether the model has called a tool."""
     named_tool: bool = False
-    """Whether the request named the tool to call: OpenAI's API then says "stop", as if no tool had been called."""
+    """Whether the request named the tool to call. OpenAI's finish reason is then "stop" and not "tool_calls"."""
 
     @property
     def speaks(self) -> bool:
-        """Whether text is the transcript of audio."""
+        """Whether the answer contains audio, so that its text is the transcript."""
         return bool(self.audio_expires_at)
 
     @property
@@ -49,11 +49,11 @@ class ChatAnswer:
         return self._chunk(delta)
 
     def text(self, text: str) -> dict[str, Any]:
-        """Returns the chunk of some text."""
+        """Returns a chunk with a piece of text."""
         return self._chunk({"audio": {"id": self.audio_id, "transcript": text}} if self.speaks else {"content": text})
 
     def tool_call(self, piece: ToolCallDelta) -> dict[str, Any]:
-        """Returns the chunk of a piece of a tool call; id, type and name stand in the first piece alone."""
+        """Returns a chunk with a piece of a tool call. Only the first piece of a call has the id, type and name."""
         self.calls_tools = True
         call: dict[str, Any] = {"index": piece.index, "function": {"arguments": piece.arguments}}
         if piece.id:
@@ -62,24 +62,24 @@ class ChatAnswer:
         return self._chunk({"tool_calls": [call]})
 
     def reasoning(self, text: str) -> dict[str, Any]:
-        """Returns the chunk of some reasoning, by vLLM's name."""
+        """Returns a chunk with a piece of reasoning, under vLLM's field name."""
         return self._chunk({"reasoning": text})
 
     def audio(self, data: bytes) -> dict[str, Any]:
-        """Returns the chunk of some encoded audio."""
+        """Returns a chunk with a piece of encoded audio."""
         return self._chunk({"audio": {"id": self.audio_id, "data": base64.b64encode(data).decode()}})
 
     def last(self) -> dict[str, Any]:
-        """Returns the chunk that says why the answer ended."""
+        """Returns the chunk with the finish reason."""
         delta = {"audio": {"id": self.audio_id, "expires_at": self.audio_expires_at}} if self.speaks else {}
         return self._chunk(delta, self._finish())
 
     def usage(self, usage: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the chunk that ends a stream which was asked for the usage."""
+        """Returns the chunk with the usage, which ends a stream if the request asks for it."""
         return {**self._chunk({}), "choices": [], "usage": dict(usage)}
 
     def stage(self, item: Accepted | StageFinished) -> dict[str, Any]:
-        """Returns the chunk of a stage that accepted the request, or ended; see `stage_facts`."""
+        """Returns the chunk for a stage that accepted or finished the request; see `stage_facts`."""
         return {**self._chunk({}), "choices": [], "stage": stage_facts(item)}
 
     def whole(
@@ -91,7 +91,7 @@ class ChatAnswer:
         calls: Sequence[ToolCall] = (),
         reasoning: str = "",
     ) -> dict[str, Any]:
-        """Returns the answer as one object."""
+        """Returns the complete answer as one object."""
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if reasoning:
             message["reasoning"] = reasoning
@@ -127,12 +127,13 @@ class ChatAnswer:
 
 
 def finish_reason(reason: str) -> str:
-    """Returns OpenAI's word for a finish reason of the stage that writes the text."""
+    """Returns OpenAI's name for a stage's finish reason: "stop" or "length"."""
     return _FINISH.get(reason, "stop")
 
 
 def read_usage(summary: Summary) -> dict[str, Any]:
-    """Returns the usage of all stages: the entry's prompt and text, and the tokens of audio of the stages below."""
+    """Returns OpenAI's usage: the entry stage's prompt and text tokens, and as audio tokens those of all other
+    stages."""
     entry = next((stage.usage for stage in summary.stages if stage.stage == summary.stage), None)
     prompt = entry.prompt_tokens if entry else 0
     text = entry.completion_tokens if entry else 0
@@ -146,9 +147,10 @@ def read_usage(summary: Summary) -> dict[str, Any]:
 
 
 def stage_facts(item: Accepted | StageFinished) -> dict[str, Any]:
-    """Returns what a stage says of a request: name, event, accepted_unix_ms; once it ended finish_reason and timings.
+    """Returns a stage's report about a request: name, event, and either accepted_unix_ms or finish_reason and timings.
 
-    `timings` has the names of StageTimings, in ms since the stage accepted; what did not happen is left out.
+    `timings` has the field names of StageTimings without _ns, in ms since the stage accepted the request. Events that
+    did not happen are left out.
     """
     if isinstance(item, Accepted):
         return {"name": item.stage, "event": "accepted", "accepted_unix_ms": item.accepted_unix_ns / 1e6}

@@ -1,4 +1,4 @@
-"""The messages of a chat, by OpenAI's names: what was said before, and images, audio and video."""
+"""The messages of a chat, with OpenAI's field names: text, images, audio, video and tool calls."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Body(BaseModel):
-    """Base of request bodies: unknown fields are errors, values are not converted from other types."""
+    """Base of request bodies. Unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class TextPart(Body):
-    """Text."""
+    """A text part of a message."""
 
     type: Literal["text"]
     text: str
 
 
 class ImageUrl(Body):
-    """Where an image is."""
+    """The URL of an image."""
 
     url: str
-    """data:image/png;base64,... or, where it is switched on, an https address."""
+    """data:image/png;base64,... or, if the gateway allows it, an https URL."""
     detail: Literal["auto", "low", "high"] | None = None
-    """Only "auto": the model decides by the image's size."""
+    """Only "auto": the image's size determines the detail."""
 
 
 class ImagePart(Body):
@@ -37,14 +37,15 @@ class ImagePart(Body):
 
 
 class VideoUrl(Body):
-    """Where a video is."""
+    """The URL of a video."""
 
     url: str
-    """data:video/mp4;base64,... or, where it is switched on, an https address."""
+    """data:video/mp4;base64,... or, if the gateway allows it, an https URL."""
 
 
 class VideoPart(Body):
-    """vLLM's and OpenRouter's: a video, MP4, WebM, Matroska or QuickTime; only of models that read video."""
+    """A video in MP4, WebM, Matroska or QuickTime (vLLM's and OpenRouter's extension). Only for models that read
+    video."""
 
     type: Literal["video_url"]
     video_url: VideoUrl
@@ -54,12 +55,12 @@ class InputAudio(Body):
     """Encoded audio."""
 
     data: str
-    """base64."""
+    """The file, in base64."""
     format: Literal["wav", "mp3", "flac", "opus"]
 
 
 class AudioPart(Body):
-    """Audio."""
+    """An audio part of a message."""
 
     type: Literal["input_audio"]
     input_audio: InputAudio
@@ -69,7 +70,7 @@ ContentPart = Annotated[TextPart | ImagePart | AudioPart | VideoPart, Field(disc
 
 
 class SystemMessage(Body):
-    """Instructions for the whole conversation. "developer" is OpenAI's newer name of the same."""
+    """Instructions for the whole conversation. "developer" is OpenAI's newer name for the role "system"."""
 
     role: Literal["system", "developer"]
     content: str | Annotated[list[TextPart], Field(min_length=1)]
@@ -77,7 +78,7 @@ class SystemMessage(Body):
 
 
 class UserMessage(Body):
-    """What the user says."""
+    """A message of the user."""
 
     role: Literal["user"]
     content: str | Annotated[list[ContentPart], Field(min_length=1)]
@@ -85,7 +86,8 @@ class UserMessage(Body):
 
 
 class PastAudio(Body):
-    """An earlier spoken answer. The gateway keeps none: send its transcript as content."""
+    """The audio of an earlier answer. It is refused, because the gateway stores no audio: send the transcript
+    instead."""
 
     id: str
 
@@ -107,7 +109,7 @@ class PastCall(Body):
 
 
 class AssistantMessage(Body):
-    """What the model answered before."""
+    """An earlier answer of the model."""
 
     role: Literal["assistant"]
     content: str | Annotated[list[TextPart], Field(min_length=1)] | None = None
@@ -118,7 +120,7 @@ class AssistantMessage(Body):
 
 
 class ToolMessage(Body):
-    """What a tool answered."""
+    """The result of a tool call."""
 
     role: Literal["tool"]
     tool_call_id: Annotated[str, Field(min_length=1, max_length=256)]

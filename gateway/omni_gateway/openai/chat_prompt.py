@@ -1,4 +1,7 @@
-"""Turns the fields of a chat completion request into arguments of the client. Pure: the caller reads the media."""
+"""Turns the fields of a chat completion request into arguments of the gRPC client.
+
+Pure functions: the caller reads the media.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ def list_media(messages: Sequence[Message]) -> list[tuple[str, ImagePart | Audio
 
 
 def build_chat(messages: Sequence[Message], media: Sequence[MediaPart]) -> list[ChatMessage]:
-    """Returns the conversation. `media` are the media that were read, in the order of list_media."""
+    """Returns the conversation. media: the media that were read, in the order of list_media."""
     rest = iter(media)
     chat = []
     for message in messages:

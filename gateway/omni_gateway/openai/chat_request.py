@@ -1,7 +1,7 @@
-"""The body of POST /v1/chat/completions, by OpenAI's names.
+"""The body of POST /v1/chat/completions, with OpenAI's field names.
 
-Unknown fields are refused by name. Fields that OpenAI supports and this gateway does not are declared too, so that
-`find_unsupported` can name the value that is refused.
+Unknown fields are refused, and the error names them. Fields that OpenAI supports and this gateway does not are declared
+too, so that `find_unsupported` can name the refused value.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class FunctionTool(Body):
     parameters: dict[str, Any] | None = None
     """JSON Schema of the arguments."""
     strict: bool | None = None
-    """Arguments always fit the schema. Refused if the model's parser cannot guarantee that."""
+    """If true, the arguments always fit the schema. Refused if the model's parser cannot guarantee this."""
 
 
 class Tool(Body):
@@ -32,26 +32,26 @@ class Tool(Body):
 
 
 class FunctionName(Body):
-    """A function by its name."""
+    """The name of a function."""
 
     name: str
 
 
 class NamedTool(Body):
-    """The one function that the model must call."""
+    """The function that the model must call."""
 
     type: Literal["function"]
     function: FunctionName
 
 
 class JsonSchema(Body):
-    """The form of an answer."""
+    """A JSON Schema that the text must fit."""
 
     name: str
     description: str | None = None
     json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
     strict: bool | None = None
-    """The answer always fits, whatever this says."""
+    """Without effect: the text always fits the schema."""
 
 
 class TextFormat(Body):
@@ -77,36 +77,37 @@ ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Fie
 
 
 class VoiceId(Body):
-    """A voice by its id."""
+    """The id of a voice."""
 
     id: str
 
 
 class AudioOutput(Body):
-    """How to speak."""
+    """The format and voice of the returned audio."""
 
     format: Literal["wav", "aac", "mp3", "flac", "opus", "pcm16"]
-    """pcm16: signed 16 bit, little-endian, one channel at 24,000 Hz for the built-in models."""
+    """pcm16: signed 16 bit, little-endian; the built-in models return one channel at 24,000 Hz."""
     voice: str | VoiceId | None = None
-    """A voice of /v1/audio/voices, or an alias of one. Default: the model's first."""
+    """A voice from /v1/audio/voices, or an alias. Default: the model's first voice."""
 
 
 class StreamOptions(Body):
     """Options of a streamed answer."""
 
     include_usage: bool | None = None
-    """End with a chunk that holds the usage."""
+    """End the stream with a chunk that contains the usage."""
     include_stages: bool | None = None
-    """Send a chunk without choices, with `stage`, when a stage accepts the request and when it ends, with its times."""
+    """Send a chunk with `stage` and without choices when a stage accepts the request, and one with its timings at its
+    end."""
     include_obfuscation: bool | None = None
-    """Only false: chunks are not padded."""
+    """Only false: chunks are never padded."""
 
 
 class ProcessorOptions(Body):
-    """How media are read."""
+    """Options for reading media."""
 
     use_audio_in_video: bool | None = None
-    """The model also hears the audio of the videos. Set it in every turn of a conversation or in none."""
+    """Whether the model also gets the audio of the videos. Set it in every turn of a conversation or in none."""
 
 
 class ChatRequest(Body):
@@ -121,7 +122,7 @@ class ChatRequest(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    """Maximum tokens of text; the length of the speech follows from the text."""
+    """Maximum number of text tokens. The length of the speech follows from the text."""
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     """Older name of max_completion_tokens."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -132,37 +133,37 @@ class ChatRequest(Body):
     stop: str | Annotated[list[str], Field(max_length=16)] | None = None
 
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
-    """Functions that the model may call; only models with a parser of tool calls."""
+    """Functions that the model may call. Only for models whose entry stage sets engineArgs.toolCallParser."""
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    """Only true, where there are tools: the model decides how many it calls."""
+    """Only true, if there are tools: the model decides how many tools it calls."""
     response_format: ResponseFormat | None = None
-    """Form of the text; only of models that do not speak it."""
+    """Form of the text. Only for models that do not speak their text."""
 
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
-    """vLLM's: most likely tokens considered."""
+    """vLLM extension: sample only from this number of most likely tokens."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    """vLLM's: least probability of a token, relative to the most likely one."""
+    """vLLM extension: minimum probability of a token, relative to the most likely token."""
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
-    """vLLM's: above 1 discourages tokens of the prompt and the output."""
+    """vLLM extension: values above 1 discourage tokens of the prompt and the output."""
     ignore_eos: bool | None = None
-    """vLLM's: continue after the end-of-sequence token."""
+    """vLLM extension: continue after the end-of-sequence token."""
     priority: Annotated[int, Field(ge=-1000, le=1000)] | None = None
-    """vLLM's: lower is served earlier."""
+    """vLLM extension: requests with lower numbers are served earlier."""
     cache_salt: Annotated[str, Field(max_length=128)] | None = None
-    """vLLM's: share cached prefixes only with requests of this salt."""
+    """vLLM extension: share cached prefixes only with requests that have the same salt."""
 
     mm_processor_kwargs: ProcessorOptions | None = None
-    """vLLM's: how videos are read."""
+    """vLLM extension: how videos are read."""
 
     user: str | None = None
     """A label; without effect."""
     safety_identifier: str | None = None
     """A label; without effect."""
     metadata: dict[str, str] | None = None
-    """Labels; without effect, since nothing is stored."""
+    """Labels; without effect, because nothing is stored."""
     prompt_cache_key: str | None = None
-    """A hint; without effect: the engine finds equal prefixes itself."""
+    """A hint; without effect, because the engine finds equal prefixes by itself."""
     store: bool | None = None
     """Only false."""
     n: int | None = None
@@ -176,9 +177,9 @@ class ChatRequest(Body):
     service_tier: str | None = None
     """Only auto or default."""
     functions: list[Any] | None = None
-    """Not supported: OpenAI's older tools."""
+    """Not supported: the older form of tools."""
     function_call: Any = None
-    """Not supported: OpenAI's older tool_choice."""
+    """Not supported: the older form of tool_choice."""
     reasoning_effort: str | None = None
     """Not supported."""
     verbosity: str | None = None

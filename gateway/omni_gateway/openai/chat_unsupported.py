@@ -1,4 +1,4 @@
-"""Values of OpenAI's fields that this gateway does not support: refused by name, never ignored."""
+"""Finds values of OpenAI's fields that this gateway does not support. They are refused, never ignored."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "prompt_cache_options": (),
     "prompt_cache_retention": (),
 }
-"""Values without effect, by field: these are accepted, and any other is refused."""
+"""By field, the values that have no effect. They are accepted, and every other value is refused."""
 
 
 def find_unsupported(request: ChatRequest) -> tuple[str, str] | None:
-    """Returns the first field whose value is not supported, and what to do; None if all are."""
+    """Returns the first field with an unsupported value, and an explanation with the remedy; None if there is none."""
     for name, neutral in _NEUTRAL.items():
         value = getattr(request, name)
         if value is not None and value not in neutral:

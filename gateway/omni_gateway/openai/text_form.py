@@ -1,4 +1,4 @@
-"""Tools and the form of the text: from OpenAI's fields to the client's. Pure."""
+"""Translates tools and the form of the text from OpenAI's fields to the gRPC client's. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from omni_proto.client import CallTool, GenerateArguments, StructuredOutput, Too
 
 
 def add_tools(arguments: GenerateArguments, body: ChatRequest, facts: EntryFacts) -> None:
-    """Put tools and their choice into the arguments. Raises InvalidRequestError."""
+    """Put tools and tool_choice into the arguments. Raises InvalidRequestError."""
     if not body.tools:
         if body.tool_choice not in (None, "none", "auto"):
             raise InvalidRequestError("tool_choice needs tools.", param="tool_choice")

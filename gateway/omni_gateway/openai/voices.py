@@ -1,4 +1,4 @@
-"""Voices by the names that clients use. Pure."""
+"""Maps the names of voices that clients use to the pipeline's. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from omni_gateway.errors import InvalidRequestError
 
 
 def pick_voice(wanted: str, voices: Sequence[str], aliases: Mapping[str, str], *, param: str) -> str:
-    """Returns the pipeline's name of a voice: itself, or what the alias means. Empty wants the default: returns "".
+    """Returns the pipeline's name of a voice, given that name or an alias. An empty name, for the default, stays empty.
 
-    Raises InvalidRequestError that lists what there is.
+    Raises InvalidRequestError, which lists the known names.
     """
     if not wanted or wanted in voices:
         return wanted
@@ -24,7 +24,7 @@ def pick_voice(wanted: str, voices: Sequence[str], aliases: Mapping[str, str], *
 
 
 def list_aliases(aliases: Mapping[str, str], voices: Sequence[str]) -> dict[str, list[str]]:
-    """Returns the aliases of each voice that there is, sorted."""
+    """Returns the aliases of each voice in `voices`, sorted."""
     found: dict[str, list[str]] = {}
     for alias, voice in sorted(aliases.items()):
         if voice in voices:

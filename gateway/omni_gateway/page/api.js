@@ -1,7 +1,7 @@
-// The gateway's public API, and nothing else of it: /v1 with fetch and server-sent events.
+// A client of the gateway's public API (/v1), with fetch and server-sent events. The page uses nothing else of the gateway.
 import { readEvents } from "./sse.js";
 
-/** What the gateway answered instead of what was asked for, in OpenAI's shape. */
+/** An error that the gateway answered with, in OpenAI's shape. */
 export class ApiError extends Error {
   constructor(status, { message, code, param } = {}, requestId = "", retryAfter = "") {
     super(message || `The gateway answered ${status}.`);
@@ -10,7 +10,7 @@ export class ApiError extends Error {
 }
 
 export class Api {
-  /** key: returns the API key, "" without one. It is asked at each request and kept nowhere. */
+  /** key: function that returns the API key, "" if there is none. It is called for each request; the key is not stored. */
   constructor(key) {
     this.key = key;
   }
@@ -19,12 +19,12 @@ export class Api {
     return (await this.#json("/v1/models")).data;
   }
 
-  /** The model's stages, modalities and voices. */
+  /** Returns the model's stages, modalities and voices. */
   async model(id) {
     return this.#json(`/v1/models/${id.split("/").map(encodeURIComponent).join("/")}`);
   }
 
-  /** Yields the chunks of a streamed chat completion. Raises ApiError; TypeError where nothing answers. */
+  /** Yields the chunks of a streamed chat completion. Throws ApiError; TypeError if the gateway is unreachable. */
   async *chat(body, signal) {
     const response = await this.#fetch("/v1/chat/completions", {
       method: "POST",

@@ -1,4 +1,4 @@
-// Draws a trace: one lane a stage, and one for what you hear, on one axis.
+// Draws a trace: one lane per stage, and one for the audio that you hear, on a common time axis.
 import { ticksOf } from "./trace.js";
 
 const NAMES = { input: "input", queue: "queue", prefill: "prefill", generate: "generate", finish: "finish", transfer: "transfer" };
@@ -10,7 +10,7 @@ export const formatMs = (ms) => (ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1
 export class Lanes {
   #rows = new Map();
 
-  /** speaks: whether there is a lane for what you hear. */
+  /** speaks: whether there is a lane for the audio that you hear. */
   constructor(stages, speaks) {
     this.element = make("figure", "lanes");
     this.element.setAttribute("role", "img");
@@ -66,7 +66,7 @@ export class Lanes {
     if (this.heard) this.#drawHeard(trace, total);
   }
 
-  /** Puts into words what the picture shows, for those who do not see it. */
+  /** Sets the text that screen readers read instead of the picture. */
   describe(text) {
     this.element.setAttribute("aria-label", text);
   }

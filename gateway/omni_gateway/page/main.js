@@ -1,4 +1,4 @@
-// Ties the page together: models and settings above, the conversation, the composer below.
+// Connects the parts of the page: models and settings at the top, the conversation, the composer at the bottom.
 import { Api } from "./api.js";
 import { Lanes } from "./lanes.js";
 import { canStream, unlock } from "./player.js";
@@ -10,7 +10,7 @@ const $ = (id) => document.getElementById(id);
 const api = new Api(() => $("key").value.trim());
 const FORMATS = { "audio/wav": "wav", "audio/x-wav": "wav", "audio/wave": "wav", "audio/mpeg": "mp3", "audio/flac": "flac", "audio/x-flac": "flac", "audio/ogg": "opus", "audio/opus": "opus" };
 
-let model = null; // what /v1/models/{id} says
+let model = null; // the answer of /v1/models/{id}
 let messages = [];
 let attachments = [];
 let turn = null;
@@ -54,7 +54,7 @@ async function chooseModel() {
   $("send").disabled = false;
 }
 
-// ---- notices: what the browser or the gateway does not give here, and what to do
+// ---- notices: what the browser or the gateway does not support here, and what to do about it
 
 function notice(name, text) {
   let item = document.querySelector(`[data-notice="${name}"]`);
@@ -164,11 +164,11 @@ async function send() {
   const answered = await running.run(api);
   if (answered) {
     messages = running.text ? [...history, { role: "assistant", content: running.text }] : history;
-    $("spoken").textContent = running.text; // for screen readers, whole: not a word at a time
+    $("spoken").textContent = running.text; // for screen readers: the complete text, not word by word
   } else {
     if (running.error?.status === 401) openSettings();
     if (!running.text) {
-      $("text").value ||= text; // what was not answered can be sent again
+      $("text").value ||= text; // so that the user can send the message again
       attachments = attachments.length ? attachments : taken;
       showAttachments();
     }

@@ -1,4 +1,4 @@
-// Plays what the page sends. Messages in: Float32Array of samples, "end". Out: {played, gaps, done}.
+// Plays the samples that the page sends. It receives Float32Arrays of samples and "end", and posts {played, gaps, done}.
 import { SampleQueue } from "./sample-queue.js";
 
 const REPORT_FRAMES = 1200; // 50 ms at 24 kHz

@@ -1,16 +1,16 @@
-// Speech that plays while it arrives: one worklet for each answer, in an audio context of the speech's own rate.
+// Plays speech while it arrives: one worklet per answer, in an audio context with the sample rate of the speech.
 
-const START_S = 0.08; // held before playback begins: a few network packets' worth of jitter
+const START_S = 0.08; // buffered before playback begins, to absorb network jitter
 
 let context = null;
 let ready = null;
 
-/** Whether the browser gives AudioWorklet here. It does so on https and on localhost only. */
+/** Returns whether the browser offers AudioWorklet here. Browsers do so only over https and on localhost. */
 export function canStream() {
   return Boolean(globalThis.AudioContext && globalThis.AudioWorkletNode && globalThis.isSecureContext);
 }
 
-/** Makes the context. Call while a key or button is being handled: browsers let pages speak only then. */
+/** Creates the audio context. Call it in a handler of a key or button: browsers let pages start audio only there. */
 export function unlock(sampleRate = 24000) {
   if (!canStream()) return;
   if (context && context.sampleRate !== sampleRate) {
@@ -29,7 +29,7 @@ export class Player {
   #waiting = [];
   #stopped = false;
 
-  /** onProgress: called with {played, gaps, done}; played in samples. */
+  /** onProgress: called with {played, gaps, done}; played is the number of samples. */
   constructor(onProgress, sampleRate = 24000) {
     unlock(sampleRate);
     ready.then(() => {
@@ -50,7 +50,7 @@ export class Player {
     });
   }
 
-  /** samples: Float32Array, copied. */
+  /** samples: Float32Array, which is copied. */
   push(samples) {
     this.#post(samples);
   }
@@ -59,7 +59,7 @@ export class Player {
     this.#post("end");
   }
 
-  /** Falls silent at once. */
+  /** Stops playback immediately. */
   stop() {
     this.#stopped = true;
     this.#node?.disconnect();

@@ -1,11 +1,11 @@
-// Hands the microphone's samples to the page, a twentieth of a second at a time.
+// Sends the microphone's samples to the page, 50 ms at a time.
 
 class Recorder extends AudioWorkletProcessor {
   constructor() {
     super();
     this.buffer = new Float32Array(Math.round(sampleRate / 20));
     this.filled = 0;
-    // The rest is sent before the page is told that it is all.
+    // On "stop": send the remaining samples, then "end".
     this.port.onmessage = () => this.port.postMessage(this.buffer.slice(0, this.filled)) || this.port.postMessage("end");
   }
 

@@ -1,9 +1,9 @@
-// The microphone, as a WAV file.
+// Records the microphone into a WAV file.
 import { wavOf } from "./sound.js";
 
-const RATE = 16000; // what models of speech hear; a third of the bytes of a microphone's own rate
+const RATE = 16000; // the usual input rate of speech models; at a microphone's own 48 kHz the file would be three times as large
 
-/** Whether the browser gives a microphone here. It does so on https and on localhost only. */
+/** Returns whether the browser offers a microphone here. Browsers do so only over https and on localhost. */
 export function canRecord() {
   return Boolean(navigator.mediaDevices?.getUserMedia && globalThis.AudioWorkletNode);
 }
@@ -11,7 +11,7 @@ export function canRecord() {
 export class Recorder {
   #pieces = [];
 
-  /** Asks for the microphone. onLevel: called with the loudness, 0 to 1. Raises what getUserMedia does. */
+  /** Requests the microphone and starts recording. onLevel: called with the loudness, 0 to 1. Throws what getUserMedia throws. */
   static async open(onLevel) {
     const recorder = new Recorder();
     const constraints = { channelCount: 1, echoCancellation: true, noiseSuppression: true, autoGainControl: true };
@@ -27,11 +27,12 @@ export class Recorder {
         onLevel(data.reduce((loudest, sample) => Math.max(loudest, Math.abs(sample)), 0));
       };
     });
-    source.connect(recorder.node).connect(recorder.context.destination); // silent: a node that leads nowhere may not run
+    // The recorder outputs silence. It is connected because browsers may not run a node without a destination.
+    source.connect(recorder.node).connect(recorder.context.destination);
     return recorder;
   }
 
-  /** Returns what was recorded, a WAV file at 16 kHz. */
+  /** Stops recording. Returns the recording as a WAV file at 16 kHz. */
   async stop() {
     this.node.port.postMessage("stop");
     await this.ended;
@@ -53,7 +54,7 @@ export class Recorder {
     return new File([wavOf([rendered.getChannelData(0)], RATE)], "recording.wav", { type: "audio/wav" });
   }
 
-  /** Lets go of the microphone. */
+  /** Releases the microphone. */
   close() {
     for (const track of this.stream.getTracks()) track.stop();
     this.context.close();

@@ -1,13 +1,13 @@
-// What is between the network and the loudspeaker. Runs in the audio thread; pure, so that tests run it anywhere.
+// The buffer between the network and the loudspeaker. It runs in the audio thread, but has no dependencies, for the tests.
 
-/** Samples in the order they came. Holds playback back until enough is there, and again after it ran dry. */
+/** Queues samples. Playback begins when enough samples are buffered, and again so after the queue ran empty. */
 export class SampleQueue {
   #chunks = [];
   #offset = 0;
   #playing = false;
   #ended = false;
 
-  /** start: samples before playback begins; after each time it ran dry, twice as many, up to most. */
+  /** start: samples to buffer before playback begins. Each time the queue runs empty, start doubles, up to most. */
   constructor(start, most = start * 8) {
     this.start = start;
     this.most = most;
@@ -22,7 +22,7 @@ export class SampleQueue {
     this.held += samples.length;
   }
 
-  /** No more samples come: what is held is played, however little. */
+  /** Notes that no more samples follow: the buffered ones are played, however few. */
   end() {
     this.#ended = true;
   }
@@ -31,7 +31,7 @@ export class SampleQueue {
     return this.#ended && this.held === 0;
   }
 
-  /** Fills output with the next samples, and with silence where there are none. Returns how many samples were played. */
+  /** Fills output with the next samples, and the rest with silence. Returns the number of samples played. */
   read(output) {
     if (!this.#playing && this.held && (this.held >= this.start || this.#ended)) this.#playing = true;
     let at = 0;

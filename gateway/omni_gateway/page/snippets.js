@@ -1,8 +1,8 @@
-// The curl and the Python of a request. Media stand as files in them, not as a page of base64. Pure.
+// Writes a request as a curl command and as a Python program. They read media from files and contain no base64. Pure functions.
 
-const MARK = "\u0000"; // around the name of a file, in place of its base64
+const MARK = "\u0000"; // encloses the name of a file that replaces the file's base64
 
-/** Returns the body with the base64 of each medium replaced by a mark with its file's name. */
+/** Returns the body with each file's base64 replaced by the file's name between two MARKs. */
 function withFiles(value, files) {
   if (Array.isArray(value)) return value.map((item) => withFiles(item, files));
   if (value && typeof value === "object") {
@@ -20,7 +20,7 @@ const inShell = (name) => `'${name.replaceAll("'", "'\\''")}'`;
 
 /** Returns a shell command that sends the body. files: [{name, base64}] of its media. */
 export function curlOf(origin, body, files, hasKey) {
-  // In a here-document the shell reads $, ` and \; JSON's own backslashes are among them.
+  // In a here-document the shell interprets $, ` and \, so they are escaped, including the backslashes of JSON.
   const json = JSON.stringify(withFiles(body, files), null, 2)
     .split(MARKED)
     .map((part, index) => (index % 2 ? `$(base64 -w0 ${inShell(JSON.parse(`"${part}"`))})` : part.replace(/[\\$`]/g, "\\$&")))
@@ -29,7 +29,7 @@ export function curlOf(origin, body, files, hasKey) {
   return `curl -N ${origin}/v1/chat/completions${key} \\\n  -H "Content-Type: application/json" \\\n  -d @- <<EOF\n${json}\nEOF\n`;
 }
 
-/** Returns a value as Python. */
+/** Returns a JSON value as a Python expression. */
 export function pythonOf(value, indent = "") {
   const deeper = `${indent}    `;
   if (value === null || value === undefined) return "None";

@@ -1,6 +1,6 @@
-// Samples, bytes and WAV files. Pure.
+// Converts between samples, bytes and WAV files. Pure functions.
 
-/** Returns the samples, -1 to 1, of signed 16 bit little-endian PCM; an odd byte at the end is an error of the sender. */
+/** Returns the samples, -1 to 1, of signed 16-bit little-endian PCM. A trailing odd byte is ignored. */
 export function floatsOf(bytes) {
   const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
   const samples = new Float32Array(bytes.byteLength >> 1);
@@ -8,7 +8,7 @@ export function floatsOf(bytes) {
   return samples;
 }
 
-/** Returns a mono WAV file, 16 bit, of pieces of samples. */
+/** Returns the bytes of a mono 16-bit WAV file. pieces: arrays of samples, -1 to 1. */
 export function wavOf(pieces, sampleRate) {
   const count = pieces.reduce((sum, piece) => sum + piece.length, 0);
   const bytes = new Uint8Array(44 + count * 2);
@@ -36,7 +36,7 @@ export function wavOf(pieces, sampleRate) {
   return bytes;
 }
 
-/** Returns the loudest of each `width` samples, 0 to 1: what a waveform draws. */
+/** Returns the peak, 0 to 1, of each `width` samples, for drawing a waveform. */
 export function peaksOf(samples, width) {
   const peaks = [];
   for (let at = 0; at < samples.length; at += width) {
@@ -51,7 +51,7 @@ export function bytesOf(base64) {
   return Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
 }
 
-/** Returns base64 of a Blob. */
+/** Returns the content of a Blob in base64. */
 export async function base64Of(blob) {
   const url = await new Promise((resolve, reject) => {
     const reader = new FileReader();

@@ -1,10 +1,10 @@
-// Server-sent events, as the HTML standard says: comments are passed over, the lines of one event's data are joined.
+// Parses server-sent events by the HTML standard: comments are skipped, and the data lines of one event are joined.
 
 export class SseParser {
   #rest = "";
   #data = [];
 
-  /** Returns the data of the events that text completes. Pieces may end anywhere, inside a line ending too. */
+  /** Returns the data of the events that text completes. text may end anywhere, even inside a line ending. */
   push(text) {
     const events = [];
     this.#rest += text;

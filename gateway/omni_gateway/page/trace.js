@@ -1,6 +1,7 @@
-// What each stage did at which time. Live from what arrives here; exact once a stage says its own times. Pure.
+// Computes what each stage did and when. While a request runs, this is an estimate from the arrival times of its events. It
+// becomes exact when a stage reports its timings. Pure: callers pass in the time.
 
-/** The phases of a stage's work, in order, each with the time that ends it; as in `omnipipe generate --timeline`. */
+/** The phases of a stage's work in order, each with the time at which it ends; as in `omnipipe generate --timeline`. */
 const PHASES = [
   ["input", (times) => times.engine_submitted || times.input_complete],
   ["queue", (times) => times.engine_scheduled],
@@ -9,7 +10,7 @@ const PHASES = [
   ["finish", (times) => times.finished],
 ];
 
-/** Returns the spans {phase, from, to} of a stage's times, in ms since it accepted the request; 0: did not happen. */
+/** Returns the spans {phase, from, to} of a stage. times: in ms since it accepted the request; 0 or absent: did not happen. */
 export function spansOf(times) {
   const spans = [];
   let from = 0;
@@ -22,7 +23,7 @@ export function spansOf(times) {
   return spans;
 }
 
-/** One request: lanes of stages, marks of what arrived, and what was heard. Times are in ms since it was sent. */
+/** One request: a lane per stage, marks for arrived text and audio, and the played audio. Times are in ms since it was sent. */
 export class Trace {
   constructor(stages, now) {
     this.zero = now;
@@ -46,7 +47,7 @@ export class Trace {
     return this.lanes.get(stage);
   }
 
-  /** A stage accepted the request; unix: its wall clock in ms. */
+  /** Records that a stage accepted the request. unix: the time on the stage's wall clock, in ms. */
   accepted(stage, unix, now) {
     const lane = this.lane(stage);
     if (!this.entryAcceptedUnix && unix) {
@@ -56,7 +57,7 @@ export class Trace {
     lane.begun = this.#place(unix, now);
   }
 
-  /** A stage told its own times, {accepted_unix_ms, ...} in ms. */
+  /** Records the timings that a stage reports at its end: {accepted_unix_ms, ...}, in ms. */
   finished(stage, times, now) {
     const lane = this.lane(stage);
     lane.begun = this.#place(times.accepted_unix_ms, now, lane.begun);
@@ -78,13 +79,13 @@ export class Trace {
     [...this.lanes.values()].at(-1)?.marks.push(this.at(now));
   }
 
-  /** The loudspeaker has played so many ms. */
+  /** Records how much audio has been played, in ms. */
   heard(ms, now) {
     if (this.heardFrom === null && ms > 0) this.heardFrom = Math.max(0, this.at(now) - ms);
     this.heardMs = ms;
   }
 
-  /** Where the axis ends, in ms. */
+  /** Returns the end of the axis, in ms. */
   extent(now) {
     const live = this.ended ?? this.at(now);
     const heard = this.heardFrom === null ? 0 : this.heardFrom + this.heardMs;
@@ -92,8 +93,8 @@ export class Trace {
     return Math.max(live, heard, ...spans.map((span) => span.to), 1);
   }
 
-  // Clocks of hosts may differ, so that a stage stands where its own clock puts it beside the entry's, but never before
-  // the request was sent or after its message came.
+  // Returns when a stage accepted the request: by its own clock relative to the entry stage's. Clocks of hosts may differ, so
+  // the result is never before the request was sent, nor after the stage's message arrived.
   #place(unix, now, known = null) {
     if (!unix || !this.entryAcceptedUnix) return known ?? this.at(now);
     const place = this.entryBegun + unix - this.entryAcceptedUnix;
@@ -101,7 +102,7 @@ export class Trace {
   }
 }
 
-/** Returns round times for an axis that ends at ms: at most six, 0 among them. */
+/** Returns at most six round times, beginning with 0, as ticks of an axis that ends at ms. */
 export function ticksOf(ms) {
   const rough = ms / 5;
   const power = 10 ** Math.floor(Math.log10(rough));

@@ -1,4 +1,4 @@
-// One question and its answer on the page.
+// Shows one question and its answer on the page.
 import { ApiError } from "./api.js";
 import { Lanes, PEAK_MS, formatMs } from "./lanes.js";
 import { Player, canStream } from "./player.js";
@@ -6,7 +6,7 @@ import { bytesOf, floatsOf, peaksOf, wavOf } from "./sound.js";
 import { curlOf, pythonProgram } from "./snippets.js";
 import { Trace } from "./trace.js";
 
-export const RATE = 24000; // of pcm16, OpenAI's and the built-in models'
+export const RATE = 24000; // sample rate of pcm16 in OpenAI's API and in the built-in models
 
 export class Turn {
   #player = null;
@@ -27,7 +27,7 @@ export class Turn {
     this.trace = new Trace(stages, performance.now());
   }
 
-  /** Shows what was said. attachments: [{file, url}] */
+  /** Shows the user's message. attachments: [{file, url}] */
   showQuestion(text, attachments) {
     this.part("said").textContent = text;
     this.part("said").hidden = !text;
@@ -91,7 +91,7 @@ export class Turn {
     }
   }
 
-  /** Stops the request and the sound. */
+  /** Stops the request and the playback. */
   stop() {
     this.#abort.abort();
     this.#player?.stop();

@@ -64,10 +64,11 @@ def build_revision_set(
 
 
 def compile_configs(pipeline: OmniPipeline, revision: str, owner: Owner, settings: BuildSettings) -> list[StageConfig]:
-    """Returns the stage files of a revision in the order of the graph, with its addresses and the paths in its pods.
+    """Returns the stage files of a revision in the order of the graph.
 
-    The files do not depend on the order of stages in the resource, which can change (server-side apply by two managers
-    changes it), so a new order restarts no pod.
+    They contain the addresses of this revision's Services and the paths inside its pods. The files do not depend on the
+    order of stages in the resource, so a new order restarts no pod. Server-side apply by two managers may change that
+    order.
     """
 
     def target_for(stage: Stage) -> str:

@@ -37,6 +37,6 @@ def _owner_reference(owner: Owner) -> Manifest:
         "name": owner.name,
         "uid": owner.uid,
         "controller": True,
-        # So that a foreground deletion waits until the pods have ended.
+        # A foreground deletion then waits until the pods have ended.
         "blockOwnerDeletion": True,
     }

@@ -1,7 +1,8 @@
 """Revisions: a hash of everything that two stages must agree on to communicate, and the snapshot of a revision's spec.
 
 compat = hash(image, model uri and revision, graph, every stage's component, dtype, quantization), computed from the
-resource alone. Pods call only pods of their own revision, so a chain never mixes contracts. See docs/adr.
+resource alone. Pods call only pods of their own revision, so a request never crosses two contracts. See
+docs/adr/0010-a-set-for-each-revision.md.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ def model_revision_of(pipeline: OmniPipeline) -> str:
 def compute_revision(pipeline: OmniPipeline, default_image: str) -> str:
     """Returns the pipeline's revision: 7 hexadecimal characters, equal for specs whose stages are compatible.
 
-    It does not depend on the order of stages, nor on settings that may differ between stages that communicate
-    (replicas, resources, limits, placement). It depends on what a stage returns to the client, because the upstream
-    stage relays it.
+    The revision does not depend on the order of stages, nor on settings that may differ between stages that communicate
+    (replicas, resources, limits, placement). It does depend on the outputs that a stage returns to the client, because
+    the upstream stage relays them.
     """
     return content_hash(_contract(pipeline, default_image), REVISION_LENGTH)
 
@@ -86,9 +87,9 @@ def read_snapshot(controller_revision: Manifest, pipeline: str) -> Snapshot:
 
 
 def latest_snapshots(controller_revisions: Iterable[Manifest], pipeline: str) -> dict[str, Manifest]:
-    """Returns the pipeline's ControllerRevision with the highest number, by revision.
+    """Returns, by revision, the pipeline's ControllerRevision with the highest number.
 
-    A revision may have two, because a new one is written before the old one is pruned.
+    A revision may have two of them, because a new one is written before the old one is pruned.
     """
     ordered = sorted(controller_revisions, key=lambda item: (int(item["revision"]), item["metadata"]["name"]))
     return {revision_of(item, pipeline): item for item in ordered}
@@ -115,5 +116,5 @@ def _contract(pipeline: OmniPipeline, default_image: str) -> dict[str, Any]:
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:
-    # So that a field that is added later does not change the hash of specs that do not set it.
+    # A field that a later version adds must not change the hash of specs that do not set it.
     return {key: value for key, value in values.items() if value is not None}

@@ -23,7 +23,7 @@ WATCH_TIMEOUT_S = 60
 
 
 class EndlessBackoffs:
-    """Infinite sequence of pauses before kopf's next attempt, in seconds. After a finite one, kopf ends the process."""
+    """Infinite sequence of pauses before kopf's next attempt, in seconds. kopf exits after a finite one."""
 
     def __iter__(self) -> Iterator[float]:
         pause = 0.5

@@ -1,7 +1,7 @@
 """Health over HTTP: /healthz fails if a watch is silent or work is stuck, /readyz until the caches are filled.
 
 A watch is renewed every minute, so one that has received nothing for three minutes is dead, even if its connection is
-still open. The restart then reads credentials and addresses again.
+still open. Kubelet then restarts the process, which reads credentials and addresses again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class HttpEndpoints:
         ready: Callable[[], list[str]],
         metrics: Callable[[str], tuple[bytes, str]],
     ) -> None:
-        """metrics: Accept header -> body and content type."""
+        """metrics: returns body and content type for an Accept header."""
         self._checks = {"/healthz": alive, "/readyz": ready}
         self._metrics = metrics
         self._runners: list[web.AppRunner] = []

@@ -4,7 +4,8 @@
 OperatorSettings.
 
 pydantic-settings 2.16 is not used for two reasons. Its errors do not name the wrong flag or variable. And if a flag's
-name differs from its field's (`debounce_s`), it looks for the variable without the prefix, so the variable is ignored.
+name differs from its field's (`--debounce` sets `debounce_s`), pydantic-settings expects the environment variable
+without the prefix, and ignores the one with it.
 """
 
 from __future__ import annotations
@@ -102,13 +103,13 @@ def _switch(text: str) -> bool:
 
 
 def _setting(default: Any, help_text: str, read: _Reader = str, **more: str) -> Any:
-    """Returns a field with the metadata of its flag. more: `name` if the flag's differs from the field's; `action`."""
+    """Returns a field with the metadata of its flag. more: `name`, if the flag's differs from the field's; `action`."""
     return field(default=default, metadata={"help": help_text, "read": read, **more})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorSettings:
-    """Settings that the process was started with. Flags have the names of fields, without the unit."""
+    """Settings that the process was started with. A flag has the name of its field without the unit (`_s`)."""
 
     kubeconfig: Path | None = _setting(None, "credentials; default: the pod's, else the default kubeconfig", Path)
     namespaces: tuple[str, ...] = _setting(

@@ -1,10 +1,11 @@
 """Queue of keys to reconcile. Each key is waiting at most once and in work at most once.
 
-Keys are debounced, and a key that fails is retried with growing pauses. The queue is level-triggered: a key means that
-something about a pipeline may have changed, but not what. A key that is added while in work is processed once more.
+Keys are debounced, and a key that fails is retried with growing pauses. The queue is level-triggered: a key says that
+something about a pipeline may have changed, and does not say what. A key that is added while in work is processed once
+more.
 
 The queue is fair between groups of keys (e.g. tenants): groups with ready keys are served round-robin, and none can use
-all workers. So a group with thousands of keys delays its own keys and not those of other groups.
+all workers. So a group with thousands of keys delays only its own keys.
 """
 
 from __future__ import annotations

@@ -60,9 +60,9 @@ async def apply_plan(
 ) -> Outcome:
     """Apply and prune in the plan's order, and put the responses into the store. Raises NotLeaderError.
 
-    Children in `seen` belong to the pipeline, and are applied to exactly that object (same uid). All others are only
-    created, so that another owner's object with the name is never changed. unknown: children whose lookup by name
-    failed, with the error.
+    A child in `seen` belongs to the pipeline, and the apply changes exactly that object (same uid). All other children
+    are only created, so that another owner's object with the same name is never changed. unknown: children whose lookup
+    by name failed, with the error.
     """
     applied = pruned = 0
     key: ChildKey | None = None

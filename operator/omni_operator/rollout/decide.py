@@ -71,7 +71,10 @@ def build_desired(
 
 
 class _This:
-    """A pipeline compared by identity: it is frozen, and comparing or hashing its fields costs as much as the facts."""
+    """Wraps a pipeline so that it is compared by identity, which is correct because it is frozen.
+
+    To compare or hash its fields would cost as much as to compute its _Facts.
+    """
 
     __slots__ = ("pipeline",)
 
@@ -86,7 +89,7 @@ class _This:
 
 
 class _Facts(NamedTuple):
-    """What each reconcile needs to know of a spec."""
+    """What each reconcile derives from a spec."""
 
     revision: str
     spec: str
@@ -95,7 +98,7 @@ class _Facts(NamedTuple):
 
 @lru_cache(maxsize=REMEMBERED_SETS)
 def _facts_of(this: _This, default_image: str) -> _Facts:
-    # Fields that are set to their default count too, because the snapshot contains exactly the fields that are set.
+    # Includes fields that are set to their default, because the snapshot contains exactly the fields that are set.
     return _Facts(compute_revision(this.pipeline, default_image), this.pipeline.model_dump_json(exclude_unset=True))
 
 

@@ -17,7 +17,8 @@ from omni_proto.pipeline import KIND
 _APPLY_RANK: Final = {kind.kind: rank for rank, kind in enumerate(CHILD_KINDS)}
 _UNREAD: Final = "unread"
 _PRUNE_LAST: Final = "ControllerRevision"
-"""It holds the spec of the set that is being pruned, which is still needed if a reconcile is interrupted."""
+"""The kind that is pruned last: it holds the spec of the set that is being pruned, and if this reconcile is
+interrupted, the next one needs that spec."""
 
 
 class Prune(NamedTuple):
@@ -53,7 +54,8 @@ class Plan:
     waiting: tuple[ChildKey, ...] = ()
     """Children that are being deleted, to be applied again when they no longer exist."""
     unread: tuple[ChildKey, ...] = ()
-    """Children of which only the metadata is stored. It matches; the rest must be read and compared."""
+    """Children of which the store has only the metadata. Their desired-hash annotation matches; the rest of the object
+    must be read from the API server and compared."""
     why: tuple[str, ...] = ()
     """The difference for each apply, for logs: `missing`, `desired` (the desired manifest has changed) or the path of a
     field that was changed in the live object."""
@@ -109,9 +111,9 @@ def compute_plan(
 ) -> Plan:
     """Returns the plan of the writes that make the children equal to desired.
 
-    A child is skipped if its desired-hash annotation equals that of desired (so the desired manifest has not changed)
-    and desired is a subset of it (so nobody has changed the object). keep: children that must not be pruned
-    (Rollout.keep). Versions in verified are not compared again.
+    A child is skipped if two things are true: its desired-hash annotation equals that of the desired manifest (which
+    therefore has not changed), and the desired manifest is a subset of the live object (so nobody has changed it).
+    keep: children that must not be pruned (Rollout.keep). Versions in verified are not compared again.
     """
     apply: list[tuple[Manifest, str]] = []
     conflicts: list[Conflict] = []
@@ -191,7 +193,8 @@ def _prunes(retained: set[ChildKey], observed: Observed) -> tuple[Prune, ...]:
 def _used_config_maps(observed: Observed) -> Iterator[str]:
     """Yields the names of ConfigMaps that a pod, a ReplicaSet with replicas or a live Deployment mounts or reads.
 
-    The Deployment is the observed one: this reconcile may have changed it since, but its pods are not replaced yet.
+    The Deployment is the one that was observed before this reconcile's writes. A write may have changed it since, but
+    its pods are not replaced yet.
     """
     for pod in observed.pods:
         yield from _config_maps_of(pod["spec"])

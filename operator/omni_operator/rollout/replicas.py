@@ -2,7 +2,7 @@
 
 There are two numbers for each stage. *goal* is the final number, by which availability and conditions are judged. *now*
 is the number in the Deployment after this reconcile, a step towards the goal. A set is scaled down from the entry stage
-downstream: requests in flight still need the downstream stages, so a stage keeps its replicas until its upstream stage
+downstream. Requests in flight still need the downstream stages, so a stage keeps its replicas until its upstream stage
 has no pods.
 """
 
@@ -22,7 +22,7 @@ class Fate(Enum):
     RUN = "run"
     """It serves, or will serve."""
     SUSPEND = "suspend"
-    """Its pods end and none starts; every stage keeps a Deployment."""
+    """Its pods end and no pod starts; every stage keeps a Deployment."""
     RETIRE = "retire"
     """Another revision serves, so this set is scaled down and pruned."""
 
@@ -43,7 +43,8 @@ def fate_of(pipeline: OmniPipeline) -> Fate:
 def decide_replicas(pipeline: OmniPipeline | None, live: LiveSet, fate: Fate) -> Replicas:
     """Returns the replicas of a revision's stages.
 
-    pipeline is the spec of that revision, None if it is lost: such a set cannot be built, so it keeps its replicas.
+    pipeline is the spec of that revision, or None if the spec is lost: such a set cannot be built, so it keeps its
+    replicas.
     """
     if pipeline is None:
         as_is = {name: stage.replicas for name, stage in live.stages.items()}

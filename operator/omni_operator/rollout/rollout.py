@@ -1,15 +1,15 @@
-"""Moves a pipeline from the serving revision to the requested one (the target). Decided again in every reconcile.
+"""Decides in every reconcile how a pipeline moves from the serving revision to the requested one (the target).
 
 A revision is a complete set of stages that call only one another. All inputs of a decision are in the API: which sets
 exist, and which of them the entry Service selects. So a restarted operator decides as the previous one would have.
 
-    build     build the target's set beside the serving one (BlueGreen), or after it has ended (Recreate)
+    build     build the target's set while the other one serves (BlueGreen), or after that one has ended (Recreate)
     switch    the entry Service selects the target once every stage of it is available
-    retire    a set that neither serves nor is the target is scaled down from the entry stage downstream: a stage is
-              scaled to zero when its upstream stage has no pods, because requests in flight still need it; when no
-              pod is left, the set is pruned
+    retire    a set that neither serves nor is the target is scaled down from the entry stage downstream. A stage is
+              scaled to zero once its upstream stage has no pods: until then, requests in flight need it. When no pod
+              is left, the set is pruned.
 
-See docs/adr for the table of cases.
+docs/adr/0012-rollout-from-the-api-alone.md has a table of the cases.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class RevisionPart:
 
     revision: str
     replicas: Mapping[str, int]
-    """Replicas in the Deployment of each stage now."""
+    """Replicas that the Deployment of each stage must have now."""
     stages: frozenset[str] | None = None
     """Stages that have a Deployment; None: all."""
 
@@ -154,9 +154,9 @@ def _choose_serving(view: RolloutView) -> str:
 def _is_worth_keeping(view: RolloutView, revision: str) -> bool:
     """Returns whether a selected set that is not the target should keep serving until the target can serve.
 
-    It should not if the set never became available (e.g. because of a wrong image) and either its entry stage is
-    missing or the target needs its capacity. Such a set serves nothing, and the corrected target would wait forever for
-    the failed set.
+    It should not if stages of the set never became available (e.g. because of a wrong image) and either the entry stage
+    is one of them or the target needs their capacity. Such a set serves nothing, and the corrected target would wait
+    forever for the failed set.
     """
     pipeline = view.pipelines.get(revision)
     if pipeline is None or pipeline.spec.suspend:
@@ -193,7 +193,7 @@ def _phase(view: RolloutView, serving: str, waits: bool) -> Phase:
     if waits:
         return Phase.WAITING
     if serving != target:
-        # While an old set is about to release capacity, capacity is not missing.
+        # No capacity is missing while an old set is about to release some.
         blocked = view.lacks_capacity(target) and not leftovers
         return Phase.NEEDS_CAPACITY if blocked else Phase.ROLLING_OUT
     if view.is_available(target):

@@ -29,7 +29,7 @@ class RolloutView:
     """The revision that the live entry Service selects."""
     now: datetime
     _replicas: dict[tuple[str, Fate], Replicas] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Answers of `replicas`, which is asked for the same revision many times."""
+    """Results of `replicas`, which is called many times for the same revision."""
 
     @property
     def pipeline(self) -> OmniPipeline:

@@ -1,7 +1,7 @@
 """Finds out why a container does not run, from its status as written by kubelet.
 
-A cause must stay the same while the problem does. While a container keeps crashing, kubelet cycles through waiting,
-running and terminated, and counts restarts; so messages contain only what does not change.
+A cause must stay the same while the problem is the same. While a container keeps crashing, kubelet cycles through
+waiting, running and terminated, and counts restarts. So messages contain only what does not change.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from omni_operator.reasons import Reason
 from omni_proto.pod_contract import ExitCode, TerminationReason, parse_termination
 
 _STOPPED_FROM_OUTSIDE: Final = frozenset({ExitCode.DRAINED, 137, ExitCode.ABORTED})
-"""Exit codes after a signal from kubelet: drained after SIGTERM, killed, and terminated by SIGTERM itself."""
+"""Exit codes after a signal from kubelet: drained after SIGTERM, killed, and a drain ended by a second SIGTERM."""
 _PULL_FAILURES: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "RegistryUnavailable", "ImageInspectError"}
 )
@@ -55,10 +55,10 @@ def find_container_cause(spec: Manifest, status: Mapping[str, Any], init: bool) 
 
 
 def shorten_termination(text: str) -> tuple[str, str, str]:
-    """Returns reason, message and field of a termination message; plain text (of other images) is cut to a short one.
+    """Returns reason, message and field of a termination message. Plain text, from other images, is shortened more.
 
-    Kubelet reads the message from the container's termination log file (terminationMessagePolicy: File), never from its
-    output, which may contain anything that a program prints when it dies.
+    Kubelet reads the message from the container's termination log file (terminationMessagePolicy: File). It never reads
+    the container's output, which may contain anything that a program prints when it dies.
     """
     said = parse_termination(text)
     if said is None:
@@ -90,7 +90,7 @@ def _waiting_cause(spec: Manifest, reason: str, message: str) -> Cause | None:
 
 
 def _pull_detail(message: str) -> str:
-    """Returns the registry's response as far as the message shows it; the wording depends on the container runtime."""
+    """Returns the registry's response if the message shows it. Each container runtime words the message differently."""
     text = message.lower()
     for word, detail in (
         ("not found", "no such image"),

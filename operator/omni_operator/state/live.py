@@ -72,7 +72,7 @@ class LiveStage:
 
     @property
     def empty(self) -> bool:
-        """Whether it has no pods and will get none. The downstream stages wait for this before they are scaled down."""
+        """Whether the stage has no pods and will get none. Only then is its downstream stage scaled down."""
         return (
             not self.pods
             and (

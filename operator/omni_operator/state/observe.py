@@ -1,8 +1,8 @@
-"""Collects the input of one reconcile from the store, and children that no watch reports from the API server.
+"""Collects the input of one reconcile: objects from the store, and from the API server children that no watch reports.
 
-The store contains the objects with the operator's labels. An object with a child's name may exist without them: its
-labels were removed by hand, or it belongs to another owner. Creating the child then fails, and from then on missing
-children are requested by name.
+The store contains the objects with the operator's labels. An object with a child's name may exist without these labels:
+somebody removed them by hand, or the object belongs to another owner. Creating the child then fails, and from then on
+the operator requests missing children by name.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def count_ready_endpoints(slices: Iterable[Manifest]) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Unlabelled:
-    """Result of requesting the children that the store lacks by name."""
+    """The result of requesting, by name, the children that the store lacks."""
 
     found: tuple[Manifest, ...] = ()
     """Live objects with these names, of any owner."""
@@ -97,7 +97,7 @@ class Unlabelled:
 
 
 async def observe_unlabelled(client: ApiClient, observed: Observed, wanted: Sequence[Manifest]) -> Unlabelled:
-    """Request the wanted children that observed lacks, by name."""
+    """Request by name the wanted children that observed lacks."""
     missing = [key_of(manifest) for manifest in wanted if key_of(manifest) not in observed.children]
     answers = await asyncio.gather(
         *(client.get(KIND_BY_NAME[key.kind], observed.namespace, key.name) for key in missing), return_exceptions=True

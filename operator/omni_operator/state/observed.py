@@ -20,8 +20,8 @@ class Observed:
     pipeline: Manifest
     """The OmniPipeline as the API server holds it, status included."""
     children: Mapping[ChildKey, Manifest] = field(default_factory=dict)
-    """Live objects of the child kinds that carry the pipeline's label or its ownerReference, and any other object of
-    a child kind that has the name of a child: those are reported as conflicts."""
+    """Live objects of the child kinds that carry the pipeline's label or its ownerReference. Also objects of other
+    owners that have the name of a child, which are reported as conflicts."""
     pods: Sequence[Manifest] = ()
     """Pods that carry the pipeline's label, terminating ones included."""
     replica_sets: Sequence[Manifest] = ()

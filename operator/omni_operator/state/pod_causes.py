@@ -99,7 +99,7 @@ def _causes(stage: LiveStage, now: datetime) -> Iterator[Cause]:
     for pod in stage.pods:
         if not is_terminating(pod):
             yield from _pod_causes(pod, now)
-    # Ended pods stay in the API for a long time, so they count only while their replacements are missing too.
+    # Ended pods stay in the API for a long time, so they count only while replicas are missing.
     if stage.available < stage.replicas:
         yield from (cause for pod in stage.ended_pods if (cause := _ended_pod_cause(pod)) is not None)
         if _is_late(stage):
@@ -234,7 +234,7 @@ def _ended_pod_cause(pod: Manifest) -> Cause | None:
 
 
 def _in_setup_since(pod: Manifest) -> datetime | None:
-    """Returns since when a pod with a node waits for volumes or network; None if it does not wait or is terminating."""
+    """Returns the time since which a pod with a node waits for volumes or network; None if it does not wait or ends."""
     setup, scheduled = find_condition(pod, "PodReadyToStartContainers"), find_condition(pod, "PodScheduled")
     if setup is None or setup.get("status") != "False" or scheduled is None or scheduled.get("status") != "True":
         return None

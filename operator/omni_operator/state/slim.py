@@ -1,9 +1,9 @@
 """Reduces a watched object to the fields that decisions read, so that the store keeps no others. Pure functions.
 
-Another owner's object may have a megabyte, and anyone can give it the pipeline's label, so only its name and owner are
-kept. Of the operator's own objects a few fields are kept: a pipeline's pods, ReplicaSets and Deployments have thousands
-of lines that nothing here reads. A child that was found to match the desired state (rollout.plan.Verified) is kept only
-as a hash until it changes.
+Another owner's object may be a megabyte in size, and anyone can give it the pipeline's label, so only a few of its
+metadata fields are kept. A pipeline's pods, ReplicaSets and Deployments have thousands of lines, of which the operator
+reads few. Once a child has been found to match the desired state (rollout.plan.Verified), the store keeps its hash and
+these few fields until the child changes.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _bare(manifest: Manifest) -> Manifest:
 
 
 def _bounded_spec(manifest: Manifest) -> Manifest:
-    """Returns a replacement with only its size for a spec that is too large; otherwise nothing to replace."""
+    """Returns a spec that holds only the size, if the manifest's spec is too large; otherwise an empty dict."""
     size = len(msgspec.json.encode(manifest.get("spec")))
     return {"spec": {SPEC_BYTES: size}} if size > MAX_SPEC_BYTES else {}
 

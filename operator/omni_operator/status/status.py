@@ -1,4 +1,4 @@
-"""Computes the status of a pipeline from the observed state and the decision. It is equal as long as these are."""
+"""Computes the status of a pipeline from the observed state and the decision. The same inputs give the same status."""
 
 from __future__ import annotations
 

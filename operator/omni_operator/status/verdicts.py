@@ -2,7 +2,7 @@
 
 Ready        requests are served: every stage of the serving revision has a ready pod. A healthy rollout does not change
              it, because the old revision serves until the new one can.
-Progressing  the live state does not match the spec yet, and the operator is bringing it there.
+Progressing  the live state does not match the spec yet, and the operator is changing the live state.
 Degraded     something failed, or fewer replicas run than before. The steps of a healthy rollout are not failures.
 """
 
@@ -191,7 +191,7 @@ def _describe_progress(assessment: Assessment) -> str:
         case _ if all(stage.is_ready for stage in assessment.stages):
             return f"pods of revision {target} are being updated to the spec: {waiting}"
         case _:
-            # The missing stages are named only in Ready, so that a change of them changes only one message.
+            # Only Ready names the missing stages, so that a change of these stages changes only one message.
             return f"pods of revision {target} are starting"
 
 
@@ -224,12 +224,12 @@ def judge_degraded(assessment: Assessment) -> Verdict:
 
 
 def _is_capacity(assessment: Assessment, cause: Cause) -> bool:
-    """Returns whether RolloutNeedsCapacity already reports this cause: nothing serves worse than before."""
+    """Returns whether RolloutNeedsCapacity already reports this cause, which does not affect the serving revision."""
     return assessment.phase is Phase.NEEDS_CAPACITY and cause.reason in (Reason.UNSCHEDULABLE, Reason.QUOTA_EXCEEDED)
 
 
 def _worst(stages: Iterable[StageState]) -> StageState | None:
-    """Returns the stage whose cause to report; the first in the graph among equals."""
+    """Returns the stage whose cause must be reported; among causes of equal rank, the first in the graph."""
     known = [stage for stage in stages if stage.cause is not None]
     return min(known, key=lambda stage: rank_of(stage.cause) if stage.cause else 0, default=None)
 

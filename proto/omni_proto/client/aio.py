@@ -33,9 +33,9 @@ class AsyncOmniClient:
     """Calls the entry stage of a pipeline. Use as an async context manager, or call close().
 
     target is a gRPC target, e.g. "localhost:50051" or "dns:///qwen.default.svc.cluster.local.:50051", or the url of a
-    pipeline's status: grpc://HOST:PORT, grpcs://HOST:PORT for TLS. tls makes any target TLS: True trusts the public
-    CAs, ClientTls names others. credentials are gRPC's own, in place of tls. options replace channel_options(), except
-    the options that keep gRPC from crashing. Raises ArgumentError.
+    pipeline's status: grpc://HOST:PORT, grpcs://HOST:PORT for TLS. tls turns on TLS for any target: True trusts the
+    public CAs, ClientTls can name others. credentials are gRPC's own and are given instead of tls. options replace
+    channel_options(), except the options that keep gRPC from crashing. Raises ArgumentError.
     """
 
     def __init__(
@@ -85,19 +85,19 @@ class AsyncOmniClient:
         return response
 
     def generate(self, **arguments: Unpack[GenerateArguments]) -> AsyncGenerator[Event, None]:
-        """Run a request; returns an iterator of its events as they come. GenerateArguments documents the arguments.
+        """Run a request. Returns a generator of its events as they arrive. GenerateArguments documents the arguments.
 
         Give exactly one prompt: text, chat, raw_text, token_ids or prompt_embeds. Closing the generator cancels the
         call in all stages; to stop early, use `contextlib.aclosing`.
-        Before Accepted, a call that fails with UNAVAILABLE, RESOURCE_EXHAUSTED with RetryInfo, or a CANCELLED of the
-        server's is retried, with at most 3 attempts. After Accepted nothing is retried. Raises ArgumentError at once,
-        OmniRequestError while iterating.
+        Before Accepted, a call that fails with UNAVAILABLE, with RESOURCE_EXHAUSTED and RetryInfo, or with CANCELLED by
+        the server is retried, with at most 3 attempts. After Accepted nothing is retried. Raises ArgumentError
+        immediately, OmniRequestError while iterating.
         """
         call = prepare_call(arguments)
         return self._events(call.request, call.metadata, call.timeout_s)
 
     async def run(self, **arguments: Unpack[GenerateArguments]) -> GenerationResult:
-        """Run a request to its end; returns the whole answer. Arguments and errors are those of generate()."""
+        """Run a request to its end. Returns the complete answer. Arguments and errors are those of generate()."""
         builder = ResultBuilder()
         events = self.generate(**arguments)
         try:
@@ -156,7 +156,7 @@ def _stub(channel: grpc.aio.Channel) -> Any:
 
 
 async def _write(prepared: PreparedRequest, gate: asyncio.Event) -> AsyncGenerator[GenerateRequest, None]:
-    """Yields Start, then the other messages once the gate is set, when the client saw Accepted: see attempts.py."""
+    """Yields Start, and the other messages once the gate is set, which follows Accepted: see attempts.py."""
     messages = prepared.messages()
     yield next(messages)
     await gate.wait()

@@ -21,13 +21,13 @@ class GenerateArguments(TypedDict, total=False):
     """One request. Give exactly one prompt: text, chat, raw_text, token_ids or prompt_embeds."""
 
     text: str | None
-    """What the user says: one message, through the model's chat template."""
+    """One message of the user, to which the model's chat template is applied."""
     chat: ChatMessage | Sequence[ChatMessage] | None
-    """A conversation, with images, audio and videos, through the model's chat template."""
+    """A conversation, with images, audio and videos, to which the model's chat template is applied."""
     raw_text: str | None
-    """A prompt that is sent exactly as it is, without the chat template."""
+    """A prompt that is used unchanged, without the chat template."""
     token_ids: Sequence[int] | None
-    """The ids of a prompt, sent exactly as they are."""
+    """The token ids of a prompt, used unchanged."""
     prompt_embeds: Buffer | None
     """A C-contiguous buffer [rows, hidden size] such as a numpy array: float32, float16, or uint16 with the bits of
     bfloat16. Needs google-crc32c and a stage that takes embeddings (get_stage().prompt_embeds)."""
@@ -42,7 +42,7 @@ class GenerateArguments(TypedDict, total=False):
     encoding: str
     """Encoding of audio: "pcm_s16le" (the default) or "pcm_f32le"."""
     include_token_ids: bool
-    """Return the ids of prompt and text."""
+    """Return the token ids of the prompt and the text."""
     include_codec_tokens: bool
     """Return the codec tokens that the audio is made of."""
     include_timings: bool
@@ -50,7 +50,7 @@ class GenerateArguments(TypedDict, total=False):
     allow_partial: bool
     """If a later stage fails, return the results so far and StageFailed instead of an error."""
     priority: int
-    """-1000 to 1000; lower is served earlier."""
+    """-1000 to 1000; requests with lower numbers are served earlier."""
     cache_salt: str
     """Requests share cached prefixes only with requests of the same salt."""
     reply: str | Sequence[int] | None

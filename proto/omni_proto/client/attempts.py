@@ -1,8 +1,9 @@
 """The attempts of one request, without I/O: handles each response and each end of a call. Both clients use it.
 
-A client sends the messages after Start only once it saw Accepted, so no media are sent to a stage that refuses the
-request. Retries happen only before Accepted, and a stage sends nothing that it made before: no output comes twice, even
-if an Accepted was lost in transit. A stage may begin to work before Accepted, and ends that with the call.
+A client sends the messages after Start only once it has received Accepted, so no media are sent to a stage that refuses
+the request. Retries happen only before Accepted, and a stage sends no output before Accepted. So no output arrives
+twice, even if an Accepted was lost in transit. A stage may begin to work before Accepted; if the call ends, that work
+ends too.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Attempts:
         return self._remaining_s()
 
     def take(self, response: GenerateResponse | None) -> Event | None:
-        """Returns the event of a response, or None for a kind of a newer protocol. Raises ProtocolError."""
+        """Returns the event of a response, or None if its kind belongs to a newer protocol. Raises ProtocolError."""
         if response is None:  # grpc.aio returns this for bytes that do not parse
             raise ProtocolError("a message is not a GenerateResponse: truncated or damaged")
         event = event_from_response(response)

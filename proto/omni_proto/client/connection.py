@@ -1,4 +1,4 @@
-"""Turns a client's arguments into target, credentials and options of a channel, for both clients."""
+"""Turns a client's arguments into the target, credentials and options of a channel, for both clients."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NOT_CONNECTED: Final = ("failed to connect to all addresses", "connections to a
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """How a client connects to an entry stage that uses TLS."""
+    """TLS settings of a client."""
 
     ca: str | Path | None = None
     """PEM file with the CAs to trust. None: the public ones that gRPC knows."""
@@ -40,7 +40,7 @@ class ClientTls:
     """The name that the server's certificate must have. Empty: the target's host."""
 
     def to_credentials(self) -> grpc.ChannelCredentials:
-        """Read the files and return the credentials. Raises ArgumentError that names what is wrong with a file."""
+        """Returns the credentials in the files. Raises ArgumentError, which names the wrong file."""
         if (self.certificate is None) != (self.key is None):
             missing = "key" if self.key is None else "certificate"
             raise ArgumentError(f"tls.{missing} is missing: a client certificate is a certificate and its key")
@@ -52,7 +52,7 @@ class ClientTls:
         return credentials
 
     def _check(self) -> None:
-        # With a wrong file, gRPC's error only says that it cannot connect.
+        # If a file were wrong, gRPC's error would only say that it cannot connect.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         if self.ca is not None:
             try:
@@ -116,7 +116,7 @@ def plan_connection(
 
 
 def explain_refusal(message: str) -> str:
-    """Returns gRPC's message of a failed connection, with the most likely cause if it is known."""
+    """Returns gRPC's error message, and for a failed connection the most likely cause, if it is known."""
     if not any(words in message for words in _NOT_CONNECTED):
         return message
     hint = next((hint for words, hint in _HINTS if words in message), None)

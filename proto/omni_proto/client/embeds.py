@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 TENSOR_NAME: Final = "prompt_embeds"
 CHUNK_BYTES: Final = 1024 * 1024
 MAX_ROW_BYTES: Final = 4 * 1024 * 1024
-"""The protocol's limit: a row never spans messages."""
+"""The protocol's limit, because a row never spans messages."""
 _DTYPES: Final = {"f": DTYPE_FLOAT32, "e": DTYPE_FLOAT16, "H": DTYPE_BFLOAT16}
 """Element types by the format of a buffer's elements."""
 
@@ -31,7 +31,7 @@ class EmbedsPrompt:
     """The rows as bytes."""
 
     def messages(self) -> Iterator[GenerateRequest]:
-        """Yields the rows in chunks of about 1 MiB, each of whole rows, with its checksum."""
+        """Yields the rows in chunks of about 1 MiB. Each chunk has only complete rows, and a checksum."""
         import google_crc32c
 
         rows = self.header.max_rows

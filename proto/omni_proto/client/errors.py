@@ -1,4 +1,4 @@
-"""The error of a call, made from the gRPC status, ErrorInfo, BadRequest and RetryInfo of a failed request."""
+"""The errors of calls, read from the gRPC status with its ErrorInfo, BadRequest and RetryInfo."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from omni_proto.rpc.rich_status import read_status, status_of_call
 
 
 class OmniRequestError(OmniProtoError):
-    """A request failed. `str()` of it is for people; the attributes are for programs."""
+    """A request failed. str() is for people; the attributes are for programs."""
 
     def __init__(
         self,

@@ -54,7 +54,7 @@ ToolChoice = str | CallTool
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
-    """The format that the text must have. Exactly one field must be set; otherwise raises ArgumentError."""
+    """The format that the text must have. Exactly one field must be set. Raises ArgumentError otherwise."""
 
     json_schema: Mapping[str, Any] | str | None = None
     """JSON that matches this schema, given as a mapping or as JSON text."""

@@ -1,4 +1,5 @@
-"""Writes returned audio as WAV: 16 bit integers with the standard library, 32 bit floats with a header made here."""
+"""Writes returned audio as WAV. The standard library writes 16-bit integers; the header of 32-bit floats is made
+here."""
 
 from __future__ import annotations
 

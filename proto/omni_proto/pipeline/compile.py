@@ -25,7 +25,7 @@ class ModelPathError(OmniProtoError, ValueError):
 
 
 def order_stages(pipeline: OmniPipeline) -> list[Stage]:
-    """Returns the stages in the order of the graph: the entry first, then its branches, each in full, in file order."""
+    """Returns the stages in the order of the graph: depth-first from the entry, with branches in file order."""
     order: list[Stage] = []
     pending = [stage for stage in pipeline.spec.stages if not stage.inputs]
     while pending:
@@ -74,7 +74,8 @@ def stages_for_outputs(pipeline: OmniPipeline, outputs: Collection[Modality]) ->
 def gpus_of(stage: Stage) -> int:
     """Returns the GPU count of one pod of the stage; 0 means CPU.
 
-    Raises PipelineError if the count is not a whole number: the API refuses that, but the types alone do not.
+    Raises PipelineError if the count is not a whole number. The API server's rules refuse such counts; the types do
+    not.
     """
     counts = {name: stage.resources.limits[name] for name in GPU_RESOURCES if name in stage.resources.limits}
     for name, count in counts.items():
@@ -109,8 +110,8 @@ def compile_stages(
 ) -> list[StageConfig]:
     """Returns the configuration of every stage, in the order of the graph.
 
-    target_for returns the gRPC target at which the upstream stage calls a stage; model_path_for returns the
-    checkpoint's directory as the stage's server sees it; listen_for returns the ports, by default those of a pod.
+    target_for returns the gRPC target at which the upstream stage calls a stage. model_path_for returns the
+    checkpoint's directory as the stage's server sees it. listen_for returns the address and ports, by default a pod's.
     """
 
     def compile_edge(stage: Stage) -> DownstreamStage:

@@ -1,4 +1,4 @@
-"""Facts about components, known without importing them, by which a spec is checked before a GPU is used.
+"""Facts about components, by which a spec is checked before a GPU is used. Reading them imports no component.
 
 Each model family states its facts once, in its manifest (omni_stage/models/FAMILY/manifest.py). `make schemas` compiles
 those of the built-in families into components.json, which this module reads. So the operator and `omnipipe validate`
@@ -33,9 +33,9 @@ class EngineKind(StrEnum):
     AUTOREGRESSIVE = "autoregressive"
     """Token by token."""
     DIFFUSION = "diffusion"
-    """A whole output in one engine step, by the steps of a solver."""
+    """The complete output in one engine step, by several steps of a solver."""
     DECODER = "decoder"
-    """A whole output in one engine step, by one pass of the model: a codec's decoder, a vocoder."""
+    """The complete output in one engine step, by one pass of the model, e.g. a codec's decoder or a vocoder."""
 
     @property
     def is_one_shot(self) -> bool:
@@ -50,7 +50,7 @@ class When(StrEnum):
     READ = "read"
     """If another stage reads this one."""
     STREAMED = "streamed"
-    """If the stage starts before its input is complete: the mode of its input is Stream."""
+    """If the mode of the stage's input is Stream, so that the stage starts before its input is complete."""
 
 
 class Refusal(ConfigModel):
@@ -92,9 +92,9 @@ class ComponentFacts(ConfigModel):
     outputs: tuple[Modality, ...] = ()
     """Modalities that it can return to a client."""
     reads: str | None = None
-    """Id of the tensor schema that it reads from its upstream stage; none: it reads a prompt."""
+    """Id of the tensor schema that it reads from its upstream stage; None: it reads a prompt."""
     publishes: str | None = None
-    """Id of the tensor schema that it offers to other stages; none: no stage can read it."""
+    """Id of the tensor schema that it offers to other stages; None: no stage can read it."""
     is_entry: bool
     """Whether it may be the entry stage; if not, it needs an input."""
     media: tuple[str, ...] = ()
@@ -104,19 +104,19 @@ class ComponentFacts(ConfigModel):
     writes_text: bool = False
     """Whether its tokens are text of the checkpoint's tokenizer."""
     takes_reply: bool = False
-    """Whether it accepts a reply from the request in place of one that it samples."""
+    """Whether a request may give the reply, instead of the component sampling one."""
     structures_text: bool = False
     """Whether it can constrain its text to a format: a JSON Schema, a regular expression, a grammar."""
     takes_tools: bool = False
-    """Whether its prompts may offer tools, where engineArgs.toolCallParser names a parser."""
+    """Whether its prompts may offer tools, if engineArgs.toolCallParser names a parser."""
     voices: tuple[str, ...] = ()
-    """Voices of the published checkpoints, the default first. A checkpoint's own list counts at run time."""
+    """Voices of the published checkpoints, the default first. At run time the checkpoint's own list is used instead."""
     sample_rate_hz: Annotated[int, Field(ge=0)] = 0
     """Sample rate of its audio; 0 if it generates none."""
     step_timeout_s: Annotated[float, Field(gt=0)] = 30.0
     """Default of timeouts.step."""
     queue_timeout_s: float | None = None
-    """Default of timeouts.queue; none: requests wait as long as their deadline allows."""
+    """Default of timeouts.queue; None: requests wait as long as their deadline allows."""
     default_sampling: SamplingDefaults = SamplingDefaults()
     """Sampling parameters that neither the request nor the stage sets. A checkpoint may add to them."""
     refused_engine_args: tuple[Refusal, ...] = ()
@@ -145,14 +145,17 @@ class Objection:
 
 
 def refuse_engine_args(facts: ComponentFacts, args: EngineArgs, *, is_read: bool) -> list[Objection]:
-    """Returns what the component refuses of a stage's engineArgs. `is_read`: whether another stage reads the stage."""
+    """Returns the fields of a stage's engineArgs that the component refuses.
+
+    is_read: whether another stage reads the stage.
+    """
     return _refuse(facts.refused_engine_args, args, {When.READ} if is_read else set())
 
 
 def refuse_sampling(facts: ComponentFacts, sampling: SamplingDefaults, *, is_streamed: bool) -> list[Objection]:
-    """Returns what the component refuses of a request's sampling or a stage's defaultSampling.
+    """Returns the fields of a request's sampling or a stage's defaultSampling that the component refuses.
 
-    `is_streamed`: whether the stage starts before its input is complete.
+    is_streamed: whether the stage starts before its input is complete.
     """
     objections = _refuse(facts.refused_sampling, sampling, {When.STREAMED} if is_streamed else set())
     least, most = sampling.min_tokens, sampling.max_tokens
@@ -162,7 +165,7 @@ def refuse_sampling(facts: ComponentFacts, sampling: SamplingDefaults, *, is_str
 
 
 def refuse_timeouts(facts: ComponentFacts, timeouts: Timeouts) -> list[Objection]:
-    """Returns what the component refuses of a stage's timeouts."""
+    """Returns the fields of a stage's timeouts that the component refuses."""
     return _refuse(facts.refused_timeouts, timeouts, set())
 
 

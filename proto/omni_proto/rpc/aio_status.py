@@ -1,9 +1,9 @@
 """Finds the true status of an asyncio call, which a race in grpc.aio may hide.
 
-When a stage ends a call while its caller still writes, the write fails. grpc.aio (1.85, `_call.py`: `_write` calls
-`set_internal_error`) then replaces the status by INTERNAL "Internal error from Core", before or after the true status
-arrives. A refusal with RetryInfo would look like a fault. Every change of the status runs the done callbacks, so a done
-callback sees the true status. Uses public interfaces only.
+When a stage ends a call while its caller still writes, the write fails. grpc.aio then replaces the status by INTERNAL
+"Internal error from Core", before or after the true status arrives (1.85, `_call.py`: `_write` calls
+`set_internal_error`). A refusal with RetryInfo would look like a fault. Every change of the status runs the done
+callbacks, so a done callback sees the true status. This module uses only public interfaces.
 """
 
 from __future__ import annotations

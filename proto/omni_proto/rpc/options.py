@@ -27,8 +27,8 @@ _KEEPALIVE_TIMEOUT_MS: Final = 10_000
 def channel_options() -> Options:
     """Returns the options of a channel to a stage.
 
-    round_robin over healthy pods, connections not shared with other channels, no proxy, no TXT lookup, DNS queries at
-    least 5 s apart, messages of at most 8 MiB, a keepalive ping every 30 s.
+    They set round_robin over healthy pods, connections not shared with other channels, no proxy, no TXT lookup, DNS
+    queries at least 5 s apart, messages of at most 8 MiB, and a keepalive ping every 30 s.
     """
     return (
         *_REQUIRED,
@@ -53,9 +53,9 @@ def channel_options() -> Options:
 
 
 def complete_options(options: Iterable[tuple[str, int | str]] | None) -> Options:
-    """Returns the options to open a channel with: the caller's, or channel_options() for None.
+    """Returns the options with which to open a channel: the caller's, or channel_options() if options is None.
 
-    Both include the options that keep gRPC from crashing, which the caller cannot override.
+    In both cases they include the options that keep gRPC from crashing, which the caller cannot override.
     """
     if options is None:
         return channel_options()
@@ -66,8 +66,8 @@ def complete_options(options: Iterable[tuple[str, int | str]] | None) -> Options
 def server_options(request_timeout_s: float = 300.0) -> Options:
     """Returns the options of a stage's server.
 
-    Connections live for 60 s, so that channels find new pods; calls in flight may continue for request_timeout_s, the
-    longest request. Clients may ping every 10 s, with or without calls. A port that is in use is an error.
+    Connections live for 60 s, so that channels find new pods. Calls in flight may continue for request_timeout_s, the
+    time limit of a request. Clients may ping every 10 s, with or without calls. A port that is in use is an error.
     """
     grace_ms = max(1, round(request_timeout_s * 1000))
     return (

@@ -3,7 +3,7 @@
 A name may not resolve, for example while the only pod of a stage is replaced. gRPC's DNS resolver then retries after
 1 s, and after pauses that grow by a factor of 1.6 up to two minutes (gRPC core 1.85, `polling_resolver.cc`). No channel
 option shortens them, so a stage that returns after a minute might stay unreachable for another minute. A new channel
-has a new resolver, which resolves the name at once.
+has a new resolver, which resolves the name immediately.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class RichStatus:
     code: grpc.StatusCode
     message: str
     domain: str = ""
-    """Domain of the ErrorInfo: which system made it."""
+    """Domain of the ErrorInfo, which names the system that made it."""
     reason: str = ""
     """omni_proto.stage.v1.ErrorReason without its prefix."""
     stage: str = ""
@@ -37,7 +37,7 @@ class RichStatus:
     limit: str = ""
     """The limit that was exceeded, with its unit."""
     retry_after_s: float | None = None
-    """When a retry may work, in seconds; None without a RetryInfo."""
+    """Seconds after which a retry may succeed; None without a RetryInfo."""
 
     @property
     def is_of_a_stage(self) -> bool:

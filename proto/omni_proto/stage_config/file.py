@@ -41,9 +41,9 @@ class Timeouts(ConfigModel):
     queue: Annotated[float, Field(gt=0, le=86_400)] | None = None
     """Longest wait in the engine's queue. Default: the component's; none for autoregressive stages."""
     prepare: Annotated[float, Field(gt=0, le=3600)] = 20.0
-    """Longest time to decode a request's media, and again to convert them to engine input."""
+    """Time limit for decoding a request's media, and separately for converting them to engine input."""
     drain_notice: Annotated[float, Field(ge=0, le=3600)] = 5.0
-    """Time between NOT_SERVING and refusing new requests, on SIGTERM."""
+    """After SIGTERM, the time between reporting NOT_SERVING and refusing new requests."""
 
 
 class ServerTls(ConfigModel):
@@ -65,7 +65,7 @@ class Listen(ConfigModel):
     grpc_port: Annotated[int, Field(ge=0, le=65535)] = GRPC_PORT
     """Port of StageService; 0 takes a free one."""
     health_port: Annotated[int, Field(ge=0, le=65535)] = HEALTH_PORT
-    """Port of grpc.health.v1 alone, always plaintext."""
+    """Port that serves only grpc.health.v1, always in plaintext."""
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = METRICS_PORT
     """Port of /metrics."""
     tls: ServerTls | None = None

@@ -61,10 +61,12 @@ class EngineArgs(ConfigModel):
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"] | None = None
     """Type of the KV cache."""
     kv_cache_memory_mib: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
-    """Memory of the KV cache in MiB. Default: what weights and activations leave of gpuMemoryUtilization."""
+    """Memory of the KV cache in MiB. Default: the part of gpuMemoryUtilization that weights and activations do not
+    need."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Share of each GPU's memory that the stage may use. That much must be free when the stage starts, whatever
-    kvCacheMemoryMib says. Default: 0.92, vLLM's. Stages that share a GPU need both fields (docs/gpu-sizing.md)."""
+    """Share of each GPU's memory that the stage may use. This share must be free when the stage starts, even if
+    kvCacheMemoryMib is set. Default: 0.92, as in vLLM. Stages that share a GPU need both fields
+    (docs/gpu-sizing.md)."""
     enforce_eager: bool | None = None
     """Run without CUDA graphs and compilation."""
     enable_prefix_caching: bool | None = None
@@ -76,8 +78,8 @@ class EngineArgs(ConfigModel):
     """Cache of processed media in MiB, so that repeated ones are not processed again. This memory comes on top of
     limits.maxInflightBytes. Default: 0, no cache."""
     max_media_share: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Most of the engine's time that encoding images, audio and video may take while requests without media to encode
-    wait for tokens. Default: 0.5. 1 sets no bound, as vLLM does; throughput of media is highest then."""
+    """Maximum share of the engine's time for encoding images, audio and video while requests without media to encode
+    wait for tokens. Default: 0.5. 1 sets no limit, as in vLLM; the throughput of media is then highest."""
     load_format: Literal["auto", "safetensors", "dummy"] | None = None
     """How weights are loaded; dummy means random weights, for tests of size and speed."""
     tool_call_parser: ParserName | None = None
@@ -139,13 +141,13 @@ class Limits(ConfigModel):
     max_prompt_chars: Annotated[int, Field(ge=1, le=1 << 24)] = 1 << 20
     """Most characters of a request's text."""
     max_message_bytes: Annotated[int, Field(ge=2 << 20, le=8 << 20)] = 8 << 20
-    """Most bytes of one gRPC message; chunks of tensors take about 1 MiB, and every channel stops at 8 MiB."""
+    """Maximum bytes of one gRPC message. Chunks of tensors have about 1 MiB, and no channel accepts more than 8 MiB."""
     refusals_per_second: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    """Refused calls of one client that the entry stage answers at once, per second; five times as many in a burst.
-    Further refusals wait for up to maxRefusalWait. Default: 10."""
+    """Refusals per second that the entry stage sends to one client without delay; in a burst, five times this number.
+    Further refusals are delayed by up to maxRefusalWait. Default: 10."""
     max_refusal_wait: Annotated[float, Field(ge=0, le=10)] | None = None
-    """Most seconds that the answer to a client whose calls are refused more often waits. 0: no answer waits. Calls that
-    are accepted never wait for this. Default: 1."""
+    """Maximum delay in seconds of refusals beyond refusalsPerSecond. 0: no refusal is delayed. Accepted calls are never
+    delayed. Default: 1."""
 
 
 class MediaLimits(ConfigModel):

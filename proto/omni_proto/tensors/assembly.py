@@ -1,6 +1,6 @@
-"""Reassembly: checks the chunks of an edge's tensors one by one and copies each tensor into one writable buffer.
+"""Reassembly: checks the chunks of an edge's tensors one by one, and copies the rows of each tensor into one buffer.
 
-`add` accepts a whole chunk, or raises a TensorError and accepts no rows. Damaged data is never accepted.
+`add` either accepts a chunk completely, or raises a TensorError and accepts no rows. Damaged data is never accepted.
 """
 
 from __future__ import annotations
@@ -44,14 +44,15 @@ FIRST_CAPACITY_BYTES: Final = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReceivedTensor:
-    """A whole tensor [rows, *row_shape] on the CPU."""
+    """A tensor [rows, *row_shape] on the CPU: the received rows, or some of them."""
 
     spec: TensorSpec
     """Name, dtype and row shape."""
     rows: int
     """Number of rows received."""
     data: memoryview
-    """The elements as bytes, in C order, little-endian, aligned; not shared with anything; writable unless empty."""
+    """The elements as bytes, in C order, little-endian; writable unless empty. From `TensorAssembler.since`, they are a
+    view of the assembler's buffer. From `finish`, they are aligned and not shared with anything."""
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -62,9 +62,9 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def scan(data: bytes) -> TensorChunkView | tuple[TensorChunkView, ...] | None:
-    """Returns the chunk or chunks in data, or None.
+    """Returns the chunk or chunks in data.
 
-    None if data holds anything else, or if the fields of a chunk are not in order, each at most once.
+    Returns None if data contains anything else, or if the fields of a chunk are not in order or repeated.
     """
     if not data or data[0] not in (KEY_15_BYTES, KEY_TENSORS):
         return None

@@ -25,7 +25,7 @@ MAX_TENSORS: Final = 64
 PROMPT_EMBEDS: Final = "prompt_embeds"
 """Name of the tensor that `Start.prompt_embeds` announces."""
 PROMPT_EMBEDS_DTYPES: Final = ("float32", "float16", "bfloat16")
-"""Element types that it may have, whatever dtype the engine computes in."""
+"""Element types that this tensor may have, independent of the engine's dtype."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 _SCHEMA_ID = re.compile(r"[a-z0-9_]+/[a-z0-9_]+\Z")

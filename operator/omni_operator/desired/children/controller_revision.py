@@ -1,6 +1,7 @@
 """ControllerRevision: a revision's spec, kept as long as its pods exist.
 
-From it, the operator, which has no state of its own, can repair an old set during a long rollout. See docs/adr.
+The operator has no state of its own. From this object it can repair the children of an old revision during a long
+rollout. See docs/adr/0011-controller-revisions.md.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def _pod_security() -> Manifest:
         "runAsNonRoot": True,
         "runAsUser": USER_ID,
         "runAsGroup": USER_ID,
-        # Makes volumes writable for the user. OnRootMismatch avoids a walk over large volumes that already are.
+        # Makes volumes writable for the user. OnRootMismatch skips large volumes that already have this group.
         "fsGroup": USER_ID,
         "fsGroupChangePolicy": "OnRootMismatch",
         "seccompProfile": {"type": "RuntimeDefault"},

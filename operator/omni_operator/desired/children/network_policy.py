@@ -2,8 +2,9 @@
 
 in:   gRPC from clients (entry stage) or from the upstream stage of the same revision; health from anywhere (a policy
       cannot select kubelet, and the port shows only whether the stage is healthy); metrics from pods of the cluster
-out:  gRPC to the downstream stages; DNS of the cluster and of its network; the model hub, if the checkpoint is
-      downloaded from it (also while the stage serves, because a policy applies to all containers of a pod)
+out:  gRPC to the downstream stages; DNS servers and the OpenTelemetry collector, in pods or at private addresses; the
+      model hub, if the checkpoint is downloaded from it (also while the stage serves, because a policy applies to all
+      containers of a pod)
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from omni_proto.pod_contract import GRPC_PORT, HEALTH_PORT, METRICS_PORT
 
 _LINK_LOCAL: Final = "169.254.0.0/16"
 _NO_HUBS: Final = {"0.0.0.0/0": [_LINK_LOCAL], "::/0": ["fe80::/10", "fd00:ec2::254/128"]}
-"""All addresses, each block with its exceptions: link-local addresses and AWS's metadata address in IPv6. No hub has
-them; the metadata services of clouds do, and they hand out credentials."""
+"""IP blocks that hold every address, each with its exceptions: link-local addresses and AWS's IPv6 metadata address. No
+model hub has such an address, but the metadata services of clouds do, and they hand out credentials."""
 _INSIDE: Final = (
     "10.0.0.0/8",
     "100.64.0.0/10",
@@ -31,7 +32,7 @@ _INSIDE: Final = (
     "fc00::/7",
     "fe80::/10",
 )
-"""Private addresses, for resolvers and collectors outside of pods. Access to public ones would allow data to leak."""
+"""Private address blocks, for DNS servers and collectors outside of pods. Access to public ones could leak data."""
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 

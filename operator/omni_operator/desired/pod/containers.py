@@ -91,7 +91,7 @@ def build_fetch_container(build: StageBuild, fetch: ModelFetch) -> Manifest:
         **_container(build, names.FETCH_CONTAINER),
         "args": args,
         "env": env,
-        # The stage's resources: they do not increase what the pod requests, and quotas may require limits.
+        # The same resources as the stage container's: they do not raise the pod's total, and quotas may require limits.
         **_resources(build, only=_INIT_RESOURCES),
         "volumeMounts": mounts,
     }

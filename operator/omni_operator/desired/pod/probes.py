@@ -21,7 +21,7 @@ STARTUP_PER_GPU_S: Final = 1200
 STARTUP_MOST_S: Final = 3600
 _STARTUP_PERIOD_S: Final = 2
 _HUNG_GRACE_S: Final = 30
-"""A hung process cannot drain, so it gets less than the pod's grace period, during which it would not serve."""
+"""Grace period of a process that hangs. It cannot drain, so it need not be given the pod's longer grace period."""
 
 
 def startup_seconds(gpus: int) -> int:

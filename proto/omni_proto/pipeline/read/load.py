@@ -1,7 +1,8 @@
 """Reads an OmniPipeline from YAML or JSON text into its types.
 
-The types check each field, as strictly as the API server does. Rules between fields are in CEL and need the CEL
-library: see `read/offline.py`, which every command of `omnipipe` uses. A stage server's image does not need it.
+The types check each field, as strictly as the API server does. Rules between fields are in CEL and need a CEL library:
+see `read/offline.py`, which the commands of `omnipipe` use for a user's file. A stage server's image does not need that
+library.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from omni_proto.pipeline.types.resource import KIND, OmniPipeline
 MAX_PIPELINE_BYTES = 256 << 10
 """Most bytes of a pipeline file, including comments and whitespace."""
 MAX_SPEC_BYTES = 64 << 10
-"""Most bytes of a spec as compact JSON. Its children are many times as large, and the operator, which all users share,
-keeps them in memory."""
+"""Most bytes of a spec as compact JSON. The pipeline's children are many times as large, and the operator, which all
+users share, keeps them in memory."""
 
 
 def load_pipeline(path: str | Path) -> OmniPipeline:

@@ -1,8 +1,8 @@
 """Checks a pipeline as the API server would, without a server, for every command that reads a file.
 
-The checks come from the generated CRD's schema and run in the API server's order. Nulls are dropped and defaults filled
-in; then types and bounds (with jsonschema) and the keys of lists are checked; then the CEL rules (with a CEL library).
-tests/controlplane compares the results with a real API server's.
+The checks come from the generated CRD's schema and run in the API server's order. First, nulls are dropped and defaults
+filled in. Then types and bounds (with jsonschema) and the keys of lists are checked, and at last the CEL rules (with a
+CEL library). tests/controlplane compares the results with a real API server's.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def check_document(document: Mapping[str, Any]) -> list[Problem]:
     wrong = [
         found
         for error in _validator().iter_errors(document)
-        # In a status, the API server refuses unknown fields; everything else it drops without a check.
+        # The API server checks a status only for unknown fields, and then drops it.
         if error.validator == "additionalProperties" or "status" not in error.absolute_path
         for found in explain(error)
     ]

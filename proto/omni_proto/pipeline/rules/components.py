@@ -1,6 +1,6 @@
-"""Rules on components, in CEL, compiled from their facts: they refuse what a built-in component cannot support.
+"""Rules on components, in CEL, compiled from their facts. They refuse fields that a built-in component cannot support.
 
-A component that is not built in may come with its own image: nothing is known about it, so nothing is refused.
+A component that is not built in may come with its own image. Nothing is known about it, so nothing is refused.
 component_checks.py makes the same checks on a typed pipeline, for the operator, which has no CEL library.
 """
 
@@ -20,7 +20,7 @@ from omni_proto.stage_config import EngineArgs, Modality, SamplingDefaults
 
 
 def list_edges(facts: Mapping[str, ComponentFacts]) -> str:
-    """Returns which built-in component reads which, in words: "FAMILY/B reads FAMILY/A; ..."."""
+    """Returns a text that lists which built-in component reads which: "FAMILY/B reads FAMILY/A; ..."."""
     return "; ".join(
         f"{item.id} reads {' or '.join(publishers_of(item.reads, facts))}" for item in facts.values() if item.reads
     )
@@ -72,7 +72,9 @@ _SECTIONS: Final = (
 
 
 def _merge(section: _Section, facts: Mapping[str, ComponentFacts], whens: Sequence[When]) -> list[_Merged]:
-    """Returns the refusals of a section, merged: over components that refuse the same, and fields with one reason."""
+    """Returns the refusals of a section. Equal refusals of several components are merged, and fields with equal
+    reasons.
+    """
     components: dict[str, tuple[Refusal, list[str]]] = {}
     for item in facts.values():
         for refusal in getattr(item, section.refusals):

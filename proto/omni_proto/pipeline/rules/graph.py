@@ -27,9 +27,9 @@ _IS_USED = f"({_RETURNS}) || {_IS_READ}"
 def _ancestors(then: str) -> str:
     """Returns a CEL expression that evaluates `then` with two variables.
 
-    n: the names of the stages. p0: for each stage, the index of the stage 16 edges above it; entries count as their own
-    upstream. It is found by pointer doubling (1, 2, 4, 8, 16 edges), which is cheap enough for the API server at 16
-    stages in any order. CEL has no variables, so a list of one item is mapped instead.
+    n: the names of the stages. p0: for each stage, the index of the stage 16 edges above it; an entry counts as its own
+    upstream stage. p0 is found by pointer doubling (1, 2, 4, 8, 16 edges), which is cheap enough for the API server
+    with up to 16 stages in any order. CEL has no variables, so each one is the item of a mapped list of length 1.
     """
     inner = then
     for step in range(4):
@@ -38,7 +38,8 @@ def _ancestors(then: str) -> str:
     return f"[{_NAMES}].map(n, [{above}].map(p4, {inner})[0])[0]"
 
 
-# 16 edges above a stage that does not lead to the entry lies a stage of a cycle, and every stage of a cycle is reached.
+# There are at most 16 stages. If the edges above a stage do not lead to an entry, the stage 16 edges above it is part
+# of a cycle. Every stage of a cycle is found in this way.
 _ENTRY_ABOVE = _IS_ENTRY.replace("s.inputs", "self.stages[e].inputs")
 
 GRAPH_RULES: Final = (

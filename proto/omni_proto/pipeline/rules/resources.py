@@ -13,7 +13,7 @@ from omni_proto.stage_config import Limits, MediaLimits
 MAX_GPUS: Final = 64
 """Most GPUs of one stage: the largest tensor parallel size."""
 LEAST_BYTES: Final = "1Mi"
-"""Least memory or storage. Less is a wrong unit: 512m is half a byte."""
+"""Smallest accepted memory or storage. A smaller value has a wrong unit, such as 512m, which is half a byte."""
 
 _GPUS = f"[{', '.join(map(quote, k8s.GPU_RESOURCES))}]"
 _EXAMPLE = k8s.GPU_RESOURCES[0]
@@ -139,7 +139,7 @@ RESOURCE_RULES: Final = (
 
 
 def _default(model: type[BaseModel], field: str) -> int:
-    """Returns a field's default. The API server fills it in, so it does not count as a contradiction by the user."""
+    """Returns a field's default. Rules ignore a field with this value, because the API server may have filled it in."""
     return int(model.model_fields[field].default)
 
 

@@ -42,8 +42,8 @@ class Aliases(ConfigModel):
     """Names of the pipeline as a model, e.g. tts-1. A request with a name that two pipelines share is refused; it must
     use the pipeline's own name."""
     voices: Annotated[dict[Voice, Voice], Field(max_length=64)] = Field(default_factory=dict)
-    """Voices of the model by other names, e.g. alloy: Chelsie, so that clients of OpenAI's API work unchanged. The own
-    name of a voice takes precedence over an alias."""
+    """Other names for voices of the model, e.g. alloy: Chelsie, so that clients of OpenAI's API work unchanged. A
+    voice's own name takes precedence over an alias."""
 
 
 class Tracing(ConfigModel):

@@ -25,8 +25,8 @@ def list_map(*keys: str) -> dict[str, JsonValue]:
 LIST_SET: Final[dict[str, JsonValue]] = {"x-kubernetes-list-type": "set"}
 """json_schema_extra for a list field whose items are unique. Lists without a list type are replaced as a whole."""
 SERVER_DEFAULT: Final[dict[str, JsonValue]] = {"x-server-default": True}
-"""json_schema_extra for an object that the API server fills in if it is missing. Other objects are not filled in:
-defaults that nobody wrote would fill every stage."""
+"""json_schema_extra for an object that the API server fills in if it is missing. Other objects are not filled in.
+Otherwise every stage in the cluster would list defaults that nobody wrote."""
 
 SUBDOMAIN_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 LABEL_KEY_PATTERN: Final = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
@@ -75,7 +75,7 @@ class Toleration(ConfigModel):
     """Lets pods run on nodes with a matching taint."""
 
     key: LabelKey | None = None
-    """Key of the taint. None with operator Exists matches every taint."""
+    """Key of the taint. Without a key, operator Exists matches every taint."""
     operator: Literal["Exists", "Equal"] = "Equal"
     """How key and value are compared."""
     value: LabelValue | None = None
@@ -201,6 +201,6 @@ class TopologySpread(ConfigModel):
     topology_key: LabelKey = "kubernetes.io/hostname"
     """Label of nodes; each value of it is one domain."""
     max_skew: Annotated[int, Field(ge=1, le=100)] = 1
-    """Most replicas that one domain may have more than another."""
+    """Largest difference between the numbers of replicas of two domains."""
     when_unsatisfiable: Literal["ScheduleAnyway", "DoNotSchedule"] = "ScheduleAnyway"
     """What to do with a pod that cannot be placed within maxSkew."""

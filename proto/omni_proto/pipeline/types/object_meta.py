@@ -23,7 +23,7 @@ OBJECT_META_SCHEMA: Final[dict[str, Any]] = {
         "labels": {"type": ["object", "null"], "propertyNames": _KEY, "additionalProperties": _VALUE},
         "annotations": {
             "type": ["object", "null"],
-            # Upper and lower case, unlike the keys of labels.
+            # Unlike in the keys of labels, the domain may contain upper-case letters.
             "propertyNames": {**_KEY, "pattern": f"(?i){_KEY['pattern']}"},
             "additionalProperties": {"type": "string"},
         },

@@ -127,7 +127,7 @@ class StageTimeouts(ConfigModel):
     queue: Annotated[float, Field(gt=0, le=86_400)] | None = None
     """Longest wait in the engine's queue. Default: the component's."""
     prepare: Annotated[float, Field(gt=0, le=3600)] = 20.0
-    """Longest time to decode a request's media, and again to convert them to engine input."""
+    """Time limit for decoding a request's media, and separately for converting them to engine input."""
 
 
 class Stage(PodSettings):
@@ -171,9 +171,9 @@ class Rollout(ConfigModel):
     """How to roll out a change of the contract between stages. BlueGreen: start a complete second set of pods, and
     switch over when all are ready. Recreate: end the old set first; for clusters without capacity for two sets."""
     max_surge: IntOrPercent = 1
-    """Most pods above replicas while a compatible change is rolled out: a number or a percentage."""
+    """Maximum number or percentage of pods above replicas while a compatible change is rolled out."""
     max_unavailable: IntOrPercent = 0
-    """Most pods that may be missing while a compatible change is rolled out: a number or a percentage."""
+    """Maximum number or percentage of pods that may be missing while a compatible change is rolled out."""
 
 
 def _is_tree(stages: list[Stage]) -> bool:
@@ -192,7 +192,7 @@ class PipelineSpec(ConfigModel):
     model: Model
     """The checkpoint that all stages share."""
     stages: Annotated[list[Stage], Field(min_length=1, max_length=16, json_schema_extra=list_map("name"))]
-    """The stages, in any order: an out-tree with one entry."""
+    """The stages, in any order. They form a tree whose root is the entry."""
     defaults: PodSettings = PodSettings()
     """Pod settings of stages that set none."""
     entry: Entry = Entry()
@@ -212,7 +212,8 @@ class PipelineSpec(ConfigModel):
 
     @model_validator(mode="after")
     def _check_tree(self) -> PipelineSpec:
-        # The only rule between fields that is both here and in rules/: code that walks the graph would not end without.
+        # The only rule between fields that is both here and in rules/: without it, code that walks the graph might not
+        # end.
         if not _is_tree(self.stages):
             raise ValueError(
                 "stages must be a tree: names used once, one stage without inputs, all others below it; "
