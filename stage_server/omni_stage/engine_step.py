@@ -33,9 +33,9 @@ class EngineStep:
     "mrope_positions" [P, 3] int64 and "mrope_delta" [1] int64 in the first step of M-RoPE models; a diffusion
     model's named outputs."""
     finish_reason: FinishReason | None = None
-    """How the request ended; None if it continues. What the engine core returns for input in parts says how the part
-    ended."""
+    """How the request ended; None if it continues. If the input comes in parts, the engine core's outputs report here
+    how the part ended."""
     stop_reason: str = ""
-    """A stop token's id, a stop string, or a reason of the scheduler; empty if it ended otherwise."""
+    """A stop token's id, a stop string, or a reason from the scheduler; empty in all other cases."""
     scheduled_ns: int | None = None
-    """time.monotonic_ns() when the scheduler first took the request, if known."""
+    """time.monotonic_ns() when the request was first scheduled, if known."""

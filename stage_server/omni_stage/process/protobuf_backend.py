@@ -1,4 +1,4 @@
-"""Checks which implementation of protobuf decodes the messages of peers."""
+"""Checks which implementation of protobuf decodes the messages that the stage server receives."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ BOUNDED = "upb"
 def require_upb(found: str | None = None) -> None:
     """Raises ConfigurationError unless protobuf is implemented by upb.
 
-    found: checked instead of the loaded implementation. An environment variable or a wheel without binaries
-    selects protobuf's pure Python implementation. It decodes eighty times slower (a chat of eight messages: 480 us), on
-    the event loop.
+    `found` replaces the name of the loaded implementation. An environment variable or a wheel without binaries selects
+    protobuf's pure Python implementation. It decodes eighty times slower (a chat of eight messages: 480 us), and
+    decoding blocks the event loop.
     """
     found = api_implementation.Type() if found is None else found
     if found == BOUNDED:

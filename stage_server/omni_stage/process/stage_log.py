@@ -1,6 +1,6 @@
 """Log lines of a stage server: each names the stage and the current request, and none holds a request's content.
 
-The interceptor sets the request id in a context variable, so that the code that logs need not pass it on.
+The interceptor sets the request id in a context variable, so functions need not pass the id on to log it.
 """
 
 from __future__ import annotations
