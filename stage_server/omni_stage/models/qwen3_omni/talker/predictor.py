@@ -31,7 +31,7 @@ class CodePredictor:
         return int(self._config.num_code_groups)
 
     def embed(self, codes: torch.Tensor) -> torch.Tensor:
-        """Returns [n, H]: for each frame, the sum of the embeddings of its codes but the first, int64 [n, groups - 1]."""
+        """Returns the sums [n, H] of the embeddings of each frame's codes after the first, int64 [n, groups - 1]."""
         tables = self._model.model.codec_embedding
         total = tables[0](codes[:, 0])
         for group in range(1, self.groups - 1):
