@@ -84,7 +84,7 @@ def _serve(config_file: Path, address_file: Path | None, log_format: str) -> Exi
 
 
 def _preload() -> None:
-    """Import vLLM while this process has one thread, and fork the template process from which its engine is forked."""
+    """Import vLLM while this process has one thread, and fork the template from which the engine process is forked."""
     # SIGTERM during the import ends the process immediately, with the exit code of a drained stage.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.DRAINED))
     with _lasting_objects():

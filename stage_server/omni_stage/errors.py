@@ -20,13 +20,13 @@ class ErrorDetails:
     field: str = ""
     """Path of the field in the request, e.g. "start.sampling[talker].top_p"."""
     limit: str = ""
-    """The limit that was exceeded, with its unit."""
+    """The limit that was exceeded, with its unit if it has one."""
     retry_after_s: float | None = None
     """Seconds after which a retry may succeed; sent as RetryInfo."""
 
 
 class OmniStageError(Exception):
-    """Root of every error that the stage server raises on purpose."""
+    """Base class of every error that the stage server raises on purpose."""
 
     code: StatusCode = StatusCode.INTERNAL
     reason: reasons.ErrorReason = reasons.ERROR_REASON_INTERNAL
@@ -179,7 +179,7 @@ class DownstreamProtocolError(OmniStageError):
 
 
 class ConfigurationError(OmniStageError):
-    """The configuration (component, checkpoint, engine arguments) is wrong. Raised at start-up and by `fetch` only."""
+    """The configuration (component, checkpoint, engine arguments) is wrong. Raised at start-up and by `fetch`."""
 
     code = StatusCode.FAILED_PRECONDITION
     reason = reasons.ERROR_REASON_INVALID_REQUEST

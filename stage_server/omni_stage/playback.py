@@ -1,8 +1,8 @@
 """Computes when the listener of a stream will run out of audio: the stream's due time. Pure.
 
-The schedulers order diffusion windows and autoregressive requests by due time, the earliest first. The due time of a
-waiting stream does not change, and the due times of new streams grow with the clock. So every waiting stream eventually
-becomes the first one, however many streams begin after it.
+Within a priority, the schedulers order diffusion windows and autoregressive requests by due time, the earliest first.
+The due time of a waiting stream does not change, and the due times of new streams grow with the clock. So every waiting
+stream eventually becomes the first one, however many streams begin after it.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class EdgeStream:
         self._news.set()
 
     async def read(self) -> EdgeRows:
-        """Returns all rows that arrived since the last read. Waits until rows arrive, a tensor completes or all end."""
+        """Returns all rows that arrived since the last read. Waits for rows, a tensor's completion or the end."""
         await self._news.wait()
         # After the end nothing changes, but every further read reports the end again.
         if not self._ended:

@@ -25,7 +25,7 @@ ENTRY_POINT_GROUP: Final = "omnipipeline.families"
 _MODELS: Final = "omni_stage.models"
 _MANIFEST: Final = "manifest"
 _ATTRIBUTE: Final = "FAMILY"
-"""Every built-in manifest module has this: a FamilyManifest."""
+"""Name of the FamilyManifest in every built-in manifest module."""
 
 
 class FamilyRegistry:

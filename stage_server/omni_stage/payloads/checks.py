@@ -77,7 +77,7 @@ def count_bytes(shape: Sequence[int], dtype: str, *, field: str) -> int:
     """Returns a tensor's size in bytes. Python integers cannot overflow. Raises InvalidTensorError."""
     item = ITEM_BYTES.get(dtype)
     if item is None:
-        # The value comes from the caller and may hold anything, so the message does not repeat it.
+        # The value comes from the client and may hold anything, so the message does not repeat it.
         raise InvalidTensorError(f"{field}: dtype is none of {', '.join(ITEM_BYTES)}", field=field)
     for size in shape:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:

@@ -10,7 +10,7 @@ from omni_stage.errors import ConfigurationError
 
 VARIABLE = "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION"
 BOUNDED = "upb"
-"""The implementation whose limits our tests and fuzzing cover: 100 levels of nesting, memory proportional to bytes."""
+"""The implementation whose limits our tests cover: 100 levels of nesting, memory proportional to a message's bytes."""
 
 
 def require_upb(found: str | None = None) -> None:

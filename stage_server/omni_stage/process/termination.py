@@ -1,4 +1,4 @@
-"""How a stage server ends: its exit code, and the file that says why it could not start."""
+"""How a stage server ends: its exit code, and the termination message that shows the reason in Kubernetes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def termination_log_path() -> Path | None:
 
 
 def write_termination(reason: TerminationReason, message: str, field: str = "") -> None:
-    """Write the message to the file that kubelet reads, if there is one. Only logs if the file cannot be written."""
+    """Write the message to the file that kubelet reads, if there is one. A failure to write it is only logged."""
     path = termination_log_path()
     if path is None:
         return

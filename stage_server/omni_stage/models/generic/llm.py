@@ -38,7 +38,7 @@ _WARMUP_TOKENS = 4
 
 
 class TextTokenizer:
-    """The checkpoint's tokenizer for the three forms of a prompt. Safe to use from several threads."""
+    """Turns text, chat messages or token ids into checked token ids. Safe to use from several threads."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

@@ -83,7 +83,7 @@ class OmniThinker:
     def prepare(self, request: StageRequest) -> StageInput:
         """Build vLLM's prompt with the chat template, the tokenizer and the media. Embeddings are passed unchanged.
 
-        If a later stage speaks the reply, the prompt gets the system message that speech needs (PromptBuilder.build).
+        If a later stage speaks the reply, the prompt is extended as speech requires (PromptBuilder).
         """
         if not isinstance(request.source, UserPrompt):
             raise InvalidRequestError(f"component {self.facts.id} reads a prompt, not tensors of another stage")

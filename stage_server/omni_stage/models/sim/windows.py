@@ -14,7 +14,7 @@ from operator import attrgetter
 from omni_stage.models.sim.tables import SoundShape
 
 _CHEAPER = 0.999
-"""Costs that differ by less than this factor count as equal, because of rounding."""
+"""A step grows only if its cost per window falls below this share of the former cost. Less is rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,10 @@ class Window:
 
 
 def next_window(first: int, frames: int, *, ended: bool, shape: SoundShape) -> Window | None:
-    """Returns the window whose audio starts at frame `first`; None if more than `frames` frames must arrive first."""
+    """Returns the window whose audio starts at frame `first`; None if more frames must arrive.
+
+    `frames`: number of frames that have arrived; `ended`: whether these are all.
+    """
     begin = max(0, first - shape.back_frames)
     until = first + (shape.next_frames if first else shape.first_frames)
     if frames >= until + shape.ahead_frames:

@@ -40,8 +40,8 @@ class TalkerLayers(LlamaModel):
     """Llama's layers for M-RoPE, compiled as one graph for any number of tokens.
 
     vLLM's LlamaModel declares dimension 0 of `positions` as dynamic, but M-RoPE positions are [3, n]. So it would be
-    compiled only for the first n. vLLM's Qwen2Model declares them correctly, but computes the head size as
-    hidden_size // num_heads. Here the head size is 128, not 896 // 12.
+    compiled only for the n of the first call. vLLM's Qwen2Model declares the positions correctly, but computes the head
+    size as hidden_size // num_heads. Here the head size is 128, not 896 // 12.
     """
 
 
@@ -68,7 +68,7 @@ class TalkerModel(nn.Module, SupportsMRoPE):
         self.codec_embedding = nn.Embedding(config.vocab_size, config.embedding_size)
         self.projection = nn.Linear(config.embedding_size, config.hidden_size)
         self.model = TalkerLayers(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
-        # The layers always get embeddings. For an embedding table of their own, the checkpoint has no weights.
+        # The layers always get embeddings, and the checkpoint has no weights for an embedding table of their own.
         self.model.embed_tokens = None
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, prefix=maybe_prefix(prefix, "lm_head"))
         self.logits_processor = LogitsProcessor(config.vocab_size)

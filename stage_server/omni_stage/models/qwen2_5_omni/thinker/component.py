@@ -1,7 +1,7 @@
 """Component qwen2_5_omni/thinker: reads text, audio, images and video; writes text; publishes rows for the talker.
 
 vLLM itself supports the thinker of a Qwen2.5-Omni checkpoint. Our runner also captures a row for every position: the
-last hidden state plus the input embedding (the hidden state alone, if the prompt holds a medium there).
+last hidden state plus the input embedding. At a medium's placeholder, the row is only the hidden state.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""vLLM model class of the thinker: vLLM's own class, which also publishes rows and refuses unsuitable checkpoints."""
+"""vLLM model class of the thinker: vLLM's own class, extended to publish rows and to check the loaded weights."""
 
 from __future__ import annotations
 

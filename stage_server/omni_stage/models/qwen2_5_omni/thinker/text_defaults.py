@@ -32,8 +32,8 @@ def read_text_ends(path: Path, *, vocab_size: int, tokenizer_end: int | None) ->
 
     They are read from `thinker_config`, else from its text_config, else from generation_config.json. vLLM adds the ids
     of generation_config.json and of the tokenizer. An id of 0 does not mean "none": 0 is a token, "!" in the published
-    vocabulary. Raises ConfigurationError if no source, nor the tokenizer, names an end, because every reply would then
-    run to max_tokens.
+    vocabulary. Raises ConfigurationError if neither these files nor the tokenizer name an end, because every reply
+    would then run to max_tokens.
     """
     thinker = _read_json(path / "config.json").get("thinker_config") or {}
     settings = _read_json(path / "generation_config.json")

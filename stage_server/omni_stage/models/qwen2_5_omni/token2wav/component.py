@@ -99,7 +99,7 @@ class Token2Wav:
         return SoundFeed(self._checkpoint.block_codes, lambda codes: self._check_codes({"codes": codes}), build)
 
     def _settings(self, request: StageRequest) -> dict[str, Any]:
-        """Returns what the solver needs besides the codes. Raises InvalidRequestError naming the voice."""
+        """Returns the solver's voice, seed, steps and guidance. Raises InvalidRequestError for an unknown voice."""
         sampling = request.sampling
         defaults = self.default_sampling
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed

@@ -14,7 +14,7 @@ MAX_CHUNK_FRAMES = 100
 
 
 class CodesFeed:
-    """An InputFeed. A chunk has at least one frame, and at most MAX_CHUNK_FRAMES of those that wait."""
+    """An InputFeed of chunks. A chunk has all waiting frames, at least one and at most MAX_CHUNK_FRAMES."""
 
     def __init__(
         self, check: Callable[[torch.Tensor, int], None], build: Callable[[torch.Tensor, int, bool], StageInput]

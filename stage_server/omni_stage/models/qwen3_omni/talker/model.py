@@ -1,6 +1,6 @@
 """vLLM model class of the talker: Qwen3 MoE layers with a shared expert, and the code predictor inside each step.
 
-    h = layers(row, projected + codec_embedding(token) + embeddings of the frame's other codes)
+    h = layers(project(row) + codec_embedding(token) + embeddings of the frame's other codes)
 
 The runner provides the rows (SupportsInputRows): the thinker's embedding for text, and a hidden state for media. Each
 kind has its own projection, selected by the token at the position (checkpoint.CodecTokens.placeholders). As soon as a
@@ -80,7 +80,7 @@ class TalkerModel(nn.Module, SupportsMRoPE):
         self.text_projection = Qwen3OmniMoeTalkerResizeMLP(talker)
         self.hidden_projection = Qwen3OmniMoeTalkerResizeMLP(talker)
         self.model = TalkerLayers(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
-        # The layers always get embeddings. For an embedding table of their own, the checkpoint has no weights.
+        # The layers always get embeddings, and the checkpoint has no weights for an embedding table of their own.
         self.model.embed_tokens = None
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, prefix=maybe_prefix(prefix, "lm_head"))
         self.logits_processor = LogitsProcessor(config.vocab_size)

@@ -38,7 +38,7 @@ def time_points(count: int, device: torch.device) -> torch.Tensor:
 
 
 def advance(velocity: Velocity, value: torch.Tensor, begin: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
-    """Returns the value at `end` from `value`, which is that at `begin`, by the classical fourth-order 3/8 rule."""
+    """Returns the value at time `end`, given `value` at time `begin`: the fourth-order 3/8 rule, four evaluations."""
     step = end - begin
     k1 = velocity(begin, value)
     k2 = velocity(begin + step * (1 / 3), value + step * k1 * (1 / 3))
