@@ -1,7 +1,7 @@
 """CPU tensors as the stage server handles them: numpy arrays, or torch tensors where an engine returns those.
 
-The stage server itself does not need torch, so it can serve an engine without it. torch is imported only where a torch
-tensor is requested or was received. numpy has no bfloat16: its arrays carry the bits as uint16.
+The stage server itself does not need torch, so it can serve an engine that does not use torch. torch is imported only
+where a torch tensor is requested or was received. numpy has no bfloat16, so its arrays hold the bits as uint16.
 """
 
 from __future__ import annotations

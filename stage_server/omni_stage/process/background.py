@@ -1,8 +1,8 @@
 """Makes a process yield its core immediately to the other processes of its pod, without starving.
 
 A low priority only reduces the background process's share of a core. Another process that wakes up on that core still
-waits until the running time slice ends (1.4 to 3 ms), and a token needs half a dozen wake-ups on its way to the client.
-So the background process also asks for slices of 100 ms. Since Linux 6.12, any task with a shorter slice, which means
+waits until the running time slice ends (1.4 to 3 ms). A token needs half a dozen wake-ups on its way to the client. So
+the background process also asks for slices of 100 ms. Since Linux 6.12, any task with a shorter slice, which means
 every other task, preempts the background process immediately. The background process still gets a tenth of a core that
 others use fully. SCHED_IDLE would leave it 0.3 %, and a process without capabilities cannot leave that policy again.
 """

@@ -17,7 +17,7 @@ def calm_pollers() -> int:
     """Keep gRPC's poller from preempting the event loop's thread. Returns the number of threads that it changed.
 
     Every write wakes the poller. On a machine without an idle core, the poller then takes the core from the writing
-    thread for a few microseconds, which costs two context switches: about 15 % of a token's processor time
+    thread for a few microseconds. With its two context switches, this takes about 15 % of a token's processor time
     (docs/performance.md). A SCHED_BATCH thread waits until a core is idle or the running thread's slice is over. Call
     this after the first server or channel was created.
     """

@@ -126,8 +126,8 @@ class TalkerConditioning:
     def _check_positions(self, positions: torch.Tensor, delta: int) -> None:
         """Check that all positions are within the rotary embedding's table.
 
-        An index beyond the table would end the engine and every request in it. vLLM's table is four times as long as
-        the limit here, so a reply fits after the last accepted position.
+        An index beyond the table would end the engine and every request in it. The limit here is a quarter of the
+        length of vLLM's table, so a reply fits after the last accepted position.
         """
         limit = self._positions
         if int(positions.min()) < 0 or int(positions.max()) >= limit:

@@ -1,7 +1,7 @@
 """CUDA graphs of a function of tensors, one for each set of shapes: a replay costs one launch instead of thousands.
 
-Kernel launches limit the speed of some models: a diffusion transformer launches a thousand or more small kernels to
-evaluate a short window, and so does a code predictor to compute one frame. Shapes are captured before the stage is
+Kernel launches limit the speed of some models. A diffusion transformer launches a thousand or more small kernels to
+evaluate a short window. So does a code predictor to compute one frame. Shapes are captured before the stage is
 ready and never while it serves. A call with other shapes runs the function uncaptured. A capture that fails, or whose
 replay differs from the function, is logged and discarded: the stage then serves without it.
 """

@@ -201,8 +201,8 @@ def place_positions(
     `is_media`, `is_sound`: bool [n], n <= length: which of the first n tokens stand for media, and which of these for
     audio. `media_positions`: int64 [media, 3], the media's positions in the thinker. A stretch of text or media begins
     after the largest position of the stretch before it. Within text, positions increase by one; within media, they keep
-    their offsets. If a video's audio lies between its frames, only the last stretch of frames or audio counts for the
-    next position, although an earlier frame may have a larger position because of its width.
+    their offsets. If a video's audio lies between its frames, only the video's last stretch of frames or audio
+    determines the next position. An earlier frame may have a larger position, because of its width.
     """
     positions = torch.empty(length, 3, dtype=torch.int64)
     kinds = torch.cat([is_media, is_media.new_zeros(length - is_media.shape[0])])

@@ -24,8 +24,8 @@ Velocity = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 def make_noise(seed: int, frames: int, mel_bins: int, *, first_frame: int = 0) -> torch.Tensor:
     """Returns float32 [1, frames, mel_bins] on the CPU: torch.randn's values for this seed, from first_frame on.
 
-    A frame's noise does not depend on which range of frames is drawn, if (first_frame + frames) x mel_bins is a
-    multiple of 16, because torch draws normal numbers in groups of 16.
+    torch draws normal numbers in groups of 16. So a frame's noise does not depend on the range of frames if
+    (first_frame + frames) x mel_bins is a multiple of 16.
     """
     whole = torch.randn([1, first_frame + frames, mel_bins], generator=torch.Generator().manual_seed(seed))
     return whole[:, first_frame:]
