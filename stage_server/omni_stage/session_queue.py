@@ -2,10 +2,9 @@
 
 A session keeps its KV cache while it waits for rows, and vLLM cannot preempt it then. If several sessions ran out of
 blocks, they could wait for one another forever. So before a session enters the engine, it reserves all blocks of the
-longest sequence that it can become (its prompt and its max_tokens), in one piece. While it waits for them it holds no
-blocks. A session that has entered can therefore always finish, and a waiting session blocks none that has entered.
-Sessions enter by priority, then in order of arrival. No session overtakes the first in the queue, so short ones cannot
-starve a long one.
+longest sequence that it can become (its prompt and its max_tokens). While it waits for these blocks it holds none. A
+session that has entered can therefore always finish, and no waiting session can hinder it. Sessions enter by priority,
+then in order of arrival. No session overtakes the first in the queue, so short sessions cannot starve a long one.
 
 SessionQueue makes the decisions, without a clock or an event loop. Sessions lets coroutines wait for them.
 """

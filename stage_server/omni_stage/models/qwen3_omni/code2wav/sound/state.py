@@ -1,8 +1,8 @@
 """The state that code2wav keeps of a stream between chunks of codes. Its size is independent of the stream's length.
 
 Every layer is causal, so its state is a fixed number of columns: the keys and values of an attention window, the last
-inputs of a convolution, or the last input of a transposed convolution. The states of several streams share
-tensors, one row for each stream, so that a step reads and writes all of them in one operation.
+inputs of a convolution, or the last input of a transposed convolution. The states of several streams share tensors,
+with one row for each stream, so that a step reads and writes all of them in one operation.
 """
 
 from __future__ import annotations
