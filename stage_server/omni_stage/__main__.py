@@ -1,4 +1,4 @@
-"""`python -m omni_stage serve|fetch`: a stage server, or a checkpoint's download."""
+"""`python -m omni_stage serve|fetch`: runs a stage server, or downloads a checkpoint."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("omni_stage")
 SWITCH_S: Final = 0.0005
-"""How long a thread that prepares a request may hold the interpreter lock while the event loop waits for it. Python's
-default of 5 ms would delay every wake-up of the loop while such a thread works, and so each token of every other
-request."""
+"""Seconds for which a thread that prepares a request may keep the interpreter lock while the event loop waits for the
+lock. Python's default of 5 ms would delay every wake-up of the loop while such a thread works, and with it each token
+of the other requests."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Returns its exit code: 0 drained, 70 engine dead, 78 bad configuration."""
+    """Runs a command. Returns its ExitCode: 0 on success, 1 failed, 70 engine dead, 78 bad configuration."""
     args = _parser().parse_args(argv)
     if args.command == "fetch":
         from omni_stage.fetch.checkpoint import run_fetch
@@ -84,8 +84,8 @@ def _serve(config_file: Path, address_file: Path | None, log_format: str) -> Exi
 
 
 def _preload() -> None:
-    """Import vLLM while this process has one thread, and fork the template process from which its engine is forked."""
-    # SIGTERM during the import ends the process at once, with the exit code of a drained stage.
+    """Import vLLM while this process has one thread, and fork the template from which the engine process is forked."""
+    # SIGTERM during the import ends the process immediately, with the exit code of a drained stage.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.DRAINED))
     with _lasting_objects():
         from omni_stage.vllm_adapter.process.template import start_template

@@ -1,7 +1,7 @@
 """CPU tensors as the stage server handles them: numpy arrays, or torch tensors where an engine returns those.
 
-The stage server itself does not need torch, so it can serve an engine without it. torch is imported only where a torch
-tensor is requested or was received. numpy has no bfloat16: its arrays carry the bits as uint16.
+The stage server itself does not need torch, so it can serve an engine that does not use torch. torch is imported only
+where a torch tensor is requested or was received. numpy has no bfloat16, so its arrays hold the bits as uint16.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 _TORCH_GRAIN = 32_768
-"""From this many elements on, torch copies in a parallel region, and the event loop would wait for its threads."""
+"""From this many elements on, torch copies with several threads, and the event loop would have to wait for them."""
 
 Array: TypeAlias = "npt.NDArray[Any] | torch.Tensor"
 """[rows, ...] on the CPU."""
@@ -40,7 +40,7 @@ def describe_array(array: Array) -> str:
 
 
 def join(arrays: Sequence[Array]) -> Array:
-    """Returns the rows of all arrays, which are of one kind. A single array is returned as it is."""
+    """Returns the rows of all arrays, which are all numpy arrays or all torch tensors. A single array is not copied."""
     first = arrays[0]
     if len(arrays) == 1:
         return first
@@ -59,15 +59,17 @@ def view_bytes(array: Array) -> memoryview:
 
 
 def join_bytes(arrays: Sequence[Array]) -> memoryview:
-    """Returns the concatenated bytes of all arrays, which are of one kind and row shape; several arrays are copied
-    once."""
+    """Returns the concatenated bytes of all arrays, as `view_bytes` does for one. Several arrays are copied once.
+
+    The arrays must all be numpy arrays or all torch tensors, of the same row shape.
+    """
     if len(arrays) == 1 or sum(math.prod(array.shape) for array in arrays) < _TORCH_GRAIN:
         return view_bytes(join(arrays))
     return view_bytes(np.concatenate([_to_little(array) for array in arrays]))
 
 
 def _to_little(array: Array) -> npt.NDArray[Any]:
-    """Returns a numpy array of the same little-endian elements, bfloat16 as integers; a view where possible."""
+    """Returns a little-endian numpy array of the same elements, bfloat16 as integers; a view where possible."""
     if isinstance(array, np.ndarray):
         return array.astype(array.dtype.newbyteorder("<"), copy=False)
     import torch

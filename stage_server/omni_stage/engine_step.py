@@ -29,13 +29,13 @@ class EngineStep:
     prompt_token_ids: list[int] | None = None
     """The prompt's token ids as the engine received them; set in the first step."""
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """What the runner captured, on the CPU. "rows" [n, H]: one row for each new position, prompt included;
-    "mrope_positions" [P, 3] int64 and "mrope_delta" [1] int64 in the first step of M-RoPE models; a diffusion
-    model's named outputs."""
+    """The tensors that the runner captured, on the CPU. Autoregressive models: "rows" [n, H], one for each new position
+    including the prompt's, or the tensors that the model names. M-RoPE models, in the first step only:
+    "mrope_positions" [P, 3] int64 and "mrope_delta" [1] int64. Diffusion models: their named outputs."""
     finish_reason: FinishReason | None = None
-    """How the request ended; None if it continues. What the engine core returns for input in parts says how the part
-    ended."""
+    """How the request ended; None if it continues. If the input comes in parts, the engine core's outputs report here
+    how the part ended."""
     stop_reason: str = ""
-    """A stop token's id, a stop string, or a reason of the scheduler; empty if it ended otherwise."""
+    """A stop token's id, a stop string, or a reason from the scheduler; empty in all other cases."""
     scheduled_ns: int | None = None
-    """time.monotonic_ns() when the scheduler first took the request, if known."""
+    """time.monotonic_ns() when the request was first scheduled, if known."""

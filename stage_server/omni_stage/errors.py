@@ -1,7 +1,7 @@
-"""Errors of the stage server. All have one root, and each class owns its gRPC code and reason.
+"""Errors of the stage server. All derive from OmniStageError, and each class states its gRPC code and its reason.
 
-`service/errors.py` is the one place that maps them to statuses. An error's message goes to the caller: it names the
-field, the limit and the remedy, and never holds prompt text, token ids, tensor values or file contents.
+Only `service/errors.py` turns them into gRPC statuses. An error's message is sent to the client: it names the field,
+the limit and the remedy, and never holds prompt text, token ids, tensor values or file contents.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class ErrorDetails:
     field: str = ""
     """Path of the field in the request, e.g. "start.sampling[talker].top_p"."""
     limit: str = ""
-    """The limit that was exceeded, with its unit."""
+    """The limit that was exceeded, with its unit if it has one."""
     retry_after_s: float | None = None
     """Seconds after which a retry may succeed; sent as RetryInfo."""
 
 
 class OmniStageError(Exception):
-    """Root of every error that the stage server raises on purpose."""
+    """Base class of every error that the stage server raises on purpose."""
 
     code: StatusCode = StatusCode.INTERNAL
     reason: reasons.ErrorReason = reasons.ERROR_REASON_INTERNAL
@@ -46,7 +46,7 @@ class InvalidRequestError(OmniStageError):
 
 
 class ProtocolViolationError(InvalidRequestError):
-    """Messages came in an order that the protocol forbids."""
+    """Messages arrived in an order that the protocol forbids."""
 
     reason = reasons.ERROR_REASON_PROTOCOL_VIOLATION
 
@@ -71,33 +71,33 @@ class CorruptTensorError(OmniStageError):
 
 
 class InvalidMediaError(InvalidRequestError):
-    """An image or audio cannot be decoded, or is too large once decoded."""
+    """An image, audio or a video cannot be decoded, or exceeds a limit."""
 
     reason = reasons.ERROR_REASON_INVALID_MEDIA
 
 
 class PromptTooLongError(InvalidRequestError):
-    """The prompt does not fit the engine's longest sequence."""
+    """The prompt, or the prompt with its given reply, is longer than the engine's longest sequence."""
 
     reason = reasons.ERROR_REASON_PROMPT_TOO_LONG
 
 
 class EdgeSchemaMismatchError(OmniStageError):
-    """Upstream and this stage disagree on the tensors between them."""
+    """The upstream stage and this stage disagree on the tensors of the edge between them."""
 
     code = StatusCode.FAILED_PRECONDITION
     reason = reasons.ERROR_REASON_EDGE_SCHEMA_MISMATCH
 
 
 class TooManyRequestsError(OmniStageError):
-    """The stage already has its maximum number of requests."""
+    """The stage already runs its maximum number of requests."""
 
     code = StatusCode.RESOURCE_EXHAUSTED
     reason = reasons.ERROR_REASON_TOO_MANY_REQUESTS
 
 
 class ByteBudgetExceededError(OmniStageError):
-    """The request does not fit the bytes that the stage may still reserve."""
+    """The request needs more bytes than the stage's byte budget has left."""
 
     code = StatusCode.RESOURCE_EXHAUSTED
     reason = reasons.ERROR_REASON_BYTE_BUDGET_EXCEEDED
@@ -139,7 +139,7 @@ class EngineDeadStageError(OmniStageError):
 
 
 class StepTimeoutError(OmniStageError):
-    """The engine made no step for too long."""
+    """The engine has completed no step for too long."""
 
     code = StatusCode.DEADLINE_EXCEEDED
     reason = reasons.ERROR_REASON_STEP_TIMEOUT
@@ -160,7 +160,7 @@ class QueueTimeoutError(OmniStageError):
 
 
 class ModelExecutionError(OmniStageError):
-    """The model failed on this one request."""
+    """The model failed on this request only."""
 
     reason = reasons.ERROR_REASON_MODEL_ERROR
 
@@ -179,7 +179,7 @@ class DownstreamProtocolError(OmniStageError):
 
 
 class ConfigurationError(OmniStageError):
-    """The stage cannot start as configured (component, checkpoint, engine arguments). Raised at start-up only."""
+    """The configuration (component, checkpoint, engine arguments) is wrong. Raised at start-up and by `fetch`."""
 
     code = StatusCode.FAILED_PRECONDITION
     reason = reasons.ERROR_REASON_INVALID_REQUEST

@@ -1,8 +1,8 @@
-"""When the listener of a stream will run out of audio. Pure.
+"""Computes when the listener of a stream will run out of audio: the stream's due time. Pure.
 
-Windows and autoregressive requests are ordered by that time.
+Within a priority, the schedulers order diffusion windows and autoregressive requests by due time, the earliest first.
 The due time of a waiting stream does not change, and the due times of new streams grow with the clock. So every waiting
-stream becomes the first one eventually, however many streams begin after it.
+stream eventually becomes the first one, however many streams begin after it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import Final
 
 FIRST_AHEAD_S: Final = 5.0
-"""How long before its request the first audio counts as due. It thus precedes all streams that are playing, but not
-those that have been silent for longer than this. First windows are served in the order of their requests."""
+"""Seconds by which the due time of a stream's first audio precedes its request. First audio thus comes before all
+streams that still have audio to play, and after streams that have been silent for longer than this. First windows are
+served in the order of their requests."""
 
 
 @dataclass(slots=True)
 class Playback:
-    """One listener, who plays audio from the first window on, and hears silence when there is none.
+    """One listener, who plays audio from the first window on, and hears silence when no audio is left to play.
 
     Times are seconds of any monotonic clock.
     """
@@ -30,9 +31,10 @@ class Playback:
         return now - FIRST_AHEAD_S if self.runs_out is None else self.runs_out
 
     def add(self, now: float, seconds: float) -> None:
-        """Record that `seconds` of audio were sent. After a gap playback resumes now: a gap is not made up for.
+        """Record that `seconds` of audio were sent. If playback had run out before, it resumes `now`.
 
-        So when no stream can be served in time, all are served in turn, instead of the latest one alone.
+        Silence thus does not move the due time back. So when the stage is too slow for its streams, it serves all of
+        them in turn, and not only the stream that is furthest behind.
         """
         begin = now if self.runs_out is None else max(self.runs_out, now)
         self.runs_out = begin + seconds

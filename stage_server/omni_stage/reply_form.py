@@ -1,4 +1,7 @@
-"""What a caller may request of the entry stage's reply: a given text, tool calls, or structured output. Plain data."""
+"""The form of reply that a client may request of the entry stage: a given text, tool calls, or structured output.
+
+Plain data.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class GivenReply:
-    """A reply that the caller gives and that is not sampled. Exactly one field is set."""
+    """A reply that the client provides, so that the model samples none. Exactly one field is set."""
 
     text: str | None = None
     token_ids: Sequence[int] | None = None
@@ -24,7 +27,7 @@ class ReplyTokens:
     token_ids: tuple[int, ...]
     """At least one id, without the end-of-text token."""
     text: str
-    """What the text lane returns."""
+    """The text that the client receives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,10 @@ class TextParse(Protocol):
     def feed(
         self, text: str, token_ids: Sequence[int], prompt_token_ids: Sequence[int] | None, *, finished: bool
     ) -> ParsedText:
-        """Take the next piece of text. The prompt's ids come with the first one. Raises OmniStageError."""
+        """Returns the parse of the next piece of text. Raises OmniStageError.
+
+        `prompt_token_ids` is set for the first piece.
+        """
         ...
 
 

@@ -1,12 +1,12 @@
-"""Which requests with streamed input (sessions) may hold KV cache: only as many as can all run to their end.
+"""Decides which requests with streamed input (sessions) may hold KV cache: only as many as can all run to completion.
 
 A session keeps its KV cache while it waits for rows, and vLLM cannot preempt it then. If several sessions ran out of
-blocks, they could wait for one another forever. So before a session enters the engine, it reserves at once all blocks
-of the longest sequence that it can become (its prompt and its max_tokens). It holds nothing while it waits for them. A
-session inside can therefore always finish, and a waiting one blocks no session inside. Sessions enter by priority, then
-in order of arrival. No session overtakes the first in the queue, so short ones cannot starve a long one.
+blocks, they could wait for one another forever. So before a session enters the engine, it reserves all blocks of the
+longest sequence that it can become (its prompt and its max_tokens). While it waits for these blocks it holds none. A
+session that has entered can therefore always finish, and no waiting session can hinder it. Sessions enter by priority,
+then in order of arrival. No session overtakes the first in the queue, so short sessions cannot starve a long one.
 
-SessionQueue decides, without a clock; Sessions waits.
+SessionQueue makes the decisions, without a clock or an event loop. Sessions lets coroutines wait for them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from operator import attrgetter
 from typing import Final
 
 YIELDING_SHARE: Final = 0.75
-"""Share of the blocks and of the places that sessions with a priority above 0 may fill, and of a stage's requests and
-bytes that such requests may fill (service/request/admission.py). The rest is kept for urgent ones, because a session
-inside cannot be preempted for them. An empty engine admits any session."""
+"""A session with a priority above 0 enters only if, with it, at most this share of the engine's sessions and blocks is
+in use. The rest is kept for sessions of priority 0 and below, because no session can be preempted for them. An empty
+engine admits any session. service/request/admission.py applies the same share to a stage's requests and bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +30,14 @@ class SessionRoom:
     """The engine's capacity for sessions."""
 
     sessions: int
-    """Most sessions that may be open at once; each holds a place in the model runner."""
+    """Most sessions that may be open concurrently; each occupies a slot of the model runner's batch."""
     blocks: int | None = None
     """Blocks of the KV cache that sessions can fill; None without a KV cache."""
     block_tokens: int = 1
-    """Tokens of a block."""
+    """Tokens per block."""
     at_least: int = 0
     """Fewest tokens that are counted for a session, however short it is. Where layers need different numbers of blocks,
-    vLLM reports only how many sequences of full length fit."""
+    vLLM reports only how many sequences of full length fit, so each session is counted at full length."""
 
     def blocks_for(self, tokens: int) -> int:
         """Returns how many blocks a session of `tokens` tokens needs; never more than there are."""
@@ -48,7 +48,7 @@ class SessionRoom:
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """A session, inside or waiting."""
+    """A session that has entered the engine or waits to enter."""
 
     priority: int
     """Lower values enter first."""
@@ -58,13 +58,13 @@ class Place:
 
 @dataclass(slots=True)
 class SessionQueue:
-    """Decides which sessions enter. Used from one event loop, or without any."""
+    """Decides which sessions enter. Not thread-safe; needs no event loop."""
 
     room: SessionRoom
     open: int = 0
-    """Number of sessions inside."""
+    """Number of sessions that have entered and not left."""
     held: int = 0
-    """Blocks that the sessions inside hold."""
+    """Blocks that these sessions hold."""
     waiting: list[Place] = field(default_factory=list)
     """In the order in which they will enter."""
 
@@ -76,7 +76,7 @@ class SessionQueue:
         return place, self._enter()
 
     def leave(self, place: Place) -> list[Place]:
-        """Remove a session that has ended, inside or while waiting. Returns the places that enter now."""
+        """Remove a session that has ended or that stopped waiting. Returns the places that enter now."""
         if place.entered:
             self.open -= 1
             self.held -= place.blocks
@@ -104,7 +104,7 @@ class SessionQueue:
 
 
 class Sessions:
-    """The shell: sessions wait on the event loop until the queue lets them enter."""
+    """Makes sessions wait on the event loop until their SessionQueue lets them enter."""
 
     def __init__(self, room: SessionRoom) -> None:
         self.queue = SessionQueue(room)
@@ -112,7 +112,7 @@ class Sessions:
 
     @asynccontextmanager
     async def enter(self, tokens: int, priority: int = 0) -> AsyncGenerator[None, None]:
-        """Wait for the KV cache of a session that can grow to `tokens` tokens; hold it while the context is open."""
+        """Wait for the KV cache of a session that can grow to `tokens` tokens; reserve it while the context is open."""
         place, entered = self.queue.join(tokens, priority)
         turn = self._waiters[place] = asyncio.Event()
         self._wake(entered)

@@ -1,8 +1,8 @@
 """The order in which the outputs of one engine step are handled: first those of requests that have just begun.
 
-A step of 64 requests keeps the event loop busy for milliseconds, and vLLM lists the requests in order of age. So the
-youngest would always be last, although speech cannot begin without a request's first rows, and nobody waits for the
-later ones. Their texts come first too, which shortens the time to the first token.
+Handling a step of 64 requests keeps the event loop busy for milliseconds, and vLLM lists the oldest requests first. The
+youngest requests would thus always be handled last. But the speech of a young request cannot begin without its first
+rows, whereas later rows are not urgent. The new order also shortens the time to the first token of text.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 FIRST_OUTPUTS: Final = 9
-"""The output with the prompt's rows, and the eight after it; `service/edges/pacing.py` sends those at once."""
+"""The output with the prompt's rows, and the eight after it. `service/edges/pacing.py` sends their rows immediately."""
 _T = TypeVar("_T")
 
 
 def order_step(outputs: Sequence[_T], count_before: Callable[[_T], int]) -> list[_T]:
-    """Returns the outputs with those of young requests first; otherwise their order stays.
+    """Returns the outputs, those of young requests first. Within young and old requests, the order is kept.
 
-    `count_before` returns how many outputs an output's request has had before this step.
+    `count_before` takes an output and returns how many outputs its request had before this step.
     """
     young: list[_T] = []
     others: list[_T] = []

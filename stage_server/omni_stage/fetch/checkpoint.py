@@ -1,8 +1,8 @@
 """`python -m omni_stage fetch`: downloads the checkpoint's files from a hub into a directory, resumably.
 
-It fetches only what engines read (configuration, tokenizer, safetensors, the speaker file). Of the safetensors it
-fetches only the shards that hold tensors of the component. The directory is complete once the marker file names the
-commit; a later run for the same commit does nothing and needs no network.
+It fetches only the files that engines read (configuration, tokenizer, safetensors, the speaker file). If a component is
+named, it fetches only the shards that hold tensors of that component. The directory is complete once the marker file
+names the commit. A later run for the same commit or revision then does nothing and needs no network.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ from omni_stage.models.registry import weight_prefixes
 from omni_stage.process.termination import write_termination
 
 PATTERNS: Final = ("*.json", "*.txt", "*.model", "*.jinja", "spk_dict.pt")
-"""Files that engines read besides weights. Never pickled weights; the speaker file is loaded weights_only."""
+"""Files that engines read besides weights. Pickled weights are never fetched. The speaker file is a pickle, which is
+loaded with weights_only."""
 DOWNLOADS_AT_ONCE: Final = 4
 
 _log = logging.getLogger(__name__)
@@ -52,8 +53,8 @@ _log = logging.getLogger(__name__)
 def fetch(request: FetchRequest, token: str | None) -> str:
     """Fetches a checkpoint into request.dest. Returns the commit that dest then holds.
 
-    Files that are complete are not fetched again. Raises ConfigurationError for what a retry cannot fix (address,
-    revision, token), FetchError for the rest.
+    Files that are complete are not fetched again. Raises ConfigurationError for errors that a retry cannot fix
+    (address, revision, token), and FetchError for all others.
     """
     repository = parse_uri(request.uri)
     known = fetched_commit(request, repository)
@@ -81,7 +82,7 @@ def fetch(request: FetchRequest, token: str | None) -> str:
         raise FetchError(f"the hub answered {code} for {repository}; try again", field="model.uri") from error
     except OmniStageError:
         raise
-    except Exception as error:  # the hub's client passes on errors of its HTTP library and the disk
+    except Exception as error:  # the hub's client lets errors of its HTTP library and of the disk through
         if isinstance(error, OSError) and error.errno in FULL:
             raise FetchError(
                 f"{request.dest} is full ({error.strerror}); {LARGER}, and the next attempt resumes there",
@@ -134,7 +135,7 @@ def _download(request: FetchRequest, repository: str, commit: str, names: Collec
 
     def get(file: RemoteFile) -> None:
         if not has_file(request.dest, file):
-            # Look it up again: its download may start hours later, and signed addresses expire.
+            # Look the file up again: its download may start hours after the first look-up, and signed addresses expire.
             download_file(request.dest, ask(file.name), constants.ENDPOINT, token)
 
     with ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool:
@@ -145,7 +146,7 @@ def _download(request: FetchRequest, repository: str, commit: str, names: Collec
 
 
 def _first_line(error: Exception) -> str:
-    # The message comes from an HTTP library or the system; its addresses may carry signatures in their queries.
+    # The message comes from an HTTP library or the system. It may hold an address whose query carries a signature.
     return str(error).partition("\n")[0].partition("?")[0][:200]
 
 

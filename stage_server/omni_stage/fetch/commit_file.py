@@ -1,6 +1,6 @@
-"""The commit file: the commit that a revision named when the first stage of a pipeline looked it up.
+"""The commit file records the commit that a revision named when the first stage of a pipeline looked it up.
 
-Stages that share a cache share the file, so they never mix two commits, even if they are fetched at different times.
+Stages that share a cache share the file. So they never mix two commits, even if they download at different times.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 from omni_stage.fetch.json_files import write_part
 
 COMMIT: Final = re.compile(r"[0-9a-f]{40}\Z")
-"""A commit's name."""
+"""A commit's hash."""
 
 
 def read_pin(file: Path | None, repository: str, revision: str) -> str | None:
@@ -34,10 +34,10 @@ def write_pin(file: Path, repository: str, revision: str, commit: str) -> str:
     file.parent.mkdir(parents=True, exist_ok=True)
     part = write_part(file, {"repository": repository, "revision": revision, "commit": commit})
     try:
-        # Unlike a rename, a link fails if the file is there.
+        # Unlike a rename, a link fails if the file exists.
         os.link(part, file)
     except OSError:
-        # The file exists, or the volume has no links. A file that records no commit for this revision is replaced.
+        # The file exists, or the volume has no hard links. A file that records no commit for this revision is replaced.
         if read_pin(file, repository, revision) is None:
             part.replace(file)
     part.unlink(missing_ok=True)

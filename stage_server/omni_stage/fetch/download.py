@@ -1,10 +1,10 @@
-"""One file of a repository on a hub, resumable to the byte and verified.
+"""Downloads one file of a repository from a hub: resumable to the byte, and verified.
 
-The hub's own client (2.4) starts a file again in every process and leaves the partial file of a killed process behind.
-With shards of 5 GB that costs hours and fills the volume. Here the name of a partial file follows from its content, so
-that any process can resume it:
+The hub's own client (huggingface_hub 2.4) starts a file again in every process and leaves the partial file of a killed
+process behind. With shards of 5 GB that costs hours and fills the volume. Here the name of a partial file is derived
+from the file's ETag, so any process can resume it:
 
-    PARTS/NAME.ETAG.part      the bytes received so far; a lock on it admits one process at a time
+    PARTS/NAME.HASH.part      the bytes received so far; HASH is 12 digits of the ETag's sha256; one process locks it
     NAME                      the complete file, renamed once its size and digest match the hub's
     PARTS/NAME.etag           the ETag of NAME's content
 """
@@ -54,12 +54,12 @@ class RemoteFile:
     url: str
     """Where to download it: the hub itself, or a signed address elsewhere."""
     etag: str
-    """sha256 of large files, git's sha1 of small ones."""
+    """For large files the sha256 of their content, for small ones git's sha1."""
     size: int
 
 
 def find_file(repository: str, commit: str, name: str, token: str | None) -> RemoteFile:
-    """Ask the hub for a file. Raises FetchError, and what the hub's client raises."""
+    """Returns the hub's description of a file. Raises FetchError and the errors of the hub's client."""
     address = hf_hub_url(repository, name, revision=commit)
     metadata = get_hf_file_metadata(address, token=token or False)
     if metadata.etag is None or metadata.size is None:
@@ -68,7 +68,7 @@ def find_file(repository: str, commit: str, name: str, token: str | None) -> Rem
 
 
 def has_file(directory: Path, file: RemoteFile) -> bool:
-    """Returns whether the directory holds that content of the file."""
+    """Returns whether the directory holds the complete file with exactly this content."""
     try:
         return _note_path(directory, file).read_text(encoding="ascii") == file.etag and (
             (directory / file.name).stat().st_size == file.size
@@ -78,9 +78,10 @@ def has_file(directory: Path, file: RemoteFile) -> bool:
 
 
 def download_file(directory: Path, file: RemoteFile, hub: str, token: str | None) -> None:
-    """Fetch a file, or its missing rest, into the directory. The token is sent only to `hub`, a URL.
+    """Fetch a file, or the part of it that is still missing, into the directory.
 
-    Raises FetchError if size or digest differ from the hub's, and the errors of the hub's client and of the disk.
+    The token is sent only to the URL `hub`. Raises FetchError if size or digest differ from the hub's, and the errors
+    of the hub's client and of the disk.
     """
     target, part, note = directory / safe_path(file.name), part_path(directory, file), _note_path(directory, file)
     part.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +99,7 @@ def download_file(directory: Path, file: RemoteFile, hub: str, token: str | None
             if not _is_intact(part, file):
                 part.unlink(missing_ok=True)
                 raise FetchError(f"{file.name} arrived damaged; the next attempt downloads it again", field="model.uri")
-            # In this order the file counts as present only from the rename on, and never with other content.
+            # This order matters: `has_file` is true only after the rename, and never for other content.
             target.unlink(missing_ok=True)
             note.write_text(file.etag, encoding="ascii")
             part.replace(target)
@@ -133,7 +134,7 @@ def check_room(directory: Path, files: list[RemoteFile]) -> None:
 
 
 def safe_path(name: str) -> PurePosixPath:
-    """Returns the path of a repository's file. Raises FetchError if it leads out of the directory."""
+    """Returns a repository file's relative path. Raises FetchError if the path leads out of the directory."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts:
         raise FetchError(f"the repository has a file named {name!r}", field="model.uri")
@@ -155,7 +156,7 @@ def _receive(stream: BinaryIO, file: RemoteFile, hub: str, token: str | None) ->
     except HfHubHTTPError as error:
         if own_host:
             raise
-        # This does not mean that the token is wrong: signed addresses expire within about an hour.
+        # The storage's refusal does not mean that the token is wrong: signed addresses expire within about an hour.
         code = error.response.status_code if error.response is not None else 0
         raise FetchError(f"the hub's storage answered {code} for {file.name}; try again", field="model.uri") from error
     stream.flush()

@@ -1,4 +1,4 @@
-"""JSON files that are written atomically: readers never see half of one."""
+"""Writes JSON files atomically: readers never see half a file."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import Any
 
 
 def write_part(target: Path, content: Mapping[str, Any]) -> Path:
-    """Writes content as JSON into a file beside target, under a name that no other process uses. Returns its path."""
+    """Writes content as JSON into a file in target's folder, under a name that no other process uses. Returns its path.
+
+    The caller renames it to target.
+    """
     with tempfile.NamedTemporaryFile(
         "w", dir=target.parent, prefix=f".{target.name}.", suffix=".part", delete=False, encoding="utf-8"
     ) as file:
         json.dump(content, file, indent=1)
     part = Path(file.name)
-    # Temporary files are private; the group of a shared cache reads this one.
+    # Temporary files are readable by their owner only, but the group of a shared cache must read this one.
     part.chmod(0o664)
     return part

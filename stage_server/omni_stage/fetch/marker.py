@@ -1,4 +1,4 @@
-"""The marker: a file that names the commit that a directory holds completely."""
+"""The marker file: it exists only in a directory that holds a commit completely, and names that commit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ MARKER: Final = ".omni-fetched.json"
 
 
 def fetched_commit(request: FetchRequest, repository: str) -> str | None:
-    """Returns the commit that dest holds completely, if it is the requested one and no query to the hub is needed."""
+    """Returns the commit that dest holds completely if the marker shows that it is the requested one, else None.
+
+    Does not ask the hub, so a branch counts as the commit that was fetched for it.
+    """
     try:
         marker = json.loads((request.dest / MARKER).read_text(encoding="utf-8"))
         commit = str(marker["commit"])

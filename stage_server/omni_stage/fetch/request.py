@@ -20,7 +20,7 @@ class FetchRequest:
     revision: str
     """Branch, tag or commit."""
     dest: Path
-    """Directory of the checkpoint; one for each component."""
+    """Directory of the checkpoint; each component has its own."""
     component: str = ""
     """Id of the component whose weights are fetched; empty means all weights."""
     commit_file: Path | None = None
@@ -36,7 +36,7 @@ def parse_uri(uri: str) -> str:
 
 
 def read_token(file: Path | None) -> str | None:
-    """Returns the token in a file, without blanks around it; None without a file. Raises ConfigurationError."""
+    """Returns the token in a file, without surrounding whitespace; None without a file. Raises ConfigurationError."""
     if file is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Selects the shards of a checkpoint that hold a component's tensors, by the checkpoint's index."""
+"""Selects the shards of a checkpoint that hold a component's tensors, from the checkpoint's index."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _SHARD = re.compile(r"[A-Za-z0-9][\w.-]*\.safetensors\Z")
 
 
 def select_weights(index: Mapping[str, Any], prefixes: Sequence[str]) -> dict[str, str]:
-    """Returns, of an index's weight map, the tensors whose names begin with one of the prefixes.
+    """Returns the entries of an index's weight map whose tensor names begin with one of the prefixes.
 
-    Raises ConfigurationError if there are none, or if a shard's name is not that of a safetensors file.
+    Maps each tensor's name to its shard. Raises ConfigurationError if there are none, or if a shard is not named like a
+    safetensors file.
     """
     weight_map = index.get("weight_map")
     entries = weight_map.items() if isinstance(weight_map, dict) else ()
@@ -38,9 +39,9 @@ def select_weights(index: Mapping[str, Any], prefixes: Sequence[str]) -> dict[st
 
 
 def reduce_index(dest: Path, repository: str, prefixes: Sequence[str]) -> set[str]:
-    """Reduce the index in dest to the shards that will be there: engines refuse missing shards.
+    """Write an index of only the component's tensors to dest, since engines refuse an index that names missing shards.
 
-    Returns the shards. Raises ConfigurationError.
+    Returns the names of the shards to fetch. Raises ConfigurationError.
     """
     try:
         index = json.loads((dest / FULL_INDEX_FOLDER / INDEX).read_text(encoding="utf-8"))

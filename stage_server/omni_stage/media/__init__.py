@@ -1,1 +1,1 @@
-"""Images and audio from bytes to arrays. Without torch, gRPC and vLLM, so that decoding processes start fast."""
+"""Decodes images, audio and video to arrays. Without torch, gRPC and vLLM, so that decoding processes start fast."""

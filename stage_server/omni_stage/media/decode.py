@@ -14,21 +14,21 @@ from PIL import Image
 from omni_stage.media.resample import resample_blocks
 
 WORK_BYTES_PER_PIXEL: Final = 16
-"""Largest number of working bytes while an image is decoded: a progressive CMYK JPEG's coefficients (8), the picture
-(4), and its RGB copy (4)."""
+"""Most working bytes per pixel while an image is decoded: a progressive CMYK JPEG's coefficients (8), the decoded
+picture (4), and its RGB copy (4)."""
 _STRIP_PIXELS: Final = 1 << 20
 _BLOCK_FRAMES: Final = 1 << 16
 
 
 class UndecodableError(Exception):
-    """The bytes cannot be decoded. The message is for the caller and quotes no content."""
+    """The bytes cannot be decoded. The message is sent to the client and quotes no content."""
 
 
 def decode_image(data: bytes, kind: str, out: np.ndarray) -> None:
     """Decode a PNG or JPEG (`kind`) as RGB into `out`, uint8 [height, width, 3]. Raises UndecodableError."""
     height, width, _ = out.shape
     with warnings.catch_warnings():
-        # Pillow warns of large images; this one's size was already limited by its header.
+        # Pillow warns of large images, but the size in this image's header was already checked against a limit.
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         with Image.open(io.BytesIO(data), formats=[kind]) as image:
             if image.size != (width, height):
@@ -44,7 +44,7 @@ def decode_image(data: bytes, kind: str, out: np.ndarray) -> None:
 def decode_audio(data: bytes, max_frames: int, rate_hz: int, channels: int, to_hz: int, out: np.ndarray) -> int:
     """Decode a WAV or FLAC as mono at `to_hz` into `out`, float32, averaging channels. Returns the number of samples.
 
-    `max_frames`, `rate_hz` and `channels` are the header's. Raises UndecodableError.
+    `max_frames`, `rate_hz` and `channels` are the values from the file's header. Raises UndecodableError.
     """
     with soundfile.SoundFile(io.BytesIO(data)) as file:
         if (file.samplerate, file.channels) != (rate_hz, channels):

@@ -1,7 +1,7 @@
-"""Changes the sampling rate of audio, in memory that does not depend on the rates.
+"""Changes the sampling rate of audio, with working memory that does not depend on the rates.
 
-It uses libsoxr's HQ recipe, as `librosa.load` does. The examples of Qwen2.5-Omni read audio with `librosa.load`
-(`qwen_omni_utils.process_audio_info`), so the model gets audio that was resampled as in training.
+It uses libsoxr's HQ recipe, as `librosa.load` does. Qwen2.5-Omni's own examples read audio with `librosa.load`
+(`qwen_omni_utils.process_audio_info`), so the model gets audio that was resampled as in those examples.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def resample(samples: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
 
 
 def resample_blocks(blocks: Iterable[np.ndarray], from_hz: int, to_hz: int) -> np.ndarray:
-    """Resample as `resample` does, from float32 blocks [samples]; the input need not be held as a whole."""
+    """Resample as `resample` does, from float32 blocks [samples], so that the input need not be in memory at once."""
     stream = None if from_hz == to_hz else soxr.ResampleStream(from_hz, to_hz, 1, dtype="float32", quality=_RECIPE)
     taken = 0
     pieces: list[np.ndarray] = []

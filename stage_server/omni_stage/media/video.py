@@ -1,8 +1,8 @@
 """Decodes a video to the frames and the audio that the model gets. FFmpeg decodes, through PyAV.
 
-Every frame is decoded, one at a time and on one thread, and dropped unless it is kept: two a second, evenly spread as
-qwen_omni_utils spreads them. A kept frame is scaled at once, so that memory holds one frame of the encoded size and the
-kept frames in the model's size.
+Frames are decoded one at a time, on one thread. Two frames a second are kept, spread evenly as in qwen_omni_utils, and
+all others are dropped. A kept frame is scaled immediately. So memory holds the kept frames in the model's size, and
+only the frames that the decoder needs in the encoded size.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ FORMATS: Final = {
     "video/webm": "webm",
     "video/x-matroska": "matroska",
 }
-"""FFmpeg's demuxers by media type: it does not detect the format from the content."""
+"""FFmpeg's demuxer for each media type. Naming the demuxer keeps FFmpeg from guessing the format from the content."""
 PICTURE_CODECS: Final = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "libdav1d", "libvpx", "libvpx-vp9", "mpeg4"})
 SOUND_CODECS: Final = frozenset({"aac", "mp3", "mp3float", "opus", "libopus", "vorbis", "flac", "alac", "pcm_s16le"})
 WORK_BYTES_PER_PIXEL: Final = 96
 """Working bytes per pixel of the encoded size while a video is decoded: up to 17 reference frames, the frame that is
-converted, and its RGB copies. Measured by benchmarks/video_memory.py: 15 to 25 with what encoders choose, 46 of H.264
-with 16 references, 73 if it has 10 bits or all of the colour besides."""
+converted, and its RGB copies. Measured by benchmarks/video_memory.py: 15 to 25 with encoders' default settings, 46 for
+H.264 with 16 reference frames, and 73 if that video also has 10 bits per sample or 4:4:4 colour."""
 
 
 def decode_video(data: bytes, media_type: str, *, seconds: float, max_frames: int, out: np.ndarray) -> int:
     """Decode frames as RGB into `out`, uint8 [frames, height, width, 3], scaled to its height and width.
 
-    Returns the number of frames. `seconds`: the duration in the header; `max_frames`: the most frames to decode. Raises
-    UndecodableError.
+    `seconds` is the duration in the header, `max_frames` the largest number of frames that a video may have. Returns
+    the number of frames in `out`. Raises UndecodableError.
     """
     with _open(data, media_type) as container:
         stream = _picture(container)
@@ -60,7 +60,7 @@ def decode_video(data: bytes, media_type: str, *, seconds: float, max_frames: in
                 kept += 1
             if kept == count:
                 return kept
-    # Encoders drop frames but still count them: the last frame replaces the missing ones.
+    # Encoders drop frames but still count them. The last kept frame stands in for the missing ones.
     if not kept:
         raise UndecodableError("no frame of the video can be decoded")
     out[kept:count] = out[kept - 1]
@@ -78,7 +78,7 @@ def spread(total: int, count: int) -> list[int]:
 
 
 def decode_sound(data: bytes, media_type: str, *, to_hz: int, out: np.ndarray) -> int:
-    """Decode the first audio track as mono at `to_hz` into `out`, float32; what does not fit is cut off.
+    """Decode the first audio track as mono at `to_hz` into `out`, float32. Audio that does not fit in `out` is cut off.
 
     Returns the number of samples, 0 if the video has no audio. Raises UndecodableError.
     """

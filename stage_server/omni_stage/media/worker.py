@@ -1,7 +1,7 @@
-"""A process that decodes media, one request at a time, and that its parent may kill if it takes too long.
+"""A process that decodes the media of one request at a time. Its parent may kill it if it takes too long.
 
-`python -m omni_stage.media.worker FD`: a socket on which jobs come as packets of JSON, each with the file descriptor of
-shared memory that holds the encoded bytes and has space for the decoded ones. Responses are packets of JSON, so that a
+`python -m omni_stage.media.worker FD`: FD is a socket. Each job arrives on it as a JSON packet, with the descriptor of
+shared memory that holds the encoded bytes and has space for the decoded ones. Responses are JSON packets too, so a
 compromised decoder can send its parent only numbers and a text. The process ends when its parent does.
 """
 
@@ -43,14 +43,14 @@ def main(descriptor: int) -> None:
 
 
 def run_job(job: dict[str, Any], descriptor: int) -> dict[str, Any]:
-    """Decode a request's media. Returns {"sizes": [[frames, samples], ...]} or {"error": text, "medium": its index}."""
+    """Decode a request's media. Returns {"sizes": [[frames, samples], ...]}, or {"error": text, "medium": index}."""
     if any("seconds" in medium for medium in job["media"]):
         # FFmpeg is loaded only for a video, and before memory is limited.
         import omni_stage.media.video  # noqa: F401
     base = _address_space() + int(job["shared_bytes"])
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (base + int(job["work_bytes"]), hard))
-    # A second time limit besides the parent's: the signal's default action ends a decoder even inside C code.
+    # A second time limit, in addition to the parent's. The signal's default action ends a decoder even inside C code.
     signal.setitimer(signal.ITIMER_REAL, float(job["seconds"]))
     sizes: list[tuple[int, int]] = []
     try:
@@ -102,12 +102,12 @@ def _confine() -> None:
     for kind in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
         resource.setrlimit(kind, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
-    # Output of decoders may contain the caller's bytes.
+    # Output of decoders may contain the client's bytes.
     silent = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(silent, stream)
     os.close(silent)
-    # The parent decides when to stop, so ignore signals to the whole process group.
+    # The parent decides when this process stops, so ignore signals that are sent to the whole process group.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 

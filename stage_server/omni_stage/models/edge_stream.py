@@ -1,9 +1,9 @@
-"""The input of a stage that starts before its upstream has ended: rows as they arrive, and the input made of them.
+"""The input of a stage that starts before its upstream stage has ended: arriving rows, and the parts made from them.
 
-The producer (the stage server's reader, a test) puts rows. The consumer (the engine) reads when it can use more rows,
-and gets all rows that have arrived since its last read. So a slow consumer gets a few large batches and a fast one many
-small ones. The producer never waits for the consumer: the memory for queued rows was reserved when the request was
-admitted.
+The producer (the stage server's reader, or a test) puts rows. The consumer (the engine) reads when it can use more
+rows, and gets all rows that have arrived since its last read. So a slow consumer gets a few large batches, and a fast
+consumer many small ones. The producer never waits for the consumer: the memory for queued rows was reserved when the
+request was admitted.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class EdgeRows:
     """By name, each [rows, *row_shape] as the input schema defines, of the type that StageEngine.open_tensors returns;
     tensors without new rows are left out."""
     complete: frozenset[str] = frozenset()
-    """Tensors that get no more rows, including those completed before earlier reads."""
+    """Names of all tensors that get no more rows, including those that earlier reads already reported."""
     ended: bool = False
-    """Whether the input has ended: every tensor is complete."""
+    """Whether the input has ended, so that every tensor is complete."""
 
 
 class EdgeStream:
-    """One request's rows between one producer and one consumer on one event loop."""
+    """Queues one request's rows between one producer and one consumer on the same event loop."""
 
     def __init__(self) -> None:
         self._parts: dict[str, list[Array]] = {}
@@ -58,7 +58,7 @@ class EdgeStream:
         self._news.set()
 
     async def read(self) -> EdgeRows:
-        """Returns all rows that arrived since the last read; waits for rows or for the end."""
+        """Returns all rows that arrived since the last read. Waits for rows, a tensor's completion or the end."""
         await self._news.wait()
         # After the end nothing changes, but every further read reports the end again.
         if not self._ended:
@@ -70,16 +70,16 @@ class EdgeStream:
 
 @dataclass(frozen=True, slots=True)
 class InputPart:
-    """A part of the engine's input, which a component made of rows.
+    """A part of the engine's input, which a component made from rows.
 
-    An autoregressive engine treats all parts as one request, which continues with each part where it stopped. A
-    diffusion engine treats each part as a request by itself; the outputs follow one another in the same order.
+    An autoregressive engine treats all parts as one request: with each part the request continues where it stopped. A
+    diffusion engine treats each part as a separate request. The parts' outputs keep the order of the parts.
     """
 
     input: StageInput
-    """The first part's input is complete; of later ones an autoregressive engine takes additional_information alone."""
+    """Complete in the first part. From later parts, an autoregressive engine reads only additional_information."""
     max_tokens: int | None = None
-    """Autoregressive: how many tokens can be written with this part's rows; None if the input is complete."""
+    """Autoregressive engines: how many tokens can be sampled with this part's rows; None if the input is complete."""
     last: bool = False
     """Whether no part follows."""
 
@@ -100,7 +100,7 @@ class InputFeed(Protocol):
 
 
 async def read_part(stream: EdgeStream, feed: InputFeed, *, in_thread: bool = False) -> InputPart:
-    """Returns the next part as soon as its rows have arrived. `in_thread`: compute it outside of the event loop.
+    """Returns the next part as soon as its rows have arrived. `in_thread`: compute the part in a thread.
 
     Raises OmniStageError.
     """

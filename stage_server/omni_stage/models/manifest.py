@@ -1,8 +1,8 @@
 """What a model family declares, as data: one FamilyManifest in FAMILY/manifest.py.
 
-The registry, vLLM's plugin hook, the download, the images' model infos and the command line read a family's manifest
-and nothing else. A manifest names code as "module:attribute"; it is imported when it is needed, and no such name ever
-comes from a user. This module imports neither torch nor vLLM, and a manifest must not either.
+The registry, vLLM's plugin hook, the download, the images' model infos and the command line read only the manifest of a
+family. A manifest names code as "module:attribute", which is imported when it is needed. Such a name never comes from a
+user. This module imports neither torch nor vLLM, and a manifest must not import them either.
 
     FAMILY = FamilyManifest(
         name="my_family",
@@ -40,8 +40,8 @@ class ComponentEntry:
     """"module:function" in place of a factory: makes the component's own StageEngine from a StageConfig. The stage
     server of such a component imports neither torch nor vLLM."""
     weight_prefixes: tuple[str, ...] = ()
-    """Prefixes of the names of the tensors that the component reads, so that its pod downloads only the shards that it
-    needs; empty means all of them."""
+    """Name prefixes of the tensors that the component reads, so that its pod downloads only the shards that it needs;
+    empty means all shards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,20 +51,21 @@ class TinyCheckpoint:
     writer: str
     """"module:function", called as writer(directory, seed=..., shape=...)."""
     shapes: tuple[str, ...]
-    """Names of sizes, the default first."""
+    """Names of the available shapes, the default first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyManifest:
-    """One model family. An instance that exists is well formed."""
+    """One model family. Construction refuses malformed values."""
 
     name: str
-    """The part of its components' ids before the slash."""
+    """The family's name: the part of its components' ids before the slash."""
     components: tuple[ComponentEntry, ...]
     model_classes: Mapping[str, str] = field(default_factory=dict)
     """vLLM model classes, "module:Class", by the architecture names that the components' configurations carry."""
     prepared_architectures: tuple[str, ...] = ()
-    """vLLM's own architectures that are common among its checkpoints; images contain vLLM's model infos for them."""
+    """vLLM's own architectures that are common among the family's checkpoints; images hold vLLM's model infos for
+    them."""
     tiny_checkpoint: TinyCheckpoint | None = None
 
     def __post_init__(self) -> None:
@@ -121,9 +122,10 @@ def describe(
     refused_engine_args: tuple[Refusal, ...] = (),
     refused_sampling: tuple[Refusal, ...] = (),
 ) -> ComponentFacts:
-    """Returns a component's facts, including what every component of its kind refuses.
+    """Returns a component's facts. Adds the fields that every component of its kind refuses.
 
-    `publishes_rows`: its tensors are made of its model's hidden states or embeddings, one row for each position.
+    `publishes_rows`: whether the tensors that it publishes are made from its model's hidden states or embeddings, one
+    row for each position.
     """
     return ComponentFacts(
         id=id,
@@ -168,8 +170,8 @@ _OF_PUBLISHED_ROWS = (
         allows_empty=True,
     ),
 )
-# In a stage with streamed input, earlier output counts as prompt: output penalties and min_tokens would apply to the
-# last part alone, and vLLM takes no stop strings.
+# In a stage with streamed input, vLLM counts the output of earlier parts as prompt. So output penalties and min_tokens
+# would apply only to the last part. vLLM also accepts no stop strings for such requests.
 _SAMPLING_OF_STREAMS = tuple(
     Refusal(
         field=name,

@@ -1,4 +1,4 @@
-"""Whether a component can take the place that a stage file gives it in a pipeline, judged by its facts alone."""
+"""Checks from a component's facts only whether it fits its stage file: input, outputs and downstream stages."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from omni_stage.errors import ConfigurationError
 def check_placement(
     facts: ComponentFacts, config: StageConfig, find_facts: Callable[[str], ComponentFacts | None]
 ) -> None:
-    """Check that the component supports the stage's input, outputs and readers. Raises ConfigurationError.
+    """Check that the component supports the stage's input, outputs and downstream stages. Raises ConfigurationError.
 
-    `find_facts` returns the facts of a component by its id; None if this environment does not have it.
+    `find_facts` returns the facts of a component by its id; None if this environment does not have that component.
     """
     stage = f"stage {config.stage}: component {facts.id}"
     if config.input is not None and facts.reads is None:

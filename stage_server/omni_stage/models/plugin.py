@@ -7,14 +7,15 @@ from omni_stage.vllm_adapter.process.children import bind_to_parent
 
 
 def list_model_classes() -> dict[str, str]:
-    """Returns "module:Class" by architecture, of every family of this environment. Raises ConfigurationError."""
+    """Returns the model classes of all families: "module:Class" by architecture. Raises ConfigurationError."""
     return {name: model for family in installed_families().families() for name, model in family.model_classes.items()}
 
 
 def register() -> None:
     """Register the models by name, so that no model code is imported before it is needed. Idempotent.
 
-    In an engine's process it also ties that process's lifetime to the stage server: it is our first code to run there.
+    In an engine's process it also ties that process's lifetime to the stage server's, because this is the first of our
+    code that runs there.
     """
     from vllm import ModelRegistry
 

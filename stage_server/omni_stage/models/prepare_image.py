@@ -1,4 +1,4 @@
-"""Write what an image contains for its model families, while the image is built.
+"""Writes vLLM's model infos for the installed families into a directory, while a container image is built.
 
 python -m omni_stage.models.prepare_image DIRECTORY
 """
@@ -13,7 +13,7 @@ from omni_stage.vllm_adapter.checks.model_infos import write_model_infos
 
 
 def list_architectures() -> frozenset[str]:
-    """Returns the families' own architectures and those of vLLM that their checkpoints often have."""
+    """Returns the families' own architectures, and vLLM's architectures that are common in their checkpoints."""
     families = installed_families().families()
     return frozenset(name for family in families for name in (*family.model_classes, *family.prepared_architectures))
 

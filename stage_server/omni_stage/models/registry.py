@@ -1,9 +1,9 @@
 """The model families that this stage server knows, and their components by id.
 
-A resource names a component by its id, FAMILY/NAME, and never by a Python path. Every folder beside this file with a
-manifest.py is a built-in family. Further ones come from packages that the image's builder installed, through the entry
-point group `omnipipeline.families` (name = the family's name, value = "module:FAMILY", a FamilyManifest). If two
-packages provide one family, it is refused, whichever came first.
+A resource names a component by its id, FAMILY/NAME, and never by a Python path. Every folder next to this file that
+holds a manifest.py is a built-in family. Packages that the image's builder installed provide further families through
+the entry point group `omnipipeline.families` (name = the family's name, value = "module:FAMILY", a FamilyManifest). If
+two packages provide the same family, the registry raises ConfigurationError: neither takes precedence.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ ENTRY_POINT_GROUP: Final = "omnipipeline.families"
 _MODELS: Final = "omni_stage.models"
 _MANIFEST: Final = "manifest"
 _ATTRIBUTE: Final = "FAMILY"
-"""Every built-in manifest module has this: a FamilyManifest."""
+"""Name of the FamilyManifest in every built-in manifest module."""
 
 
 class FamilyRegistry:
-    """Built-in families and those of entry points. A family's manifest is imported at its first use."""
+    """The built-in families and those from entry points. A family's manifest is imported when it is first used."""
 
     def __init__(self, plugins: Iterable[EntryPoint] = ()) -> None:
-        """Raises ConfigurationError if two packages provide one family."""
+        """Raises ConfigurationError if two packages provide the same family."""
         self._built_in = _list_built_in()
         self._plugins: dict[str, EntryPoint] = {}
         for plugin in plugins:
@@ -84,9 +84,9 @@ class FamilyRegistry:
         return factory
 
     def own_engine(self, component_id: str) -> Callable[[StageConfig], Any] | None:
-        """Returns the function that makes the StageEngine of a component with its own engine; None if vLLM runs it.
+        """Returns the function that makes a component's own StageEngine; None if vLLM runs the component.
 
-        Imports its module. Raises ConfigurationError: unknown id, or an engine that cannot be imported.
+        Imports the function's module. Raises ConfigurationError: unknown id, or an engine that cannot be imported.
         """
         reference = self.component(component_id).engine
         if not reference:
@@ -126,10 +126,10 @@ def built_in_facts() -> dict[str, ComponentFacts]:
 
 
 def weight_prefixes(component_id: str) -> tuple[str, ...]:
-    """Returns prefixes of the names of the tensors that the component reads; empty means all of them.
+    """Returns the name prefixes of the tensors that the component reads; empty means all tensors.
 
-    Does not import the component: the download runs before, and without, any engine. For a component that this
-    environment does not have, everything is downloaded.
+    Does not import the component, because the download runs before any engine and without one. Returns an empty tuple
+    for a component that this environment does not have, so that all its weights are downloaded.
     """
     entry = installed_families().find(component_id)
     return () if entry is None else entry.weight_prefixes

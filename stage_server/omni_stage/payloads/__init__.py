@@ -1,8 +1,8 @@
 """Payloads: tensors and lists as checked bytes that travel between the stage server and its engine's process.
 
 The frontend builds a payload with `from_mapping` or `from_tensor` and puts `to_bytes()` under OMNI_PAYLOAD_KEY into
-the request's parameters; the scheduler reads it back with `from_bytes`, and the runner makes its tensors. Memory cost:
-docs/payload-memory.md.
+the request's parameters. The scheduler reads it back with `from_bytes`, and the model runner turns its entries into
+tensors. Memory cost: docs/payload-memory.md.
 """
 
 from __future__ import annotations

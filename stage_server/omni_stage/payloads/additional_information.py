@@ -31,7 +31,7 @@ _FIELD = "additional_information"
 
 
 class AdditionalInformationEntry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Either a tensor or a list of scalars, never both. An instance that exists is consistent and intact."""
+    """Either a tensor or a list of scalars, never both. Construction checks that it is consistent and intact."""
 
     tensor_data: bytes | None = None
     """Row-major, little-endian."""
@@ -43,7 +43,7 @@ class AdditionalInformationEntry(msgspec.Struct, frozen=True, omit_defaults=True
     list_data: list[Scalar] | None = None
 
     def __post_init__(self) -> None:
-        """Check that exactly one form is set and whole. Raises InvalidTensorError, CorruptTensorError."""
+        """Check that exactly one form is set, and completely. Raises InvalidTensorError, CorruptTensorError."""
         if (self.tensor_data is None) == (self.list_data is None):
             raise InvalidTensorError(f"{_FIELD}: an entry needs exactly one of tensor_data and list_data", field=_FIELD)
         tensor = (self.tensor_shape, self.tensor_dtype, self.tensor_checksum)
@@ -63,9 +63,9 @@ class AdditionalInformationEntry(msgspec.Struct, frozen=True, omit_defaults=True
     def from_tensor(
         cls, tensor: torch.Tensor, limits: PayloadLimits = DEFAULT_LIMITS, *, field: str = _FIELD
     ) -> AdditionalInformationEntry:
-        """Make an entry of a tensor on any device, within the limits. Raises InvalidTensorError, NonFiniteTensorError.
+        """Returns an entry with the values of a tensor on any device. `field` is the entry's name in errors.
 
-        `field` is its name in errors.
+        Checks the limits. Raises InvalidTensorError, NonFiniteTensorError.
         """
         dtype = dtype_name(tensor, field=field)
         shape = list(tensor.shape)
@@ -79,7 +79,10 @@ class AdditionalInformationEntry(msgspec.Struct, frozen=True, omit_defaults=True
     def from_list(
         cls, values: Sequence[Scalar], limits: PayloadLimits = DEFAULT_LIMITS, *, field: str = _FIELD
     ) -> AdditionalInformationEntry:
-        """Make an entry of a list of scalars, within the limits. Raises InvalidTensorError, NonFiniteTensorError."""
+        """Returns an entry with a list of scalars. Checks the limits.
+
+        Raises InvalidTensorError, NonFiniteTensorError.
+        """
         check_list(values, limits, field=field)
         return cls(list_data=list(values))
 
@@ -119,13 +122,13 @@ class AdditionalInformationEntry(msgspec.Struct, frozen=True, omit_defaults=True
                 check_finite(self.tensor_data, self.tensor_dtype, field=field)
 
     def __repr__(self) -> str:
-        """Returns the form only: values must not reach a log."""
+        """Returns length, or shape and dtype, but no values: values must not reach a log."""
         if self.list_data is not None:
             return f"AdditionalInformationEntry(list of {len(self.list_data)})"
         return f"AdditionalInformationEntry(shape={self.tensor_shape}, dtype={self.tensor_dtype!r})"
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
-        """Returns the form only, as `__repr__` does, for the library rich."""
+        """Returns what `__repr__` returns, without values, for the library rich."""
         return [("form", repr(self))]
 
 
@@ -138,7 +141,7 @@ class AdditionalInformationPayload(msgspec.Struct, frozen=True, forbid_unknown_f
     def from_mapping(
         cls, values: Mapping[str, torch.Tensor | Sequence[Scalar]], limits: PayloadLimits = DEFAULT_LIMITS
     ) -> AdditionalInformationPayload:
-        """Make a payload of tensors (any device) and lists. Raises InvalidTensorError, NonFiniteTensorError."""
+        """Returns a payload of tensors (any device) and lists. Raises InvalidTensorError, NonFiniteTensorError."""
         entries: dict[str, AdditionalInformationEntry] = {}
         for name, value in values.items():
             check_name(name, limits)
@@ -174,7 +177,10 @@ class AdditionalInformationPayload(msgspec.Struct, frozen=True, forbid_unknown_f
             entry.check(limits, field=f"{_FIELD}.{name}")
 
     def check_entries(self, limits: PayloadLimits = DEFAULT_LIMITS) -> None:
-        """Check number, names and the sum of bytes, not the entries themselves. Raises InvalidTensorError."""
+        """Check the number of entries, their names and the sum of their bytes, not their values.
+
+        Raises InvalidTensorError.
+        """
         if len(self.entries) > limits.max_entries:
             raise InvalidTensorError(
                 f"{_FIELD}: {len(self.entries)} entries, at most {limits.max_entries} are allowed",
@@ -200,11 +206,11 @@ class AdditionalInformationPayload(msgspec.Struct, frozen=True, forbid_unknown_f
         return name in self.entries
 
     def __repr__(self) -> str:
-        """Returns names and forms only: values must not reach a log."""
+        """Returns names, lengths, shapes and dtypes, but no values: values must not reach a log."""
         return f"AdditionalInformationPayload({self.entries!r})"
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
-        """Returns names and forms only, as `__repr__` does, for the library rich."""
+        """Returns what `__repr__` returns, without values, for the library rich."""
         return [("entries", repr(self.entries))]
 
     def tensor(self, name: str, device: str | torch.device = "cpu") -> torch.Tensor:

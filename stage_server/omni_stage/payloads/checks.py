@@ -1,4 +1,4 @@
-"""Pure checks of tensor headers, values, names and checksums. No torch. Messages name field, limit and remedy."""
+"""Pure checks of tensor headers, values, names and checksums, without torch. Messages name field, limit and remedy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ITEM_BYTES: Final[dict[str, int]] = {
     "uint8": 1,
     "bool": 1,
 }
-"""The dtypes that a payload may hold and the bytes of one value."""
+"""The dtypes that a payload may hold, each with the bytes of one value."""
 
 _EXPONENTS: Final[dict[str, tuple[type[np.unsignedinteger[Any]], int]]] = {
     "float64": (np.uint64, 0x7FF0_0000_0000_0000),
@@ -33,10 +33,10 @@ _EXPONENTS: Final[dict[str, tuple[type[np.unsignedinteger[Any]], int]]] = {
     "float16": (np.uint16, 0x7C00),
     "bfloat16": (np.uint16, 0x7F80),
 }
-"""Bits of the exponent: all of them are set in NaN and infinity only."""
+"""Unsigned type of the same size, and mask of the exponent's bits: all of these are set in NaN and infinity only."""
 
 _SCAN_BYTES: Final = 1 << 20
-"""Bytes that a scan checks at once; this bounds its memory."""
+"""Bytes that a scan checks per step; this bounds the scan's memory."""
 
 EMBEDDING_DTYPES: Final = frozenset({"float32", "float16", "bfloat16"})
 
@@ -52,7 +52,10 @@ Payload = TypeVar("Payload")
 def decode_payload(
     decoder: msgspec.msgpack.Decoder[Payload], data: bytes, limits: PayloadLimits, *, field: str
 ) -> Payload:
-    """Returns the decoded payload, with its structure checked but not its values. Raises only InvalidTensorError."""
+    """Returns the decoded payload. Checks its size, structure and checksums, not the limits on its values.
+
+    Raises InvalidTensorError, CorruptTensorError.
+    """
     if len(data) > limits.max_payload_bytes:
         raise InvalidTensorError(
             f"{field}: {len(data)} bytes, at most {limits.max_payload_bytes} are allowed",
@@ -66,15 +69,15 @@ def decode_payload(
 
 
 def compute_checksum(data: bytes) -> int:
-    """Returns the CRC-32C of the bytes: it detects corruption in transit and does not authenticate."""
+    """Returns the CRC-32C of the bytes. It detects corruption in transit but does not authenticate the sender."""
     return int(google_crc32c.value(data))
 
 
 def count_bytes(shape: Sequence[int], dtype: str, *, field: str) -> int:
-    """Returns the bytes of a tensor of this form. Python integers cannot overflow. Raises InvalidTensorError."""
+    """Returns a tensor's size in bytes. Python integers cannot overflow. Raises InvalidTensorError."""
     item = ITEM_BYTES.get(dtype)
     if item is None:
-        # The value comes from the caller and may hold anything, so the message does not repeat it.
+        # The value comes from the client and may hold anything, so the message does not repeat it.
         raise InvalidTensorError(f"{field}: dtype is none of {', '.join(ITEM_BYTES)}", field=field)
     for size in shape:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
@@ -98,7 +101,7 @@ def check_intact(data: bytes, checksum: int, *, field: str) -> None:
 
 
 def check_finite(data: bytes, dtype: str, *, field: str) -> None:
-    """Refuse NaN and infinity; integers and booleans pass at once. No copy of the data. Raises NonFiniteTensorError."""
+    """Refuse NaN and infinity, without a copy of the data. Integers and booleans pass. Raises NonFiniteTensorError."""
     if dtype not in _EXPONENTS:
         return
     kind, exponent = _EXPONENTS[dtype]
@@ -111,7 +114,7 @@ def check_finite(data: bytes, dtype: str, *, field: str) -> None:
 
 
 def check_size(shape: Sequence[int], dtype: str, limits: PayloadLimits, *, field: str) -> None:
-    """Check a tensor's form against the limits, before memory of its size is allocated. Raises InvalidTensorError."""
+    """Check a tensor's shape and size against the limits, before its memory is allocated. Raises InvalidTensorError."""
     if len(shape) > limits.max_dimensions:
         raise InvalidTensorError(
             f"{field}: {len(shape)} dimensions, at most {limits.max_dimensions} are allowed",

@@ -1,4 +1,4 @@
-"""PayloadLimits: how large and of what form a payload may be. Checked in Python integers, so nothing overflows."""
+"""PayloadLimits: limits on a payload's size, shape and values. Checked in Python integers, so nothing overflows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PayloadLimits:
     max_text_length: int = 4096
     """Characters of one string in a list."""
     allow_non_finite: bool = False
-    """Whether NaN and infinity are allowed. Off where payloads enter; the engine's side need not check again."""
+    """Whether NaN and infinity are allowed. Off by default; on in the engine's process, which need not scan again."""
 
     def __post_init__(self) -> None:
         """Refuse limits below 1 and wrong types. Raises ConfigurationError."""
@@ -47,7 +47,10 @@ class PayloadLimits:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> PayloadLimits:
-        """Make limits from configuration; those it does not name keep their defaults. Raises ConfigurationError."""
+        """Returns limits from configuration; limits that it does not name keep their defaults.
+
+        Raises ConfigurationError.
+        """
         known = {item.name for item in fields(cls)}
         unknown = sorted(set(values) - known)
         if unknown:
@@ -57,7 +60,7 @@ class PayloadLimits:
         return cls(**values)  # type: ignore[arg-type]
 
     def already_checked(self) -> PayloadLimits:
-        """Returns the same limits without the scan of all values, for payloads that this stage has already checked."""
+        """Returns the same limits without the scan for NaN and infinity, for payloads that this stage has checked."""
         return replace(self, allow_non_finite=True)
 
 

@@ -26,7 +26,7 @@ _FIELD = "prompt_embeds"
 
 
 class PromptEmbedsPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Prompt embeddings as raw bytes. An instance that exists is consistent and intact; `check` adds the limits."""
+    """Prompt embeddings as raw bytes. Construction checks that they are consistent and intact; `check` the limits."""
 
     data: bytes
     """Row-major, little-endian."""
@@ -38,7 +38,7 @@ class PromptEmbedsPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     """CRC-32C of the data."""
 
     def __post_init__(self) -> None:
-        """Check shape, dtype, length and checksum, both of decoded and of constructed payloads.
+        """Check shape, dtype, length and checksum, whether the payload was decoded or constructed.
 
         Raises InvalidTensorError, CorruptTensorError.
         """
@@ -53,9 +53,9 @@ class PromptEmbedsPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
     @classmethod
     def from_tensor(cls, tensor: torch.Tensor, limits: PayloadLimits = DEFAULT_LIMITS) -> PromptEmbedsPayload:
-        """Make the payload of a tensor [rows, hidden size] on any device, within the limits.
+        """Returns the payload of a tensor [rows, hidden size] on any device.
 
-        Raises InvalidTensorError, NonFiniteTensorError.
+        Checks the limits. Raises InvalidTensorError, NonFiniteTensorError.
         """
         dtype = dtype_name(tensor, field=_FIELD)
         shape = list(tensor.shape)
@@ -92,11 +92,11 @@ class PromptEmbedsPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         return len(self.data)
 
     def __repr__(self) -> str:
-        """Returns the form only: values must not reach a log."""
+        """Returns shape, dtype and size, but no values: values must not reach a log."""
         return f"PromptEmbedsPayload(shape={self.shape}, dtype={self.dtype!r}, nbytes={len(self.data)})"
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
-        """Returns the form only, as `__repr__` does, for the library rich."""
+        """Returns what `__repr__` returns, without values, for the library rich."""
         return [("shape", self.shape), ("dtype", self.dtype), ("nbytes", len(self.data))]
 
 

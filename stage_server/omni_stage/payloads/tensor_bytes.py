@@ -1,4 +1,4 @@
-"""Tensors to raw bytes and back. Of the payloads' modules only this one imports torch, when a function is called."""
+"""Converts tensors to raw bytes and back. Only this module of the package imports torch, when a function is called."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def dtype_name(tensor: torch.Tensor, *, field: str) -> str:
 def write_bytes(tensor: torch.Tensor, *, field: str) -> bytes:
     """Returns the tensor's values, row-major, in this machine's (little-endian) byte order.
 
-    Takes any device and any strides and does not change the tensor. Copies once, or twice if it is not contiguous on
-    the CPU.
-    Raises InvalidTensorError for tensors without values: sparse, quantized, or on the meta device.
+    The tensor may be on any device and have any strides; it is not changed. Copies its values once, or twice if the
+    tensor is not contiguous on the CPU.
+    Raises InvalidTensorError for tensors without dense values: sparse, quantized, or on the meta device.
     """
     import torch
 
@@ -45,8 +45,8 @@ def write_bytes(tensor: torch.Tensor, *, field: str) -> bytes:
 def read_bytes(data: bytes, shape: Sequence[int], dtype: str, device: str | torch.device) -> torch.Tensor:
     """Returns a tensor [*shape] that owns its memory on the device. Shape, dtype and length must have been checked.
 
-    torch.frombuffer over bytes would be a writable view of read-only memory; the bytearray is the copy that the
-    tensor then owns, so that writing to it is safe.
+    torch.frombuffer over `bytes` would be a writable view of read-only memory. The bytearray is a copy that the tensor
+    owns, so writing to the tensor is safe.
     """
     import torch
 

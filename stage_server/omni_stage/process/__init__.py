@@ -1,1 +1,1 @@
-"""What every process of a stage server needs, whichever command it runs: termination, allocator, protobuf, logs."""
+"""Process-wide settings of a stage server: termination, allocator, protobuf, logs, scheduling."""

@@ -1,10 +1,10 @@
-"""Makes a process yield the cores to the others of its pod at once, without starving it.
+"""Makes a process yield its core immediately to the other processes of its pod, without starving.
 
-A low priority alone decides only about shares: a process that computes keeps its core for the rest of its slice (1.4 to
-3 ms) when another one wakes up beside it, and a token passes through half a dozen wake-ups on its way to the client. So
-the process also asks for slices of 100 ms. Linux 6.12 and later let a task with a shorter slice, which is any other,
-preempt it at once. It still gets its share: a tenth of a core that others use fully. SCHED_IDLE would leave it 0.3 %,
-with no way back for a process without capabilities.
+A low priority only reduces the background process's share of a core. Another process that wakes up on that core still
+waits until the running time slice ends (1.4 to 3 ms). A token needs half a dozen wake-ups on its way to the client. So
+the background process also asks for slices of 100 ms. Since Linux 6.12, any task with a shorter slice, which means
+every other task, preempts the background process immediately. The background process still gets a tenth of a core that
+others use fully. SCHED_IDLE would leave it 0.3 %, and a process without capabilities cannot leave that policy again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 
 _NICE: Final = 10
 _SLICE_NS: Final = 100_000_000
-"""The longest that Linux allows. Earlier versions than 6.12 ignore it."""
+"""The longest slice that Linux allows. Versions before 6.12 ignore it."""
 _SYSCALLS: Final = {"x86_64": 314, "aarch64": 274}
 """Numbers of sched_setattr(2), which neither Python nor older C libraries wrap."""
 _ATTRIBUTES: Final = struct.Struct("=IIQiIQQQ")
@@ -29,10 +29,10 @@ _log = logging.getLogger(__name__)
 
 
 def yield_cores(pid: int) -> None:
-    """Make process `pid` (0: the calling thread), and what it starts later, run behind all others.
+    """Make process `pid` (0: the calling thread), and the processes that it starts later, run behind all others.
 
-    Where the kernel or a seccomp profile refuses the slice, the priority alone is lowered. A process that has ended is
-    no error.
+    If the kernel or a seccomp profile refuses the slice, only the priority is lowered. A process that has ended is
+    not an error.
     """
     try:
         nice = max(_NICE, os.getpriority(os.PRIO_PROCESS, pid))
@@ -45,7 +45,7 @@ def yield_cores(pid: int) -> None:
 
 
 def _set_attributes(pid: int, nice: int) -> bool:
-    """Returns whether the kernel took policy, priority and slice. Raises ProcessLookupError."""
+    """Returns whether the kernel accepted policy, priority and slice. Raises ProcessLookupError."""
     number = _SYSCALLS.get(platform.machine())
     if number is None:
         return False

@@ -1,4 +1,4 @@
-"""Allocator tuning: page faults on fresh chunk buffers cost up to 1.7x of a hop's throughput (docs: transport)."""
+"""Tunes glibc's allocator: page faults on fresh chunk buffers would make a hop up to 1.7 times slower."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 def tune_malloc() -> bool:
-    """Keep freed chunk buffers in the process. Call once at start-up. Returns whether it worked (glibc)."""
+    """Keep freed chunk buffers in the process. Call once at start-up. Returns whether it worked; it needs glibc."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):

@@ -1,4 +1,4 @@
-"""Lowers the scheduling of gRPC's own threads, which pass results to the event loop and would interrupt it for each."""
+"""Keeps gRPC's own threads, which pass results to the event loop, from preempting the loop for every result."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import os
 import threading
 
 _POLLER = "_poll_wrapper"
-"""Part of the name of the thread that grpc.aio (1.85, `completion_queue.pyx.pxi`) starts: its only identification."""
+"""Part of the name of the thread that grpc.aio (1.85, `completion_queue.pyx.pxi`) starts. Only its name identifies
+it."""
 
 _log = logging.getLogger(__name__)
 
@@ -15,10 +16,10 @@ _log = logging.getLogger(__name__)
 def calm_pollers() -> int:
     """Keep gRPC's poller from preempting the event loop's thread. Returns the number of threads that it changed.
 
-    Every write wakes the poller. On a machine without an idle core it then takes the core from the thread that
-    writes, for a few microseconds and two switches: a sixth of a token's cost (docs/performance.md). The kernel
-    lets a thread of SCHED_BATCH wait until a core is idle or the running thread's slice is over. Call it after
-    the first server or channel was made.
+    Every write wakes the poller. On a machine without an idle core, the poller then takes the core from the writing
+    thread for a few microseconds. With its two context switches, this takes about 15 % of a token's processor time
+    (docs/performance.md). A SCHED_BATCH thread waits until a core is idle or the running thread's slice is over. Call
+    this after the first server or channel was created.
     """
     threads = [thread.native_id for thread in threading.enumerate() if _POLLER in thread.name]
     try:

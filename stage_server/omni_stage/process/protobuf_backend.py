@@ -1,4 +1,4 @@
-"""Checks which implementation of protobuf decodes the messages of peers."""
+"""Checks which implementation of protobuf decodes the messages that the stage server receives."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from omni_stage.errors import ConfigurationError
 
 VARIABLE = "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION"
 BOUNDED = "upb"
-"""The implementation whose limits our tests and fuzzing cover: 100 levels of nesting, memory proportional to bytes."""
+"""The implementation whose limits our tests cover: 100 levels of nesting, memory proportional to a message's bytes."""
 
 
 def require_upb(found: str | None = None) -> None:
     """Raises ConfigurationError unless protobuf is implemented by upb.
 
-    found: checked instead of the loaded implementation. An environment variable or a wheel without binaries
-    selects protobuf's pure Python implementation. It decodes eighty times slower (a chat of eight messages: 480 us), on
-    the event loop.
+    `found` replaces the name of the loaded implementation. An environment variable or a wheel without binaries selects
+    protobuf's pure Python implementation. It decodes eighty times slower (a chat of eight messages: 480 us), and
+    decoding blocks the event loop.
     """
     found = api_implementation.Type() if found is None else found
     if found == BOUNDED:

@@ -1,6 +1,6 @@
-"""Log lines of a stage server: each names the stage and the current request, and none holds a request's content.
+"""The log lines of a stage server. Each names the stage and the current request; none holds a request's content.
 
-The interceptor sets the request id in a context variable, so that the code that logs need not pass it on.
+The interceptor sets the request id in a context variable, so functions need not pass the id on to log it.
 """
 
 from __future__ import annotations
@@ -23,5 +23,5 @@ def stage_formatter(stage: str, log_format: LogFormat) -> LineFormatter:
 
 
 def configure_stage_logging(stage: str, log_format: LogFormat, stream: TextIO | None = None) -> None:
-    """Send every logger of the process to stream (stderr); see configure_logging."""
+    """Send every logger of the process to `stream`, by default stderr; see configure_logging."""
     configure_logging(stage_formatter(stage, log_format), stream=stream)

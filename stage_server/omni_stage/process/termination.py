@@ -1,4 +1,4 @@
-"""How a stage server ends: its exit code, and the file that says why it could not start."""
+"""How a stage server ends: its exit code, and the termination message that shows the reason in Kubernetes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def termination_log_path() -> Path | None:
 
 
 def write_termination(reason: TerminationReason, message: str, field: str = "") -> None:
-    """Write the message to the file that kubelet reads. If that fails, only log it."""
+    """Write the message to the file that kubelet reads, if there is one. A failure to write it is only logged."""
     path = termination_log_path()
     if path is None:
         return
@@ -38,7 +38,7 @@ def write_termination(reason: TerminationReason, message: str, field: str = "") 
 
 
 def report_start_failure(error: OmniStageError) -> ExitCode:
-    """Log why the stage cannot start and write it for kubelet. Returns the exit code that says so."""
+    """Log why the stage cannot start, and write the termination message. Returns the matching exit code."""
     _log.critical("the stage cannot start: %s", error, extra={"field": error.details.field})
     if isinstance(error, ConfigurationError):
         write_termination(TerminationReason.INVALID_CONFIGURATION, str(error), error.details.field)

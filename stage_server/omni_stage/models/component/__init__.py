@@ -1,16 +1,16 @@
-"""What a model family implements for each of its stages, and the plain data that goes in and out.
+"""What a model family implements for each of its stages: a Component, and the plain data that it takes and returns.
 
-A Component knows one stage of one checkpoint: how its engine is built, how a user's prompt or the upstream stage's
-tensors become the engine's input (the processors of the edges), and how the engine's outputs become what the stage
-publishes. It runs in the stage server's process; what runs in the engine's process is its model class and worker.
+A Component knows one stage of one checkpoint. It defines how the engine is built, how a user's prompt or the upstream
+stage's tensors become the engine's input, and how the engine's outputs become the outputs of the stage. It runs in the
+stage server's process. The model class and the worker run in the engine's process.
 
-prompt.py    what a user's prompt is made of
-request.py   a request to a stage, and the engine's input that `prepare` makes of it
+prompt.py    the parts of a user's prompt
+request.py   a request to a stage, and the engine's input that `prepare` makes from it
 step.py      the outputs of a stage
-protocol.py  the methods that a component has, and those that it may have
+protocol.py  the methods that every component has, and those that are optional
 
-This package imports neither vLLM nor gRPC, so that a component can be described and tested without either. Families,
-built-in or installed, import everything from here.
+This package imports neither vLLM nor gRPC, so that a component can be described and tested without them. All families,
+built-in or installed, import these names from here.
 """
 
 from omni_stage.engine_step import EngineStep, FinishReason

@@ -1,4 +1,4 @@
-"""What a user's prompt is made of: text, decoded media, messages."""
+"""The parts of a user's prompt: text, decoded media, messages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class AudioPart:
 
 @dataclass(frozen=True, slots=True)
 class VideoPart:
-    """The frames of a video that the model sees, and its audio track where the model reads it."""
+    """The frames of a video that the model sees, and the video's audio if the model reads it."""
 
     frames: np.ndarray
     """uint8 [frames, height, width, 3], RGB, two frames a second, in the size that TakesVideo.frame_size returns."""
@@ -57,7 +57,7 @@ class ChatMessage:
     role: str
     parts: Sequence[TextPart | MediaPart]
     tool_calls: Sequence[CalledTool] = ()
-    """Tools that the assistant called in this message."""
+    """Calls of tools that the assistant made in this message."""
     tool_call_id: str = ""
     """Id of the call that a message of the role "tool" answers."""
 
@@ -73,8 +73,8 @@ class UserPrompt:
     """Embeddings [rows, hidden size] in place of tokens. Only for engines with enablePromptEmbeds; `prepare` returns
     them as StageInput.prompt_embeds."""
     reply: GivenReply | None = None
-    """The given reply, in place of a sampled one. Only where the component's facts say takes_reply."""
+    """The given reply, in place of a sampled one. Set only if the component's facts say takes_reply."""
     tools: Tools | None = None
-    """Tools that the model may call. Only where the component's facts say takes_tools."""
+    """Tools that the model may call. Set only if the component's facts say takes_tools."""
     structured: StructuredText | None = None
-    """The form of the text. Only where the component's facts say structures_text."""
+    """The form that the text must have. Set only if the component's facts say structures_text."""

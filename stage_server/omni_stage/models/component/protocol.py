@@ -1,4 +1,4 @@
-"""The methods that a component has, and those that it may have."""
+"""The methods that every component has, and those that are optional."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Emitter(Protocol):
 
 
 class ServedComponent(Protocol):
-    """What the stage server reads of a component, for any engine."""
+    """The attributes of a component that the stage server reads, whichever engine runs it."""
 
     facts: ComponentFacts
     """The component's facts from its family's manifest, which are the same for every checkpoint."""
     input_schema: TensorSchema | None
-    """What it reads from upstream; None for entry stages."""
+    """The tensors that it reads from the upstream stage; None for entry stages."""
     output_schema: TensorSchema | None
-    """What it publishes; None if nothing can read it."""
+    """The tensors that it publishes; None if it publishes none."""
     default_sampling: SamplingDefaults
     voices: Sequence[str]
     """Names of voices, the default first; empty if it does not speak."""
@@ -43,36 +43,35 @@ class Component(ServedComponent, Protocol):
     def engine_kwargs(self) -> dict[str, Any]:
         """Returns the keyword arguments of vLLM's EngineArgs that the component sets.
 
-        These are model, hf_overrides, runner, tokenizer, worker and scheduler by id, additional_config. The user's
-        engineArgs override them.
+        Examples are model, dtype, hf_overrides, runner and additional_config. The user's engineArgs override them.
         """
         ...
 
     def prepare(self, request: StageRequest) -> StageInput:
-        """Turn a request into the engine's input. May take milliseconds (tokenizer, images): run in a thread.
+        """Returns the engine's input for a request. May take milliseconds (tokenizer, images): call it in a thread.
 
         Raises OmniStageError (InvalidRequestError, InvalidMediaError, InvalidTensorError, PromptTooLongError).
         """
         ...
 
     def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
-        """Make the request's emitter. For streamed input, `prepared` is the first part's."""
+        """Returns the request's emitter. For streamed input, `prepared` is the input of the first part."""
         ...
 
     def warmup_request(self) -> StageRequest:
-        """Returns a small request that runs every kernel; it runs once, before the stage is ready."""
+        """Returns a small request that uses every kernel. It runs once, before the stage is ready."""
         ...
 
 
 @runtime_checkable
 class TakesStreams(Protocol):
-    """A Component that can start before its upstream has ended."""
+    """A Component that can start before its upstream stage has ended."""
 
     def open_feed(self, request: StageRequest) -> InputFeed:
         """Returns the feed that turns the rows of a request into the engine's input, part by part.
 
-        The request's source is an EdgeStream. The parts of an autoregressive component add up to what `prepare` makes
-        of the same rows at once. Raises OmniStageError as `prepare` does.
+        The request's source is an EdgeStream. For an autoregressive component, the parts together equal the input that
+        `prepare` makes from all rows. Raises OmniStageError as `prepare` does.
         """
         ...
 
@@ -82,10 +81,10 @@ class MediaCost:
     """What one image, video or audio clip costs the engine."""
 
     tokens: int
-    """Fewest tokens of the prompt."""
+    """Fewest prompt tokens that it takes."""
     engine_input_bytes: int
-    """Most bytes of the stage server's memory for the engine's input and for vLLM's processor while it makes that
-    input. A larger medium of the same form never costs less."""
+    """Most bytes of the stage server's memory for the engine's input, and for vLLM's processor while it makes that
+    input. A larger medium of the same kind never costs less."""
 
 
 @runtime_checkable
@@ -98,13 +97,13 @@ class TakesMedia(Protocol):
     """Largest ratio of an image's longest side to its shortest."""
 
     def image_cost(self, width: int, height: int) -> MediaCost:
-        """Returns the cost of an image of this size. Raises InvalidMediaError if the model refuses its form."""
+        """Returns the cost of an image of this size. Raises InvalidMediaError if the model refuses its aspect ratio."""
         ...
 
     def audio_cost(self, samples: int) -> MediaCost:
-        """Returns the cost of audio of so many samples at audio_rate_hz.
+        """Returns the cost of audio with this many samples at audio_rate_hz.
 
-        Raises InvalidMediaError if it is longer than the model reads at once.
+        Raises InvalidMediaError if the audio is longer than the model reads in one clip.
         """
         ...
 
@@ -114,14 +113,14 @@ class TakesVideo(TakesMedia, Protocol):
     """A Component whose prompts may hold videos as well."""
 
     def frame_size(self, width: int, height: int, frames: int) -> tuple[int, int]:
-        """Returns the width and height that the frames of a video are scaled to.
+        """Returns the width and height to which the frames of a video are scaled.
 
-        Raises InvalidMediaError if the model refuses its form.
+        Raises InvalidMediaError if the model refuses its aspect ratio.
         """
         ...
 
     def video_cost(self, width: int, height: int, frames: int) -> MediaCost:
-        """Returns the cost of so many frames of this size, without audio."""
+        """Returns the cost of a video with this many frames of this size, without its audio."""
         ...
 
 
@@ -130,11 +129,11 @@ class KnowsVoices(Protocol):
     """A Component that knows the voices of the stages downstream."""
 
     known_voices: Sequence[str]
-    """The default first; empty if no stage downstream speaks."""
+    """Names of voices, the default first; empty if no stage downstream speaks."""
 
 
 class ComponentFactory(Protocol):
-    """What the registry holds under an id: makes the component from a validated configuration.
+    """The function that the registry holds for an id. It makes the component from a validated configuration.
 
     Reads config.model.path (configuration, tokenizer, speakers, a few embedding rows), never the whole weights.
     Raises ConfigurationError.

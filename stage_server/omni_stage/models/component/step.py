@@ -12,18 +12,18 @@ from omni_stage.reply_form import ToolCallPiece
 
 @dataclass(slots=True)
 class StageStep:
-    """One output of a stage for one request: what goes to the client and what goes downstream. Deltas."""
+    """One output of a stage for one request, for the client and for downstream stages. Deltas, not totals."""
 
     text: str = ""
     reasoning: str = ""
-    """The reasoning that precedes the text, where a parser separates the two."""
+    """The reasoning that precedes the text, if a parser separates the two."""
     tool_calls: Sequence[ToolCallPiece] = ()
     token_ids: list[int] = field(default_factory=list)
     prompt_token_ids: list[int] | None = None
     tensors: Mapping[str, Array] = field(default_factory=dict)
-    """Rows by name, as the output schema defines, contiguous, on the CPU."""
+    """Rows by name, as the output schema defines them, contiguous, on the CPU."""
     complete_tensors: frozenset[str] = frozenset()
-    """Tensors that are complete with this step or an earlier one, where this is known before the request's end."""
+    """Tensors that are known to get no more rows after this step, although the request continues."""
     audio: Array | None = None
     """float32 [samples] in [-1, 1] at the sample_rate_hz of the component's facts."""
     finish_reason: FinishReason | None = None
@@ -32,14 +32,14 @@ class StageStep:
 
     @classmethod
     def of(cls, step: EngineStep) -> StageStep:
-        """Returns a step with the text, the token ids and the end of an engine step."""
+        """Returns a step with an engine step's text, token ids and finish reason."""
         return replace(
             cls.of_audio(step, None), text=step.text, token_ids=step.token_ids, prompt_token_ids=step.prompt_token_ids
         )
 
     @classmethod
     def of_audio(cls, step: EngineStep, audio: Array | None) -> StageStep:
-        """Returns a step with audio and the end of an engine step, whose token ids are no tokens of a vocabulary."""
+        """Returns a step with audio and an engine step's finish reason. The engine step's token ids have no meaning."""
         return cls(
             audio=audio,
             finish_reason=step.finish_reason,

@@ -1,7 +1,7 @@
 """Component generic/llm: any text model that vLLM serves, as a stage that reads a prompt and writes text.
 
-The checkpoint's own tokenizer and chat template turn text and chat into token ids here (local files only, no remote
-code). So a prompt that is too long is refused before it reaches the engine.
+This component turns text and chat into token ids with the checkpoint's own tokenizer and chat template (local files
+only, no remote code). So the stage refuses a prompt that is too long before it reaches the engine.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _WARMUP_TOKENS = 4
 
 
 class TextTokenizer:
-    """The checkpoint's tokenizer for the three forms of a prompt. Safe to use from several threads."""
+    """Turns text, chat messages or token ids into checked token ids. Safe to use from several threads."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -105,9 +105,9 @@ class TextTokenizer:
 
 
 def describe_message(message: ChatMessage, dumps: Callable[[Any], Any] = dict) -> dict[str, Any]:
-    """Returns the message in OpenAI's form, with arguments of calls as mappings, converted by `dumps`.
+    """Returns the message in OpenAI's form. `dumps` converts the arguments of tool calls.
 
-    Chat templates read mappings.
+    By default the arguments stay mappings, which chat templates read.
     """
     described: dict[str, Any] = {"role": message.role, "content": _text_of(message)}
     if message.tool_calls:
@@ -157,13 +157,13 @@ class GenericLlm:
     voices: Sequence[str] = ()
 
     def __init__(self, model_path: Path, tokenizer: TextTokenizer, parsers: TextParsers | None = None) -> None:
-        """`parsers`: for tool calls and reasoning, if the stage has any."""
+        """`parsers` parse tool calls and reasoning; None if the stage has no parsers."""
         self._model_path = model_path
         self._tokenizer = tokenizer
         self._parsers = parsers
 
     def engine_kwargs(self) -> dict[str, Any]:
-        """Returns arguments for text only, even if the model could read images: prompts cannot contain media."""
+        """Returns arguments for text only, even if the model could read images, because prompts cannot hold media."""
         return {
             "model": str(self._model_path),
             "language_model_only": True,
@@ -188,7 +188,7 @@ class GenericLlm:
         return self._parsers.open(source.tools, source.structured, messages)
 
     def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
-        """Returns an emitter, with the request's parser if it has one."""
+        """Returns an emitter that uses the request's parser, if it has one."""
         return _TextEmitter(prepared.parse)
 
     def warmup_request(self) -> StageRequest:

@@ -21,6 +21,6 @@ LLM: Final = describe(
 FAMILY: Final = FamilyManifest(
     name="generic",
     components=(ComponentEntry(facts=LLM, factory="omni_stage.models.generic.llm:build_component"),),
-    # The models that such stages run most often.
+    # The architectures that such stages run most often.
     prepared_architectures=("Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM"),
 )

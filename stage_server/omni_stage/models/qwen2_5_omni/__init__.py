@@ -1,5 +1,6 @@
-"""Qwen2.5-Omni: thinker (text, audio and images to text), talker (rows to codec tokens), token2wav (codes to audio).
+"""Qwen2.5-Omni: thinker (text and media to text), talker (rows to codec tokens), token2wav (codec tokens to audio).
 
-One folder for each stage: its component runs in the stage server, its model class in the engine's process, and its feed
-converts input that arrives in parts. processors.py joins the stages; tiny/ writes a small seeded checkpoint.
+Each stage has a folder. The stage's component runs in the stage server, as does its feed, which converts input that
+arrives in parts. The stage's model class runs in the engine's process. processors.py converts the tensors between
+stages. tiny/ writes a small seeded checkpoint.
 """

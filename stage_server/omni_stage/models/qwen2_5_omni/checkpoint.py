@@ -1,6 +1,6 @@
-"""What the components need to know of a Qwen2.5-Omni checkpoint: token ids, sizes, voices.
+"""The facts of a Qwen2.5-Omni checkpoint that the components need: token ids, sizes, voices.
 
-Reads config.json and spk_dict.pt; no weights, and no model code.
+Reads config.json and spk_dict.pt, and neither weights nor model code.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PARTS = {
     "talker_config": (),
     "token2wav_config": ("dit_config",),
 }
-"""What config.json must hold (parse_config)."""
+"""The mappings that config.json must hold; see parse_config."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class OmniCheckpoint:
 
     path: Path
     dtype: str
-    """Of the weights, and of the rows between thinker and talker: bfloat16, float16 or float32."""
+    """Dtype of the weights, and of the rows between thinker and talker: bfloat16, float16 or float32."""
     hidden_size: int
-    """Of the thinker, and therefore of the rows."""
+    """Hidden size of the thinker, and therefore width of the rows."""
     vocab_size: int
-    """Of the thinker."""
+    """Vocabulary size of the thinker."""
     placeholder_ids: tuple[int, int, int]
     """Token ids that stand for audio, images and video in prompts."""
     codec: CodecTokens
@@ -60,15 +60,18 @@ class OmniCheckpoint:
     talker_positions: int
     """Number of positions of the talker's rotary embedding."""
     code_limit: int
-    """Codec tokens below this have audio; token2wav has no embedding for others."""
+    """Only codec tokens below this have audio; token2wav has no embedding for others."""
     max_codes: int
-    """Most codec tokens of one utterance."""
+    """Most codec tokens in one utterance."""
     block_codes: int
-    """Codec tokens of a block, within which the diffusion transformer attends."""
+    """Codec tokens in one attention block of the diffusion transformer."""
 
 
 def read_checkpoint(path: str | Path) -> OmniCheckpoint:
-    """Read the checkpoint at path. Raises ConfigurationError if it is missing or no Qwen2.5-Omni checkpoint."""
+    """Returns the facts of the checkpoint at `path`.
+
+    Raises ConfigurationError if it is missing or is not a Qwen2.5-Omni checkpoint.
+    """
     directory = Path(path)
     raw = read_config(directory)
     config = parse_config(directory, raw, Qwen2_5OmniConfig, title="Qwen2.5-Omni", parts=_PARTS)
@@ -124,7 +127,7 @@ def read_voices(path: str | Path) -> dict[str, Voice]:
     """
     file = Path(path) / "spk_dict.pt"
     try:
-        # The publisher chose a pickle file; weights_only admits tensors and plain containers, no code.
+        # The published file is a pickle; weights_only admits tensors and plain containers, but no code.
         raw = torch.load(file, map_location="cpu", weights_only=True)
         voices = {
             str(name): Voice(

@@ -1,17 +1,17 @@
-"""How many codec tokens the first audio needs. Thinker and talker are scheduled by it too. Pure."""
+"""How many codec tokens the first audio needs. The schedulers of thinker and talker use this number too. Pure."""
 
 from __future__ import annotations
 
 from typing import Final
 
 LOOKAHEAD_CODES: Final = 8
-"""Fewest codes that a window reads after its new blocks; a whole block if a block has more."""
+"""Fewest codes that a window reads after its new blocks. They are rounded up to complete blocks."""
 FIRST_BLOCKS: Final = 1
-"""New blocks of the first window."""
+"""Number of new blocks in the first window."""
 
 
 def lookahead_blocks(block_codes: int) -> int:
-    """Returns the number of blocks that a window reads after its new ones."""
+    """Returns the number of blocks that a window reads after its new blocks."""
     return -(-LOOKAHEAD_CODES // block_codes)
 
 

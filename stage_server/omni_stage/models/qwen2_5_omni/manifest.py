@@ -17,7 +17,7 @@ TOKEN2WAV_ARCHITECTURE: Final = "OmniQwen2_5Token2Wav"
 THINKER_TO_TALKER: Final = "qwen2_5_omni/thinker2talker"
 TALKER_TO_TOKEN2WAV: Final = "qwen2_5_omni/talker2token2wav"
 DEFAULT_STEPS: Final = 10
-"""Time points of token2wav's solver, both ends included."""
+"""Number of time points of token2wav's solver, both ends included."""
 _VOICES: Final = ("Chelsie", "Ethan")
 
 THINKER: Final = describe(
@@ -39,10 +39,10 @@ TALKER: Final = describe(
     publishes=TALKER_TO_TOKEN2WAV,
     streams_input=True,
     voices=_VOICES,
-    # As transformers' Qwen2_5OmniForConditionalGeneration.generate().
+    # The defaults of transformers' Qwen2_5OmniForConditionalGeneration.generate().
     default_sampling=SamplingDefaults(temperature=0.9, top_k=40, top_p=0.8, repetition_penalty=1.05, max_tokens=4096),
     refused_engine_args=(
-        # Equal prompts of masks do not have equal input: the rows differ, which a prefix cache cannot see.
+        # The prompts consist of mask tokens. A prefix cache cannot see that the input rows of equal prompts differ.
         Refusal(field="enable_prefix_caching", why="this component cannot reuse cached prefixes", allows_empty=True),
     ),
 )
@@ -53,11 +53,11 @@ TOKEN2WAV: Final = describe(
     reads=TALKER_TO_TOKEN2WAV,
     streams_input=True,
     voices=_VOICES,
-    # 50 codes a second, two mel frames a code, 240 samples a frame. No configuration file states it.
+    # 50 codes a second, two mel frames a code, 240 samples a frame. No configuration file states the rate.
     sample_rate_hz=24_000,
     step_timeout_s=120.0,
     queue_timeout_s=120.0,
-    # As transformers' Qwen2_5OmniToken2WavModel.forward(): num_steps and guidance_scale.
+    # The defaults of num_steps and guidance_scale in transformers' Qwen2_5OmniToken2WavModel.forward().
     default_sampling=SamplingDefaults(num_inference_steps=DEFAULT_STEPS, guidance_scale=0.5),
     refused_sampling=(
         Refusal(
@@ -78,7 +78,7 @@ FAMILY: Final = FamilyManifest(
         ComponentEntry(
             facts=TALKER,
             factory=f"{_PACKAGE}.talker.component:build_component",
-            # It reads a few rows of the thinker's embedding: the start, end and padding of the text.
+            # The talker reads a few rows of the thinker's embedding: the start, end and padding of the text.
             weight_prefixes=("talker.", "thinker.model.embed_tokens."),
         ),
         ComponentEntry(
@@ -90,7 +90,7 @@ FAMILY: Final = FamilyManifest(
         TALKER_ARCHITECTURE: f"{_PACKAGE}.talker.model:TalkerModel",
         TOKEN2WAV_ARCHITECTURE: f"{_PACKAGE}.token2wav.model:Token2WavModel",
     },
-    # The thinker's language model.
+    # The architecture of the thinker's language model.
     prepared_architectures=("Qwen2ForCausalLM",),
     tiny_checkpoint=TinyCheckpoint(writer=f"{_PACKAGE}.tiny:write_tiny_checkpoint", shapes=("small", "gqa")),
 )

@@ -1,7 +1,7 @@
 """Selects one stage's part of a Qwen2.5-Omni configuration for vLLM.
 
-vLLM also calls these functions in its own processes (`hf_overrides`), so they are module-level functions, which pickle
-by name. It first calls them with a dummy configuration, to check whether they change the model type.
+vLLM also calls these functions in its own processes (`hf_overrides`). So they are defined at module level, where pickle
+finds them by name. vLLM first calls them with a dummy configuration, to check whether they change the model type.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from omni_stage.models.qwen2_5_omni.manifest import (
 
 
 def name_thinker(config: Any) -> Any:
-    """Returns the whole configuration under our class's name; vLLM's thinker reads its own part.
+    """Returns the complete configuration, with our class as its architecture. vLLM's thinker reads its own part of it.
 
-    Checkpoints name the architecture in several ways, some of which vLLM does not know.
+    Checkpoints name the architecture in several ways, and vLLM does not know all of them.
     """
     if getattr(config, "thinker_config", None) is not None:
         config.architectures = [THINKER_ARCHITECTURE]
@@ -31,7 +31,7 @@ def pick_talker(config: Any) -> Any:
     if talker is None:
         return config
     talker.architectures = [TALKER_ARCHITECTURE]
-    talker.qkv_bias = True  # the layers are Qwen2's: only query, key and value have biases
+    talker.qkv_bias = True  # as in Qwen2's layers, only query, key and value have biases
     talker.bos_token_id = talker.tts_codec_start_token_id
     talker.eos_token_id = talker.tts_codec_end_token_id
     talker.omni_code_limit = config.token2wav_config.dit_config.num_embeds + 1
@@ -39,7 +39,7 @@ def pick_talker(config: Any) -> Any:
 
 
 def pick_token2wav(config: Any) -> Any:
-    """Returns the configuration of token2wav, with the numbers that vLLM requires of every model."""
+    """Returns token2wav's configuration, with the fields that vLLM requires of every model."""
     token2wav = getattr(config, "token2wav_config", None)
     if token2wav is None:
         return config

@@ -1,12 +1,12 @@
-"""Processors of the edges: the upstream stage's tensors in, the downstream engine's input out. Pure functions.
+"""Edge processors: turn the upstream stage's tensors into the downstream engine's input. Without I/O.
 
-The talker reads at every position one row from the thinker and (except within the prompt) one codec token:
+At every position the talker reads one row from the thinker and (except within the prompt) one codec token:
 
     position   0 .. P-1          P            P+1         P+2 ...        then        after that
-    row        x[0] .. x[P-1]    text start   x[P]        x[P+1] ...     text end    text padding, held
+    row        x[0] .. x[P-1]    text start   x[P]        x[P+1] ...     text end    text padding, repeated
     token      mask              padding      start       codec tokens that the talker samples
 
-x is the sum of the thinker's hidden state and embedding, P the number of prompt tokens. Source: transformers 5.19,
+x is the sum of the thinker's hidden state and embedding; P is the number of prompt tokens. Source: transformers 5.19,
 Qwen2_5OmniForConditionalGeneration.generate and Qwen2_5OmniTalkerForConditionalGeneration.forward. The latter adds the
 padding and start tokens only if it gets an attention mask, and transformers' generate() drops a mask that is all ones.
 The model was trained with these tokens, so they are always added here.
@@ -30,16 +30,16 @@ DEFAULT_POSITIONS = 32_768
 
 @dataclass(frozen=True, slots=True)
 class TextRows:
-    """Embedding rows [1, H] of the thinker that frame the text which the talker reads."""
+    """Embedding rows [1, H] of the thinker before and after the text that the talker reads."""
 
     start: torch.Tensor
-    """Of the voice."""
+    """Depends on the voice."""
     end: torch.Tensor
     padding: torch.Tensor
 
 
 class TalkerConditioning:
-    """The table above, built as the thinker's rows arrive. The result does not depend on how the rows are split."""
+    """Builds the table in the module's docstring as the thinker's rows arrive, however they are split on arrival."""
 
     def __init__(self, text: TextRows, codec: CodecTokens, positions: int = DEFAULT_POSITIONS) -> None:
         """`positions`: number of positions of the talker's rotary embedding."""
@@ -75,7 +75,7 @@ class TalkerConditioning:
         return self._ended
 
     def take(self) -> TalkerPart | None:
-        """Returns the rows that can be placed now; None if there are none. Raises InvalidTensorError."""
+        """Returns the rows whose positions are known; None if there are none. Raises InvalidTensorError."""
         if self._next_position == 0:
             return self._first_part() if self._is_startable() else None
         fresh = self._fresh.pop("x", [])
@@ -126,8 +126,8 @@ class TalkerConditioning:
     def _check_positions(self, positions: torch.Tensor, delta: int) -> None:
         """Check that all positions are within the rotary embedding's table.
 
-        An index beyond the table would end the engine, and every request in it. vLLM's table is four times as long, so
-        a reply fits after the last position that is accepted here.
+        An index beyond the table would end the engine and every request in it. The limit here is a quarter of the
+        length of vLLM's table, so a reply fits after the last accepted position.
         """
         limit = self._positions
         if int(positions.min()) < 0 or int(positions.max()) >= limit:
@@ -149,7 +149,7 @@ class TalkerConditioning:
         return TalkerPart(offset, rows, prompt, last=self._ended)
 
     def _frame(self, *names: str, like: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns the rows that frame the text, in the dtype of the thinker's rows."""
+        """Returns the named fields of TextRows, in the dtype of the thinker's rows."""
         rows: list[torch.Tensor] = [getattr(self._text, name) for name in names]
         return [row.to(like[0].dtype) for row in rows] if like else rows
 
@@ -158,10 +158,10 @@ class TalkerConditioning:
 
 
 def thinker2talker(tensors: Mapping[str, torch.Tensor], text: TextRows, codec: CodecTokens) -> TalkerPrompt | None:
-    """Turn the thinker's tensors into the talker's input; None if the thinker's reply has no text to speak.
+    """Returns the talker's input from the thinker's tensors; None if the thinker's reply has no text to speak.
 
-    tensors: x [T, H], mrope_positions int64 [P, 3], mrope_delta int64 [1]; T >= P.
-    Raises InvalidTensorError naming the tensor.
+    `tensors`: x [T, H], mrope_positions int64 [P, 3], mrope_delta int64 [1]; T >= P. Raises InvalidTensorError naming
+    the tensor.
     """
     conditioning = TalkerConditioning(text, codec)
     conditioning.add(EdgeRows(tensors, ended=True))
@@ -172,7 +172,7 @@ def thinker2talker(tensors: Mapping[str, torch.Tensor], text: TextRows, codec: C
 def talker2token2wav(tensors: Mapping[str, torch.Tensor], code_limit: int, max_codes: int) -> torch.Tensor | None:
     """Returns the codec tokens int64 [N] to turn into audio; None if there are none.
 
-    Raises InvalidTensorError if one of them is not in [0, code_limit) or they are more than max_codes.
+    Raises InvalidTensorError if a token is not in [0, code_limit), or if there are more than max_codes tokens.
     """
     codes = _take(tensors, "codes", 1)
     if codes.shape[0] == 0:

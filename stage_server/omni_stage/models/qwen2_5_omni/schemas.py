@@ -12,12 +12,12 @@ from omni_stage.models.qwen2_5_omni.first_window import first_codes
 from omni_stage.models.qwen2_5_omni.manifest import TALKER_TO_TOKEN2WAV, THINKER_TO_TALKER
 
 CODES_PER_SECOND: Final = 50.0
-"""Codec tokens per second of speech. The talker reads one row of the thinker for each of them, so the thinker's rows
-are consumed at the same rate."""
+"""Codec tokens per second of speech. The talker reads one row of the thinker for each codec token, so it consumes the
+thinker's rows at the same rate."""
 
 
 def find_pace(checkpoint: OmniCheckpoint, config: StageConfig) -> Mapping[str, Any]:
-    """Returns how fast the tokens of a thinker or talker are played: fields of scheduling.pace.Pace."""
+    """Returns how fast playback consumes the tokens of a thinker or talker: fields of scheduling.pace.Pace."""
     return {
         "tokens_per_second": CODES_PER_SECOND,
         "first_tokens": first_codes(checkpoint.block_codes),
@@ -26,7 +26,7 @@ def find_pace(checkpoint: OmniCheckpoint, config: StageConfig) -> Mapping[str, A
 
 
 def thinker2talker_schema(checkpoint: OmniCheckpoint) -> TensorSchema:
-    """Returns the schema from thinker to talker. Rows have the checkpoint's dtype, whatever the stages' own."""
+    """Returns the schema of the edge from thinker to talker. Rows have the checkpoint's dtype, not the stages'."""
     return TensorSchema(
         id=THINKER_TO_TALKER,
         version=1,
@@ -47,7 +47,7 @@ def thinker2talker_schema(checkpoint: OmniCheckpoint) -> TensorSchema:
 
 
 def talker2token2wav_schema() -> TensorSchema:
-    """Returns the schema from talker to token2wav."""
+    """Returns the schema of the edge from talker to token2wav."""
     return TensorSchema(
         id=TALKER_TO_TOKEN2WAV,
         version=1,

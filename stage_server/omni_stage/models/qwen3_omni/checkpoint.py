@@ -1,4 +1,4 @@
-"""What the components need to know of a Qwen3-Omni checkpoint: token ids, sizes, speakers. Reads only config.json."""
+"""The facts of a Qwen3-Omni checkpoint that the components need: token ids, sizes, speakers. Reads only config.json."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _PARTS: Final = {
     "talker_config": ("text_config", "code_predictor_config"),
     "code2wav_config": (),
 }
-"""What config.json must hold (parse_config)."""
+"""The mappings that config.json must hold; see parse_config."""
 _SPEECH_PARTS: Final = ("talker_config", "code2wav_config")
-"""Parts that a checkpoint without speech, such as Thinking, does not have."""
+"""Parts that a checkpoint without speech, such as Thinking, lacks."""
 _UNSOUNDED_IDS: Final = 1024
-"""How many ids at the end of the talker's vocabulary have no audio. transformers' generate() suppresses them, except
-for the one that ends the stream."""
+"""How many ids at the end of the talker's vocabulary have no audio. transformers' generate() suppresses all of them but
+the id that ends the stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,13 @@ class TextTokens:
     message_start: int
     """<|im_start|>"""
     message_end: int
-    """<|im_end|>: ends a message, and therefore the thinker's reply."""
+    """<|im_end|>: ends a message, and so also the thinker's reply."""
     user: int
     assistant: int
     speech_start: int
-    """tts_bos: precedes the first text that the talker speaks."""
+    """tts_bos: precedes the text that the talker speaks."""
     speech_end: int
-    """tts_eos: follows the last text."""
+    """tts_eos: follows that text."""
     speech_padding: int
     """tts_pad"""
 
@@ -63,18 +63,18 @@ class CodecTokens:
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """Every id that config.json names."""
+        """All ids that config.json names."""
         named = (self.padding, self.start, self.end, self.no_think, self.think_start, self.think_end)
         return frozenset((*named, *self.speakers.values()))
 
     @property
     def never_sampled(self) -> range:
-        """Ids that are not sampled, except for the end of the stream."""
+        """Ids without audio. They are never sampled, except for `end`, which is one of them."""
         return range(self.vocab_size - _UNSOUNDED_IDS, self.vocab_size)
 
     @property
     def placeholders(self) -> tuple[int, int]:
-        """Two unused ids: they stand in our prompts for "text here" and "a medium's hidden state here".
+        """Two unused ids, which stand for "text here" and "a medium's hidden state here" in the talker's prompts.
 
         They are among the ids that are never sampled, so a repetition penalty on them affects no audio code.
         """
@@ -84,23 +84,23 @@ class CodecTokens:
 
 @dataclass(frozen=True, slots=True)
 class SpeechFacts:
-    """What a checkpoint states about its talker and code2wav."""
+    """The facts of a checkpoint's talker and code2wav."""
 
     codec: CodecTokens
     groups: int
-    """Codes of a frame: the talker's own and those of its code predictor."""
+    """Number of codes in a frame: the talker's own code and those of its code predictor."""
     codebook_size: int
     """Codes are at least 0 and below this."""
     accept_hidden_layer: int
-    """Layer of the thinker, with the embeddings as layer 0, whose hidden states the talker reads for media."""
+    """The thinker's layer whose hidden states the talker reads for media. The embeddings count as layer 0."""
     talker_positions: int
     """Number of positions of the talker's rotary embedding."""
     frame_samples: int
-    """Samples of a frame: 1,920 in the published model, which are 80 ms."""
+    """Samples per frame: 1,920 in the published model, which are 80 ms."""
     lookahead_samples: int
-    """Samples at the end of the audio that would need a further frame: 555 in the published model."""
+    """How many samples at the end of the audio would need a further frame: 555 in the published model."""
     max_frames: int
-    """Most frames of one reply's audio: positions of code2wav's rotary embedding."""
+    """Most frames in one reply's audio: the number of positions of code2wav's rotary embedding."""
 
     @property
     def voices(self) -> tuple[str, ...]:
@@ -114,11 +114,11 @@ class OmniCheckpoint:
 
     path: Path
     dtype: str
-    """Of the weights, and of rows between thinker and talker: bfloat16, float16 or float32."""
+    """Dtype of the weights, and of the rows between thinker and talker: bfloat16, float16 or float32."""
     hidden_size: int
-    """Of the thinker."""
+    """Hidden size of the thinker."""
     vocab_size: int
-    """Of the thinker."""
+    """Vocabulary size of the thinker."""
     placeholder_ids: tuple[int, int, int]
     """Token ids that stand for audio, images and video in prompts."""
     text: TextTokens
@@ -127,7 +127,10 @@ class OmniCheckpoint:
 
 
 def read_checkpoint(path: str | Path) -> OmniCheckpoint:
-    """Read the checkpoint at path. Raises ConfigurationError if it is missing or no Qwen3-Omni checkpoint."""
+    """Returns the facts of the checkpoint at `path`.
+
+    Raises ConfigurationError if it is missing or is not a Qwen3-Omni checkpoint.
+    """
     directory = Path(path)
     raw = read_config(directory)
     speaks = raw.get("enable_audio_output", True) is not False
@@ -154,7 +157,7 @@ def read_checkpoint(path: str | Path) -> OmniCheckpoint:
 
 
 def read_speaking_checkpoint(path: str | Path) -> tuple[OmniCheckpoint, SpeechFacts]:
-    """Read a checkpoint that has talker and code2wav. Raises ConfigurationError if it lacks them."""
+    """Returns the facts of a checkpoint with talker and code2wav. Raises ConfigurationError if it lacks them."""
     checkpoint = read_checkpoint(path)
     if checkpoint.speech is None:
         raise ConfigurationError(
@@ -226,10 +229,10 @@ def read_codec_tokens(talker: Qwen3OmniMoeTalkerConfig) -> CodecTokens:
 
 
 def count_lookahead(rates: list[int] | tuple[int, ...]) -> int:
-    """Returns the number of samples at the end of the audio that only a further frame would complete.
+    """Returns how many samples at the end of the audio only a further frame would complete.
 
-    Each of the decoder's transposed convolutions has kernel 2r and stride r: the r values of one input need the next
-    input, so N inputs give (N - 1) r outputs.
+    Each of the decoder's transposed convolutions has kernel 2r and stride r. The r values of one input also need the
+    next input, so N inputs give (N - 1) r outputs.
     """
     missing = 0
     for rate in rates:

@@ -35,10 +35,10 @@ TALKER: Final = describe(
     publishes=TALKER_TO_CODE2WAV,
     streams_input=True,
     voices=("Ethan", "Chelsie", "Aiden"),
-    # As in the published generation_config.json and transformers' generate().
+    # The defaults of the published generation_config.json and of transformers' generate().
     default_sampling=SamplingDefaults(temperature=0.9, top_k=50, top_p=1.0, repetition_penalty=1.05, max_tokens=4096),
     refused_engine_args=(
-        # Equal prompts of placeholders do not have equal input: the rows differ, which a prefix cache cannot see.
+        # The prompts consist of placeholders. A prefix cache cannot see that the input rows of equal prompts differ.
         Refusal(field="enable_prefix_caching", why="this component cannot reuse cached prefixes", allows_empty=True),
     ),
 )
@@ -48,7 +48,7 @@ CODE2WAV: Final = describe(
     outputs=(Modality.AUDIO,),
     reads=TALKER_TO_CODE2WAV,
     streams_input=True,
-    # 12.5 frames a second, 1,920 samples each. No configuration file states it.
+    # 12.5 frames a second, 1,920 samples each. No configuration file states the rate.
     sample_rate_hz=24_000,
     step_timeout_s=60.0,
     queue_timeout_s=120.0,
@@ -63,7 +63,7 @@ FAMILY: Final = FamilyManifest(
         ComponentEntry(
             facts=TALKER,
             factory=f"{_PACKAGE}.talker.component:build_component",
-            # Text arrives as ids: it reads their rows of the thinker's embedding.
+            # Text arrives as token ids, for which the talker reads rows of the thinker's embedding.
             weight_prefixes=("talker.", "thinker.model.embed_tokens."),
         ),
         ComponentEntry(
@@ -75,7 +75,7 @@ FAMILY: Final = FamilyManifest(
         TALKER_ARCHITECTURE: f"{_PACKAGE}.talker.model:TalkerModel",
         CODE2WAV_ARCHITECTURE: f"{_PACKAGE}.code2wav.model:Code2WavModel",
     },
-    # The thinker's language model.
+    # The architecture of the thinker's language model.
     prepared_architectures=("Qwen3MoeForCausalLM",),
     tiny_checkpoint=TinyCheckpoint(writer=f"{_PACKAGE}.tiny:write_tiny_checkpoint", shapes=("small", "wide")),
 )

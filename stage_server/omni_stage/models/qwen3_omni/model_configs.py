@@ -1,7 +1,7 @@
 """Selects one stage's part of a Qwen3-Omni configuration for vLLM.
 
-vLLM also calls these functions in its own processes (`hf_overrides`), so they are module-level functions, which pickle
-by name. It first calls them with a dummy configuration, to check whether they change the model type.
+vLLM also calls these functions in its own processes (`hf_overrides`). So they are defined at module level, where pickle
+finds them by name. vLLM first calls them with a dummy configuration, to check whether they change the model type.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from omni_stage.models.qwen3_omni.manifest import (
 
 
 def pick_code2wav(config: Any) -> Any:
-    """Returns the configuration of code2wav, with the number that vLLM requires of every model."""
+    """Returns code2wav's configuration, with the vocab_size that vLLM requires of every model."""
     code2wav = getattr(config, "code2wav_config", None)
     if code2wav is None:
         return config
@@ -26,20 +26,20 @@ def pick_code2wav(config: Any) -> Any:
 
 
 def name_thinker(config: Any) -> Any:
-    """Returns the whole configuration under our class's name; vLLM's thinker reads its own part."""
+    """Returns the complete configuration, with our class as its architecture. vLLM's thinker reads its part of it."""
     if getattr(config, "thinker_config", None) is not None:
         config.architectures = [THINKER_ARCHITECTURE]
     return config
 
 
 def pick_talker(config: Any) -> Any:
-    """Returns the configuration of the talker's layers, with the other fields that our class and vLLM's layers read."""
+    """Returns the configuration of the talker's layers, with further fields that our class and vLLM's layers read."""
     talker = getattr(config, "talker_config", None)
     if talker is None:
         return config
     text = talker.text_config
     text.architectures = [TALKER_ARCHITECTURE]
-    # The published file has only "interleaved", which transformers always assumes and vLLM does not know.
+    # The published file has only the key "interleaved", which transformers always assumes and vLLM does not know.
     text.rope_parameters = {**text.rope_parameters, "mrope_interleaved": True}
     text.bos_token_id = talker.codec_bos_id
     text.eos_token_id = talker.codec_eos_token_id

@@ -11,21 +11,21 @@ from omni_stage.models.qwen3_omni.checkpoint import OmniCheckpoint, SpeechFacts
 from omni_stage.models.qwen3_omni.manifest import TALKER_TO_CODE2WAV, THINKER_TO_TALKER
 
 FRAMES_PER_SECOND: Final = 12.5
-"""Frames per second of speech. The talker reads one row of the thinker for each frame, so the thinker's rows are
-consumed at the same rate."""
+"""Frames per second of speech. The talker reads one row of the thinker for each frame, so it consumes the thinker's
+rows at the same rate."""
 
 
 def find_pace(config: StageConfig) -> Mapping[str, Any]:
-    """Returns how fast the tokens of a thinker or talker are played: fields of scheduling.pace.Pace.
+    """Returns how fast playback consumes the tokens of a thinker or talker: fields of scheduling.pace.Pace.
 
-    code2wav decodes each frame as it arrives.
+    The first audio needs one token, because code2wav decodes each frame as it arrives.
     """
     streams = any(edge.mode is EdgeMode.STREAM for edge in config.downstream)
     return {"tokens_per_second": FRAMES_PER_SECOND, "first_tokens": 1, "heard_early": streams}
 
 
 def thinker2talker_schema(checkpoint: OmniCheckpoint) -> TensorSchema:
-    """Returns the schema from thinker to talker: ids for text, rows for media, in the checkpoint's dtype."""
+    """Returns the schema of the edge from thinker to talker: ids for text, and rows for media."""
     return TensorSchema(
         id=THINKER_TO_TALKER,
         version=1,
@@ -47,7 +47,7 @@ def thinker2talker_schema(checkpoint: OmniCheckpoint) -> TensorSchema:
 
 
 def talker2code2wav_schema(speech: SpeechFacts) -> TensorSchema:
-    """Returns the schema from talker to code2wav."""
+    """Returns the schema of the edge from talker to code2wav."""
     return TensorSchema(
         id=TALKER_TO_CODE2WAV,
         version=1,

@@ -1,4 +1,4 @@
-"""Which of a prompt's tokens the talker reads: those of users' messages, as in transformers 5.19's generate(). Pure."""
+"""Finds the messages in a prompt. The talker reads only users' messages, as in transformers 5.19's generate(). Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from omni_stage.models.qwen3_omni.checkpoint import TextTokens
 
 
 def find_user_tokens(prompt: torch.Tensor, text: TextTokens) -> torch.Tensor:
-    """Returns bool [P] for the prompt int64 [P]: whether a token is in a user's message, including its markers.
+    """Returns bool [P] for the prompt int64 [P]: whether a token belongs to a user's message, including its markers.
 
-    A message begins with <|im_start|> and the role. Tokens before the first one count as a message that begins with
-    the prompt.
+    A message begins with <|im_start|> and the role. Tokens before the first <|im_start|> count as a message that begins
+    where the prompt begins.
     """
     length = prompt.shape[0]
     places = torch.arange(length)
@@ -23,7 +23,7 @@ def find_user_tokens(prompt: torch.Tensor, text: TextTokens) -> torch.Tensor:
 
 
 def find_reply(prompt: torch.Tensor, text: TextTokens) -> int | None:
-    """Returns where the last assistant's message of the prompt begins; None if it has none."""
+    """Returns the index at which the prompt's last assistant message begins; None if there is none."""
     begins = (prompt[:-1] == text.message_start) & (prompt[1:] == text.assistant)
     places = torch.nonzero(begins).flatten()
     return int(places[-1]) if places.numel() else None

@@ -1,1 +1,1 @@
-"""What model families share: parts that are specific to no family."""
+"""Code that model families share."""

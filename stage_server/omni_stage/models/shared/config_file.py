@@ -1,4 +1,4 @@
-"""Reading a checkpoint's config.json."""
+"""Reads a checkpoint's config.json."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def find_dtype(parts: Iterable[Mapping[str, Any]]) -> str:
-    """Returns the dtype of the weights from the first part that names one; bfloat16 if none does.
+    """Returns the dtype of the weights, from the first part of config.json that names one; bfloat16 if none does.
 
-    Older transformers wrote torch_dtype; some writers name it in the parts only.
+    Older transformers wrote `torch_dtype`. Some writers name the dtype only in nested parts.
     """
     for part in parts:
         dtype = part.get("dtype") or part.get("torch_dtype")
@@ -44,7 +44,7 @@ def find_dtype(parts: Iterable[Mapping[str, Any]]) -> str:
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Returns the torch dtype for a checkpoint's dtype: bfloat16, float16 or float32."""
+    """Returns the torch dtype of this name: bfloat16, float16 or float32."""
     return {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[name]
 
 
@@ -58,8 +58,9 @@ def parse_config(
 ) -> _Config:
     """Returns `raw` parsed with transformers, so that keys that the file lacks get their defaults.
 
-    `title` is the family's name in messages. `parts` are the mappings that the file must hold, each with the mappings
-    in it: for a missing one transformers fills in the sizes of another model. Raises ConfigurationError.
+    `title` is the family's name in messages. `parts` names the mappings that the file must hold, each with the mappings
+    nested in it. For a missing mapping, transformers would fill in the sizes of another model. Raises
+    ConfigurationError.
     """
     file = directory / "config.json"
     not_ours = f"{file} is not a {title} configuration"
@@ -70,7 +71,7 @@ def parse_config(
             if not isinstance(values, dict) or not isinstance(values.get(where.rpartition(".")[2]), dict):
                 raise ConfigurationError(f"{not_ours}: {where} is missing", field="model.path")
     try:
-        # It warns that the text's token ids are not ids of the talker; they are not meant to be.
+        # transformers warns of token ids beyond the talker's vocabulary, which are correct (quiet_transformers).
         with quiet_transformers():
             config: _Config = config_class.from_dict(dict(raw))
     except Exception as error:  # its validation raises several classes, some of them huggingface_hub's

@@ -1,4 +1,4 @@
-"""Rows of a checkpoint's embedding table, read from its files when they are needed; the table is not kept in memory."""
+"""Reads rows of a checkpoint's embedding table from its files when they are needed, without loading the table."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _INDEX: Final = "model.safetensors.index.json"
 
 
 class EmbeddingTable:
-    """One table. Its file stays open; the kernel caches its pages. Safe to use from several threads."""
+    """One embedding table. Its file stays open, and the kernel caches its pages. Safe to use from several threads."""
 
     def __init__(self, path: Path, name: str, dtype: torch.dtype) -> None:
-        """`name`: of the tensor; `dtype`: of the returned rows. Raises ConfigurationError."""
+        """`name`: the tensor's name; `dtype`: dtype of the returned rows. Raises ConfigurationError."""
         file = path / _find_shard(path, name)
         self._name = name
         self._dtype = dtype
         try:
-            # Must stay open as long as the table: its slices read through it.
+            # The file must stay open as long as this table is used: slices are read through it.
             self._file: Any = safe_open(file, framework="pt")
             self._table: Any = self._file.get_slice(name)  # type: ignore[no-untyped-call]
             self.rows, self.width = (int(size) for size in self._table.get_shape())
@@ -35,7 +35,7 @@ class EmbeddingTable:
             ) from error
 
     def read(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Returns rows [n, width] of token ids int64 [n], on the CPU. Every id must be at least 0 and below `rows`."""
+        """Returns the rows [n, width] of token ids int64 [n], on the CPU. Every id must be in [0, self.rows)."""
         distinct, places = torch.unique(token_ids, return_inverse=True)
         if not distinct.numel():
             return torch.empty(0, self.width, dtype=self._dtype)

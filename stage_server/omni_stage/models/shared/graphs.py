@@ -1,9 +1,9 @@
 """CUDA graphs of a function of tensors, one for each set of shapes: a replay costs one launch instead of thousands.
 
-Kernel launches limit the speed of some models: an evaluation of a diffusion transformer on a short window is some
-thousand small kernels, and so is a code predictor's computation of one frame. Shapes are captured before the stage is
-ready and never while it serves; a call with other shapes runs the function uncaptured. A capture that fails, or whose
-replay differs from the function, is logged and discarded: the stage serves without it.
+Kernel launches limit the speed of some models. A diffusion transformer launches a thousand or more small kernels to
+evaluate a short window. So does a code predictor to compute one frame. Shapes are captured before the stage is
+ready and never while it serves. A call with other shapes runs the function uncaptured. A capture that fails, or whose
+replay differs from the function, is logged and discarded: the stage then serves without it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 logger = logging.getLogger(__name__)
 
 TOLERANCE = 1e-3
-"""Largest difference between a replay and the function itself: float32 on a GPU, where a capture may choose other
-kernels. The error of a wrong graph is far larger."""
+"""Largest accepted absolute difference between a replay and the function itself, in float32 on a GPU. A capture may
+choose other kernels, so results may differ slightly. The error of a wrong graph is far larger."""
 
 TensorFunction = Callable[..., torch.Tensor]
 Shapes = tuple[tuple[int, ...], ...]
@@ -26,7 +26,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A captured call: `replay` reads `inputs` and writes `output`, always the same memory."""
+    """A captured call: `replay` reads `inputs` and writes `output`, always at the same addresses."""
 
     inputs: tuple[torch.Tensor, ...]
     output: torch.Tensor
@@ -40,7 +40,7 @@ class GraphedFunction:
     """A function of tensors that replays the graph captured for its shapes. For use by one thread."""
 
     def __init__(self, function: TensorFunction, capture: Capture | None) -> None:
-        """`capture` is None if there are no graphs: then every call runs the function."""
+        """If `capture` is None, there are no graphs, and every call runs the function."""
         self._function = function
         self._capture = capture
         self._captured: dict[Shapes, Captured] = {}
@@ -56,12 +56,12 @@ class GraphedFunction:
         return captured.output.clone()
 
     def warm_up(self, *inputs: torch.Tensor) -> bool:
-        """Capture the shapes of these inputs, if that works. Returns whether it did."""
+        """Try to capture a graph for the shapes of these inputs. Returns whether that succeeded."""
         if self._capture is None:
             return False
         shapes = _shapes(inputs)
         try:
-            # The graph keeps its inputs: nothing else may use that memory.
+            # The graph reads these clones at every replay, so nothing else may use their memory.
             captured = self._capture(self._function, tuple(tensor.clone() for tensor in inputs))
             captured.replay()
             difference = float((captured.output - self._function(*inputs)).abs().max())
@@ -71,7 +71,7 @@ class GraphedFunction:
         except RuntimeError:
             logger.exception("no CUDA graph for shapes %s: the stage serves these without", shapes)
             return False
-        # In this form NaN counts as a difference, too.
+        # Written this way, the comparison also rejects NaN.
         if not difference <= TOLERANCE:
             logger.error("a CUDA graph for shapes %s differs by %s: the stage serves these without", shapes, difference)
             return False
@@ -80,14 +80,14 @@ class GraphedFunction:
 
 
 class CudaCapture:
-    """Captures on a CUDA device. All graphs share one pool of memory, since they run one after another."""
+    """Captures graphs on a CUDA device. They share one memory pool, because they run one after another."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, function: TensorFunction, inputs: tuple[torch.Tensor, ...]) -> Captured:
-        """Run the function once on a side stream, since libraries initialize themselves then, and capture it."""
+        """Returns the captured call. Runs the function once before, on a side stream, so that libraries initialize."""
         current = torch.cuda.current_stream(self._device)
         side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         side.wait_stream(current)

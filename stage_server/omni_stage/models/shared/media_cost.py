@@ -1,4 +1,4 @@
-"""What an image, audio or a video costs the thinker, by its size: tokens of the prompt, and memory."""
+"""Computes from the size of an image, audio or a video what it costs the thinker: prompt tokens and memory."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from omni_stage.models.component import MediaCost
 from omni_stage.models.shared.prompts import check_aspect, check_sound_length
 
 BYTES_PER_PIXEL: Final = 48
-"""Per pixel of the image as the model sees it. The features take 24 (two frames of three float32 channels), and
+"""Bytes per pixel of the image as the model sees it. The features take 24 (two frames of three float32 channels), and
 resizing and reordering need about as much again: 534 MiB for 12.8 million pixels, measured with transformers 5."""
 SMALLEST_PIXELS: Final = 32 << 10
-"""More pixels than any small image is enlarged to."""
+"""Upper bound of the pixels to which a small image is enlarged."""
 BYTES_PER_SOUND_SAMPLE: Final = 72
-"""Per sample of the longest audio, to which the feature extractor pads every clip: 317 MiB for 300 s, measured with
-transformers 5."""
+"""Bytes per sample of the longest audio, to which the feature extractor pads every clip: 317 MiB for 300 s, measured
+with transformers 5."""
 
 FRAME_TOKENS: Final = (128, 768)
-"""Fewest and most tokens that a frame of a video is scaled to. From transformers' processors of both families,
-independent of preprocessor_config.json's values for images; `VIDEO_MIN_PIXELS` and `VIDEO_MAX_PIXELS` of
-qwen_omni_utils."""
+"""Fewest and most tokens to which a frame of a video is scaled. The same for both families, and independent of the
+values for images in preprocessor_config.json. In qwen_omni_utils: `VIDEO_MIN_PIXELS` and `VIDEO_MAX_PIXELS`."""
 VIDEO_TOKENS: Final = 128_000
-"""Tokens of which the frames of a video may take 90 %: `VIDEO_TOTAL_PIXELS` of qwen_omni_utils, in tokens."""
+"""The frames of a video may take 90 % of this many tokens. In qwen_omni_utils: `VIDEO_TOTAL_PIXELS`."""
 BYTES_PER_FRAME_PIXEL: Final = 60
-"""Per pixel of a video's frames while the processor makes the engine's input. transformers 5.19's takes 36, measured by
-benchmarks/video_memory.py; the rest is for two copies of its result, three float32 channels each."""
+"""Bytes per pixel of a video's frames while the processor makes the engine's input. The processor of transformers 5.19
+takes 36, measured by benchmarks/video_memory.py. The rest is for two copies of its result, each with three float32
+channels."""
 
 
 @dataclass(frozen=True, slots=True)
 class MediaCosts:
-    """Costs of media in one checkpoint's processor."""
+    """Computes the costs of media with one checkpoint's processor."""
 
     min_pixels: int
     max_pixels: int
     max_samples: int
     """Length of the longest audio, at SOUND_RATE_HZ."""
     patch: int
-    """Side, in pixels, of the square of an image that becomes one token."""
+    """Side, in pixels, of the image square that becomes one token."""
     samples_per_token: int
     """Most samples of audio that become one token."""
 
     @classmethod
     def load(cls, path: Path, *, max_samples: int, patch: int, samples_per_token: int) -> MediaCosts:
-        """Read the image processor's bounds in `path`; the arguments are the other fields.
+        """Read the image processor's bounds in `path`; the other arguments become the other fields.
 
         Raises ConfigurationError.
         """
@@ -69,7 +69,8 @@ class MediaCosts:
         rows, columns = smart_resize(
             height, width, factor=self.patch, min_pixels=self.min_pixels, max_pixels=self.max_pixels
         )
-        # Sides are rounded to patches, so a larger image may come out smaller: the bytes are an upper bound.
+        # Sides are rounded to patches, so a larger image may be scaled to fewer pixels. Hence an upper bound of the
+        # bytes.
         seen = min(self.max_pixels, max((width + self.patch) * (height + self.patch), SMALLEST_PIXELS))
         return MediaCost(rows * columns // self.patch**2, seen * BYTES_PER_PIXEL)
 

@@ -1,4 +1,4 @@
-"""A user's prompt to vLLM's: chat template, tokenizer, media."""
+"""Turns a user's prompt into vLLM's prompt: chat template, tokenizer, media."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from omni_stage.reply_form import GivenReply, ReplyTokens
 SOUND_RATE_HZ = 16_000
 """Sample rate of the audio encoder's input."""
 MIN_SOUND_SAMPLES = 800
-"""Shortest audio, 50 ms: below it the encoder's strides leave no output."""
+"""Shortest audio, 50 ms. From shorter audio, the encoder's strides leave no output."""
 MAX_ASPECT_RATIO = 200
 """Largest ratio of an image's longest side to its shortest; the image processor refuses more."""
 ROLES = ("system", "user", "assistant")
@@ -30,16 +30,16 @@ _KINDS = {ImagePart: "image", AudioPart: "audio", VideoPart: "video"}
 
 
 class PromptFacts(Protocol):
-    """What a prompt depends on in a checkpoint."""
+    """The facts of a checkpoint on which a prompt depends."""
 
     @property
     def path(self) -> Path:
-        """Its directory."""
+        """The checkpoint's directory."""
         ...
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are below this."""
+        """All token ids are below this."""
         ...
 
     @property
@@ -60,11 +60,11 @@ class PromptBuilder:
         speech_system_prompt: str = "",
         speech_needs_chat: bool = False,
     ) -> None:
-        """`max_audio_samples`: of the longest audio, at SOUND_RATE_HZ.
+        """`max_audio_samples`: length of the longest audio, at SOUND_RATE_HZ.
 
-        `speech_system_prompt`: the system message for a chat that has none, if the reply is to be spoken;
-        `speech_needs_chat`: whether a plain text, if the reply is to be spoken, is sent as a user's message, because
-        the talker depends on the messages' markers. Raises ConfigurationError if the tokenizer is not the checkpoint's.
+        The other two settings apply only if the reply is to be spoken. `speech_system_prompt`: the system message for a
+        chat that has none. `speech_needs_chat`: whether to send plain text as a user's message, because the talker
+        depends on the messages' markers. Raises ConfigurationError if the tokenizer is not the checkpoint's.
         """
         self._tokenizer = tokenizer
         self._speech_system_prompt = speech_system_prompt
@@ -87,7 +87,7 @@ class PromptBuilder:
 
     @classmethod
     def load(cls, checkpoint: PromptFacts, **settings: Any) -> PromptBuilder:
-        """Read the tokenizer of the checkpoint; `settings` as in the constructor. Raises ConfigurationError."""
+        """Read the tokenizer of the checkpoint; `settings`: the constructor's keywords. Raises ConfigurationError."""
         tokenizer = load_tokenizer(checkpoint.path)
         if not tokenizer.chat_template:
             tokenizer.chat_template = _read_chat_template(checkpoint.path)
@@ -95,29 +95,29 @@ class PromptBuilder:
 
     @property
     def end_token_id(self) -> int | None:
-        """The tokenizer's end of text, if it names one."""
+        """Id of the tokenizer's end-of-text token, if it names one."""
         token_id = self._tokenizer.eos_token_id
         return None if token_id is None else int(token_id)
 
     def build(self, prompt: UserPrompt, *, speaks: bool = False, reply: ReplyTokens | None = None) -> dict[str, Any]:
         """Returns vLLM's prompt: prompt_token_ids, or for media the text with placeholders and multi_modal_data.
 
-        `speaks`: whether the reply is to be spoken; see the constructor. If not, the chat template alone decides about
-        a system message, and a plain text is not changed. Token ids are never changed.
-        `reply`: the tokens that end the prompt. Raises InvalidRequestError, InvalidMediaError.
+        `speaks`: whether the reply is to be spoken; see the constructor. If it is not, only the chat template decides
+        whether to add a system message, and plain text is not changed. Token ids are never changed.
+        `reply`: a given reply, whose tokens end the prompt. Raises InvalidRequestError, InvalidMediaError.
         """
         built = self._build(prompt, speaks)
         if reply is None:
             return built
-        # This also works with media: vLLM finds their placeholders in token ids as it does in text.
+        # This also works with media, because vLLM finds their placeholders in token ids as well as in text.
         text = built.pop("prompt", None)
         ids = built["prompt_token_ids"] if text is None else self._encode(text, "start.chat")
         return {**built, "prompt_token_ids": [*ids, *reply.token_ids]}
 
     def encode_reply(self, reply: GivenReply, end_token_ids: Sequence[int]) -> ReplyTokens:
-        """Returns the tokens of a given reply; if it is given as ids, without a last id that ends the text.
+        """Returns the tokens of a given reply. If the reply is given as ids, a final end-of-text id is dropped.
 
-        The names of special tokens in a text are tokenized like any other text. Raises InvalidRequestError.
+        If it is given as text, names of special tokens are tokenized like any other text. Raises InvalidRequestError.
         """
         if reply.token_ids is None:
             text = reply.text or ""
@@ -176,7 +176,10 @@ class PromptBuilder:
         return {"prompt": text, "multi_modal_data": media, **settings}
 
     def _mark_heard(self, text: str, heard: Sequence[bool]) -> str:
-        """Insert an audio placeholder after that of each video whose audio is read; see heard_video."""
+        """Returns the text with an audio placeholder after each video placeholder whose video has audio that is read.
+
+        See vllm_adapter/media/heard_video.py.
+        """
         if not any(heard):
             return text
         audio, video = self._placeholders[0], self._placeholders[-1]
@@ -198,7 +201,7 @@ class PromptBuilder:
         return {"role": message.role, "content": content}
 
     def _check_text(self, text: str, field: str) -> str:
-        # A placeholder in text would be counted as a medium that was not sent.
+        # vLLM would count a placeholder in the text as a medium, which the client did not send.
         for placeholder in self._placeholders:
             if placeholder in text:
                 raise InvalidRequestError(
@@ -244,10 +247,10 @@ def prepare_sound(sound: AudioPart, max_samples: int) -> np.ndarray:
 
 
 def check_sound_length(samples: float, max_samples: int) -> None:
-    """Refuse audio of more samples, at SOUND_RATE_HZ, than the model reads at once. Raises InvalidMediaError."""
+    """Refuse audio of more samples, at SOUND_RATE_HZ, than the model reads in one clip. Raises InvalidMediaError."""
     if samples > max_samples:
         limit_s = max_samples / SOUND_RATE_HZ
-        # The feature extractor would cut it there silently.
+        # The feature extractor would cut off the rest silently.
         raise InvalidMediaError(
             f"start.chat: an audio is longer than {limit_s:g} s, all that the model hears at once; send it in parts",
             field="start.chat",
@@ -256,7 +259,7 @@ def check_sound_length(samples: float, max_samples: int) -> None:
 
 
 def check_aspect(width: int, height: int) -> None:
-    """Refuse an image that is too long for its width. Raises InvalidMediaError."""
+    """Refuse an image of extreme aspect ratio. Raises InvalidMediaError."""
     shortest, longest = sorted((width, height))
     if shortest < 1 or longest > MAX_ASPECT_RATIO * shortest:
         raise InvalidMediaError(
@@ -276,12 +279,12 @@ def _sound_of(part: Any) -> AudioPart | None:
 
 def _check_image(image: Any) -> Any:
     check_aspect(*image.size)
-    # Pillow would copy an image that is RGB already.
+    # Pillow's convert would copy even an RGB image.
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _read_chat_template(path: Path) -> str | None:
-    """Returns the template in chat_template.json, where older processors stored it, outside of the tokenizer."""
+    """Returns the template in chat_template.json, where older processors stored it; None if there is none."""
     try:
         template = json.loads((path / "chat_template.json").read_text(encoding="utf-8"))["chat_template"]
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""Silences what transformers writes to the terminal."""
+"""Silences transformers' output on the terminal."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from transformers.utils import logging
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Hide transformers' progress bars, and its warnings that the text's ids are not ids of the talker.
+    """Hide transformers' progress bars, and its warnings about token ids beyond the talker's vocabulary.
 
-    They are not meant to be: the talker's configuration names tokens of both vocabularies, in the real model, too.
+    Such ids are correct: in the published model too, the talker's configuration also names ids of the text vocabulary.
     """
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

@@ -1,4 +1,4 @@
-"""A talker's streamed input: the thinker's tokens and rows, as they arrive, to parts of the engine's input."""
+"""A talker's streamed input: turns the thinker's tokens and rows, as they arrive, into parts of the engine's input."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from omni_stage.payloads import AdditionalInformationPayload
 
 @dataclass(frozen=True, slots=True)
 class TalkerPrompt:
-    """The talker's input."""
+    """The talker's prompt of N tokens."""
 
     prompt_token_ids: list[int]
     """N ids of the talker's vocabulary."""
     input_rows: torch.Tensor
-    """[R, H], R >= N: row p belongs to position p; the last row is used for all later positions."""
+    """[R, H], R >= N: row p belongs to position p."""
     mrope_positions: torch.Tensor
     """int64 [N, 3]."""
     mrope_delta: int
-    """Position of the first sampled token minus N."""
+    """M-RoPE position of the first sampled token minus N."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +33,19 @@ class TalkerPart:
     """The talker's input made from some of the thinker's rows."""
 
     offset: int
-    """Position of the first row."""
+    """Position to which the first row belongs."""
     rows: torch.Tensor
     """[n, H], n >= 1."""
     prompt: TalkerPrompt | None = None
-    """Set in the first part, whose rows are its input rows."""
+    """Set in the first part only; `rows` are then its input_rows."""
     last: bool = False
-    """Whether the text has ended: the last row is used for all later positions."""
+    """Whether the text has ended. The last row is then used for all later positions."""
 
     @property
     def max_tokens(self) -> int | None:
-        """Number of codec tokens that can be sampled with these rows; None if they are the last.
+        """Number of codec tokens that can be sampled with these rows; None if these are the last rows.
 
-        A token is sampled at each position that has a row, from the prompt's last position on.
+        From the prompt's last position on, one token is sampled at each position that has a row.
         """
         if self.last:
             return None
@@ -55,7 +55,7 @@ class TalkerPart:
 class Conditioning(Protocol):
     """Assigns the thinker's output, as it arrives, to the talker's positions.
 
-    The result does not depend on how that output is split.
+    The result does not depend on how the output is split on arrival.
     """
 
     @property
@@ -68,12 +68,12 @@ class Conditioning(Protocol):
         ...
 
     def take(self) -> TalkerPart | None:
-        """Returns the part that can be placed now; None if there is none. Raises InvalidTensorError."""
+        """Returns a part with all rows whose positions are known; None if there is none. Raises InvalidTensorError."""
         ...
 
 
 class TalkerFeed:
-    """An InputFeed. The engine continues with the tokens that it sampled; it needs only the rows from this feed."""
+    """An InputFeed of rows. After the prompt the engine needs only rows, because it samples the tokens itself."""
 
     def __init__(
         self,
@@ -84,11 +84,11 @@ class TalkerFeed:
         repeat_limit: int,
         settings: Mapping[str, list[Any]] | None = None,
     ) -> None:
-        """`stop_ids` end the codec stream; `goes_on`: whether they are never written, instead of ending the request.
+        """`stop_ids` end the codec stream. With `goes_on` they are never sampled, so it continues to max_tokens.
 
-        `repeat_limit`: this many repetitions of one token end the stream. Occasionally a talker misses its own end, and
-        hums or is silent until max_tokens. transformers has no such limit; normal speech stays far below it.
-        `settings`: what the model reads besides the rows, with the first part.
+        `repeat_limit`: this many repetitions of one token end the stream, except with `goes_on`. Occasionally a talker
+        misses its own end, and hums or is silent until max_tokens. Normal speech stays far below the limit, which
+        transformers does not have. `settings`: further values for the model, sent with the first part.
         """
         self._conditioning = conditioning
         self._suppress: Sequence[int] = stop_ids if goes_on else ()
@@ -101,7 +101,7 @@ class TalkerFeed:
         self._conditioning.add(rows)
 
     def next_part(self) -> InputPart | None:
-        """Returns the rows that have arrived, at their positions. A reply without text ends as EMPTY_INPUT."""
+        """Returns the rows that have arrived, with their positions. A reply without text ends as EMPTY_INPUT."""
         part = self._conditioning.take()
         if part is None:
             if not self._conditioning.ended:
@@ -127,10 +127,10 @@ class TalkerFeed:
 
 
 def prepare_whole(request: StageRequest, feed: TalkerFeed, *, component: str, missing: str) -> StageInput:
-    """Returns a talker's input made of all the thinker's tensors at once. A reply without text ends as EMPTY_INPUT.
+    """Returns a talker's input made from the thinker's complete tensors. A reply without text ends as EMPTY_INPUT.
 
-    `component`: the talker's id; `missing`: the tensor that is named if nothing came. Raises InvalidRequestError for
-    a request without tensors, and InvalidTensorError.
+    `component`: the talker's id; `missing`: the tensor that the error names if the tensors are empty. Raises
+    InvalidRequestError for a request without tensors, and InvalidTensorError.
     """
     if not isinstance(request.source, EdgeInput):
         raise InvalidRequestError(f"component {component} reads tensors of a thinker, not a prompt")

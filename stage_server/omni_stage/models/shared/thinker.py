@@ -1,4 +1,4 @@
-"""Base class of the Omni families' thinkers: vLLM's own model class, prompts with media, voices of later stages."""
+"""Base class of both Omni families' thinkers: engine arguments, prompts with media, and checks of the voice."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class ThinkerSettings:
     """Settings of a thinker, from its checkpoint and its place in the pipeline."""
 
     feeds: bool
-    """Whether another stage reads this one."""
+    """Whether another stage reads this stage's rows."""
     max_media: int
-    """Most images of a request, and most audio clips."""
+    """Most images in a request; also the most audio clips, and the most videos."""
     default_sampling: SamplingDefaults
     end_token_ids: tuple[int, ...]
     """Tokens that end the text."""
     media_costs: MediaCosts
     pace: Mapping[str, Any]
-    """How fast speech consumes its rows: fields of scheduling.pace.Pace."""
+    """How fast speech consumes the thinker's rows: fields of scheduling.pace.Pace."""
     known_voices: Sequence[str] = ()
-    """Voices of the stages downstream, so that an unknown one is refused before any text is generated."""
+    """Voices of the stages downstream, so that an unknown voice is refused before any text is generated."""
 
 
 class OmniThinker:
-    """A Component without its emitter and its family's facts, which a subclass adds."""
+    """A Component without an emitter and without its family's facts. A subclass adds both."""
 
     facts: ComponentFacts
     input_schema = None
@@ -58,7 +58,7 @@ class OmniThinker:
         engine: tuple[str, str, Callable[[Any], Any]],
         warmup_token_ids: Sequence[int],
     ) -> None:
-        """`engine`: vLLM's model, dtype and hf_overrides; `warmup_token_ids`: a prompt of any text."""
+        """`engine`: vLLM's arguments model, dtype and hf_overrides; `warmup_token_ids`: any prompt of text."""
         self.output_schema = output_schema
         self.default_sampling = settings.default_sampling
         self.known_voices = settings.known_voices
@@ -68,7 +68,7 @@ class OmniThinker:
         self._warmup_token_ids = warmup_token_ids
 
     def engine_kwargs(self) -> dict[str, Any]:
-        """Returns arguments for vLLM's model class, checked as it loads; rows are captured if a stage reads them."""
+        """Returns arguments for our subclass of vLLM's thinker. Rows are captured only if another stage reads them."""
         model, dtype, overrides = self._engine
         most = self._settings.max_media
         captures = {"omni": {"capture_rows": True, "capture_mrope": True}, PACE_KEY: self._settings.pace}
@@ -81,9 +81,9 @@ class OmniThinker:
         }
 
     def prepare(self, request: StageRequest) -> StageInput:
-        """Apply the chat template, tokenize, and decode media for vLLM's processor. Embeddings are passed unchanged.
+        """Build vLLM's prompt with the chat template, the tokenizer and the media. Embeddings are passed unchanged.
 
-        If a later stage speaks the reply, the prompt gets the system message that speech needs (PromptBuilder.build).
+        If a later stage speaks the reply, the prompt is extended as speech requires (PromptBuilder).
         """
         if not isinstance(request.source, UserPrompt):
             raise InvalidRequestError(f"component {self.facts.id} reads a prompt, not tensors of another stage")

@@ -1,4 +1,4 @@
-"""Reading a checkpoint's tokenizer."""
+"""Loads a checkpoint's tokenizer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from omni_stage.errors import ConfigurationError
 
 
 def load_tokenizer(path: Path) -> Any:
-    """Returns the tokenizer in the checkpoint directory: local files, without running code from the checkpoint.
+    """Returns the tokenizer in the checkpoint directory. Reads only local files and runs no code from the checkpoint.
 
     Raises ConfigurationError.
     """

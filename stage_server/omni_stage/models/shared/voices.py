@@ -8,7 +8,7 @@ from omni_stage.errors import InvalidRequestError
 
 
 def pick_voice(name: str, voices: Sequence[str]) -> str:
-    """Returns the named voice, or the first if no name is given. Raises InvalidRequestError listing the voices."""
+    """Returns the named voice, or the first voice if `name` is empty. Raises InvalidRequestError listing the voices."""
     if not name:
         return voices[0]
     if name not in voices:

@@ -1,8 +1,9 @@
 """Continuous batching in virtual time: which requests make up an autoregressive step, and when it ends. Pure.
 
-`add`, `allow` and `abort` report what arrived when; `advance` ends every step that is over by then. The clock does not
-wait for the reader: like an engine in a process of its own, it begins the next step when one ends, with the requests
-that had arrived by then. So a late reader gets several tokens at once, and the times of the steps are the table's.
+`add`, `allow` and `abort` report events and their times. `advance` completes every step that has ended by the given
+time. The clock does not wait for the reader. Like an engine in its own process, it begins the next step when a step
+ends, with the requests that had arrived by then. So a late reader gets several tokens in one call, and steps take
+exactly the table's times.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ class Limits:
     """Limits of an engine."""
 
     max_seqs: int
-    """Most requests that run at once; more wait."""
+    """Most requests that run concurrently; others wait."""
     max_step_tokens: int
-    """Most tokens of a step."""
+    """Most tokens in a step."""
     kv_tokens: int
     """Capacity of the KV cache in tokens."""
 
@@ -30,23 +31,24 @@ class Sequence:
 
     request_id: str
     prompt_tokens: int
-    """Tokens of the prompt, at least 1."""
+    """Number of prompt tokens, at least 1."""
     limit: int
-    """Tokens that it generates in all, at least 1."""
+    """Number of tokens that the request generates in total, at least 1."""
     allowed: int
-    """Tokens that it can generate with the input that has arrived."""
+    """Number of tokens that it can generate with the input that has arrived."""
     priority: int = 0
     """Requests with lower values are scheduled earlier."""
     arrived: float = 0.0
     computed: int = 0
-    """Positions of prompt and output whose KV is in the cache."""
+    """Number of positions of prompt and output whose KV is in the cache."""
     made: int = 0
+    """Number of tokens generated so far."""
     scheduled: float | None = None
-    """When it was first part of a step."""
+    """When the request was first part of a step."""
 
     @property
     def pending(self) -> int:
-        """Positions to compute before the next token."""
+        """Number of positions to compute before the next token."""
         return self.prompt_tokens + self.made - self.computed
 
     @property
@@ -70,7 +72,7 @@ class Made:
 class _Step:
     ends: float
     parts: list[tuple[Sequence, int]]
-    """The step's requests, each with the positions that the step computes."""
+    """The step's requests, each with the number of positions that the step computes."""
 
 
 @dataclass(slots=True)
@@ -78,16 +80,16 @@ class StepClock:
     """The scheduler and the clock of one engine. Times are seconds of any monotonic clock."""
 
     cost_ms: Callable[[int, int], float]
-    """Milliseconds of a step by the number of its requests and the prompt tokens in it."""
+    """Returns the milliseconds of a step from the number of its requests and the number of its prompt tokens."""
     limits: Limits
     waiting: list[Sequence] = field(default_factory=list)
     running: list[Sequence] = field(default_factory=list)
     preempted: int = 0
-    """How often a request lost its KV to another one."""
+    """How often a request lost its KV cache to other requests."""
     prompted: int = 0
-    """Prompt tokens computed for requests that have since generated a token."""
+    """Number of prompt tokens of all requests that have generated a token."""
     generated: int = 0
-    """Generated tokens."""
+    """Number of generated tokens."""
     _step: _Step | None = None
     _known: dict[str, Sequence] = field(default_factory=dict)
 
@@ -105,9 +107,9 @@ class StepClock:
         self._begin(now)
 
     def allow(self, request_id: str, tokens: int, now: float, limit: int | None = None) -> None:
-        """Note that more of a request's input has arrived: it can generate so many tokens in all.
+        """Record that more of a request's input has arrived, so that it can generate `tokens` tokens in total.
 
-        `limit`: how many it generates in all, once that is known. Unknown ids are ignored.
+        `limit`: how many it generates in total, once that is known. Unknown ids are ignored.
         """
         sequence = self._known.get(request_id)
         if sequence is not None:
@@ -123,7 +125,7 @@ class StepClock:
             self._begin(now)
 
     def advance(self, now: float) -> list[Made]:
-        """Returns the tokens of the steps that have ended by now, in order."""
+        """Returns the tokens of the steps that have ended by `now`, in order."""
         made: list[Made] = []
         while self._step is not None and self._step.ends <= now:
             step, self._step = self._step, None
@@ -175,17 +177,17 @@ class StepClock:
         prompt = 0
         for sequence, positions in parts:
             sequence.scheduled = now if sequence.scheduled is None else sequence.scheduled
-            # The last position of a request that has already generated a token is a decode, not a prompt.
+            # Once a request has generated a token, its last position is a decode, not part of a prompt.
             prompt += positions - (1 if sequence.made and positions == sequence.pending else 0)
         self._step = _Step(now + self.cost_ms(len(parts), prompt) / 1000, parts)
 
     @property
     def kv_used(self) -> int:
-        """Tokens of the running requests in the KV cache."""
+        """Number of tokens that the running requests hold in the KV cache."""
         return sum(sequence.prompt_tokens + sequence.made for sequence in self.running)
 
     def _make_room(self) -> None:
-        """Preempt the latest requests while the cache is over its capacity; they start over."""
+        """Preempt the latest requests while the KV cache exceeds its capacity. Preempted requests start over."""
         while len(self.running) > 1 and self.kv_used > self.limits.kv_tokens:
             victim = max(self.running, key=attrgetter("priority", "arrived"))
             self.running.remove(victim)

@@ -1,4 +1,4 @@
-"""The text, rows, codes and audio of a paced pipeline: functions of the seed, equal on every machine."""
+"""The generated text, rows and audio of a paced pipeline, deterministic and equal on every machine."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from omni_stage.models.component import TextPart, UserPrompt
 from omni_stage.models.sim.manifest import SAMPLE_RATE_HZ, VOICES
 
 VOCABULARY: Final = 152_064
-"""Size of the published models' text vocabulary; token ids of prompts are below it."""
+"""Size of the published models' text vocabulary. The token ids of prompts are below this."""
 END_OF_TEXT: Final = 151_645
 _CHARACTERS_PER_TOKEN: Final = 4
 _TOKENS_PER_MESSAGE: Final = 5
-"""Tokens of a message's role and markers in the published chat templates."""
+"""Number of tokens that the published chat templates add to a message for its role and markers."""
 _TEXT: Final = (
     "the of and to in a is that for it as was with be by on not he his but at are this have from or had an they "
     "which one you were all her she there would their we him been has when who will no more if out so up said "
@@ -29,7 +29,7 @@ _TEXT: Final = (
 )
 _WORDS: Final = _TEXT.split()
 _BANK: Final = 64
-"""Number of rows that are sent in rotation; their values do not matter, as long as they are finite."""
+"""Number of different rows. Their values do not matter, as long as they are finite."""
 _PITCHES_HZ: Final = dict(zip(VOICES, (196, 330), strict=True))
 _SYLLABLES_HZ: Final = 4
 
@@ -43,7 +43,7 @@ def mix(seed: int, position: int) -> int:
 
 
 def word_id(seed: int, position: int) -> int:
-    """Returns the token at a position of a reply: the index of a word."""
+    """Returns the id of the token at a position of a reply, which is the index of a word."""
     return mix(seed, position) % len(_WORDS)
 
 
@@ -59,7 +59,7 @@ def reply_length(seed: int, shortest: int, longest: int) -> int:
 
 
 def prompt_ids(prompt: UserPrompt) -> list[int]:
-    """Returns the prompt's own token ids, or as many as a text of that length has (four characters a token)."""
+    """Returns the prompt's own token ids, or made-up ids: one for every four bytes of text, and five per message."""
     if prompt.token_ids is not None:
         return list(prompt.token_ids)
     if prompt.text is not None:
@@ -78,16 +78,16 @@ def _text_ids(text: str) -> list[int]:
 
 
 class RowBank:
-    """bfloat16 rows, as uint16 bits."""
+    """Random bfloat16 rows, as uint16 bits."""
 
     def __init__(self, values: int) -> None:
-        """`values`: numbers in a row."""
+        """`values`: how many values a row has."""
         drawn = np.random.default_rng(0).standard_normal((_BANK, values), dtype=np.float32)
         # The upper half of a float32 is a bfloat16.
         self._rows: npt.NDArray[np.uint16] = (drawn.view(np.uint32) >> 16).astype(np.uint16)
 
     def rows(self, token_ids: Sequence[int]) -> npt.NDArray[np.uint16]:
-        """Returns the rows [n, values] of tokens; for one token without a copy."""
+        """Returns the rows [n, values] of tokens. A single row is not copied."""
         if len(token_ids) == 1:
             at = token_ids[0] % _BANK
             return self._rows[at : at + 1]
@@ -95,7 +95,7 @@ class RowBank:
 
 
 class Sound:
-    """A tone with the rhythm of syllables, one second long, whose end joins its beginning without a click."""
+    """A tone with the rhythm of syllables. It repeats every second, without a click."""
 
     def __init__(self, voice: str) -> None:
         time = np.arange(SAMPLE_RATE_HZ, dtype=np.float64) / SAMPLE_RATE_HZ

@@ -1,4 +1,4 @@
-"""Component sim/decoder: reads frames of codes, writes their samples at the pace of a table."""
+"""Component sim/decoder: reads frames of codes, and writes audio at the pace of a table."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""PacedEngine: a StageEngine whose steps take the time that a table gives. Each request's run makes its content.
+"""PacedEngine: a StageEngine whose steps take the time that a table gives.
 
-A clock decides which requests make up a step and when it ends; a ticker wakes up at that time. The engine's time
-continues while the stage server is busy, like that of an engine in a process of its own: only the server causes delays.
+A clock decides which requests make up a step and when the step ends; a ticker wakes up at that time. Virtual time
+continues while the stage server is busy, like that of an engine in its own process. So all additional delay is due to
+the stage server. The content of each request comes from its run (TextRun, CodecRun, or SoundRuns).
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from omni_stage.session_queue import SessionRoom, Sessions
 DEFAULT_MODEL_LEN: Final = 32_768
 DEFAULT_SEQS: Final = 1024
 DEFAULT_STEP_TOKENS: Final = 8192
-"""Both are vLLM's defaults for a server on an H100."""
+"""DEFAULT_SEQS and DEFAULT_STEP_TOKENS are vLLM's defaults for a server on an H100."""
 _MIB: Final = 1 << 20
 
 
 class PacedEngine(ABC):
-    """What paced engines have in common. For use from one event loop."""
+    """The base class of paced engines. For use from one event loop."""
 
     is_dead = False
     compiled_check_failed = False
@@ -58,10 +59,10 @@ class PacedEngine(ABC):
     @property
     @abstractmethod
     def load(self) -> Load:
-        """What the engine does now."""
+        """The engine's current load and its totals."""
 
     async def start(self) -> None:
-        """Register the metrics; there is nothing to load."""
+        """Register the metrics. There is nothing to load."""
         self._gauges = EngineGauges(self._model, lambda: self.load)
 
     async def shutdown(self) -> None:
@@ -72,7 +73,7 @@ class PacedEngine(ABC):
 
 
 class PacedTokens(PacedEngine):
-    """Thinker and talker: continuous batching."""
+    """The engine of a thinker or a talker, with continuous batching."""
 
     def __init__(self, config: StageConfig, table: Table) -> None:
         super().__init__(config)
@@ -102,12 +103,12 @@ class PacedTokens(PacedEngine):
 
     @property
     def unfinished_requests(self) -> int:
-        """Requests that can run, without those that wait for more rows."""
+        """Number of requests that can run. Requests that wait for more rows do not count."""
         return sum(one.has_work for queue in (self._clock.waiting, self._clock.running) for one in queue)
 
     @property
     def load(self) -> Load:
-        """What the engine does now."""
+        """The engine's current load and its totals."""
         clock = self._clock
         return Load(
             len(clock.running),
@@ -175,7 +176,7 @@ class PacedTokens(PacedEngine):
         self._ticker.update()
 
     async def _read(self, request_id: str, run: CodecRun, stream: EdgeStream, mail: Mailbox[Made]) -> None:
-        """Forward the input as it arrives, up to its end."""
+        """Pass the request's input to the clock as it arrives, until it ends."""
         try:
             while not run.has_all:
                 run.add(await stream.read())
@@ -183,7 +184,7 @@ class PacedTokens(PacedEngine):
                 self._advance(now)
                 self._clock.allow(request_id, run.allowed, now, run.limit)
                 self._ticker.update()
-        except Exception as error:  # noqa: BLE001 - the request's reader raises it
+        except Exception as error:  # noqa: BLE001 - raised again by the reader of the request's steps
             mail.fail(error)
 
     def _advance(self, now: float) -> None:
@@ -196,7 +197,7 @@ class PacedTokens(PacedEngine):
 
 
 class PacedSound(PacedEngine):
-    """The decoder: windows, or whole utterances."""
+    """The engine of a decoder, for windows and for complete utterances."""
 
     def __init__(self, config: StageConfig, table: Table) -> None:
         super().__init__(config)
@@ -207,7 +208,7 @@ class PacedSound(PacedEngine):
 
     @property
     def unfinished_requests(self) -> int:
-        """Requests with a window that is waiting or running."""
+        """Number of requests with a window that is waiting or running."""
         return self._runs.open_windows
 
     @property
@@ -217,7 +218,7 @@ class PacedSound(PacedEngine):
 
     @property
     def load(self) -> Load:
-        """What the engine does now."""
+        """The engine's current load and its totals."""
         return self._runs.load
 
     async def generate(self, request: StageRequest) -> AsyncGenerator[StageStep, None]:

@@ -1,4 +1,4 @@
-"""Metrics of a paced engine under vLLM's names, so that dashboards and alerts have data as with vLLM."""
+"""Exports a paced engine's metrics under vLLM's names, so that dashboards and alerts have data as with vLLM."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COUNTERS = {
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the engine does now, and what it did since its start."""
+    """The engine's current load, and its totals since its start."""
 
     running: int
     waiting: int
@@ -49,7 +49,7 @@ class EngineGauges(Collector):
         self._registry.unregister(self)
 
     def describe(self) -> list[Metric]:
-        """Returns nothing, so that a process may hold several engines, like one of vLLM's."""
+        """Returns no metric, so that several engines may register in one process, as with vLLM."""
         return []
 
     def collect(self) -> Iterator[Metric]:

@@ -1,4 +1,4 @@
-"""The tensors on the edges of a paced pipeline: the published models' tensors, by name and shape."""
+"""The tensors on the edges of a paced pipeline, modelled on those of the published models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from omni_stage.models.sim.tables import Table
 
 
 def thinker2talker_schema(table: Table) -> TensorSchema:
-    """Returns the schema from thinker to talker: 7 KiB a row at 3,584 values; 8 bytes where only ids are sent."""
+    """Returns the schema of the edge from thinker to talker.
+
+    A row takes 7 KiB if it has 3,584 values, or 8 bytes if only token ids are sent.
+    """
     values = table.thinker.row_values
     described = "Prompt rows, then reply rows; the reply's last token has none."
     rows = (TensorSpec("x", "bfloat16", (values,), described),) if values else ()

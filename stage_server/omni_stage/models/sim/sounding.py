@@ -1,4 +1,4 @@
-"""The decoder's requests: frames in, windows of audio out, by the time at which playback needs them."""
+"""Runs the decoder's requests: turns frames into windows of audio, ordered by when playback needs them."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class SoundRuns:
 
     @property
     def open_windows(self) -> int:
-        """Windows that are waiting or running."""
+        """Number of windows that are waiting or running."""
         return len(self._busy)
 
     @property
     def load(self) -> Load:
-        """What the decoder does now. Its prompts are frames."""
+        """The decoder's current load and its totals. Frames count as prompt tokens."""
         return Load(self._clock.running, len(self._clock.waiting), prompt_tokens=self._clock.frames)
 
     def run(self, request: StageRequest) -> AsyncGenerator[StageStep, None]:
@@ -88,7 +88,7 @@ class SoundRuns:
                 step = await self._make(request, window, sound, due=began + sounded * self._frame_s)
                 began = time.monotonic() if not sounded else began
                 sounded = window.until
-                # A window that ends at the last frame so far may still not be the last window.
+                # A window that reads the last frame so far is not the last window unless the input has ended.
                 if ended and sounded == frames:
                     step.finish_reason = FinishReason.STOP
                 yield step
@@ -101,7 +101,7 @@ class SoundRuns:
     async def _make(
         self, request: StageRequest, window: Window, sound: Sound, *, due: float, is_whole: bool = False
     ) -> StageStep:
-        """Returns one window's step, as soon as the clock has finished it."""
+        """Returns the step of one window as soon as the window is done in virtual time."""
         now, key = time.monotonic(), request.request_id
         mail = self._mail.setdefault(key, Mailbox())
         if not self._busy:

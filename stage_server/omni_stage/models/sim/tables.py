@@ -1,7 +1,7 @@
-"""The tables: what a step of each stage costs on one kind of GPU, and the shapes of what the stages send.
+"""The tables: how long each stage's step takes on one kind of GPU, and the shapes of the tensors that the stages send.
 
-A table takes a checkpoint's place: a directory with config.json, which spec.model.uri names. Those in `tables/` are
-based on published figures and name them; docs/load-tests.md describes how to write one for your own GPU.
+A table takes the place of a checkpoint: a directory with a config.json, which spec.model.uri names. The tables in
+`tables/` name the source of every figure. docs/load-tests.md describes how to write one for your own GPU.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ BUILT_IN: Final = Path(__file__).parent / "tables"
 MODEL_TYPE: Final = "omnipipeline_sim"
 
 Curve = Annotated[dict[Annotated[int, Field(ge=1)], Annotated[float, Field(ge=0)]], Field(min_length=1)]
-"""Milliseconds by a count. Between two points the curve is linear; past the last it continues the last segment."""
+"""Milliseconds by a count. Between two points the curve is linear; past the last point it continues the last
+segment."""
 
 
 class TextShape(ConfigModel):
     """The thinker."""
 
     step_ms: Curve
-    """Milliseconds of a step, by the number of its requests."""
+    """Milliseconds of a step, by the number of requests in it."""
     prompt_token_ms: Annotated[float, Field(ge=0)]
     """Additional milliseconds for each prompt token that the step computes."""
     kv_token_bytes: Annotated[int, Field(ge=1)]
@@ -37,7 +38,7 @@ class TextShape(ConfigModel):
     row_values: Annotated[int, Field(ge=0, le=1 << 16)]
     """bfloat16 values in the row that the talker reads for each position. 0 if text is sent as ids only."""
     reply_tokens: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
-    """Shortest and longest reply for requests that set no length; the seed selects one in between."""
+    """Shortest and longest reply, in tokens, of requests that set no length. The seed selects a length in between."""
 
     @model_validator(mode="after")
     def _check_reply(self) -> TextShape:
@@ -50,7 +51,7 @@ class CodecShape(ConfigModel):
     """The talker: one step is one frame of audio, however many codes a frame has."""
 
     step_ms: Curve
-    """Milliseconds of a step, by the number of its requests, including all codes of their frames."""
+    """Milliseconds of a step, by the number of requests in it. Includes all codes of their frames."""
     prompt_token_ms: Annotated[float, Field(ge=0)]
     """Additional milliseconds for each prompt row that the step computes."""
     kv_token_bytes: Annotated[int, Field(ge=1)]
@@ -58,55 +59,55 @@ class CodecShape(ConfigModel):
     kv_memory_mib: Annotated[int, Field(ge=1)]
     """MiB of KV cache if engineArgs does not set it."""
     frame_codes: Annotated[int, Field(ge=1, le=64)]
-    """Codes of a frame."""
+    """Number of codes in a frame."""
     frames_per_second: Annotated[float, Field(gt=0)]
     """Frames per second of speech."""
     seconds_per_text_token: Annotated[float, Field(gt=0)]
-    """Seconds of speech for a token of text."""
+    """Seconds of speech per token of text."""
 
 
 class SoundShape(ConfigModel):
-    """The decoder: a step is a window of frames for each request in it."""
+    """The decoder: a step computes one window of frames for each request in it."""
 
     frame_ms: Curve
     """Milliseconds per frame of the longest window, by the number of requests in the step."""
     least_ms: Annotated[float, Field(ge=0)] = 0.0
-    """Shortest time of a step: the cost of kernel launches."""
+    """Shortest duration of a step: the cost of its kernel launches."""
     whole_factor: Annotated[float, Field(gt=0)] = 1.0
-    """Factor on frameMs for an utterance that is made as a whole."""
+    """Factor on frameMs for an utterance that is computed in one window."""
     max_batch: Annotated[int, Field(ge=1)] = 64
     """Most windows in a step."""
     first_frames: Annotated[int, Field(ge=1)]
-    """New frames of the first window."""
+    """Number of new frames in the first window."""
     next_frames: Annotated[int, Field(ge=1)]
-    """New frames of every later window."""
+    """Number of new frames in every later window."""
     back_frames: Annotated[int, Field(ge=0)] = 0
-    """Frames before its new ones that a window computes again."""
+    """Number of frames before its new frames that a window computes again."""
     ahead_frames: Annotated[int, Field(ge=0)] = 0
-    """Frames after its new ones that a window needs."""
+    """Number of frames after its new frames that a window reads."""
 
 
 class Table(ConfigModel):
-    """One model on one kind of GPU, a GPU for each stage."""
+    """One model on one kind of GPU, with one GPU per stage."""
 
     model_type: Literal["omnipipeline_sim"]
     """Identifies the file as a table."""
     title: str
     """The model and the GPU."""
     sources: Annotated[dict[str, str], Field(min_length=1)]
-    """Where each figure is from: field -> source, with the derivation of figures that were not measured."""
+    """Source of each figure, by field, with the derivation of figures that were not measured."""
     thinker: TextShape
     talker: CodecShape
     decoder: SoundShape
 
     @property
     def samples_per_frame(self) -> int:
-        """Samples of a frame at 24 kHz."""
+        """Audio samples per frame at 24 kHz."""
         return round(24_000 / self.talker.frames_per_second)
 
 
 def interpolate(curve: Mapping[int, float]) -> Callable[[int], float]:
-    """Returns the function of a curve: milliseconds at a count."""
+    """Returns a function that gives the milliseconds at a count."""
     counts = sorted(curve)
     values = [curve[count] for count in counts]
 
@@ -121,13 +122,16 @@ def interpolate(curve: Mapping[int, float]) -> Callable[[int], float]:
 
 
 def token_cost(shape: TextShape | CodecShape) -> Callable[[int, int], float]:
-    """Returns milliseconds of an autoregressive step by its requests and the prompt tokens in it."""
+    """Returns a function that gives a step's milliseconds from its number of requests and of prompt tokens."""
     step = interpolate(shape.step_ms)
     return lambda requests, prompt_tokens: step(requests) + prompt_tokens * shape.prompt_token_ms
 
 
 def sound_cost(shape: SoundShape) -> Callable[[int, int, bool], float]:
-    """Returns milliseconds of a decoder's step by its windows, the longest one's frames, and whether that is whole."""
+    """Returns a function that gives the milliseconds of a decoder's step.
+
+    Its arguments: number of windows, frames of the longest window, whether that window is a complete utterance.
+    """
     frame = interpolate(shape.frame_ms)
 
     def cost(windows: int, frames: int, is_whole: bool) -> float:
@@ -137,7 +141,7 @@ def sound_cost(shape: SoundShape) -> Callable[[int, int, bool], float]:
 
 
 def read_table(directory: str | Path) -> Table:
-    """Returns the table of a directory. Raises ConfigurationError naming every wrong field."""
+    """Returns the table in a directory. Raises ConfigurationError naming the wrong fields."""
     file = Path(directory) / "config.json"
     known = ", ".join(list_built_in())
     try:
@@ -160,5 +164,5 @@ def read_table(directory: str | Path) -> Table:
 
 
 def list_built_in() -> list[str]:
-    """Returns the names of the tables that the package brings."""
+    """Returns the names of the tables in this package."""
     return sorted(folder.name for folder in BUILT_IN.iterdir() if folder.is_dir())

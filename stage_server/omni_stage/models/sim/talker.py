@@ -1,4 +1,4 @@
-"""Component sim/talker: reads a thinker's rows, writes frames of codes at the pace of a table."""
+"""Component sim/talker: reads a thinker's rows, and writes frames of codes at the pace of a table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from omni_stage.models.sim.schemas import talker2decoder_schema, thinker2talker_
 from omni_stage.models.sim.tables import Table
 
 _FRAMING = 2
-"""Positions between the thinker's prompt and the first frame: the start of the text and of the codes."""
+"""Number of positions between the thinker's prompt and the first frame: the start of the text and of the codes."""
 _CODES = 2048
 _END_OF_CODES = 2150
 
@@ -40,7 +40,7 @@ class Talker:
         self._max_model_len = max_model_len
 
     def open(self, request: StageRequest) -> CodecRun:
-        """Returns the run of a request, which waits for streamed rows.
+        """Returns the run of a request. If the input is streamed, its rows must still be added.
 
         Raises InvalidRequestError, InvalidTensorError.
         """
@@ -63,12 +63,12 @@ class Talker:
 
 
 class CodecRun:
-    """One request. A frame needs a row of the text; after the text's end frames continue without rows."""
+    """One request. Each frame needs one row of the text. After the text has ended, frames need no rows."""
 
     def __init__(
         self, frames_per_row: float, codes: int, *, most: int, least: int, goes_on: bool, max_model_len: int
     ) -> None:
-        """`codes`: of a frame; `most`, `least`: frames; `goes_on`: whether the end of speech is never written."""
+        """`codes`: codes per frame; `most`, `least`: bounds of the number of frames; `goes_on`: always make `most`."""
         self.prompt_tokens = 0
         self.limit = 1
         self.allowed = 0
@@ -86,7 +86,7 @@ class CodecRun:
 
     @property
     def is_startable(self) -> bool:
-        """Whether the prompt's length is known, and its first frame's row has arrived or the text has ended."""
+        """Whether the prompt's length is known and the row of the first frame has arrived."""
         return self.prompt_tokens > 0
 
     @property
@@ -117,13 +117,13 @@ class CodecRun:
         most = min(self._most, max(1, self._max_model_len - self.prompt_tokens))
         self.limit, self.allowed = most, min(text_rows, most)
         if self._ended:
-            # The end of speech takes a step of its own.
+            # The end of speech takes one further step.
             natural = max(math.ceil(text_rows * self._frames_per_row), self._least) + 1
             self._ends_speech = not self._goes_on and natural <= most
             self.limit = self.allowed = natural if self._ends_speech else most
 
     def step(self, made: Sequence[Made]) -> StageStep:
-        """Returns the stage's step for frames that were finished together."""
+        """Returns one stage step for frames that were delivered together."""
         ended = made[-1].last
         tokens = [mix(0, one.index) % _CODES for one in made]
         if ended and self._ends_speech:

@@ -1,4 +1,4 @@
-"""Component sim/thinker: reads a prompt's length, writes words at the pace of a table, and rows for a talker."""
+"""Component sim/thinker: reads a prompt, and writes words, and rows for a talker, at the pace of a table."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Thinker:
         sampling = request.sampling
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         most = min(sampling.max_tokens or room, room)
-        # The end of the text is a token, too.
+        # The end of the text is one more token.
         natural = max(reply_length(seed, *self._shape.reply_tokens), sampling.min_tokens or 0) + 1
         ends = not sampling.ignore_eos and natural <= most
         stops = frozenset(sampling.stop_token_ids or ())
@@ -85,9 +85,10 @@ class TextRun:
         stopped: bool,
         rows: bool,
     ) -> None:
-        """`bank`: None where ids are sent without rows.
+        """`bank`: None if ids are sent without rows.
 
-        `ends_text`: whether its last token is the end of the text; `stopped`: whether any token ends it.
+        `ends_text`: whether the last token is the end-of-text token; `stopped`: whether this or a stop token ends the
+        reply, not its length.
         """
         self.prompt_tokens = len(ids)
         self.limit = tokens
@@ -101,7 +102,7 @@ class TextRun:
         self._last_id: int | None = None
 
     def step(self, made: Sequence[Made]) -> StageStep:
-        """Returns the stage's step for tokens that were finished together."""
+        """Returns one stage step for tokens that were delivered together."""
         tokens: list[int] = []
         text = ""
         for one in made:
@@ -123,7 +124,7 @@ class TextRun:
         return step
 
     def _tensors(self, prompt: list[int] | None, tokens: list[int]) -> dict[str, Array]:
-        """Returns an id, and a row, for each computed position: the last token's is computed with the next one."""
+        """Returns an id and a row for each computed position. The last token's position belongs to the next step."""
         ids = prompt if prompt is not None else [] if self._last_id is None else [self._last_id]
         ids = [*ids, *tokens[:-1]]
         self._last_id = tokens[-1]

@@ -1,4 +1,4 @@
-"""Runs a virtual clock in real time: wakes up when a step ends, and delivers what the step made."""
+"""Runs a virtual clock in real time: wakes up when a step ends, and delivers the step's results."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Ticker:
         self._due: float | None = None
 
     def update(self) -> None:
-        """Set the timer again, after something was added to the clock or removed from it."""
+        """Set the timer again. Call it after something was added to the clock or removed from it."""
         due = self._next_time()
         if due == self._due:
             return
         self.close()
         self._due = due
         if due is not None:
-            # uvloop rounds timers to a millisecond: the additional half keeps any from firing too early.
+            # uvloop rounds timers to milliseconds. The additional half millisecond keeps timers from firing too early.
             delay = max(0.0, due - time.monotonic()) + 0.0005
             self._handle = asyncio.get_running_loop().call_later(delay, self._tick)
 
@@ -44,7 +44,7 @@ class Ticker:
 
 
 class Mailbox(Generic[_T]):
-    """The items made for one request; its reader takes all of them at once."""
+    """The items made for one request. The request's reader takes all of them in one call."""
 
     def __init__(self) -> None:
         self._items: list[_T] = []
@@ -62,7 +62,7 @@ class Mailbox(Generic[_T]):
         self._news.set()
 
     async def take(self) -> list[_T]:
-        """Returns everything since the last call; waits until there is something. Raises the error given to `fail`."""
+        """Returns all items put since the last call; waits until there is one. Raises the error given to `fail`."""
         await self._news.wait()
         self._news.clear()
         if self._error is not None:

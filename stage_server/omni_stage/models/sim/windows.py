@@ -1,8 +1,8 @@
-"""A decoder's work in virtual time: which windows of audio make up a step, and when it ends. Pure.
+"""A decoder's work in virtual time: which windows of audio make up a step, and when the step ends. Pure.
 
-The stream whose playback would stall next has priority: first windows before all others, then the stream whose buffered
-audio runs out soonest. A step takes more windows as long as that reduces the time per window. Where computing is the
-limit, larger steps save nothing, so the first stream need not wait for the others.
+Among streams of equal priority, the one whose playback would stall next goes first: first windows before all others,
+then the stream whose buffered audio runs out soonest. Windows are added to a step as long as that reduces the time per
+window. If the GPU's compute is the limit, larger steps save nothing, so the first stream need not wait for the others.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from operator import attrgetter
 from omni_stage.models.sim.tables import SoundShape
 
 _CHEAPER = 0.999
-"""Smaller differences in cost are rounding."""
+"""A step grows only if its cost per window falls below this share of the former cost. Less is rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Frames [begin, end) are computed; of them [first, until) become audio."""
+    """Frames [begin, end) are computed. Of these, frames [first, until) become audio."""
 
     begin: int
     first: int
@@ -28,12 +28,15 @@ class Window:
 
     @property
     def frames(self) -> int:
-        """Frames computed."""
+        """Number of frames that are computed."""
         return self.end - self.begin
 
 
 def next_window(first: int, frames: int, *, ended: bool, shape: SoundShape) -> Window | None:
-    """Returns the window whose audio starts at frame `first`, given `frames` so far; None if more must arrive."""
+    """Returns the window whose audio starts at frame `first`; None if more frames must arrive.
+
+    `frames`: number of frames that have arrived; `ended`: whether these are all.
+    """
     begin = max(0, first - shape.back_frames)
     until = first + (shape.next_frames if first else shape.first_frames)
     if frames >= until + shape.ahead_frames:
@@ -44,7 +47,7 @@ def next_window(first: int, frames: int, *, ended: bool, shape: SoundShape) -> W
 
 
 def all_windows(frames: int, shape: SoundShape) -> Iterator[Window]:
-    """Yields the windows of an utterance of so many frames."""
+    """Yields the windows of an utterance of `frames` frames."""
     first = 0
     while (window := next_window(first, frames, ended=True, shape=shape)) is not None:
         yield window
@@ -53,7 +56,7 @@ def all_windows(frames: int, shape: SoundShape) -> Iterator[Window]:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Job:
-    """A waiting window, or a whole utterance."""
+    """A waiting window, or a complete utterance."""
 
     request_id: str
     frames: int
@@ -70,11 +73,12 @@ class WindowClock:
     """The scheduler and the clock of one decoder. Times are seconds of any monotonic clock."""
 
     cost_ms: Callable[[int, int, bool], float]
-    """Milliseconds of a step by its windows, the frames of the longest one, and whether that is a whole utterance."""
+    """Returns a step's milliseconds from its number of windows, the frames of the longest, and whether that one is a
+    complete utterance."""
     max_batch: int
     waiting: list[Job] = field(default_factory=list)
     frames: int = 0
-    """Frames computed so far."""
+    """Number of frames computed so far."""
     _step: tuple[float, list[Job]] | None = None
 
     @property
@@ -84,7 +88,7 @@ class WindowClock:
 
     @property
     def running(self) -> int:
-        """Windows of the running step."""
+        """Number of windows in the running step."""
         return 0 if self._step is None else len(self._step[1])
 
     def add(self, job: Job, now: float) -> None:
@@ -94,11 +98,11 @@ class WindowClock:
         self._begin(now)
 
     def abort(self, request_id: str) -> None:
-        """Remove a request's waiting windows. A step that it is part of still takes its full time."""
+        """Remove a request's waiting windows. A running step with one of its windows still takes its full time."""
         self.waiting = [job for job in self.waiting if job.request_id != request_id]
 
     def advance(self, now: float) -> list[tuple[Job, float]]:
-        """Returns the windows of the steps that have ended by now and when, in order."""
+        """Returns the windows of the steps that have ended by `now`, in order, each with the time when it ended."""
         done: list[tuple[Job, float]] = []
         while self._step is not None and self._step[0] <= now:
             (ends, jobs), self._step = self._step, None

@@ -1,1 +1,1 @@
-"""Component qwen2_5_omni/talker: the thinker's rows to codec tokens in the chosen voice."""
+"""Component qwen2_5_omni/talker: turns the thinker's rows into codec tokens in the chosen voice."""

@@ -34,7 +34,7 @@ from omni_stage.models.shared.talker_feed import TalkerFeed, prepare_whole
 from omni_stage.models.shared.voices import pick_voice
 from omni_stage.vllm_adapter.scheduling.pace import PACE_KEY
 
-# The checkpoint's generation_config.json is the thinker's: its end-of-text ids are not codec tokens.
+# The checkpoint's generation_config.json is for the thinker: its end-of-text ids are not codec tokens.
 _GENERATION_CONFIG = Path(__file__).parent / "codec_generation"
 
 
@@ -49,7 +49,7 @@ class Talker:
     default_sampling = TALKER.default_sampling
 
     def __init__(self, checkpoint: OmniCheckpoint, texts: Mapping[str, TextRows], pace: Mapping[str, Any]) -> None:
-        """`texts`: the rows that frame the text, by voice, the default voice first; `pace`: see schemas.find_pace."""
+        """`texts`: TextRows by voice, the default voice first; `pace`: see schemas.find_pace."""
         self._checkpoint = checkpoint
         self._pace = pace
         self._texts = dict(texts)
@@ -58,7 +58,7 @@ class Talker:
         self.output_schema = talker2token2wav_schema()
 
     def engine_kwargs(self) -> dict[str, Any]:
-        """Returns arguments for our model class over vLLM's layers. Without a tokenizer: its tokens are not text."""
+        """Returns arguments for our model class. The engine needs no tokenizer, because the tokens are not text."""
         return {
             "model": str(self._checkpoint.path),
             "dtype": self._checkpoint.dtype,
@@ -75,10 +75,10 @@ class Talker:
         return prepare_whole(request, self.open_feed(request), component=TALKER.id, missing="x")
 
     def open_feed(self, request: StageRequest) -> TalkerFeed:
-        """Returns a feed that makes the input of `prepare` row by row."""
+        """Returns a feed that makes the same input as `prepare`, part by part."""
         text = self._texts[pick_voice(request.voice, self.voices)]
         conditioning = TalkerConditioning(text, self._checkpoint.codec, self._checkpoint.talker_positions)
-        # With ignore_eos the generation continues past the end of the stream, so the feed must not write that end.
+        # With ignore_eos generation continues to max_tokens, so the tokens that end the stream are never sampled.
         return TalkerFeed(
             conditioning,
             self._checkpoint.codec.stop_ids,
@@ -91,7 +91,7 @@ class Talker:
         return TalkerEmitter(self._checkpoint.codec)
 
     def warmup_request(self) -> StageRequest:
-        """Returns a request for a few tokens: two rows of silence after a prompt of two."""
+        """Returns a request for a few tokens: two rows after a prompt of two, all zeros."""
         rows = torch.zeros(4, self._checkpoint.hidden_size, dtype=next(iter(self._texts.values())).start.dtype)
         tensors = {
             "x": rows,
@@ -107,7 +107,7 @@ class Talker:
 
 
 class TalkerEmitter:
-    """Publishes codec tokens, without the ones that end the stream. Stateless."""
+    """Publishes codec tokens, except those that end the stream. Stateless."""
 
     def __init__(self, codec: CodecTokens) -> None:
         self._stop_ids = frozenset(codec.stop_ids)
@@ -123,7 +123,7 @@ def build_component(config: StageConfig) -> Talker:
     checkpoint = read_checkpoint(config.model.path)
     voices = read_voices(config.model.path)
     ids = [checkpoint.text_end_id, checkpoint.text_padding_id, *(voice.text_start_id for voice in voices.values())]
-    # In the dtype of the edge's rows, which config.json names; quantized checkpoints store some tensors in others.
+    # The edge's rows have the dtype that config.json names. Quantized checkpoints store some tensors in other dtypes.
     table = EmbeddingTable(checkpoint.path, THINKER_EMBEDDING, torch_dtype(checkpoint.dtype))
     rows = table.read(torch.tensor(ids))
     end, padding, *starts = (rows[index : index + 1] for index in range(len(ids)))

@@ -1,9 +1,9 @@
-"""vLLM model class of the talker: codec token embeddings plus the runner's rows, projected, through Llama layers.
+"""vLLM model class of the talker: Llama layers over the projected sum of codec token embeddings and the runner's rows.
 
-    h = layers(project(codec_embedding(token) + row))        at every position; no codec embedding where token is mask
+    h = layers(project(codec_embedding(token) + row))        at every position; the mask token has no codec embedding
 
-The runner binds a buffer once and fills it with the rows before every forward. The model reads slices of that same
-memory, so CUDA graphs replay with its current content. Hook: SupportsInputRows.
+The runner binds a buffer once and fills it with the rows before every forward. The model reads slices of that buffer,
+so CUDA graphs replay with its current content. Hook: SupportsInputRows.
 
 Only the layers are compiled. The code before them runs eagerly, or inside a full CUDA graph of a decode step.
 """
@@ -39,9 +39,9 @@ from omni_stage.vllm_adapter.checks.weights import load_checked
 class TalkerLayers(LlamaModel):
     """Llama's layers for M-RoPE, compiled as one graph for any number of tokens.
 
-    vLLM's LlamaModel declares dimension 0 of its positions as dynamic, but M-RoPE's are [3, n]: it would be compiled
-    for the first n alone. vLLM's Qwen2Model declares them correctly but does not fit: it computes the head size as
-    hidden_size // num_heads, while here it is 128 and not 896 // 12.
+    vLLM's LlamaModel declares dimension 0 of `positions` as dynamic, but M-RoPE positions are [3, n]. So it would be
+    compiled only for the n of the first call. vLLM's Qwen2Model declares the positions correctly, but computes the head
+    size as hidden_size // num_heads. Here the head size is 128, not 896 // 12.
     """
 
 
@@ -68,7 +68,7 @@ class TalkerModel(nn.Module, SupportsMRoPE):
         self.codec_embedding = nn.Embedding(config.vocab_size, config.embedding_size)
         self.projection = nn.Linear(config.embedding_size, config.hidden_size)
         self.model = TalkerLayers(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
-        # The layers always get embeddings; a table of their own would wait for weights that do not exist.
+        # The layers always get embeddings, and the checkpoint has no weights for an embedding table of their own.
         self.model.embed_tokens = None
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, prefix=maybe_prefix(prefix, "lm_head"))
         self.logits_processor = LogitsProcessor(config.vocab_size)
@@ -78,13 +78,13 @@ class TalkerModel(nn.Module, SupportsMRoPE):
         self.register_buffer("_never", _find_never_sampled(config), persistent=False)
 
     def bind_input_rows(self, buffer: torch.Tensor) -> None:
-        """Keep the runner's buffer [max_num_tokens, input_row_size]; forward reads its first rows."""
+        """Keep the runner's buffer [max_num_tokens, input_row_size], whose first rows `forward` reads."""
         self._input_rows = buffer
-        # Layers that run as captured graphs read their input at a fixed address.
+        # Layers in captured graphs read their input at a fixed address.
         self._layer_inputs = buffer.new_zeros(buffer.shape[0], self.config.hidden_size)
 
     def embed_input_ids(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Returns projected codec embeddings [n, hidden_size], without rows; vLLM requires this of every model."""
+        """Returns projected codec embeddings [n, hidden_size], without rows. vLLM requires this method."""
         return self.projection(self.codec_embedding(input_ids))
 
     def get_mrope_input_positions(self, input_tokens: list[int], mm_features: Any) -> tuple[torch.Tensor, int]:
@@ -116,14 +116,17 @@ class TalkerModel(nn.Module, SupportsMRoPE):
         return logits
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load the talker from a whole checkpoint. Raises ConfigurationError."""
+        """Load the talker's part of a checkpoint. Raises ConfigurationError if the weights do not fit."""
         mapper = self.hf_to_vllm_mapper
         load = partial(AutoWeightsLoader(self).load_weights, mapper=mapper)
         return load_checked(self, weights, load, mapper=mapper)
 
 
 def _find_never_sampled(config: Any) -> torch.Tensor:
-    """Returns bool [vocab_size]: the start token, as transformers suppresses it, and ids that token2wav cannot read."""
+    """Returns bool [vocab_size]: the ids that are never sampled.
+
+    These are the start token, which transformers suppresses too, and ids that neither have audio nor end the stream.
+    """
     never = torch.zeros(config.vocab_size, dtype=torch.bool)
     never[config.omni_code_limit :] = True
     never[[config.tts_codec_pad_token_id, config.tts_codec_end_token_id]] = False

@@ -1,1 +1,1 @@
-"""Component qwen2_5_omni/thinker: text, audio and images to text, and rows for the talker."""
+"""Component qwen2_5_omni/thinker: turns text, audio, images and video into text, and rows for the talker."""

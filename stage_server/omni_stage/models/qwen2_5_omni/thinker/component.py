@@ -1,7 +1,7 @@
 """Component qwen2_5_omni/thinker: reads text, audio, images and video; writes text; publishes rows for the talker.
 
-vLLM itself supports the thinker of a Qwen2.5-Omni checkpoint; the runner captures, for every position, the last hidden
-state plus the input embedding.
+vLLM itself supports the thinker of a Qwen2.5-Omni checkpoint. Our runner also captures a row for every position: the
+last hidden state plus the input embedding. At a medium's placeholder, the row is only the hidden state.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from omni_stage.models.shared.prompts import PromptBuilder
 from omni_stage.models.shared.thinker import OmniThinker, ThinkerSettings
 
 PATCH: Final = 28
-"""Side, in pixels, of the square of an image that becomes one token."""
+"""Side, in pixels, of the image square that becomes one token."""
 SAMPLES_PER_TOKEN: Final = 640
 _PROMPT_TENSORS = frozenset({"mrope_positions", "mrope_delta"})
-"""Tensors that come only with a request's first rows."""
+"""Tensors that arrive only with a request's first rows."""
 
 
 class Thinker(OmniThinker):
@@ -53,10 +53,10 @@ class Thinker(OmniThinker):
 
 
 class ThinkerEmitter:
-    """Pairs each captured row with the token of its position. Holds one request's tokens and row count."""
+    """Pairs each captured row with the token at its position. Holds one request's tokens and row count."""
 
     def __init__(self, *, want_tensors: bool, dtype: torch.dtype) -> None:
-        """`dtype`: of the rows, as in the schema."""
+        """`dtype`: dtype of the published rows, as in the schema."""
         self._want_tensors = want_tensors
         self._dtype = dtype
         self._token_ids: list[int] = []

@@ -1,4 +1,4 @@
-"""vLLM model class of the thinker: vLLM's own class, extended to refuse a checkpoint that does not fit it."""
+"""vLLM model class of the thinker: vLLM's own class, extended to publish rows and to check the loaded weights."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from omni_stage.vllm_adapter.media.heard_video import PairedModel, PairedProcess
 from omni_stage.vllm_adapter.media.places import AUDIO, IMAGE, VIDEO, Tokens, interleave_chunks
 
 SECONDS_PER_CHUNK = 2.0
-"""Chunk of a video with audio: this much video, then this much audio. From transformers' processor; not every
-config.json names it."""
+"""Length of a chunk of a video with audio: each chunk holds this much video, then this much audio. The default of
+transformers' processor; not every config.json names it."""
 POSITIONS_PER_SECOND = 25
-"""Of video and of audio, which has a token every 40 ms."""
+"""M-RoPE time positions per second of video and of audio. Audio has one token every 40 ms."""
 
 
 class ThinkerProcessor(PairedProcessor, Qwen2_5OmniThinkerMultiModalProcessor):
-    """vLLM's processor, extended by videos with audio."""
+    """vLLM's processor, extended to videos with audio."""
 
     @staticmethod
     def interleave(times: np.ndarray, sounds: int) -> np.ndarray:
@@ -71,16 +71,16 @@ class ThinkerModel(PairedModel, Qwen2_5OmniThinkerForConditionalGeneration):
         return POSITIONS_PER_SECOND
 
     def publish_positions(self, positions: Positions) -> dict[str, torch.Tensor]:
-        """Returns hidden state plus input embedding; the hidden state alone where the prompt holds a medium."""
+        """Returns the rows: hidden state plus input embedding, or only the hidden state at a medium's placeholder."""
         ids, hidden = positions.input_ids, positions.hidden_states
-        # Not torch.isin: it may sort, which makes the host wait for the device.
+        # Avoid torch.isin: it may sort, which makes the host wait for the device.
         embedded = (ids.unsqueeze(-1) != self._placeholders).all(dim=-1)
-        # Placeholder ids may lie outside the embedding table: look up id 0 there and discard its embedding.
+        # Placeholder ids may lie outside the embedding table: look up id 0 instead, and discard its embedding.
         embedding = self.embed_input_ids(torch.where(embedded, ids, 0))
         return {"rows": torch.where(embedded.unsqueeze(-1), hidden + embedding, hidden)}
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load the thinker from a whole checkpoint. Raises ConfigurationError."""
+        """Load the thinker's part of a checkpoint. Raises ConfigurationError if the weights do not fit."""
         return load_checked(self, weights, super().load_weights, mapper=self.hf_to_vllm_mapper)
 
 

@@ -1,4 +1,4 @@
-"""What is specific to prompts of Qwen2.5-Omni: the system message for speech, and the longest audio."""
+"""The parts of prompts that are specific to Qwen2.5-Omni: the system message for speech, and the longest audio."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ SPEECH_SYSTEM_PROMPT = (
     "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving auditory and "
     "visual inputs, as well as generating text and speech."
 )
-"""The system message that the model was trained to speak with, character by character.
+"""The exact system message that the model needs in order to speak well.
 
-Source: the model card of Qwen/Qwen2.5-Omni-7B, "Prompt for audio output"; Qwen2_5OmniProcessor.apply_chat_template
-of transformers 4.52.4 warns of any other.
+Source: the model card of Qwen/Qwen2.5-Omni-7B, "Prompt for audio output". Qwen2_5OmniProcessor.apply_chat_template
+of transformers 4.52.4 warns if the message differs.
 """
 
 
 def read_audio_limit(path: Path) -> int:
-    """Returns the samples at 16 kHz that the checkpoint's feature extractor takes of an audio; it cuts off the rest.
+    """Returns how many samples at 16 kHz of an audio clip the feature extractor reads. It cuts off the rest.
 
-    `chunk_length` seconds of preprocessor_config.json: 300 in the published checkpoints. Raises ConfigurationError.
+    This is `chunk_length` of preprocessor_config.json, which is 300 seconds in the published checkpoints. Raises
+    ConfigurationError.
     """
     from transformers import WhisperFeatureExtractor
 

@@ -1,9 +1,9 @@
-"""Default sampling of the thinker, the same as in transformers, for values that neither request nor stage sets.
+"""The thinker's sampling values if neither request nor stage sets them: the same as in transformers.
 
-The published checkpoints' generation_config.json names neither sampling values nor an end of text. transformers'
-Qwen2_5OmniForConditionalGeneration.generate (read in 4.52.4 and 5.19) is then greedy, `do_sample` being false unless a
-file says true; it writes 1,024 tokens at most, and ends at `thinker_config.eos_token_id`: the thinker's generation
-settings are derived from that part of config.json alone.
+The generation_config.json of the published checkpoints names neither sampling values nor an end-of-text token. In this
+case transformers' Qwen2_5OmniForConditionalGeneration.generate (as of 4.52.4 and 5.19) decodes greedily, because
+`do_sample` is false by default. It generates at most 1,024 tokens and stops at `thinker_config.eos_token_id`, because
+it derives the thinker's generation settings only from that part of config.json.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from omni_stage.models.shared.thinker import MAX_TOKENS
 
 
 def read_text_sampling(path: Path) -> SamplingDefaults:
-    """Returns the thinker's own sampling: temperature 0, unless generation_config.json says `do_sample: true`.
+    """Returns the thinker's default sampling: temperature 0, unless generation_config.json says `do_sample: true`.
 
-    If it does, the file's values apply, which vLLM reads by itself. Raises ConfigurationError.
+    In that case the sampling values in that file apply, which vLLM reads by itself. Raises ConfigurationError.
     """
     if _read_json(path / "generation_config.json").get("do_sample") is True:
         return SamplingDefaults(max_tokens=MAX_TOKENS)
@@ -30,9 +30,10 @@ def read_text_sampling(path: Path) -> SamplingDefaults:
 def read_text_ends(path: Path, *, vocab_size: int, tokenizer_end: int | None) -> tuple[int, ...]:
     """Returns the token ids that end the thinker's text, ascending: 151645 in the published checkpoints.
 
-    Read from `thinker_config` or its text_config. vLLM adds those of generation_config.json and the tokenizer; if the
-    configuration names none, one of these must. No id means "none": 0 is a token, "!" in the published vocabulary.
-    Raises ConfigurationError if nothing names an end, because every reply would then run to max_tokens.
+    They are read from `thinker_config`, else from its text_config, else from generation_config.json. vLLM adds the ids
+    of generation_config.json and of the tokenizer. An id of 0 does not mean "none": 0 is a token, "!" in the published
+    vocabulary. Raises ConfigurationError if neither these files nor the tokenizer name an end, because every reply
+    would then run to max_tokens.
     """
     thinker = _read_json(path / "config.json").get("thinker_config") or {}
     settings = _read_json(path / "generation_config.json")

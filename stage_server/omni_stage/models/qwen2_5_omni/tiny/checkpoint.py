@@ -18,9 +18,9 @@ from omni_stage.models.shared.tiny.sizes import check_shape, find_shape
 from omni_stage.models.shared.tiny.tokenizer import legible_token_ids
 
 _SHARD_BYTES = 1_000_000
-"""Small enough for several shards, as large checkpoints have."""
+"""Small enough that the checkpoint has several shards, like large checkpoints."""
 _UNSTORED_BYTES = 96
-"""How much the index overstates the total size. Any number: nothing may depend on it."""
+"""How much the index overstates the total size. An arbitrary number, on which nothing may depend."""
 
 
 def write_tiny_checkpoint(
@@ -29,12 +29,11 @@ def write_tiny_checkpoint(
     shape: str | TinyShape = "small",
     dtype: Literal["bfloat16", "float32"] = "bfloat16",
 ) -> Path:
-    """Write a complete tiny Qwen2.5-Omni checkpoint into directory, which is created if needed; return it.
+    """Writes a complete tiny Qwen2.5-Omni checkpoint of a few MB into `directory`, in seconds. Returns `directory`.
 
-    `dtype` is written to config.json: thinker and talker compute in it, and send rows in it, unless configured
-    otherwise. The weights are the same for both: stored in bfloat16 (token2wav in float32), so both dtypes read them
-    exactly.
-    Equal seed and shape give equal weights. Needs transformers; takes seconds; a few MB.
+    Creates the directory if needed. `dtype` is written to config.json: thinker and talker compute and send rows in this
+    dtype, unless configured otherwise. It does not change the weights, which are stored in bfloat16 (token2wav in
+    float32), so both dtypes represent them exactly. Equal seed and shape give equal weights. Needs transformers.
     Raises ConfigurationError for an unknown shape or sizes that do not fit together.
     """
     sizes = find_shape(shape, SHAPES)
@@ -42,7 +41,7 @@ def write_tiny_checkpoint(
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     values = config_dict(sizes)
-    # The constructor draws from the global generator; keep that generator's state.
+    # The constructor draws from the global random generator, whose state must not change.
     with quiet_transformers(), torch.random.fork_rng(devices=[]):
         model = Qwen2_5OmniForConditionalGeneration(Qwen2_5OmniConfig(**values)).float().eval()
     processor = make_processor(sizes.vocab_size)

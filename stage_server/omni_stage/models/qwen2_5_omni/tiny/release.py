@@ -1,14 +1,15 @@
-"""The files of a published Qwen2.5-Omni checkpoint, in the form in which they were released.
+"""Writes the tiny checkpoint's files in the format of a published Qwen2.5-Omni checkpoint.
 
-The published files were written by an older transformers than the one installed here. The tiny checkpoint has the same
-form, so code that loads it also loads the published ones:
+An older transformers than the one installed here wrote the published files. The tiny checkpoint has the same format, so
+code that loads it also loads the published ones:
 
-- config.json has `rope_scaling` and `rope_theta` where transformers 5 has `rope_parameters`, `torch_dtype` where it has
-  `dtype`, and names of architectures that no library has any more.
-- generation_config.json names neither end tokens nor sampling; the end of text is in `thinker_config`.
-- preprocessor_config.json holds the settings of images and audio side by side, chat_template.json the template.
+- config.json has `rope_scaling` and `rope_theta` where transformers 5 has `rope_parameters`, and `torch_dtype` where
+  transformers 5 has `dtype`. The architectures that it names exist in no library any more.
+- generation_config.json names neither end tokens nor sampling values; the end of text is in `thinker_config`.
+- preprocessor_config.json holds the settings for images and for audio at the same level. chat_template.json holds the
+  template.
 - Shards hold thinker and talker in bfloat16, token2wav in float32, the table of token2wav's rotary embedding, and no
-  metadata; the index counts buffers that are in no shard. (7B model; the 3B model has metadata and a correct count.)
+  metadata. The index counts buffers that are in no shard. (7B model; the 3B model has metadata and a correct count.)
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _IMAGE_SETTINGS = ("image_mean", "image_std", "merge_size", "patch_size", "tempo
 
 
 def release_config(values: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """Returns config.json in the release's form, from the arguments of Qwen2_5OmniConfig, with `dtype`."""
+    """Returns config.json in the published format, from the arguments of Qwen2_5OmniConfig, with `dtype`."""
     thinker, talker = dict(values["thinker_config"]), dict(values["talker_config"])
     token2wav = dict(values["token2wav_config"])
     dit = token2wav["dit_config"]
@@ -52,8 +53,8 @@ def release_config(values: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     }
     token2wav |= {
         "model_type": "qwen2_5_omni_token2wav",
-        # The release's names stand beside those that transformers reads. The release itself has only its own names,
-        # since its sizes are transformers' defaults.
+        # Sizes have the published names as well as those that transformers reads. The published file has only its own
+        # names, because its sizes are transformers' defaults.
         "dit_config": {
             "model_type": "qwen2_5_omni_dit",
             "torch_dtype": "float32",
@@ -86,7 +87,7 @@ def write_generation_config(directory: Path) -> None:
 
 
 def write_processor(directory: Path, processor: Any) -> None:
-    """Write the files of a Qwen2_5OmniProcessor: one for images and audio, one for the template, the tokenizer's."""
+    """Write the files of a Qwen2_5OmniProcessor: for images and audio, for the chat template, and the tokenizer's."""
     processor.tokenizer.chat_template = None
     processor.tokenizer.save_pretrained(directory)
     sound, images = processor.feature_extractor, processor.image_processor
@@ -104,7 +105,7 @@ def write_processor(directory: Path, processor: Any) -> None:
 
 
 def release_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields names and tensors as the shards hold them, in the order of the release: thinker, talker, token2wav."""
+    """Yields names and tensors as the shards hold them, in the published order: thinker, talker, token2wav."""
     state = model.state_dict()
     for part, dtype in (("thinker", torch.bfloat16), ("talker", torch.bfloat16), ("token2wav", torch.float32)):
         for name, tensor in state.items():

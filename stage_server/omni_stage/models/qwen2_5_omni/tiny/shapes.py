@@ -1,4 +1,4 @@
-"""Sizes of the tiny checkpoint, and the model configuration made from them."""
+"""The sizes of the tiny checkpoint, and the model configuration that follows from them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from omni_stage.models.qwen2_5_omni.tiny.vocabulary import SPECIAL_TOKENS
 from omni_stage.models.shared.tiny.sizes import HEAD_DIM, special_ids
 
 _PUBLISHED_BLOCK_SIZE = 24
-"""transformers' default."""
+"""The default in transformers."""
 CODEC_EXTRA_IDS = 12
-"""Ids of the talker above the audio codes: pad, start, end, an unused one, mask, and spare ids."""
+"""Number of the talker's ids above the audio codes: pad, start, end, mask, and unused ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class TinyShape:
-    """Sizes that can be chosen; all others follow from them. Attention heads are 32 wide everywhere."""
+    """The sizes that can be chosen. All others follow from these or are fixed. All attention heads are 32 wide."""
 
     vocab_size: int = 640
     """Rows of the thinker's embedding: bytes, merges and special tokens."""
     thinker_heads: int = 4
     """Query heads of the thinker; its hidden size is 32 times this."""
     thinker_kv_heads: int = 2
-    """Key-value heads of the thinker; fewer than thinker_heads make it grouped-query attention."""
+    """Key-value heads of the thinker; fewer than thinker_heads means grouped-query attention."""
     thinker_layers: int = 2
     """Layers of the thinker."""
     talker_hidden_size: int = 96
@@ -39,12 +39,12 @@ class TinyShape:
     encoder_layers: int = 1
     """Layers of the audio encoder and of the vision encoder."""
     sound_codes: int = 128
-    """Audio codes that the talker can write and token2wav can read."""
+    """Number of audio codes that the talker can write and token2wav can read."""
     dit_layers: int = 3
     """Layers of the diffusion transformer."""
     block_size: int = 8
-    """Mel frames of a block, within which the diffusion transformer attends; 24 in the published models, whose
-    config.json does not state it."""
+    """Mel frames in one attention block of the diffusion transformer; 24 in the published models, whose config.json
+    does not state the size."""
     mel_bins: int = 16
     """Mel bins between the diffusion transformer and the vocoder."""
     max_position_embeddings: int = 8192
@@ -70,7 +70,7 @@ SHAPES: Mapping[str, TinyShape] = MappingProxyType(
         ),
     }
 )
-"""Shapes by name. "gqa" differs in every size and shares each key-value head between 4 (thinker) and 3 heads."""
+"""Shapes by name. "gqa" differs in most sizes. Each of its key-value heads serves 4 heads (thinker) or 3 (talker)."""
 
 
 def config_dict(shape: TinyShape) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def _vision_config(shape: TinyShape, output_size: int) -> dict[str, Any]:
         "intermediate_size": 64,
         "num_heads": 2,
         "out_hidden_size": output_size,
-        # Full attention in the last layer only: in the real model, too, most layers attend within windows.
+        # Full attention in the last layer only. In the real model too, most layers attend within windows.
         "fullatt_block_indexes": [shape.encoder_layers - 1],
     }
 
@@ -184,7 +184,7 @@ def _dit_config(shape: TinyShape) -> dict[str, Any]:
 
 
 def _vocoder_config(shape: TinyShape) -> dict[str, Any]:
-    # The real rates: 240 samples a mel frame, two frames a code, and 50 codes a second make 24 kHz.
+    # The rates of the real model: 240 samples per mel frame, 2 frames per code and 50 codes per second make 24 kHz.
     return {
         "mel_dim": shape.mel_bins,
         "upsample_initial_channel": 64,

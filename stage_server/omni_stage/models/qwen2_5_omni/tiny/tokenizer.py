@@ -21,7 +21,7 @@ from omni_stage.models.shared.tiny.tokenizer import train_tokenizer
 def make_processor(vocab_size: int) -> Any:
     """Returns the Qwen2_5OmniProcessor of the tiny checkpoint: tokenizer, image, video and audio preprocessing.
 
-    Images are scaled to at most 64 tokens and audio is cut at 30 seconds, so that prompts stay short.
+    Images are scaled to at most 64 tokens and audio is cut off after 30 seconds, so that prompts stay short.
     """
     return wrap_tokenizer(train_tokenizer(vocab_size, SPECIAL_TOKENS))
 

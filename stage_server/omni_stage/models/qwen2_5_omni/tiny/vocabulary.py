@@ -23,12 +23,12 @@ SPECIAL_TOKENS = (
     "<|tts_ethan|>",
     "<|tts_aiden|>",
 )
-"""In the order of their ids, the last ids of the vocabulary. The names that the processor and the chat template use
-are the real model's; the real model has no names for the tts tokens."""
+"""In the order of their ids, which are the last ids of the vocabulary. The names that the processor and the chat
+template use are those of the real model, which has no names for the tts tokens."""
 
 SPEAKER_BOS_TOKENS = {"Chelsie": "<|tts_chelsie|>", "Ethan": "<|tts_ethan|>", "Aiden": "<|tts_aiden|>"}
-"""The token that starts the talker's text, by speaker. The published speakers in their order, then an additional one:
-a checkpoint may have any number of speakers."""
+"""The token that starts the talker's text, by speaker: the published speakers in their order, then an additional one.
+A checkpoint may have any number of speakers."""
 
 CHAT_TEMPLATE = build_chat_template(
     image="<|vision_bos|><|IMAGE|><|vision_eos|>",
@@ -40,4 +40,4 @@ CHAT_TEMPLATE = build_chat_template(
         "{%- endif -%}\n"
     ),
 )
-"""Starts with the published template's system message, unless the chat has one."""
+"""Begins the prompt with the system message of the published template, unless the chat has one."""

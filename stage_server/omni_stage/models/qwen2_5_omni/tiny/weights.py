@@ -1,4 +1,4 @@
-"""Seeded weights of the tiny checkpoint: random, scaled so that text, codes and audio vary and can be heard."""
+"""Seeded random weights of the tiny checkpoint, scaled so that text, codes and audio vary and the audio is audible."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 _PEAK = 0.6
-"""Largest sample of the trial utterance after scaling; full scale is 1."""
+"""Largest absolute sample of the trial utterance after scaling; full scale is 1."""
 
 
 def fill_weights(model: Any, seed: int) -> None:
-    """Draw every weight of a Qwen2_5OmniForConditionalGeneration from one generator, in place.
+    """Draw the weights of a Qwen2_5OmniForConditionalGeneration from one generator, in place.
 
-    Matrices keep the variance of their input; norms stay at one; biases are small. Filters and other buffers keep the
-    values that the model's constructor computed.
+    Matrices roughly keep the variance of their input, norms stay at one, and biases are small. Filters and other
+    buffers keep the values that the model's constructor computed.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -30,7 +30,7 @@ def fill_weights(model: Any, seed: int) -> None:
 
 
 def make_text_legible(thinker: Any, legible_token_ids: set[int]) -> None:
-    """Zero the output rows of tokens that are neither words nor the end of text, so that greedy replies are words."""
+    """Zero the output rows of all other tokens than `legible_token_ids`, so that greedy replies are legible."""
     with torch.no_grad():
         weight = thinker.lm_head.weight
         keep = torch.zeros(weight.shape[0], 1)
@@ -39,7 +39,7 @@ def make_text_legible(thinker: Any, legible_token_ids: set[int]) -> None:
 
 
 def silence_unused_codes(talker: Any, sound_codes: int) -> None:
-    """Zero the output rows of ids that are neither audio codes nor the end, so that all greedy codes have audio."""
+    """Zero the output rows of ids that are neither audio codes nor the end, so that every greedy code has audio."""
     with torch.no_grad():
         keep = torch.zeros(talker.codec_head.weight.shape[0], 1)
         keep[:sound_codes] = 1.0
@@ -48,13 +48,13 @@ def silence_unused_codes(talker: Any, sound_codes: int) -> None:
 
 
 def make_audible(token2wav: Any, speaker: dict[str, Any], sound_codes: int, seed: int) -> None:
-    """Scale the vocoder's last layer so that a trial utterance of random codes peaks at about half scale."""
+    """Scale the vocoder's last layer so that a trial utterance of random codes peaks at _PEAK."""
     generator = torch.Generator().manual_seed(seed)
     codes = torch.randint(sound_codes, (1, 64), generator=generator)
     last = token2wav.code2wav_bigvgan_model.conv_post
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        last.weight.sub_(last.weight.mean(dim=-1, keepdim=True))  # removes the constant: audio without offset
+        last.weight.sub_(last.weight.mean(dim=-1, keepdim=True))  # so that the audio has no constant offset
         peaks: list[float] = []
         hook = last.register_forward_hook(lambda *call: peaks.append(call[2].abs().max().item()))  # before the clamp
         token2wav(codes, conditioning=speaker["cond"], reference_mel=speaker["ref_mel"])

@@ -1,1 +1,1 @@
-"""Component qwen2_5_omni/token2wav: codec tokens to audio, by diffusion (wave/) and a vocoder."""
+"""Component qwen2_5_omni/token2wav: turns codec tokens into audio, with a diffusion model and a vocoder (wave/)."""

@@ -1,4 +1,4 @@
-"""Component qwen2_5_omni/token2wav: turns codec tokens into audio by diffusion and a vocoder."""
+"""Component qwen2_5_omni/token2wav: turns codec tokens into audio, with a diffusion model and a vocoder."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from omni_stage.payloads import AdditionalInformationPayload
 from omni_stage.vllm_adapter.names import DIFFUSION_SETTINGS
 
 STEP_WORK = 4096
-"""Work of one engine step, in codec tokens at the default number of solver steps: 82 s of speech. Longer requests run
-alone. docs/gpu-sizing.md has the memory that this needs."""
+"""Most work in one engine step, in codec tokens at the default number of solver steps: 82 s of speech. A request with
+more work runs alone. docs/gpu-sizing.md has the memory that this needs."""
 CPU_STEP_WORK = 72
-"""The same on a CPU: the longest window of a streamed request, 6 blocks of 12 codes, or several shorter ones."""
+"""The same on a CPU: the longest window of a streamed request, 6 blocks of 12 codes, or several shorter windows."""
 MAX_BATCH = 32
 """Most requests in one engine step."""
 _DEFAULT_INTERVALS = DEFAULT_STEPS - 1
@@ -50,14 +50,14 @@ class Token2Wav:
     default_sampling = TOKEN2WAV.default_sampling
 
     def __init__(self, checkpoint: OmniCheckpoint, voices: Sequence[str], max_work: int | None = None) -> None:
-        """`voices`: names, the default first. `max_work`: of one request; by default that of the longest utterance."""
+        """`voices`: names, the default first. `max_work`: most work per request; default: the longest utterance's."""
         self._checkpoint = checkpoint
         self._max_work = min(max_work or checkpoint.max_codes, checkpoint.max_codes)
         self.voices = tuple(voices)
         self.input_schema = talker2token2wav_schema()
 
     def engine_kwargs(self) -> dict[str, Any]:
-        """Returns arguments for our model class. To vLLM's scheduler a request has as many tokens as work units.
+        """Returns arguments for our model class. For vLLM's scheduler, a request has one token per unit of work.
 
         See count_work.
         """
@@ -70,12 +70,12 @@ class Token2Wav:
             "max_model_len": self._checkpoint.max_codes,
             "max_num_batched_tokens": self._checkpoint.max_codes,
             "max_num_seqs": MAX_BATCH,
-            "enforce_eager": True,  # for vLLM; the model captures its own graphs
+            "enforce_eager": True,  # vLLM captures no graphs, because the model captures its own
             "additional_config": {DIFFUSION_SETTINGS: {"step_work": STEP_WORK, "cpu_step_work": CPU_STEP_WORK}},
         }
 
     def prepare(self, request: StageRequest) -> StageInput:
-        """Convert the talker's codec tokens. Without any the request ends as EMPTY_INPUT."""
+        """Convert the talker's codec tokens. A request without codec tokens ends as EMPTY_INPUT."""
         if not isinstance(request.source, EdgeInput):
             raise InvalidRequestError(f"component {TOKEN2WAV.id} reads tensors of a talker, not a prompt")
         settings = self._settings(request)
@@ -87,7 +87,7 @@ class Token2Wav:
     def open_feed(self, request: StageRequest) -> SoundFeed:
         """Returns a feed of windows of codes (windows.py).
 
-        The first audio is ready before the last code arrives, and differs slightly from audio made at once.
+        The first audio is ready before the last code arrives. The audio differs slightly from that of `prepare`.
         """
         settings = self._settings(request)
 
@@ -99,7 +99,7 @@ class Token2Wav:
         return SoundFeed(self._checkpoint.block_codes, lambda codes: self._check_codes({"codes": codes}), build)
 
     def _settings(self, request: StageRequest) -> dict[str, Any]:
-        """Returns what the solver needs besides the codes. Raises InvalidRequestError naming the voice."""
+        """Returns the solver's voice, seed, steps and guidance. Raises InvalidRequestError for an unknown voice."""
         sampling = request.sampling
         defaults = self.default_sampling
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
@@ -129,14 +129,14 @@ class Token2Wav:
         )
 
     def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
-        """Returns an emitter that forwards the audio, or one that joins the audio of windows."""
+        """Returns an emitter that forwards the audio; for streamed input, one that joins the audio of windows."""
         if isinstance(request.source, EdgeStream):
             return WindowEmitter()
         payload = prepared.additional_information
         return Token2WavEmitter(len(payload.tensor("codes")) if payload is not None else 0)
 
     def warmup_request(self) -> StageRequest:
-        """Returns a request for short audio: two steps of the solver."""
+        """Returns a request for short audio, with two time points of the solver."""
         return StageRequest(
             request_id="warmup",
             source=EdgeInput({"codes": torch.zeros(4, dtype=torch.int64)}),
@@ -147,7 +147,8 @@ class Token2Wav:
 def count_work(codes: int, steps: int) -> int:
     """Returns the work of a request in codec tokens at the default number of solver steps, at least 1.
 
-    Ten time points have nine steps between them, each with four evaluations of the transformer over all frames.
+    `steps` is the number of time points: ten of them have nine intervals between them, each with four evaluations of
+    the transformer over all frames.
     """
     return max(1, -(-codes * (steps - 1) // _DEFAULT_INTERVALS))
 

@@ -1,4 +1,4 @@
-"""Token2wav's streamed input: arriving codec tokens to windows, and the audio of the windows to the whole audio."""
+"""Token2wav's streamed input: groups arriving codec tokens into windows, and joins the audio of the windows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from omni_stage.models.qwen2_5_omni.token2wav.windows import CODE_SAMPLES, FADE_
 
 
 class SoundFeed:
-    """An InputFeed. Keeps all codes: 8 bytes each."""
+    """An InputFeed of windows. Keeps all codes of the request, 8 bytes each."""
 
     def __init__(
         self,
@@ -49,16 +49,16 @@ class SoundFeed:
 
 
 class WindowEmitter:
-    """Joins the audio of a request's windows. A window has a tail: the first samples of the next window's audio.
+    """Joins the audio of a request's windows. Each window but the last has a tail: the samples after its own audio.
 
-    Tail and beginning are the same audio up to small differences: the tail fades out over the next window's beginning.
+    The tail is almost equal to the beginning of the next window's audio. The two are cross-faded.
     """
 
     def __init__(self) -> None:
         self._tail: torch.Tensor | None = None
 
     def emit(self, step: EngineStep) -> StageStep:
-        """Convert one window's audio. Raises ModelExecutionError if there is none, or no whole number of codes."""
+        """Convert one window's audio. Raises ModelExecutionError if it is missing or no multiple of CODE_SAMPLES."""
         audio = step.tensors.get("output")
         if audio is None:
             raise ModelExecutionError("the engine finished a window without audio")
@@ -73,9 +73,9 @@ class WindowEmitter:
 
 
 def check_audio(audio: torch.Tensor, samples: int | None = None) -> None:
-    """Check that the audio is float32 [samples], or of whole codes if `samples` is None.
+    """Check that the audio is float32 [samples]. If `samples` is None, it must be a multiple of CODE_SAMPLES long.
 
-    Raises ModelExecutionError. NaN and infinity do not reach this: the runner ends such a request
+    Raises ModelExecutionError. NaN and infinity do not reach this function: the runner ends such a request
     (vllm_adapter/diffusion/output.py).
     """
     expected = samples if samples is not None else max(1, audio.numel() // CODE_SAMPLES) * CODE_SAMPLES
@@ -86,7 +86,7 @@ def check_audio(audio: torch.Tensor, samples: int | None = None) -> None:
 
 
 def fade_over(tail: torch.Tensor, audio: torch.Tensor) -> torch.Tensor:
-    """Returns float32 [n]: `audio`, with `tail` [m] faded linearly into its first samples. A new tensor."""
+    """Returns a new float32 [n]: `audio` [n], with `tail` [m] fading out linearly over its first samples."""
     count = min(tail.shape[0], audio.shape[0])
     weight = (torch.arange(count, dtype=torch.float32) + 1) / (count + 1)
     joined = audio.clone()

@@ -1,8 +1,8 @@
 """vLLM model class of token2wav: transformers' diffusion transformer and vocoder, with our own forward (wave/).
 
-The requests of a step that have the same number of solver steps share one solver loop, whatever their lengths, voices,
-seeds and guidance; those of equal length share the vocoder's forward. Each request's audio is the same as if it ran
-alone. Hook: OneShotModel.
+Requests of an engine step share one solver loop if they have the same number of solver steps and are all guided, or all
+unguided. Their lengths, voices, seeds and strengths of guidance may differ. Requests of equal length also share the
+vocoder's forward. Each request's audio is the same as if it ran alone. Hook: OneShotModel.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from omni_stage.vllm_adapter.checks.weights import load_checked
 from omni_stage.vllm_adapter.diffusion.admission import DiffusionSettings
 
 IGNORED_TENSORS = ("token2wav.code2wav_dit_model.rotary_embed.inv_freq",)
-"""In the published checkpoints, but not loaded: transformers 5 computes this table from the configuration."""
+"""Tensors of the published checkpoints that are not loaded: transformers 5 computes this table from the
+configuration."""
 
 
 class Token2WavModel(nn.Module, IsAttentionFree):
@@ -48,11 +49,11 @@ class Token2WavModel(nn.Module, IsAttentionFree):
         self._speech: Speech | None = None
 
     def embed_input_ids(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Refuse: vLLM requires this method of every model, but a diffusion model has no token embeddings."""
+        """Raises NotImplementedError: vLLM requires this method, but a diffusion model has no token embeddings."""
         raise NotImplementedError("token2wav has no token embeddings for vLLM; use generate()")
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Refuse: vLLM requires this method of every model, but a diffusion model has no such step."""
+        """Raises NotImplementedError: vLLM requires this method, but a diffusion model has no autoregressive step."""
         raise NotImplementedError("token2wav is not autoregressive; use generate()")
 
     @torch.inference_mode()
@@ -62,7 +63,8 @@ class Token2WavModel(nn.Module, IsAttentionFree):
         """Returns one utterance's audio for each request, in order: float32 [samples] in [-1, 1], on the device.
 
         A window's result is {"output": its audio, "tail": the samples after it}. An exception in place of a result
-        fails that request alone. An error of the whole batch is raised. Audio of a failed computation is NaN.
+        fails only that request. An error of the entire batch is raised. If a computation gave NaN or infinity, the
+        audio is NaN.
         """
         results: dict[int, torch.Tensor | dict[str, torch.Tensor] | Exception] = {}
         batches: dict[Any, list[tuple[int, Utterance]]] = {}
@@ -84,12 +86,12 @@ class Token2WavModel(nn.Module, IsAttentionFree):
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Encode the voices and, on CUDA, capture graphs for the sizes of windows. The weights must be loaded."""
+        """Encode the voices and, on CUDA, capture graphs for the sizes of windows. Call this after load_weights."""
         speech = self._speech = Speech(self.token2wav, self._voices, use_graphs=self._settings.cuda_graphs)
         speech.warm_up()
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load token2wav from a whole checkpoint. Raises ConfigurationError."""
+        """Load token2wav's part of a checkpoint. Raises ConfigurationError if the weights do not fit."""
         mapper = self.hf_to_vllm_mapper
         load = partial(AutoWeightsLoader(self).load_weights, mapper=mapper)
         return load_checked(self, weights, load, mapper=mapper, ignored=IGNORED_TENSORS)

@@ -1,1 +1,1 @@
-"""The last stage: frames of codes to audio."""
+"""Component qwen3_omni/code2wav: turns frames of codes into audio."""

@@ -27,7 +27,7 @@ from omni_stage.payloads import AdditionalInformationPayload
 from omni_stage.vllm_adapter.names import DIFFUSION_SETTINGS
 
 STEP_FRAMES = 1024
-"""Frames of one engine step, 82 s of speech; a longer request runs alone."""
+"""Most frames in one engine step, 82 s of speech. A longer request runs alone."""
 MAX_BATCH = 64
 """Most requests in one engine step."""
 
@@ -39,20 +39,20 @@ class Code2Wav:
     output_schema = None
     default_sampling = CODE2WAV.default_sampling
     voices: Sequence[str] = ()
-    """Empty: the talker has already spoken in a voice."""
+    """Empty, because the talker has already applied the voice."""
 
     def __init__(self, checkpoint: OmniCheckpoint, speech: SpeechFacts, max_frames: int | None = None) -> None:
-        """`max_frames`: of one request's audio; by default as many as the model's positions allow."""
+        """`max_frames`: most frames in one request's audio; by default as many as the model's positions allow."""
         self._checkpoint = checkpoint
         self._speech = speech
         self._max_frames = min(max_frames or speech.max_frames, speech.max_frames)
         self.input_schema = talker2code2wav_schema(speech)
 
     def engine_kwargs(self) -> dict[str, Any]:
-        """Returns arguments for our model class. To vLLM's scheduler a request has as many tokens as frames."""
+        """Returns arguments for our model class. For vLLM's scheduler, a request has one token per frame."""
         return {
             "model": str(self._checkpoint.path),
-            # As in the reference; it takes a few hundred MiB more than bfloat16, without that type's rounding noise.
+            # As in transformers. float32 takes a few hundred MiB more than bfloat16, but avoids its rounding noise.
             "dtype": "float32",
             "hf_overrides": pick_code2wav,
             "skip_tokenizer_init": True,
@@ -65,7 +65,7 @@ class Code2Wav:
         }
 
     def prepare(self, request: StageRequest) -> StageInput:
-        """Convert the talker's frames. Without any the request ends as EMPTY_INPUT."""
+        """Convert the talker's frames. A request without frames ends as EMPTY_INPUT."""
         if not isinstance(request.source, EdgeInput):
             raise InvalidRequestError(f"component {CODE2WAV.id} reads tensors of a talker, not a prompt")
         codes = request.source.tensors.get("codes")
@@ -75,7 +75,7 @@ class Code2Wav:
         return self._stage_input({"codes": codes})
 
     def open_feed(self, request: StageRequest) -> CodesFeed:
-        """Returns a feed of chunks of frames; the audio is the same for any sizes of chunks."""
+        """Returns a feed of chunks of frames. The audio does not depend on the sizes of the chunks."""
         stream = request.request_id
 
         def build(codes: torch.Tensor, first: int, last: bool) -> StageInput:
@@ -84,7 +84,10 @@ class Code2Wav:
         return CodesFeed(self._check_frames, build)
 
     def _check_frames(self, codes: torch.Tensor, before: int) -> None:
-        """Refuse codes without audio, and more frames than one request may have. Raises InvalidTensorError."""
+        """Refuse codes without audio, and more frames than a request may have. Raises InvalidTensorError.
+
+        `before`: number of earlier frames of the request.
+        """
         speech = self._speech
         if codes.dim() != 2 or codes.shape[1] != speech.groups:
             raise InvalidTensorError(
@@ -113,7 +116,7 @@ class Code2Wav:
         )
 
     def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
-        """Returns an emitter that forwards the audio and counts its samples."""
+        """Returns an emitter that forwards the audio and checks its length."""
         return Code2WavEmitter(self._speech)
 
     def warmup_request(self) -> StageRequest:
@@ -123,7 +126,7 @@ class Code2Wav:
 
 
 class Code2WavEmitter:
-    """Forwards the audio of one request: whole frames, minus the look-ahead samples that the first chunk lacks."""
+    """Forwards one request's audio and checks its length: full frames, minus lookahead_samples in the first chunk."""
 
     def __init__(self, speech: SpeechFacts) -> None:
         self._speech = speech
@@ -132,7 +135,7 @@ class Code2WavEmitter:
     def emit(self, step: EngineStep) -> StageStep:
         """Convert one engine step to one stage step.
 
-        Raises ModelExecutionError if the audio is not whole frames.
+        Raises ModelExecutionError if the audio is missing or does not have full frames.
         """
         audio = step.tensors.get("output")
         if audio is None:

@@ -1,4 +1,4 @@
-"""code2wav's streamed input: frames of codes, as they arrive, to chunks."""
+"""code2wav's streamed input: groups frames of codes into chunks as they arrive."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from omni_stage.models.component import FinishReason, StageInput
 from omni_stage.models.edge_stream import EdgeRows, InputPart
 
 MAX_CHUNK_FRAMES = 100
-"""Most frames of a chunk, 8 s of audio: a request that fell behind must not delay the others of its step for longer."""
+"""Most frames in a chunk: 8 s of audio. It bounds how long a request with many waiting frames delays its step."""
 
 
 class CodesFeed:
-    """An InputFeed. A chunk has all frames that arrived while the previous one was computed, and at least one."""
+    """An InputFeed of chunks. A chunk has all waiting frames, at least one and at most MAX_CHUNK_FRAMES."""
 
     def __init__(
         self, check: Callable[[torch.Tensor, int], None], build: Callable[[torch.Tensor, int, bool], StageInput]
     ) -> None:
-        """`check` refuses frames without audio, given how many frames came before them.
+        """`check` refuses frames without audio; its second argument is the number of earlier frames.
 
-        `build` makes the engine's input from frames, the index of the first, and whether they are the last.
+        `build` makes the engine's input from frames, the index of the first one, and whether these are the last frames.
         """
         self._check = check
         self._build = build
@@ -40,9 +40,13 @@ class CodesFeed:
         self._ended = self._ended or rows.ended or "codes" in rows.complete
 
     def next_part(self) -> InputPart | None:
-        """Returns the next chunk. An end without new frames is a part of its own: STOP, or EMPTY_INPUT without any."""
+        """Returns the next chunk; None if no frame waits.
+
+        If the stream ends when no frame waits, the last part has no input and finishes with STOP, or with EMPTY_INPUT
+        if there were no frames at all.
+        """
         if self._taken == self._came:
-            # The end often arrives after the last frame, which was not held back for it.
+            # The end often arrives after the last frame, because frames do not wait for the end.
             return None if not self._ended else self._end()
         waiting = torch.cat(self._waiting)
         chunk, rest = waiting[:MAX_CHUNK_FRAMES], waiting[MAX_CHUNK_FRAMES:]

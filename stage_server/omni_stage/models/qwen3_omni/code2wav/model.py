@@ -1,7 +1,7 @@
 """vLLM model class of code2wav: transformers' modules, run chunk by chunk (sound/). Hooks: OneShotModel, KeepsStreams.
 
-A request has all codes of a reply, or a chunk of a stream's codes. Requests of a step share a forward if their lengths
-are equal and either all begin or all continue a stream; each request's audio is the same as if it ran alone.
+A request has all codes of a reply, or a chunk of a stream's codes. Requests of a step share a forward if they have
+equal lengths and either all begin or all continue a stream. Each request's audio is the same as if it ran alone.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from omni_stage.payloads import AdditionalInformationPayload
 from omni_stage.vllm_adapter.checks.weights import load_checked
 
 PIECE_FRAMES = 64
-"""Frames of one request that go through the model at once: a longer request is computed in pieces."""
+"""Most frames of one request in one forward. A longer request is computed in pieces."""
 STEP_FRAMES = 256
-"""Frames of all requests that go through the model at once. A frame takes 14 MB of the published model at its widest
-layer (measured on an H200), so 64 pieces at once would take 57 GB."""
+"""Most frames of all requests in one forward. In the published model a frame takes 14 MB at the widest layer (measured
+on an H200), so 64 pieces in one forward would take 57 GB."""
 
 
 @dataclass(slots=True)
@@ -68,23 +68,23 @@ class Code2WavModel(nn.Module, IsAttentionFree):
         self._pool: SoundPool | None = None
 
     def embed_input_ids(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Refuse: vLLM requires this method of every model, but this one has no token embeddings."""
+        """Raises NotImplementedError: vLLM requires this method, but this model has no token embeddings."""
         raise NotImplementedError("code2wav has no token embeddings for vLLM; use generate()")
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Refuse: vLLM requires this method of every model, but this one has no such step."""
+        """Raises NotImplementedError: vLLM requires this method, but this model has no autoregressive step."""
         raise NotImplementedError("code2wav is not autoregressive; use generate()")
 
     @property
     def pool(self) -> SoundPool:
-        """The open streams. The weights must be on their device."""
+        """The states of the open streams. The weights must already be on their device."""
         return self._parts()[1]
 
     @torch.inference_mode()
     def generate(self, requests: Sequence[AdditionalInformationPayload]) -> list[torch.Tensor | Exception]:
         """Returns the audio of each request's codes, in order: float32 [samples] in [-1, 1], on the device.
 
-        An exception in place of audio fails that request alone. An error of the whole batch is raised, and leaves the
+        An exception in place of audio fails only that request. An error of the entire batch is raised, and leaves the
         state of every stream unchanged.
         """
         decoder, pool = self._parts()
@@ -125,7 +125,7 @@ class Code2WavModel(nn.Module, IsAttentionFree):
             self._pool.drop(stream)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load code2wav from a whole checkpoint. Raises ConfigurationError."""
+        """Load code2wav's part of a checkpoint. Raises ConfigurationError if the weights do not fit."""
         mapper = self.hf_to_vllm_mapper
         return load_checked(self, weights, partial(AutoWeightsLoader(self).load_weights, mapper=mapper), mapper=mapper)
 
@@ -145,7 +145,7 @@ class Code2WavModel(nn.Module, IsAttentionFree):
             raise InvalidTensorError(
                 f"codes: must be [frames, {config.num_quantizers}], got {list(codes.shape)}", field="codes"
             )
-        # An id outside of the table would end the engine, and every request in it.
+        # An id outside of the embedding table would end the engine and every request in it.
         if int(codes.min()) < 0 or int(codes.max()) >= config.codebook_size:
             raise InvalidTensorError(
                 f"codes: every code must be at least 0 and below {config.codebook_size}",

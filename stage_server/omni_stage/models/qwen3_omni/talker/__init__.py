@@ -1,1 +1,1 @@
-"""The second stage: reads the thinker's tokens, writes frames of codes."""
+"""Component qwen3_omni/talker: turns the thinker's tokens into frames of codes."""

@@ -1,4 +1,4 @@
-"""Sampling for many frames at once, with random numbers that depend only on seed, position and group. Pure.
+"""Samples codes for many frames in one call, with random numbers that depend only on seed, position and group. Pure.
 
 A generator for each request would need one call per request, and a rewind when a preempted request is computed again. A
 hash of the three values needs neither.
@@ -15,7 +15,7 @@ _MASK = (1 << 31) - 1
 
 
 def uniform(seeds: torch.Tensor, positions: torch.Tensor, group: int) -> torch.Tensor:
-    """Returns numbers float32 [n] in [0, 1) for seeds and positions int64 [n] and a group."""
+    """Returns random numbers float32 [n] in [0, 1) for `seeds` and `positions` int64 [n] and a group."""
     state = _mix(seeds & _MASK)
     state = _mix(state ^ (seeds >> 31 & _MASK))
     state = _mix(state ^ (positions & _MASK))
@@ -27,8 +27,9 @@ def uniform(seeds: torch.Tensor, positions: torch.Tensor, group: int) -> torch.T
 def pick_tokens(logits: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
     """Returns tokens int64 [n], sampled from logits float32 [n, V] with top-k and top-p.
 
-    A token is one of the TOP_K likeliest, and of these one of the fewest whose probabilities add up to TOP_P. `chance`
-    float32 [n] in [0, 1) selects it: the point on their cumulative probability.
+    Only the TOP_K likeliest tokens are considered. Of these, the candidates are the fewest likeliest ones whose
+    probabilities add up to at least TOP_P. `chance` float32 [n] in [0, 1) selects the candidate at this fraction of
+    their cumulative probability.
     """
     likeliest, tokens = logits.topk(min(TOP_K, logits.shape[-1]), dim=-1)
     shares = likeliest.softmax(dim=-1)
@@ -41,7 +42,7 @@ def pick_tokens(logits: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
 
 
 def _mix(state: torch.Tensor) -> torch.Tensor:
-    """Mix 31 bits to 31 bits, each of which depends on all input bits; products stay below 2**63."""
+    """Returns 31 mixed bits, each of which depends on all 31 input bits. Products stay below 2**63."""
     for factor, shift in ((0x45D9F3B, 16), (0x2C1B3C6D, 15)):
         state = (state ^ (state >> shift)) & _MASK
         state = (state * factor + 0x3C6EF35) & _MASK

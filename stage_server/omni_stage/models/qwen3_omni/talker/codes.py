@@ -1,8 +1,8 @@
-"""Each frame's codes after the first, by request and position; the input at that position is made of them.
+"""Each frame's codes after the first, by request and position. The model's input at that position includes them.
 
-They lie on the device in one table and are written as they are predicted, without waiting for the device; the host
-knows how many each request has. A position that is computed again, after a preemption or in a later part of a streamed
-request, reads the codes that were stored for it.
+One table on the device holds all codes. They are written as they are predicted, without waiting for the device; the
+host knows only how many frames each request has. A position that is computed again, after a preemption or in a later
+part of a streamed request, reads the codes that were stored for it.
 """
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Those tokens of a step whose codes are known; on the host, one entry for each token."""
+    """The tokens of a step whose codes are known. Lists on the host, with one entry for each such token."""
 
     tokens: list[int]
-    """Rows in the step's batch."""
+    """Index of the token in the step's batch."""
     rows: list[int]
+    """The request's row in the table."""
     frames: list[int]
+    """Index of the frame in that row."""
 
 
 class FrameCodes:
     """Codes of the running requests' frames. For use by one thread."""
 
     def __init__(self, codes: int, device: torch.device) -> None:
-        """`codes`: number of codes of a frame after the first."""
-        # Runtime state, written inside and outside of inference mode: it must not be inference tensors.
+        """`codes`: number of a frame's codes after the first."""
+        # This state is written inside and outside of inference mode, so it must not be inference tensors.
         with torch.inference_mode(False):
             self._table = torch.zeros(_FIRST_ROWS, _FIRST_FRAMES, codes, dtype=torch.int16, device=device)
         self._requests: dict[str, _Kept] = {}
@@ -57,7 +59,7 @@ class FrameCodes:
             self._free.append(kept.row)
 
     def write(self, request_ids: Sequence[str], positions: Sequence[int], codes: torch.Tensor) -> None:
-        """Store the codes int64 [n, codes] of the frames at these positions."""
+        """Store the codes int64 [n, codes] of the frames at these positions of the requests."""
         rows, frames = [], []
         for request_id, position in zip(request_ids, positions, strict=True):
             kept = self._requests.get(request_id)

@@ -23,9 +23,9 @@ from omni_stage.models.shared.voices import pick_voice
 from omni_stage.vllm_adapter.scheduling.pace import PACE_KEY
 
 REPEAT_LIMIT = 125
-"""Ten seconds of one repeated first code."""
+"""Ten seconds in which every frame has the same first code."""
 GREEDY, SEED = "predictor_greedy", "predictor_seed"
-"""Names of the settings that the code predictor reads from a request."""
+"""Names of the code predictor's settings in a request's payload."""
 
 
 class Talker:
@@ -47,13 +47,13 @@ class Talker:
         self.output_schema = talker2code2wav_schema(speech)
 
     def engine_kwargs(self) -> dict[str, Any]:
-        """Returns arguments for our model class over vLLM's layers. Without a tokenizer: its tokens are not text."""
+        """Returns arguments for our model class. The engine needs no tokenizer, because the tokens are not text."""
         return {
             "model": str(self._checkpoint.path),
             "dtype": self._checkpoint.dtype,
             "hf_overrides": pick_talker,
             "skip_tokenizer_init": True,
-            # The checkpoint's generation_config.json has no value under a name that vLLM reads.
+            # vLLM's own defaults: it knows none of the names in the checkpoint's generation_config.json.
             "generation_config": "vllm",
             "enable_prefix_caching": False,
             "additional_config": {"omni": {"capture_rows": True}, PACE_KEY: self._pace},
@@ -64,7 +64,7 @@ class Talker:
         return prepare_whole(request, self.open_feed(request), component=TALKER.id, missing="token_ids")
 
     def open_feed(self, request: StageRequest) -> TalkerFeed:
-        """Returns a feed that makes the input of `prepare` token by token."""
+        """Returns a feed that makes the same input as `prepare`, part by part."""
         voice = pick_voice(request.voice, self.voices)
         codec, sampling = self._speech.codec, request.sampling
         conditioning = TalkerConditioning(self._checkpoint, self._speech, self._table, codec.speakers[voice.lower()])
@@ -73,10 +73,11 @@ class Talker:
         return TalkerFeed(
             conditioning,
             (codec.end,),
-            # With ignore_eos the generation continues past the end of the stream, so it must not write that end.
+            # With ignore_eos generation continues to max_tokens, so the token that ends the stream is never sampled.
             goes_on=bool(sampling.ignore_eos),
             repeat_limit=REPEAT_LIMIT,
-            # As in transformers: the code predictor is greedy if the talker is; otherwise it has values of its own.
+            # As in transformers, the code predictor is greedy if the talker is. Otherwise it has its own sampling
+            # values.
             settings={GREEDY: [int(temperature == 0.0)], SEED: [seed]},
         )
 
@@ -100,7 +101,7 @@ class Talker:
 
 
 class TalkerEmitter:
-    """Publishes frames of codes, without the one that ends the stream. Stateless."""
+    """Publishes frames of codes, except the frame that ends the stream. Stateless."""
 
     def __init__(self, speech: SpeechFacts) -> None:
         self._speech = speech

@@ -1,16 +1,18 @@
-"""The talker's input, built as the thinker's tokens arrive. Pure except for reading the embedding's rows.
+"""The talker's input, built as the thinker's tokens arrive. Pure except for reading rows of the embedding.
 
-    position   users' messages      3                    6 codec tokens                    sampled codes
+    positions  users' messages      3                    6                                 then
     row        text or media        <|im_start|>         tts_pad x 4, tts_bos,             text 1, text 2 ... tts_eos,
-                                    assistant, newline   text 0                            tts_pad, held
-    token      placeholder          placeholder          nothink, think_bos, think_eos,    the codes
+                                    assistant, newline   text 0                            tts_pad, repeated
+    token      placeholder          placeholder          nothink, think_bos, think_eos,    the sampled codes
                                                          speaker, pad, bos
 
 A row is the thinker's embedding of a text token, or the hidden state of a medium. The model has a projection for each
-of the two, and adds the token's codec embedding; placeholders have none. Text 0 is the token after the reply's frame.
-Source: transformers 5.19, Qwen3OmniMoeForConditionalGeneration.generate. System messages and earlier replies are left
-out, as in that function. Positions are those of the talker's own get_rope_index: the thinker's, shifted to where a
-medium begins in this shorter prompt.
+of these two kinds, and adds the token's codec embedding; placeholders have none. Text 0 is the first token of the
+reply's text, after <|im_start|>, assistant and newline. System messages and earlier replies are left out. Source:
+transformers 5.19, Qwen3OmniMoeForConditionalGeneration.generate.
+
+M-RoPE positions are those of the talker's own get_rope_index. A medium's positions are the thinker's, shifted to where
+the medium begins in this shorter prompt.
 """
 
 from __future__ import annotations
@@ -27,13 +29,13 @@ from omni_stage.models.shared.embedding import EmbeddingTable
 from omni_stage.models.shared.talker_feed import TalkerPart, TalkerPrompt
 
 _FRAME = 3
-"""Tokens that begin the reply: <|im_start|>, assistant, newline."""
+"""Number of tokens before the reply's text: <|im_start|>, assistant, newline."""
 _PADDING = 4
-"""Number of tts_pad rows beside the first codec tokens."""
+"""Number of tts_pad rows at the first codec tokens."""
 
 
 class TalkerConditioning:
-    """The table above. The result does not depend on how the thinker's tokens are split into parts."""
+    """Builds the table in the module's docstring. The result does not depend on how the thinker's tokens are split."""
 
     def __init__(self, checkpoint: OmniCheckpoint, speech: SpeechFacts, table: EmbeddingTable, speaker: int) -> None:
         """`speaker`: the voice's id in the talker's vocabulary."""
@@ -63,7 +65,7 @@ class TalkerConditioning:
                 )
             self._fresh.setdefault(name, []).append(tensor)
         ids = rows.tensors.get("token_ids")
-        # An id outside of the table would read beyond it.
+        # An id outside of the embedding table would read beyond it.
         if ids is not None and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self._table.rows:
             raise InvalidTensorError(
                 f"token_ids: every id must be at least 0 and below {self._table.rows}",
@@ -74,7 +76,7 @@ class TalkerConditioning:
         self._ended = self._ended or rows.ended
 
     def take(self) -> TalkerPart | None:
-        """Returns the part that can be placed now; None if there is none. Raises InvalidTensorError."""
+        """Returns a part with all rows whose positions are known; None if there is none. Raises InvalidTensorError."""
         if self._next_position == 0:
             return self._first_part()
         fresh = self._table.read(self._take("token_ids"))
@@ -83,7 +85,7 @@ class TalkerConditioning:
         return self._place(fresh, None) if fresh.shape[0] else None
 
     def _first_part(self) -> TalkerPart | None:
-        """Returns the prompt and the reply so far; None until the prompt, its media and text 0 have arrived."""
+        """Returns a part with the prompt and the reply so far; None until the prompt, its media and text 0 arrived."""
         counts = torch.cat(self._fresh.get("prompt_tokens", [torch.empty(0, dtype=torch.int64)]))
         ids = self._joined("token_ids")
         if not counts.numel() or ids.shape[0] < int(counts[0]):
@@ -110,12 +112,12 @@ class TalkerConditioning:
         return self._build(heard, is_media, *media, text)
 
     def _refuse_at_end(self, problem: str) -> None:
-        """Raise InvalidTensorError if the input has ended; before that, more may arrive."""
+        """Raises InvalidTensorError if the input has ended. Before the end, missing values may still arrive."""
         if self._ended:
             raise InvalidTensorError(problem, field=f"tensors.{problem.partition(':')[0]}")
 
     def _media(self, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Returns rows [count, H] and positions [count, 3] of media; None while some are missing.
+        """Returns the media's rows [count, H] and positions [count, 3]; None while some are missing.
 
         Raises InvalidTensorError.
         """
@@ -196,10 +198,11 @@ def place_positions(
 ) -> tuple[torch.Tensor, int]:
     """Returns M-RoPE positions int64 [length, 3] of a prompt, and the position that follows.
 
-    `is_media`, `is_sound`: bool [n], n <= length: which of the first n tokens stand for media, and which of those for
-    audio; `media_positions`: int64 [media, 3], as counted in the thinker. Text continues one by one after the largest
-    position of the stretch before it; a medium keeps its shape and begins at that point. A video whose audio lies
-    between its frames ends with a stretch of one of them, beyond which a wide frame may reach.
+    `is_media`, `is_sound`: bool [n], n <= length: which of the first n tokens stand for media, and which of these for
+    audio. `media_positions`: int64 [media, 3], the media's positions in the thinker. A stretch of text or media begins
+    after the largest position of the stretch before it. Within text, positions increase by one; within media, they keep
+    their offsets. If a video's audio lies between its frames, only the video's last stretch of frames or audio
+    determines the next position. An earlier frame may have a larger position, because of its width.
     """
     positions = torch.empty(length, 3, dtype=torch.int64)
     kinds = torch.cat([is_media, is_media.new_zeros(length - is_media.shape[0])])
@@ -218,6 +221,6 @@ def place_positions(
 
 
 def _stretches(kinds: torch.Tensor) -> list[tuple[int, int]]:
-    """Returns the ranges of equal values in bool [n], n > 0."""
+    """Returns the ranges [begin, end) of equal values in bool [n], n > 0."""
     borders = (torch.nonzero(kinds[1:] != kinds[:-1]).flatten() + 1).tolist()
     return list(pairwise([0, *borders, kinds.shape[0]]))

@@ -1,11 +1,11 @@
 """vLLM model class of the talker: Qwen3 MoE layers with a shared expert, and the code predictor inside each step.
 
-    h = layers(row, projected + codec_embedding(token) + embeddings of the frame's other codes)
+    h = layers(project(row) + codec_embedding(token) + embeddings of the frame's other codes)
 
 The runner provides the rows (SupportsInputRows): the thinker's embedding for text, and a hidden state for media. Each
-kind has its own projection; the token at the position selects it (checkpoint.CodecTokens.placeholders). As soon as a
-frame's first code is sampled, the code predictor makes the others (ActsAfterSampling). They are stored by position
-(FollowsRequests), because they are part of the next position's input.
+kind has its own projection, selected by the token at the position (checkpoint.CodecTokens.placeholders). As soon as a
+frame's first code is sampled, the code predictor computes the frame's other codes (ActsAfterSampling). They are stored
+by position (FollowsRequests), because they are part of the input at the next position.
 
 Only the layers are compiled. The code before them runs eagerly, or inside a full CUDA graph of a decode step.
 """
@@ -51,7 +51,7 @@ from omni_stage.vllm_adapter.hooks import SampledTokens, ScheduledSpan
     }
 )
 class TalkerLayers(Qwen3MoeModel):
-    """Qwen3's MoE layers for M-RoPE, whose positions are [3, n]; compiled as one graph for any number of tokens."""
+    """Qwen3's MoE layers for M-RoPE positions, which are [3, n]; compiled as one graph for any number of tokens."""
 
 
 class TalkerModel(nn.Module, SupportsMRoPE):
@@ -80,7 +80,7 @@ class TalkerModel(nn.Module, SupportsMRoPE):
         self.text_projection = Qwen3OmniMoeTalkerResizeMLP(talker)
         self.hidden_projection = Qwen3OmniMoeTalkerResizeMLP(talker)
         self.model = TalkerLayers(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
-        # The layers always get embeddings; a table of their own would wait for weights that do not exist.
+        # The layers always get embeddings, and the checkpoint has no weights for an embedding table of their own.
         self.model.embed_tokens = None
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, prefix=maybe_prefix(prefix, "lm_head"))
         self.logits_processor = LogitsProcessor(config.vocab_size)
@@ -103,14 +103,14 @@ class TalkerModel(nn.Module, SupportsMRoPE):
         """Only rows [0, filled) of _code_rows may differ from zero."""
         self._codes: FrameCodes | None = None
         self._settings: dict[str, tuple[bool, int]] = {}
-        """Whether the predictor is greedy, and its seed, by request."""
+        """By request: whether the predictor is greedy, and its seed."""
         self._ends: dict[str, int] = {}
-        """By request, the position after those that the step computes: the position of a token sampled in this step."""
+        """By request: the position after those that the step computes, which is that of a token sampled in the step."""
 
     # Input
 
     def bind_input_rows(self, buffer: torch.Tensor) -> None:
-        """Keep the runner's buffer [max_num_tokens, input_row_size]; forward reads its first rows."""
+        """Keep the runner's buffer [max_num_tokens, input_row_size], whose first rows `forward` reads."""
         self._rows = buffer
         # Captured graphs of the layers, and of the code before them, read their input at a fixed address.
         self._layer_inputs = buffer.new_zeros(buffer.shape[0], self.config.hidden_size)
@@ -122,7 +122,7 @@ class TalkerModel(nn.Module, SupportsMRoPE):
                 self._graphed.warm_up(buffer, self.config.hidden_size)
 
     def begin_request(self, request_id: str, payload: AdditionalInformationPayload | None) -> None:
-        """Store the request's settings of the code predictor."""
+        """Store the request's settings for the code predictor."""
         if payload is not None and SEED in payload:
             greedy, seed = payload.list(GREEDY)[0], payload.list(SEED)[0]
             self._settings[request_id] = (bool(greedy), int(seed or 0))
@@ -135,7 +135,7 @@ class TalkerModel(nn.Module, SupportsMRoPE):
             self._codes.drop(request_id)
 
     def begin_step(self, spans: Sequence[ScheduledSpan]) -> None:
-        """Write the embeddings of the codes after the first into the step's rows; zero where there are none."""
+        """Add the embeddings of each frame's codes after the first to the step's input; 0 where there are no codes."""
         if self._codes is None or self._code_rows is None:
             return
         if self._filled:
@@ -150,7 +150,7 @@ class TalkerModel(nn.Module, SupportsMRoPE):
             self._filled = max(places.tokens) + 1
 
     def embed_input_ids(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Returns codec embeddings [n, hidden_size], without rows; vLLM requires this of every model."""
+        """Returns codec embeddings [n, hidden_size], without rows. vLLM requires this method."""
         embeddings: torch.Tensor = self.codec_embedding(input_ids)
         return embeddings
 
@@ -187,7 +187,7 @@ class TalkerModel(nn.Module, SupportsMRoPE):
         return logits
 
     def after_sampling(self, sampled: SampledTokens) -> dict[str, torch.Tensor]:
-        """Returns the frames int64 [n, groups] of the sampled first codes; stores the codes after the first."""
+        """Returns the frames int64 [n, groups] of the sampled first codes. Stores each frame's other codes."""
         if self._codes is None:
             return {}
         device = sampled.token_ids.device
@@ -203,6 +203,6 @@ class TalkerModel(nn.Module, SupportsMRoPE):
         return {"codes": torch.cat([tokens.unsqueeze(1), codes], dim=1)}
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load the talker from a whole checkpoint. Raises ConfigurationError."""
+        """Load the talker's part of a checkpoint. Raises ConfigurationError if the weights do not fit."""
         mapper = self.hf_to_vllm_mapper
         return load_checked(self, weights, partial(AutoWeightsLoader(self).load_weights, mapper=mapper), mapper=mapper)

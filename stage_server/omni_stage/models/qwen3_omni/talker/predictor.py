@@ -1,9 +1,9 @@
-"""The code predictor: from a frame's first code and the talker's hidden state, the frame's other codes.
+"""The code predictor: computes a frame's other codes from its first code and the talker's hidden state.
 
-transformers' modules, run for all frames of a step at once. A frame is a sequence of its own: hidden state, first code,
-second code ... Source: transformers 5.19, Qwen3OmniMoeTalkerForConditionalGeneration.prepare_inputs_for_generation. The
-predictor is greedy if the talker is; otherwise it uses top_k 50, top_p 0.8, temperature 1 and no penalty, whatever the
-talker's values.
+It runs transformers' modules for all frames of a step in one batch. Each frame is a separate sequence: hidden state,
+first code, second code and so on. The predictor is greedy if the talker is. Otherwise it uses top_k 50, top_p 0.8,
+temperature 1 and no penalty, whatever the talker's values are. Source: transformers 5.19,
+Qwen3OmniMoeTalkerForConditionalGeneration.prepare_inputs_for_generation.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class CodePredictor:
 
     @property
     def groups(self) -> int:
-        """Codes of a frame, including the first."""
+        """Number of codes in a frame, including the first."""
         return int(self._config.num_code_groups)
 
     def embed(self, codes: torch.Tensor) -> torch.Tensor:
-        """Returns the sum [n, H] of the embeddings of the codes after the first, int64 [n, groups - 1], by group."""
+        """Returns the sums [n, H] of the embeddings of each frame's codes after the first, int64 [n, groups - 1]."""
         tables = self._model.model.codec_embedding
         total = tables[0](codes[:, 0])
         for group in range(1, self.groups - 1):
@@ -48,9 +48,9 @@ class CodePredictor:
     ) -> torch.Tensor:
         """Returns the codes int64 [n, groups - 1] after the first.
 
-        `hidden` [n, H]: the state that the first code was sampled from; `first` [n, H]: its embedding by the talker;
-        `greedy` bool [n]; `seeds`, `positions` int64 [n]: the random numbers depend only on these, so a frame is the
-        same if it is computed again or in another batch.
+        `hidden` [n, H]: the state from which the first code was sampled; `first` [n, H]: the talker's embedding of the
+        first code; `greedy`: bool [n]; `seeds`, `positions`: int64 [n]. The random numbers depend only on seed,
+        position and group, so a frame has the same codes if it is computed again or in another batch.
         """
         count, groups = hidden.shape[0], self.groups
         keys, values = self._new_cache(count, hidden)
@@ -79,7 +79,7 @@ class CodePredictor:
         cos: torch.Tensor,
         sin: torch.Tensor,
     ) -> torch.Tensor:
-        """Returns the last state [n, H] of positions [begin, end); writes their keys and values to the cache."""
+        """Returns the state [n, H] at position end - 1. Caches the keys and values of positions [begin, end)."""
         hidden = inputs
         for index, layer in enumerate(self._layers):
             attention = layer.self_attn
@@ -93,7 +93,7 @@ class CodePredictor:
                 _rotate(query, cos[begin:end], sin[begin:end]),
                 keys[index, :, :, :end],
                 values[index, :, :, :end],
-                # Two positions at first; then one at a time, which attends to all before it.
+                # The first call has two positions. Later calls have one, which attends to all positions before it.
                 is_causal=begin == 0,
                 scale=attention.scaling,
                 enable_gqa=query.shape[1] != key.shape[1],
@@ -109,32 +109,35 @@ class CodePredictor:
         return like.new_empty(shape), like.new_empty(shape)
 
     def _angles(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns cosines and sines float32 [groups, head size]: bfloat16 would turn speech to noise after a while."""
+        """Returns cosines and sines, float32 [groups, head size]: in bfloat16, speech would turn to noise over time."""
         places = torch.arange(self.groups, device=like.device)
         cos, sin = self._model.model.rotary_emb(like.new_empty(0, dtype=torch.float32), places[None])
         return cos[0], sin[0]
 
 
 class GraphedPredictor:
-    """A CodePredictor that computes a whole frame as one CUDA graph: without it, a frame takes thousands of launches.
+    """A CodePredictor that computes an entire frame as one CUDA graph, instead of with thousands of kernel launches.
 
-    On an H200 a frame took 70 ms without graphs, nearly the 80 ms of its audio, and 14 ms with one.
+    On an H200 a frame took 70 ms without a graph, nearly the 80 ms of its audio, and 14 ms with a graph.
     """
 
     def __init__(self, predictor: CodePredictor, capture: Capture | None, most: int) -> None:
-        """`capture` is None if there are no graphs; `most`: frames of the largest step."""
+        """`capture` is None if there are no graphs; `most`: number of frames in the largest step."""
         self._predict = GraphedFunction(predictor.predict, capture)
         self._sizes = graph_sizes(most) if capture is not None else ()
 
     def warm_up(self, like: torch.Tensor, hidden_size: int) -> None:
-        """Capture every size, largest first, on the device and in the dtype of `like`. The weights must be loaded."""
+        """Capture a graph for every size, the largest first, on the device and in the dtype of `like`.
+
+        The weights must already be loaded.
+        """
         for size in reversed(self._sizes):
             rows = like.new_zeros(size, hidden_size)
             numbers = torch.zeros(size, dtype=torch.int64, device=like.device)
             self._predict.warm_up(rows, rows, numbers.bool(), numbers, numbers)
 
     def predict(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """Run CodePredictor.predict, padded to the next captured size with frames of zeros that are then dropped."""
+        """Returns what CodePredictor.predict returns. Pads the batch with zeros to the next captured size."""
         count = inputs[0].shape[0]
         missing = next_size(count, self._sizes) - count
         if missing:
@@ -143,7 +146,7 @@ class GraphedPredictor:
 
 
 def graph_sizes(most: int) -> tuple[int, ...]:
-    """Returns the captured sizes in frames of a step: powers of two, and the most that a step may have."""
+    """Returns the batch sizes, in frames, that are captured: powers of two below `most`, and `most`."""
     powers = [1 << power for power in range(most.bit_length()) if 1 << power < most]
     return (*powers, most)
 

@@ -1,1 +1,1 @@
-"""The first stage: reads text, audio, images and video, writes text."""
+"""Component qwen3_omni/thinker: turns text, audio, images and video into text."""

@@ -1,7 +1,7 @@
-"""Component qwen3_omni/thinker: reads text, audio, images and video; writes text; publishes what the talker needs.
+"""Component qwen3_omni/thinker: reads text, audio, images and video; writes text; publishes tensors for the talker.
 
-Text is sent as token ids, whose embeddings the talker's server reads itself; for media the hidden states of one layer
-are sent.
+It publishes text as token ids, whose embeddings the talker's stage server reads from the checkpoint. For media it
+publishes the hidden states of one layer.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from omni_stage.models.shared.prompts import PromptBuilder
 from omni_stage.models.shared.thinker import MAX_TOKENS, OmniThinker, ThinkerSettings
 
 PATCH: Final = 32
-"""Side, in pixels, of the square of an image that becomes one token."""
+"""Side, in pixels, of the image square that becomes one token."""
 SAMPLES_PER_TOKEN: Final = 1231
 """Audio samples per token: 100 frames of 10 ms become 13 tokens."""
 DEFAULT_SAMPLING: Final = SamplingDefaults(temperature=0.0, max_tokens=MAX_TOKENS)
-"""Greedy, as in transformers' generate(): no published file has sampling values for the thinker."""
+"""Greedy, as in transformers' generate(), because no published file has sampling values for the thinker."""
 _FIRST_TENSORS: Final = frozenset({"prompt_tokens", "media", "media_positions"})
-"""Tensors that come only with a request's first step, if at all."""
+"""Tensors that have rows only in a request's first step, if at all."""
 
 
 class Thinker(OmniThinker):
@@ -64,24 +64,25 @@ class Thinker(OmniThinker):
             )
 
     def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
-        """Returns an emitter of ids, and of rows where the prompt has media."""
+        """Returns an emitter of token ids, and of rows for the prompt's media."""
         is_given = prepared.reply is not None
         return ThinkerEmitter(self._checkpoint, want_tensors=request.want_tensors, is_given=is_given)
 
 
 class ThinkerEmitter:
-    """Publishes every token's id, except a sampled reply's last, and the rows of media in users' messages.
+    """Publishes the ids of all tokens but a sampled reply's last one, and the rows of media in users' messages.
 
-    The last token either ends the text or reached the length limit; transformers' talker does not read it either.
+    The last token either ends the text or is the one at which the length limit was reached. transformers' talker does
+    not read it either.
     """
 
     def __init__(self, checkpoint: OmniCheckpoint, *, want_tensors: bool, is_given: bool = False) -> None:
-        """`is_given`: the reply is given, not sampled. It has no end token, so its last token is spoken, too."""
+        """`is_given`: whether the reply is given. It then has no end token, so its last token is spoken too."""
         self._checkpoint = checkpoint
         self._want_tensors = want_tensors
         self._holds = 0 if is_given else 1
         self._held: list[int] = []
-        """The newest token, which may be the last."""
+        """The newest token, held back because it may be the reply's last."""
         self._is_first = True
 
     def emit(self, step: EngineStep) -> StageStep:
@@ -122,8 +123,8 @@ class ThinkerEmitter:
 def read_audio_limit(path: Path) -> int:
     """Returns the longest audio in samples at 16 kHz: `n_samples` of preprocessor_config.json, 300 s as published.
 
-    The file has no chunk_length, for which transformers would assume 30 s; the processor does not cut at all. Raises
-    ConfigurationError.
+    chunk_length is missing in the published file, and transformers would assume 30 s for it. But the processor does not
+    cut audio at all. Raises ConfigurationError.
     """
     file = path / "preprocessor_config.json"
     try:

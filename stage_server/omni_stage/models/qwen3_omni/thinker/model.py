@@ -1,7 +1,7 @@
 """vLLM model class of the thinker: vLLM's own, extended to publish the hidden states that the talker reads for media.
 
-vLLM's forward returns the layer's hidden states as auxiliary ones, also from compiled code. They are copied to memory
-at a fixed address, so that a CUDA graph can replay the copy. Hooks: PublishesPositions, HasPlaceholders.
+vLLM's forward returns that layer's hidden states as auxiliary hidden states, even when it is compiled. They are copied
+to memory at a fixed address, so that a CUDA graph can replay the copy. Hooks: PublishesPositions, HasPlaceholders.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ MEDIA = "media"
 
 
 class ThinkerProcessor(PairedProcessor, Qwen3OmniMoeThinkerMultiModalProcessor):
-    """vLLM's processor, extended by videos with audio, and with as many frames of audio as transformers has.
+    """vLLM's processor, extended to videos with audio, and with as many audio frames as transformers computes.
 
-    vLLM 0.32 fills audio up to whole frames of 10 ms, so that a clip which ends within a frame has one frame more. Both
-    methods skip the class that does so: private, `_get_hf_mm_inputs` and `_postprocess_hf_mm_data`.
+    vLLM 0.32 pads audio to full frames of 10 ms, so a clip that ends within a frame gets one frame more. The private
+    methods `_get_hf_mm_inputs` and `_postprocess_hf_mm_data` bypass the vLLM class that does so.
     """
 
     def _get_hf_mm_inputs(self, mm_items: Any, hf_kwargs: Mapping[str, object]) -> Any:
@@ -52,13 +52,13 @@ class ThinkerProcessor(PairedProcessor, Qwen3OmniMoeThinkerMultiModalProcessor):
             )
         hop = self.info.get_hf_processor().feature_extractor.hop_length
         frames = [count_frames(audio, hop) for audio in hf_data["audio"]]
-        # As alone: beside longer audio transformers counts the part of a frame at the end, too.
+        # Count the frames as for the clip alone: next to a longer clip, transformers also counts a partial last frame.
         mask = torch.arange(mask.shape[1])[None] < torch.tensor(frames)[:, None]
         processed_data["feature_attention_mask"] = mask
         processed = super(Qwen3OmniMoeThinkerMultiModalProcessor, self)._postprocess_hf_mm_data(
             hf_data, hf_kwargs, processed_data
         )
-        # Of the clip's own length, whatever stands beside it: the items of a prompt are cached one by one.
+        # Each mask has its clip's own length, because vLLM caches the items of a prompt one by one.
         processed["feature_attention_mask"] = [torch.ones(count) for count in frames]
         return processed
 
@@ -97,7 +97,7 @@ class ThinkerModel(PairedModel, Qwen3OmniMoeThinkerForConditionalGeneration):
         self.register_buffer("_accepted", torch.zeros(tokens, thinker.text_config.hidden_size), persistent=False)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the last layer's hidden states [n, H]; keeps accept_hidden_layer's for publish_positions."""
+        """Returns the last layer's hidden states [n, H]. Keeps those of accept_hidden_layer for publish_positions."""
         output = super().forward(*args, **kwargs)
         if not isinstance(output, tuple):
             return output
@@ -108,7 +108,7 @@ class ThinkerModel(PairedModel, Qwen3OmniMoeThinkerForConditionalGeneration):
     def _process_audio_input(self, audio_input: Qwen2_5OmniAudioFeatureInputs) -> tuple[torch.Tensor, ...]:
         """Returns the rows [tokens, H] of each audio clip, equal to those of the clip alone.
 
-        Needed with vLLM 0.32, which encodes all clips of a step in one call and pads the short ones.
+        vLLM 0.32 encodes all clips of a step in one call and pads the short ones, which would change their rows.
         """
 
         def encode(features: torch.Tensor, lengths: Sequence[int]) -> tuple[torch.Tensor, ...]:
@@ -116,7 +116,7 @@ class ThinkerModel(PairedModel, Qwen3OmniMoeThinkerForConditionalGeneration):
                 type="audio_features",
                 input_features=features,
                 audio_feature_lengths=torch.tensor(lengths),
-                validate=False,  # vLLM's check requires the mask as well, which the encoder does not read.
+                validate=False,  # vLLM's check also requires the mask, which the encoder does not read.
             )
             return super(ThinkerModel, self)._process_audio_input(part)
 
@@ -132,7 +132,7 @@ class ThinkerModel(PairedModel, Qwen3OmniMoeThinkerForConditionalGeneration):
         return float(self.config.position_id_per_seconds)
 
     def select_positions(self, stretch: Stretch) -> list[tuple[int, int]]:
-        """Returns the ranges of the prompt's media: for text the talker needs only the ids."""
+        """Returns the ranges of the prompt's media. For text, the talker needs only the token ids."""
         end = stretch.start + stretch.length
         ranges = [(max(begin, stretch.start), min(until, end)) for begin, until in stretch.media]
         return [(begin - stretch.start, until - stretch.start) for begin, until in ranges if begin < until]
@@ -142,12 +142,12 @@ class ThinkerModel(PairedModel, Qwen3OmniMoeThinkerForConditionalGeneration):
         return {MEDIA: positions.take(self._accepted)}
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load the thinker from a whole checkpoint. Raises ConfigurationError."""
+        """Load the thinker's part of a checkpoint. Raises ConfigurationError if the weights do not fit."""
         return load_checked(self, weights, super().load_weights, mapper=self.hf_to_vllm_mapper)
 
 
 def count_frames(audio: np.ndarray | tuple[np.ndarray, float], hop: int) -> int:
-    """Returns the whole frames of `hop` samples in audio [samples], which may come with its rate."""
+    """Returns how many full frames of `hop` samples audio [samples] has. `audio` may be a pair with its sample rate."""
     samples = audio[0] if isinstance(audio, tuple) else audio
     return int(samples.shape[-1]) // hop
 

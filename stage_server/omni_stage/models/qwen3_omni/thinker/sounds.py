@@ -1,4 +1,4 @@
-"""Runs the thinker's audio clips through the audio encoder, with the same result as for each clip alone."""
+"""Encodes the thinker's audio clips, so that a clip's result does not depend on the other clips of the call."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ def encode_each(
 ) -> tuple[torch.Tensor, ...]:
     """Returns the encoder's rows for each audio clip, independent of the other clips in the call.
 
-    The encoder's convolutions run over windows, padded to the longest window of the call, and have biases: after the
-    end of a short last window the first layer writes values that are not zero, and the next layer reads them. A clip of
-    at least one whole window is always padded to that window's length. A shorter clip is padded to it only next to a
-    longer one: it needs a call of its own, or its rows would depend on which requests share the step.
-    features: [mel bins, frames of all clips]; lengths: frames of each; window: frames of a window.
+    `features`: [mel bins, frames of all clips]; `lengths`: frames of each clip; `window`: frames per window.
+
+    The encoder's convolutions run over windows, which are padded to the longest window of the call. Because of their
+    biases, the first layer writes nonzero values into the padding of a short last window, and the next layer reads
+    these values. In a clip of at least one full window, the last window is always padded to full length. A clip shorter
+    than a window is padded only next to a longer clip, so its rows would depend on which requests share the step. It
+    therefore gets a call of its own.
     """
     rows: list[torch.Tensor] = []
     begin = 0

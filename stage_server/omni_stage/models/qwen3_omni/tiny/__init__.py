@@ -1,7 +1,8 @@
 """A complete Qwen3-Omni checkpoint with seeded random weights, small enough for a laptop, written in seconds.
 
-Same layout as the published one: config.json in the release's form, one tensor for each expert, vocab.json and
-merges.txt without tokenizer.json. It speaks gibberish: text of random words, audio in no language.
+It has the layout of the published checkpoint: config.json in the published format, one tensor for each expert,
+vocab.json and merges.txt without tokenizer.json. The model produces gibberish: text of random words, audio in no
+language.
 """
 
 from omni_stage.models.qwen3_omni.tiny.checkpoint import write_tiny_checkpoint

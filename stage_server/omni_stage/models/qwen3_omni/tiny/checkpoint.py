@@ -19,7 +19,7 @@ from omni_stage.models.shared.tiny.sizes import check_shape, find_shape
 from omni_stage.models.shared.tiny.tokenizer import legible_token_ids, train_tokenizer
 
 _SHARD_BYTES = 1_000_000
-"""Small enough for several shards, as large checkpoints have."""
+"""Small enough that the checkpoint has several shards, like large checkpoints."""
 _TOKEN_PIXELS = 32 * 32
 
 
@@ -29,11 +29,11 @@ def write_tiny_checkpoint(
     shape: str | TinyShape = "small",
     dtype: Literal["bfloat16", "float32"] = "bfloat16",
 ) -> Path:
-    """Write a complete tiny Qwen3-Omni checkpoint into directory, which is created if needed; return it.
+    """Writes a complete tiny Qwen3-Omni checkpoint of a few MB into `directory`, in seconds. Returns `directory`.
 
-    `dtype` is written to config.json: thinker and talker compute in it, and send rows in it, unless configured
-    otherwise. The weights are the same for both: stored in bfloat16. Equal seed and shape give equal weights. Takes
-    seconds; a few MB. Raises ConfigurationError for an unknown shape or sizes that do not fit together.
+    Creates the directory if needed. `dtype` is written to config.json: thinker and talker compute and send rows in this
+    dtype, unless configured otherwise. It does not change the weights, which are stored in bfloat16. Equal seed and
+    shape give equal weights. Raises ConfigurationError for an unknown shape or sizes that do not fit together.
     """
     sizes = find_shape(shape, SHAPES)
     check_shape(sizes, len(SPECIAL_TOKENS))
@@ -45,7 +45,7 @@ def write_tiny_checkpoint(
     release.write_generation_config(directory)
     release.write_tokenizer(directory, core)
     release.write_preprocessor_config(directory, max_pixels=64 * _TOKEN_PIXELS, min_pixels=4 * _TOKEN_PIXELS)
-    # The constructor draws from the global generator; keep that generator's state.
+    # The constructor draws from the global random generator, whose state must not change.
     with quiet_transformers(), torch.random.fork_rng(devices=[]):
         model = Qwen3OmniMoeForConditionalGeneration(Qwen3OmniMoeConfig(**values)).float().eval()
         tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)

@@ -1,10 +1,10 @@
-"""The files of a published Qwen3-Omni checkpoint in the form in which they were released.
+"""Writes the tiny checkpoint's files in the format of a published Qwen3-Omni checkpoint.
 
 - config.json has `rope_scaling` and `rope_theta` where transformers 5 has `rope_parameters`.
-- The experts are stored one by one, all in bfloat16; transformers 5 fuses them when it loads.
-- vocab.json, merges.txt and tokenizer_config.json, and no tokenizer.json.
-- preprocessor_config.json without `chunk_length`, chat_template.json.
-- generation_config.json has the talker's values and nothing for the thinker.
+- The experts are stored one by one, and all tensors in bfloat16. transformers 5 fuses the experts when it loads them.
+- The tokenizer consists of vocab.json, merges.txt and tokenizer_config.json. There is no tokenizer.json.
+- preprocessor_config.json has no `chunk_length`. chat_template.json holds the template.
+- generation_config.json has the talker's sampling values, and none for the thinker.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _EXPERTS: Final = "mlp.experts."
 
 
 def release_config(values: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """Returns config.json in the release's form, from the arguments of Qwen3OmniMoeConfig, with `dtype`."""
+    """Returns config.json in the published format, from the arguments of Qwen3OmniMoeConfig, with `dtype`."""
     thinker, talker = dict(values["thinker_config"]), dict(values["talker_config"])
     thinker |= {
         "dtype": dtype,
@@ -116,7 +116,7 @@ def write_tokenizer(directory: Path, tokenizer: Tokenizer) -> None:
 
 
 def write_preprocessor_config(directory: Path, *, max_pixels: int, min_pixels: int) -> None:
-    """Write preprocessor_config.json with the published values, except for the bounds of images."""
+    """Write preprocessor_config.json with the published values, except for the bounds on image sizes."""
     thirds = [0.5, 0.5, 0.5]
     write_json(
         directory / "preprocessor_config.json",

@@ -1,4 +1,4 @@
-"""Sizes of the tiny checkpoint, and the model configuration made from them."""
+"""The sizes of the tiny checkpoint, and the model configuration that follows from them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from omni_stage.models.qwen3_omni.tiny.vocabulary import SPECIAL_TOKENS
 from omni_stage.models.shared.tiny.sizes import HEAD_DIM, special_ids
 
 _CODEC_EXTRA_IDS = 1024
-"""Ids of the talker above the audio codes, as many as in the published model: generate() suppresses them."""
+"""Number of the talker's ids above the audio codes, the same as in the published model: generate() suppresses them."""
 _ROPE = {"rope_type": "default", "rope_theta": 1_000_000.0, "mrope_section": [6, 5, 5], "interleaved": True}
 
 
 @dataclass(frozen=True, slots=True)
 class TinyShape:
-    """Sizes that can be chosen; all others follow from them. Attention heads are 32 wide everywhere."""
+    """The sizes that can be chosen. All others follow from these or are fixed. All attention heads are 32 wide."""
 
     vocab_size: int = 640
     """Rows of the thinker's embedding: bytes, merges and special tokens."""
@@ -26,20 +26,21 @@ class TinyShape:
     thinker_kv_heads: int = 2
     thinker_layers: int = 3
     thinker_experts: int = 4
-    """Experts of the thinker's layers; each token uses two."""
+    """Experts in each of the thinker's layers; each token uses two."""
     accept_hidden_layer: int = 2
-    """Layer whose hidden states the talker reads for media; above the vision encoder's deep features."""
+    """Layer of the thinker whose hidden states the talker reads for media. It lies above the layer that adds the vision
+    encoder's deepstack features."""
     talker_hidden_size: int = 96
     talker_heads: int = 4
     talker_kv_heads: int = 2
     talker_layers: int = 2
     talker_experts: int = 4
-    """Experts of the talker's layers; each token uses two, besides the shared one."""
+    """Experts in each of the talker's layers; each token uses two and the shared expert."""
     predictor_layers: int = 2
     groups: int = 4
-    """Codes of a frame; 16 in the published models."""
+    """Number of codes in a frame; 16 in the published models."""
     sound_codes: int = 64
-    """Codes in a codebook."""
+    """Number of codes in a codebook."""
     encoder_layers: int = 2
     """Layers of the audio encoder and of the vision encoder."""
     code2wav_layers: int = 2
@@ -71,7 +72,7 @@ SHAPES: Mapping[str, TinyShape] = MappingProxyType(
         ),
     }
 )
-"""Shapes by name. "wide" differs in every size, and has as many code groups as the published models."""
+"""Shapes by name. "wide" differs in most sizes, and has as many code groups as the published models."""
 
 
 def config_dict(shape: TinyShape, role_ids: Mapping[str, int]) -> dict[str, Any]:
@@ -143,7 +144,7 @@ def _talker_config(shape: TinyShape) -> dict[str, Any]:
         "accept_hidden_layer": shape.accept_hidden_layer,
         "thinker_hidden_size": HEAD_DIM * shape.thinker_heads,
         "num_code_groups": shape.groups,
-        # As far above the audio codes as in the published model.
+        # These ids have the same distances from the last audio code as in the published model.
         "codec_pad_id": codes + 100,
         "codec_bos_id": codes + 101,
         "codec_eos_token_id": codes + 102,
@@ -212,7 +213,7 @@ def _vision_config(shape: TinyShape) -> dict[str, Any]:
 
 
 def _code2wav_config(shape: TinyShape) -> dict[str, Any]:
-    # The real rates: 1,920 samples a frame, 12.5 frames a second.
+    # The rates of the real model: 1,920 samples per frame, 12.5 frames per second.
     return {
         "codebook_size": shape.sound_codes,
         "num_quantizers": shape.groups,

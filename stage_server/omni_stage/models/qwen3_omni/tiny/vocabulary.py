@@ -21,7 +21,8 @@ SPECIAL_TOKENS = (
     "<tts_text_eod>",
     "<|audio_pad|>",
 )
-"""In the order of their ids, the last ids of the vocabulary; the names are the published tokenizer's."""
+"""In the order of their ids, which are the last ids of the vocabulary. The names are those of the published
+tokenizer."""
 
 PROCESSOR_TOKENS = {
     "image_token": "<|image_pad|>",
@@ -32,13 +33,13 @@ PROCESSOR_TOKENS = {
     "audio_bos_token": "<|audio_start|>",
     "audio_eos_token": "<|audio_end|>",
 }
-"""Entries of tokenizer_config.json in which the processor looks up the tokens of media."""
+"""The entries of tokenizer_config.json from which the processor reads the tokens that stand for media."""
 
 ROLES = ("system", "user", "assistant")
-"""Each is one token, as in the published vocabulary: config.json has their ids."""
+"""Each role is one token, as in the published vocabulary, because config.json has one id for each."""
 
 ROLE_SENTENCES = tuple(f"{role}\n" for role in ROLES for _ in range(40))
-"""Training text: from it the tokenizer learns that a role at the beginning of a line is a word."""
+"""Training text from which the tokenizer learns that a role at the beginning of a line is one token."""
 
 CHAT_TEMPLATE = build_chat_template(
     image="<|vision_start|><|image_pad|><|vision_end|>",
@@ -50,4 +51,4 @@ CHAT_TEMPLATE = build_chat_template(
         "{%- endif -%}\n"
     ),
 )
-"""Has no system message of its own, as the published template."""
+"""Adds no system message of its own, like the published template."""

@@ -1,4 +1,4 @@
-"""Seeded weights of the tiny checkpoint: random, scaled so that text, codes and audio vary and can be heard."""
+"""Seeded random weights of the tiny checkpoint, scaled so that text, codes and audio vary and the audio is audible."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 _PEAK = 0.6
-"""Largest sample of the trial utterance after scaling; full scale is 1."""
+"""Largest absolute sample of the trial utterance after scaling; full scale is 1."""
 
 
 def fill_weights(model: Any, seed: int) -> None:
     """Draw every parameter of a Qwen3OmniMoeForConditionalGeneration from one generator, in place.
 
-    Matrices keep the variance of their input; norms are near one, so that a missing norm changes the result; the scales
-    of code2wav's residual branches are large enough for the branches to matter.
+    Matrices roughly keep the variance of their input. Norms are near one but not equal to one, so that a missing norm
+    changes the result. The scales of code2wav's residual branches are large enough for the branches to matter.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -25,7 +25,7 @@ def fill_weights(model: Any, seed: int) -> None:
 
 
 def make_text_legible(thinker: Any, legible_token_ids: set[int]) -> None:
-    """Zero the output rows of tokens that are neither words nor the end of text, so that greedy replies are words."""
+    """Zero the output rows of all other tokens than `legible_token_ids`, so that greedy replies are legible."""
     _keep_rows(thinker.lm_head.weight, sorted(legible_token_ids))
 
 
@@ -35,7 +35,7 @@ def silence_unused_codes(talker: Any, sound_codes: int) -> None:
 
 
 def make_audible(code2wav: Any, seed: int) -> None:
-    """Scale the last layer so that a trial utterance of random codes peaks at about half scale."""
+    """Scale the last layer so that a trial utterance of random codes peaks at _PEAK."""
     generator = torch.Generator().manual_seed(seed)
     config = code2wav.config
     codes = torch.randint(config.codebook_size, (1, config.num_quantizers, 24), generator=generator)

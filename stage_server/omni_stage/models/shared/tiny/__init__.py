@@ -1,1 +1,1 @@
-"""What tiny checkpoints have in common: a tokenizer trained on a few sentences, and files in published forms."""
+"""Code shared by all tiny checkpoints: a tokenizer trained on a few sentences, and files in published formats."""

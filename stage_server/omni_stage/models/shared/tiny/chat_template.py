@@ -1,4 +1,4 @@
-"""Chat templates of tiny checkpoints, in the form of the published ones."""
+"""Chat templates of tiny checkpoints, modelled on the published ones."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ END_OF_TEXT = "<|im_end|>"
 """Ends a message, and therefore the thinker's reply."""
 
 PADDING = "<|endoftext|>"
-"""Pads batches; ends a document."""
+"""Pads batches, and ends a document."""
 
 
 def build_chat_template(*, image: str, audio: str, video: str, first: str = "", reply: str = "") -> str:
-    """Returns a Jinja template that makes the model's prompt of chat messages.
+    """Returns a Jinja template that turns chat messages into the model's prompt.
 
-    `image`, `audio`, `video`: the tokens of a medium; `first`: statements before each message; `reply`: statements
-    after the beginning of the assistant's message.
+    `image`, `audio`, `video`: the tokens that stand for a medium of this kind; `first`: Jinja statements before each
+    message; `reply`: Jinja statements after the beginning of the assistant's message.
     """
     return (
         "{%- for message in messages -%}\n" + first + "{{- '<|im_start|>' + message['role'] + '\\n' -}}\n"

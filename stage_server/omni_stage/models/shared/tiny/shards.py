@@ -1,4 +1,4 @@
-"""Writes files of a checkpoint in the forms in which they are published."""
+"""Writes a checkpoint's files in the formats of published checkpoints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 def write_json(file: Path, values: Mapping[str, Any]) -> None:
-    """Write the values as JSON with two blanks of indentation, in their order, as the published files are."""
+    """Write the values as JSON, indented by two spaces and in their order, as in the published files."""
     file.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
@@ -26,9 +26,9 @@ def write_shards(
     unstored_bytes: int = 0,
     metadata: dict[str, str] | None = None,
 ) -> None:
-    """Write the weights, in their order, into shards of about shard_bytes, and the index. Removes earlier shards.
+    """Write the weights, in their order, into shards of at most about shard_bytes, and the index. Removes old shards.
 
-    `unstored_bytes`: how much the index overstates the total size; `metadata`: of every shard.
+    `unstored_bytes`: how much the index overstates the total size; `metadata`: written to every shard.
     """
     for old in directory.glob("model-*-of-*.safetensors"):
         old.unlink()
@@ -38,7 +38,7 @@ def write_shards(
         if size and size + tensor.nbytes > shard_bytes:
             shards.append({})
             size = 0
-        # A copy: safetensors refuses tensors that share memory.
+        # Clone, because safetensors refuses tensors that share memory.
         shards[-1][name] = tensor.clone()
         size += tensor.nbytes
         total += tensor.nbytes
@@ -46,7 +46,7 @@ def write_shards(
     for number, shard in enumerate(shards, 1):
         file = directory / f"model-{number:05}-of-{len(shards):05}.safetensors"
         save_file(shard, file, metadata)
-        # safetensors makes files readable for their owner only; a pod runs as another user.
+        # safetensors makes files readable by their owner only, but a pod runs as another user.
         file.chmod(0o644)
         weight_map |= dict.fromkeys(shard, file.name)
     index = {"metadata": {"total_size": total + unstored_bytes}, "weight_map": dict(sorted(weight_map.items()))}

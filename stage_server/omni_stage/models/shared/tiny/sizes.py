@@ -1,4 +1,4 @@
-"""The sizes of tiny checkpoints: chosen by name, and checked to fit together."""
+"""The sizes of tiny checkpoints: selected by name, and checked for consistency."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LEAST_MERGES = 64
 
 
 class TinySizes(Protocol):
-    """What every family's TinyShape has."""
+    """The attributes that every family's TinyShape has."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -42,14 +42,14 @@ def find_shape(shape: str | _Shape, shapes: Mapping[str, _Shape]) -> _Shape:
 
 
 def special_ids(vocab_size: int, tokens: Sequence[str]) -> dict[str, int]:
-    """Returns the ids of a family's special tokens: the last of the vocabulary, in their order."""
+    """Returns the ids of a family's special tokens: the last ids of the vocabulary, in the given order."""
     return {token: vocab_size - len(tokens) + index for index, token in enumerate(tokens)}
 
 
 def check_shape(shape: TinySizes, special_tokens: int) -> None:
     """Refuse sizes that do not fit together. Raises ConfigurationError naming the field.
 
-    `special_tokens`: how many the family's vocabulary has.
+    `special_tokens`: number of special tokens in the family's vocabulary.
     """
     for heads, kv_heads, name in (
         (shape.thinker_heads, shape.thinker_kv_heads, "thinker"),

@@ -19,15 +19,15 @@ _SPLIT = "|".join(
         r"\s+",
     )
 )
-"""Units that merges do not cross: words with their leading blank, single digits, runs of punctuation and of blanks."""
+"""Units that merges do not cross: words with their leading space, single digits, runs of punctuation, whitespace."""
 _FILLER: Final = "<|extra_"
 
 
 def train_tokenizer(vocab_size: int, special_tokens: Sequence[str], corpus: Sequence[str] = ()) -> Tokenizer:
-    """Train a byte-level BPE tokenizer of exactly vocab_size ids, the special tokens last. Deterministic.
+    """Returns a byte-level BPE tokenizer of exactly vocab_size ids, the special tokens last. Deterministic.
 
-    `corpus`: sentences to learn from besides CORPUS. If there are too few merges, filler tokens take the ids up to the
-    special tokens.
+    `corpus`: sentences to train on in addition to CORPUS. If these give too few merges, filler tokens get the remaining
+    ids before the special tokens.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -51,9 +51,9 @@ def train_tokenizer(vocab_size: int, special_tokens: Sequence[str], corpus: Sequ
 
 
 def _fill_vocabulary(tokenizer: Tokenizer, size: int) -> Tokenizer:
-    """Returns the tokenizer with entries that no merge makes, up to size.
+    """Returns the tokenizer, filled up to `size` entries with entries that no merge produces.
 
-    Entries of the vocabulary rather than added tokens: a tokenizer with 151,000 of those takes minutes to load.
+    They are entries of the vocabulary, because a tokenizer with 151,000 added tokens takes minutes to load.
     """
     state = json.loads(tokenizer.to_str())
     vocabulary = state["model"]["vocab"]
@@ -62,7 +62,7 @@ def _fill_vocabulary(tokenizer: Tokenizer, size: int) -> Tokenizer:
 
 
 def legible_token_ids(tokenizer: Any) -> set[int]:
-    """Returns tokens that are readable on their own as a word or a mark, and the one that ends a text."""
+    """Returns the ids of tokens that are printable ASCII text on their own, and of the token that ends a text."""
     special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
     legible = {
         token_id

@@ -1,14 +1,14 @@
-"""Utterances of any lengths as one pack of blocks, so that one forward serves them all.
+"""Packs utterances of any lengths into blocks, so that one forward computes all of them.
 
 The diffusion transformer attends within blocks of frames; a few layers also see the previous or the following block.
-So attention never needs more than a block and its neighbours, and utterances are packed block after block:
+So attention needs only a block and its neighbours, and utterances are packed block after block:
 
     blocks    0  1  2 | 3  4 | 5 ...        utterance 0: three blocks, utterance 1: two, ...
     previous  0  0  1 | 3  3 | 5            index of the block before; at an utterance's start the block itself
     bias      0 for frames that may be seen, -inf for padding and for neighbours that do not exist
 
-Where a neighbour does not exist, the index is the block itself: no utterance ever reads a value of another utterance,
-not even a masked one, so a NaN stays within its utterance.
+If a neighbour does not exist, its index is that of the block itself. So an utterance never reads a value of another
+utterance, not even a masked value, and a NaN stays within its utterance.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True, slots=True)
 class BlockPack:
-    """Where the frames of utterances lie in B blocks of S frames. Tensors are on the CPU."""
+    """The positions of utterances' frames in B blocks of S frames. Tensors are on the CPU."""
 
     block_frames: int
     """S."""
@@ -32,19 +32,19 @@ class BlockPack:
     positions: torch.Tensor
     """int64 [B, S]: index of a frame in its utterance."""
     previous: torch.Tensor
-    """int64 [B]: the block before, of the same utterance; the block itself if there is none."""
+    """int64 [B]: index of the previous block of the same utterance; of the block itself if there is none."""
     following: torch.Tensor
-    """int64 [B]: the block after, of the same utterance; the block itself if there is none."""
+    """int64 [B]: index of the next block of the same utterance; of the block itself if there is none."""
     bias: torch.Tensor
     """float32 [B, 3 x S]: 0 or -inf for each frame of the block before, of the block, and of the block after."""
 
     @property
     def counts(self) -> list[int]:
-        """Blocks of each utterance."""
+        """Number of blocks of each utterance."""
         return [count_blocks(frames, self.block_frames) for frames in self.frames]
 
     def fill(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Returns [B, S, C] from one [frames, C] for each utterance; padding is 0. On the rows' device."""
+        """Returns [B, S, C] on the rows' device from one [frames, C] per utterance. Padding is 0."""
         size, blocks = self.block_frames, self.positions.shape[0]
         parts = [
             functional.pad(row, (0, 0, 0, count * size - row.shape[0]))
@@ -56,7 +56,7 @@ class BlockPack:
         return torch.cat(parts).reshape(blocks, size, -1)
 
     def split(self, packed: torch.Tensor) -> list[torch.Tensor]:
-        """Returns [frames, C] of each utterance from [B, S, C]; views."""
+        """Returns a view [frames, C] of [B, S, C] for each utterance."""
         starts = itertools.accumulate(self.counts[:-1], initial=0)
         return [
             packed[start : start + count].flatten(0, 1)[:frames]
@@ -65,18 +65,21 @@ class BlockPack:
 
 
 def count_blocks(frames: int, block_frames: int) -> int:
-    """Returns the number of blocks that hold so many frames."""
+    """Returns the number of blocks that this many frames need."""
     return -(-frames // block_frames)
 
 
 def pack_blocks(frames: Sequence[int], block_frames: int, blocks: int | None = None) -> BlockPack:
-    """Lay out utterances of at least one frame each. `blocks`: the total; the rest is padding that is never read."""
+    """Returns the pack of utterances with these numbers of frames, each at least 1.
+
+    `blocks`: total number of blocks; those that no utterance needs are padding that is never read.
+    """
     counts = [count_blocks(count, block_frames) for count in frames]
     total = blocks or sum(counts)
     unread = total - sum(counts)
     last_filled = [length - (count - 1) * block_frames for length, count in zip(frames, counts, strict=True)]
     index = torch.arange(total)
-    # Index of a block in its utterance; a padding block is an utterance of its own.
+    # Index of a block in its utterance. A padding block counts as an utterance by itself.
     place = torch.cat([torch.arange(count) for count in [*counts, *[1] * unread]])
     is_first = place == 0
     is_last = torch.cat([is_first[1:], torch.ones(1, dtype=torch.bool)])

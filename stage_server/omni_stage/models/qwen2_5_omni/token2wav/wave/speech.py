@@ -1,4 +1,4 @@
-"""Utterances to audio on transformers' token2wav: pack, solve, vocode; with CUDA graphs at fixed sizes."""
+"""Turns utterances into audio with transformers' token2wav: pack, solve, vocode. With CUDA graphs for fixed sizes."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from omni_stage.models.shared.graphs import Capture, CudaCapture, GraphedFunctio
 logger = logging.getLogger(__name__)
 
 _SHARED_BLOCKS = (4, 8, 12, 16, 24, 32)
-"""Blocks in packs of several windows."""
+"""Numbers of blocks for packs of several windows."""
 GRAPH_WINDOWS = (1, 2, 4)
-"""Batch sizes of equally long windows for which the vocoder is captured."""
+"""Numbers of equally long windows for which the vocoder is captured."""
 
 
 def graph_blocks(block_codes: int) -> tuple[int, ...]:
-    """Returns the block counts of the packs that are captured, ascending: for one window alone, and for several.
+    """Returns the block counts for which packs are captured, ascending: those of one window and those of several.
 
-    Other packs are padded to the next of these. Packs larger than the last run uncaptured: they have enough work to
-    hide the kernel launches.
+    Other packs are padded to the next larger count. Packs above the largest count run uncaptured, because they have
+    enough work to hide the kernel launches.
     """
     return tuple(sorted({*window_blocks(block_codes), *_SHARED_BLOCKS}))
 
 
 class Speech:
-    """Utterances to audio on a loaded model: pack, solve, vocode."""
+    """Turns utterances into audio with a loaded model: pack, solve, vocode."""
 
     def __init__(self, model: Qwen2_5OmniToken2WavModel, voices: dict[str, Voice], *, use_graphs: bool) -> None:
         self._dit = model.code2wav_dit_model
@@ -47,15 +47,15 @@ class Speech:
         self.use_capture(CudaCapture(device) if use_graphs and device.type == "cuda" else None)
 
     def use_capture(self, capture: Capture | None) -> None:
-        """Use `capture` from the next warm_up on; None runs everything uncaptured."""
+        """Use `capture` from the next warm_up on. With None, everything runs uncaptured."""
         self._has_graphs = capture is not None
         self._advance = GraphedFunction(self._step, capture)
         self._vocode = GraphedFunction(lambda mel: vocode(self._vocoder, mel), capture)
 
     def prepare(self, utterances: Sequence[Utterance]) -> tuple[BlockPack, Conditions, torch.Tensor]:
-        """Returns the pack of the utterances, what the transformer is conditioned on, and the noise to start from.
+        """Returns the pack of the utterances, the transformer's conditions, and the noise to start from.
 
-        The noise is float32 [packs, frames, mel bins] on the device.
+        The noise is float32 [blocks, frames per block, mel bins] on the device.
         """
         dit = self._dit
         frames = [utterance.codes.shape[0] * dit.repeats for utterance in utterances]
@@ -75,7 +75,10 @@ class Speech:
         return pack, conditions, pack.fill(noise).to(self.transformer.device)
 
     def speak(self, utterances: Sequence[Utterance]) -> list[torch.Tensor]:
-        """Returns audio float32 [samples] on the device of utterances with equal batch keys; NaN where it failed."""
+        """Returns the audio of each utterance, float32 [samples] on the device; NaN if its mel is not finite.
+
+        All utterances must have equal batch keys.
+        """
         pack, conditions, mel = self.prepare(utterances)
         times = time_points(utterances[0].steps, self.transformer.device)
         mel = solve(lambda value, begin, end: self._advance(value, begin, end, *conditions), mel, times)
@@ -84,7 +87,7 @@ class Speech:
     def warm_up(self) -> int:
         """Encode every voice, and capture CUDA graphs. Returns how many were captured.
 
-        The largest come first: the smaller graphs then reuse their memory.
+        The largest graphs are captured first, so that the smaller ones reuse their memory.
         """
         for name in self._voices:
             self.encode_voice(name)
@@ -110,7 +113,7 @@ class Speech:
         return captured
 
     def encode_voice(self, name: str) -> VoiceRows:
-        """Returns the rows that condition the transformer on a voice; encoded once."""
+        """Returns the rows that condition the transformer on a voice. Each voice is encoded once."""
         if name not in self._encoded:
             self._encoded[name] = self.transformer.encode_voice(self._voices[name])
         return self._encoded[name]
@@ -120,7 +123,7 @@ class Speech:
         return advance(lambda time, value: self.transformer.velocity(time, value, conditions), mel, begin, end)
 
     def _vocode_all(self, mels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns the audio of mels [frames, bins]; equally long mels share one forward."""
+        """Returns the audio of each mel [frames, bins]. Equally long mels share one forward."""
         by_length: dict[int, list[int]] = {}
         for index, mel in enumerate(mels):
             by_length.setdefault(mel.shape[0], []).append(index)

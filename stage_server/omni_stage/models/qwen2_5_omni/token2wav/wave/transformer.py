@@ -1,11 +1,11 @@
 """Token2wav's diffusion transformer over a pack of blocks: transformers' modules and weights, our own forward.
 
 transformers' forward builds a mask of all frames by all frames for each head: tens of gigabytes for a minute of speech.
-The mask lets a frame see its own block, and in a few layers one block before or after. So here a block attends to
-itself and to those neighbours, and memory is linear in the length. Everything that is the same in all evaluations is
-computed once: a voice's speaker encoding, the projection of voice and codes, rotary tables, masks.
+The mask lets a frame see its own block, and in a few layers also the block before or after. So here each block attends
+only to itself and to these neighbours, and memory is linear in the length. Values that are the same in all evaluations
+are computed once: a voice's speaker encoding, the projection of voice and codes, rotary tables, masks.
 
-`velocity` has no step that waits for the device and no shape that depends on a tensor's values: it can be captured.
+`velocity` can be captured in a CUDA graph: it never waits for the device, and no shape depends on a tensor's values.
 Source: transformers 5.19, models/qwen2_5_omni/modeling_qwen2_5_omni.py, Qwen2_5OmniToken2WavDiTModel.
 """
 
@@ -27,18 +27,18 @@ from omni_stage.models.qwen2_5_omni.token2wav.wave.blocks import BlockPack
 
 
 class VoiceRows(NamedTuple):
-    """What a voice adds to the transformer's input at every frame. float32 [H]."""
+    """The values that are added to the transformer's input at every frame. Both are float32 [H]."""
 
     given: torch.Tensor
-    """Addend with the voice."""
+    """With the voice; the codes are added separately."""
     dropped: torch.Tensor
-    """Addend without voice and codes, for the unconditional half of the guidance."""
+    """Without voice and codes, for the unconditional half of the guidance."""
 
 
 class Conditions(NamedTuple):
-    """What stays the same over all evaluations of a pack of B blocks of S frames.
+    """Values that stay the same over all evaluations of a pack of B blocks of S frames.
 
-    With guidance there are R = 2 x B rows, the second half without voice and codes; else R = B.
+    With guidance there are R = 2 x B rows, of which the second half is without voice and codes. Else R = B.
     """
 
     inputs: torch.Tensor
@@ -58,23 +58,23 @@ class Conditions(NamedTuple):
 
 
 class BlockTransformer:
-    """The forward of one Qwen2_5OmniToken2WavDiTModel, which keeps the weights."""
+    """Our own forward of a Qwen2_5OmniToken2WavDiTModel, which holds the weights."""
 
     def __init__(self, dit: Qwen2_5OmniToken2WavDiTModel) -> None:
         self._dit = dit
         config = dit.config
         projection = dit.input_embed.proj.weight
-        # The order in which transformers' DiTInputEmbedding concatenates.
+        # The order in which transformers' DiTInputEmbedding concatenates its inputs.
         sizes = [config.mel_dim, config.enc_dim, config.emb_dim, config.enc_emb_dim]
         self._mel_weight, self._encoder_weight, self._code_weight, self._speaker_weight = projection.split(sizes, dim=1)
 
     @property
     def device(self) -> torch.device:
-        """Of the weights."""
+        """Device of the weights."""
         return self._dit.proj_out.weight.device
 
     def encode_voice(self, voice: Voice) -> VoiceRows:
-        """Returns a voice's part of the input. Runs the speaker encoder: call it once for each voice."""
+        """Returns a voice's part of the input. Runs the speaker encoder, so call this once for each voice."""
         dit = self._dit
         mel = voice.reference_mel.to(self.device)
         encoded = dit.input_embed.spk_encoder(torch.cat([mel, torch.zeros_like(mel)]))
@@ -90,7 +90,7 @@ class BlockTransformer:
         voices: Sequence[VoiceRows],
         guidance: Sequence[float] | None,
     ) -> Conditions:
-        """Returns what a pack's evaluations share. `guidance` of each utterance; None runs without guidance."""
+        """Returns the values that a pack's evaluations share. `guidance`: a scale per utterance; None: no guidance."""
         dit, device = self._dit, self.device
         embedded = dit.text_embed.codec_embed(torch.cat(list(codes)).to(device))
         projected = functional.linear(embedded, self._code_weight)
@@ -109,14 +109,14 @@ class BlockTransformer:
         return Conditions(inputs, cos, sin, previous, following, bias[:, None, None], scales.to(device)[:, None, None])
 
     def velocity(self, time: torch.Tensor, mel: torch.Tensor, conditions: Conditions) -> torch.Tensor:
-        """Returns float32 [B, S, mel bins] for mel [B, S, mel bins] at a time []: one evaluation."""
+        """Returns the mel's rate of change, float32 [B, S, mel bins], for mel [B, S, mel bins] at a time []."""
         dit = self._dit
         hidden = functional.linear(mel, self._mel_weight)
         guided = conditions.inputs.shape[0] != mel.shape[0]
         if guided:
             hidden = torch.cat([hidden, hidden])
         hidden = hidden + conditions.inputs
-        # All utterances are at the same time: one row is broadcast to all.
+        # All utterances are at the same time point, so one row is broadcast to all.
         moment = dit.time_embed(time.reshape(1))
         for layer in dit.transformer_blocks:
             hidden = _run_layer(layer, hidden, moment, conditions)
@@ -128,7 +128,7 @@ class BlockTransformer:
 
 
 def _run_layer(layer: Any, hidden: torch.Tensor, moment: torch.Tensor, conditions: Conditions) -> torch.Tensor:
-    """Run DiTDecoderLayer.forward with attention by blocks. [R, S, H] to the same shape."""
+    """Returns the result of DiTDecoderLayer.forward, with attention by blocks: [R, S, H], the shape of `hidden`."""
     norm, attention_gate, shift, scale, gate = layer.attn_norm(hidden, emb=moment)
     hidden = hidden + attention_gate[:, None] * _attend(layer, norm, conditions)
     norm = layer.ff_norm(hidden) * (1 + scale[:, None]) + shift[:, None]
@@ -136,14 +136,14 @@ def _run_layer(layer: Any, hidden: torch.Tensor, moment: torch.Tensor, condition
 
 
 def _attend(layer: Any, hidden: torch.Tensor, conditions: Conditions) -> torch.Tensor:
-    """Run DiTAttention.forward of each block over itself and the neighbours that this layer sees; keeps the shape."""
+    """Returns the result of DiTAttention.forward over each block and the neighbours that the layer sees: [R, S, H]."""
     attention = layer.attn
     rows, size, _ = hidden.shape
     query, key, value = (
         project(hidden).view(rows, size, attention.heads, -1).transpose(1, 2)
         for project in (attention.to_q, attention.to_k, attention.to_v)
     )
-    # Only the first head is rotated: the model was trained this way (transformers' DiTAttention).
+    # Only the first head is rotated, as in transformers' DiTAttention: the model was trained this way.
     query[:, :1], key[:, :1] = apply_rotary_pos_emb(
         deinterleave_head_dim(query[:, :1]), deinterleave_head_dim(key[:, :1]), conditions.cos, conditions.sin
     )

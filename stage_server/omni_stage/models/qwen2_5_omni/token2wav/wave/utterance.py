@@ -1,4 +1,4 @@
-"""What a request asks of token2wav, read from its payload, and which samples of its audio are returned. Pure."""
+"""A request's parameters, read from its payload, and which samples of its audio are returned. Pure."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ class Utterance:
     voice: str
     seed: int
     steps: int
-    """Time points of the solver."""
+    """Number of time points of the solver."""
     guidance: float
     first_code: int = 0
-    """Index of the first code in the whole utterance; selects the part of the noise that belongs to these codes."""
+    """Index of codes[0] in the complete utterance; selects the part of the noise that belongs to these codes."""
     keep: tuple[int, int, int] | None = None
-    """Codes to skip at the beginning, codes to return, samples after them to return as a tail; None: all."""
+    """Number of codes to skip, number of codes whose audio is returned, samples to return as a tail. None: all
+    audio."""
 
     @property
     def is_guided(self) -> bool:
@@ -39,7 +40,7 @@ class Utterance:
 
     @property
     def batch_key(self) -> tuple[int, bool]:
-        """Utterances with equal keys share a solver's loop; lengths, voices, seeds and strengths may differ."""
+        """Utterances with equal keys share a solver loop. Lengths, voices, seeds and guidance strengths may differ."""
         return (self.steps, self.is_guided)
 
 
@@ -60,9 +61,9 @@ def read_utterance(request: AdditionalInformationPayload, voices: Container[str]
 
 
 def cut_window(audio: torch.Tensor, utterance: Utterance) -> torch.Tensor | dict[str, torch.Tensor]:
-    """Returns all of an utterance's audio, float32 [samples], or a window's part and tail.
+    """Returns all of an utterance's audio, float32 [samples]; for a window, the part that it keeps and its tail.
 
-    Raises ModelExecutionError if it is not CODE_SAMPLES samples for each code.
+    Raises ModelExecutionError if the audio does not have CODE_SAMPLES samples for each code.
     """
     expected = (utterance.codes.shape[0] * CODE_SAMPLES,)
     if audio.shape != expected:
@@ -74,7 +75,7 @@ def cut_window(audio: torch.Tensor, utterance: Utterance) -> torch.Tensor | dict
         return audio
     skip, keep, tail = utterance.keep
     begin, until = skip * CODE_SAMPLES, (skip + keep) * CODE_SAMPLES
-    # Clones: a slice would send the whole audio to the front end.
+    # Clone, because a slice would send all of the audio to the frontend.
     parts = {"output": audio[begin:until].clone()}
     if tail:
         parts["tail"] = audio[until : until + tail].clone()

@@ -1,1 +1,2 @@
-"""Codes to audio, chunk by chunk: the layers' state (state), the computation (decoder), the open streams (pool)."""
+"""Turns codes into audio, chunk by chunk: the layers' state (state.py), the computation (decoder.py), the open streams
+(pool.py)."""

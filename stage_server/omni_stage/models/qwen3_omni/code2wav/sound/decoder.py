@@ -1,9 +1,9 @@
-"""code2wav's computation on a chunk of codes: transformers' modules, run with the state left by earlier chunks.
+"""code2wav's computation on a chunk of codes: transformers' modules, run with the state from earlier chunks.
 
-Source: transformers 5.19, Qwen3OmniMoeCode2Wav.forward. The chunks of a stream, joined, equal that forward of all codes
-at once, sample for sample; nothing is computed twice. A transposed convolution of kernel 2r and stride r gives the r
-values of one input only with the next input. So the audio of N frames is `lookahead_samples` shorter than
-N * frame_samples, as in transformers, and the first chunk of a stream is shorter by that number.
+Source: transformers 5.19, Qwen3OmniMoeCode2Wav.forward. The joined audio of a stream's chunks equals the result of that
+forward on all codes, sample for sample, and nothing is computed twice. A transposed convolution of kernel 2r and stride
+r gives the r values of one input only with the next input. So the audio of N frames is `lookahead_samples` shorter than
+N * frame_samples, as in transformers. These samples are missing in the first chunk of a stream.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class ChunkDecoder:
     def advance(self, codes: torch.Tensor, positions: Sequence[int], states: States) -> tuple[torch.Tensor, States]:
         """Returns the audio float32 [streams, samples] of codes int64 [streams, groups, frames], and the new states.
 
-        `positions`: number of earlier frames of each stream. All are 0 or none is, since a stream's first chunk gives
-        fewer samples. `states` are not changed.
+        `positions`: number of earlier frames of each stream. Either all are 0 or none is, because a stream's first
+        chunk gives fewer samples. `states` is not changed.
         """
         model, past = self._model, iter(states.columns)
         kept: list[torch.Tensor] = []
@@ -43,7 +43,7 @@ class ChunkDecoder:
         hidden, attention = self._transform(hidden, torch.tensor(positions).to(codes.device), states.attention)
         hidden = hidden.permute(0, 2, 1)
         for upsampling, block in model.upsample:
-            # Kernel and stride are equal here: outputs of neighbouring inputs do not overlap.
+            # Kernel and stride are equal here, so the outputs of neighbouring inputs do not overlap.
             hidden = upsampling(hidden)
             hidden = _next_block(block, hidden, past, kept)
         begins = positions[0] == 0
@@ -60,7 +60,7 @@ class ChunkDecoder:
         new = torch.arange(frames, device=hidden.device)
         cos, sin = transformer.rotary_emb(hidden, positions[:, None] + new)
         cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-        # Columns of keys: `kept` columns of the past, fewer in a young stream, then the new ones.
+        # Columns of keys: first the `kept` columns of the past, some of which a young stream masks, then the new ones.
         column = torch.arange(kept + frames, device=hidden.device) - kept
         reach = new[:, None] - column[None]
         visible = (reach >= 0) & (reach < self._window)
@@ -99,7 +99,7 @@ def _rotate(values: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
 def _next_block(
     block: Any, hidden: torch.Tensor, past: Iterator[torch.Tensor], kept: list[torch.Tensor]
 ) -> torch.Tensor:
-    """Run transformers' Qwen3OmniMoeConvNeXtBlock with its past."""
+    """Returns the output of transformers' Qwen3OmniMoeConvNeXtBlock, given its past inputs."""
     mixed = _convolve(block.dwconv, hidden, past, kept).permute(0, 2, 1)
     mixed = block.pwconv2(block.act(block.pwconv1(block.norm(mixed))))
     return hidden + (block.gamma * mixed).permute(0, 2, 1)
@@ -108,7 +108,7 @@ def _next_block(
 def _decode(
     layer: Any, hidden: torch.Tensor, past: Iterator[torch.Tensor], kept: list[torch.Tensor], *, begins: bool
 ) -> torch.Tensor:
-    """Run a layer of the decoder, in the order of state.read_layout."""
+    """Returns the output of a decoder layer. Runs its convolutions in the order of state.read_layout."""
     if hasattr(layer, "block"):
         for inner in layer.block:
             hidden = _decode(inner, hidden, past, kept, begins=begins)
@@ -125,7 +125,7 @@ def _decode(
 
 
 def _convolve(layer: Any, hidden: torch.Tensor, past: Iterator[torch.Tensor], kept: list[torch.Tensor]) -> torch.Tensor:
-    """Run a causal convolution of stride 1, with the kept inputs in place of its padding."""
+    """Returns the output of a causal convolution of stride 1, with the past inputs in place of its padding."""
     columns = layer.padding
     joined = torch.cat([next(past), hidden], dim=-1)
     kept.append(joined[..., joined.shape[-1] - columns :])
@@ -136,9 +136,9 @@ def _convolve(layer: Any, hidden: torch.Tensor, past: Iterator[torch.Tensor], ke
 def _convolve_transposed(
     layer: Any, hidden: torch.Tensor, past: Iterator[torch.Tensor], kept: list[torch.Tensor], *, begins: bool
 ) -> torch.Tensor:
-    """Run a transposed convolution of kernel 2r and stride r: r values for every pair of neighbours.
+    """Returns the output of a transposed convolution of kernel 2r and stride r: r values per pair of adjacent inputs.
 
-    The first input of a stream has no neighbour yet.
+    The last input of the previous chunk is the first input here, except at a stream's beginning.
     """
     last = next(past)
     kept.append(hidden[..., -1:])

@@ -1,4 +1,4 @@
-"""The states of the open streams, one row each in shared tensors; rows of closed streams are reused."""
+"""The states of the open streams. Each has one row in shared tensors; rows of closed streams are reused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from omni_stage.models.qwen3_omni.code2wav.sound.state import StateLayout, State
 
 _FIRST_ROWS = 8
 MAX_SOUNDS = 256
-"""Most streams open at once: 1.3 GB in the published model."""
+"""Most streams that may be open concurrently: 1.3 GB in the published model."""
 
 
 @dataclass(slots=True)
@@ -37,11 +37,11 @@ class SoundPool:
 
     @property
     def rows(self) -> int:
-        """Rows allocated so far, in use or free."""
+        """Number of rows allocated so far, in use or free."""
         return self._states.attention.shape[0]
 
     def check(self, sound: str, first_frame: int) -> None:
-        """Check that the stream continues at this frame; 0 begins a new one. Raises ModelExecutionError."""
+        """Check that the stream continues at this frame; a new stream must begin at 0. Raises ModelExecutionError."""
         known = self._sounds.get(sound)
         frames = 0 if known is None else known.frames
         if first_frame != frames:
@@ -61,7 +61,7 @@ class SoundPool:
         return states
 
     def write(self, sounds: Sequence[str | None], frames: Sequence[int], states: States) -> None:
-        """Store the states of the streams that have an id, each with its number of frames so far."""
+        """Store the states of the streams that have an id. `frames`: each stream's number of frames so far."""
         places: list[tuple[int, int]] = []
         for at, (name, count) in enumerate(zip(sounds, frames, strict=True)):
             if name is None:
@@ -85,7 +85,7 @@ class SoundPool:
         if not self._free:
             first = self.rows
             more = max(_FIRST_ROWS, first)
-            # Runtime state, written inside and outside of inference mode: it must not be inference tensors.
+            # This state is written inside and outside of inference mode, so it must not be inference tensors.
             with torch.inference_mode(False):
                 self._states = self._states.grow(more)
             self._free = list(range(first + more - 1, first - 1, -1))

@@ -1,8 +1,8 @@
-"""What code2wav keeps of a stream between two chunks of codes; its size does not depend on the stream's length.
+"""The state that code2wav keeps of a stream between chunks of codes. Its size is independent of the stream's length.
 
-Every layer is causal, so its state is a fixed number of columns: keys and values of the attention's window, the last
-inputs of a convolution, and the last input of a transposed one. The values of several streams lie in shared tensors,
-one row for each stream, so that a step reads and writes all of them at once.
+Every layer is causal, so its state is a fixed number of columns: the keys and values of an attention window, the last
+inputs of a convolution, or the last input of a transposed convolution. The states of several streams share tensors,
+with one row for each stream, so that a step reads and writes all of them in one operation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class StateLayout:
 
     @property
     def numbers(self) -> int:
-        """Values of one stream."""
+        """Number of values in one stream's state."""
         return math.prod(self.attention) + sum(channels * columns for channels, columns in self.columns)
 
     def zeros(self, rows: int, device: torch.device) -> States:
@@ -39,7 +39,7 @@ class StateLayout:
 
 @dataclass(slots=True)
 class States:
-    """State of several streams: row i of every tensor is stream i's."""
+    """The states of several streams: row i of every tensor belongs to stream i."""
 
     attention: torch.Tensor
     """[streams, layers, 2, heads, window - 1, head size], the newest column last."""
@@ -57,7 +57,7 @@ class States:
             tensor[rows] = value
 
     def grow(self, rows: int) -> States:
-        """Returns a copy with `rows` more streams that have not begun."""
+        """Returns a copy with `rows` additional streams that have not begun."""
         more = [tensor.new_zeros(rows, *tensor.shape[1:]) for tensor in (self.attention, *self.columns)]
         return States(
             torch.cat([self.attention, more[0]]),
