@@ -126,7 +126,8 @@ class PacedTokens(PacedEngine):
         mail = self._mail[request.request_id] = Mailbox()
         try:
             if isinstance(run, CodecRun) and isinstance(request.source, EdgeStream):
-                while not run.is_startable:
+                # A reply without text never becomes startable: its stream just ends.
+                while not (run.is_startable or run.has_all):
                     run.add(await request.source.read())
             if isinstance(run, CodecRun) and run.is_empty:
                 yield StageStep(finish_reason=FinishReason.EMPTY_INPUT)

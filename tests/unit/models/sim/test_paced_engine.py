@@ -211,6 +211,18 @@ async def test_a_talker_refuses_rows_without_a_prompt_and_speaks_no_empty_text(t
     assert step.finish_reason is FinishReason.EMPTY_INPUT
 
 
+async def test_an_empty_text_that_streams_ends_the_request_and_blocks_nobody(table: Path) -> None:
+    """The end comes after the prompt's rows: a loop that read on would never give the event loop back."""
+    talker = engine("talker", table, input={"source": "thinker", "mode": "Stream"})
+    stream = EdgeStream()
+    task = asyncio.create_task(collect(talker.generate(ask(stream))))
+    stream.put(thinkers_rows(4, 0), ["mrope_positions", "mrope_delta"])
+    await asyncio.sleep(0.01)
+    stream.end()
+    (step,) = await task
+    assert step.finish_reason is FinishReason.EMPTY_INPUT
+
+
 async def test_a_frame_has_as_many_codes_as_the_table_says(codebooks: Path) -> None:
     talker = engine("talker", codebooks)
     steps = await collect(talker.generate(ask(EdgeInput(thinkers_rows(4, 6)), max_tokens=8)))
