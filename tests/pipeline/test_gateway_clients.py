@@ -48,7 +48,7 @@ def test_a_stream_has_the_same_text_and_ends_with_the_usage(client: openai.OpenA
     assert text == whole.choices[0].message.content
     assert chunks[-1].usage == whole.usage
     assert [chunk.usage for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
-    # Words that are ready while nobody reads leave together. So many are not all ready before the first is read.
+    # Tokens that are ready before the client reads are sent in one chunk. 300 tokens take longer than the first read.
     assert sum(bool(chunk.choices and chunk.choices[0].delta.content) for chunk in chunks) > 1
 
 
