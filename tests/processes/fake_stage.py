@@ -1,8 +1,8 @@
-"""A stand-in for a stage server in tests of the supervisor: listens, starts a child as an engine would, obeys or not.
+"""A fake stage server for tests of the supervisor: it listens, and starts a child process in place of an engine.
 
 Usage: fake_stage.py BEHAVIOURS DIRECTORY --config FILE --address-file FILE
-BEHAVIOURS is JSON: stage -> "ok" (default), "refuse", "die", "deaf", "orphan",
-"orphan-session", "loading", "hang" or "clash".
+BEHAVIOURS is a JSON object that maps a stage to "ok" (default), "refuse", "die", "deaf", "orphan", "orphan-session",
+"loading", "hang" or "clash".
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
     attempts = directory / f"{config.stage}.attempts"
     attempts.write_text(attempts.read_text() + "x" if attempts.exists() else "x")
     if behaviour == "clash" and attempts.read_text() == "x":
-        # Another program has the port: here a child that holds the listening socket.
+        # At the first attempt another program has the port: a child that inherits the listening socket.
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], pass_fds=[listener.fileno()])
         sys.exit(1)
 
