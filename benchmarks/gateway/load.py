@@ -1,8 +1,8 @@
 """The load client, a separate process: `python -m benchmarks.gateway.load`.
 
 Each line of stdin is a `Run` in JSON. The process sends all requests of the run at the same time. Then it prints a
-`Result` as one line of JSON. For each request that has the time of its first text or audio, the time of its end, and
-its tokens. It also has the process's own processor time.
+`Result` as one line of JSON. A `Result` has, for each request, the time of its first text or audio, the time of its
+end, and its tokens. It also has the process's own processor time.
 
 The process speaks plain HTTP/1.1 to any server with OpenAI's API, over connections opened beforehand, or gRPC to an
 entry stage.

@@ -107,7 +107,7 @@ async def test_streamed_equals_full(stages: OmniStages, thought: Collected, case
 
 @both_ways
 async def test_the_talkers_own_end_drops_rows_that_still_come(stages: OmniStages, thought: Collected) -> None:
-    """Rows that arrive after a stop token do not resume the session, which a stop token does not end in vLLM."""
+    """A stop token does not end a session in vLLM. Rows that arrive after it must still not resume the session."""
     full = await stages.ask("talker", thought.tensors, **GREEDY, max_tokens=64)
     assert full.finish_reason is FinishReason.STOP
     # The talker stops at its second token, long before the thinker's rows end.

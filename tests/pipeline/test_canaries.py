@@ -94,9 +94,9 @@ async def test_nothing_of_a_request_is_told(family: str, request: pytest.Fixture
 
 
 async def hostile_edges(pipeline: RunningPipeline) -> list[str]:
-    """Sends edge tensors whose bytes are the canary: with correct checksum, with a wrong one, and from a wrong source.
+    """Sends edge tensors whose bytes are the canary. Returns what the stages answered.
 
-    Returns what the stages answered.
+    The tensors are sent with a correct checksum, with a wrong one, and with the canary as the source's name.
     """
     said = []
     thinker, talker, sound = pipeline.stages

@@ -55,7 +55,7 @@ async def run(client: AsyncOmniClient, job: dict[str, Any], **more: Any) -> Any:
 
 
 def outcome(result: Any) -> Any:
-    """Returns everything that must not depend on the edges' mode. Of the audio that is the length."""
+    """Returns everything that must not depend on the edges' mode. Of the audio, only the length must not."""
     reasons = {stage: finished.finish_reason for stage, finished in result.finished.items()}
     return result.text, dict(result.token_ids), reasons, len(result.audio)
 

@@ -1,8 +1,17 @@
 """A fake stage server for tests of the supervisor: it listens, and starts a child process in place of an engine.
 
 Usage: fake_stage.py BEHAVIOURS DIRECTORY --config FILE --address-file FILE
-BEHAVIOURS is a JSON object that maps a stage to "ok" (default), "refuse", "die", "deaf", "orphan", "orphan-session",
-"loading", "hang" or "clash".
+BEHAVIOURS is a JSON object that maps a stage to one of these:
+
+ok               becomes ready, and ends at SIGTERM (the default)
+refuse           ends immediately with BAD_CONFIGURATION
+die              kills itself when the file DIRECTORY/die exists
+deaf             ignores SIGTERM
+orphan           leaves its child running when it ends
+orphan-session   like orphan, with the child in its own session
+loading          never becomes ready
+hang             reports a step timeout when the file DIRECTORY/hang exists
+clash            finds its port taken at the first attempt
 """
 
 from __future__ import annotations

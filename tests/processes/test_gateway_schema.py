@@ -28,8 +28,8 @@ def gateway() -> Iterator[str]:
 def check_cases(url: str, count: int) -> dict[int, int]:
     """Sends at least `count` requests generated from the schema, most of them to POST routes.
 
-    Every body names the served model, so that the gateway validates the other fields too. Returns how many responses
-    had each status.
+    A generated model name is replaced by the served one, so that the gateway validates the other fields too. Returns
+    how many responses had each status.
     """
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     operations = [found.ok() for found in schema.get_all_operations()]

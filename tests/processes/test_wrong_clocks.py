@@ -44,9 +44,9 @@ def stages(clock: WallClock, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 async def ask(
     stages: StageProcess, clock: WallClock, sampling: dict[str, Any], jump_s: int, *, first_s: int = 0
 ) -> list[Event]:
-    """Runs a request and sets the clock's offset to `jump_s` after its first text. Returns its events.
+    """Runs a request and moves the clock when its first event arrives. Returns its events.
 
-    `first_s` is the offset in seconds with which the request starts.
+    The wall clock is `first_s` seconds ahead when the request starts, and `jump_s` seconds ahead afterwards.
     """
     clock.set(first_s)
     events: list[Event] = []

@@ -1,9 +1,10 @@
 """A pytest plugin that measures the CPU time of each test's process tree, to find tests worth shortening.
 
-    PYTHONPATH=tests python -m pytest -p runner.costs tests/engine        the most expensive tests and files, at the end
+    PYTHONPATH=tests python -m pytest -p runner.costs tests/engine
 
-It counts this process and all its descendants, including those that have ended and were waited for. Processes that were
-reparented to init are not counted. A fixture's cost goes to the test that used it first.
+At its end pytest prints the most expensive tests and files. The plugin counts this process and all its descendants,
+including those that have ended and were waited for. Processes that were reparented to init are not counted. A fixture's
+cost goes to the test that used it first.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class Group:
     bound_s: float
     """Seconds after which the runner ends the process: several times as long as it takes on two busy cores."""
     takes_s: float = 0.0
-    """As in Rule."""
+    """Expected seconds, as in Rule."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Makes every Python process record when it passes the marks of MARKS. The start-up bench puts it on PYTHONPATH.
 
-For each mark a process appends a line of JSON to the file that OMNI_BENCH_TRACE names. The product has no part in it.
+For each mark a process appends a line of JSON to the file that OMNI_BENCH_TRACE names. The product's code is unchanged.
 """
 
 from __future__ import annotations
