@@ -27,7 +27,7 @@ ROUNDS = 1
 REFERENCE = "transformers"
 HEARD, WINDOWS = "what listeners hear", "windows against all codec tokens at once"
 TOLERANCE = 0.3
-"""Generous, because four processes share the cores."""
+"""Generous, because the processes of all sides share the cores."""
 NOTES = (
     "The sample's stages take 8 requests at once; more are refused with RetryInfo and tried again by this client.",
     "Gaps: how often a player that starts with the first chunk has nothing to play. Silence: seconds of all gaps of an "

@@ -102,7 +102,7 @@ async def test_every_stage_speaks_before_the_one_above_has_ended(stream_pipeline
     order: list[str] = []
     timings = {}
     thinker = Hold(stream_pipeline.engine_core("thinker"), after=20)
-    talker = Hold(stream_pipeline.engine_core("talker"), after=60)  # token2wav's first window is 24 codec tokens
+    talker = Hold(stream_pipeline.engine_core("talker"), after=60)  # token2wav's first window is 12 codec tokens
     async with AsyncOmniClient(stream_pipeline.endpoint) as client:
         # The replies are long, so that no engine finishes before the test, on a busy machine, can stop it.
         sampling = {
