@@ -1,7 +1,7 @@
 """Thinker and talker compiled on the CPU: one graph serves every length and answers like the uncompiled model.
 
 The tests use torch.compile's "eager" backend: it traces the model and runs it as a graph with symbolic lengths, but
-compiles no C++, which would take minutes. vLLM chooses that backend where VLLM_CPU_CI_ENV is set (platforms/cpu.py).
+compiles no C++, which would take minutes. vLLM chooses that backend if VLLM_CPU_CI_ENV is set (vllm/platforms/cpu.py).
 """
 
 from __future__ import annotations
