@@ -70,8 +70,10 @@ def tls_entry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StageProcess
 def prometheus(
     tiny_pipeline: RunningPipeline, tls_entry: StageProcess, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[PrometheusProcess]:
-    """A Prometheus that scrapes the pipeline and an entry with TLS. Since its start the pipeline has answered some
-    requests and refused one."""
+    """A Prometheus that scrapes the pipeline and an entry with TLS.
+
+    Since Prometheus started, the pipeline has answered some requests and refused one.
+    """
     children = build_all(parse_pipeline((SAMPLES / "tiny-omni.yaml").read_text()))
     targets = list_targets(tiny_pipeline.stages, labels_of_pods(children))
     of_tls = {**targets[0].labels, PIPELINE_LABEL: "secure", STAGE_LABEL: "thinker"}
