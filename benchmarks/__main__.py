@@ -1,12 +1,11 @@
-"""`make bench`: measures ratios, prints and judges them, and writes them to results/. The sides take turns within a
-run.
+"""`make bench`: measures ratios, prints and judges them, and writes them to results/.
 
-Absolute figures differ between machines; a ratio of two sides that took turns on one machine carries over to others.
-Every case
-writes results/CASE.json, draws results/CASE.png from it and puts the tables into docs/performance.md.
+The sides of a case take turns within a run. Absolute figures differ between machines, but the ratio of two sides that
+took turns on one machine carries over to others. Every case writes results/CASE.json, draws results/CASE.png from it
+and puts its tables into docs/performance.md.
 
-Exits 1 if a ratio is below its floor, or worse than in the last committed result by more than its tolerance. Such a run
-goes to results/CASE.rejected.json, and replaces nothing.
+Exits with 1 if a ratio misses a bound that is not only a goal, or is worse than in the last committed result by more
+than its tolerance. Such a run is written to results/CASE.rejected.json and replaces nothing.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ CASES = {
     "first-audio-paced": "benchmarks.paced.measure",
     "peer": "benchmarks.peer",
 }
-"""Case -> module with `measure` and `draw`."""
+"""Case -> its module, which has the functions `measure` and `draw`."""
 BY_NAME_ONLY = {"peer"}
-"""Cases that run only if they are named. The peer installs packages of its own the first time, 7 GB unpacked."""
+"""Cases that run only if they are named. `peer` installs 7 GB of packages the first time."""
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 
 
@@ -110,7 +109,7 @@ def record(name: str, measure: Callable[[], Report], results: Path) -> tuple[Rep
 
 
 def draw_case(name: str, results: Path) -> None:
-    """Draw a case's picture from its file, if there is one."""
+    """Draw a case's picture from its result file, if there is one."""
     file = results / f"{name}.json"
     if file.exists():
         result = json.loads(file.read_text())

@@ -19,7 +19,10 @@ def grouped_bars(
     floors: Mapping[str, float] | None = None,
     note: str = "",
 ) -> None:
-    """Draw a panel of horizontal bars for each group (panel -> bar -> value). A floor is a line across its panel."""
+    """Draw a panel of horizontal bars for each entry of `panels` (panel -> bar -> value).
+
+    `floors` maps a panel to a value that is marked by a dashed line. `highlight` names the bars in our colour.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -45,7 +48,7 @@ def grouped_bars(
 
 
 def stacked_bars(path: Path, rows: Mapping[str, Mapping[str, float]], *, title: str, unit: str, note: str = "") -> None:
-    """Draw a horizontal bar for each row, with the parts of the row side by side in it (row -> part -> value)."""
+    """Draw a horizontal bar for each row, divided into the row's parts (row -> part -> value)."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,7 +1,7 @@
 """Compares the tensor codec with protobuf message objects: from rows to a reassembled tensor, without a network.
 
-Sides: our codec; message objects in chunks of the same size; one message that holds the whole tensor.
-All check CRC-32C.
+The sides are our codec, message objects in chunks of about the same size, and one message with the whole tensor. All
+check CRC-32C.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from omni_stage.process.malloc import tune_malloc
 ROW = 3584
 SIZES_MB = (1, 8, 32)
 FLOOR = 1.2
-"""Minimum speed of our codec over message objects in chunks: a codec that gains less is not worth its code."""
+"""Minimum speed of our codec, relative to message objects in chunks. A codec that gains less is not worth its code."""
 TOLERANCE = 0.25
 TABLE = "encode, decode, check, reassemble"
 ROUNDS = 15
@@ -40,8 +40,8 @@ OWN, CHUNKED = "own codec", "protobuf in chunks"
 
 
 def measure(options: Options) -> Report:
-    """Returns a row for each size and side, with GB/s and the speed over message objects in chunks."""
-    tune_malloc()  # as the stage server does at start-up; all sides gain
+    """Returns a row for each size and side, with GB/s and the speed relative to message objects in chunks."""
+    tune_malloc()  # as the stage server does at start-up; it makes all sides faster
     rows: list[Row] = []
     for megabytes in SIZES_MB:
         count = megabytes * 1_000_000 // (ROW * 2)
@@ -66,7 +66,7 @@ def measure(options: Options) -> Report:
 
 
 def find_ratios(rows: Sequence[Row]) -> list[Ratio]:
-    """Returns the speed of our codec over message objects in chunks, for each size."""
+    """Returns the speed of our codec relative to message objects in chunks, for each size."""
     return [
         Ratio(f"x {CHUNKED}, {row['mb']} MB", row["ratio_to_chunked_protobuf"], at_least=FLOOR, tolerance=TOLERANCE)
         for row in rows

@@ -1,4 +1,4 @@
-"""Runs sides in turn and compares them round by round."""
+"""Runs the sides of a case in turn and compares them round by round."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _T = TypeVar("_T")
 
 
 def take_turns(sides: Sequence[_T], number: int) -> list[_T]:
-    """Returns the sides in the order of a round: each goes first in turn."""
+    """Returns the sides in the order of round `number`: a different side is first in each round."""
     turn = number % len(sides)
     return [*sides[turn:], *sides[:turn]]
 
@@ -19,8 +19,10 @@ def take_turns(sides: Sequence[_T], number: int) -> list[_T]:
 def time_rounds(
     sides: Mapping[str, Callable[[], object]], rounds: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, list[float]]:
-    """Returns the seconds of each side by round. One round runs every side once, in an order that rotates each
-    round; a first, uncounted round warms up."""
+    """Returns the seconds of each side by round.
+
+    Every round runs each side once, in an order that rotates. A first round warms up and is not counted.
+    """
     names = list(sides)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds + 1):
@@ -38,12 +40,12 @@ def time_interleaved(sides: Mapping[str, Callable[[], object]], rounds: int) -> 
 
 
 def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
-    """Returns the median of the rounds' own ratios: a disturbance in a round affects both of its sides."""
+    """Returns the median of the ratios of the single rounds, because a disturbance affects both sides of its round."""
     return statistics.median(above / below for above, below in zip(numerators, denominators, strict=True))
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Returns the smallest value that at least share of all values do not exceed."""
+    """Returns the smallest value that at least `share` of all values do not exceed."""
     if not values or not 0 < share <= 1:
         raise ValueError("a quantile needs values and a share in (0, 1]")
     ordered = sorted(values)

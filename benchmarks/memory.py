@@ -30,12 +30,12 @@ def rss_mib(pid: int) -> float:
 
 
 def reset_peak(pid: int) -> None:
-    """Forget the most resident memory that a process had so far: proc_pid_clear_refs(5), value 5."""
+    """Reset the recorded peak of a process's resident memory: value 5 in proc_pid_clear_refs(5)."""
     Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
 
 
 def peak_mib(pid: int) -> float:
-    """Returns the most resident memory since the start or `reset_peak`, in MiB: VmHWM of proc_pid_status(5)."""
+    """Returns a process's peak resident memory since its start or `reset_peak`, in MiB: VmHWM of proc_pid_status(5)."""
     for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) / 1024

@@ -1,8 +1,9 @@
 """`make bench-operator`: the operator under load on a real control plane, compared with budgets and a bare loop.
 
-500 pipelines of three stages are created at one a second; kwok makes their pods Ready. Measured: how long until all
-children are there and until Ready; how many writes it took; CPU and memory of the operator; a relist; a restart. The
-bare loop applies the very same objects with the very same client and does nothing else.
+500 pipelines of three stages are created, one per second, and kwok makes their pods Ready. The bench measures how long
+it takes until all children exist and until pipelines are Ready, how many writes that needs, and the operator's CPU time
+and memory. Then it measures a relist and a restart. The bare loop applies the same objects with the same client, and
+does nothing else.
 
     python -m benchmarks.operator_load [--pipelines 500] [--rate 1]
 """
@@ -70,7 +71,7 @@ BUDGETS: Mapping[str, float] = {
 
 @dataclass
 class Observer:
-    """Watches the API server, and notes when each pipeline had all its children and when it was Ready."""
+    """Watches the API server, and records when each pipeline had all its children and when it was Ready."""
 
     api: Api
     created: dict[str, float] = field(default_factory=dict)
@@ -140,8 +141,8 @@ def main() -> int:
 
 def make_report(pipelines: int, rate: float) -> Report:
     """Run the bench. Returns its report."""
-    # Operator, client and control plane share the cores, and the control plane uses most of them. So the figures mean
-    # little if the machine does other work.
+    # Operator, client and control plane share the cores, and the control plane uses most of their time. So the figures
+    # mean little if the machine does other work.
     with tempfile.TemporaryDirectory(prefix="omnipipeline-bench-") as temporary:
         figures = measure(Path(temporary), pipelines, rate)
     rows = [to_row(name, value) for name, value in figures.items()]
@@ -176,7 +177,7 @@ def measure(directory: Path, pipelines: int, rate: float) -> dict[str, float]:
 
 
 def measure_load(api: Api, operator: OperatorProcess, pipelines: int, rate: float) -> dict[str, float]:
-    """Create pipelines at a rate. Returns latencies, writes, CPU time and memory."""
+    """Create `rate` pipelines per second. Returns latencies, writes, CPU time and memory."""
     observer = Observer(api)
     observer.start()
     wait_idle(operator)
@@ -218,8 +219,10 @@ def measure_load(api: Api, operator: OperatorProcess, pipelines: int, rate: floa
 
 
 def measure_relist(plane: ControlPlane, operator: OperatorProcess) -> dict[str, float]:
-    """Restart the API server, so that all watches end and everything is listed again. Returns the memory 30 s later and
-    its peak."""
+    """Restart the API server, so that all watches end and the operator lists everything again.
+
+    Returns its memory 30 s later, and the peak until then.
+    """
     plane.restart(kill=True)
     peak, until = 0, time.monotonic() + 30
     while time.monotonic() < until:
@@ -229,7 +232,7 @@ def measure_relist(plane: ControlPlane, operator: OperatorProcess) -> dict[str, 
 
 
 def measure_restart(operator: OperatorProcess, pipelines: int) -> dict[str, float]:
-    """Returns the seconds from the process's start to the last reconciled pipeline, and the writes until it is idle."""
+    """Returns the seconds from the process's start until all pipelines are reconciled, and the writes until idle."""
     age_s = process_age_s(operator.child.pid)
     started = time.monotonic()
     name = 'omni_operator_reconcile_total{result="unchanged"}'
@@ -258,7 +261,7 @@ def percentile(created: Mapping[str, float], done: Mapping[str, float], percent:
 
 
 def run_bare(plane: ControlPlane, namespace: str) -> float:
-    """Run the bare loop in a process of its own. Returns its CPU milliseconds for a pipeline."""
+    """Run the bare loop in its own process. Returns its CPU milliseconds per pipeline."""
     plane.create_namespace(namespace)
     command = [sys.executable, "-m", "benchmarks.operator_load", "--bare", str(plane.kubeconfig), namespace]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -267,7 +270,7 @@ def run_bare(plane: ControlPlane, namespace: str) -> float:
 
 
 async def apply_bare(kubeconfig: Path, namespace: str) -> float:
-    """Apply every object of BARE_PIPELINES pipelines and do nothing else. Returns CPU milliseconds for a pipeline."""
+    """Apply every object of BARE_PIPELINES pipelines and do nothing else. Returns CPU milliseconds per pipeline."""
     sets = [build_children(f"p{index}", namespace) for index in range(BARE_PIPELINES)]
     transport = Transport(await load_connection(kubeconfig, FIELD_MANAGER), Metrics())
     client = ApiClient(transport, RateLimiter(10_000, 10_000))

@@ -1,11 +1,12 @@
-"""`python -m benchmarks.operator_tenants`: one tenant's many pipelines beside another tenant's change.
+"""`python -m benchmarks.operator_tenants`: measures one tenant's edits while another tenant has many pipelines.
 
-A namespace holds thousands of pipelines of three stages, and hundreds of ConfigMaps of a mebibyte that carry a
-pipeline's label but have no owner. While the pipelines are made, and afterwards, a pipeline in another namespace is
-edited. Measured: how long until its Deployment shows the edit, the operator's memory, and whether it stays healthy.
+The namespace `crowd` gets thousands of pipelines of three stages, and hundreds of ConfigMaps of a mebibyte that carry a
+pipeline's label but have no owner. While these pipelines are created, and afterwards, a pipeline in another namespace
+is edited. The bench measures how long it takes until that pipeline's Deployment shows the edit, the operator's memory,
+and whether the operator stays healthy.
 
-With the operator's default settings, the crowd's oldest hundred pipelines get children, and the others a condition.
-With --max-pipelines all of them can be served, which also loads the API server, the controllers and the kubelets.
+With the operator's default settings, only the 100 oldest pipelines of the crowd get children, and the others get a
+condition. With --max-pipelines all of them can be served, which also loads the API server, controllers and kubelets.
 
     python -m benchmarks.operator_tenants [--pipelines 2000] [--max-pipelines 2000] [--rate 4] [--config-maps 300]
 """
@@ -81,7 +82,7 @@ def edit_many(tenant: Api, count: int, pause_s: float) -> list[float]:
 
 
 def fill(crowd: Api, pipelines: int, rate: float) -> None:
-    """Create the crowd's pipelines, at most `rate` a second."""
+    """Create the crowd's pipelines, at most `rate` per second."""
     started = time.monotonic()
     for index in range(pipelines):
         time.sleep(max(0.0, started + index / rate - time.monotonic()))
@@ -109,8 +110,10 @@ def measure_restart(operator: OperatorProcess, pipelines: int) -> float:
 def measure(
     directory: Path, pipelines: int, most: int | None, rate: float, config_maps: int, edits: int
 ) -> dict[str, float]:
-    """Run all phases on one control plane. `most`: the operator's limit of pipelines in a namespace; None for its
-    default."""
+    """Run all phases on one control plane. Returns their figures.
+
+    `most`: the operator's limit of pipelines in a namespace; None for its default.
+    """
     flags = [] if most is None else [f"--max-pipelines={most}"]
     crds = sorted((ROOT / "manifests" / "crd").glob("*.yaml"))
     with ControlPlane(directory / "control-plane", crds=crds) as plane:

@@ -1,4 +1,4 @@
-"""Fills docs/performance.md: its text is written by hand, the tables between markers come from the result files."""
+"""Fills docs/performance.md. Its text is written by hand, and the tables between markers come from the result files."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from benchmarks.report import Row
 
 
 def replace_section(page: str, name: str, body: str) -> str:
-    """Returns the page with the text between <!-- NAME --> and <!-- /NAME --> exchanged.
+    """Returns the page with `body` in place of the text between <!-- NAME --> and <!-- /NAME -->.
 
-    Raises ValueError if the page lacks them.
+    Raises ValueError if the page lacks these markers.
     """
     pattern = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- /{re.escape(name)} -->)", re.DOTALL)
     if not pattern.search(page):
@@ -19,7 +19,7 @@ def replace_section(page: str, name: str, body: str) -> str:
 
 
 def render_result(result: Row) -> str:
-    """Returns a result file as Markdown: the date and the machine, the ratios, the tables."""
+    """Returns a result file as Markdown: the date and the machine, the ratios, and the tables."""
     machine = result["machine"]
     lines = [
         f"{result['date']}, {machine['cores']} cores of {machine['cpu']}, {result['seconds']} s; load before and "
@@ -34,7 +34,7 @@ def render_result(result: Row) -> str:
 
 
 def _ratio(row: Row) -> Row:
-    """Returns the page's row of a judged ratio; a bound that is not met stands out."""
+    """Returns the page's row for a judged ratio. A bound that is not met is bold."""
     shown = {key: row[key] for key in ("name", "value", "bound", "met", "last")}
     return {**shown, "met": "**no**" if row["met"] is False else row["met"], "tolerance": f"{row['tolerance']:.0%}"}
 

@@ -1,6 +1,6 @@
-"""`make bench-pods`: a stage's pod from created to Ready, against the same stage started outside a pod. Needs root.
+"""`make bench-pods`: compares a stage's start in a pod, from created to Ready, with its start outside. Needs root.
 
-On the real node of the end-to-end tests; both sides take turns, one stage at a time, in one run.
+It runs on the real node of the end-to-end tests. Both sides take turns in one run, one stage at a time.
 
     python -m benchmarks.pod_start [--rounds 5] [--keep-images]
 """
@@ -37,7 +37,7 @@ START_LIMIT_S = 300
 
 @dataclass(frozen=True, slots=True)
 class PodStart:
-    """Times of a pod's start, by a watch: seconds since the API server had the pod."""
+    """Times of a pod's start, seen by a watch, in seconds since the pod was created."""
 
     running: float
     ready: float
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def make_report(rounds: int, *, keep_images: bool) -> Report:
-    """Returns a row for each stage, measured on a node that is up for as long."""
+    """Starts a node, and returns a row for each stage measured on it."""
     with tempfile.TemporaryDirectory(prefix="omnipipeline-bench-") as temporary, Cluster() as cluster:
         if not keep_images:
             cluster.images.build()
@@ -89,7 +89,7 @@ def measure(cluster: Cluster, folder: Path, rounds: int) -> list[Row]:
 
 
 def to_row(stage: str, outside: list[float], inside: list[PodStart]) -> Row:
-    """Returns the medians of a stage, and the median of the rounds' own ratios."""
+    """Returns the medians of a stage, and the median of the ratios of the single rounds."""
     return {
         "stage": stage,
         "outside_s": round(statistics.median(outside), 1),
@@ -100,7 +100,8 @@ def to_row(stage: str, outside: list[float], inside: list[PodStart]) -> Row:
 
 
 def replace_pod(api: Api, stage: str) -> PodStart:
-    """Delete the stage's pod. Returns how long its successor took to start."""
+    """Delete the stage's pod. Returns the times of its successor's start. Raises RuntimeError if it is not ready in
+    time."""
     selector = f"omnipipeline.io/pipeline={NAME},omnipipeline.io/stage={stage}"
     (old,) = api.list("Pod", selector)
     api.delete("Pod", old["metadata"]["name"], grace_s=0)
@@ -120,7 +121,7 @@ def replace_pod(api: Api, stage: str) -> PodStart:
 
 
 def is_running(pod: Manifest) -> bool:
-    """Returns whether a container of the pod runs."""
+    """Returns whether a container of the pod is running."""
     return any("running" in status["state"] for status in pod["status"].get("containerStatuses", []))
 
 

@@ -1,8 +1,8 @@
-"""Qwen3-Omni's code predictor against a bare torch loop of the same shapes, transformers' own, and the talker's layers.
+"""Compares Qwen3-Omni's code predictor with a bare torch loop, transformers' predictor and the talker's layers.
 
-Published shapes with random weights in float32: a frame is 16 codes, of which the predictor makes 15, one by one,
-in each step of the talker. The bare loop has the matrix products and the attention alone: no norms, no rotation, no
-sampling. It is the least that any code of these shapes costs in eager torch.
+All have the published shapes and random weights in float32. A frame has 16 codes, of which the predictor makes 15, one
+by one, in each step of the talker. The bare loop has only the matrix products and the attention: no norms, no rotary
+embedding and no sampling. No code with these shapes can cost less in eager torch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 BATCHES = (1, 8)
 CEILING = 1.2
-"""Upper bound of the cost of a frame over that of the bare loop."""
+"""Upper bound of a frame's cost, relative to the bare loop."""
 TOLERANCE = 0.25
 ROUNDS = 5
 TABLE = "one frame for each request of a batch"
@@ -32,7 +32,7 @@ OURS, BARE, PEER, TALKER = "our predictor, sampled", "bare loop", "transformers'
 CONTEXT = 100
 """Positions in the talker's KV cache: 8 s of speech."""
 EXPERTS = 16
-"""Experts in a layer of the talker; the release has 128, which take too much memory. A token uses as many as there."""
+"""Experts in a layer of the talker. The release has 128, which need too much memory. As many are active per token."""
 CONFIG = Path(__file__).parents[1] / "tests" / "data" / "published" / "qwen3_omni_30b_a3b.config.json"
 NOTES = [
     "cpu_ms: CPU time of one thread, which other load on the machine disturbs less than wall time.",
@@ -72,7 +72,7 @@ def measure(options: Options) -> Report:
 
 
 def find_ratios(rows: Sequence[Row]) -> list[Ratio]:
-    """Returns the cost of our predictor over that of the bare loop, by batch size."""
+    """Returns the cost of our predictor relative to the bare loop, by batch size."""
     return [
         Ratio(f"x {BARE}, batch {row['batch']}", row["ratio_to_bare_loop"], at_most=CEILING, tolerance=TOLERANCE)
         for row in rows
@@ -91,7 +91,7 @@ def draw(result: Row, path: Path) -> None:
 
 
 def make_sides(model: Any, layers: Callable[[int], object], batch: int) -> dict[str, Callable[[], object]]:
-    """Returns the functions that take turns. All but the talker's layers make one frame's codes for each request."""
+    """Returns the sides as functions. All but the talker's layers make one frame's codes for each request."""
     import torch
 
     from omni_stage.models.qwen3_omni.talker.predictor import CodePredictor
@@ -112,10 +112,10 @@ def make_sides(model: Any, layers: Callable[[int], object], batch: int) -> dict[
 
 
 def run_bare(model: Any, inputs: torch.Tensor) -> torch.Tensor:
-    """Run the matrix products and the attention in the predictor's order and shapes. Returns meaningless codes [batch,
-    groups - 1].
+    """Run the matrix products and the attention in the predictor's order and shapes.
 
-    The residual sums keep the values' size: without them they shrink to denormal numbers, which a CPU computes slowly.
+    Returns meaningless codes [batch, groups - 1]. Without the residual sums, the values would shrink to denormal
+    numbers, which a CPU computes slowly.
     """
     import torch
     import torch.nn.functional as F
@@ -160,7 +160,7 @@ def make_predictor() -> Any:
 
 
 def make_talker_layers() -> Callable[[int], object]:
-    """Returns a function run(batch): it runs transformers' talker layers with the published shapes for one position,
+    """Returns a function run(batch). It runs transformers' talker layers, with the published shapes, for one position
     after CONTEXT earlier ones."""
     import torch
     from transformers import DynamicCache

@@ -42,7 +42,7 @@ Measure = Callable[[Options], Report]
 
 
 def describe_machine() -> Row:
-    """Returns a description of this machine, and its present load."""
+    """Returns a description of this machine, and its current load."""
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
@@ -57,7 +57,7 @@ def describe_machine() -> Row:
 
 
 def load() -> list[float]:
-    """Returns the processes that wanted a core, on average over the last 1, 5 and 15 minutes."""
+    """Returns the average number of runnable processes over the last 1, 5 and 15 minutes (the load average)."""
     return [round(value, 1) for value in os.getloadavg()]
 
 
@@ -69,7 +69,7 @@ def _find_version(distribution: str) -> str | None:
 
 
 def print_report(name: str, report: Report, verdicts: Sequence[Verdict]) -> None:
-    """Print aligned tables to stdout: the figures, then each ratio with its bound and its last value."""
+    """Print aligned tables to stdout: the figures, and then each ratio with its bound and its last value."""
     print(f"\n== {name}")
     for title, rows in report.tables.items():
         print(f"\n{title}")
@@ -80,7 +80,7 @@ def print_report(name: str, report: Report, verdicts: Sequence[Verdict]) -> None
 
 
 def format_table(rows: list[Row]) -> str:
-    """Returns the rows of one shape, in columns."""
+    """Returns rows with the same keys as text in columns."""
     if not rows:
         return "  (nothing)"
     cells = [list(rows[0]), *([_text(row.get(key)) for key in rows[0]] for row in rows)]

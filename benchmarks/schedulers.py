@@ -1,8 +1,8 @@
-"""Tokens a second of our scheduler and worker against stock vLLM: same engine, same tiny model, same requests.
+"""Compares tokens per second with our scheduler and worker to stock vLLM: same engine, tiny model and requests.
 
-Sides, each an engine in this one process: stock; omni with nothing to enrich; omni with one row of hidden states out
-for each position. Rounds are short and many and the order of the sides turns, so that what else the machine does meets
-all alike; processor time is reported beside the wall's, since a busy machine adds nothing to it.
+The three sides are engines in this process: stock vLLM, ours without rows, and ours with one row of hidden states per
+position. There are many short rounds, and the order of the sides rotates, so that other load on the machine affects all
+sides alike. Processor time is reported too, because other load adds nothing to it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ REQUESTS, PROMPT_TOKENS, NEW_TOKENS = 16, 48, 32
 ROUNDS = 60
 STOCK, IDLE, ROWS = "stock vLLM", "omni, nothing to enrich", "omni, hidden states out"
 FLOORS = {IDLE: 0.97, ROWS: 0.85}
-"""Minimum of tokens a second over those of stock vLLM."""
+"""Lower bounds of tokens per second, relative to stock vLLM."""
 TOLERANCE = 0.05
 TABLE = "engine"
 
 
 def measure(options: Options) -> Report:
-    """Returns a row for each side: tokens a second, and the ratio to stock vLLM."""
+    """Returns a row for each side: tokens per second, and the ratio to stock vLLM."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from omni_stage.vllm_adapter.process.env import apply_environment
 
@@ -71,7 +71,7 @@ def measure(options: Options) -> Report:
 def run_rounds(
     sides: dict[str, Callable[[], object]], rounds: int
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Returns the seconds of the wall and of the processor, by side and round; two uncounted rounds first."""
+    """Returns the wall-clock and the processor seconds, by side and round. Two warm-up rounds are not counted."""
     names = list(sides)
     walls: dict[str, list[float]] = {name: [] for name in names}
     processors: dict[str, list[float]] = {name: [] for name in names}
@@ -86,7 +86,7 @@ def run_rounds(
 
 
 def draw(result: Row, path: Path) -> None:
-    """Draw tokens a second, and the ratio to stock vLLM."""
+    """Draw tokens per second, and the ratio to stock vLLM."""
     rows = result["tables"][TABLE]
     panels = {
         "tokens a second": {row["side"]: float(row["tokens_per_s"]) for row in rows},
@@ -96,7 +96,7 @@ def draw(result: Row, path: Path) -> None:
 
 
 def write_model(folder: Path) -> None:
-    """Write a seeded Qwen2 with two layers."""
+    """Write a seeded Qwen2 with four layers."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -146,7 +146,7 @@ def make_side(model: str, *, omni: bool, rows: bool) -> Callable[[], object]:
             **extra,
         )
     )
-    # Hidden states must be peeled off beside tokens; everything else is the stock processor's.
+    # Our output processor separates hidden states from tokens. Otherwise it is the stock one.
     engine.output_processor = OmniOutputProcessor(engine.output_processor.tokenizer, log_stats=False)
     params = SamplingParams(
         max_tokens=NEW_TOKENS,

@@ -1,7 +1,7 @@
-"""Result files: the last committed result of a case, and where a new one goes.
+"""Reads the last committed result of a case, and writes a new one.
 
-A run that fails never replaces the result that it was compared with: it is written to CASE.rejected.json (which git
-ignores). To accept a lower figure, move that file over CASE.json and give the reason in the commit.
+A run that fails never replaces the result that it was compared with. Its own result goes to CASE.rejected.json, which
+git ignores. To accept a worse figure, move that file over CASE.json and give the reason in the commit.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def load_committed(name: str, folder: Path = RESULTS) -> dict[str, Any] | None:
-    """Returns the result of a case that the folder holds at git's HEAD: a run is not compared with later results, or
-    a figure could get a little worse with each run. Without git or a commit: the file as it is. None if there is
-    none."""
+    """Returns the case's result in this folder at git's HEAD, or None if there is none.
+
+    A run is not compared with uncommitted results, because a figure could then get a little worse with each run.
+    Without git or a commit, it returns the current file's content.
+    """
     file = folder / f"{name}.json"
     shown = _git_show(file) if folder.is_dir() else None
     if shown is None and file.exists():
@@ -26,8 +28,10 @@ def load_committed(name: str, folder: Path = RESULTS) -> dict[str, Any] | None:
 
 
 def write_result(name: str, folder: Path, result: dict[str, Any], *, accepted: bool) -> Path:
-    """Write a result to CASE.json if it is accepted, else to CASE.rejected.json, and remove an older rejected one.
-    Returns the path."""
+    """Write a result to CASE.json if it is accepted, else to CASE.rejected.json. Returns the path.
+
+    An older rejected result is removed.
+    """
     file, rejected = folder / f"{name}.json", folder / f"{name}.rejected.json"
     rejected.unlink(missing_ok=True)
     written = file if accepted else rejected

@@ -1,6 +1,6 @@
 """Decides whether a run's ratios keep their bounds, and whether they are worse than in the last committed result. Pure.
 
-Only ratios are judged. Seconds and GB/s depend on the machine; a ratio of two sides that took turns on one machine
+Tables are not judged: seconds and GB/s depend on the machine. The ratio of two sides that took turns on one machine
 carries over to others.
 """
 
@@ -23,9 +23,9 @@ class Ratio:
     at_most: float | None = None
     """Upper bound of the value; lower is then better."""
     goal: bool = False
-    """Whether the bound is only a goal: it is shown, but a run that misses it does not fail."""
+    """Whether the bound is only a goal, which is shown. A run that misses a goal does not fail."""
     tolerance: float = 0.15
-    """How much worse than in the last result the value may be, as a share of that value."""
+    """How much worse than in the last result the value may be, relative to the last value."""
 
     @property
     def met(self) -> bool | None:
@@ -41,7 +41,7 @@ class Verdict:
 
     ratio: Ratio
     last: float | None
-    """Its value in the last result, if that had it."""
+    """The value in the last result; None if the last result did not have it."""
 
     @property
     def to_last(self) -> float | None:
@@ -55,7 +55,7 @@ class Verdict:
 
     @property
     def has_regressed(self) -> bool:
-        """Whether it is worse than the last value by more than its tolerance."""
+        """Whether the value is worse than the last one by more than its tolerance."""
         if self.to_last is None:
             return False
         if math.isnan(self.to_last):
@@ -65,7 +65,7 @@ class Verdict:
         return self.to_last < 1 - self.ratio.tolerance
 
     def to_row(self) -> dict[str, Any]:
-        """Returns the ratio as the result file holds it."""
+        """Returns the ratio's row in the result file."""
         ratio, to_last = self.ratio, self.to_last
         return {
             "name": ratio.name,
@@ -92,8 +92,11 @@ def judge(ratios: Sequence[Ratio], last: Mapping[str, float]) -> list[Verdict]:
 
 
 def find_problems(verdicts: Sequence[Verdict], last: Mapping[str, float]) -> list[str]:
-    """Returns the reasons why the run fails, one line each. A ratio that the last result had and this run lacks is a
-    reason, too: else a regression could hide by not being measured."""
+    """Returns the reasons why the run fails, one line each.
+
+    A ratio that the last result had and this run lacks is also a reason. Otherwise a regression could hide by not being
+    measured.
+    """
     problems = []
     for verdict in verdicts:
         ratio = verdict.ratio
@@ -110,5 +113,5 @@ def find_problems(verdicts: Sequence[Verdict], last: Mapping[str, float]) -> lis
 
 
 def read_last(result: Mapping[str, Any] | None) -> dict[str, float]:
-    """Returns name -> value of the ratios in a result file's content; empty if there is no file."""
+    """Returns name -> value of the ratios in a result file's content. It is empty without a result."""
     return {} if result is None else {row["name"]: float(row["value"]) for row in result.get("ratios", [])}

@@ -1,10 +1,10 @@
-"""Peak memory of a video, in bytes per pixel: while it is decoded, and in the processor that makes the engine's input.
+"""Measures a video's peak memory in bytes per pixel: in the decoder, and in the processor of the engine's input.
 
     python -m benchmarks.video_memory
 
-What the stage reserves are upper bounds of these: WORK_BYTES_PER_PIXEL (omni_stage/media/video.py, of one frame as it
-is encoded) and BYTES_PER_FRAME_PIXEL (omni_stage/models/shared/media_cost.py, of all frames that are seen). Each case
-runs in a process of its own, whose peak the kernel counts.
+The stage reserves upper bounds of these figures. WORK_BYTES_PER_PIXEL (omni_stage/media/video.py) counts pixels of one
+frame as encoded. BYTES_PER_FRAME_PIXEL (omni_stage/models/shared/media_cost.py) counts pixels of all frames that the
+model sees. Each case runs in its own process, whose peak the kernel counts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 WIDTH, HEIGHT, FRAMES = 1920, 1088, 40
 SEEN = (20, 28 * 24, 28 * 36)
-"""Frames, height and width of what the processor gets: 864 tokens of Qwen2.5's patch a frame."""
+"""Frames, height and width of the processor's input. A frame has 24 by 36 of Qwen2.5's patches of 28 pixels."""
 CODECS: dict[str, tuple[str, dict[str, str], str]] = {
     "h264": ("libx264", {"preset": "ultrafast"}, "yuv420p"),
     "h264, 16 references": ("libx264", {"preset": "ultrafast", "refs": "16", "level": "6.2"}, "yuv420p"),
@@ -34,7 +34,7 @@ CODECS: dict[str, tuple[str, dict[str, str], str]] = {
 
 
 def encode(codec: str) -> bytes:
-    """A video of noise that moves, in one of CODECS."""
+    """Returns a video of moving noise, in one of CODECS."""
     import av
 
     name, options, pixels = CODECS[codec]
@@ -51,7 +51,7 @@ def encode(codec: str) -> bytes:
 
 
 def peak_of(work: Callable[[], object]) -> int:
-    """Returns by how many bytes this process grew at most while it did the work."""
+    """Returns by how many bytes this process grew at its peak while it did the work."""
     Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")
     work()
@@ -59,7 +59,7 @@ def peak_of(work: Callable[[], object]) -> int:
 
 
 def decode_case(file: Path) -> float:
-    """Bytes per pixel of one frame as it is encoded, without what is kept."""
+    """Returns the decoder's bytes per pixel of one frame as encoded, without the frames that are kept."""
     from omni_stage.media.video import decode_video
 
     data = file.read_bytes()
@@ -70,7 +70,7 @@ def decode_case(file: Path) -> float:
 
 
 def process_case(patch: int) -> float:
-    """Bytes per pixel of all frames, through transformers' video processor as vLLM calls it."""
+    """Returns the bytes per pixel of all frames in transformers' video processor, as vLLM calls it."""
     import torch
     from transformers import Qwen2VLVideoProcessor
 
@@ -86,7 +86,7 @@ def process_case(patch: int) -> float:
 
 
 def main(arguments: list[str]) -> None:
-    """All cases, or the one that is named."""
+    """Runs all cases, or the one that the arguments name."""
     if arguments[:1] == ["decode"]:
         print(decode_case(Path(arguments[1])))
         return

@@ -8,15 +8,15 @@ from benchmarks.report import Options, Report, Row
 
 
 def measure(options: Options) -> Report:
-    """Returns first audio, job time, audio a second and processor time of each stage, by concurrent requests."""
-    # Imported here, because the process of the reference imports this package only for the modules beside this one.
+    """Returns first audio, job time, audio per second and each stage's processor time, by concurrent requests."""
+    # Imported here, because the process that writes the checkpoint imports this package and needs only checkpoint.py.
     from benchmarks.dear.measure import measure as run
 
     return run(options)
 
 
 def draw(result: Row, path: Path) -> None:
-    """Draw audio a second of each side."""
+    """Draw the audio seconds per second of each side."""
     from benchmarks.charts import grouped_bars
     from benchmarks.dear.measure import HEARD
 

@@ -1,4 +1,4 @@
-"""Runs the sides in turn, and makes the tables."""
+"""Runs a Stream pipeline and transformers in turn, and makes the tables."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ STEP_TOKENS = 64
 """maxNumBatchedTokens of thinker and talker."""
 ROUNDS = 2
 REFERENCE_REQUESTS = 2
-"""Requests that transformers answers in a round, one after another: more would take longer at the same rate."""
+"""Requests that transformers answers in a round, one after another. More would only take longer, at the same rate."""
 FIRST_CODES = first_codes(SHAPE.block_size // 2)
 """Codec tokens that the first window needs. Each token makes two mel frames."""
 LEAST_OF = {4: 2, 8: 4}
-"""Concurrent requests -> how many of them must at least have given audio by the time of the median first audio."""
+"""Concurrent requests -> how many of them must have returned audio at the time of the median first audio."""
 HEARD, PROCESSORS, LEAST = "what listeners hear", "processor time by stage", "what the first audio costs at least"
 TOLERANCE = 0.3
 NOTES = [
@@ -58,7 +58,7 @@ NOTES = [
 
 @dataclass(slots=True)
 class Outcome:
-    """What all rounds with one number of concurrent requests gave."""
+    """The results of all rounds with one number of concurrent requests."""
 
     heard: list[Heard] = field(default_factory=list)
     wall_s: float = 0.0
@@ -71,7 +71,7 @@ class Outcome:
 
 
 def measure(options: Options) -> Report:
-    """Run a Stream pipeline and transformers side by side, ask them in turn, and return the tables."""
+    """Start a Stream pipeline and transformers, send requests to them in turn, and return the tables."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         checkpoint = Path(folder) / "model"
@@ -126,8 +126,10 @@ def shorten(sampling: Sampling, codes: int) -> Sampling:
 
 
 def least_rows(least: Mapping[int, Outcome], outcomes: Mapping[int, Outcome]) -> list[Row]:
-    """Returns a row for each number of concurrent requests: the least share of the job's cost that median first audio
-    needs."""
+    """Returns a row for each number of concurrent requests in LEAST_OF.
+
+    It gives the smallest share of the whole job's processor time that must be spent before the median first audio.
+    """
     rows: list[Row] = []
     for count, heard in LEAST_OF.items():
         first, whole = sum(least[heard].cpu_s.values()), sum(outcomes[count].cpu_s.values())
@@ -159,7 +161,7 @@ def heard_row(count: int, outcome: Outcome) -> Row:
 
 
 def reference_row(rounds: Sequence[Sequence[Answer]]) -> Row:
-    """Returns the row of transformers, which answers one request after another and gives whole audio only."""
+    """Returns the row of transformers, which answers one request after another and returns only complete audio."""
     wall = sum(max(answer.done for answer in answers) for answers in rounds)
     audio = sum(answer.tokens["talker"] for answers in rounds for answer in answers) / CODES_PER_SECOND
     jobs = sum(len(answers) for answers in rounds)
@@ -175,7 +177,8 @@ def reference_row(rounds: Sequence[Sequence[Answer]]) -> Row:
 
 
 def find_ratios(rows: Sequence[Row], usages: dict[int, Usage]) -> list[Ratio]:
-    """Returns first audio over the job's time, and audio a second over transformers' and over the cores' limit."""
+    """Returns first audio relative to the job's time, and audio per second relative to transformers' and to the cores'
+    limit."""
     reference = rows[-1]["audio_s_per_s"]
     ratios = []
     for row in rows[:-1]:

@@ -12,7 +12,7 @@ from benchmarks.report import Row
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Processor time that stages took for some audio."""
+    """The processor time of the stages, and how much audio they made in it."""
 
     cpu_s: Mapping[str, float]
     """Processor seconds, by stage."""
@@ -27,7 +27,7 @@ class Usage:
 
     @property
     def limit(self) -> float:
-        """Audio-seconds a second that these cores would make if no stage ever waited."""
+        """Seconds of audio per second that these cores would make if no stage ever waited."""
         return self.cores * self.audio_s / sum(self.cpu_s.values())
 
     def rows(self, at_once: int) -> list[Row]:

@@ -8,15 +8,15 @@ from benchmarks.report import Options, Report, Row
 
 
 def measure(options: Options) -> Report:
-    """Returns requests and codes a second, latency, and peak memory of the engine's process."""
-    # Imported here, because the engine's process imports this package too and needs none of it.
+    """Returns requests and codes per second, latency, and peak memory of the engine's process."""
+    # Imported here, so that `draw` and figures.py need no torch.
     from benchmarks.diffusion.measure import measure as run
 
     return run(options)
 
 
 def draw(result: Row, path: Path) -> None:
-    """Draw codes a second of both engines."""
+    """Draw codes per second of both engines."""
     from benchmarks.charts import grouped_bars
     from benchmarks.diffusion.figures import TABLE
 

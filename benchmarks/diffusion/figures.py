@@ -19,7 +19,7 @@ MEAN_CODES = 24
 EQUAL, MIXED, TALKER = "token2wav, equal lengths", "token2wav, mixed lengths", "talker"
 TABLE = "engines"
 BATCH_FLOOR = 0.8
-"""Minimum speed of a batch over that of the same requests one by one."""
+"""Minimum speed of a batch, relative to the same requests one by one."""
 TOLERANCE = 0.25
 _T = TypeVar("_T")
 
@@ -74,7 +74,7 @@ def make_rows(sides: Sides) -> list[Row]:
 
 
 def find_ratios(sides: Sides) -> list[Ratio]:
-    """Returns the speed of token2wav's batches over its requests one by one, and over the talker."""
+    """Returns the speed of token2wav's batches, relative to its requests one by one and to the talker."""
     batches = [
         Ratio(
             f"{name}, {at_once} at once, x one at once",

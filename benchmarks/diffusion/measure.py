@@ -1,4 +1,4 @@
-"""Runs two engines, each in a process of its own as in a stage server, and asks them in turn."""
+"""Runs two engines, each in its own process as in a stage server, and sends requests to them in turn."""
 
 from __future__ import annotations
 
@@ -68,8 +68,10 @@ def measure(options: Options) -> Report:
 
 
 async def start_engines(folder: Path, stack: AsyncExitStack) -> dict[str, tuple[StageLLM, int]]:
-    """Start token2wav and the talker on a new checkpoint. Returns both with their engines' process ids; `stack` ends
-    them."""
+    """Start token2wav and the talker on a new checkpoint. Returns both with their engines' process ids.
+
+    `stack` shuts them down.
+    """
     from omni_cli.local.pipeline import compile_local
     from omni_proto.pipeline import load_pipeline
     from omni_stage.engine.offline.stage_llm import StageLLM
@@ -136,7 +138,8 @@ def _ask_token2wav(stage: StageLLM, length: int) -> Ask:
 
 
 def _ask_talker(stage: StageLLM, length: int) -> Ask:
-    """Returns a request to the talker for exactly `length` codes. Width and dtype are those of its warm-up request."""
+    """Returns a request to the talker for exactly `length` codes. Its rows are as wide as those of the warm-up request,
+    and have the same dtype."""
     from omni_proto.stage_config import SamplingDefaults
     from omni_stage.models.component import EdgeInput
 
@@ -157,6 +160,6 @@ def _ask_talker(stage: StageLLM, length: int) -> Ask:
 
 
 def _widen(config: StageConfig) -> StageConfig:
-    """Returns the configuration, changed to run as many requests at once as any side sends."""
+    """Returns the configuration with max_num_seqs set to the most concurrent requests that any side sends."""
     arguments = config.engine_args.model_copy(update={"max_num_seqs": AT_ONCE[-1]})
     return config.model_copy(update={"engine_args": arguments})

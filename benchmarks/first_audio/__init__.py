@@ -1,4 +1,4 @@
-"""Compares first audio of a tiny Qwen2.5-Omni, and what listeners hear: with Stream, with Full and by transformers."""
+"""Compares first audio and playback of a tiny Qwen2.5-Omni with Stream edges, with Full edges and by transformers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from benchmarks.report import Options, Report, Row
 
 
 def measure(options: Options) -> Report:
-    """Returns first audio, gaps, clicks and audio a second, by concurrent requests and length; the windows' error."""
-    # Imported here, because the process of the reference imports this package too and needs none of it.
+    """Returns first audio, gaps, clicks and audio per second by concurrent requests and length; the windows' error."""
+    # Imported here, so that it stays cheap to import the package's other modules.
     from benchmarks.first_audio.measure import measure as run
 
     return run(options)

@@ -1,4 +1,4 @@
-"""What the case needs to know of a family: its samples, its codes a second, and how to ask for a length of audio."""
+"""What the case needs to know about a family: its samples, codes per second, and the sampling for a length of audio."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ class Family:
     sides: Mapping[str, Side]
     codes_per_second: float
     sampling: Callable[[float], Sampling]
-    """Seconds of audio -> the sampling that makes a pipeline speak for that long."""
+    """Returns the sampling that makes a pipeline speak for this many seconds."""
     at_once: tuple[int, ...]
     ratio: float
-    """Upper bound of first audio with Stream over that with Full, from 8 s of audio on."""
+    """Upper bound of first audio with Stream, relative to Full, for requests of at least 8 s of audio."""
     speed: float | None
-    """Lower bound of the audio a second that 8 requests get with Stream, over that with Full, from 8 s of audio on."""
+    """Lower bound of audio per second with Stream, relative to Full, for 8 requests of at least 8 s of audio."""
     goal: bool
-    """Whether these bounds are only goals."""
+    """Whether `ratio` is only a goal."""
     notes: tuple[str, ...]
 
 
 FRAMES_PER_SECOND = 12.5
-"""Frames that Qwen3-Omni's talker makes for a second of audio. A frame is one code of each codebook."""
+"""Frames that Qwen3-Omni's talker makes for a second of audio. A frame has one code of each codebook."""
 
 
 def sample_frames(seconds: float) -> Sampling:

@@ -1,4 +1,4 @@
-"""Runs the sides in turn, and makes the tables."""
+"""Runs Stream, Full and transformers in turn, and makes the tables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROUNDS = 1
 REFERENCE = "transformers"
 HEARD, WINDOWS = "what listeners hear", "windows against all codec tokens at once"
 TOLERANCE = 0.3
-"""Generous, because four processes share the cores."""
+"""Generous, because the processes of all sides share the cores."""
 NOTES = (
     "The sample's stages take 8 requests at once; more are refused with RetryInfo and tried again by this client.",
     "Gaps: how often a player that starts with the first chunk has nothing to play. Silence: seconds of all gaps of an "
@@ -36,7 +36,7 @@ NOTES = (
 
 
 def measure(options: Options) -> Report:
-    """Measure Full and Stream pipelines of Qwen2.5-Omni and transformers; then the windows, without an engine."""
+    """Measure Full and Stream pipelines of Qwen2.5-Omni and transformers, and then the windows without an engine."""
     heard = hear(QWEN25, options.rounds or ROUNDS)
     windows = list(_window_rows())
     ratios = [*find_ratios(heard, QWEN25), *find_window_ratios(windows)]
@@ -44,7 +44,10 @@ def measure(options: Options) -> Report:
 
 
 def hear(family: Family, rounds: int) -> list[Row]:
-    """Returns a row for each side, number of concurrent requests and length. All sides run, and are asked in turn."""
+    """Returns a row for each side, number of concurrent requests and length.
+
+    All sides run the whole time, and get requests in turn.
+    """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         checkpoint = Path(folder) / "model"
@@ -84,8 +87,10 @@ async def _ask_all(
 
 
 def heard_row(name: str, count: int, seconds: float, heard: list[Heard], spans: list[float]) -> Row:
-    """Returns the row of one side, number of concurrent requests and length. `spans`: for each round, the seconds until
-    all requests were done."""
+    """Returns the row of one side, number of concurrent requests and length.
+
+    `spans`: for each round, the seconds until all requests were done.
+    """
     playbacks = [answer.playback for answer in heard]
     audio = sum(playback.audio for playback in playbacks)
     return {
@@ -103,7 +108,7 @@ def heard_row(name: str, count: int, seconds: float, heard: list[Heard], spans: 
 
 
 def reference_row(count: int, seconds: float, answers: list[Answer], codes_per_second: float) -> Row:
-    """Returns the row of transformers, which gives audio when it is whole."""
+    """Returns the row of transformers, which returns audio only when it is complete."""
     done = statistics.median(answer.done for answer in answers)
     audio = sum(answer.tokens["talker"] for answer in answers) / codes_per_second
     return {
@@ -121,8 +126,10 @@ def reference_row(count: int, seconds: float, answers: list[Answer], codes_per_s
 
 
 def find_ratios(rows: list[Row], family: Family) -> list[Ratio]:
-    """Returns the ratios of Stream to Full: first audio; audio a second with 8 concurrent requests; and first audio
-    plus silence with one request."""
+    """Returns the ratios of Stream to Full.
+
+    They are first audio, audio per second with 8 concurrent requests, and first audio plus silence with one request.
+    """
     by_key = {(row["side"], row["at_once"], row["audio_s"]): row for row in rows}
     ratios = []
     for (side, count, seconds), row in by_key.items():
@@ -147,7 +154,7 @@ def find_ratios(rows: list[Row], family: Family) -> list[Ratio]:
 
 
 def find_window_ratios(rows: list[Row]) -> list[Ratio]:
-    """Returns the windows' error over the difference between two seeds, as a ratio: -40 dB is 0.01."""
+    """Returns the windows' error relative to the difference between two seeds: -40 dB is 0.01."""
     return [
         Ratio(f"error of windows, {row['shape']}", 10 ** (row["error_db_of_another_seed"] / 20), at_most=0.01)
         for row in rows

@@ -1,4 +1,4 @@
-"""Computes what a listener hears who plays audio as it arrives: when it starts, pauses and clicks. Pure."""
+"""Computes what a listener hears if audio is played as it arrives: when it starts, its pauses and its clicks. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Playback:
     gaps: int
     """How often the player had nothing to play."""
     silence: float
-    """Seconds of these gaps together."""
+    """Total length of the gaps, in seconds."""
 
     @property
     def ends(self) -> float:
@@ -39,7 +39,7 @@ class Playback:
 
 
 def play(chunks: Sequence[Chunk]) -> Playback:
-    """Returns what a listener hears of chunks in the order in which they came. Raises ValueError without audio."""
+    """Returns the playback of chunks in order of arrival. Raises ValueError if there are none."""
     if not chunks:
         raise ValueError("no audio came")
     runs_out = chunks[0].at
@@ -52,7 +52,7 @@ def play(chunks: Sequence[Chunk]) -> Playback:
 
 
 def count_clicks(samples: NDArray[np.float32], borders: Sequence[int]) -> int:
-    """Returns at how many borders the step between two samples is larger than any step elsewhere.
+    """Returns how many borders between chunks have a larger step between two samples than any place inside a chunk.
 
     `samples`: [n]. `borders`: for each chunk but the first, the index of its first sample.
     """

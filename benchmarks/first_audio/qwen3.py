@@ -1,4 +1,4 @@
-"""Compares first audio of a tiny Qwen3-Omni, whose frames become audio one by one: Stream, Full and transformers."""
+"""Compares first audio of a tiny Qwen3-Omni, which decodes audio frame by frame: Stream, Full and transformers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ __all__ = ["draw", "measure"]
 
 
 def measure(options: Options) -> Report:
-    """Returns first audio, gaps, clicks and audio a second, by concurrent requests and length."""
+    """Returns first audio, gaps, clicks and audio per second, by concurrent requests and length."""
     heard = hear(QWEN3, options.rounds or ROUNDS)
     return Report({HEARD: heard}, find_ratios(heard, QWEN3), [*QWEN3.notes, *NOTES])

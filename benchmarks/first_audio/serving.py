@@ -1,4 +1,4 @@
-"""Asks any pipeline for audio of a given length with several requests at once, and records what each client hears."""
+"""Sends concurrent requests for audio of a given length to a pipeline, and records what each client hears."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ THINKER_TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What a client hears of one answer."""
+    """The playback of one answer, as a client hears it."""
 
     playback: Playback
     done: float
@@ -39,7 +39,7 @@ def sampling_of(seconds: float) -> Mapping[str, Mapping[str, Any]]:
 
 
 async def ask(client: AsyncOmniClient, count: int, sampling: Mapping[str, Mapping[str, Any]]) -> list[Heard]:
-    """Send `count` requests at the same time; return what is heard of each. Raises OmniRequestError."""
+    """Send `count` requests at the same time. Returns the playback of each. Raises OmniRequestError."""
     began = time.perf_counter()
 
     async def one(index: int) -> Heard:

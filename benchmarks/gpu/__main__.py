@@ -1,4 +1,4 @@
-"""`make gpu`: run the checks, print a line for each, write one file to send back (docs/gpu-check.md).
+"""`make gpu`: runs the checks, prints a line for each, and writes one file to send back (docs/gpu-check.md).
 
 python -m benchmarks.gpu [--part torch|whole] [--model DIR | --shaped 7b|3b|30b-a3b] [--only NAME ...] [--out DIR]
 python -m benchmarks.gpu --bundle FILE [--python 3.12]     what a machine without a network needs
@@ -88,8 +88,10 @@ def make_context(out: Path, model: Path | None, family: str) -> Context:
 
 
 def run_apart(check: Check, context: Context) -> Iterator[Result]:
-    """Yields what run_check yields, from a process of its own: a check that breaks the GPU's context, or hangs, harms
-    no other."""
+    """Yields the results of a check that runs in its own process.
+
+    So a check that hangs, or that breaks the GPU's context, does not affect the others.
+    """
     file = context.out / f".{check.name}.json"
     file.unlink(missing_ok=True)
     command = [sys.executable, "-m", "benchmarks.gpu.child", check.name, str(context.out), context.family]

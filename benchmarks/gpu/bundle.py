@@ -3,7 +3,8 @@
     python -m benchmarks.gpu --bundle gpu-bundle.tar.gz --python 3.12       here
     tar xzf gpu-bundle.tar.gz && sh gpu-bundle/run.sh                       there: one line a check
 
-Needs uv here, as `make setup` does. Wheels are those that constraints/gpu.txt pins, for that Python on Linux x86-64.
+It needs uv here, as `make setup` does. The wheels are those that constraints/gpu.txt pins, for the given Python on
+Linux x86-64.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = (
-    # transformers, and what it imports to build a model
+    # transformers, and the packages that it imports to build a model
     "transformers",
     "huggingface-hub",
     "tokenizers",
@@ -37,7 +38,7 @@ PACKAGES = (
     "idna",
     "truststore",
     "click",
-    # what our own modules import
+    # the packages that our own modules import
     "grpcio",
     "grpcio-status",
     "googleapis-common-protos",
@@ -66,7 +67,7 @@ def pins(names: tuple[str, ...] = PACKAGES, constraints: Path = ROOT / "constrai
 
 
 def write_bundle(target: Path, python: str) -> str:
-    """Write the archive and return a line that describes it. Raises RuntimeError if it is too large or uv fails."""
+    """Write the archive. Returns a line that describes it. Raises RuntimeError if it is too large or uv fails."""
     uv = shutil.which("uv") or str(Path.home() / ".cache" / "omnipipeline" / "uv" / "bin" / "uv")
     with tempfile.TemporaryDirectory() as directory:
         bundle = Path(directory) / "gpu-bundle"
@@ -91,6 +92,6 @@ def write_bundle(target: Path, python: str) -> str:
 
 
 def trim(site: Path) -> None:
-    """Delete what nothing imports: tests, launchers, bytecode."""
+    """Delete files that nothing imports: tests, launchers and bytecode."""
     for folder in [site / "bin", *site.rglob("tests"), *site.rglob("__pycache__")]:
         shutil.rmtree(folder, ignore_errors=True)

@@ -50,7 +50,10 @@ _TABLE: tuple[tuple[Part, str, str, tuple[str, ...]], ...] = (
 
 
 def _find(place: str) -> Run:
-    """Returns a function that imports the check when it runs: a machine may lack what the other part's checks need."""
+    """Returns a function that imports the check's module only when it runs.
+
+    A machine may lack the packages that checks of the other part need.
+    """
     module, _, name = place.partition(":")
 
     def run(context: Context) -> Finding | Iterable[Finding]:

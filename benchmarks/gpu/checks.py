@@ -1,7 +1,8 @@
-"""The checks of `make gpu`: their form, what they need, how they run and what they print.
+"""The checks of `make gpu`: their form, their requirements, how they run and what they print.
 
-A check is a function of a Context that returns one Finding or several. It states what it needs; if that is missing, its
-result is a SKIP with the reason. If it raises, its result is a FAIL with the traceback in the log. No pytest is needed.
+A check is a function of a Context that returns one Finding or several. It names its requirements. If one is missing,
+the result is a SKIP with the reason. If it raises, the result is a FAIL with the traceback in the log. No pytest is
+needed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, Literal
 Status = Literal["PASS", "FAIL", "SKIP"]
 Part = Literal["torch", "whole"]
 DRAWN = "weights-are-drawn"
-"""A file of this name says that a checkpoint's directory holds no published weights."""
+"""Name of an empty file that marks a checkpoint's directory as one with random weights, not published ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ Run = Callable[[Context], Finding | Iterable[Finding]]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check: its name, its part, its function and what it needs."""
+    """A check: its name, its part, its function and its requirements."""
 
     name: str
     part: Part
@@ -118,7 +119,7 @@ def _has(module: str) -> bool:
 
 
 def run_check(check: Check, context: Context) -> Iterator[Result]:
-    """Yields the results of a check; one SKIP if it lacks something, one FAIL if it raises."""
+    """Yields the results of a check: one SKIP if a requirement is missing, and one FAIL if it raises."""
     missing = [reason for need in check.needs for has, reason in [NEEDS[need]] if not has(context)]
     if missing:
         yield Result("SKIP", check.name, "; ".join(missing), "-")
@@ -149,10 +150,10 @@ def _take_log(context: Context) -> str:
 def at_most(
     value: float, limit: float, *, name: str = "", unit: str = "", data: dict[str, Any] | None = None
 ) -> Finding:
-    """Returns the finding of a figure that must not exceed a limit; NaN always fails."""
+    """Returns the finding for a figure that must not exceed a limit. NaN always fails."""
     return Finding(f"{value:.4g}{unit}", f"<={limit:.4g}{unit}", ok=value <= limit, name=name, data=data or {})
 
 
 def equal(value: object, expected: object, *, name: str = "") -> Finding:
-    """Returns the finding of a value that must equal the expected one."""
+    """Returns the finding for a value that must equal the expected one."""
     return Finding(str(value), f"=={expected}", ok=value == expected, name=name)

@@ -1,4 +1,4 @@
-"""Makes what checks run: a tiny checkpoint, engines with arguments that users cannot set, and local pipelines."""
+"""Makes what the checks run: tiny checkpoints, engines with arguments that users cannot set, and local pipelines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from omni_proto.stage_config import EdgeMode
 
 SAMPLES = Path(__file__).parents[2] / "manifests" / "samples"
 PATCHED = Path(__file__).parent / "patched"
-"""Folder that, on PYTHONPATH, changes a stage's modules for the checks; see its sitecustomize.py."""
+"""Folder whose sitecustomize.py, if the folder is on PYTHONPATH, changes a stage's modules for the checks."""
 SHARES = (0.2, 0.15, 0.12)
 """gpuMemoryUtilization of each tiny stage that shares a GPU, in the pipeline's order."""
 FIRST_FAMILY = "qwen2_5_omni"
@@ -30,7 +30,7 @@ FIRST_FAMILY = "qwen2_5_omni"
 
 @cache
 def tiny_checkpoint(directory: Path, family: str = FIRST_FAMILY) -> Path:
-    """Returns a family's tiny checkpoint, tiny-FAMILY in the directory; writes it unless it is there."""
+    """Returns a family's tiny checkpoint, tiny-FAMILY in the directory. Writes it if it is missing."""
     from omni_stage.models.registry import resolve, tiny_checkpoints
 
     tiny, target = tiny_checkpoints()[family], directory / f"tiny-{family}"
@@ -41,7 +41,7 @@ def tiny_checkpoint(directory: Path, family: str = FIRST_FAMILY) -> Path:
 
 
 def find_sample(family: str) -> OmniPipeline:
-    """Returns the sample of a family's tiny checkpoint whose edges are streamed."""
+    """Returns the sample for a family's tiny checkpoint whose edges are all Stream. Raises ValueError without one."""
     for file in sorted(SAMPLES.glob("*.yaml")):
         pipeline = load_pipeline(file)
         is_tiny = str(pipeline.spec.model.uri).startswith("file:///models/tiny") and not pipeline.spec.entry.tls
@@ -53,9 +53,9 @@ def find_sample(family: str) -> OmniPipeline:
 
 @contextmanager
 def engine_arguments(**changes: Any) -> Iterator[None]:
-    """In the block, engines of this process are built with these further arguments of vLLM: graph modes and the like.
+    """In the block, engines of this process are built with these additional vLLM arguments, for example graph modes.
 
-    Users cannot choose them, so the product has no field for them. async_scheduling also selects the scheduler for it.
+    Users cannot choose them, so the product has no field for them. async_scheduling also selects its scheduler.
     """
     from omni_stage.engine import vllm_engine
     from omni_stage.vllm_adapter.select import scheduler_cls
@@ -77,7 +77,7 @@ def engine_arguments(**changes: Any) -> Iterator[None]:
 
 @contextmanager
 def environment(**variables: str) -> Iterator[None]:
-    """In the block, this process and those that it starts have these environment variables."""
+    """In the block, this process and its new child processes have these environment variables."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -92,7 +92,7 @@ def environment(**variables: str) -> Iterator[None]:
 
 @contextmanager
 def poisoned_padding(wanted: bool) -> Iterator[None]:
-    """In the block, if wanted, the rows of padding tokens are NaN, so that a computation that reads them shows it."""
+    """In the block, if `wanted`, the input rows of padding tokens are NaN. A computation that reads them then fails."""
     from omni_stage.vllm_adapter.ar.input_rows import InputRowStore
 
     original = InputRowStore.fill
@@ -116,7 +116,7 @@ def with_stages(pipeline: OmniPipeline, change: Callable[[Any, int], dict[str, A
 
 
 def load_sample(context: Context, *, stream: bool = False) -> tuple[OmniPipeline, Path]:
-    """Returns the pipeline that a check serves, and its checkpoint: the published model if given, else the tiny one."""
+    """Returns the pipeline that a check serves, and its checkpoint: the context's model if given, else the tiny one."""
     if context.model is not None:
         return load_pipeline(SAMPLES / f"{find_documented(context.model.name)}.yaml"), context.model
     sample = find_sample(context.family)
@@ -138,25 +138,27 @@ def _full(edge: Any) -> Any:
 
 
 def find_documented(name: str) -> str:
-    """Returns the sample whose stages share a GPU, for the release whose size is in the directory's name; the first
-    such sample if the name has no size."""
-    # "30b-a3b" ends as "3b" does.
+    """Returns the documented sample whose stages share a GPU, for the release size in the directory's name.
+
+    If the name has no size, that is the first documented sample.
+    """
+    # The longest size wins if several are in the name.
     named = [sample for sample, (size, _) in DOCUMENTED.items() if f"-{size}" in f"-{name.lower()}"]
     return max(named, key=lambda sample: len(DOCUMENTED[sample][0]), default=next(iter(DOCUMENTED)))
 
 
 class Seconds(PlainProgress):
-    """Keeps how long each stage took to start; prints nothing."""
+    """Records how long each stage took to start, and prints nothing."""
 
     def __init__(self) -> None:
         super().__init__(Console(quiet=True))
         self.by_stage: dict[str, float] = {}
 
     def loading(self, stage: str) -> None:
-        """Nothing to note."""
+        """Does nothing."""
 
     def ready(self, stage: str, seconds: float) -> None:
-        """Keep the seconds."""
+        """Records the seconds."""
         self.by_stage[stage] = seconds
 
 
@@ -164,7 +166,7 @@ class Seconds(PlainProgress):
 def serve(
     context: Context, pipeline: OmniPipeline, checkpoint: Path, name: str, *, drawn: bool = False
 ) -> Iterator[tuple[LocalPipeline, Seconds]]:
-    """Yields the stage servers of a pipeline, once they are ready; their logs go to the folder of results.
+    """Yields the stage servers of a pipeline once they are ready. Their logs go to the results folder.
 
     `drawn`: each stage makes the random weights that the checkpoint leaves out (benchmarks/gpu/patched).
     """
@@ -179,7 +181,10 @@ def serve(
 
 
 def gpu_memory_by_process() -> dict[int, int]:
-    """Returns process id -> bytes on GPU 0, contexts included, as the driver counts; 0 where it gives no number."""
+    """Returns process id -> bytes on GPU 0, including CUDA contexts, as the driver counts them.
+
+    The value is 0 where the driver reports none.
+    """
     from vllm.utils.import_utils import import_pynvml
 
     nvml = import_pynvml()
@@ -193,7 +198,7 @@ def gpu_memory_by_process() -> dict[int, int]:
 
 
 def gpu_memory_by_stage(local: LocalPipeline) -> dict[str, int]:
-    """Returns stage -> bytes on GPU 0 of its stage server and all that descends from it."""
+    """Returns stage -> bytes on GPU 0 of its stage server and all of that server's descendants."""
     used = gpu_memory_by_process()
     return {process.name: sum(used.get(one.pid, 0) for one in process.list_tree()) for process in local._processes}
 

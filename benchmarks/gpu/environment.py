@@ -1,4 +1,4 @@
-"""Checks whether this machine's driver, GPU, compilers and limits are what the stages need."""
+"""Checks that this machine's driver, GPU, compilers and limits meet the stages' requirements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from omni_stage.vllm_adapter.checks.gpu_driver import find_driver_problem
 from omni_stage.vllm_adapter.checks.image import try_compiler
 
 LEAST_CAPABILITY = (8, 0)
-"""Least compute capability: bfloat16 and FlashAttention 2 need it."""
+"""Lowest supported compute capability: bfloat16 and FlashAttention 2 need it."""
 SHM_BYTES_PER_GPU = 2 << 30
 _INIT = "import torch; torch.cuda.init(); print(torch.cuda.get_device_name())"
 
@@ -38,7 +38,7 @@ def driver(_: Context) -> Finding:
 
 
 def capability(_: Context) -> Iterator[Finding]:
-    """Compares every GPU's compute capability with the least that the stages need."""
+    """Compares every GPU's compute capability with the lowest that the stages support."""
     for index in range(torch.cuda.device_count()):
         found = torch.cuda.get_device_capability(index)
         least = ".".join(map(str, LEAST_CAPABILITY))
@@ -63,7 +63,7 @@ def compilers(context: Context) -> Iterator[Finding]:
 
 
 def flashinfer(_: Context) -> Finding:
-    """Checks what samples: PyTorch, which needs no compiler, or FlashInfer, which needs nvcc."""
+    """Checks whether PyTorch samples tokens, which needs no compiler, or FlashInfer, which needs nvcc."""
     from omni_stage.vllm_adapter.process.env import apply_environment
 
     apply_environment()
@@ -108,7 +108,7 @@ def fork(context: Context) -> Finding:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     context.say(result.stderr)
     said = result.stdout.strip().splitlines()[-1:] or ["?"]
-    # Either is right; a process that has opened the GPU must not be forked.
+    # Both are correct: a process that has opened the GPU must not be forked.
     return Finding(said[0], "forked, or a reason", ok=result.returncode == 0)
 
 

@@ -1,10 +1,11 @@
 """Compares our answers with those that others published for the 7B model. Pure; golden.json has the figures.
 
-Audio: the codes are given, so that token2wav is checked alone. The start noise decides each sample. transformers draws
-it on the device of the model, and the fixture does not say which that was; our stages draw it on the CPU. So an audio
-of the right length and loudness whose samples differ is OTHER_NOISE: neither a pass nor a defect.
+Audio: the codes are given, so only token2wav is checked. Every sample depends on the start noise. transformers draws
+the noise on the model's device, which the fixture does not name. Our stages draw it on the CPU. So audio of the right
+length and loudness whose samples differ is OTHER_NOISE, which is neither a pass nor a defect.
 
-Text: a question on an audio and an image. Both are on the internet; a check without them is skipped with the reason.
+Text: a question about an audio file and an image. Both are on the internet. Without them the check is skipped with a
+reason.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _FILE = Path(__file__).parent / "golden.json"
 # The tolerances of transformers' own test.
 _SAMPLE_RTOL, _SAMPLE_ATOL, _RMS_RTOL = 1e-3, 5e-3, 1e-2
 _LOUDNESS_FACTOR = 1.25
-"""Largest change of loudness that other noise explains. Wrong rotary embeddings halved the loudness
+"""Largest factor between two loudnesses that different noise can explain. Wrong rotary embeddings halved the loudness
 (huggingface/transformers #47328)."""
 
 
@@ -46,7 +47,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class GoldenAudio:
-    """Codec tokens, and facts about the audio that they make."""
+    """Codec tokens, and facts about the audio that token2wav makes of them."""
 
     source: str
     model: str
@@ -58,7 +59,7 @@ class GoldenAudio:
     rms: float
     stride: int
     last_strided: tuple[float, ...]
-    """The last values of the series that takes every `stride`-th sample, from the first sample on."""
+    """The last values of the series of every `stride`-th sample, which starts with the first sample."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +74,13 @@ class GoldenText:
     system: str
     max_tokens: int
     prompt_begins: tuple[int, ...]
-    """Token ids at the head of the prompt. In the prompt the audio comes first, then the image, then the question."""
+    """Token ids at the beginning of the prompt. The prompt has the audio, then the image, then the question."""
     answers: tuple[str, ...]
 
 
 @lru_cache
 def golden_audio() -> GoldenAudio:
-    """Returns what is known of the audio fixture."""
+    """Returns the audio fixture."""
     facts = _read("audio")
     runs = facts.pop("codes_by_run")
     codes = tuple(itertools.chain.from_iterable([code] * count for code, count in runs))
@@ -122,7 +123,7 @@ def judge_text(text: str, golden: GoldenText) -> Finding:
 
 
 def find_missing_media(audio: Path | None, image: Path | None, golden: GoldenText) -> str | None:
-    """Returns why the text check must be skipped, None if both files are there."""
+    """Returns why the text check must be skipped, or None if both files exist."""
     wanted = (("audio", audio, golden.audio_url), ("image", image, golden.image_url))
     missing = [f"{name} ({url})" for name, path, url in wanted if path is None or not path.is_file()]
     return f"no file with the {' and the '.join(missing)}; fetch it and give its path" if missing else None

@@ -1,7 +1,7 @@
-"""Measures the peak memory of a computation without a device, on meta tensors: they have shapes, but no data.
+"""Measures the peak memory of a computation without a device, on meta tensors, which have shapes but no data.
 
-Counts the storage that torch's operators return, until nothing refers to it, as a caching allocator does; sizes are not
-rounded up. Memory that an operator allocates only while it runs (workspaces) is not counted.
+It counts each storage that torch's operators return for as long as something refers to it, like a caching allocator.
+Sizes are not rounded up. Workspaces, which an operator allocates only while it runs, are not counted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class PeakMemory(TorchDispatchMode):
-    """Context manager. `peak` is the most bytes that were alive at one time, of tensors made in the block."""
+    """A context manager. `peak` is the largest number of bytes alive at one time, of tensors made in the block."""
 
     def __init__(self) -> None:
         super().__init__()

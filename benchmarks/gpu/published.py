@@ -1,4 +1,4 @@
-"""Checks the published checkpoint (MODEL=...): every tensor loads, the text equals transformers', a WAV is audible."""
+"""Checks the published checkpoint (MODEL=...): tensors load, text equals transformers', and a WAV is audible."""
 
 from __future__ import annotations
 
@@ -20,11 +20,15 @@ from benchmarks.gpu.rows import first_difference
 QUESTION = "Please say hello in one short sentence."
 TOKENS, CODES = 32, 100
 LEAST_EQUAL_CODES = 20
-"""Greedy bfloat16 paths of two implementations part somewhere; not before this."""
+"""Two implementations that decode greedily in bfloat16 differ sooner or later, but not before this many codes."""
 
 
 def answers(context: Context) -> Iterator[Finding]:
-    """Loads all three stages one after another, strictly, and transformers after them: a GPU of 80 GB holds either."""
+    """Runs our three stages one after another, and transformers after them, and compares the text.
+
+    Only one of them is loaded at a time, so that a GPU with 80 GB suffices. Loading fails if a tensor is missing or
+    unknown.
+    """
     ours = asyncio.run(_run(context))
     yield Finding("loaded", "no tensor missing or left over", name="tensors")
     samples = ours["audio"]
@@ -38,7 +42,7 @@ def answers(context: Context) -> Iterator[Finding]:
 
 
 async def _run(context: Context) -> dict[str, Any]:
-    """Run our three stages, one engine at a time. Returns prompt, tokens, text and audio."""
+    """Run our three stages, one engine at a time. Returns the prompt, tokens, text and audio."""
     from omni_proto.stage_config import SamplingDefaults
     from omni_stage.engine.offline.inputs import compile_offline, parse_prompt
     from omni_stage.engine.offline.stage_llm import StageLLM
@@ -67,8 +71,10 @@ async def _run(context: Context) -> dict[str, Any]:
 
 
 def reference(context: Context, prompt: list[int]) -> list[int]:
-    """Returns transformers' greedy tokens for the same prompt, in bfloat16 on the GPU. The attention mask is given, as
-    its model code expects."""
+    """Returns transformers' greedy tokens for the same prompt, in bfloat16 on the GPU.
+
+    It passes an attention mask, which transformers' model code expects.
+    """
     from transformers import Qwen2_5OmniThinkerForConditionalGeneration as Thinker
 
     model = Thinker.from_pretrained(context.model, dtype=torch.bfloat16, device_map="cuda")
@@ -86,7 +92,7 @@ def reference(context: Context, prompt: list[int]) -> list[int]:
 
 
 def golden(context: Context) -> Iterator[Finding]:
-    """Gives token2wav codes whose audio others published for the 7B model, and compares the audio."""
+    """Sends token2wav codes whose audio others published for the 7B model, and compares the audio."""
     if importlib.util.find_spec("benchmarks.gpu.golden") is None:
         yield Finding("", skipped="benchmarks/gpu/golden.py is not here")
         return

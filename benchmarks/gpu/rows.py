@@ -1,7 +1,7 @@
-"""Compares rows that leave the thinker, and codes that the talker makes of rows, with transformers (float32, CPU).
+"""Compares the thinker's rows, and the codes that the talker makes of rows, with transformers (float32, on the CPU).
 
-The thinker gets prompts that do not fit into a step (chunked), more prompts than fit into its KV cache (preempted), and
-long prompts beside short ones (mixed), once for each way of running on a GPU.
+For each way of running on a GPU, the thinker gets a prompt that does not fit into a step (chunked), more prompts than
+fit into its KV cache (preempted), and long and short prompts together (mixed).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from omni_proto.gpu_memory import MIB
 GRAPH_MODES = ("NONE", "PIECEWISE", "FULL_AND_PIECEWISE")
 SENTENCE = "The road goes through the hills, past the mill and the old stone bridge, to the town. "
 CPU_LIMIT, GPU_LIMIT = 1e-4, 2e-2
-"""Largest difference in a row, as a share of the largest value, that rounding explains: in float32, and in TF32."""
+"""Largest difference that rounding explains, relative to the rows' largest value: in float32 (CPU) and TF32 (GPU)."""
 _CPU_ONLY = "needs a GPU: vLLM's CPU build has no CUDA graphs and no asynchronous scheduling"
 
 
@@ -47,8 +47,10 @@ def _arguments(context: Context, mode: str, asynchronous: bool) -> dict[str, Any
 
 
 def rows_out(context: Context) -> Iterator[Finding]:
-    """Compares the thinker's rows for {no graphs, PIECEWISE, FULL_AND_PIECEWISE} x {sync, async} x {chunked, preempted,
-    mixed}."""
+    """Compares the thinker's rows for every combination of graph mode, scheduling and prompts.
+
+    Graph modes: none, PIECEWISE, FULL_AND_PIECEWISE. Scheduling: sync, async. Prompts: chunked, preempted, mixed.
+    """
     for mode in GRAPH_MODES:
         for asynchronous in (False, True):
             name = f"{mode.lower()}_{'async' if asynchronous else 'sync'}"
@@ -74,7 +76,7 @@ async def _compare_rows(context: Context, name: str) -> list[Finding]:
     capacity = MIB // kv_shape(text, element_bytes=4).token_bytes
     limit = GPU_LIMIT if context.on_gpu else CPU_LIMIT
     findings = []
-    # On a GPU, each engine has a process of its own, so that its memory is free for the next one.
+    # On a GPU each engine has its own process, so that its memory is free for the next engine.
     alone = {"in_process": not context.on_gpu}
     async with run_omni_stages(checkpoint, "thinker", max_media=0, dtype="float32", **alone, **sizes) as stages:
         for case, prompts in _prompts().items():
@@ -102,7 +104,7 @@ def _difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 def first_difference(ours: list[int], theirs: list[int]) -> str:
-    """Returns in words where two lists first differ."""
+    """Returns a description of where two lists first differ."""
     for index, (one, other) in enumerate(zip(ours, theirs, strict=False)):
         if one != other:
             return f"differs at {index} of {len(theirs)}"
@@ -110,8 +112,10 @@ def first_difference(ours: list[int], theirs: list[int]) -> str:
 
 
 def rows_in(context: Context) -> Iterator[Finding]:
-    """Compares the talker's greedy codes: with transformers', a Stream's with Full's, and those with CUDA graphs or
-    poisoned padding with those without."""
+    """Compares the talker's greedy codes with transformers', and Stream's codes with Full's.
+
+    On a GPU it also compares codes with CUDA graphs, and with CUDA graphs and NaN in the padding, with eager ones.
+    """
     arguments = {"gpu_memory_utilization": 0.4} if context.on_gpu else {}
     with engine_arguments(**arguments):
         eager = asyncio.run(_talk(context))
@@ -131,7 +135,7 @@ def rows_in(context: Context) -> Iterator[Finding]:
 
 
 async def _talk(context: Context) -> dict[str, tuple[list[int], list[int]]]:
-    """Returns the talker's codes with the expected ones: those of transformers; for a Stream, those of Full."""
+    """Returns two pairs of codes: Full's and transformers' ("codes"), and Stream's and Full's ("stream")."""
     from support.omni_stages import run_omni_stages
     from support.reference import ReferencePrompt, ReferenceSettings, load_reference
     from support.streams import run_live
@@ -151,14 +155,14 @@ async def _talk(context: Context) -> dict[str, tuple[list[int], list[int]]]:
 
 
 def syncs(context: Context) -> Finding:
-    """Runs vLLM's own check that no step waits for the GPU; if one does, the stack is in the log."""
+    """Runs with vLLM's own check that no step waits for the GPU. If one does, the log has its stack."""
     with environment(VLLM_GPU_SYNC_CHECK="error"), engine_arguments(gpu_memory_utilization=0.4):
         asyncio.run(_talk(context))
     return Finding("none", "none")
 
 
 def tensor_parallel(context: Context) -> Finding:
-    """Compares the rows of two GPUs with those of one."""
+    """Compares the rows of a thinker on two GPUs with those on one GPU."""
     rows = [asyncio.run(_rows_of(context, gpus)) for gpus in (1, 2)]
     return at_most(_difference(rows[1], rows[0].float()), GPU_LIMIT)
 

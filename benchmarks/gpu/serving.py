@@ -1,4 +1,4 @@
-"""Checks stage servers on a GPU: how long they take to start, how fast they answer, and what a fault does to them."""
+"""Checks stage servers on a GPU: how long they take to start, how fast they answer, and how they handle faults."""
 
 from __future__ import annotations
 
@@ -33,14 +33,16 @@ PROMPT = "Tell me in three sentences what the weather is like."
 DRAWN_AT_ONCE = (1, 8, 32)
 _DRAWN_SECONDS = 10
 _DRAWN_WORDS = 64
-"""Random weights do not decide when to end, so the lengths are fixed."""
+"""Models with random weights do not end their replies sensibly, so the lengths are fixed."""
 _CODES_A_SECOND = {"qwen2_5_omni": 50.0, "qwen3_omni": 12.5}
 ASSERT_SEED, OOM_SEED = 1_000_001, 1_000_002
 
 
 def start(context: Context) -> Iterator[Finding]:
-    """Starts each stage cold, then warm from the caches of the cold start. Reports seconds and memory once ready, and
-    checks that no stage server has a CUDA context."""
+    """Starts the stages cold, and then warm from the caches of the cold start.
+
+    Reports seconds and memory once they are ready, and checks that no stage server has a CUDA context.
+    """
     pipeline, checkpoint = load_sample(context)
     caches = tempfile.mkdtemp(prefix="omni-gpu-caches-")
     variables = {"VLLM_CACHE_ROOT": f"{caches}/vllm", "TRITON_CACHE_DIR": f"{caches}/triton"}
@@ -62,7 +64,7 @@ def start(context: Context) -> Iterator[Finding]:
 def _no_cuda(context: Context, servers: list[int]) -> Finding:
     if not context.on_gpu:
         return Finding("", name="server_without_cuda", skipped="needs a GPU")
-    # A context shows in NVML's list. That /dev/nvidia-uvm is open shows less: it was on an H100, without a context.
+    # NVML lists processes with a context. /dev/nvidia-uvm proves none: on an H100 it was open without a context.
     holders = sorted(set(servers) & set(gpu_memory_by_process()))
     opened = sorted({file for pid in servers for file in nvidia_files(pid)})
     words = f"{len(holders)} of {len(servers)} servers"
@@ -70,14 +72,16 @@ def _no_cuda(context: Context, servers: list[int]) -> Finding:
 
 
 def speed(context: Context) -> Iterator[Finding]:
-    """Sends 1, 8, 32 and 64 requests at once, to random weights at most 32. Reports first audio, real-time factor, idle
-    share of the GPU and load of the stage servers' loops."""
+    """Sends 1, 8, 32 and 64 concurrent requests, but at most 32 if the weights are random.
+
+    Reports first audio, real-time factor, the GPU's idle share and the load of the stage servers' event loops.
+    """
     pipeline, checkpoint = load_sample(context, stream=True)
     limits = _drawn_limits(pipeline) if context.shaped else {}
     with serve(context, pipeline, checkpoint, "speed", drawn=context.shaped) as (local, seconds_to_start):
         servers = {process.name: process.session for process in local._processes}
         before = gpu_memory_by_stage(local)
-        # The first requests compile and load what later ones reuse.
+        # The first requests compile and load code that later ones reuse.
         asyncio.run(_ask(local.endpoint, 2, limits))
         for count in DRAWN_AT_ONCE if context.shaped else AT_ONCE:
             busy = _Busy(servers)
@@ -107,11 +111,11 @@ def speed(context: Context) -> Iterator[Finding]:
 
 
 def _drawn_limits(pipeline: OmniPipeline) -> dict[str, dict[str, int | bool]]:
-    """Returns sampling by stage for random weights: a fixed number of text tokens, and fixed seconds of speech."""
+    """Returns sampling by stage for random weights: a fixed number of text tokens and of seconds of speech."""
     family = pipeline.spec.stages[0].component.split("/")[0]
     codes = int(_DRAWN_SECONDS * _CODES_A_SECOND[family])
     lengths = (_DRAWN_WORDS, codes)
-    # A decoder has no length of its own.
+    # The last stage decodes all codes that it gets, so it has no limit.
     stages = [stage.name for stage in pipeline.spec.stages][: len(lengths)]
     return {name: {"max_tokens": count, "ignore_eos": True} for name, count in zip(stages, lengths, strict=True)}
 
@@ -140,18 +144,18 @@ async def _ask(endpoint: str, count: int, sampling: Mapping[str, Mapping[str, in
 
 
 class _Busy:
-    """How busy GPU 0 and each stage server's process are while a block runs."""
+    """Measures how busy GPU 0 and each stage server's process are while a `with` block runs."""
 
     def __init__(self, servers: dict[str, int]) -> None:
         self._servers = servers
         self._stop = threading.Event()
         self._samples: list[int] = []
         self.loads: dict[str, float] = {}
-        """Stage -> CPU seconds of its server for each second: the loop's thread is nearly all of them."""
+        """Stage -> CPU seconds of its server per second. Nearly all of them are the event loop's thread."""
 
     @property
     def gpu_idle_percent(self) -> float | None:
-        """By NVML's samples; None if the block ended before the first."""
+        """The GPU's idle share by NVML's samples; None if the block ended before the first sample."""
         return round(100 - statistics.mean(self._samples), 1) if self._samples else None
 
     def __enter__(self) -> None:
@@ -185,8 +189,11 @@ class _Busy:
 
 
 def faults(context: Context) -> Iterator[Finding]:
-    """Checks that too little memory fails one request only, that a device-side assertion ends the stage with the exit
-    code ENGINE_DEAD, and that the pipeline starts again after it."""
+    """Checks how a stage handles faults.
+
+    A lack of memory must fail only one request. A device-side assertion must end the stage with exit code ENGINE_DEAD,
+    and the pipeline must start again after it.
+    """
     pipeline, checkpoint = load_sample(context)
     with environment(PYTHONPATH=f"{PATCHED}:{os.environ.get('PYTHONPATH', '')}"):
         with serve(context, pipeline, checkpoint, "faults") as (local, _):

@@ -1,4 +1,4 @@
-"""A checkpoint with a release's sizes and random weights, to measure the release's cost without its weights.
+"""Writes a checkpoint with a release's sizes and random weights, to measure the release's cost without its weights.
 
     python -m benchmarks.gpu.shaped 7b DIRECTORY
 
@@ -28,7 +28,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def write_shaped_checkpoint(directory: Path, size: str) -> Path:
-    """Write the checkpoint of "7b", "3b" or "30b-a3b" unless it is there; return its directory."""
+    """Write the checkpoint of "7b", "3b" or "30b-a3b" unless it exists. Returns its directory."""
     if (directory / DRAWN).exists():
         return directory
     if size == QWEN3:
@@ -50,7 +50,10 @@ def write_shaped_checkpoint(directory: Path, size: str) -> Path:
 
 
 def make_tokenizer() -> Tokenizer:
-    """Byte-level BPE without merges: 256 bytes, words of four letters up to the published ids, the special tokens."""
+    """Returns a byte-level BPE without merges whose special tokens have the published ids.
+
+    Before them it has 256 bytes, and words of four letters that fill the other ids.
+    """
     special = sorted(read_added_tokens().items(), key=lambda item: item[1])
     first = special[0][1]
     words = [*sorted(pre_tokenizers.ByteLevel.alphabet())]
@@ -86,8 +89,11 @@ def fill_shard(file: Path) -> None:
 
 
 def draw(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Returns the values of a weight of this shape, flattened: 1 for norms, 0 for biases, random with gain 1 for
-    matrices. They are on the GPU if there is one; the rotary table is on the CPU."""
+    """Returns the values of a weight of this shape, flattened.
+
+    Norms are 1, biases 0, and matrices random with gain 1. They are on the GPU if there is one, but the rotary table is
+    on the CPU.
+    """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if name == ROTARY_TABLE:
         return 1.0 / (10_000 ** (torch.arange(shape[0]).float() / shape[0]))

@@ -1,4 +1,4 @@
-"""Checks three engines on one GPU with the documented settings: the planned memory, and what each start order takes."""
+"""Checks three engines on one GPU with the documented settings: the planned memory, and each start order's memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def load_release(size: str) -> Release:
 
 
 def arithmetic(_: Context) -> Iterator[Finding]:
-    """Checks by vLLM's formulas that the stages fit into the samples' shares, whichever stage starts first."""
+    """Checks with vLLM's formulas that the stages fit into the samples' shares, whichever stage starts first."""
     for name, (size, gib) in DOCUMENTED.items():
         stages = pipeline_memory(load_release(size), load_pipeline(SAMPLES / f"{name}.yaml"), device_bytes=gib * GIB)
         problems = [f"{problem.stage} {problem.words}" for problem in find_problems(stages, gib * GIB)]
@@ -38,7 +38,8 @@ def arithmetic(_: Context) -> Iterator[Finding]:
 
 
 def starts(context: Context) -> Iterator[Finding]:
-    """Starts the stages one after another in every order, each when the one before it is ready; then all together."""
+    """Starts the stages one after another in every order, each when the previous one is ready. Then starts them all
+    together."""
     pipeline, checkpoint = load_sample(context)
     names = [stage.name for stage in pipeline.spec.stages]
     total = torch.cuda.get_device_properties(0).total_memory
@@ -58,7 +59,7 @@ def starts(context: Context) -> Iterator[Finding]:
 
 
 class _InOrder(LocalPipeline):
-    """A local pipeline whose stages start one after another in a given order; without an order, all together."""
+    """A local pipeline whose stages start one after another in a given order or, without an order, all together."""
 
     def __init__(self, pipeline: object, options: LocalOptions, order: tuple[str, ...]) -> None:
         super().__init__(pipeline, options)  # type: ignore[arg-type]

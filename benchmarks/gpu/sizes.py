@@ -1,7 +1,7 @@
 """Computes the GPU memory of the Omni models' stages from the published configuration and a pipeline's engineArgs.
 
-Weights and KV cache are exact; activations and CUDA graphs are upper estimates until a GPU has measured them, which the
-check `sharing` of `make gpu` does. docs/gpu-sizing.md's tables are these numbers; a test compares them.
+Weights and KV cache are exact. Activations and CUDA graphs are upper estimates, which the check `sharing` of `make gpu`
+compares with a real GPU. The tables of docs/gpu-sizing.md have these numbers, and a test compares them.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ DOCUMENTED = {
     "qwen25-omni-3b": ("3b", 22),
     "qwen3-omni-30b-a3b-one-gpu": ("30b-a3b", 139),
 }
-"""Samples whose stages share a GPU -> the release, and the least GiB of a GPU sold with 80, 24 or 141 GB."""
+"""Samples whose stages share a GPU -> the release, and the least usable GiB of a GPU sold with 80, 24 or 141 GB."""
 PIXELS = 12_845_056
-"""Pixels of the largest image (preprocessor_config.json, max_pixels): vLLM profiles with an image of that size."""
+"""Pixels of the largest image (preprocessor_config.json, max_pixels). vLLM's profile run uses an image of that size."""
 AUDIO_FRAMES = 30_000
 """Longest audio, in mel frames (preprocessor_config.json, chunk_length 300 s)."""
 CODES = 4096
 """Longest reply of the talker, in codec tokens."""
 WAVE_BYTES_PER_CODE = 680 << 10
-"""Peak of token2wav's vocoder for each codec token, in float32 with torch's default TF32. An H100 took 650 KiB: cuDNN
-copies a convolution's input into another layout. The transformer takes less than half of that, and the two never run at
-the same time."""
+"""Peak memory of token2wav's vocoder per codec token, in float32 with torch's default TF32. An H100 needed 650 KiB,
+because cuDNN copies a convolution's input into another layout. The transformer needs less than half of that, and the
+two never run at the same time."""
 WAVE_TENSOR_BYTES_PER_CODE = 460 << 10
 """The part of WAVE_BYTES_PER_CODE that tensors take, measured on meta tensors (peak.py)."""
 WAVE_BASE_BYTES = 512 * MIB
 """Allowance for cuDNN's workspaces and the allocator's rounding."""
 CODEC_BYTES_PER_FRAME = 14 * MIB
-"""Peak of code2wav's decoder for each frame that goes through it at once, float32, measured on an H200."""
+"""Peak memory of code2wav's decoder per frame of a step, in float32, measured on an H200."""
 CODEC_STATE_BYTES = 5_189_888
-"""Bytes that code2wav keeps of a stream between its chunks (sound/state.py, the published sizes)."""
+"""Bytes that code2wav keeps for a stream between its chunks (sound/state.py, with the published sizes)."""
 CODEC_STEP_FRAMES = 256
-"""Frames that go through code2wav at once (code2wav/model.py, STEP_FRAMES)."""
+"""Most frames that code2wav decodes in one step (code2wav/model.py, STEP_FRAMES)."""
 GRAPH_BYTES_PER_SEQUENCE = 6 * MIB
-"""Allowance for a stage's CUDA graphs, for each request of maxNumSeqs; vLLM captures up to twice maxNumSeqs."""
+"""Allowance for a stage's CUDA graphs per request of maxNumSeqs. vLLM captures graphs up to twice maxNumSeqs."""
 BATCHED_TOKENS = 8192
 SEQUENCES = 256
-"""Assumed where a sample sets no maxNumBatchedTokens or maxNumSeqs. vLLM's defaults for a server on a GPU with 70 GiB
-or more are 8,192 and 1,024."""
+"""Assumed if a sample sets no maxNumBatchedTokens or maxNumSeqs. vLLM's defaults for a server on a GPU with at least 70
+GiB are 8,192 and 1,024."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def _head_size(config: Mapping[str, Any]) -> int:
 
 
 def decoder_config(release: Release, component: str) -> Mapping[str, Any]:
-    """Returns the decoder's part of config.json of the thinker, or of the talker."""
+    """Returns the part of config.json that describes the decoder of `component`, the thinker or the talker."""
     config = release.config
     found: Mapping[str, Any]
     found = config[f"{component}_config"]
@@ -89,15 +89,16 @@ def decoder_config(release: Release, component: str) -> Mapping[str, Any]:
 
 
 def encoder_bytes(thinker: Mapping[str, Any], element_bytes: int = 2) -> int:
-    """Returns the activations' bytes of the thinker's vision or audio encoder, whichever takes more: for the largest
-    image, and for the longest audio.
+    """Returns the bytes of the activations of the thinker's vision encoder for the largest image, or of its audio
+    encoder for the longest audio, whichever is more.
 
-    Per position of a layer: input, residual, normed, queries, keys, values, output, and the feed-forward's tensors.
+    A layer has, per position: input, residual, normed input, queries, keys, values, output, and the feed-forward's
+    tensors.
     """
     vision, audio = thinker["vision_config"], thinker["audio_config"]
     patches = PIXELS // vision["patch_size"] ** 2
     image = patches * (8 * vision["hidden_size"] + 3 * vision["intermediate_size"])
-    # The first convolution runs at the full rate, all else at half of it.
+    # The first convolution runs at the full frame rate, everything else at half of it.
     sound = AUDIO_FRAMES * 2 * audio["d_model"] + AUDIO_FRAMES // 2 * (
         8 * audio["d_model"] + 2 * audio["encoder_ffn_dim"]
     )
@@ -105,9 +106,9 @@ def encoder_bytes(thinker: Mapping[str, Any], element_bytes: int = 2) -> int:
 
 
 def stage_memory(release: Release, stage: Stage, *, device_bytes: int, weights: int | None = None) -> StageMemory:
-    """Returns the GPU memory of a stage. `weights`: bytes of weights that are not the published ones (quantized).
+    """Returns the GPU memory of a stage. `weights`: bytes of the weights, if not the published ones (quantized).
 
-    Without kvCacheMemoryMib the KV cache is what the stage's share leaves.
+    Without kvCacheMemoryMib, the KV cache fills the rest of the stage's share.
     """
     component = stage.component.rsplit("/", 1)[-1]
     args = stage.engine_args
@@ -117,7 +118,7 @@ def stage_memory(release: Release, stage: Stage, *, device_bytes: int, weights: 
         return StageMemory(stage.name, held, activations=WAVE_BASE_BYTES + CODES * WAVE_BYTES_PER_CODE, share=share)
     sequences = args.max_num_seqs or SEQUENCES
     if component == "code2wav":
-        # Weights are stored in bfloat16 and computed in float32. The pool of states doubles its size as it grows.
+        # Weights are stored in bfloat16 and loaded as float32. The pool of states doubles its size when it grows.
         state = 2 * sequences * CODEC_STATE_BYTES
         activations = CODEC_STEP_FRAMES * CODEC_BYTES_PER_FRAME + state
         return StageMemory(stage.name, 2 * held, activations=activations, share=share)
@@ -141,10 +142,10 @@ def pipeline_memory(release: Release, pipeline: OmniPipeline, *, device_bytes: i
 
 
 def awq_bytes(release: Release) -> int:
-    """Returns the bytes of the thinker's weights with the decoder's linear layers in AWQ's 4 bits: groups of 128 share
-    a scale and a zero point.
+    """Returns the bytes of the thinker's weights if AWQ stores the decoder's linear layers in 4 bits.
 
-    Embeddings, norms, the output layer and the encoders stay as they are.
+    Groups of 128 weights share a scale and a zero point. Embeddings, norms, the output layer and the encoders are not
+    quantized.
     """
     text = decoder_config(release, "thinker")
     hidden, heads, groups = text["hidden_size"], text["num_attention_heads"], text["num_key_value_heads"]
@@ -157,8 +158,8 @@ def awq_bytes(release: Release) -> int:
 
 
 def format_row(memory: StageMemory, device_bytes: int) -> str:
-    """Returns one line of a table: weights, KV cache, activations and graphs, CUDA, sum, share asked for, all in
-    GiB."""
+    """Returns one line of a table: weights, KV cache, activations and graphs, CUDA context, and their sum in GiB. Then
+    the stage's share as a fraction, and in GiB."""
     parts = (memory.weights, memory.kv_cache, memory.activations + memory.graphs, memory.context, memory.total)
     cells = " | ".join(f"{part / GIB:.1f}" for part in parts)
     return f"| {memory.name} | {cells} | {memory.share:g} | {memory.share * device_bytes / GIB:.1f} |"

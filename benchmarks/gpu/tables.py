@@ -1,4 +1,4 @@
-"""The tables of docs/gpu-sizing.md, made from the published sizes and the samples: python -m benchmarks.gpu.tables"""
+"""Writes the tables of docs/gpu-sizing.md from the published sizes and the samples: python -m benchmarks.gpu.tables"""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MARK = "<!-- {name} -->"
 
 
 def render_tables() -> dict[str, str]:
-    """Returns the name that marks a table's place in the page -> the table as Markdown."""
+    """Returns the tables as Markdown, by the name that marks a table's place in the page."""
     large, small = load_release("7b"), load_release("3b")
     three, one, little = (_sample(name) for name in ("qwen25-omni", "qwen25-omni-one-gpu", "qwen25-omni-3b"))
     omni = load_release("30b-a3b")
@@ -67,7 +67,7 @@ def _table(release: Release, pipeline: OmniPipeline, stages: list[StageMemory], 
 
 
 def fill(text: str) -> str:
-    """Returns the page with the tables between their marks."""
+    """Returns the page with new tables between their marks. Raises ValueError if a table has no place."""
     for name, table in render_tables().items():
         mark = re.escape(_MARK.format(name=name))
         text, count = re.subn(

@@ -1,6 +1,6 @@
-"""Compares token2wav without vLLM, block by block, with transformers' dense computation, on any device.
+"""Compares our token2wav, which computes block by block, with transformers' dense computation, without vLLM.
 
-Without a GPU, memory is measured on meta tensors of the published shapes.
+It runs on any device. Without a GPU, memory is measured on meta tensors of the published shapes.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from omni_stage.models.qwen2_5_omni.token2wav.wave.vocoder import vocode
 from omni_stage.models.qwen2_5_omni.token2wav.windows import next_window, window_blocks
 
 LENGTHS = (12, 72, 750, 4096)
-"""Numbers of codec tokens: of a first window, a later window, 15 seconds, and the longest reply."""
+"""Numbers of codec tokens: those of a first window, a later window, 15 seconds of audio, and the longest reply."""
 CODES_PER_SECOND = 50
 GRAPHED_CODES = 72
-"""The most codec tokens in a window. Windows run with CUDA graphs."""
+"""The most codec tokens in a window. Windows use CUDA graphs."""
 CPU_TOLERANCE, GPU_TOLERANCE = 1e-5, 1e-4
-"""Rounding of float32 when the same sums are added in another order. A GPU picks kernels by shape, so batches differ
-more."""
+"""Rounding of float32 if the same numbers are added in another order. A GPU picks kernels by shape, so there batches
+differ more."""
 
 
 def tolerance(context: Context) -> float:
@@ -39,7 +39,7 @@ def tolerance(context: Context) -> float:
 
 
 def velocity(context: Context) -> Iterator[Finding]:
-    """Compares one evaluation of the transformer: attention by blocks with attention under a dense mask."""
+    """Compares one evaluation of the transformer with block attention to one with a dense attention mask."""
     wave = load(context.device)
     voice, device = wave.voices["a"], wave.dit.proj_out.weight.device
     for count in (12, 29, 72):
@@ -61,7 +61,7 @@ def velocity(context: Context) -> Iterator[Finding]:
 
 
 def parity(context: Context) -> Iterator[Finding]:
-    """Compares the audio of codes with transformers', from the same noise. Silence fails, as it would prove nothing."""
+    """Compares the audio of codes with transformers' from the same noise. Silence fails: it would prove nothing."""
     wave = load(context.device)
     for count in (12, 72) if context.on_gpu else (12, 29):
         utterance = wave.utterance(count, steps=STEPS if context.on_gpu else CPU_STEPS)
@@ -102,7 +102,7 @@ def windows(context: Context) -> Finding:
 
 
 def memory(context: Context) -> Iterator[Finding]:
-    """Checks that peak bytes grow linearly with the length, and stay within what docs/gpu-sizing.md assumes."""
+    """Checks that the peak memory stays within docs/gpu-sizing.md's estimate, which is linear in the length."""
     for count in LENGTHS:
         limit = WAVE_BASE_BYTES + count * WAVE_BYTES_PER_CODE
         if not context.on_gpu:
@@ -144,10 +144,10 @@ def _meta_peak(count: int) -> int:
 
 
 def speed(context: Context) -> Iterator[Finding]:
-    """Measures seconds and real-time factor by length in the second run of each, with torch's default TF32.
+    """Measures seconds and real-time factor by length, in the second run of each, with torch's default TF32.
 
-    Lengths of windows run with CUDA graphs, as in a stage: without graphs, a window takes as long as it takes to launch
-    some 40,000 kernels.
+    Lengths of windows use CUDA graphs, as in a stage. Without graphs, the launches of some 40,000 kernels decide how
+    long a window takes.
     """
     wave = load("cuda")
     graphed = _graphed(wave)[0]
@@ -164,7 +164,7 @@ def speed(context: Context) -> Iterator[Finding]:
 def _graphed(wave: Wave) -> tuple[Speech, int]:
     """Returns a Speech with the CUDA graphs that a stage captures at its start, and the number of graphs.
 
-    It is not cached: the graphs' memory would count against the bound of `out_of_memory`.
+    It is not cached, because the graphs' memory would count against the bound in `out_of_memory`.
     """
     speech = Speech(wave.model, wave.voices, use_graphs=True)
     with torch.inference_mode():
@@ -200,15 +200,14 @@ def graphs(_: Context) -> Iterator[Finding]:
 
 
 def repeated(_: Context) -> Finding:
-    """Checks that the same request gives the same samples twice, bit for bit. A kernel that adds in an order that
-    varies would show."""
+    """Checks that the same request gives bit-equal samples twice. A kernel that adds in varying order would fail."""
     wave = load("cuda")
     first, second = (wave.speak(wave.utterance(72))[0] for _round in range(2))
     return at_most(float((first - second).abs().max()), 0.0)
 
 
 def syncs(_: Context) -> Finding:
-    """Checks that an evaluation and the vocoder never wait for the device: torch raises if they do."""
+    """Checks that an evaluation and the vocoder never wait for the device. torch raises an error if they do."""
     wave = load("cuda")
     with torch.inference_mode():
         transformer = wave.speech.transformer
@@ -227,7 +226,8 @@ def syncs(_: Context) -> Finding:
 
 
 def out_of_memory(_: Context) -> Finding:
-    """Checks that a bound on torch's memory, as the diffusion worker sets it, fails a long utterance, not the next."""
+    """Checks that a bound on torch's memory, as the diffusion worker sets it, fails a long utterance but not the next
+    one."""
     wave = load("cuda")
     total = torch.cuda.get_device_properties(0).total_memory
     short = wave.speak(wave.utterance(12))[0]

@@ -1,4 +1,4 @@
-"""Makes transformers' token2wav with random weights, and the stage's own computation over it.
+"""Makes transformers' token2wav with random weights, and the stage's own computation with the same weights.
 
 On a GPU it has the published shapes; on a CPU, small shapes of the same structure.
 """
@@ -20,12 +20,12 @@ from omni_stage.models.qwen2_5_omni.token2wav.wave.utterance import Utterance
 
 PUBLISHED = Path(__file__).parents[2] / "tests" / "data" / "published" / "qwen25_omni_7b.config.json"
 STEPS, CPU_STEPS = 10, 3
-"""Steps of the solver: as many as the release takes, and on a CPU as few as still integrate."""
+"""Steps of the solver: as many as the release uses, and on a CPU only a few."""
 
 
 @dataclass(slots=True)
 class Wave:
-    """A token2wav model of transformers, and the stage's Speech over its weights."""
+    """transformers' token2wav model, and the stage's Speech with the same weights."""
 
     model: Any
     voices: dict[str, Any]
@@ -44,7 +44,7 @@ class Wave:
 
     @torch.inference_mode()
     def speak(self, *utterances: Utterance) -> list[torch.Tensor]:
-        """Returns the audio of each, float32 [samples] on the device, computed in one batch."""
+        """Returns the audio of each utterance, float32 [samples] on the device, computed in one batch."""
         return self.speech.speak(utterances)
 
     @torch.inference_mode()
@@ -70,7 +70,7 @@ class Wave:
             )
         finally:
             torch.randn = sampled
-        # transformers' vocoder ends on the CPU.
+        # transformers' vocoder returns its result on the CPU.
         return audio.reshape(-1).to(device)
 
     def utterance(self, codes: int, seed: int = 0, steps: int = STEPS) -> Utterance:
@@ -81,7 +81,7 @@ class Wave:
 
 @cache
 def load(device: str) -> Wave:
-    """Returns a model: with the published shapes on a GPU, with small ones on a CPU.
+    """Returns a model with the published shapes on a GPU, and with small shapes on a CPU.
 
     Its random weights carry a signal through every layer.
     """
@@ -94,7 +94,7 @@ def load(device: str) -> Wave:
             fan_in = parameter[0].numel() if parameter.dim() > 1 else 100
             parameter.data.normal_(0, strength(name) * fan_in**-0.5, generator=generator)
     else:
-        # Few layers: a check must take seconds on a CPU; the tests have the published depth.
+        # Few layers, because a check must take only seconds on a CPU. The tests have the published depth.
         model = make_wave_model("small blocks")
     return Wave(model, make_wave_voices(model, "a"), model.config.dit_config.num_embeds)
 
@@ -111,7 +111,7 @@ def make_published(device: str) -> Any:
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Turn off TF32, which cuDNN uses by default: its rounding would hide the differences that are compared."""
+    """Turns off TF32, which cuDNN uses by default. Its rounding would hide the differences that are compared."""
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     try:

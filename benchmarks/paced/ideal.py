@@ -1,5 +1,7 @@
-"""Computes the best that a table allows: thinker, talker and decoder run in virtual time, and edges and servers cost
-nothing. Pure."""
+"""Computes the best times that a table allows. Pure.
+
+Thinker, talker and decoder run in virtual time, and edges and servers cost nothing.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ _LIMITS = Limits(max_seqs=1024, max_step_tokens=8192, kv_tokens=1 << 40)
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of audio: `time` is seconds since the request when it came, `seconds` is how long it plays."""
+    """A piece of audio: it arrived `time` seconds after the request, and plays for `seconds`."""
 
     time: float
     seconds: float
@@ -31,7 +33,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class Outcome:
-    """What one request got, and when: seconds since it was sent."""
+    """When one request got its text and audio, in seconds since it was sent."""
 
     first_text: float = 0.0
     last_text: float = 0.0
@@ -49,7 +51,10 @@ class Outcome:
 def run_ideal(
     table: Table, *, streams: bool, prompt_tokens: int, text_tokens: int, frames: int, starts: Sequence[float]
 ) -> list[Outcome]:
-    """Returns the outcomes of equal requests that start at these seconds. `streams`: both edges are Stream."""
+    """Returns the outcomes of equal requests that start at the times `starts`, in seconds.
+
+    Both edges are Stream if `streams`, else Full.
+    """
     return _Ideal(table, streams, prompt_tokens, text_tokens, frames).run(starts)
 
 
@@ -59,7 +64,7 @@ class _Request:
     codec: CodecRun
     outcome: Outcome = field(default_factory=Outcome)
     held: list[EdgeRows] = field(default_factory=list)
-    """Rows that the talker has not got yet: a Full edge keeps them all until the last one."""
+    """Rows that the talker has not got yet. A Full edge keeps all rows until the last one."""
     speaks: bool = False
     frames: int = 0
     sounded: int = 0
@@ -68,7 +73,7 @@ class _Request:
 
 
 class _Ideal:
-    """The three clocks, and each request's runs, which are the same code as in the paced engines."""
+    """The three clocks, and the runs of each request. Their code is that of the paced engines."""
 
     def __init__(self, table: Table, streams: bool, prompt_tokens: int, text_tokens: int, frames: int) -> None:
         self._table = table
@@ -166,12 +171,12 @@ def _since(outcome: Outcome, start: float) -> Outcome:
 
 
 def longest_gap(chunks: Sequence[Chunk]) -> float:
-    """Returns the longest silence of a listener who plays from the first chunk on, in seconds; 0 if there is none."""
+    """Returns the longest silence in seconds if playback starts with the first chunk; 0 if there is none."""
     return max((silence for _, silence in gaps(chunks)), default=0.0)
 
 
 def gaps(chunks: Sequence[Chunk]) -> list[tuple[float, float]]:
-    """Returns the silences of a listener who plays from the first chunk on: when each begins, and how long it lasts."""
+    """Returns the silences if playback starts with the first chunk: when each begins, and how long it lasts."""
     found: list[tuple[float, float]] = []
     runs_out = chunks[0].time if chunks else 0.0
     for chunk in chunks:

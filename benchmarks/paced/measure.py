@@ -1,10 +1,10 @@
-"""Time to first audio with simulated GPU timing (docs/load-tests.md).
+"""Measures time to first audio with simulated GPU timing (docs/load-tests.md).
 
-Each engine step takes the time that a table gives for a real GPU. Stream edges are compared with the best time that the
-table allows, and with Full edges.
+Each engine step takes the time that a table gives for a real GPU. Stream edges are compared with Full edges, and with
+the ideal: the best time that the table allows, computed in virtual time with servers and edges that cost nothing
+(ideal.py).
 
-Requests are sent together, each for 150 tokens of text and 20 s of speech. The best time comes from the same clocks in
-virtual time, with servers and edges that cost nothing (ideal.py). Client and stage servers share this machine.
+Requests are sent together, each for 150 tokens of text and 20 s of speech. Client and stage servers share this machine.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ TABLES = (ANCHOR, "qwen2.5-omni-7b-h100")
 ROUNDS = {1: 5, 4: 3, 10: 2}
 MANY = 64
 CAPACITY = (16, 24, 32, 40, 48)
-"""Further numbers of requests at once, with the anchor's table only: they show how many two cores can serve."""
+"""Further numbers of concurrent requests, with the anchor's table only. They show how many two cores can serve."""
 BUSY_CORES = 1.6
-"""Cores that are busy when two cores are 20 % idle."""
+"""Busy cores when two cores are 20 % idle."""
 AUDIBLE_S = 0.02
 RATIOS = {1: 0.08, 4: 0.10, 10: 0.11}
-"""Upper bounds of first audio with Stream over that with Full; vllm-omni on an H800 has .08, .11 and .12."""
+"""Concurrent requests -> upper bound of first audio with Stream, relative to Full. vllm-omni on an H800 has 0.08, 0.11
+and 0.12."""
 MOST_OVER = 1.1
-"""Upper bound of first audio over the ideal, while the servers keep up."""
+"""Upper bound of first audio relative to the ideal, while the servers keep up."""
 TABLE, BUSY, CARRIED = "first audio", "processor time", "what two cores carry"
 
 
@@ -62,10 +63,10 @@ def measure(options: Options) -> Report:
 
 
 def carried_rows(streams: Sequence[Row], busy: Sequence[Row]) -> list[Row]:
-    """Returns how many concurrent requests two cores can serve, and which figure is then the furthest from its ideal.
+    """Returns how many concurrent requests two cores can serve, and which figure is then furthest from its ideal.
 
-    Three rows for the anchor's table: the most measured, the most that leave two cores 20 % idle, and the most of these
-    whose first audio is at most 10 % over the ideal.
+    The anchor's table has three rows: the highest number measured, the highest that leaves two cores 20 % idle, and the
+    highest of these whose first audio is at most 10 % over the ideal.
     """
     cores = {row["at once"]: row for row in busy if (row["table"], row["mode"]) == (ANCHOR, EdgeMode.STREAM.value)}
     heard = {row["at once"]: row for row in streams if row["table"] == ANCHOR}
@@ -96,7 +97,7 @@ def _over(row: Row) -> float:
 
 
 def draw(result: Row, path: Path) -> None:
-    """Draw first audio with Stream beside the ideal, with a panel for each number of concurrent requests."""
+    """Draw first audio with Stream and the ideal, with a panel for each number of concurrent requests."""
     panels: dict[str, dict[str, float]] = {}
     for row in result["tables"][TABLE]:
         if row["mode"] == "Stream" and row["at once"] in (*ROUNDS, MANY):
@@ -122,7 +123,7 @@ async def _serve_all(name: str, table: Table, mode: EdgeMode, counts: dict[int, 
         await send(pipeline, 2, max(1, frames // 20))
         groups: dict[int, list[Group]] = {}
         for count, rounds in counts.items():
-            # Collected here, so that the client's own pauses do not count as the servers' delay.
+            # Garbage is collected here, so that the client's own pauses do not count as the servers' delay.
             gc.collect()
             gc.freeze()
             groups[count] = [await send(pipeline, count, frames) for _ in range(rounds)]
@@ -156,7 +157,7 @@ def _median_first(outcomes: Sequence[Outcome]) -> float:
 
 
 def _silence(outcomes: Sequence[Outcome]) -> tuple[int, float]:
-    """Returns how many listeners hear a silence, and the seconds of all their silences together."""
+    """Returns how many listeners hear a silence, and the total seconds of their silences."""
     heard = [[length for _, length in gaps(outcome.chunks) if length > AUDIBLE_S] for outcome in outcomes]
     return sum(bool(lengths) for lengths in heard), sum(sum(lengths) for lengths in heard)
 

@@ -23,7 +23,7 @@ from omni_proto.stage_config import EdgeMode
 
 SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "sim-omni.yaml"
 PROMPT = "Please explain to me why the sky is blue, in a few sentences that a child can follow. " * 2
-"""Prompt of about 43 tokens."""
+"""A prompt of about 43 tokens."""
 TEXT_TOKENS, SPEECH_S = 150, 20
 _BYTES_PER_S = 2 * 24_000
 
@@ -35,7 +35,7 @@ class Group:
     outcomes: list[Outcome]
     wall_s: float
     cpu_s: dict[str, float]
-    """Processor time by process, the client's included."""
+    """Processor seconds by process, including the client."""
 
     @property
     def cores(self) -> float:
@@ -45,7 +45,7 @@ class Group:
 
 @contextmanager
 def serve(table: Path, mode: EdgeMode) -> Iterator[LocalPipeline]:
-    """Yields a paced pipeline that is ready and whose edges have this mode; ends it with the block."""
+    """Yields a paced pipeline that is ready and whose edges have this mode. It ends with the block."""
     pipeline = load_pipeline(SAMPLE)
     for stage in pipeline.spec.stages:
         stage.inputs[:] = [edge.model_copy(update={"mode": mode}) for edge in stage.inputs]
@@ -56,7 +56,7 @@ def serve(table: Path, mode: EdgeMode) -> Iterator[LocalPipeline]:
 
 
 async def send(pipeline: Pipeline, count: int, frames: int) -> Group:
-    """Send `count` equal requests at once. Returns their outcomes and each process's processor time."""
+    """Send `count` equal requests at the same time. Returns their outcomes and each process's processor time."""
     processes = {stage: psutil.Process(pid) for stage, pid in pipeline.pids.items()}
     processes["client"] = psutil.Process(os.getpid())
     before = {name: _cpu(process) for name, process in processes.items()}

@@ -1,4 +1,4 @@
-"""Compares vllm-omni with our pipeline: the same tiny Qwen2.5-Omni on the same machine, in turns."""
+"""Compares vllm-omni with our pipeline, in turn: the same tiny Qwen2.5-Omni on the same machine."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from benchmarks.report import Options, Report, Row
 
 
 def measure(options: Options) -> Report:
-    """Returns makespan, job time, first audio, processor time, start, and whose codec tokens equal transformers'."""
-    # Imported here, because the process of the reference imports this package too and needs none of it.
+    """Returns makespan, job time, first audio, processor time, start, and how many answers equal transformers'."""
+    # Imported here, because the processes of checkpoint.py and reference.py import this package too.
     from benchmarks.peer.measure import measure as run
 
     return run(options)

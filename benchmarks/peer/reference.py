@@ -1,4 +1,4 @@
-"""What transformers makes of the prompts: `python -m benchmarks.peer.reference CHECKPOINT`; a JSON list to stdout."""
+"""Prints transformers' answers to the prompts as a JSON list: `python -m benchmarks.peer.reference CHECKPOINT`."""
 
 from __future__ import annotations
 

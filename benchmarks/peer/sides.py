@@ -34,7 +34,7 @@ SAMPLING: Mapping[str, Mapping[str, Any]] = {
 
 
 class Side(Protocol):
-    """Answers prompts that are sent together."""
+    """A side, which answers prompts that are sent together."""
 
     async def ask(self, prompts: Sequence[Reference]) -> Round:
         """Returns the answers, in the order of the prompts."""
@@ -80,7 +80,7 @@ class Ours:
 
 
 class Peer:
-    """vllm-omni with some limits, in a process group of its own."""
+    """vllm-omni with some limits, in its own process group."""
 
     def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
         self.pid = process.pid
@@ -89,7 +89,10 @@ class Peer:
 
     @classmethod
     async def start(cls, python: Path, checkpoint: Path, limits: Sequence[int], folder: Path) -> Peer:
-        """Start vllm-omni and wait until it is ready. Its files go to the folder. Raises RuntimeError, TimeoutError."""
+        """Start vllm-omni and wait until it is ready. Its files go to the folder.
+
+        Raises RuntimeError or TimeoutError.
+        """
         configuration, codes, log = prepare_folder(folder, limits), folder / "codes.jsonl", folder / "log"
         with log.open("w", encoding="utf-8") as errors:
             process = await asyncio.create_subprocess_exec(
@@ -125,7 +128,7 @@ class Peer:
         return parse_round(line, read_cpu_s([self.pid]) - before)
 
     async def close(self) -> None:
-        """End vllm-omni, and any of its processes that it leaves."""
+        """End vllm-omni and all of its processes."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
@@ -137,7 +140,7 @@ class Peer:
                 os.killpg(self.pid, signal.SIGKILL)
 
     async def _read(self, limit_s: float) -> Mapping[str, Any]:
-        """Returns the next line that it prints."""
+        """Returns the next line that vllm-omni's process prints."""
         if self._process.stdout is None:
             raise RuntimeError("vllm-omni has no stdout")
         try:
@@ -166,7 +169,10 @@ def read_cpu_s(pids: Sequence[int]) -> float:
 
 
 async def describe_start(pids: Sequence[int], seconds: float) -> Start:
-    """Returns what it cost to start a side that is now ready, and the cores that it uses without requests."""
+    """Returns the cost of the start of a side that is ready now, and the cores that it uses without requests.
+
+    `seconds` is how long the start took.
+    """
     cpu = read_cpu_s(pids)
     await asyncio.sleep(IDLE_S)
     idle = (read_cpu_s(pids) - cpu) / IDLE_S

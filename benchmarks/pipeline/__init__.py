@@ -9,14 +9,14 @@ from benchmarks.report import Options, Report, Row
 
 def measure(options: Options) -> Report:
     """Returns job completion time, time to first audio, and where a request's time goes."""
-    # Imported here: the reference's process imports this package too.
+    # Imported here, because the process of reference.py imports this package too.
     from benchmarks.pipeline.measure import measure as run
 
     return run(options)
 
 
 def draw(result: Row, path: Path) -> None:
-    """Draw where a request's time goes."""
+    """Draw the median job time and first audio of each side, by number of concurrent requests."""
     from benchmarks.charts import grouped_bars
     from benchmarks.pipeline.measure import JOBS, REFERENCE
 

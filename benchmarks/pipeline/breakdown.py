@@ -12,12 +12,15 @@ PARTS = ("reach", "input", "prepare", "queue", "engine", "hand over", "finish")
 
 
 def split(timings: StageTimings, caller_unix_ns: int) -> dict[str, float]:
-    """Returns the milliseconds of each part of one stage's work.
+    """Returns the milliseconds of each part of one stage's work. Each part begins where the one before it ends.
 
-    reach: from the caller's send (or the upstream stage's first row) to Accepted. input: until the whole input is here;
-    in a Full edge that is the upstream engine's work. prepare: until the engine has the request. queue: until its
-    scheduler took it. engine: until its last output. hand over: what of serialising and sending rows came after that.
-    finish: until the stage said that it is done.
+    - reach: from the client's send, or from the upstream stage's first row, to Accepted
+    - input: until the whole input has arrived; over a Full edge that includes the upstream engine's work
+    - prepare: until the engine has the request
+    - queue: until the engine's scheduler has taken it
+    - engine: until the engine's last output
+    - hand over: serializing and sending of rows after the last output
+    - finish: until the stage has reported that it is done
     """
     scheduled = timings.engine_scheduled_ns or timings.engine_submitted_ns
     sent = max(timings.transfer_end_ns, timings.last_output_ns)
@@ -33,7 +36,7 @@ def split(timings: StageTimings, caller_unix_ns: int) -> dict[str, float]:
 
 
 def stage_rows(samples: Mapping[tuple[str, int, str], Sequence[Mapping[str, float]]]) -> list[Row]:
-    """Returns one row for each (side, at once, stage): the median of each part, in ms."""
+    """Returns one row for each side, number of concurrent requests and stage: the median of each part, in ms."""
     return [
         {
             "side": side,
@@ -48,5 +51,5 @@ def stage_rows(samples: Mapping[tuple[str, int, str], Sequence[Mapping[str, floa
 
 
 def first_row_unix_ns(upstream: StageTimings) -> int:
-    """Returns when a stage had its first rows to send, on the wall clock: then it calls the stage below."""
+    """Returns the wall-clock time at which a stage had its first rows to send and called the next stage."""
     return upstream.accepted_unix_ns + (upstream.first_output_ns or upstream.finished_ns)

@@ -1,4 +1,4 @@
-"""Reads what the edges cost from the stages' own metrics: seconds until the transport took each chunk."""
+"""Reads the cost of the edges from the stages' own metrics: seconds until the transport accepted each chunk."""
 
 from __future__ import annotations
 

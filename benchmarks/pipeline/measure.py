@@ -1,4 +1,4 @@
-"""Runs the sides in turn, keeps the answers, makes the tables."""
+"""Runs Full, Stream and transformers in turn, keeps the answers and makes the tables."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REFERENCE = "transformers"
 JOBS, STAGES, EDGES = "jobs", "where a request's time goes", "edges"
 FLAME_SECONDS = 15
 TOLERANCE = 0.3
-"""Four processes share the cores: single runs differ by a fifth."""
+"""Many processes share the cores, so single runs differ by a fifth."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class Outcome:
         return [statistics.median(getattr(answer, key) for answer in answers) for answers in self.rounds]
 
     def makespans(self) -> list[float]:
-        """Returns the seconds of each round until all were done."""
+        """Returns for each round the seconds until all requests were done."""
         return [max(answer.done for answer in answers) for answers in self.rounds]
 
 
@@ -56,8 +56,8 @@ Outcomes = dict[tuple[str, int], Outcome]
 
 
 def measure(options: Options) -> Report:
-    """Run Full and Stream pipelines and transformers, ask them in turn, and return the tables."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of a stage: three share the cores
+    """Run Full and Stream pipelines and transformers, send requests to them in turn, and return the tables."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # for each stage, because three share the cores
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         checkpoint = Path(folder) / "model"
         write_checkpoint(checkpoint)
@@ -104,7 +104,7 @@ NOTES = [
 
 
 def write_checkpoint(directory: Path, family: str = "qwen2_5_omni") -> None:
-    """Write a family's tiny checkpoint, by a process of its own."""
+    """Write a family's tiny checkpoint, in a separate process."""
     command = [
         sys.executable,
         "-m",
@@ -139,7 +139,10 @@ def job_rows(outcomes: Outcomes) -> list[Row]:
 
 
 def find_ratios(rows: Sequence[Row]) -> list[Ratio]:
-    """Returns our sides' job times over transformers'. They have no bound: what is good depends on the cores."""
+    """Returns transformers' job time relative to that of each of our sides.
+
+    The ratios have no bound, because a good value depends on the number of cores.
+    """
     return [
         Ratio(
             f"{row['side']}, {row['at_once']} at once, x {REFERENCE}",
@@ -185,7 +188,7 @@ def _edge_rows(name: str, side: Pipeline, before: dict[str, EdgeTotals], outcome
 
 
 async def draw_flame(side: Pipeline, path: Path) -> None:
-    """Draw a flame graph of the thinker's stage server under load, if py-spy has the permission to read it."""
+    """Draw a flame graph of the thinker's stage server under load, if py-spy is allowed to read the process."""
     command = [str(Path(sys.executable).with_name("py-spy")), "record", "--nonblocking", "--rate", "200"]
     command += ["--duration", str(FLAME_SECONDS), "--output", str(path), "--pid", str(side.pids["thinker"])]
     sampler = await asyncio.create_subprocess_exec(*command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -200,7 +203,7 @@ async def draw_flame(side: Pipeline, path: Path) -> None:
 
 
 def _hide_folders(picture: Path) -> None:
-    """Cut this machine's folders out of the title: py-spy writes its command line there."""
+    """Remove this machine's folders from the title, in which py-spy writes its command line."""
     text = picture.read_text()
     for folder in (f"{Path(sys.executable).parent}/", f"{Path.cwd()}/"):
         text = text.replace(folder, "")
@@ -208,7 +211,7 @@ def _hide_folders(picture: Path) -> None:
 
 
 def _tokens(outcome: Outcome, stage: str) -> float:
-    """Returns tokens of a request on average."""
+    """Returns the average number of tokens of a request."""
     return round(statistics.mean(answer.tokens[stage] for answers in outcome.rounds for answer in answers), 1)
 
 

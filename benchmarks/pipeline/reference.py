@@ -1,8 +1,8 @@
-"""transformers as a process: `python -m benchmarks.pipeline.reference CHECKPOINT FAMILY`.
+"""Runs transformers as a process: `python -m benchmarks.pipeline.reference CHECKPOINT FAMILY`.
 
-Reads lines {"prompts": [...], "talker_tokens": n}. Runs the prompts one after another, because transformers' omni
-models speak for one request at a time. Answers with a list: for each prompt the seconds until it was done, its
-tokens of text and its codes or frames.
+It reads lines {"prompts": [...], "talker_tokens": n}. It runs the prompts one after another, because transformers' omni
+models speak for one request at a time. Its answer is a list with three numbers for each prompt: the seconds until it
+was done, its text tokens, and its codes or frames.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from benchmarks.pipeline.work import THINKER_TOKENS
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))  # the references that the tests compare our stages with
 
 Run = Callable[[str, int], tuple[int, int]]
-"""(prompt, codes at most) -> tokens of text, and codes or frames, that were made."""
+"""(prompt, most codes) -> the numbers of text tokens, and of codes or frames, that were made."""
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def load_qwen25(checkpoint: Path) -> Run:
-    """Returns Qwen2.5-Omni's generate()."""
+    """Returns a function that runs Qwen2.5-Omni's generate()."""
     from support.reference import ReferenceModel, ReferencePrompt, ReferenceSettings
 
     model = ReferenceModel(checkpoint)
@@ -49,7 +49,7 @@ def load_qwen25(checkpoint: Path) -> Run:
 
 
 def load_qwen3(checkpoint: Path) -> Run:
-    """Returns Qwen3-Omni's generate(), its codes decoded by one forward."""
+    """Returns a function that runs Qwen3-Omni's generate() and decodes its codes in one forward."""
     from support.reference import ReferencePrompt
     from support.reference_qwen3 import Qwen3ReferenceModel, Qwen3Settings
 

@@ -45,7 +45,7 @@ class Pipeline:
     client: AsyncOmniClient
     metrics_ports: Mapping[str, int]
     pids: Mapping[str, int]
-    """Stage servers' process ids by stage."""
+    """Process ids of the stage servers, by stage."""
 
     async def ask(self, prompts: Sequence[str]) -> list[Answer]:
         """Send all prompts together. Returns their answers."""
@@ -71,10 +71,10 @@ class Pipeline:
 def start_pipeline(
     sample: str, checkpoint: Path, step_tokens: int | None = None, mode: str | None = None
 ) -> Iterator[LocalPipeline]:
-    """Yields the stage servers of manifests/samples/SAMPLE.yaml once they are ready; ends them with the block.
+    """Yields the stage servers of manifests/samples/SAMPLE.yaml once they are ready. They end with the block.
 
-    `step_tokens`: maxNumBatchedTokens of the stages with a KV cache. `mode`: mode of every edge. None keeps the values
-    of the sample.
+    `step_tokens`: maxNumBatchedTokens of the stages with a KV cache. `mode`: the mode of every edge. For both, None
+    keeps the sample's values.
     """
     pipeline = load_pipeline(ROOT / "manifests" / "samples" / f"{sample}.yaml")
     stages = pipeline.spec.stages
@@ -113,11 +113,11 @@ def connect(local: LocalPipeline) -> Pipeline:
 
 
 class Reference:
-    """transformers in a process of its own."""
+    """transformers in a separate process."""
 
     def __init__(self, checkpoint: Path, family: str = "qwen2_5_omni") -> None:
         quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "OMP_WAIT_POLICY": "PASSIVE"}
-        # One thread, as a stage has: two are no faster for a model this small, and they spin on cores that others need.
+        # One thread, as a stage has. Two are no faster for so small a model, and would spin on cores that others need.
         environment = {**os.environ, **quiet, "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.pipeline.reference", str(checkpoint), family],
@@ -129,7 +129,7 @@ class Reference:
         self._read()
 
     async def ask(self, prompts: Sequence[str], talker_tokens: int = TALKER_TOKENS) -> list[Answer]:
-        """Send all prompts together. Returns their answers; transformers makes one after another."""
+        """Send all prompts together. Returns their answers, which transformers makes one after another."""
         return await asyncio.to_thread(self._ask, prompts, talker_tokens)
 
     def close(self) -> None:

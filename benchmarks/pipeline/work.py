@@ -1,4 +1,4 @@
-"""The prompts that all sides get."""
+"""The prompts, and the sampling, that all sides get."""
 
 from __future__ import annotations
 

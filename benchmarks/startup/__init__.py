@@ -1,4 +1,4 @@
-"""Measures each part of a stage's start, from its process to ready, for a tiny Qwen2.5-Omni, one stage at a time."""
+"""Measures each part of a stage's start, from the new process to ready: a tiny Qwen2.5-Omni, one stage at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "tiny-omni-full.y
 
 
 def measure(options: Options) -> Report:
-    """Start every stage a few times, in turn. The first start of the thinker fills the caches and is not counted."""
+    """Start every stage a few times, in turn. A first start of the thinker fills the caches and is not counted."""
     from omni_cli.local.pipeline import compile_local
     from omni_proto.pipeline import load_pipeline
 
@@ -78,7 +78,7 @@ NOTES = [
 
 
 def start_once(config: Path, folder: Path) -> tuple[dict[str, float], float]:
-    """Start a stage server, wait until it is ready, and stop it. Returns the seconds of each part, and processor
+    """Start a stage server, wait until it is ready, and stop it. Returns the seconds of each part, and the processor
     seconds."""
     trace, address = folder / "trace.jsonl", folder / "address.json"
     for stale in (trace, address):
@@ -103,7 +103,7 @@ def start_once(config: Path, folder: Path) -> tuple[dict[str, float], float]:
 
 
 def draw(result: Row, path: Path) -> None:
-    """Draw a bar for each stage, with the parts of the start side by side in it."""
+    """Draw a bar for each stage, divided into the parts of the start."""
     rows = result["tables"][BY_PART]
     bars = {stage: {row["part"]: row[stage] for row in rows} for stage in STAGES}
     stacked_bars(path, bars, title="Process start to ready", unit="s")

@@ -1,4 +1,4 @@
-"""Splits a start into its parts, from the marks that processes wrote. Pure."""
+"""Splits a stage's start into its parts, from the marks that its processes wrote. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A process passed a point."""
+    """The moment at which a process passed a marked point."""
 
     pid: int
     label: str
@@ -30,7 +30,7 @@ PARTS = (
     ("hand-shake", "server", "AsyncEngineCore.start ends"),
     ("warm-up request", "server", "VllmStageEngine._start ends"),
 )
-"""The part that ends with a mark, and the process that writes the mark. A part begins where the one before it ends."""
+"""Part, process and mark: a part ends when the process writes the mark, and begins where the part before it ends."""
 LAST_PART = "ports and address file"
 
 

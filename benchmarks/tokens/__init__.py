@@ -1,4 +1,4 @@
-"""Measures what the stage server spends on a token: it sends text to the caller and rows to the stage below."""
+"""Measures the stage server's processor time per token. For each it sends text to the client and a row downstream."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from benchmarks.report import Options, Report, Row
 
 
 def measure(options: Options) -> Report:
-    """Returns processor time for a token, and how late texts and rows are."""
-    # Imported here: every process of the case imports this package.
+    """Returns processor time per token, and how late texts and rows arrive."""
+    # Imported here, because every process of the case imports this package.
     from benchmarks.tokens.measure import measure as run
 
     return run(options)
 
 
 def draw(result: Row, path: Path) -> None:
-    """Draw processor time for a token."""
+    """Draw processor time per token."""
     from benchmarks.charts import grouped_bars
     from benchmarks.tokens.measure import PACED, TEXT, TEXT_AND_ROWS
 

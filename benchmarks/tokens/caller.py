@@ -1,7 +1,8 @@
-"""Makes the calls of a run, from a process of its own: `python -m benchmarks.tokens.caller`.
+"""Makes the calls of runs, in a separate process: `python -m benchmarks.tokens.caller`.
 
-Reads one line of JSON {port, count, tokens, spread_s}, opens `count` calls over spread_s seconds, and prints
-{late_us, arrived_us, rows_late_us}: of every text how late it came and when, and what the talker said of the rows.
+For each line of JSON {port, count, tokens, spread_s} it opens `count` calls over spread_s seconds, and prints
+{late_us, arrived_us, rows_late_us}: how late each text arrived, when it arrived, and how late the rows were. The talker
+reports the rows' lateness.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Callers:
         self.rows_late_us: list[list[int]] = []
 
     async def call(self, method: Any, tokens: int, wait_s: float) -> None:
-        """Make one request after `wait_s` seconds, and read its answer to the end."""
+        """Send one request after `wait_s` seconds, and read its answer to the end."""
         await asyncio.sleep(wait_s)
         sampling = {"thinker": sampling_pb2.SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0.0)}
         start = stage_service_pb2.Start(text="hello", sampling=sampling)

@@ -1,4 +1,4 @@
-"""Runs the sides in turn and makes the tables."""
+"""Runs the servers in turn and makes the tables."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ PACED, REAL = "scripted engines, 100 steps a second", "vLLM's output path, tiny 
 AT_ONCE = (1, 8, 64)
 TOKENS = 500
 SPREAD_S = 1.0
-"""Seconds over which the requests of a run begin."""
+"""Seconds over which the starts of a run's requests are spread."""
 LEAD_S = 1.5
-"""Seconds from a run's beginning until processor time is counted, when all requests are under way."""
+"""Seconds from a run's beginning until processor time is counted. All requests are then running."""
 ROUNDS = 3
 REAL_AT_ONCE, REAL_TOKENS = 64, 150
 TEXT_GOAL_US, ROWS_GOAL_US, REAL_GOAL_US = 40, 80, 120
@@ -39,7 +39,7 @@ LATE_GOALS = (
 TOLERANCE = 0.3
 MACHINE_TOLERANCE = 2.0
 LATE_TOLERANCE = 2.0
-"""One interruption by something else on the machine multiplies a p99."""
+"""It is large, because a single interruption by another process multiplies a p99."""
 _MODULE = "benchmarks.tokens"
 _STAGE = {
     "component": "bench/tokens",
@@ -54,7 +54,7 @@ class Sample:
     """One run of one side."""
 
     cpu_us: float
-    """Processor time of the sending server for each token, in microseconds."""
+    """Processor time of the sending server per token, in microseconds."""
     text_us: Sequence[int] = ()
     early_us: Sequence[int] = ()
     later_us: Sequence[int] = ()
@@ -116,7 +116,7 @@ def paced_servers(folder: Path) -> Iterator[dict[str, Server]]:
 
 
 def run_paced(servers: dict[str, Server], callers: Callers, rounds: int) -> Samples:
-    """Returns the samples of each side and number of concurrent requests; the sides take turns."""
+    """Runs the sides in turn. Returns the samples of each side and number of concurrent requests."""
     samples: Samples = defaultdict(list)
     for server in servers.values():
         callers.start(port=server.port, count=4, tokens=20, spread_s=0.1)
@@ -129,7 +129,7 @@ def run_paced(servers: dict[str, Server], callers: Callers, rounds: int) -> Samp
 
 
 def run_once(server: Server, callers: Callers, count: int) -> Sample:
-    """Send `count` requests of TOKENS tokens. Processor time counts once all are under way, until the first ends."""
+    """Send `count` requests of TOKENS tokens. Processor time counts while all of them run."""
     callers.start(port=server.port, count=count, tokens=TOKENS, spread_s=SPREAD_S)
     time.sleep(LEAD_S)
     began, cpu_began = time.monotonic(), server.cpu_s()
@@ -146,9 +146,11 @@ def run_once(server: Server, callers: Callers, count: int) -> Sample:
 
 
 def run_real(folder: Path, callers: Callers, rounds: int) -> Samples:
-    """Returns the tiny Qwen2.5-Omni's thinker in a stage server, text alone: the whole requests, their beginning
-    included."""
-    # Imported here: it imports torch.
+    """Returns the samples of the tiny Qwen2.5-Omni's thinker in a stage server, which sends only text.
+
+    Processor time counts for whole requests, including their start.
+    """
+    # Imported here, because it imports torch.
     from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
 
     checkpoint = write_tiny_checkpoint(folder / "model", dtype="float32")
@@ -173,7 +175,7 @@ def run_real(folder: Path, callers: Callers, rounds: int) -> Samples:
 
 
 def paced_rows(samples: Samples) -> list[Row]:
-    """Returns a row for each side and number of concurrent requests. Lateness is in ms, over all rounds together."""
+    """Returns a row for each side and number of concurrent requests. Lateness is in ms, over all rounds."""
     return [
         {
             "side": name,
@@ -211,7 +213,8 @@ def find_ratios(paced: Samples, real: Samples) -> list[Ratio]:
                 median_ratio([one.cpu_us for one in paced[name, most]], [one.cpu_us for one in paced[bare, most]]), 2
             ),
             at_most=bound,
-            # It writes no rows: on idle cores a text costs it half as much, and copying rows costs us what it did.
+            # Only a goal, because the bare server writes no rows here. On idle cores its texts cost half as much, but
+            # our copies of rows cost the same, so the ratio rises.
             goal=(name, bare) == (TEXT_AND_ROWS, BARE),
             tolerance=TOLERANCE,
         )
@@ -228,7 +231,7 @@ def find_ratios(paced: Samples, real: Samples) -> list[Ratio]:
     ]
     return [
         *ratios,
-        # Microseconds are a machine's: those of the same code differed by half between two idle ones.
+        # Microseconds depend on the machine: the same code differed by half between two idle machines.
         *(
             Ratio(name, round(value, 1), at_most=goal, goal=True, tolerance=MACHINE_TOLERANCE)
             for name, value, goal in budgets

@@ -1,8 +1,8 @@
-"""A stage's engine without a model: every 10 ms each of its requests gets a token, and a row where a stage reads it.
+"""A stage's engine without a model. Every 10 ms each request gets a token, and a row if a downstream stage reads rows.
 
-The steps of all requests come in one turn of the event loop, as those of a batch come from vLLM. Every token carries
-the time at which it was due, so that its receiver knows how late it is: texts as digits, rows in the integers
-beside them. Clocks: CLOCK_MONOTONIC, which the processes of a machine share.
+The steps of all requests arrive in one turn of the event loop, like those of a vLLM batch. Every token carries the time
+at which it was due, so that its receiver knows how late it is. A text has that time as digits, and a row has it as its
+token id. All times are CLOCK_MONOTONIC, which the processes of a machine share.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ ROW = 3584
 """Numbers in a row, as in Qwen2.5-Omni-7B's hidden states: 7 KiB of bfloat16."""
 SCHEMA = TensorSchema("bench/tokens", 1, (TensorSpec("x", "bfloat16", (ROW,)), TensorSpec("token_ids", "int64")))
 EARLY_ROWS = 8
-"""Number of first rows of a request without which its speech cannot begin."""
+"""The number of a request's first rows that are needed before its speech can begin."""
 _MAX_AT_ONCE = 256
 
 
 class Component:
-    """What the stage server asks of a component whose engine prepares nothing."""
+    """The attributes that the stage server reads from a component whose engine prepares nothing."""
 
     default_sampling = SamplingDefaults(max_tokens=16)
     voices = ()
@@ -56,7 +56,7 @@ class Component:
 
 
 class PacedEngine:
-    """A StageEngine. Made for one event loop."""
+    """A StageEngine, which belongs to one event loop."""
 
     is_dead = False
     compiled_check_failed = False
@@ -78,7 +78,7 @@ class PacedEngine:
         self._clock = asyncio.create_task(self._tick())
 
     async def _tick(self) -> None:
-        """Hand a step to every request every 10 ms. Steps that were missed follow immediately."""
+        """Give every request a step every 10 ms. Missed steps follow immediately."""
         due = time.monotonic()
         while True:
             due += STEP_S
@@ -117,7 +117,7 @@ class PacedEngine:
 
 
 class _Running:
-    """One request: steps that its reader has not taken are merged, as vLLM's RequestOutputCollector merges them."""
+    """One request. Steps that its reader has not fetched are merged, as in vLLM's RequestOutputCollector."""
 
     def __init__(self, tokens: int, has_rows: bool) -> None:
         self._tokens = self._left = tokens
@@ -156,7 +156,7 @@ class _Running:
 
 
 async def _time_rows(source: EdgeStream) -> str:
-    """Returns the lateness of every row in us, as JSON."""
+    """Returns how late every row was in microseconds, as JSON."""
     late: list[int] = []
     while True:
         read = await source.read()

@@ -1,4 +1,4 @@
-"""Starts the processes of a run, and reads their processor time."""
+"""Starts the processes of the case, and reads the servers' processor time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Server:
     port: int
 
     def cpu_s(self) -> float:
-        """Returns the processor time of all its threads so far, in seconds, without engines in other processes."""
+        """Returns the processor seconds of all its threads so far, without engines in other processes."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) * _TICK_S
 
@@ -42,21 +42,21 @@ class Callers:
     process: subprocess.Popen[str]
 
     def start(self, **run: object) -> None:
-        """Begin a run, with the fields that the process's module reads."""
+        """Begin a run. The keyword arguments are the fields that the process's module reads."""
         if self.process.stdin is None:
             raise RuntimeError("callers without stdin")
         self.process.stdin.write(json.dumps(run) + "\n")
         self.process.stdin.flush()
 
     def finish(self) -> dict[str, Any]:
-        """Returns what the run brought, once it is over."""
+        """Waits for the end of the run. Returns its results."""
         return dict(json.loads(_read(self.process)))
 
 
 @contextmanager
 def serve(folder: Path, module: str, stage: dict[str, Any]) -> Iterator[Server]:
-    """Yields a stage server in a process: `python -m MODULE FILE`, or `python -m omni_stage serve` for an empty
-    module."""
+    """Yields a stage server in a process: `python -m MODULE FILE`, or `python -m omni_stage serve` if `module` is
+    empty."""
     file = folder / f"{stage['stage']}-{len(list(folder.iterdir()))}.yaml"
     (port,) = pick_ports(1)
     listen = {"host": "127.0.0.1", "grpcPort": port, "healthPort": 0, "metricsPort": 0}
@@ -88,7 +88,7 @@ def _real(file: Path, address: Path) -> list[str]:
 
 @contextmanager
 def serve_bare(module: str, *arguments: str) -> Iterator[Server]:
-    """Yields the bare server, which prints its port."""
+    """Yields a bare server, which prints its port."""
     process = subprocess.Popen([sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, text=True)
     try:
         yield Server(process.pid, json.loads(_read(process))["grpc"])
@@ -99,7 +99,7 @@ def serve_bare(module: str, *arguments: str) -> Iterator[Server]:
 
 @contextmanager
 def start_callers(module: str) -> Iterator[Callers]:
-    """Yields a process of callers."""
+    """Yields a process that makes calls."""
     process = subprocess.Popen([sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         yield Callers(process)

@@ -1,8 +1,10 @@
 """One process of the case: `python -m benchmarks.tokens.stage STAGE.yaml`, or `... bare [PORT]`, or `... sink`.
 
-A stage server as `python -m omni_stage serve` runs it, with the paced engine; or a bare grpc.aio server that writes
-messages made beforehand at the same pace: what gRPC itself costs. With the port of a sink it writes rows there as well.
-Ports go to STAGE.yaml.address.json, or to stdout.
+With STAGE.yaml it is a stage server as `python -m omni_stage serve` runs it, but with the paced engine. It writes its
+ports to a file with the suffix .address.json.
+
+`bare` is a grpc.aio server with none of our code that writes messages at the same pace, to measure the cost of gRPC
+itself. With the port of a `sink`, it also writes rows to that process, which drops them. Both print their port.
 """
 
 from __future__ import annotations
@@ -33,13 +35,13 @@ from omni_stage.service.wire import GENERATE, SERVICE_NAME
 
 BARE, SINK = "bare", "sink"
 ROW_STEPS = 4
-"""Steps whose rows the bare server sends in one message: a stage server waits 40 ms for further rows."""
+"""Steps whose rows the bare server sends in one message, because a stage server waits 40 ms for further rows."""
 _ROWS = bytes(ROW * 2 * ROW_STEPS)
 
 
 def main(name: str, sink: str = "") -> int:
     tune_malloc()
-    # As in the stage server: the garbage collector skips what was imported.
+    # As in the stage server, the garbage collector skips all objects that exist after the imports.
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if name in (BARE, SINK):
@@ -53,7 +55,7 @@ def main(name: str, sink: str = "") -> int:
 
 
 async def _serve_bare(name: str, sink: str) -> None:
-    """Serve until the process ends. A call gets as many texts as max_tokens of its Start says."""
+    """Serve until the process ends. A call gets as many texts as its Start's max_tokens."""
     server = grpc.aio.server(options=server_options())
     if name == SINK:
         handler = grpc.stream_stream_rpc_method_handler(_read_all)
@@ -72,7 +74,7 @@ async def _serve_bare(name: str, sink: str) -> None:
 
 
 class _Clock:
-    """Wakes all calls once each step."""
+    """Gives all waiting calls the step's message, once per step."""
 
     def __init__(self) -> None:
         self.waiting: list[asyncio.Future[bytes]] = []

@@ -1,4 +1,4 @@
-"""Compares ways to send tensors between processes over loopback: our codec and stream, raw TCP and other peers."""
+"""Compares ways to send tensors between processes over loopback: our codec and stream, raw TCP and other transports."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from benchmarks.report import Options, Report, Row
 
 
 def measure(options: Options) -> Report:
-    """Returns GB/s, CPU seconds for a GB and round-trip times of every side."""
-    # Imported here: every peer process imports this package, and needs one side only.
+    """Returns GB/s, CPU seconds per GB and round-trip times of every side."""
+    # Imported here, because every peer process imports this package and needs only one side.
     from benchmarks.transport.measure import measure as run
 
     return run(options)

@@ -1,6 +1,7 @@
-"""Arrow Flight as a side: a DoPut call for each lane, and record batches of one fixed-size column.
+"""Arrow Flight as a side: a DoPut call for each lane, and record batches with one fixed-size column.
 
-Batches of about 1 MiB are its fastest; put together they are copied once. A tensor in one batch is not copied at all.
+It is fastest with batches of about 1 MiB, which are copied once when they are joined. A tensor in a single batch is not
+copied at all.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from benchmarks.transport.payload import ROW_BYTES, checksum, verify
 
 _SCHEMA = pa.schema([pa.field("x", pa.binary(ROW_BYTES), nullable=False)])
 _HEAD = struct.Struct("<IQQ")
-"""Checksum of the batch, offset of its first byte in the tensor, and bytes of the whole tensor."""
+"""Checksum of the batch, offset of its first byte in the tensor, and size of the whole tensor in bytes."""
 
 
 class _Server(flight.FlightServerBase):

@@ -1,4 +1,4 @@
-"""Defines a side's sender: lanes that carry tensors, and the two ways in which they are timed."""
+"""Defines a side's sender: the lanes that carry tensors, and the two ways in which they are timed."""
 
 from __future__ import annotations
 
@@ -12,33 +12,35 @@ from typing import Protocol
 import numpy as np
 
 PAUSE_S = 0.001
-"""Pause between two rows that are sent beside bulk, at a decoder's pace."""
+"""Pause between two rows that are sent while bulk is sent: about the pace of a decoding engine."""
 BULK_LEAD_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A blocking sender of tensors, uint8 [rows * ROW_BYTES], one after another."""
+    """Sends tensors, uint8 [rows * ROW_BYTES], one after another. Its functions block."""
 
     post: Callable[[np.ndarray], object]
     """Sends a tensor, immediately or after the tensors before it."""
     wait: Callable[[], object]
-    """Returns once the receiver has the next of the sent tensors, whole and verified."""
+    """Returns once the receiver has received and verified the next of the sent tensors."""
 
 
 class Client(Protocol):
     """One side's sender, connected to its server."""
 
     def transfers(self, data: np.ndarray, count: int) -> list[float]:
-        """Returns [seconds for a tensor], when `count` tensors are sent back to back until the last has arrived."""
+        """Sends `count` tensors back to back and waits until the last has arrived. Returns [seconds per tensor]."""
 
     def round_trips(self, row: np.ndarray, count: int, bulk: np.ndarray | None) -> list[float]:
-        """Returns for each of `count` rows the seconds from sending it to its answer. If `bulk` is given, it is sent
-        over and over meanwhile."""
+        """Returns for each of `count` rows the seconds from sending it to its answer.
+
+        If `bulk` is given, it is sent repeatedly at the same time.
+        """
 
 
 class BlockingClient:
-    """A client made of blocking lanes, which open_lane makes. A second lane carries the bulk, on a thread."""
+    """A client with blocking lanes, which `open_lane` makes. A second lane sends the bulk in its own thread."""
 
     def __init__(self, open_lane: Callable[[], Lane]) -> None:
         self._open_lane = open_lane

@@ -22,11 +22,11 @@ ROUND_TRIPS = 150
 """Round trips in a round."""
 STREAMED, LATENCY = "streams of tensors", "round trip of one row"
 FLOORS = {"1 MB": 0.4, "8 MB": 0.5, "32 MB": 0.5}
-"""Lower bounds of our stream's speed over raw TCP's, by size."""
+"""Lower bounds of our stream's speed relative to raw TCP, by size."""
 FLIGHT_GOAL = 1.0
-"""Goal for our stream's speed over Arrow Flight's. It is not reached: docs/performance.md explains why."""
+"""Goal for our stream's speed relative to Arrow Flight. It is not reached; docs/performance.md explains why."""
 TOLERANCE = 0.3
-"""Two processes for a side on two cores: single runs differ by a fifth."""
+"""Each side's two processes share two cores, so single runs differ by a fifth."""
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class Peers:
 
 
 def measure(options: Options) -> Report:
-    """Throughput, CPU time and latency of every side."""
+    """Measure throughput, CPU time and latency of every side. Returns the tables."""
     rounds = options.rounds or ROUNDS
     with ExitStack() as stack:
         peers = {name: stack.enter_context(start_side(name)) for name in SIDES}
@@ -70,7 +70,7 @@ def measure(options: Options) -> Report:
             for size in SIZES:
                 for side in take_turns(list(peers.values()), number):
                     sample = side.transfer(size)
-                    if number:  # the first round warms connections and pools
+                    if number:  # the first round warms up connections and memory pools
                         side.samples.setdefault(size.name, []).append(sample)
             for side in take_turns(list(peers.values()), number):
                 side.alone += side.round_trips(bulk=False) if number else []
@@ -121,7 +121,7 @@ def latency_rows(peers: Mapping[str, Peers]) -> list[Row]:
 
 
 def find_ratios(peers: Mapping[str, Peers]) -> list[Ratio]:
-    """Returns our stream's speed over raw TCP's and over Arrow Flight's."""
+    """Returns our stream's speed relative to raw TCP and to Arrow Flight."""
 
     def ratio(other: str, size: str) -> float:
         return round(median_ratio(_speeds(peers[OMNI], size), _speeds(peers[other], size)), 3)
@@ -140,7 +140,7 @@ def find_ratios(peers: Mapping[str, Peers]) -> list[Ratio]:
 
 @contextmanager
 def start_side(name: str) -> Iterator[Peers]:
-    """Yields a side's processes, connected; ended with the block."""
+    """Yields a side's connected processes. They end with the block."""
     command = [sys.executable, "-m", "benchmarks.transport.peer", name]
     with ExitStack() as stack:
         server = stack.enter_context(_process([*command, "serve"]))
@@ -160,7 +160,7 @@ def _process(command: list[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 def ask(process: subprocess.Popen[str], command: Row) -> Any:
-    """Send a command to a process, and return the answer."""
+    """Send a command to a process. Returns its answer."""
     if process.stdin is None:
         raise RuntimeError("a peer without stdin")
     process.stdin.write(json.dumps(command) + "\n")

@@ -17,7 +17,7 @@ _OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_len
 
 
 def serve(announce: Callable[[int], None]) -> None:
-    """Receive one tensor a call."""
+    """Receive one tensor per call."""
 
     def receive(message: TensorChunk, _: grpc.ServicerContext) -> bytes:
         verify(np.frombuffer(message.data, np.uint8), message.crc32c)

@@ -1,7 +1,7 @@
-"""Our own hop: the writer, codec, serializers, options and reassembly of the stage server, on uvloop.
+"""Our own transport as a side: the stage server's writer, codec, serializers, options and reassembly, on uvloop.
 
-A lane is one open Generate call, as an edge between two stages is; a tensor on it is announced once, cut by the
-EdgeWriter, checked and put together by the EdgeAssembler, finiteness included, and answered with one event.
+A lane is one open Generate call, like an edge between two stages. The EdgeWriter cuts a tensor into chunks. The
+EdgeAssembler checks the chunks, their values' finiteness included, and joins them. The answer is one event.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from omni_stage.service.edges.output import EdgeWriter
 from omni_stage.service.wire import GENERATE, SERVICE_NAME, WireMessage, deserialize_request, serialize_request
 
 MAX_ROWS = 1 << 14
-"""Row limit that an edge announces: more rows than any tensor here has, as in a request."""
+"""Row limit that the edge announces. As in a request, it is larger than any tensor here."""
 _ACCEPTED = stage_service_pb2.GenerateResponse(stage="talker", accepted=events_pb2.Accepted(request_id="bench"))
 
 
@@ -143,7 +143,7 @@ def _to_tensor(data: np.ndarray) -> torch.Tensor:
 
 
 def _options() -> list[tuple[str, int | str]]:
-    """Returns the stages' channel options, without their health check: nothing answers it here."""
+    """Returns the stages' channel options without their health check, because this server does not answer it."""
     return [
         option for option in channel_options() if option[0] not in ("grpc.service_config", "grpc.enable_http_proxy")
     ] + [("grpc.enable_http_proxy", 0)]

@@ -1,5 +1,4 @@
-"""The data that every side sends: rows of bfloat16 as wide as Qwen2.5-Omni-7B's hidden states, with a CRC-32C per
-chunk."""
+"""The data that every side sends: rows of bfloat16 as wide as Qwen2.5-Omni-7B's hidden states, and their checksum."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from omni_proto.tensors import TensorSchema, TensorSpec
 ROW_ELEMENTS = 3584
 ROW_BYTES = 2 * ROW_ELEMENTS
 CHUNK_ROWS = 1024 * 1024 // ROW_BYTES
-"""Rows of a chunk on the sides that cut tensors into chunks: about 1 MiB, where each of them is fastest."""
+"""Rows per chunk, about 1 MiB, for sides that cut tensors into chunks. Each of them is fastest at about this size."""
 SPEC = TensorSpec("x", "bfloat16", (ROW_ELEMENTS,))
 SCHEMA = TensorSchema("bench/rows", 1, (SPEC,))
 
@@ -42,17 +41,17 @@ BULK = SIZES[-1]
 
 
 def make_rows(rows: int) -> np.ndarray:
-    """uint16 [rows, ROW_ELEMENTS]: bits of finite bfloat16 numbers, the same on every machine."""
+    """Returns uint16 [rows, ROW_ELEMENTS]: the bits of finite bfloat16 numbers, the same on every machine."""
     numbers = np.random.default_rng(0).standard_normal((rows, ROW_ELEMENTS), dtype=np.float32)
     return (numbers.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
 
 
 def checksum(data: np.ndarray) -> int:
-    """CRC-32C of uint8 [n] by the processor's instruction."""
+    """Returns the CRC-32C of uint8 [n], computed by the processor's instruction."""
     return int(google_crc32c.value(data))
 
 
 def verify(data: np.ndarray, expected: int) -> None:
-    """Raises ValueError if data is damaged."""
+    """Raises ValueError if the data do not have the expected checksum."""
     if checksum(data) != expected:
         raise ValueError("a checksum is wrong")

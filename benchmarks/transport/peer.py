@@ -1,7 +1,7 @@
 """One process of a side: `python -m benchmarks.transport.peer SIDE serve`, or `... SIDE send PORT`.
 
-Both talk JSON lines with the bench: a server prints its port, then answers every line with its CPU seconds; a sender
-answers commands. Each side has processes of its own, so that no side's threads disturb another's.
+Both exchange JSON lines with the bench. A server prints its port, and then answers every line with its CPU seconds. A
+sender answers commands. Each side has its own processes, so that no side's threads disturb another's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from omni_stage.process.malloc import tune_malloc
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """How a side is run."""
+    """How a side runs: its module, and the arguments of the module's `serve` and `connect`."""
 
     module: str
     server: tuple[tuple[str, Any], ...] = ()
@@ -66,7 +66,7 @@ def main() -> None:
 def _answer_cpu() -> None:
     for _ in sys.stdin:
         _say(time.process_time())
-    os._exit(0)  # the bench is gone
+    os._exit(0)  # the bench has ended
 
 
 def _obey(client: Any) -> None:
@@ -87,7 +87,7 @@ _made: dict[int, Any] = {}
 
 
 def _rows(count: int) -> Any:
-    """uint8 [count * ROW_BYTES], made once."""
+    """Returns uint8 [count * ROW_BYTES]. It is made once per count."""
     if count not in _made:
         _made[count] = make_rows(count).reshape(-1).view("uint8")
     return _made[count]

@@ -1,5 +1,7 @@
-"""Raw TCP, which the other sides are compared with: chunks of a 16-byte head and rows, received straight into the
-tensor's buffer."""
+"""Raw TCP, with which the other sides are compared.
+
+A chunk is a 16-byte head and rows, which are received directly into the tensor's buffer.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from benchmarks.transport.lanes import BlockingClient, Client, Lane
 from benchmarks.transport.payload import CHUNK_ROWS, ROW_BYTES, checksum, verify
 
 _HEAD = struct.Struct("<QII")
-"""Bytes of the whole tensor, bytes of this chunk, and checksum of this chunk."""
+"""Size of the whole tensor in bytes, size of this chunk, and checksum of this chunk."""
 _CHUNK = CHUNK_ROWS * ROW_BYTES
 
 
@@ -74,7 +76,7 @@ def _receive_all(connection: socket.socket, checked: bool) -> None:
 
 
 def _fill(connection: socket.socket, buffer: memoryview) -> bool:
-    """Fill the buffer from a socket. Returns False if the peer is gone."""
+    """Fill the buffer from a socket. Returns False if the peer has closed the connection."""
     filled = 0
     while filled < len(buffer):
         count = connection.recv_into(buffer[filled:])

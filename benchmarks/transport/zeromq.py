@@ -1,4 +1,4 @@
-"""ZeroMQ over TCP: a msgpack head and the tensor as a frame of its own, neither copied by Python."""
+"""ZeroMQ over TCP as a side: one frame for a msgpack head, and one for the tensor, which Python does not copy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.transport.payload import ROW_BYTES, checksum, verify
 
 
 def serve(announce: Callable[[int], None]) -> None:
-    """Receive tensors of every peer, each answered with one byte."""
+    """Receive tensors from every peer, and answer each with one byte."""
     router = zmq.Context().socket(zmq.ROUTER)
     announce(router.bind_to_random_port("tcp://127.0.0.1"))
     while True:

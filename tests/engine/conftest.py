@@ -1,7 +1,8 @@
-"""vLLM reads the environment when it is imported: set it before a test module imports the engine.
+"""Sets vLLM's environment variables and defines the fixtures of the tests of the autoregressive runner.
 
-The fixtures are those of the runner of autoregressive stages: a module that uses them says as which ARCHITECTURE its
-checkpoint is loaded, and what the runner CAPTURED, which goes into its settings.
+vLLM reads the environment when it is imported, so the variables are set before a test module imports the engine.
+A module that uses the fixtures defines ARCHITECTURE, the model class that its checkpoint names, and CAPTURED, the
+runner's settings that say what it captures.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="module")
 def reference(checkpoint: Path) -> Reference:
-    """transformers' model of the checkpoint."""
+    """The checkpoint loaded by transformers."""
     return Reference(checkpoint)
 
 
 @pytest.fixture(scope="module", params=SCHEDULING)
 def engine(checkpoint: Path, request: pytest.FixtureRequest) -> Iterator[TextEngine]:
-    """An engine of this process, once with each way of scheduling."""
+    """An engine in this process: each test runs once per kind of scheduling (synchronous, asynchronous)."""
     with text_engine(checkpoint, request.param, request.module.CAPTURED) as engine:
         yield engine

@@ -1,7 +1,8 @@
-"""What a model does around a step of a real engine: chosen positions of a layer, and acting on sampled tokens.
+"""Hooks of a model in a real engine: publishing chosen positions of a layer, and acting on sampled tokens.
 
-Under asynchronous scheduling everything that a step computed is overwritten as soon as it is sampled (async_on_cpu),
-and its tokens reach the host a step later: a hook that ran later than inside `_sample` would see garbage.
+Under asynchronous scheduling, everything that a step computed is overwritten as soon as its tokens are sampled
+(support/async_on_cpu.py), and the tokens reach the host one step later. A hook that ran after `_sample` had returned
+would see garbage.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ pytestmark = pytest.mark.engine
 
 CAPTURED = {"capture_rows": True}
 ARCHITECTURE = "ToyPredictor"
-"""Of `checkpoint`, `reference` and `engine` (conftest.py)."""
+"""The model class of the fixtures `checkpoint`, `reference` and `engine` (conftest.py)."""
 TOLERANCE = 1e-4
 
 
 def test_a_model_acts_on_each_sampled_token_once(engine: TextEngine, reference: Reference) -> None:
-    # 70 tokens are three steps of prefill, whose tokens are thrown away, while the others decode in the same batches.
+    # A prompt of 70 tokens takes three prefill steps. vLLM discards what it samples in the first two.
+    # The other requests decode in the same batches.
     jobs = {"short": Job(prompt_of(12)), "chunked": Job(prompt_of(70, 1)), "tiny": Job(prompt_of(1, 2), max_tokens=30)}
     acted = engine.runner.get_model().__dict__.setdefault("acted", [])
     acted.clear()
@@ -38,7 +40,7 @@ def test_a_model_acts_on_each_sampled_token_once(engine: TextEngine, reference: 
         expected = hidden[len(job.prompt) - 1 :]
         torch.testing.assert_close(torch.cat(run.tensors["states"]), expected, atol=TOLERANCE, rtol=0)
         assert "rows" not in run.tensors
-    # Batched over requests, and no token that does not count: not those of the chunks, and none twice.
+    # The hook saw whole batches, and each kept token once: no discarded token of a prefill chunk, and none twice.
     assert sum(len(step) for step in acted) == sum(job.max_tokens for job in jobs.values())
     assert max(len(step) for step in acted) == len(jobs)
 

@@ -1,4 +1,4 @@
-"""Rows into a real engine: a conditioned toy model equals transformers given the same rows, in prefill and decode."""
+"""Input rows in a real engine: a toy model that adds them to its input equals transformers given the same rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.engine
 TOLERANCE = 1e-4
 CAPTURED = {"capture_rows": True}
 ARCHITECTURE = "ToyConditioned"
-"""Of `checkpoint`, `reference` and `engine` (conftest.py)."""
+"""The model class of the fixtures `checkpoint`, `reference` and `engine` (conftest.py)."""
 
 
 def rows_of(count: int, seed: int = 0) -> torch.Tensor:
@@ -82,10 +82,10 @@ def test_a_session_fed_in_chunks_equals_one_request(engine: TextEngine, referenc
     captured: list[torch.Tensor] = []
 
     def feed(token_ids: list[int], max_tokens: int, begin: int, end: int) -> None:
-        """One chunk, and the engine's steps until it has given its tokens. Nothing else steps this engine."""
+        """Submits one chunk and steps the engine until it has sampled `max_tokens`. Nothing else steps this engine."""
         payload = {"input_rows": rows[begin:end], "input_rows_offset": [begin]}
         params = Job(token_ids, max_tokens, payload=payload).params()
-        chunk = {"prompt_token_ids": list(token_ids)}  # vLLM extends this very list
+        chunk = {"prompt_token_ids": list(token_ids)}  # a copy, because vLLM extends the list that it gets
         request = llm._inputs.process_inputs("s", chunk, params, supported_tasks=llm._tasks, resumable=True)
         llm.engine_core.add_request(request)
         wanted = len(tokens) + max_tokens
@@ -95,7 +95,7 @@ def test_a_session_fed_in_chunks_equals_one_request(engine: TextEngine, referenc
                 captured.append(output.pooling_output)
 
     feed(prompt, 4, 0, 15)
-    # vLLM drops a session's last token when the next chunk comes, so the chunk begins with it.
+    # vLLM drops a session's last sampled token when the next chunk arrives, so each chunk begins with that token.
     feed([tokens[-1]], 5, 15, 20)
     feed([tokens[-1]], 10, 20, 30)
     feed([tokens[-1]], 6, 29, 30)
@@ -105,8 +105,8 @@ def test_a_session_fed_in_chunks_equals_one_request(engine: TextEngine, referenc
     torch.testing.assert_close(torch.cat(captured), hidden, atol=TOLERANCE, rtol=0)
 
 
-# Engines of one process share vLLM's process groups, and one that ends takes them along: the tests that start engines
-# of their own come last.
+# Engines of one process share vLLM's process groups, and an engine that shuts down destroys them. So the tests that
+# start their own engines come last.
 
 
 @pytest.mark.parametrize("kind", SCHEDULING)
@@ -121,7 +121,10 @@ def test_preempted_requests_keep_their_rows(checkpoint: Path, reference: Referen
 
 
 def test_padding_of_graphs_reaches_nothing(checkpoint: Path, reference: Reference) -> None:
-    """Steps padded as for CUDA graphs: fixed addresses, garbage behind the tokens, and rows and tokens as without."""
+    """Steps are padded as for CUDA graphs, with garbage in the padding. Rows and tokens equal those without padding.
+
+    The model's inputs keep their addresses from step to step.
+    """
     with text_engine(checkpoint, "asynchronous", CAPTURED) as engine:
         seen = pad_steps(engine.runner, 8)
         rows = {"a": rows_of(9, 1), "b": rows_of(40, 2), "c": None}
@@ -135,7 +138,10 @@ def test_padding_of_graphs_reaches_nothing(checkpoint: Path, reference: Referenc
 
 
 def pad_steps(runner: Any, multiple: int) -> list[tuple[int, int, tuple[int, ...]]]:
-    """Pad the runner's steps from now on; per step: its tokens, those with padding, addresses of the model's input."""
+    """Pads the runner's steps from now on to a multiple of `multiple` tokens.
+
+    Returns a list that gets one entry per step: its tokens, its padded tokens, and the addresses of the model's inputs.
+    """
     seen: list[tuple[int, int, tuple[int, ...]]] = []
     determine, preprocess = runner._determine_batch_execution_and_padding, runner._preprocess
     forward = runner._model_forward

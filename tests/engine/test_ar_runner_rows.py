@@ -1,4 +1,4 @@
-"""Rows out of a real engine: one per position, equal to transformers' hidden states, however the engine batches."""
+"""Captured rows of a real engine: one per position, equal to transformers' hidden states, for every way of batching."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ pytestmark = pytest.mark.engine
 TOLERANCE = 1e-4
 CAPTURED = {"capture_rows": True}
 ARCHITECTURE = "Qwen2ForCausalLM"
-"""Of `checkpoint`, `reference` and `engine` (conftest.py)."""
+"""The model class of the fixtures `checkpoint`, `reference` and `engine` (conftest.py)."""
 
 
 def check_hidden(run: Run, job: Job, reference: Reference) -> None:
-    """One row per position that was computed: all but the last sampled token's."""
+    """Checks tokens, and one row per computed position. The last sampled token's position is never computed."""
     assert run.token_ids == reference.generate(job.prompt, job.max_tokens)
     hidden, _ = reference.hidden(job.prompt + run.token_ids[:-1])
     assert run.rows().shape == hidden.shape
@@ -29,7 +29,7 @@ def check_hidden(run: Run, job: Job, reference: Reference) -> None:
 
 
 def test_rows_equal_transformers_with_chunked_prefill_and_batching(engine: TextEngine, reference: Reference) -> None:
-    # 70 tokens need three steps of 32; the others share those steps.
+    # A prompt of 70 tokens needs three steps of 32; the other requests share those steps.
     jobs = {"short": Job(prompt_of(12)), "chunked": Job(prompt_of(70, 1)), "tiny": Job(prompt_of(1, 2), max_tokens=30)}
     for name, run in engine.run(jobs).items():
         check_hidden(run, jobs[name], reference)
@@ -37,7 +37,7 @@ def test_rows_equal_transformers_with_chunked_prefill_and_batching(engine: TextE
 
 def test_rows_stream_with_their_tokens(engine: TextEngine) -> None:
     run = engine.run({"a": Job(prompt_of(40))})["a"]
-    # Rows of prefill chunks wait for the first token.
+    # The rows of all prefill chunks are sent with the first token.
     assert [len(rows) for rows in run.tensors["rows"]] == [40] + [1] * 11
 
 
@@ -53,7 +53,8 @@ def test_an_aborted_request_leaves_nothing_behind(engine: TextEngine, reference:
     jobs = {"aborted": Job(prompt_of(50), max_tokens=150), "stays": Job(prompt_of(9), max_tokens=20)}
     runs = engine.run(jobs, on_output=lambda name, run: name == "aborted" and len(run.token_ids) >= 2)
     check_hidden(runs["stays"], jobs["stays"], reference)
-    engine.run({"next": Job(prompt_of(3), want_rows=False)})  # its step brings the news of what ended
+    # The runner learns of ended requests in its next step.
+    engine.run({"next": Job(prompt_of(3), want_rows=False)})
     assert not engine.runner._ledger
 
 

@@ -1,7 +1,7 @@
-"""The check at start-up on a mixture of experts: rounding may decide which experts a token gets, and is no fault.
+"""The start-up comparison of compiled and eager code accepts that rounding changes which experts a token gets.
 
-The talker of Qwen3-Omni with many experts, compiled as test_compiled_models does it. As on a GPU, the experts run in
-vLLM's operator that a compiler does not see into (on a CPU vLLM calls the function itself).
+It runs on Qwen3-Omni's talker with many experts, compiled as in test_compiled_models.py. As on a GPU, the experts run
+in vLLM's custom operator, which is opaque to the compiler. On a CPU vLLM would call the Python function directly.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.engine
 
 MANY_EXPERTS = TinyShape(talker_layers=2, talker_experts=128)
 ROUNDING = 4e-3
-"""Of the input rows, relative: a rounding to bfloat16."""
+"""Relative error added to the input rows: as large as a rounding to bfloat16."""
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def rounded(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How much the configured run's inputs are off; the list's one value may be changed."""
+    """The relative error of the configured (compiled) run's inputs, as a list of one value that a test may change."""
     from omni_stage.vllm_adapter.ar.runner import OmniARRunnerMixin
 
     size = [0.0]
@@ -45,7 +45,7 @@ def rounded(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     def off(runner: Any, *args: Any, **kwargs: Any) -> Any:
         if not runner._as_written and size[0]:
-            # The runner fills the buffer anew in every step.
+            # The runner refills the buffer in every step.
             rows = runner._input_rows.buffer
             rows.mul_(1 + size[0] * torch.randn(rows.shape, generator=generator).to(rows.dtype))
         return forward(runner, *args, **kwargs)
@@ -76,7 +76,7 @@ async def test_rounding_that_changes_experts_is_no_difference(
         with monkeypatch.context() as patch:
             patch.setattr(runner, "expert_choices", None)
             assert "hidden states differ" in await check(), "otherwise no token got other experts"
-        # What is wrong is found as before.
+        # A real error is still found.
         rounded[0] = 0.1
         assert await check() != ""
         rounded[0] = 0.0

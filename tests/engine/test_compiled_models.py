@@ -1,7 +1,7 @@
-"""Thinker and talker compiled on the CPU: one compilation for every length, and the same answers as their own code.
+"""Thinker and talker compiled on the CPU: one graph serves every length and answers like the uncompiled model.
 
-torch's "eager" backend: the model is traced and run as a graph with symbolic lengths, but no C++ is compiled, which
-would take minutes. vLLM takes it where VLLM_CPU_CI_ENV is set (platforms/cpu.py).
+The tests use torch.compile's "eager" backend: it traces the model and runs it as a graph with symbolic lengths, but
+compiles no C++, which would take minutes. vLLM chooses that backend if VLLM_CPU_CI_ENV is set (vllm/platforms/cpu.py).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ async def stages(make_tiny_checkpoint: Callable[..., Path]) -> AsyncIterator[Omn
 
 
 async def test_one_graph_serves_every_length(stages: OmniStages) -> None:
-    """A length that was taken for a constant would be compiled anew, or answered wrongly: vLLM drops the guards."""
+    """No length is compiled in as a constant. vLLM drops the guards, so other lengths would then give wrong answers."""
     assert graphs() == 2, "one of the thinker's text model, one of the talker's layers"
     assert not any(engine.compiled_check_failed for engine in stages.engines.values())
     for text in TEXTS:
@@ -74,7 +74,7 @@ async def test_one_graph_serves_every_length(stages: OmniStages) -> None:
 
 
 async def test_the_compiled_layers_are_what_runs(stages: OmniStages) -> None:
-    """Otherwise the test above would compare the model with itself."""
+    """The compiled graph runs in every step. Otherwise the test above would compare the eager model with itself."""
     talker = runner_of(stages, "talker")
     layers = talker.get_model().model
     assert layers.compiled
@@ -107,7 +107,7 @@ async def answer(engine: Any, text: str) -> list[int]:
         return [token async for step in steps for token in step.token_ids]
 
 
-# Last: engines of one process share vLLM's process groups, and one that ends takes them along.
+# This test is last: engines of one process share vLLM's process groups, and an engine that shuts down destroys them.
 
 
 async def test_a_model_that_compiles_to_something_else_is_served_eager(
@@ -125,7 +125,7 @@ async def test_a_model_that_compiles_to_something_else_is_served_eager(
             model=ModelSource(path=str(checkpoint)),
             outputs=[Modality.TEXT],
             engine_args=EngineArgs(
-                # The right one is as written: the tests above compile.
+                # The right model runs eager; the tests above compile it.
                 dtype="float32",
                 max_model_len=64,
                 max_num_seqs=4,

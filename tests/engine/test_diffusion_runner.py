@@ -1,4 +1,4 @@
-"""Diffusion outputs of a real engine: every form a model may return, and failures that stay with their request."""
+"""Diffusion outputs of a real engine: every type that a model may return, and failures that end only their request."""
 
 from __future__ import annotations
 
@@ -82,7 +82,10 @@ def runner_of(core: InprocEngineCore) -> Any:
 
 
 def run(core: InprocEngineCore, shapes: dict[str, str]) -> dict[str, Any]:
-    """Tensors or error of one request per name; `shape` says what the toy model does with it. x = 1, 2, 3."""
+    """Returns the tensors or the error of each request, by name.
+
+    `shapes` maps a request's name to what the toy model returns or raises for it. Every request sends x = [1, 2, 3].
+    """
 
     async def one(name: str, shape: str) -> dict[str, torch.Tensor]:
         payload = AdditionalInformationPayload.from_mapping({"x": torch.tensor([1.0, 2.0, 3.0]), "shape": [shape]})
@@ -92,11 +95,11 @@ def run(core: InprocEngineCore, shapes: dict[str, str]) -> dict[str, Any]:
         return outputs[0].tensors
 
     async def all_of_them() -> list[Any]:
-        # The engine's thread waits until all requests are there, so that they make one batch.
+        # The engine's thread waits until all requests have been submitted, so that they form one batch.
         gate = threading.Event()
         core._thread.submit(gate.wait)
         tasks = [asyncio.create_task(one(name, shape)) for name, shape in shapes.items()]
-        await asyncio.sleep(0)  # each task runs up to where it has handed its request over
+        await asyncio.sleep(0)  # each task runs until it has submitted its request
         gate.set()
         return await asyncio.gather(*tasks, return_exceptions=True)
 

@@ -1,4 +1,4 @@
-"""Tensors that fit their schema and make no sense: their request is refused, and the engine serves the next one."""
+"""Tensors that match the edge's schema but hold nonsense values fail their request; the engine serves the next one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAMPLING = {"temperature": 0.0, "max_tokens": 4}
 
 @dataclass
 class Attacked:
-    """Talker and last stage of a family."""
+    """The talker and the last stage (token2wav or code2wav) of a family."""
 
     family: HostileFamily
     stages: OmniStages
@@ -46,7 +46,7 @@ class Attacked:
     loop_scope="module",
     params=[
         "qwen2_5_omni",
-        # Engines of its own; tests/unit/models/qwen3_omni/test_qwen3_components.py refuses the same without them.
+        # Starts its own engines. tests/unit/models/qwen3_omni/test_qwen3_components.py tests the same without engines.
         pytest.param("qwen3_omni", marks=pytest.mark.full),
     ],
 )

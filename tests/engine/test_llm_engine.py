@@ -1,4 +1,4 @@
-"""generic/llm on a real vLLM engine, in this process and in a process of its own, compared with transformers."""
+"""generic/llm on a real vLLM engine, in this process and in a separate process, compared with transformers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(checkpoint: Path) -> dict[str, list[int]]:
-    """Greedy token ids of transformers' own generate, by prompt."""
+    """Greedy token ids of transformers' generate(), by prompt."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
@@ -48,7 +48,7 @@ def reference(checkpoint: Path) -> dict[str, list[int]]:
     tokens = {}
     for prompt in PROMPTS:
         inputs = tokenizer(prompt, return_tensors="pt")
-        # min_new_tokens would change the logits; no end token at all is what ignore_eos means.
+        # eos_token_id=None means the same as ignore_eos. min_new_tokens would change the logits.
         output = model.generate(**inputs, do_sample=False, max_new_tokens=16, eos_token_id=None)
         tokens[prompt] = output[0, inputs["input_ids"].shape[1] :].tolist()
     return tokens
@@ -69,7 +69,7 @@ def make_config(checkpoint: Path) -> StageConfig:
 
 @pytest.fixture(
     scope="module",
-    # In processes of their own: every pipeline of tests/pipeline.
+    # Every pipeline of tests/pipeline runs its engines in separate processes.
     params=["in-process", pytest.param("multi-process", marks=pytest.mark.full)],
 )
 def in_process(request: pytest.FixtureRequest) -> bool:
@@ -90,7 +90,8 @@ def token_ids(steps: list[StageStep]) -> list[int]:
 
 
 async def scheduler_requests(engine: VllmStageEngine) -> int:
-    """Returns requests in the tables of the engine: the output processor's and, in this process, the scheduler's."""
+    """Returns how many requests the engine's tables hold: the output processor's and, if in this process, the
+    scheduler's."""
     core = engine._core
     llm = core._llm
     count = len(llm.output_processor.request_states) + len(llm.output_processor._captures)
@@ -100,7 +101,7 @@ async def scheduler_requests(engine: VllmStageEngine) -> int:
 
 
 async def until_empty(engine: VllmStageEngine) -> int:
-    """Returns what is left in the tables, after the engine had time to take the aborts in."""
+    """Returns how many requests the tables still hold after at most 5 s, in which the engine can handle aborts."""
     for _ in range(100):
         if not await scheduler_requests(engine):
             return 0
@@ -111,7 +112,7 @@ async def until_empty(engine: VllmStageEngine) -> int:
 async def test_one_engine_from_start_to_shutdown(
     checkpoint: Path, reference: dict[str, list[int]], in_process: bool
 ) -> None:
-    """All of one engine's life in one test: an engine belongs to one event loop, and loading one takes seconds."""
+    """One test covers an engine's whole life: an engine belongs to one event loop, and loading it takes seconds."""
     engine = build_stage_engine(make_config(checkpoint), in_process=in_process)
     assert isinstance(engine, VllmStageEngine)
     await engine.start()
@@ -132,7 +133,7 @@ async def test_one_engine_from_start_to_shutdown(
 
 
 async def check_greedy_tokens(engine: VllmStageEngine, reference: dict[str, list[int]]) -> None:
-    """Concurrent requests share the engine's batches and give transformers' tokens, in deltas."""
+    """Concurrent requests share batches and return transformers' tokens, step by step."""
     requests = [text_request(f"greedy-{index}", UserPrompt(text=prompt)) for index, prompt in enumerate(PROMPTS)]
     results = await asyncio.gather(*(collect(engine, request) for request in requests))
     for prompt, steps in zip(PROMPTS, results, strict=True):
@@ -195,7 +196,7 @@ async def abort_at_first_step(engine: VllmStageEngine, request: StageRequest) ->
 
 
 async def check_explicit_abort(engine: VllmStageEngine, sampling: SamplingDefaults) -> None:
-    """An aborted request ends with an error: unless the engine was done before it heard of it."""
+    """An aborted request ends with an error, unless the engine finished it before the abort arrived."""
     for attempt in range(10):
         try:
             await abort_at_first_step(engine, text_request(f"told-{attempt}", UserPrompt(text="Hello"), sampling))

@@ -1,4 +1,4 @@
-"""OmniLLM with one stage: the same pipeline file, the same engine, without a server."""
+"""OmniLLM with one stage: a pipeline file runs on the same engine without a server."""
 
 from __future__ import annotations
 

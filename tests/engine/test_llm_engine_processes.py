@@ -1,4 +1,4 @@
-"""Engine processes end with the process that started them, and do not hear its group's signals."""
+"""Engine processes end with the process that started them, and signals to its process group do not reach them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if __name__ == "__main__":
 
 
 def descendants(pid: int) -> list[int]:
-    """Process ids below this one."""
+    """Returns the ids of all descendants of a process."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():
@@ -54,7 +54,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def is_engine(pid: int) -> bool:
-    """Returns whether this is a process of vLLM's (it names itself), not a helper of multiprocessing's."""
+    """Returns whether vLLM runs in this process (it sets the title), and not a helper of multiprocessing."""
     title = Path(f"/proc/{pid}/cmdline").read_bytes()
     return b"EngineCore" in title or b"Worker" in title
 
@@ -73,7 +73,7 @@ def wait_until_gone(pids: list[int], seconds: float) -> list[int]:
     return left
 
 
-@pytest.mark.full  # of engines that are forks: pipeline/test_faults_processes.py
+@pytest.mark.full  # tests/pipeline/test_faults_processes.py has the same for engines that are forked
 def test_a_killed_server_leaves_no_process(tmp_path: Path) -> None:
     checkpoint = write_tiny_text_checkpoint(tmp_path / "tiny")
     script = tmp_path / "server.py"
@@ -108,7 +108,8 @@ async def exhaust(steps: AsyncIterator[StageStep]) -> None:
 
 
 async def check_preparing_is_no_work(engine: Any, request: StageRequest) -> None:
-    """While vLLM's input processor has a request, the watchdog sees an idle engine; one that takes too long ends it."""
+    """The watchdog does not count a request that vLLM's input processor still prepares. It times out if that takes
+    too long."""
     processor = engine._core._llm.input_processor
     original, entered, gate = processor.process_inputs_async, asyncio.Event(), asyncio.Event()
 

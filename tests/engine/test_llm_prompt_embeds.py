@@ -41,7 +41,7 @@ def embeddings_of(checkpoint: Path, ids: list[int]) -> torch.Tensor:
 
 
 def transformers_tokens(checkpoint: Path, embeds: torch.Tensor) -> list[int]:
-    """Greedy tokens of transformers' own generate() on embeddings."""
+    """Returns the greedy tokens of transformers' generate() on embeddings."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(checkpoint).eval()
@@ -88,7 +88,7 @@ async def tokens_of(engine: VllmStageEngine, request: StageRequest) -> list[int]
 
 @pytest.mark.parametrize(
     "in_process",
-    # How vLLM hands tensors to an engine's process: every pipeline of tests/pipeline with media.
+    # Every pipeline with media in tests/pipeline also passes tensors to an engine in another process.
     [pytest.param(True, id="in-process"), pytest.param(False, id="multi-process", marks=pytest.mark.full)],
 )
 async def test_one_engine(checkpoint: Path, in_process: bool) -> None:
@@ -102,7 +102,7 @@ async def test_one_engine(checkpoint: Path, in_process: bool) -> None:
         await check_refusals(engine)
         await check_priorities(engine)
         if in_process:
-            # vLLM's asyncio front end hands its outputs to queues, past the place where this test reads them.
+            # vLLM's AsyncLLM puts its outputs into queues, so the function that this check wraps does not return them.
             await check_cache_salts(engine)
     finally:
         await engine.shutdown()
@@ -110,12 +110,12 @@ async def test_one_engine(checkpoint: Path, in_process: bool) -> None:
 
 async def check_embeddings(engine: VllmStageEngine, checkpoint: Path) -> None:
     rows = embeddings_of(checkpoint, IDS)
-    # Beside each other in one batch: text requests and embeddings.
+    # A request of token ids and one of embeddings share a batch.
     by_ids, by_rows = await asyncio.gather(
         tokens_of(engine, ask("ids", UserPrompt(token_ids=IDS))), tokens_of(engine, ask("rows", embeds_prompt(rows)))
     )
     assert by_rows == by_ids
-    # Rows of no token at all, longer than a block, against transformers and against vLLM's own prompt.
+    # Rows that are no token's embedding, in a prompt longer than a block: compared with transformers and with vLLM.
     torch.manual_seed(0)
     other = embeddings_of(checkpoint, IDS * 6) + 0.05 * torch.randn(48, 128)
     steps = await collect(engine, ask("other", embeds_prompt(other)))
@@ -124,16 +124,16 @@ async def check_embeddings(engine: VllmStageEngine, checkpoint: Path) -> None:
     assert ours == await vllm_tokens(engine, other)
     assert len(steps[0].prompt_token_ids or ()) == 48
     assert steps[-1].finish_reason is FinishReason.LENGTH
-    # Another type is cast to the engine's.
+    # Embeddings of another dtype are cast to the engine's.
     half = other.to(torch.bfloat16)
     assert await tokens_of(engine, ask("half", embeds_prompt(half))) == transformers_tokens(checkpoint, half.float())
-    # No bound of the request's: as far as the longest sequence.
+    # Without max_tokens the reply continues to max_model_len.
     endless = SamplingDefaults(temperature=0.0, ignore_eos=True)
     assert len(await tokens_of(engine, ask("endless", embeds_prompt(rows), endless))) == 256 - len(IDS)
 
 
 async def vllm_tokens(engine: VllmStageEngine, rows: torch.Tensor) -> list[int]:
-    """Returns what vLLM makes of its own EmbedsPrompt, past our requests and their lowering."""
+    """Returns the tokens that vLLM samples for its own EmbedsPrompt, without omnipipeline's lowering of requests."""
     from vllm import SamplingParams
     from vllm.inputs import EmbedsPrompt
     from vllm.sampling_params import RequestOutputKind
@@ -160,7 +160,7 @@ async def check_refusals(engine: VllmStageEngine) -> None:
 
 
 async def check_cache_salts(engine: VllmStageEngine) -> None:
-    """Two whole blocks of the prompt can be hit, and are, by requests of the same salt alone."""
+    """Only requests with the same salt share cached blocks. The prompt has two full blocks that can be hit."""
     processor = engine._core._llm.output_processor  # type: ignore[attr-defined]
     process_outputs, cached = processor.process_outputs, {}
 
@@ -186,14 +186,14 @@ async def check_cache_salts(engine: VllmStageEngine) -> None:
         "rows-b1": 0,
         "rows-a2": BLOCK,
     }
-    # A request of an earlier check, which was left, may still give an output.
+    # `cached` may also name an abandoned request of an earlier check, which can still give an output.
     assert {name: cached.get(name) for name in expected} == expected
     assert len({tuple(tokens) for tokens in answers.values()}) == 1
 
 
 @asynccontextmanager
 async def scheduler_held(engine: VllmStageEngine) -> AsyncIterator[None]:
-    """Meanwhile requests only queue up: the engine's scheduler begins none."""
+    """Pauses the engine's scheduler: inside the context requests only queue up."""
     core: Any = engine._core
     if not isinstance(core, InprocEngineCore):
         await core._llm.pause_generation(mode="keep", clear_cache=False)
@@ -207,7 +207,7 @@ async def scheduler_held(engine: VllmStageEngine) -> AsyncIterator[None]:
 
 
 async def check_priorities(engine: VllmStageEngine) -> None:
-    """Requests that wait are begun by priority, lowest number first, and in their order among equals."""
+    """Queued requests start by priority, lowest number first, and in order of arrival among equals."""
     known = engine._core._llm.output_processor.request_states  # type: ignore[attr-defined]
     begun: list[str] = []
 
@@ -217,7 +217,7 @@ async def check_priorities(engine: VllmStageEngine) -> None:
                 begun.append(name)
                 break
 
-    # A request of an earlier check, which was left, may still be there.
+    # An abandoned request of an earlier check may still be in the table.
     await until(lambda: not known)
     priorities = {"late": 5, "first of equals": 0, "second of equals": 0, "early": -5}
     waiting = []

@@ -1,6 +1,6 @@
 """generic/llm: structured output in a real engine, and tool calls through vLLM's own parsers.
 
-The tiny model writes noise, so what it writes has a form only because the engine samples nothing else.
+The tiny model writes noise. Its text matches a form only because the engine masks every other token.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def text_of(steps: list[StageStep]) -> str:
 
 
 def calls_of(steps: list[StageStep]) -> list[tuple[str, Any]]:
-    """Name and arguments of each call, its pieces joined."""
+    """Returns the name and the arguments of each tool call, with its pieces joined."""
     names: dict[int, str] = {}
     arguments: dict[int, str] = {}
     for piece in (piece for step in steps for piece in step.tool_calls):

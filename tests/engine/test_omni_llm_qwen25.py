@@ -1,4 +1,4 @@
-"""OmniLLM: the three stages of one file offline, compared with transformers, one prompt at a time and as a batch."""
+"""OmniLLM runs the three stages of a pipeline file offline: equal to transformers, one by one and as a batch."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_pipeline_file_alone_and_as_a_batch(make_tiny_checkpoint: Callable[...
             llm.generate(prompts, SAMPLING, voice="nobody")
     for result, reference in zip(together, expected, strict=True):
         check(result, reference)
-    # Nobody speaks it: the chat template's own system message stays.
+    # Text that is not spoken keeps the chat template's default system message.
     plain = dataclasses.replace(PROMPTS[0], system=PLAIN_SYSTEM_PROMPT)
     assert written.text == load_reference(checkpoint).run(plain, SETTINGS).text
     assert list(written.stages) == ["thinker"], "nobody asked for sound"

@@ -1,6 +1,6 @@
-"""Our three stages against transformers' own Qwen2.5-Omni, on tiny checkpoints of two seeds and two shapes.
+"""Our three stages compared with transformers' Qwen2.5-Omni, on tiny checkpoints of two seeds and two shapes.
 
-Tokens must be equal; rows within 1e-4; audio within 1e-5.
+Tokens must be equal, rows within 1e-4 and audio within 1e-5.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from support.reference import ReferencePrompt, ReferenceSettings, load_reference
 pytestmark = pytest.mark.engine
 
 CHECKPOINTS = [
-    # pipeline/test_parity_grpc.py asks the same of stage servers.
+    # tests/pipeline/test_parity_grpc.py tests the same through stage servers.
     pytest.param(0, "small", id="small-seed0", marks=pytest.mark.full),
     pytest.param(1, "small", id="small-seed1", marks=pytest.mark.full),
     pytest.param(0, "gqa", id="gqa-seed0", marks=pytest.mark.full),
     pytest.param(1, "gqa", id="gqa-seed1"),
 ]
-"""`make full` has the whole matrix."""
+"""Seed and shape. `make full` runs all four, `make test` only the last."""
 
 PROMPTS = {
     "text": ReferencePrompt("Tell me what the weather is like."),
@@ -41,7 +41,7 @@ SETTINGS = ReferenceSettings()
 async def test_every_prompt_kind_alone_and_concurrently(
     make_tiny_checkpoint: Callable[..., Path], seed: int, shape: str
 ) -> None:
-    """Each kind of prompt by itself, then all four at once in shared batches."""
+    """Each kind of prompt by itself, then all four concurrently in shared batches."""
     checkpoint = make_tiny_checkpoint(seed, shape)
     references = {name: load_reference(checkpoint).run(prompt, SETTINGS) for name, prompt in PROMPTS.items()}
     async with run_omni_stages(checkpoint) as stages:
@@ -53,7 +53,7 @@ async def test_every_prompt_kind_alone_and_concurrently(
 
 
 async def test_prompt_in_chunks(make_tiny_checkpoint: Callable[..., Path]) -> None:
-    """A budget of 32 tokens a step cuts prompts of thinker and talker into chunks, and rows come once each."""
+    """A budget of 32 tokens per step cuts the prompts of thinker and talker into chunks. Each row is sent once."""
     checkpoint = make_tiny_checkpoint(0, "gqa")
     sentence = "The road goes through the hills, past the mill and the old stone bridge, to the town. "
     prompts = [ReferencePrompt(2 * sentence), PROMPTS["text"]]

@@ -1,6 +1,6 @@
-"""Our three stages against transformers' own Qwen3-Omni, on tiny checkpoints of two seeds and two shapes.
+"""Our three stages compared with transformers' Qwen3-Omni, on tiny checkpoints of two seeds and two shapes.
 
-Text and the codes of every codebook must be equal; audio within 1e-5.
+Text and the codes of every codebook must be equal, audio within 1e-5.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PROMPTS = {
     "system": ReferencePrompt("Tell me what the weather is like.", system="Be brief."),
     "long": ReferencePrompt(2 * SENTENCE),
     "sound": ReferencePrompt("What do you hear?", sounds=[make_sound(0)]),
-    # Ends within a frame of 10 ms, of which one more would be one more token.
+    # Ends in the middle of a frame of 10 ms. One more frame would be one more token.
     "odd sound": ReferencePrompt("What do you hear?", sounds=[make_sound(2, 2.0055)]),
     "image": ReferencePrompt("What do you see?", images=[make_image(0)]),
     "image and sound": ReferencePrompt(
@@ -52,7 +52,7 @@ SETTINGS = Qwen3Settings()
 async def test_every_prompt_kind_alone_together_and_streamed(
     make_tiny_checkpoint: Callable[..., Path], seed: int, shape: str
 ) -> None:
-    """Each kind of prompt by itself, streamed; then all at once, whole and streamed, in shared batches."""
+    """One prompt with whole inputs and two streamed; then all prompts concurrently both ways, in shared batches."""
     checkpoint = make_tiny_checkpoint(seed, shape, "qwen3_omni")
     model = load_qwen3_reference(checkpoint)
     references = {name: model.run(prompt, SETTINGS) for name, prompt in PROMPTS.items()}
@@ -72,7 +72,7 @@ async def test_every_prompt_kind_alone_together_and_streamed(
 
 
 async def check_voices_and_penalty(stages: OmniStages, model: Any) -> None:
-    """A repetition penalty over the talker's own codes alone, and another voice; two voices at once."""
+    """The repetition penalty counts only the talker's own codes. Requests with different voices run concurrently."""
     settings = replace(SETTINGS, repetition_penalty=1.3, frames=16)
     other = replace(settings, voice="Aiden")
     prompt = PROMPTS["text"]
@@ -84,7 +84,10 @@ async def check_voices_and_penalty(stages: OmniStages, model: Any) -> None:
 
 
 async def check_bytes_on_the_edge(stages: OmniStages) -> None:
-    """Of a text prompt: ids, and no rows. At published widths a row has 4,096 bytes, an id 8: 0.2 per cent."""
+    """For a text prompt the thinker sends token ids and no rows.
+
+    At the published width a row has 4,096 bytes and an id 8, which is 0.2 per cent.
+    """
     thinker = await stages.ask("thinker", PROMPTS["long"].to_user_prompt(), temperature=0.0, max_tokens=4)
     assert thinker.tensors.keys() == {"token_ids", "prompt_tokens"}
     sent = sum(tensor.nbytes for tensor in thinker.tensors.values())
@@ -92,7 +95,10 @@ async def check_bytes_on_the_edge(stages: OmniStages) -> None:
 
 
 async def check_each_frame_is_heard_before_the_next(stages: OmniStages) -> None:
-    """The talker's own frames: 1,365 samples of the first and 1,920 of each later one, before code2wav gets another."""
+    """code2wav returns the audio of each of the talker's frames before it gets the next one.
+
+    The first frame has 1,365 samples, each later one 1,920.
+    """
     prompt, limit = PROMPTS["text"].to_user_prompt(), SETTINGS.thinker_tokens
     thinker = await stages.ask("thinker", prompt, temperature=0.0, max_tokens=limit)
     talker, code2wav = stages.engines["talker"], stages.engines["code2wav"]

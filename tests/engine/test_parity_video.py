@@ -1,4 +1,4 @@
-"""Videos, with and without their audio, against transformers' own Qwen2.5-Omni and Qwen3-Omni."""
+"""Videos, with and without their audio, compared with transformers' Qwen2.5-Omni and Qwen3-Omni."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ pytestmark = pytest.mark.engine
 
 
 def prompts(patch: int) -> dict[str, ReferencePrompt]:
-    """Frames of 14 by 10 tokens, whatever the family's patch: a second of video is 140 tokens.
+    """Returns prompts whose videos have 140 tokens a second: `patch` is the width of a token in pixels.
 
-    Sounds that stand beside others last a second or longer (docs/qwen3-omni.md, Limits).
+    Audio clips that share a prompt with others last at least one second (docs/qwen3-omni.md, Limits).
     """
     size = {"width": 14 * patch, "height": 10 * patch}
     two, five = make_frames(0, 4, **size), make_frames(1, 5, **size)
@@ -47,7 +47,7 @@ SHORT = ReferenceSettings(thinker_tokens=8, talker_tokens=12)
 
 
 async def test_qwen2_5(make_tiny_checkpoint: Callable[..., Path]) -> None:
-    """Each alone, then all at once in steps that cut the prompts anywhere."""
+    """Each prompt alone, then all concurrently, with a step budget that splits prompts at arbitrary tokens."""
     checkpoint, asked = make_tiny_checkpoint(0, "small"), prompts(28)
     expected = {name: load_reference(checkpoint).run(prompt, SHORT) for name, prompt in asked.items()}
     limits = {"max_num_batched_tokens": 320, "kv_cache_memory_mib": 32}
@@ -60,7 +60,7 @@ async def test_qwen2_5(make_tiny_checkpoint: Callable[..., Path]) -> None:
 
 
 async def test_qwen3(make_tiny_checkpoint: Callable[..., Path]) -> None:
-    """The same, with every code of the talker."""
+    """The same for Qwen3-Omni, where every code of the talker is compared."""
     checkpoint, asked = make_tiny_checkpoint(0, "small", "qwen3_omni"), prompts(32)
     settings = Qwen3Settings(thinker_tokens=8, frames=6)
     expected = {name: load_qwen3_reference(checkpoint).run(prompt, settings) for name, prompt in asked.items()}

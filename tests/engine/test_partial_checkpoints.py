@@ -20,11 +20,11 @@ pytestmark = pytest.mark.engine
 SETTINGS = ReferenceSettings(thinker_tokens=8, talker_tokens=8)
 PROMPT = ReferencePrompt("Hello")
 BFLOAT16_TOLERANCE = 0.1
-"""Of the rows' standard deviation, at the worst of some thousand numbers: bfloat16 keeps eight bits of each."""
+"""The largest error of a row's values, relative to the rows' standard deviation. bfloat16 has 8 significant bits."""
 
 
 def link_part(whole: Path, component: str, directory: Path) -> set[str]:
-    """Link what fetch would make of a checkpoint for a component. Returns the names of the shards."""
+    """Links the files that `fetch` would download for a component. Returns the names of the shards."""
     directory.mkdir()
     selected = select_weights(json.loads((whole / INDEX).read_text()), weight_prefixes(component))
     shards = set(selected.values())
@@ -50,7 +50,10 @@ async def test_every_stage_of_qwen2_5_omni(tiny_checkpoint: Path, tmp_path: Path
 
 
 async def test_the_published_type_is_computed_and_sent(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    """A checkpoint that names bfloat16, as the published ones do, and nothing else said: rows near the exact ones."""
+    """A checkpoint whose config says bfloat16, as the published ones do, is computed and sent in bfloat16.
+
+    The rows are close to those of float32.
+    """
     checkpoint = write_tiny_checkpoint(tmp_path)
     expected = load_reference(tiny_checkpoint).run(PROMPT, SETTINGS)
     async with run_omni_stages(checkpoint) as stages:

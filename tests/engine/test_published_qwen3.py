@@ -1,6 +1,7 @@
-"""Our model classes take the published Qwen3-Omni-30B-A3B-Instruct: names, shapes and dtypes, without its weights.
+"""Our model classes load the tensors of Qwen3-Omni-30B-A3B-Instruct: names, shapes and dtypes, without its weights.
 
-Facts and their origin: tests/data/published. vLLM builds the models of the published config.json on the meta device.
+vLLM builds the models of the published config.json on the meta device. tests/data/published/README.md names the
+sources of all facts.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ DEFECTS = {
     ),
     "code2wav": ("code2wav.decoder.2.block.3.act1.beta", "code2wav.pre_transformer.layers.5.mlp_layer_scale.scale"),
 }
-"""Of each stage, two tensors."""
+"""Two tensors of each stage, which the tests leave out."""
 
 
 @dataclass
@@ -63,13 +64,13 @@ class Built:
 
 
 class MediaTokens:
-    """What a prompt's builder asks of a tokenizer, which is not known byte for byte: that it has the media's tokens."""
+    """A tokenizer with only the media tokens: all that PromptBuilder needs. The published tokenizer is not stored."""
 
     chat_template = ""
     eos_token_id = 151_645
 
     def convert_ids_to_tokens(self, token_id: int) -> str:
-        """Returns the published names."""
+        """Returns the published name of a media token."""
         return {151_675: "<|audio_pad|>", 151_655: "<|image_pad|>", 151_656: "<|video_pad|>"}[token_id]
 
 
@@ -92,7 +93,7 @@ def thinker_of(checkpoint: Path) -> Thinker:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The published files and shards of zeros."""
+    """A directory with the published files and sparse shards of zeros."""
     directory = write_published_qwen3(tmp_path_factory.mktemp("published"))
     write_sparse_shards(directory, QWEN3)
     return directory

@@ -1,6 +1,7 @@
-"""Our three model classes take the published checkpoints: names, shapes and dtypes of 7B and 3B, without their weights.
+"""Our model classes load the tensors of Qwen2.5-Omni 7B and 3B: names, shapes and dtypes, without their weights.
 
-Facts and their origin: tests/data/published. vLLM builds the models of the published config.json on the meta device.
+vLLM builds the models of the published config.json on the meta device. tests/data/published/README.md names the
+sources of all facts.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ pytestmark = pytest.mark.engine
 
 STAGES = ("thinker", "talker", "token2wav")
 PARAMETERS = {"7b": 10_732_225_408, "3b": 5_537_120_640}
-"""As published; the ignored table of token2wav is no parameter."""
+"""As published, without IGNORED_TENSORS: token2wav's rotary table in the shards is a buffer, not a parameter."""
 IGNORED_NUMBERS = 32
 
 
@@ -54,7 +55,7 @@ class Built:
 
 @pytest.fixture(scope="module", params=SIZES)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """The published files and shards of zeros."""
+    """A directory with the published files and sparse shards of zeros."""
     directory = write_published(tmp_path_factory.mktemp("published"), request.param)
     write_sparse_shards(directory, request.param)
     return request.param, directory
@@ -86,7 +87,7 @@ DEFECTS = {
     "talker": ("talker.model.layers.7.mlp.down_proj.weight", "talker.model.embed_tokens.weight"),
     "token2wav": ("token2wav.code2wav_bigvgan_model.conv_post.weight", "token2wav.code2wav_dit_model.proj_out.bias"),
 }
-"""Of each stage, two tensors: of the thinker and the talker such as vLLM alone does not miss."""
+"""Two tensors of each stage, which the tests leave out. vLLM itself would not miss those of the thinker and talker."""
 
 
 def test_what_is_missing_is_named(built: Built) -> None:
@@ -142,7 +143,7 @@ def test_the_parts_add_up_to_the_published_sizes(checkpoint: tuple[str, Path]) -
 
 
 def test_readers_take_the_published_files(checkpoint: tuple[str, Path]) -> None:
-    """Shards without metadata (7B), an index whose total is wrong, config.json in the form of an older transformers."""
+    """Our readers accept shards without metadata (7B), an index with a wrong total (7B) and an older config.json."""
     size, directory = checkpoint
     with safe_open(directory / read_table(size)["shards"][0]["file"], "pt") as shard:
         assert shard.metadata() == (None if size == "7b" else {"format": "pt"})
@@ -160,7 +161,7 @@ def test_fetch_picks_each_components_shards(checkpoint: tuple[str, Path]) -> Non
     index = json.loads((directory / INDEX).read_text())
     shards = {stage: select_weights(index, weight_prefixes(f"qwen2_5_omni/{stage}")) for stage in STAGES}
     numbers = {stage: sorted({int(file.split("-")[1]) for file in names.values()}) for stage, names in shards.items()}
-    # The talker reads rows of the thinker's embedding, which is in the first shard.
+    # The talker also reads the thinker's embedding table, which is in the first shard.
     expected = {
         "7b": {"thinker": [1, 2, 3, 4], "talker": [1, 4, 5], "token2wav": [5]},
         "3b": {"thinker": [1, 2], "talker": [1, 2, 3], "token2wav": [3]},
@@ -169,7 +170,7 @@ def test_fetch_picks_each_components_shards(checkpoint: tuple[str, Path]) -> Non
 
 
 def test_vllms_loader_finds_all_tensors(checkpoint: tuple[str, Path]) -> None:
-    """Names as vLLM's own loader reads them from the shards; the data, up to 22 GB of zeros, stay where they are."""
+    """vLLM's loader reads every tensor name from the shards. The data, up to 22 GB of zeros, are not read."""
     size, directory = checkpoint
     loader = get_model_loader(LoadConfig(load_format="safetensors"))
     _, files, use_safetensors, _ = loader._prepare_weights(str(directory), None, None, False, None)

@@ -1,6 +1,6 @@
-"""A thinker whose decoder is quantized by AWQ or GPTQ loads, and computes with the weights that its levels mean.
+"""A thinker whose decoder is quantized by AWQ or GPTQ loads, and computes with the dequantized weights.
 
-On the CPU vLLM's own 4-bit kernel runs; the kernels of GPUs (Marlin, Exllama) are not touched here.
+On the CPU vLLM's own 4-bit kernel runs. The GPU kernels (Marlin, Exllama) are not tested here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LAYOUTS = {
     "gptq": GPTQ_CONFIG,
 }
 ROWS_TOLERANCE = 2e-2
-"""Of the rows' standard deviation: float16 activations against float32."""
+"""Relative to the rows' standard deviation: float16 activations compared with float32."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How the three stages behave beyond plain parity: ends, voices, seeds, settings, chunks, and what they refuse."""
+"""The three stages beyond parity: ends of streams, voices, seeds, sampling settings, and requests that are refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from support.reference import (
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
 GREEDY = {"temperature": 0.0, "repetition_penalty": 1.0}
-# With this checkpoint the thinker ends its reply to this prompt, and the talker its stream.
+# With this checkpoint both the thinker's reply and the talker's codes to this prompt end with their end token.
 ENDING = ReferencePrompt("Good morning", system=PLAIN_SYSTEM_PROMPT)
 LONG = ReferenceSettings(thinker_tokens=48, talker_tokens=48)
 
@@ -40,7 +40,7 @@ def checkpoint(make_tiny_checkpoint: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(checkpoint: Path) -> ReferenceModel:
-    """transformers' model of the checkpoint."""
+    """The checkpoint loaded by transformers."""
     return load_reference(checkpoint)
 
 
@@ -98,7 +98,7 @@ async def test_text_and_token_ids_are_the_prompt_as_it_is(stages: OmniStages, re
 
 
 async def test_a_thinker_that_is_told_nothing_is_greedy(stages: OmniStages, reference: ReferenceModel) -> None:
-    """And ends where transformers' thinker ends, though the request names neither."""
+    """Without sampling settings the thinker is greedy, and ends where transformers' thinker ends."""
     thinker = await stages.ask("thinker", ENDING.to_user_prompt())
     assert thinker.token_ids == reference.run(ENDING, LONG).thinker_token_ids
     assert thinker.finish_reason is FinishReason.STOP
@@ -111,7 +111,7 @@ async def test_nothing_is_captured_that_nobody_reads(stages: OmniStages) -> None
 
 
 async def test_image_positions_reach_the_talker(stages: OmniStages, reference: ReferenceModel) -> None:
-    """Without the thinker's M-RoPE positions the talker would say something else: parity is no accident."""
+    """The talker's codes depend on the thinker's M-RoPE positions: with plain positions they differ."""
     prompt = ReferencePrompt("What do you see?", images=[make_image(2, 168, 112)])
     expected = reference.run(prompt, LONG)
     thinker = await stages.ask("thinker", prompt.to_user_prompt(), **GREEDY, max_tokens=LONG.thinker_tokens)
@@ -138,7 +138,7 @@ SOUNDS = {
 
 
 async def test_sounds_in_one_batch_equal_sounds_alone(stages: OmniStages, reference: ReferenceModel) -> None:
-    """Every request has its own seed and settings; equal ones share a batch, and none disturbs another."""
+    """Each request has its own seed and settings. Those with equal settings share a batch and do not affect others."""
     generator = torch.Generator().manual_seed(0)
     cases = [(torch.randint(192, (length,), generator=generator), settings) for length, settings in SOUNDS.values()]
     cases += [(torch.randint(192, (12,), generator=generator), ReferenceSettings(seed=seed)) for seed in range(4)]
@@ -168,7 +168,7 @@ async def test_sounds_without_a_seed_differ(stages: OmniStages) -> None:
 
 
 async def test_nothing_to_say(stages: OmniStages) -> None:
-    """One token of reply has no row: there is no text to speak, and no sound."""
+    """A reply of one token has no row, because its position is never computed. There is no speech and no audio."""
     thinker = await stages.ask("thinker", ENDING.to_user_prompt(), **GREEDY, max_tokens=1)
     assert thinker.tensors["x"].shape[0] == thinker.tensors["mrope_positions"].shape[0]
     talker = await stages.ask("talker", thinker.tensors)
@@ -178,7 +178,8 @@ async def test_nothing_to_say(stages: OmniStages) -> None:
 
 
 async def test_talker_sampling(stages: OmniStages, reference: ReferenceModel) -> None:
-    """The end of the stream holds whatever the request says, unless it says to ignore it."""
+    """The codec stream's end token ends the talker even if the request names other stop tokens, but not with
+    ignore_eos."""
     thinker = await stages.ask("thinker", ENDING.to_user_prompt(), **GREEDY, max_tokens=LONG.thinker_tokens)
     expected = reference.run(ENDING, LONG)
     unused = next(code for code in range(192) if code not in expected.codes)
@@ -196,7 +197,7 @@ async def test_talker_sampling(stages: OmniStages, reference: ReferenceModel) ->
 
 
 async def test_a_talker_that_misses_its_end_is_stopped(stages: OmniStages, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One codec token again and again ends the stream; the limit is lowered here to what this checkpoint repeats."""
+    """A codec token that repeats REPEAT_LIMIT times ends the stream. The limit is lowered to 2 for this checkpoint."""
     thinker = await stages.ask("thinker", ENDING.to_user_prompt(), max_tokens=LONG.thinker_tokens)
     sampling = {"temperature": 1.0, "top_k": 2, "repetition_penalty": 1.0, "max_tokens": 48}
     for seed in range(10):
@@ -216,7 +217,7 @@ async def test_a_talker_that_misses_its_end_is_stopped(stages: OmniStages, monke
 
 
 async def test_sound_at_another_rate(stages: OmniStages) -> None:
-    """44.1 kHz is brought to the 16 kHz that the encoder hears."""
+    """Audio of 44.1 kHz is resampled to the encoder's 16 kHz."""
     samples = make_sound(0, rate_hz=44_100)
     message = ChatMessage("user", [AudioPart(samples, 44_100), TextPart("What do you hear?")])
     thinker = await stages.ask("thinker", UserPrompt(messages=[message]), **GREEDY, max_tokens=4)

@@ -1,7 +1,7 @@
-"""Qwen3-Omni when KV cache is short: requests that are preempted and computed again, prompts in several steps.
+"""Qwen3-Omni with little KV cache: requests that are preempted and recomputed, and prompts that take several steps.
 
-A talker's input at a position is made of all codes of the frame before it, which no other place has than the model
-itself: computed again from the first code alone, every later code would differ.
+The talker's input at a position is built from all codes of the previous frame. Only the model has those codes: vLLM
+keeps just the first code of each frame, and recomputing from it would change every later code.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.engine
 DEEP = TinyShape(
     thinker_layers=8, thinker_kv_heads=4, accept_hidden_layer=5, talker_layers=8, talker_kv_heads=4, groups=8
 )
-"""8 KiB of keys and values a token: two MiB hold 224 tokens, in seven blocks and one that vLLM keeps."""
+"""8 KiB of keys and values per token. 2 MiB are 8 blocks of 32 tokens; vLLM keeps one of them, so 224 tokens fit."""
 TIGHT = {"kv_cache_memory_mib": 2, "block_size": 32, "max_model_len": 160}
 FRAMES = 64
 PROMPTS = {
@@ -43,7 +43,7 @@ SENTENCE = "The road goes through the hills, past the mill and the old stone bri
 
 
 async def test_a_preempted_talker_says_the_same(tmp_path: Path) -> None:
-    """Sampled as published, each with a seed: alone, where nothing is preempted, and seven at once."""
+    """Seven seeded requests, sampled with the published values, give the same codes alone and preempted together."""
     checkpoint = write_tiny_checkpoint(tmp_path, shape=DEEP, dtype="float32")
     async with run_omni_stages(checkpoint, "talker", family="qwen3_omni", **TIGHT) as stages:
         talker: Any = stages.engines["talker"]
@@ -63,9 +63,9 @@ async def test_a_preempted_talker_says_the_same(tmp_path: Path) -> None:
         assert await until_empty(talker) == {}
 
 
-@pytest.mark.full  # the test above; that this is also what transformers says
+@pytest.mark.full  # like the test above, but also compared with transformers
 async def test_preempted_stages_equal_transformers(tmp_path: Path) -> None:
-    """Thinker and talker, eight prompts at once, with media: text and every code."""
+    """Eight concurrent prompts with media: the text and every code equal transformers'."""
     checkpoint = write_tiny_checkpoint(tmp_path, shape=DEEP, dtype="float32")
     model, settings = load_qwen3_reference(checkpoint), Qwen3Settings(thinker_tokens=24, frames=FRAMES)
     expected = {name: model.run(prompt, settings) for name, prompt in PROMPTS.items()}
@@ -85,7 +85,7 @@ async def test_preempted_stages_equal_transformers(tmp_path: Path) -> None:
 
 
 async def speak(stages: OmniStages, tensors: Mapping[str, torch.Tensor], seed: int) -> list[list[int]]:
-    """Returns what the talker samples, as published, with a seed; its end does not count, so that it is long."""
+    """Returns FRAMES frames of codes, sampled with the published values and `seed`. The end token is ignored."""
     spoken = await stages.ask("talker", tensors, "Ethan", seed=seed, max_tokens=FRAMES, ignore_eos=True)
     codes: list[list[int]] = spoken.tensors["codes"].tolist()
     return codes
@@ -93,7 +93,7 @@ async def speak(stages: OmniStages, tensors: Mapping[str, torch.Tensor], seed: i
 
 @pytest.mark.full  # tests/engine/test_parity_qwen3.py has prompts of several kinds in shared batches
 async def test_prompts_in_chunks(make_tiny_checkpoint: Callable[..., Path]) -> None:
-    """A budget of 32 tokens a step cuts prompts; eight at once."""
+    """Eight concurrent prompts equal transformers though a step's token budget splits them into chunks."""
     checkpoint = make_tiny_checkpoint(0, "small", "qwen3_omni")
     model, settings = load_qwen3_reference(checkpoint), Qwen3Settings(thinker_tokens=12, frames=120)
     prompts = {**PROMPTS, "text": replace(PROMPTS["text"], text=2 * SENTENCE)}

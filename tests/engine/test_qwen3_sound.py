@@ -1,5 +1,7 @@
-"""code2wav on a real engine: streams of any pace and whole utterances in shared steps; a request that ends early
-leaves nothing behind."""
+"""code2wav on a real engine: streams of any pace and whole utterances share steps, and each equals transformers.
+
+A request that ends early leaves no state behind.
+"""
 
 from __future__ import annotations
 
@@ -43,19 +45,22 @@ def reference(checkpoint: Path) -> Any:
 
 
 def frames_of(count: int, seed: int = 0) -> torch.Tensor:
-    """int64 [frames, groups]."""
+    """Returns random codes: int64 [frames, groups]."""
     return torch.randint(64, (count, 4), generator=torch.Generator().manual_seed(seed))
 
 
 @torch.inference_mode()
 def whole(reference: Any, codes: torch.Tensor) -> torch.Tensor:
-    """transformers' sound of all codes in one forward."""
+    """Returns the audio that transformers computes from all codes in one forward."""
     sound: torch.Tensor = reference(codes.T[None])[0, 0]
     return sound
 
 
 async def say(stages: OmniStages, codes: torch.Tensor, size: int, *, end_late: bool = True) -> tuple[Collected, int]:
-    """Returns the sound of codes that come `size` frames at a time, and in how many steps with audio it came."""
+    """Feeds the codes `size` frames at a time. Returns the audio, and in how many steps it came.
+
+    Unless `end_late`, the stream ends together with the last frames.
+    """
     engine, stream = stages.engines[STAGE], EdgeStream()
     collected, steps = Collected(), 0
 
@@ -76,7 +81,7 @@ async def say(stages: OmniStages, codes: torch.Tensor, size: int, *, end_late: b
 
 
 def open_sounds(stages: OmniStages) -> int:
-    """Returns how many sounds the model remembers, read in the engine itself."""
+    """Returns for how many requests the model holds state, read from the engine's model."""
     engine: Any = stages.engines[STAGE]
     llm = engine._core.llm
     return len(llm.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.get_model().pool)
@@ -99,7 +104,7 @@ async def test_streams_and_whole_sounds_at_once_are_each_transformers_own(stages
 
 
 async def test_one_frame_sounds_before_the_next_comes(stages: OmniStages, reference: Any) -> None:
-    """1,365 samples leave with the first frame and 1,920 with each later one."""
+    """Each frame's audio is returned before the next frame is sent: 1,365 samples, then 1,920 each."""
     engine, stream, codes = stages.engines[STAGE], EdgeStream(), frames_of(4)
     heard: list[torch.Tensor] = []
     stream.put({"codes": codes[:1]})
@@ -107,7 +112,7 @@ async def test_one_frame_sounds_before_the_next_comes(stages: OmniStages, refere
         async for step in outputs:
             if step.audio is not None:
                 heard.append(step.audio)
-                # Nothing more comes before this frame was heard.
+                # The next frame is sent only now.
                 following = codes[len(heard) : len(heard) + 1]
                 stream.put({"codes": following}) if len(following) else stream.end()
     assert [audio.numel() for audio in heard] == [1365, 1920, 1920, 1920]

@@ -1,4 +1,4 @@
-"""The schedulers inside real vLLM engines: what a client gets, and that the engine continues."""
+"""Our schedulers in real vLLM engines: a bad request fails with a reason, and the engine keeps serving."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BAD = GOOD[:-1] + bytes([GOOD[-1] ^ 1])
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A configuration; the weights are random."""
+    """A directory with only a configuration. vLLM fills in random weights (load_format="dummy")."""
     directory = tmp_path_factory.mktemp("scheduler_engine_model")
     return write_bare_config(directory, max_position_embeddings=128, eos_token_id=1)
 
@@ -103,7 +103,7 @@ def test_bad_payload_ends_its_request_and_the_engine_goes_on(autoregressive):
 
 
 def run_pooling(engine: Any, payloads: dict[str, bytes]) -> tuple[list[int], dict[str, Any]]:
-    """Number of outputs of each step, and the last outputs by id, as the engine core sends them."""
+    """Returns how many outputs each step had, and each request's last output by id, as the engine core sends them."""
     from vllm import PoolingParams
 
     for name, raw in payloads.items():
@@ -114,7 +114,7 @@ def run_pooling(engine: Any, payloads: dict[str, bytes]) -> tuple[list[int], dic
     while scheduler.has_unfinished_requests():
         outputs = engine.engine_core.get_output().outputs
         steps.append(len(outputs))
-        # Ids inside the engine have a suffix of vLLM's.
+        # vLLM appends a suffix to ids inside the engine.
         results |= {output.request_id.split("-")[0]: output for output in outputs}
     return steps, results
 

@@ -1,4 +1,4 @@
-"""The audio encoder of each family: the rows of a clip do not depend on the clips encoded beside it."""
+"""The audio encoder of each family: a clip's rows do not depend on the other clips in the same call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.engine
 
 TOLERANCE = 1e-5
 LENGTHS = (30, 250, 70, 100, 8, 99)
-"""Frames. A window has 100 in Qwen3-Omni and 200 in Qwen2.5-Omni."""
+"""Lengths of the clips in frames. The encoder's window has 100 frames in Qwen3-Omni and 200 in Qwen2.5-Omni."""
 ENCODERS = {
     "qwen2_5_omni": (Qwen25Thinker, Qwen2_5OmniAudioEncoder),
     "qwen3_omni": (Qwen3Thinker, Qwen3OmniMoeAudioEncoder),
@@ -35,7 +35,7 @@ ENCODERS = {
 
 @pytest.fixture(params=ENCODERS)
 def thinker(request: pytest.FixtureRequest, make_tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> Iterator[Any]:
-    """A thinker that has its audio encoder alone, of random weights."""
+    """A thinker with only its audio encoder, which has random weights."""
     thinker_class, encoder_class = ENCODERS[request.param]
     config = AutoConfig.from_pretrained(make_tiny_checkpoint(0, "small", request.param))
     thinker: Any = thinker_class.__new__(thinker_class)

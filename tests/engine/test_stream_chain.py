@@ -1,4 +1,4 @@
-"""Three stage servers with real engines in this process, every edge streamed: the service and the engines together."""
+"""Three stage servers with real engines, all in this process, with every edge in Stream mode."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ SAMPLING = {
 
 
 class Chain:
-    """thinker -> talker -> token2wav over the engines of one set."""
+    """Three stage servers (thinker -> talker -> token2wav). Two chains can share one set of engines."""
 
     def __init__(self, mode: EdgeMode) -> None:
         self._mode = mode
         self.servers: dict[str, StageServer] = {}
 
     async def start(self, stages: OmniStages, checkpoint: Path, stack: AsyncExitStack) -> str:
-        """Start the servers from the last to the first. The entry's address."""
+        """Starts the servers from the last stage to the first. Returns the entry stage's address."""
         target = ""
         for name in ("token2wav", "talker", "thinker"):
             server = StageServer(self._config(name, checkpoint, target), CollectorRegistry())
@@ -65,7 +65,7 @@ class Chain:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def chains(make_tiny_checkpoint: Callable[..., Path]) -> AsyncIterator[tuple[OmniStages, str, str, Chain]]:
-    """Engines, the address of the chain that waits for whole inputs, of the one that does not, and the latter."""
+    """The engines, the address of a chain with Full edges, the address of one with Stream edges, and that chain."""
     checkpoint = make_tiny_checkpoint(0, "gqa")
     async with run_omni_stages(checkpoint) as stages, AsyncExitStack() as stack:
         full, streamed = Chain(EdgeMode.FULL), Chain(EdgeMode.STREAM)
@@ -89,7 +89,7 @@ async def run(client: AsyncOmniClient, text: str, seed: int) -> Any:
     )
 
 
-# In three processes: pipeline/test_stream_grpc.py; how close the sound is: test_stream_sound.py.
+# tests/pipeline/test_stream_grpc.py runs this in three processes. test_stream_sound.py tests how close the audio is.
 @pytest.mark.full
 async def test_equal_and_earlier(chains: tuple[OmniStages, str, str, Chain]) -> None:
     stages, full_address, address, chain = chains

@@ -1,4 +1,4 @@
-"""Streamed input when KV cache is short: a preempted upstream, more sessions than fit, prompts in many steps."""
+"""Streamed input with little KV cache: a preempted upstream, more sessions than fit, prompts that take many steps."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def checkpoint(make_tiny_checkpoint: Callable[..., Path]) -> Path:
 
 
 async def test_an_upstream_that_is_preempted(checkpoint: Path) -> None:
-    """Six replies of which the thinker's KV holds about five: rows still come once each, and in order."""
+    """The thinker's KV cache holds about five of six replies. Each row is still sent once and in order."""
     prompts = [
         ReferencePrompt(text, system=PLAIN_SYSTEM_PROMPT).to_user_prompt()
         for text in ("Hello", "Hi", "One", "Two", "Three words here", "?")
@@ -62,7 +62,7 @@ async def test_an_upstream_that_is_preempted(checkpoint: Path) -> None:
         preempted = count_preemptions(thinker)
         together = await asyncio.gather(*(run_live(thinker, talker, *job, talks) for job in jobs))
         assert preempted, "otherwise this test shows nothing"
-        # Given replies beside sampled ones: their rows are as those that were sampled, though prefilled and preempted.
+        # Given replies (prefilled, and preempted too) run beside sampled ones. The talker says the same for both.
         given = [
             replace(prompt, reply=GivenReply(token_ids=ids[:-1]))
             for prompt, (ids, _) in zip(prompts, expected, strict=True)
@@ -78,7 +78,10 @@ async def test_an_upstream_that_is_preempted(checkpoint: Path) -> None:
 
 
 async def test_more_sessions_than_kv_end(checkpoint: Path) -> None:
-    """Half-fed sessions where the KV holds four at full length, and more of short ones: all end, none is preempted."""
+    """More half-fed sessions than the KV cache can hold at full length: all finish, and none is preempted.
+
+    Shorter sessions reserve less, so more of them are inside the engine at the same time.
+    """
     async with (
         run_omni_stages(checkpoint, "talker", max_model_len=160, kv_cache_memory_mib=1, block_size=32) as stages,
         run_omni_stages(checkpoint, "thinker", max_model_len=160) as upstream,
@@ -96,8 +99,10 @@ async def test_more_sessions_than_kv_end(checkpoint: Path) -> None:
         preempted = count_preemptions(talker)
 
         async def crowd(longest: list[int], inside: int) -> list[list[int]]:
-            """Returns the tokens of sessions with so many at most, of which so many are inside while all are
-            half-fed."""
+            """Runs one session per entry of `longest`, its max_tokens. Returns the tokens of each.
+
+            While all sessions are half-fed, `inside` of them must be in the engine.
+            """
             streams = [EdgeStream() for _ in longest]
             requests = [
                 stage_request(talker, stream, **GREEDY, max_tokens=most, ignore_eos=True)
@@ -106,7 +111,7 @@ async def test_more_sessions_than_kv_end(checkpoint: Path) -> None:
             tasks = [asyncio.create_task(collect(talker, request)) for request in requests]
             for stream in streams:
                 stream.put({**{name: thought.tensors[name] for name in HEAD}, "x": rows[: prompt + 5]}, HEAD)
-            # All that are inside have come to the end of their rows; the others wait outside the engine.
+            # The sessions inside the engine have used up their rows; the others wait outside the engine.
             await until(lambda: table_sizes(talker)["waiting for input"] == inside)
             assert table_sizes(talker)["scheduler"] == inside
             for stream in streams:
@@ -120,7 +125,7 @@ async def test_more_sessions_than_kv_end(checkpoint: Path) -> None:
         most = room.blocks // room.blocks_for(160)
         assert 1 <= most < 7, "otherwise this test shows nothing"
         assert await crowd([100_000] * 7, most) == [full] * 7
-        # Short ones hold what they can reach; long ones among them wait, and overtake nobody.
+        # Short sessions reserve only the blocks that they can reach. Long ones wait, and nothing overtakes them.
         short = 32 * room.blocks_for(prompt + 2 + 20) - prompt - 2
         together = min(room.sessions, room.blocks // room.blocks_for(prompt + 2 + short))
         assert together > most, "otherwise this test shows nothing"
@@ -135,7 +140,10 @@ async def test_more_sessions_than_kv_end(checkpoint: Path) -> None:
 
 
 async def test_seeds_hold_for_prompts_of_several_steps(checkpoint: Path) -> None:
-    """vLLM 0.32 on the CPU ends the engine here: it rewinds a generator that cannot be rewound."""
+    """A seeded request gives the same tokens when its prompt takes several steps.
+
+    Plain vLLM 0.32 kills the engine here on a CPU: it rewinds a generator that cannot be rewound.
+    """
     async with run_omni_stages(checkpoint, "thinker", "talker", max_model_len=512, max_num_batched_tokens=512) as wide:
         prompt = ReferencePrompt("word " * 60, system=PLAIN_SYSTEM_PROMPT).to_user_prompt()
         thinker_sampling = {**SEEDED, "max_tokens": 20, "ignore_eos": True}

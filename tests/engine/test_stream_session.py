@@ -1,4 +1,4 @@
-"""The talker on a real engine, fed row by row: it gives the same output as with all rows at once."""
+"""The talker on a real engine, fed row by row, gives the same output as with all rows in one request."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
 GREEDY = {"temperature": 0.0, "repetition_penalty": 1.0}
 ENDING = ReferencePrompt("Good morning", system=PLAIN_SYSTEM_PROMPT).to_user_prompt()
-"""With this checkpoint the thinker ends its reply to this prompt, and the talker its stream."""
+"""With this checkpoint both the thinker's reply and the talker's codes to this prompt end with their end token."""
 THINKER = {**GREEDY, "max_tokens": 48}
 TALKERS: dict[str, dict[str, Any]] = {
     "greedy, to its own end": {**GREEDY, "max_tokens": 64},
@@ -56,19 +56,22 @@ def checkpoint(make_tiny_checkpoint: Callable[..., Path]) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["asynchronous"])
 async def stages(checkpoint: Path, request: pytest.FixtureRequest) -> AsyncIterator[OmniStages]:
-    """Thinker and talker. Short enough that the longest sequence is met."""
+    """Thinker and talker. max_model_len is so short that a test reaches it."""
     with stage_scheduling(request.param):
         async with run_omni_stages(checkpoint, "thinker", "talker", max_model_len=192) as running:
             yield running
 
 
 both_ways = pytest.mark.parametrize("stages", SCHEDULING, indirect=True)
-"""As on a CPU and as on a GPU. The other tests are about what comes before the engine."""
+"""Runs a test with synchronous scheduling (as on a CPU) and asynchronous scheduling (as on a GPU).
+
+The other tests concern code in front of the engine, so one kind suffices.
+"""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def thought(stages: OmniStages) -> Collected:
-    """What the thinker writes to the prompt that it ends."""
+    """The thinker's reply to ENDING."""
     collected = await stages.ask("thinker", ENDING, **THINKER)
     assert collected.finish_reason is FinishReason.STOP
     return collected
@@ -104,10 +107,10 @@ async def test_streamed_equals_full(stages: OmniStages, thought: Collected, case
 
 @both_ways
 async def test_the_talkers_own_end_drops_rows_that_still_come(stages: OmniStages, thought: Collected) -> None:
-    """A stop token does not end vLLM's session: rows that queue behind it must not wake it up again."""
+    """A stop token does not end a session in vLLM. Rows that arrive after it must still not resume the session."""
     full = await stages.ask("talker", thought.tensors, **GREEDY, max_tokens=64)
     assert full.finish_reason is FinishReason.STOP
-    # Ends on its second token, long before the thinker's rows have.
+    # The talker stops at its second token, long before the thinker's rows end.
     sampling = {**GREEDY, "max_tokens": 64, "stop_token_ids": [full.token_ids[1]]}
     stream, rows = EdgeStream(), thought.tensors["x"]
     task = talk(stages, stream, **sampling)
@@ -115,7 +118,7 @@ async def test_the_talkers_own_end_drops_rows_that_still_come(stages: OmniStages
     for row in rows:
         stream.put({"x": row[None]})
         await asyncio.sleep(0.005)
-    # By itself, though the rows have not ended and never will.
+    # The talker ends by itself, although the stream of rows is never ended.
     spoken = await asyncio.wait_for(task, 60)
     same(spoken, await stages.ask("talker", thought.tensors, **sampling))
     assert len(spoken.token_ids) <= 2
@@ -124,7 +127,7 @@ async def test_the_talkers_own_end_drops_rows_that_still_come(stages: OmniStages
 
 @both_ways
 async def test_live_alone_and_eight_at_once(stages: OmniStages) -> None:
-    """Different prompts, lengths, seeds and ends, thinker and talker side by side."""
+    """Eight requests with different prompts, lengths, seeds and ends stream from thinker to talker concurrently."""
     texts = [
         "Hello",
         "Hi",

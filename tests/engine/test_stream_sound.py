@@ -1,4 +1,7 @@
-"""token2wav by windows on a real engine: gapless, the same whenever codes come, and close to all codes at once."""
+"""token2wav's streamed windows on a real engine: gapless audio that is close to decoding all codes in one request.
+
+The audio does not depend on when the codes arrive.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +25,15 @@ from support.streams import collect, stage_request
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
 SAMPLES = 480
-"""Of a code."""
+"""Audio samples per code."""
 BLOCK, FIRST = 4, 12
-"""Codes of a block of the tiny checkpoint, and of its first window."""
+"""Codes in a block of the tiny checkpoint, and codes in the first window."""
 SEEDED: dict[str, Any] = {"seed": 11, "num_inference_steps": 10}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stages(make_tiny_checkpoint: Callable[..., Path]) -> AsyncIterator[OmniStages]:
-    """Talker, its thinker and token2wav of shape "gqa"."""
+    """Thinker, talker and token2wav of shape "gqa"."""
     async with run_omni_stages(make_tiny_checkpoint(0, "gqa")) as running:
         yield running
 
@@ -40,7 +43,7 @@ def codes_of(count: int, seed: int = 0) -> torch.Tensor:
 
 
 async def sound(stages: OmniStages, codes: torch.Tensor, sizes: list[int], **sampling: Any) -> tuple[Collected, int]:
-    """Returns the sound of codes that come in pieces of these sizes, and in how many steps it came."""
+    """Feeds the codes in pieces of these sizes, repeated in turn. Returns the audio, and in how many steps it came."""
     engine, stream = stages.engines["token2wav"], EdgeStream()
     collected, steps = Collected(), 0
 
@@ -76,13 +79,13 @@ async def test_gapless_and_the_same_however_codes_come(stages: OmniStages, count
 
 
 async def test_close_to_full_and_smooth_at_the_borders(stages: OmniStages) -> None:
-    """What docs/streaming.md says of the tiny checkpoint."""
+    """The figures that docs/streaming.md gives for the tiny checkpoint hold."""
     for seed in range(3):
         codes = codes_of(60, seed)
         streamed, _ = await sound(stages, codes, [7], seed=seed)
         full = await stages.ask("token2wav", {"codes": codes}, **{**SEEDED, "seed": seed})
         other = await stages.ask("token2wav", {"codes": codes}, **{**SEEDED, "seed": seed + 100})
-        # At most -40 dB of what another seed's noise makes; -60 dB was measured.
+        # The error is at most -40 dB relative to the difference that another seed makes; -60 dB was measured.
         assert relative(streamed.audio, full.audio) < 0.01 * relative(other.audio, full.audio)
         jumps, usual = (streamed.audio[1:] - streamed.audio[:-1]).abs(), (full.audio[1:] - full.audio[:-1]).abs()
         borders = [until * SAMPLES - 1 for until in range(BLOCK, 60, 3 * BLOCK)]
@@ -123,7 +126,7 @@ async def test_first_sound_before_the_talkers_last_code(stages: OmniStages) -> N
 
 
 class WatchedStream(EdgeStream):
-    """Tells when its reader, having taken what was there and made all windows of it, waits for more."""
+    """Sets `wants_more` when its reader has processed everything that was there and waits for more."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,5 +166,5 @@ async def test_windows_of_several_requests_share_batches(stages: OmniStages) -> 
 
 
 def relative(audio: torch.Tensor, reference: torch.Tensor) -> float:
-    """Root mean square of the difference, as a share of the reference's."""
+    """Returns the root mean square of the difference, divided by the reference's."""
     return float((audio - reference).pow(2).mean().sqrt() / reference.pow(2).mean().sqrt())

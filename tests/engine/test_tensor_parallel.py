@@ -1,4 +1,4 @@
-"""Thinker and talker, each sharded over two processes (gloo): rows out and rows in still equal transformers'."""
+"""Thinker and talker, each sharded over two processes (gloo), still equal transformers in rows and tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def test_two_shards_answer_as_one(make_tiny_checkpoint: Callable[..., Path
     prompt, settings = ReferencePrompt("What is this?"), ReferenceSettings(thinker_tokens=12, talker_tokens=12)
     expected = ReferenceModel(checkpoint).run(prompt, settings)
     greedy = {"temperature": 0.0, "repetition_penalty": 1.0}
-    # A prompt takes several steps.
+    # The budget of 24 tokens per step splits the prompt.
     arguments = {"tensor_parallel_size": 2, "max_num_batched_tokens": 24}
     async with run_omni_stages(checkpoint, "thinker", **arguments) as stages:
         thinker = await stages.ask("thinker", prompt.to_user_prompt(), **greedy, max_tokens=settings.thinker_tokens)

@@ -1,4 +1,4 @@
-"""A thinker without a talker: prompt embeddings beside media in one batch, and the cache of processed media."""
+"""A thinker without a talker: prompt embeddings and media in one batch, and the cache of processed media."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CACHE_MIB = 64
 
 
 def embeddings_of(checkpoint: Path, ids: list[int]) -> torch.Tensor:
-    """Returns the rows of the thinker's table."""
+    """Returns these tokens' rows of the thinker's embedding table."""
     for file in sorted(checkpoint.glob("*.safetensors")):
         with safe_open(file, "pt") as weights:
             if "thinker.model.embed_tokens.weight" in weights.keys():  # noqa: SIM118 - not a mapping
@@ -47,7 +47,7 @@ async def test_embeddings_and_media(make_tiny_checkpoint: Callable[..., Path]) -
         prompts = {"ids": UserPrompt(token_ids=IDS), "rows": rows, "image": image}
         alone = {name: await stages.ask("thinker", prompt, **greedy) for name, prompt in prompts.items()}
         assert alone["rows"].token_ids == alone["ids"].token_ids
-        # In one batch, where vLLM fills some positions from embeddings, others from images, others from token ids.
+        # In one batch vLLM fills some positions from embeddings, others from images, and others from token ids.
         asked = (stages.ask("thinker", prompt, **greedy) for prompt in prompts.values())
         together = dict(zip(prompts, await asyncio.gather(*asked), strict=True))
         assert {name: got.token_ids for name, got in together.items()} == {

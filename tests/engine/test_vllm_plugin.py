@@ -1,4 +1,4 @@
-"""vLLM finds our model classes in every process, and registering them twice is no harm."""
+"""vLLM finds our model classes in every process, and registering them twice does no harm."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Fuzzing of everything that reads bytes of a peer: decode -> validate. `make fuzz`.
+"""`make fuzz`: fuzzes all code that decodes and validates bytes from a peer.
 
-An input's first byte picks the reader, the rest is what it reads. Whatever the bytes are, only the documented errors
-come out; anything else, or a contradiction between two ways to read the same, is a crash. The corpus is also run by
-`make test`, without atheris.
+An input's first byte selects the reader, and the rest is what it reads. A reader may raise only documented errors. Any
+other exception, or a contradiction between two ways to read the same bytes, is a crash. `make test` also runs the
+corpus, without atheris.
 
     python tests/fuzz/fuzz_edge.py [--runs N] [--json FILE] [--corpus DIRECTORY] [--media]
 """
@@ -24,7 +24,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(HERE.parent))
     import atheris
 
-    # Coverage of our code alone: what is imported in here.
+    # Only modules imported inside this block are instrumented for coverage.
     with atheris.instrument_imports(
         include=["omni_proto", "omni_stage.service", "omni_stage.payloads", "omni_stage.media"]
     ):
@@ -33,18 +33,18 @@ else:
     from fuzz import media_targets, targets
 
 MEDIA_FROM = 0xF0
-"""First bytes that pick a reader of media; those below pick another."""
+"""First bytes from this value on select a reader of media; smaller ones select one of the other readers."""
 
 
 def check_input(data: bytes) -> None:
-    """Run one input. Raises whatever is not an answer to bad bytes."""
+    """Runs one input. Raises any error that is not a documented answer to bad bytes."""
     if data:
         readers = targets.TARGETS if data[0] < MEDIA_FROM else media_targets.TARGETS
         readers[data[0] % len(readers)](data[1:])
 
 
 def write_report(path: Path, corpus: Path, runs: int, seconds: float) -> None:
-    """Figures of a run that found nothing."""
+    """Writes the figures of a run that found no crash."""
     report = {
         "executions": runs,
         "uncaught": 0,

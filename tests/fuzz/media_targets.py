@@ -1,7 +1,7 @@
-"""The readers of images and audio from clients: headers, decoders and the resampler, each run in this process.
+"""Fuzz targets for media from clients: headers, decoders and the resampler, all run in this process.
 
-An input is a small medium of its format with bytes written over it; so that what follows a checksum or a magic number
-is reached too. Headers decide first, as in a stage, by caps that are small enough for a million runs.
+An input is a small valid medium with some bytes overwritten, so that code behind a checksum or a magic number is
+reached too. As in a stage, headers are checked first. The limits are small enough for a million runs.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ VIDEO_FORMS = (
 
 @cache
 def seeds(*, kind: MediaKind) -> tuple[bytes, ...]:
-    """Small media that are taken: those of the corpus, and videos of a few tiny frames, as the corpus' are larger."""
+    """Returns small valid media: those of the corpus, and videos of a few tiny frames, since the corpus' are larger."""
     if kind == "video":
         return tuple(encode_video(*form, frames=6, width=48, height=32) for form in VIDEO_FORMS)
     made = (medium.make() for medium in CORPUS if medium.fate == TAKEN and medium.kind == kind)
@@ -63,7 +63,11 @@ def seeds(*, kind: MediaKind) -> tuple[bytes, ...]:
 
 
 def mutate(data: bytes, *, kind: MediaKind) -> bytes:
-    """Returns a seed, cut off and written over as the input says: 1 byte picks, 2 cut, then 3 each: where and what."""
+    """Returns a seed, truncated and overwritten as the input says.
+
+    The input's first byte selects the seed, and the next two give its new length (0: not truncated). Then every three
+    bytes are a position (two bytes) and the new byte.
+    """
     known = seeds(kind=kind)
     if not data:
         return b""
@@ -99,12 +103,12 @@ def decode(data: bytes, *, kind: MediaKind) -> None:
     except UndecodableError:
         return
     except (*DAMAGE, FFmpegError):
-        # What Pillow, soundfile and PyAV raise on damage; a worker answers all of it alike.
+        # Pillow, soundfile and PyAV raise these errors for damaged media. A decoder process treats them all alike.
         return
 
 
 def decode_both(data: bytes, header: VideoHeader, slot: MediaSlot) -> None:
-    """Frames and sound of a video."""
+    """Decodes the frames and the audio of a video."""
     if slot.frames is None:
         raise AssertionError("a video that was judged has a plan")
     seen = np.zeros((slot.frames.count, slot.frames.height, slot.frames.width, 3), np.uint8)
@@ -118,22 +122,22 @@ def decode_both(data: bytes, header: VideoHeader, slot: MediaSlot) -> None:
 
 
 def image(data: bytes) -> None:
-    """A PNG or JPEG."""
+    """Decodes a mutated PNG or JPEG."""
     decode(mutate(data, kind="image"), kind="image")
 
 
 def sound(data: bytes) -> None:
-    """A WAV or FLAC."""
+    """Decodes a mutated WAV or FLAC."""
     decode(mutate(data, kind="audio"), kind="audio")
 
 
 def video(data: bytes) -> None:
-    """An MP4, WebM, Matroska or QuickTime."""
+    """Decodes a mutated MP4, WebM, Matroska or QuickTime file."""
     decode(mutate(data, kind="video"), kind="video")
 
 
 def raw_media(data: bytes) -> None:
-    """Bytes of no form."""
+    """Decodes arbitrary bytes behind each format's magic number, and behind none."""
     for magic in (
         b"",
         b"\x89PNG\r\n\x1a\n",
@@ -148,7 +152,7 @@ def raw_media(data: bytes) -> None:
 
 
 def resampling(data: bytes) -> None:
-    """Any rates that a header may tell, in blocks of any sizes."""
+    """Resamples from any rate that a header may give, in blocks of any sizes."""
     if len(data) < 8:
         return
     rate = 4000 + int.from_bytes(data[:3], "big") % 188_001

@@ -1,4 +1,4 @@
-"""The targets of fuzzing: each reads bytes as a stage or a client does, and raises only documented errors."""
+"""Fuzz targets: each reads bytes as a stage or a client does, and raises only documented errors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SCHEMA = TensorSchema(
 MAX_ROWS = 64
 EMBEDS = prompt_embeds_spec(8, "bfloat16")
 MAX_TRAILER_BYTES = 7000
-"""HTTP/2 peers cap headers at 8 KiB in all, and the status travels base64-encoded beside the message."""
+"""HTTP/2 peers cap all headers together at 8 KiB. They hold the status, base64-encoded, and the message."""
 LIMITS = PayloadLimits(max_payload_bytes=1 << 16)
 
 
@@ -75,7 +75,7 @@ def component(*, entry: bool) -> ScriptedComponent:
 
 
 def split(data: bytes) -> Iterator[bytes]:
-    """Messages: a length byte, or two, and that many bytes each."""
+    """Yields messages. Each is preceded by its length: one byte, or two if the first is 0xF0 or more."""
     position = 0
     while position < len(data):
         size = data[position]
@@ -88,7 +88,7 @@ def split(data: bytes) -> Iterator[bytes]:
 
 
 def decode(data: bytes) -> None:
-    """The short cut of the codec and protobuf's own parser agree."""
+    """The codec's fast path and protobuf's own parser agree."""
     try:
         ours: object = decode_generate_request(data)
     except WireError:
@@ -115,7 +115,7 @@ def _fields(chunk: TensorChunkView | TensorChunk) -> tuple[object, ...]:
 
 
 def read_edge(data: bytes) -> None:
-    """What follows a good Start."""
+    """Reads the messages that follow a valid Start with tensors."""
     prompt = tensor_prompt(SCHEMA, "thinker", [(name, MAX_ROWS) for name in SCHEMA.names])
     start = pb.Start(tensors=prompt, edge_schema_hash=schema_hash(SCHEMA))
     reader = RequestReader()
@@ -133,7 +133,7 @@ def read_edge(data: bytes) -> None:
 
 
 def plan(data: bytes) -> None:
-    """A whole Start, at an entry stage and at one below, up to the engine's door."""
+    """Reads a whole Start, at an entry stage and at a later stage, up to the call of the engine."""
     message = deserialize_request(data)
     try:
         start = RequestReader().start(message)
@@ -160,7 +160,7 @@ def plan(data: bytes) -> None:
 
 
 def payload(data: bytes) -> None:
-    """What the engine's process reads."""
+    """Reads the payloads that the engine's process reads."""
     try:
         read = AdditionalInformationPayload.from_bytes(data, LIMITS)
     except (InvalidTensorError, CorruptTensorError):
@@ -177,7 +177,7 @@ def payload(data: bytes) -> None:
 
 
 def answers(data: bytes) -> None:
-    """What a stage and a client make of what a downstream stage says."""
+    """Reads a downstream stage's responses, as a stage and as a client."""
     protocol = DownstreamProtocol("talker", ["talker", "token2wav"])
     for message in split(data):
         try:
@@ -192,7 +192,7 @@ def answers(data: bytes) -> None:
 
 
 def trailers(data: bytes) -> None:
-    """The status that a failed call of a downstream stage brings."""
+    """Reads the status details in the trailers of a failed downstream call."""
     metadata = grpc.aio.Metadata((STATUS_DETAILS_KEY, data))
     error = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), metadata)
     told = read_status(explain_failure(error, stage="talker", request_id="r"))
@@ -203,7 +203,7 @@ def trailers(data: bytes) -> None:
 
 
 def schemas(data: bytes) -> None:
-    """Schemas of GetStage."""
+    """Reads the schemas in GetStage's response."""
     try:
         schema = schema_from_proto(pb.GetStageResponse.FromString(data).input_schema)
     except (DecodeError, OmniProtoError):
@@ -214,7 +214,7 @@ def schemas(data: bytes) -> None:
 
 
 def check_told(error: Exception) -> None:
-    """An error's status fits the trailers, and has a reason."""
+    """Checks that an error's status fits into the trailers and has a reason."""
     status = to_status(error, stage="talker", request_id="r")
     told = read_status(status)
     if (

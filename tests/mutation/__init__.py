@@ -1,1 +1,1 @@
-"""`make mutations`: break the product on purpose, one behaviour at a time, and see whether its unit tests notice."""
+"""`make mutations`: breaks the product on purpose, one behaviour at a time, and checks that its unit tests notice."""

@@ -1,4 +1,4 @@
-"""Run the mutations on a copy of the last commit. `PYTHONPATH=tests python -m mutation [--only NAME ...]`
+"""Runs the mutations on a copy of the last commit: `PYTHONPATH=tests python -m mutation [--only NAME ...]`.
 
 Fails if more than MAY_ESCAPE mutations pass the tests that should notice them.
 """
@@ -18,24 +18,24 @@ from mutation.table import ROOT, Mutation, read_table
 
 MAY_ESCAPE = 2
 BOUND_S = 900.0
-"""For the tests of one mutation."""
+"""Time limit for the tests of one mutation, in seconds."""
 PACKAGES = ("proto", "kube", "operator", "stage_server", "gateway", "cli", "tests")
 TESTS_FAILED = 1
-"""pytest's exit code; others mean that the tests did not run."""
+"""pytest's exit code for failed tests. Any other code except 0 means that the tests did not run."""
 
 
 class MutationRunError(RuntimeError):
-    """The tests of a mutation did not run, or fail without any mutation."""
+    """The tests of a mutation did not run, or they fail even without a mutation."""
 
 
 def copy_commit(folder: Path) -> None:
-    """Write the files of the last commit below the folder."""
+    """Writes the files of the last commit into the folder."""
     archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True)
     subprocess.run(["tar", "-x"], cwd=folder, check=True, input=archive.stdout)
 
 
 def run_tests(copy: Path, tests: Iterable[str]) -> int:
-    """Returns pytest's exit code for the tests of the copy."""
+    """Runs the tests in the copy. Returns pytest's exit code, and TESTS_FAILED if they exceed the time limit."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
     path = os.pathsep.join(str(copy / package) for package in PACKAGES)
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
@@ -44,12 +44,15 @@ def run_tests(copy: Path, tests: Iterable[str]) -> int:
             command, cwd=copy, env=environment, timeout=BOUND_S, stdout=subprocess.DEVNULL, check=False
         )
     except subprocess.TimeoutExpired:
-        return TESTS_FAILED  # a test that hangs is noticed too
+        return TESTS_FAILED  # a test that hangs has noticed the mutation too
     return done.returncode
 
 
 def is_caught(copy: Path, mutation: Mutation) -> bool:
-    """Break the copy, run the tests, repair it. Raises StaleMutationError or MutationRunError."""
+    """Applies the mutation to the copy, runs the tests and restores the file. Returns whether a test failed.
+
+    Raises StaleMutationError or MutationRunError.
+    """
     file = copy / mutation.file
     source = file.read_text(encoding="utf-8")
     file.write_text(mutation.apply(source), encoding="utf-8")
@@ -63,7 +66,7 @@ def is_caught(copy: Path, mutation: Mutation) -> bool:
 
 
 def main() -> int:
-    """Returns the exit code: 0 if enough mutations were caught."""
+    """Returns the exit code: 0 if at most MAY_ESCAPE mutations escaped."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="this mutation alone (repeatable)")
     args = parser.parse_args()

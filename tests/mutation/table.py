@@ -1,6 +1,6 @@
-"""The table of mutations: one changed line each, and the tests that must fail.
+"""The table of mutations: each changes one place in one file, and names the tests that must then fail.
 
-The tests are whole folders that mirror the changed module, so that no test is picked because it is known to fail.
+The tests are whole folders, those that mirror the changed module. So no test is chosen because it is known to fail.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ TABLE = Path(__file__).with_name("mutations.toml")
 
 
 class StaleMutationError(ValueError):
-    """The text to change is not in its file exactly once: the code has moved on, and the table has to follow."""
+    """The text to change is not in its file exactly once. The code has changed, so the table must be updated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Mutation:
     """Paths from the repository's root."""
 
     def apply(self, source: str) -> str:
-        """Returns the file's text, broken. Raises StaleMutationError."""
+        """Returns the file's text with the mutation applied. Raises StaleMutationError."""
         count = source.count(self.before)
         if count != 1:
             raise StaleMutationError(f"{self.name}: {self.before!r} is {count} times in {self.file}, not once")

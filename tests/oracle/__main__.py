@@ -1,13 +1,14 @@
-"""`make oracle`: our stages against transformers' own generate(), in the release's version and in the installed one.
+"""`make oracle`: compares our stages with transformers' generate(), in the release's version and the installed one.
 
     PYTHONPATH=tests python -m oracle --json benchmarks/results/oracle.json
 
-A tiny checkpoint of a shape and a seed that no test uses; questions with text, audio and images; thinker and talker
-greedy, the talker with its repetition penalty. Prompt, text and codec tokens must be equal, audio within 1e-5.
+The release is transformers 4.52.4 (environment.py). The checkpoint is tiny, with a shape and a seed that no test uses.
+The questions have text, audio and images. Thinker and talker are greedy, the talker with its repetition penalty.
+Prompt, text and codec tokens must be equal, and audio within 1e-5.
 
-transformers 5 turns an attention mask of ones into None, whereupon its talker leaves out the codec padding and start
-tokens and its M-RoPE positions. One padding token on the left keeps the mask. The run without it is shown, not judged.
-Exits 1 if an answer that is judged differs.
+transformers 5 turns an attention mask of ones into None. Its talker then leaves out the codec padding and start tokens
+and its M-RoPE positions. One padding token on the left keeps the mask. A run without that token is shown, not judged.
+Exits with 1 if a judged answer differs.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ QUESTIONS = {
 
 @dataclass(frozen=True)
 class Peer:
-    """One implementation that ours is held against."""
+    """One transformers installation with which our stages are compared."""
 
     name: str
     python: Path
@@ -79,7 +80,7 @@ class Peer:
 
 
 def ask_peer(peer: Peer, checkpoint: Path, questions: Path, out: Path) -> dict[str, Any]:
-    """Run generate.py under the peer's interpreter; return its report."""
+    """Runs generate.py under the peer's interpreter. Returns its report with the audio of each answer."""
     out.mkdir()
     command = [str(peer.python), str(Path(__file__).parent / "generate.py"), "--checkpoint", str(checkpoint)]
     command += ["--questions", str(questions), "--out", str(out), *(["--left-pad"] if peer.left_pad else [])]
@@ -91,7 +92,10 @@ def ask_peer(peer: Peer, checkpoint: Path, questions: Path, out: Path) -> dict[s
 
 
 def write_questions(folder: Path, stop_ids: Sequence[int], seed: int) -> Path:
-    """Write what generate.py reads: the questions, their media, and the arguments of generate()."""
+    """Writes the file that generate.py reads: the questions, their media, and the arguments of generate().
+
+    Returns its path.
+    """
     questions = []
     for name, prompt in QUESTIONS.items():
         images = [folder / f"{name}-{index}.png" for index in range(len(prompt.images))]
@@ -117,8 +121,11 @@ def write_questions(folder: Path, stop_ids: Sequence[int], seed: int) -> Path:
 async def ask_us(
     checkpoint: Path, reports: Mapping[str, Mapping[str, Any]], seed: int
 ) -> dict[str, tuple[Collected, Collected, dict[str, np.ndarray]]]:
-    """Returns every question through our stages, with the components' defaults; the audio of each peer's codes by
-    ours."""
+    """Sends every question through our thinker and talker: greedy, and otherwise with the components' defaults.
+
+    Returns, for each question, the thinker's and talker's results, and the audio that our token2wav makes of each
+    peer's codes.
+    """
     answers = {}
     async with run_omni_stages(checkpoint) as stages:
         for name, prompt in QUESTIONS.items():
@@ -126,7 +133,7 @@ async def ask_us(
             talker = await stages.ask("talker", thinker.tensors, temperature=0.0, max_tokens=TALKER_TOKENS)
             audio = {}
             for peer, report in reports.items():
-                # 4.52.4 sounds all codes but the last, whatever it is.
+                # transformers 4.52.4 leaves out the last code, even if it is not an end token.
                 codes = torch.tensor(report["answers"][name]["sounded"])
                 audio[peer] = (await stages.ask("token2wav", {"codes": codes}, seed=seed)).audio.numpy()
             answers[name] = (thinker, talker, audio)
@@ -134,7 +141,7 @@ async def ask_us(
 
 
 def judge(ours: tuple[Collected, Collected, dict[str, np.ndarray]], peer: str, theirs: Mapping[str, Any]) -> Verdict:
-    """Returns one question's answers of one peer and of us."""
+    """Returns how one peer's answer to a question compares with ours."""
     thinker, talker, audio = ours
     return compare(
         Answer(thinker.prompt_token_ids or (), thinker.token_ids, talker.token_ids, audio[peer]),
@@ -143,7 +150,7 @@ def judge(ours: tuple[Collected, Collected, dict[str, np.ndarray]], peer: str, t
 
 
 def run(seed: int, folder: Path) -> dict[str, Any]:
-    """Ask everyone; return the report."""
+    """Runs every question on all peers and on our stages. Returns the report."""
     checkpoint = write_tiny_checkpoint(folder / "checkpoint", seed=seed, shape=SHAPE, dtype="float32")
     release = folder / "release"
     write_release_form(checkpoint, release)
@@ -183,7 +190,7 @@ def run(seed: int, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Parse the arguments, run, print the table."""
+    """Parses the arguments, runs the comparison and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=23)
     parser.add_argument("--json", type=Path)

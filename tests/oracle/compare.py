@@ -1,4 +1,4 @@
-"""Two answers to one question, compared with each other. Pure."""
+"""Compares two answers to one question. Pure."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from dataclasses import dataclass, field
 import numpy as np
 
 AUDIO_TOLERANCE = 1e-5
-"""Largest difference of two samples that are the same audio, computed in float32 by two programs."""
+"""Largest difference between two samples that counts as equal: two programs computed the audio in float32."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What one implementation made of one question."""
+    """One implementation's answer to one question."""
 
     prompt: Sequence[int]
     text: Sequence[int]
-    """Token ids, the end of text included if it came."""
+    """Token ids, with the end-of-text token if it was sampled."""
     codec: Sequence[int]
-    """Token ids, the end of the stream included if it came."""
+    """Token ids, with the end-of-stream token if it was sampled."""
     audio: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))
     """float32 [samples] at 24 kHz."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Where two answers part: the index of the first token that differs, None if none does."""
+    """Where two answers differ. Each token field is the index of the first difference, or None if there is none."""
 
     prompt: int | None
     text: int | None
     codec: int | None
     audio: float
-    """Largest difference of two samples; infinite if the lengths differ."""
+    """Largest absolute difference between samples; infinite if the lengths differ."""
 
     @property
     def is_equal(self) -> bool:
@@ -48,7 +48,7 @@ class Verdict:
 
 
 def compare(ours: Answer, theirs: Answer) -> Verdict:
-    """Hold two answers against each other."""
+    """Returns where two answers differ."""
     return Verdict(
         prompt=first_difference(ours.prompt, theirs.prompt),
         text=first_difference(ours.text, theirs.text),
@@ -58,7 +58,10 @@ def compare(ours: Answer, theirs: Answer) -> Verdict:
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
-    """Returns the first index at which the sequences differ; the shorter one's length if it begins the longer one."""
+    """Returns the first index at which the sequences differ, or None if they are equal.
+
+    If one is a prefix of the other, that is the shorter one's length.
+    """
     for index, (one, other) in enumerate(zip(left, right, strict=False)):
         if one != other:
             return index
@@ -66,7 +69,7 @@ def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
 
 
 def largest_difference(left: np.ndarray, right: np.ndarray) -> float:
-    """Returns the largest absolute difference; infinite if the lengths differ or a value is no number."""
+    """Returns the largest absolute difference; infinite if the lengths differ or a value is NaN or infinite."""
     if left.shape != right.shape:
         return float("inf")
     difference = float(np.abs(left.astype(np.float64) - right).max(initial=0.0))

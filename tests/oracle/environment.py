@@ -1,4 +1,4 @@
-"""A virtual environment with the transformers of the release, kept outside the checkout."""
+"""A virtual environment with the release's version of transformers, kept outside the checkout."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from importlib.metadata import version
 from pathlib import Path
 
 RELEASE = "4.52.4"
-"""The first version that holds the released Qwen2.5-Omni, as its model card asks."""
+"""The first transformers version with the released Qwen2.5-Omni, which its model card asks for."""
 
 
 def release_python() -> Path:
-    """Returns the interpreter of an environment with transformers of the release; makes it if need be.
+    """Returns the interpreter of an environment with transformers RELEASE. Creates the environment if necessary.
 
-    About 6 GB, a minute where the wheels are cached. torch is the version that is installed here, so that differences
-    are transformers' own. Raises RuntimeError without uv, CalledProcessError if the installation fails.
+    That takes about 6 GB, and a minute if the wheels are cached. torch has the version that is installed here, so that
+    all differences come from transformers. Raises RuntimeError without uv, and CalledProcessError if the installation
+    fails.
     """
     torch, torchvision = (version(name).partition("+")[0] for name in ("torch", "torchvision"))
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "omnipipeline"

@@ -1,8 +1,9 @@
-"""Answers prompts with transformers' own generate() and writes what it made of them. Runs under any transformers.
+"""Answers questions with transformers' generate() and writes the answers to files.
 
     python generate.py --checkpoint DIR --questions questions.json --out DIR [--left-pad]
 
-Imports nothing of this repository: it runs in virtual environments that do not have it.
+Runs under both versions of transformers that `make oracle` compares. Imports nothing of this repository, because the
+release's virtual environment does not have it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from transformers import Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcess
 
 
 class Recorder:
-    """Keeps what passes between the parts of the model, which generate() does not return."""
+    """Records the codes that pass from the talker to token2wav, which generate() does not return."""
 
     def __init__(self, model: Any, seed: int) -> None:
         self.codec_tokens: list[int] = []
@@ -34,7 +35,7 @@ class Recorder:
 
         def sound_and_keep(code: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             self.sounded = code[0].tolist()
-            # The noise is drawn inside, behind whatever the talker may have drawn.
+            # token2wav draws its noise inside. The seed is set here so that earlier random numbers do not matter.
             torch.manual_seed(seed)
             return sound(code, *args, **kwargs)
 
@@ -43,7 +44,7 @@ class Recorder:
 
 
 def encode(processor: Any, question: dict[str, Any], *, left_pad: bool) -> dict[str, Any]:
-    """Returns the processor's tensors of a question; with one padding token on the left if `left_pad`."""
+    """Returns the processor's tensors for a question, with one padding token on the left if `left_pad`."""
     content: list[dict[str, str]] = [{"type": "image"} for _ in question["images"]]
     content += [{"type": "audio"} for _ in question["audios"]]
     content.append({"type": "text", "text": question["text"]})
@@ -51,7 +52,7 @@ def encode(processor: Any, question: dict[str, Any], *, left_pad: bool) -> dict[
         {"role": "system", "content": [{"type": "text", "text": question["system"]}]},
         {"role": "user", "content": content},
     ]
-    # Written with the processor in the release, with the tokenizer by transformers 5.
+    # The release keeps the chat template in the processor, transformers 5 in the tokenizer.
     template = processor.chat_template or processor.tokenizer.chat_template
     text = processor.tokenizer.apply_chat_template(
         messages, chat_template=template, tokenize=False, add_generation_prompt=True
@@ -63,7 +64,7 @@ def encode(processor: Any, question: dict[str, Any], *, left_pad: bool) -> dict[
         media["audio"] = [np.load(path) for path in question["audios"]]
     inputs = dict(processor(text=text, return_tensors="pt", **media))
     if int(transformers.__version__.split(".")[0]) >= 5 and "pixel_values" in inputs:
-        # Without its prefix generate() hands it to the talker too, which 5.19 refuses.
+        # Without the prefix "thinker_", generate() also passes the argument to the talker, which 5.19 refuses.
         inputs["thinker_pixel_values"] = inputs.pop("pixel_values")
     if left_pad:
         padding = torch.tensor([[processor.tokenizer.pad_token_id]])
@@ -73,7 +74,7 @@ def encode(processor: Any, question: dict[str, Any], *, left_pad: bool) -> dict[
 
 
 def main() -> None:
-    """Load the checkpoint, answer every question, write answers.json and one .npy of audio each."""
+    """Loads the checkpoint and answers every question. Writes answers.json, and each answer's audio as a .npy file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--questions", type=Path, required=True)
@@ -85,7 +86,7 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     processor = Qwen2_5OmniProcessor.from_pretrained(arguments.checkpoint)
-    # The second name of the argument is not known to the older version.
+    # The older version does not know the argument's new name, dtype.
     model = Qwen2_5OmniForConditionalGeneration.from_pretrained(arguments.checkpoint, torch_dtype=torch.float32).eval()
     recorder = Recorder(model, asked["seed"])
     answers = {}

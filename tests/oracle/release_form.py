@@ -1,6 +1,6 @@
-"""A checkpoint as transformers 5 writes it, to the form of the release, which transformers 4.52.4 reads.
+"""Converts a checkpoint written by transformers 5 to the release's form, which transformers 4.52.4 reads.
 
-The weights are the same; names of settings and of files changed between the versions.
+The weights are the same. Names of settings and of files changed between the versions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ _TOKEN_NAMES = ("image", "audio", "video", "vision_bos", "vision_eos", "audio_bo
 
 
 def write_release_form(source: Path, target: Path) -> None:
-    """Write the checkpoint in `source` to `target`, which is made, in the release's form. Idempotent in its result."""
+    """Writes the checkpoint in `source` to the new folder `target` in the release's form.
+
+    A checkpoint that already has that form keeps it.
+    """
     target.mkdir(parents=True)
     for name in _SAME_FILES:
         if (source / name).exists():
@@ -30,7 +33,7 @@ def write_release_form(source: Path, target: Path) -> None:
     weights: dict[str, torch.Tensor] = {}
     for file in sorted(source.glob("*.safetensors")):
         weights |= load_file(file)
-    # A buffer of the release that transformers 5 no longer saves, and that 4.52.4 expects.
+    # transformers 4.52.4 expects this buffer, which transformers 5 no longer saves.
     weights.setdefault(_INV_FREQ, _rotary_frequencies(config["token2wav_config"]["dit_config"]["head_dim"]))
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
     tokenizer = json.loads((source / "tokenizer_config.json").read_text(encoding="utf-8"))
@@ -75,7 +78,7 @@ def release_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rotary_frequencies(head_dim: int) -> torch.Tensor:
-    """float32 [head_dim / 2], as Qwen2_5OmniDiTRotaryEmbedding of transformers 4.52.4 makes them."""
+    """Returns float32 [head_dim / 2], as Qwen2_5OmniDiTRotaryEmbedding of transformers 4.52.4 computes them."""
     return 1.0 / (10_000 ** (torch.arange(0, head_dim, 2).float() / head_dim))
 
 

@@ -1,4 +1,4 @@
-"""One running tiny pipeline of a kind for the whole session: engines take long to load."""
+"""Running tiny pipelines, one of each kind for the whole test session, because engines take long to load."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.pipelines import SAMPLES, RunningPipeline
 
 @pytest.fixture(scope="session")
 def tiny_pipeline(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPipeline]:
-    """thinker, talker and token2wav as processes of their own, from the sample with Full edges."""
+    """thinker, talker and token2wav, each in its own process, from the sample with Full edges."""
     with fork_pipeline(
         SAMPLES / "tiny-omni-full.yaml", tiny_checkpoint, tmp_path_factory.mktemp("pipeline")
     ) as running:
@@ -24,7 +24,7 @@ def tiny_pipeline(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="session")
 def stream_pipeline(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPipeline]:
-    """The sample: both edges stream."""
+    """The same stages from the sample whose edges are both in Stream mode."""
     folder = tmp_path_factory.mktemp("stream-pipeline")
     with fork_pipeline(SAMPLES / "tiny-omni.yaml", tiny_checkpoint, folder) as running:
         yield running
@@ -34,7 +34,7 @@ def stream_pipeline(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFact
 def qwen3_pipeline(
     make_tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningPipeline]:
-    """Qwen3-Omni's sample: both edges stream."""
+    """Qwen3-Omni's stages from its sample, whose edges are both in Stream mode."""
     checkpoint = make_tiny_checkpoint(0, "small", "qwen3_omni")
     with fork_pipeline(SAMPLES / "tiny-qwen3-omni.yaml", checkpoint, tmp_path_factory.mktemp("qwen3")) as running:
         yield running
@@ -42,7 +42,7 @@ def qwen3_pipeline(
 
 @pytest.fixture(scope="session")
 def qwen3_gateway(qwen3_pipeline: RunningPipeline) -> Iterator[str]:
-    """URL of a gateway in front of it, which has the same names."""
+    """URL of a gateway in front of `qwen3_pipeline`, which it also calls "tiny-omni"."""
     pipeline = ServedPipeline(
         "tiny-omni", f"grpc://{qwen3_pipeline.endpoint}", aliases=("tts-1",), voice_aliases={"alloy": "Ethan"}
     )
@@ -52,7 +52,7 @@ def qwen3_gateway(qwen3_pipeline: RunningPipeline) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def tiny_gateway(tiny_pipeline: RunningPipeline) -> Iterator[str]:
-    """URL of a gateway in front of the tiny pipeline, which it calls "tiny-omni"."""
+    """URL of a gateway in front of `tiny_pipeline`, which it calls "tiny-omni"."""
     pipeline = ServedPipeline(
         "tiny-omni", f"grpc://{tiny_pipeline.endpoint}", aliases=("tts-1",), voice_aliases={"alloy": "Ethan"}
     )

@@ -1,6 +1,7 @@
-"""Memory is bounded whatever peers do: 200 callers that stop reading, that stop sending, a stage that stops.
+"""A stage server's memory stays bounded whatever its peers do.
 
-Stage servers as processes of their own, real in everything but the engine.
+The tests use 200 clients that stop reading, 200 that stop sending, a stage that hangs, and 10,000 idle connections.
+Stage servers run in their own processes, and only their engines are fakes.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ MIB = 1 << 20
 CALLS = 200
 BUDGET = 64 * MIB
 PER_CALL = 256 << 10
-"""What a call may cost beside the bytes that admission counts: objects, buffers of gRPC."""
+"""Bytes that a call may use in addition to those that admission counts: Python objects and gRPC's buffers."""
 IDLE = 10_000
-"""Connections of one port that nobody uses."""
+"""Unused connections that a test opens to one port."""
 LIMITS = {"maxConcurrentRequests": 512, "maxInflightBytes": BUDGET}
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[StageProcess, StageProcess]]:
-    """The thinker in one process; talker and token2wav in another."""
+    """The thinker in one process, and talker and token2wav in another."""
     configs = chain_configs(pick_chain_ports(), limits=LIMITS, timeouts={"request": 30})
     folder = tmp_path_factory.mktemp("bounds")
     with (
@@ -57,7 +58,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[StageProces
 
 @asynccontextmanager
 async def calls_to(process: StageProcess, stage: str) -> AsyncIterator[Callable[..., Any]]:
-    """Generate without our client: it would read. A small window: what the caller does not read stays at the stage."""
+    """Yields the Generate method as a bare gRPC callable, because our client would keep reading.
+
+    The flow control window is small, so responses that the caller does not read stay in the stage's memory.
+    """
     options = [*channel_options(), ("grpc.http2.lookahead_bytes", 64 << 10)]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{process.ports[stage]['grpc']}", options=options) as channel:
         yield channel.stream_stream(
@@ -68,10 +72,10 @@ async def calls_to(process: StageProcess, stage: str) -> AsyncIterator[Callable[
 
 
 async def open_calls(call: Callable[[], Any], count: int = CALLS) -> list[Any]:
-    """So many calls that are accepted, and have read that.
+    """Opens `count` calls, reads Accepted from each, and returns the calls.
 
-    A few at a time: of calls that are all begun at once some are refused where this process is slow to send their
-    Start, with a pause after which to come again. Our client does; these calls know nothing of it.
+    It opens FEWEST_START_PLACES at a time. If more calls wait for their Start message, a stage may refuse some and ask
+    for a retry. Our client would retry; these bare calls do not.
     """
     calls: list[Any] = []
     while len(calls) < count:
@@ -83,14 +87,14 @@ async def open_calls(call: Callable[[], Any], count: int = CALLS) -> list[Any]:
 
 
 async def serve_some(process: StageProcess, count: int = 50) -> None:
-    """Requests that succeed: memory that a process needs in any case is there afterwards."""
+    """Sends requests that succeed, so that a process has allocated the memory that it needs in any case."""
     async with AsyncOmniClient(f"127.0.0.1:{process.ports['thinker']['grpc']}") as client:
         for _ in range(count):
             assert (await client.run(raw_text="hello", timeout=20)).text == WORD * 4
 
 
 class Watch:
-    """Looks at a process while a block runs: its memory, and whether it says that it is well."""
+    """Samples a process's memory and readiness every 50 ms while the `async with` block runs."""
 
     def __init__(self, process: StageProcess) -> None:
         self._process = process
@@ -120,7 +124,7 @@ class Watch:
 
 
 async def wait_until_idle(process: StageProcess, seconds: float = 60) -> None:
-    """Return once no request, byte or task is left in any stage of the process."""
+    """Returns once every stage of the process reports 0 requests, 0 bytes and 0 unfinished engine requests."""
     names = ("omni_stage_inflight_requests", "omni_stage_inflight_bytes", "cheap_unfinished")
 
     def left() -> list[tuple[str, str]]:
@@ -142,7 +146,7 @@ async def test_callers_that_stop_reading(pair: tuple[StageProcess, StageProcess]
         )
     )
     async with calls_to(entry, "thinker") as generate, Watch(entry) as watch:
-        # 4 MiB of text each, 800 MiB in all, if nothing held it back.
+        # Without backpressure each call would buffer 4 MiB of text, 800 MiB in all.
         calls = await open_calls(lambda: generate(iter([start, END]), timeout=6))
         codes = await asyncio.gather(*(call.code() for call in calls))
     assert Counter(code.name for code in codes) == {"DEADLINE_EXCEEDED": CALLS}
@@ -181,7 +185,7 @@ async def test_callers_that_announce_much_are_refused_before_they_send(pair: tup
     _, below = pair
     messages = half_an_edge(rows_announced=4000, rows_sent=1)
     async with calls_to(below, "talker") as generate, Watch(below) as watch:
-        # Two fill the budget, and send nothing more.
+        # Two calls fill the budget and then send nothing more.
         holders = [generate(never_ending(messages), timeout=120) for _ in range(2)]
         for holder in holders:
             assert (await holder.read()).WhichOneof("message") == "accepted"
@@ -211,7 +215,7 @@ async def test_a_stage_that_stops(pair: tuple[StageProcess, StageProcess]) -> No
             sent.set()
             yield END
 
-        # Long enough for a busy machine to refuse 200 calls before the first of the others gives up.
+        # The deadline is long enough for a busy machine to answer all refusals before the first waiting call ends.
         ended.append(await collect(generate(messages(), timeout=30)))
         sent.set()
 
@@ -220,7 +224,7 @@ async def test_a_stage_that_stops(pair: tuple[StageProcess, StageProcess]) -> No
         async with calls_to(entry, "thinker") as generate, Watch(entry) as watch:
             calls: list[asyncio.Task[None]] = []
             while len(calls) < CALLS:
-                # A few at a time, as in open_calls: who is slow to send Start is refused for that.
+                # A few at a time, for the reason given in open_calls.
                 sent = [asyncio.Event() for _ in range(FEWEST_START_PLACES)]
                 calls += [asyncio.create_task(one(generate, event)) for event in sent]
                 await asyncio.gather(*(event.wait() for event in sent))
@@ -231,7 +235,7 @@ async def test_a_stage_that_stops(pair: tuple[StageProcess, StageProcess]) -> No
     waited = [answer for answer in ended if answer.code is grpc.StatusCode.DEADLINE_EXCEEDED]
     assert len(refused) + len(waited) == CALLS
     assert min(len(refused), len(waited)) > 20
-    # Refused at once, with a hint when to come again: before any of those that wait gave up.
+    # Refusals are immediate and say when to retry: all arrive before the first waiting call reaches its deadline.
     assert ended[: len(refused)] == refused
     assert {answer.info.reason for answer in refused} == {"BYTE_BUDGET_EXCEEDED"}
     assert all(answer.detail(error_details_pb2.RetryInfo).retry_delay.seconds == 1 for answer in refused)

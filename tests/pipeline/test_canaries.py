@@ -1,6 +1,7 @@
-"""The contents of a request stay out of logs, metrics and errors: canaries in prompts, tokens and tensors, 0 hits.
+"""The contents of a request never appear in logs, metrics or errors.
 
-Real stage servers and engines as processes; the logs are all that they and their engines wrote.
+The tests put canary values into prompts, tokens and tensors, and search for them in everything that real stage servers
+and engines wrote.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.pipeline
 WORD = "canarino7f3a"
 NUMBER = 987_654_321
 TOKENS = [471, 472, 473, 474]
-"""Ids that the tiny vocabulary has; a log would hold them side by side."""
+"""Ids in the tiny vocabulary. A log that leaked them would print them next to each other."""
 _FEW_TOKENS: dict[str, Any] = {"thinker": {"max_tokens": 4}, "talker": {"max_tokens": 8}}
 FEW = {"qwen2_5_omni": {**_FEW_TOKENS, "token2wav": {"num_inference_steps": 2}}, "qwen3_omni": _FEW_TOKENS}
 PIPELINES = {"qwen2_5_omni": "tiny_pipeline", "qwen3_omni": "qwen3_pipeline"}
@@ -56,7 +57,7 @@ def read_metrics(port: int) -> str:
 
 
 def told(error: OmniRequestError) -> str:
-    """Returns all that an error says."""
+    """Returns all text of an error."""
     return " ".join([str(error), repr(error), error.message, error.field, error.limit, error.reason])
 
 
@@ -66,7 +67,7 @@ async def test_nothing_of_a_request_is_told(family: str, request: pytest.Fixture
     said: list[str] = []
     async with AsyncOmniClient(pipeline.endpoint) as client:
         for name, arguments in GOOD.items():
-            # Bare token ids have no turn that Qwen3-Omni's talker could speak.
+            # Bare token ids have no assistant turn, so Qwen3-Omni's talker has nothing to speak.
             modalities = ("text",) if (name, family) == ("tokens", "qwen3_omni") else ()
             await client.run(**{"sampling": FEW[family], "timeout": 100, "modalities": modalities, **arguments})
         for name, arguments in BAD.items():
@@ -93,7 +94,10 @@ async def test_nothing_of_a_request_is_told(family: str, request: pytest.Fixture
 
 
 async def hostile_edges(pipeline: RunningPipeline) -> list[str]:
-    """Edges of rows that spell the canary: damaged, non-finite, out of any range. What the stages say to that."""
+    """Sends edge tensors whose bytes are the canary. Returns what the stages answered.
+
+    The tensors are sent with a correct checksum, with a wrong one, and with the canary as the source's name.
+    """
     said = []
     thinker, talker, sound = pipeline.stages
     for stage, source in ((talker, thinker), (sound, talker)):
@@ -118,7 +122,7 @@ async def hostile_edges(pipeline: RunningPipeline) -> list[str]:
                     )
                 messages.append(pb.GenerateRequest(end=pb.End()))
                 answer = await collect(generate(iter(messages), timeout=60))
-                # A talker's single row is a prompt without a reply: nothing to speak, and so no error.
+                # A single row is a prompt without a reply, so the talker has nothing to speak and returns no error.
                 assert answer.code is not grpc.StatusCode.OK or (stage, crc, source_name) == ("talker", None, source)
                 said.append(f"{answer.message} {answer.status}")
     return said

@@ -1,4 +1,4 @@
-"""Thousands of cancelled calls leave nothing: no memory, task, stream or request, in any stage."""
+"""Thousands of cancelled calls leak nothing in any stage: no memory, task or request."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ pytestmark = pytest.mark.pipeline
 WARM_UP, AT_ONCE = 1_500, 32
 GROWTH = 1.05
 EVENTS = 8
-"""Calls are cancelled before Start arrived, after 1 to 7 events of at least 7, or at their first sound."""
+"""A call is cancelled before Start has arrived, after 1 to 7 of its events (at least 7), or at its first audio."""
 GAUGES = ("omni_stage_inflight_requests", "omni_stage_inflight_bytes", "cheap_unfinished")
 
 
 @pytest.fixture(scope="module")
 def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StageProcess]:
-    """Three stages in one process, so that its memory is that of all."""
+    """Three stages in one process, so that one RSS figure covers all."""
     configs = chain_configs(pick_chain_ports())
     with StageProcess(list(configs.values()), tmp_path_factory.mktemp("cancelled"), CHEAP) as process:
         yield process.start()
 
 
 async def cancel_calls(client: AsyncOmniClient, count: int, rng: random.Random) -> int:
-    """Returns how many of the calls had already ended when they were to be cancelled."""
+    """Runs and cancels calls. Returns how many ended by themselves first."""
     ended = 0
     numbers = iter(range(count))
 
     async def one() -> None:
         nonlocal ended
-        # Most through the first stage only, to save time.
+        # Most calls use only the first stage, to save time.
         modalities = () if rng.random() < 0.3 else ("text",)
         at_sound, stop_after = not modalities and rng.random() < 0.2, rng.randrange(EVENTS)
         at_once = stop_after == 0 and not at_sound
@@ -70,7 +70,10 @@ async def settle(process: StageProcess) -> None:
 
 
 async def count_tasks(process: StageProcess, at_most: float) -> float:
-    """Tasks of the process, once there are no more than at_most: the last callbacks of grpc.aio take a moment."""
+    """Returns the number of asyncio tasks in the process, after waiting up to 60 s for at most `at_most`.
+
+    The last callbacks of grpc.aio take a moment.
+    """
     deadline = time.monotonic() + 60
     while (tasks := process.metric("thinker", "cheap_tasks")) > at_most and time.monotonic() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(0.1)

@@ -1,6 +1,6 @@
-"""Cancelling a request frees it in the engine of every stage, as the engines' own tables say.
+"""Cancelling a request removes it from the tables of every stage's engine.
 
-Real stage servers and real engines, all in this process: a table in another process cannot be looked at.
+Real stage servers and engines run in this process, because a test cannot read tables in another process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from support.stage_processes import chain_configs, pick_chain_ports
 pytestmark = [pytest.mark.pipeline, pytest.mark.engine]
 
 ROUNDS = 5
-# A diffusion request is one step of its engine, which ends before anything can leave it.
+# A diffusion request is a single engine step, which cannot be interrupted. So it gets only two diffusion steps.
 LAST: dict[str, Any] = {"qwen2_5_omni": {"token2wav": {"num_inference_steps": 2}}, "qwen3_omni": {}}
 LONG = {
     "thinker": {"temperature": 0.0, "max_tokens": 60, "min_tokens": 60},
@@ -36,7 +36,7 @@ SHORT = {"thinker": {"max_tokens": 4}, "talker": {"max_tokens": 8}}
 
 @asynccontextmanager
 async def serving(stages: OmniStages, family: str) -> AsyncIterator[AsyncOmniClient]:
-    """Yields a server for each engine, and a client of the first."""
+    """Starts a server for each engine. Yields a client of the entry stage."""
     configs: dict[str, StageConfig] = chain_configs(pick_chain_ports(family), family=family)
     async with AsyncExitStack() as stack:
         for name, config in configs.items():
@@ -48,7 +48,7 @@ async def serving(stages: OmniStages, family: str) -> AsyncIterator[AsyncOmniCli
 
 
 def held(stages: OmniStages) -> dict[str, list[str]]:
-    """Returns the requests by the tables of vLLM's schedulers and output processors, where there are any."""
+    """Returns, for each stage that still holds requests, the names of the tables that hold them."""
     found = {}
     for name, engine in stages.engines.items():
         llm = engine._core.llm  # type: ignore[attr-defined]
@@ -62,7 +62,7 @@ def held(stages: OmniStages) -> dict[str, list[str]]:
 
 
 async def cancel_after(client: AsyncOmniClient, family: str, stage: str, events: int) -> None:
-    """Cancel once that stage has sent so many events of its work (or has ended)."""
+    """Cancels a request once `stage` has sent `events` events (token deltas or its end)."""
     sampling = {**LONG, **LAST[family]}
     arguments = {"sampling": sampling, "include_token_ids": True, "include_codec_tokens": True, "timeout": 60}
     async with aclosing(client.generate(raw_text="hello there", **arguments)) as answers:
@@ -80,7 +80,7 @@ async def test_cancelled_requests_leave_every_engine(make_tiny_checkpoint: Calla
     async with run_omni_stages(checkpoint, family=family) as stages, serving(stages, family) as client:
         assert (await client.run(raw_text="hello", sampling=short, timeout=60)).audio
         for _ in range(ROUNDS):
-            # The talker's end is when the last stage begins.
+            # The fourth call is cancelled when the talker ends, which is when the last stage begins.
             calls = [(rng.choice(("thinker", "talker")), rng.randrange(0, 40)) for _ in range(3)]
             await asyncio.gather(*(cancel_after(client, family, *call) for call in [*calls, ("talker", 51)]))
             await until(lambda: not held(stages))

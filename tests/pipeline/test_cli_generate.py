@@ -1,4 +1,4 @@
-"""`omnipipe generate` against three stage servers: text on stdout, WAV, timeline, JSON, errors."""
+"""`omnipipe generate` with three stage servers: text on stdout, WAV, timeline, JSON, and errors."""
 
 from __future__ import annotations
 

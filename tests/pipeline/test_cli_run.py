@@ -1,4 +1,4 @@
-"""`omnipipe run` with a real stage server and engine: it leaves nothing behind, and names the stage that failed."""
+"""`omnipipe run` with a real stage server and engine: it leaves no process behind, and names the stage that failed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def one_stage(tmp_path: Path) -> Path:
 
 
 def list_stage_processes(running: OmnipipeRun) -> set[ProcessId]:
-    """Returns stage servers, engines and helpers: the tree below `omnipipe` in other sessions than its own."""
+    """Returns stage servers, engines and helpers: the descendants of `omnipipe` that are not in its session."""
     own = os.getsid(running.process.pid)
     everything = list_tree(own)
     return {one for one in everything if os.getsid(one.pid) != own}
@@ -53,7 +53,7 @@ def test_sigkill_of_omnipipe_leaves_neither_stage_nor_engine(
 ) -> None:
     with run_pipeline(one_stage, tiny_checkpoint, tmp_path) as running:
         processes = list_stage_processes(running)
-        # The guard, the stage server and its engine core at least.
+        # At least the guard, the stage server and its engine core.
         assert len(processes) >= 3
         running.process.kill()
         running.process.wait(PATIENCE_S)

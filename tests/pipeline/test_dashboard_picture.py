@@ -1,6 +1,7 @@
-"""The pipelines' dashboard with data in it: a paced pipeline under load, a real Prometheus, every panel drawn.
+"""Every panel of the pipelines' dashboard has data when a real Prometheus scrapes a paced pipeline under load.
 
-OMNIPIPE_SCREENSHOTS=docs/images writes the picture of the docs, of three minutes of load instead of twenty seconds.
+OMNIPIPE_SCREENSHOTS=docs/images also writes the picture of the docs. It shows three minutes of load instead of twenty
+seconds.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ pytestmark = [pytest.mark.pipeline, pytest.mark.full]
 DASHBOARD = Path(__file__).parents[2] / "helm" / "omnipipeline" / "files" / "dashboards" / "pipelines.json"
 SPEAK = {"thinker": {"max_tokens": 60}, "talker": {"max_tokens": 300}}
 CALLERS = (2, 6, 10)
-"""At once, one third of the time each."""
+"""Concurrent clients in each third of the time."""
 
 
 def call(endpoint: str, until: float, number: int) -> None:
-    """Ask again and again; one caller in ten asks for what does not exist."""
+    """Sends one request after another until the time `until`. Every tenth client names a stage that does not exist."""
     with OmniClient(endpoint) as client:
         while time.time() < until:
             try:
@@ -42,7 +43,7 @@ def call(endpoint: str, until: float, number: int) -> None:
 
 
 def load(endpoint: str, seconds: float) -> None:
-    """Callers who come in three groups and stay."""
+    """Runs clients for `seconds`. They start in three groups, and all run until the end."""
     begin = time.time()
     threads = []
     for step, count in enumerate(CALLERS):

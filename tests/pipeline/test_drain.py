@@ -1,4 +1,4 @@
-"""SIGTERM to a stage server: requests in flight finish, and the exit code is 0; a second SIGTERM aborts."""
+"""SIGTERM lets a stage server finish its requests and exit with 0. A second SIGTERM aborts them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.stage_processes import CHEAP, StageProcess, chain_configs, pick_cha
 pytestmark = pytest.mark.pipeline
 
 SLOWLY = {"thinker": {"max_tokens": 20, "top_k": 100}}
-"""Two seconds."""
+"""Sampling for a request that takes two seconds."""
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ async def test_a_second_sigterm_aborts(entry: StageProcess) -> None:
         running = asyncio.create_task(collect_text(client, begun))
         await asyncio.wait_for(begun.wait(), 10)
         entry.send(signal.SIGTERM)
-        # Signals of one kind that are pending together are one.
+        # Two pending signals of the same kind are delivered as one, so the first must have been handled.
         await asyncio.to_thread(wait_until_draining, entry)
         entry.send(signal.SIGTERM)
         with pytest.raises(OmniRequestError) as caught:

@@ -1,4 +1,7 @@
-"""A stage's engine is a fork of a template that imported everything; where that is unsafe it is spawned, as before."""
+"""A stage's engine is forked from a template process that has imported everything.
+
+Where a fork would be unsafe, because the process has threads, the engine is spawned instead.
+"""
 
 from __future__ import annotations
 
@@ -44,10 +47,10 @@ def parent_of(pid: int) -> int:
 
 @pytest.fixture(scope="module")
 def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[StageProcess, str]]:
-    """A stage whose engine is a fork, and its answer. The first test ends it."""
+    """A stage whose engine is forked, and its answer. The first test ends the stage."""
     with pytest.MonkeyPatch.context() as patch:
-        # A pod has neither, and the stage has to see to it itself; `make test` sets the one, and tests in this process
-        # the other. Either keeps NumPy from starting threads, whenever it is imported.
+        # Each of these variables keeps NumPy from starting threads. `make test` sets one of them, and this process
+        # the other. A pod may set neither, so the stage must prevent the threads itself (vllm_adapter/process/env.py).
         for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             patch.delenv(name, raising=False)
         stage = make_stage(tmp_path_factory.mktemp("forked")).start()
@@ -62,7 +65,7 @@ def test_a_forked_engine_answers_and_ends_with_its_template(forked: tuple[StageP
         assert SPAWNED not in process.read_log()
         template = parent_of(process.engine_core())
         assert parent_of(template) == process.pid
-        # Who signals the stage server's group reaches neither: they do not die of what it may drain.
+        # Neither is in the stage server's process group: a SIGTERM to the group lets the server drain first.
         assert os.getpgid(template) != os.getpgid(process.pid) != os.getpgid(process.engine_core())
         below = process.list_tree()
         os.kill(template, signal.SIGKILL)
@@ -73,7 +76,7 @@ def test_a_forked_engine_answers_and_ends_with_its_template(forked: tuple[StageP
             time.sleep(0.05)
 
 
-@pytest.mark.full  # engine/test_llm_engine_processes.py spawns its engine
+@pytest.mark.full  # tests/engine/test_llm_engine_processes.py also spawns its engine
 def test_a_process_with_threads_spawns_its_engine(forked: tuple[StageProcess, str], tmp_path: Path) -> None:
     _, expected = forked
     # NumPy's BLAS starts its threads when it is imported.

@@ -1,7 +1,8 @@
-"""A bad network on each hop: calls end by their deadline with the right code, and the next request is served.
+"""Faults of the network on each hop: calls end by their deadline with the right code, and the next request is served.
 
-Stage servers, gRPC, codec and client are real; engines play scripts, so that a case takes no model. One pipeline for
-each hop lives through all cases, and one more with a Stream edge: each case must leave it able to serve.
+Stage servers, gRPC, codec and client are real. Scripted engines replace the models. The pipelines run through all
+cases, and each case must leave them able to serve. There is one per hop with Full edges, and one per hop between stages
+with Stream edges.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from support.tcp_proxy import TcpProxy, Toxics
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 HOPS = ("thinker", "talker", "token2wav")
-"""The stage that the hop leads to."""
+"""A hop is named after the stage that it leads to."""
 DEADLINE_S = 2.0
 SLACK_S = 20.0
-"""What hangs, hangs for ever; a busy machine is slow for less."""
+"""How much later than its deadline a call may end on a busy machine. A call that hangs would exceed any limit."""
 PATIENCE_S = 20.0
 RECOVERY_S = 30.0
-"""A channel tries a peer that it could not reach once a second."""
+"""How long a hop may take to recover. A channel retries an unreachable peer once a second."""
 ROWS = 20_000
 """Rows of 8 bfloat16 and an int64: about 480 kB to the talker, 160 kB on to token2wav."""
 
@@ -65,7 +66,7 @@ async def speak(request: StageRequest) -> AsyncIterator[StageStep]:
 
 @dataclass
 class Bench:
-    """Three stages, and a proxy on the hop to one of them."""
+    """Three stages, with a proxy on the hop to one of them."""
 
     hop: str
     client: AsyncOmniClient
@@ -73,9 +74,9 @@ class Bench:
     stages: dict[str, Stage]
 
     async def ask(self, timeout_s: float) -> OmniRequestError | None:
-        """Send one request. Returns its error, or None after a complete answer.
+        """Sends one request. Returns its error, or None after a complete answer.
 
-        Never longer than its deadline and some slack.
+        Fails if that takes longer than the deadline plus SLACK_S.
         """
         began = time.monotonic()
         try:
@@ -88,11 +89,11 @@ class Bench:
         return None
 
     async def check_served(self) -> None:
-        """The network is well again: requests succeed, and nothing of earlier ones is left anywhere."""
+        """Repairs the network and checks that requests succeed, and that no stage still holds an earlier one."""
         self.proxy.heal()
         began = time.monotonic()
         while error := await self.ask(PATIENCE_S):
-            # Only for as long as a channel that was refused waits before it connects anew.
+            # Only allowed until a channel whose connection was refused connects again.
             assert error.code.name == "UNAVAILABLE", f"after the hop to {self.hop} was mended: {error}"
             assert time.monotonic() - began < RECOVERY_S, f"the hop to {self.hop} did not recover: {error}"
         for name, stage in self.stages.items():
@@ -126,7 +127,7 @@ async def start_bench(stack: AsyncExitStack, hop: str, mode: EdgeMode) -> Bench:
 
 
 async def on_every_hop(benches: list[Bench], check: Callable[[Bench], Awaitable[None]]) -> None:
-    """The check on all hops at once, and then that each pipeline serves."""
+    """Runs the check on all hops concurrently, and then checks that each pipeline serves."""
     try:
         await asyncio.gather(*(check(bench) for bench in benches))
     finally:
@@ -167,13 +168,13 @@ async def test_silence_ends_with_the_deadline(benches: list[Bench], name: str) -
             error = await bench.ask(DEADLINE_S)
             assert error is not None
             assert error.code.name == "DEADLINE_EXCEEDED"
-            # On the hop to the first stage nothing that a stage says reaches the client: its own gRPC ends the call.
-            # It may do so on others too, if this machine is busy: a stage's word is sent 50 ms before.
+            # On the hop to the first stage no stage's error reaches the client, whose own gRPC ends the call. On a busy
+            # machine that may happen on other hops too: a stage sends its error only 50 ms before the deadline.
             if error.reason or bench.hop == "thinker":
                 break
         if bench.hop != "thinker":
             assert error.reason == "DEADLINE_EXCEEDED"
-            # Every stage above the hop has a deadline a little later than the one below, and may be the one to speak.
+            # Each stage's deadline is a little later than that of the next stage. Any stage above the hop may report.
             assert error.stage in HOPS[: HOPS.index(bench.hop) + 1]
 
     await on_every_hop(benches, check)

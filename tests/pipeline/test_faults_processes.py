@@ -1,6 +1,6 @@
-"""Stages and engines that die, hang, vanish and come back: real stage servers, real engines, one tiny pipeline.
+"""Stages and engines that die, hang, vanish and come back: real stage servers and engines in one tiny pipeline.
 
-The tests share the pipeline of a family and run in the order of this file; each leaves it able to serve.
+The tests share one pipeline per family and run in the order of this file. Each leaves the pipeline able to serve.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from support.stage_processes import CHEAP, StageProcess, chain_configs, pick_cha
 pytestmark = [pytest.mark.pipeline, pytest.mark.timeout(600)]
 
 STEP_TIMEOUT_S = 10.0
-"""Longer than any step takes on a machine that is busy with other tests: only a stuck engine is to exceed it."""
+"""Longer than any step takes on a machine that is busy with other tests, so only a stuck engine exceeds it."""
 DEAD_WITHIN_S = 30.0
 RECOVERY_S = 30.0
 MODEL = {"maxModelLen": 2048, "maxNumSeqs": 8, "dtype": "float32", "kvCacheMemoryMib": 64, "enforceEager": True}
 SAMPLING = {"thinker": {"temperature": 0.0, "max_tokens": 8}, "talker": {"temperature": 0.0, "max_tokens": 16}}
 LONG = {**SAMPLING, "talker": {"temperature": 0.0, "max_tokens": 1800, "min_tokens": 1800}}
-"""Many seconds of work for the talker."""
+"""Sampling that keeps the talker busy for many seconds."""
 
 
 @dataclass
 class Chain:
-    """thinker -> talker -> token2wav or code2wav, each a process that can be killed and started again."""
+    """thinker -> talker -> token2wav or code2wav. Each is a process that can be killed and restarted."""
 
     processes: dict[str, StageProcess]
     client: AsyncOmniClient
 
     @property
     def last(self) -> str:
-        """The stage that makes sound."""
+        """The stage that makes audio."""
         return list(self.processes)[-1]
 
     async def run(self, timeout_s: float = 60, **arguments: Any) -> GenerationResult:
@@ -56,7 +56,7 @@ class Chain:
         return caught.value
 
     async def check_served(self) -> None:
-        """Requests succeed again as soon as channels that lost their peer have tried it anew."""
+        """Checks that requests succeed within RECOVERY_S, in which channels reconnect to a peer that was lost."""
         began = time.monotonic()
         while True:
             try:
@@ -69,7 +69,10 @@ class Chain:
         assert len(result.audio) > 0
 
     async def begin_long(self) -> tuple[asyncio.Task[OmniRequestError], asyncio.Event]:
-        """Returns a request that the talker is working on, and that must fail."""
+        """Starts a long request and waits until the talker works on it.
+
+        Returns a task that gives the request's error, and the event that the talker has begun.
+        """
         begun = asyncio.Event()
 
         async def consume() -> OmniRequestError:
@@ -95,7 +98,7 @@ class Chain:
     scope="module",
     params=[
         "qwen2_5_omni",
-        # What dies is the same server; test_canaries.py and test_cancelled_engines.py beside this have the family.
+        # The server that dies is the same. test_canaries.py and test_cancelled_engines.py also test this family.
         pytest.param("qwen3_omni", marks=pytest.mark.full),
     ],
 )
@@ -141,7 +144,7 @@ async def test_killed_engine_ends_calls_and_the_stage_and_it_can_come_back(chain
     assert (error.code.name, error.reason, error.stage) == ("UNAVAILABLE", "ENGINE_DEAD", "talker")
     assert await asyncio.to_thread(talker.wait, killed + 20 - time.monotonic()) == 70
     assert json.loads(talker.termination.read_text())["reason"] == "EngineDead"
-    # Downstream is absent now. Who needs no sound is served; who takes what there is gets the text.
+    # The talker is gone now. Requests without audio succeed, and requests with allow_partial get the text.
     error = await chain.fail()
     assert (error.code.name, error.reason, error.stage) == ("UNAVAILABLE", "DOWNSTREAM_UNAVAILABLE", "talker")
     assert (await chain.run(modalities=["text"])).text
@@ -164,11 +167,11 @@ async def test_hung_engine_ends_calls_and_fails_liveness(chain: Chain) -> None:
         assert talker.health("talker", "readiness") == "NOT_SERVING"
         assert talker.poll() is None, "kubelet restarts it, or omnipipe"
         assert json.loads(talker.termination.read_text())["reason"] == "StepTimeout"
-        # Nobody waits for it any more.
+        # The next request fails without waiting for the hung engine.
         error = await asyncio.wait_for(chain.fail(), DEAD_WITHIN_S)
         assert (error.code.name, error.stage) == ("UNAVAILABLE", "talker")
         known = talker.list_tree()
-        # As kubelet does; the engine is still stopped.
+        # kubelet sends SIGTERM too. The engine is still stopped.
         talker.send(signal.SIGTERM)
         await asyncio.to_thread(talker.wait, 30)
         wait_until_gone(known)
@@ -209,7 +212,7 @@ async def test_killed_stage_during_a_request(chain: Chain) -> None:
     error = await asyncio.wait_for(running, DEAD_WITHIN_S)
     assert (error.code.name, error.reason, error.stage) == ("UNAVAILABLE", "DOWNSTREAM_UNAVAILABLE", "talker")
     assert await asyncio.to_thread(talker.wait, 20) == -signal.SIGKILL
-    # Its engine and template, which nobody has killed, do not outlive it.
+    # Its engine and the engine's template were not killed, but must not outlive the stage server.
     assert len(below) > 1
     wait_until_gone(below)
     talker.start()

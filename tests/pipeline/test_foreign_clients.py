@@ -1,4 +1,4 @@
-"""Clients with no code of ours: grpcurl by reflection, and stubs that protoc generated, both get text and audio."""
+"""Clients without our code get text and audio: grpcurl by reflection, and stubs that protoc generated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def grpcurl(*arguments: str, data: str | None = None) -> str:
 
 
 def parse_objects(text: str) -> list[dict]:
-    """grpcurl prints one JSON object after another."""
+    """Returns the JSON objects that grpcurl printed one after another."""
     decoder, objects, position = json.JSONDecoder(), [], 0
     while text[position:].strip():
         position += len(text[position:]) - len(text[position:].lstrip())
@@ -43,7 +43,7 @@ def test_grpcurl_lists_the_service_by_reflection(tiny_pipeline: RunningPipeline)
 
 
 def test_grpcurl_gets_text_and_sound(tiny_pipeline: RunningPipeline) -> None:
-    # Greedy, the tiny model speaks on until its token limit; sampled, it may end before the first sound.
+    # A greedy talker continues to its token limit here. A sampled one may end before the first audio.
     greedy = {"talker": {"temperature": 0, "repetitionPenalty": 1, "maxTokens": 24}}
     start = {"text": "Tell me what the weather is like.", "seed": 3, "sampling": greedy}
     request = json.dumps({"start": start}) + json.dumps({"end": {}})

@@ -1,7 +1,7 @@
-"""Unmodified OpenAI clients of other languages and of voice agents, against the gateway and real engines.
+"""Unmodified OpenAI clients of other languages and of voice agents work with the gateway and real engines.
 
-What they give is compared with the gRPC client where a request can carry a seed. Those that cannot send one are held
-against what the gateway says that it sent: every sample arrived.
+Where a client can send a seed, its results are compared with the gRPC client's. For the others the tests compare how
+much audio arrived with what the gateway's metrics say that it sent.
 """
 
 from __future__ import annotations
@@ -19,33 +19,34 @@ from omni_proto.client import GenerationResult, OmniClient
 from support.foreign_programs import run_cases
 from support.pipelines import RunningPipeline
 
-# Package registries. test_gateway_clients.py and test_gateway_speech.py have OpenAI's client for Python.
+# `make full` only: the clients come from package registries. test_gateway_clients.py and test_gateway_speech.py test
+# OpenAI's client for Python.
 pytestmark = [pytest.mark.pipeline, pytest.mark.full]
 
 MODEL = "tiny-omni"
 QUESTION = "Tell me what the weather is like."
 RATE_HZ = 24_000
 SILENCE = bytes(2 * RATE_HZ // 100)
-"""10 ms, which livekit-agents puts behind each answer of PCM (livekit.agents.tts.AudioEmitter)."""
+"""The 10 ms of silence that livekit-agents appends to each PCM answer (livekit.agents.tts.AudioEmitter)."""
 
 
 @pytest.fixture(scope="module")
 def text(tiny_pipeline: RunningPipeline) -> str:
-    """What gRPC answers to the question in text."""
+    """The text answer to the question over gRPC."""
     with OmniClient(tiny_pipeline.endpoint) as direct:
         return direct.run(text=QUESTION, seed=5, modalities=["text"], sampling={"thinker": {"max_tokens": 12}}).text
 
 
 @pytest.fixture(scope="module")
 def spoken(tiny_pipeline: RunningPipeline) -> GenerationResult:
-    """What gRPC answers in speech."""
+    """The spoken answer to the question over gRPC."""
     with OmniClient(tiny_pipeline.endpoint) as direct:
         return direct.run(text=QUESTION, seed=3, voice="Ethan", sampling={"thinker": {"max_tokens": 8}})
 
 
 @pytest.fixture
 def run(tiny_gateway: str, tmp_path: Path) -> Callable[[str], tuple[dict[str, Any], float]]:
-    """run(client) -> what its cases gave, and the seconds of audio that the gateway counted meanwhile."""
+    """run(client) returns the results of the client's cases, and the seconds of audio that the gateway counted."""
 
     def run(name: str) -> tuple[dict[str, Any], float]:
         before = _audio_seconds(tiny_gateway)
@@ -65,7 +66,7 @@ def _pcm(case: dict[str, Any]) -> bytes:
 
 
 def _assert_speech(*answers: bytes, seconds: float, within: float = 1e-9) -> None:
-    """Each is a sound, and all together are what the gateway sent."""
+    """Checks that no answer is silent, and that together they are as long as the audio that the gateway sent."""
     assert all(any(answer) for answer in answers)
     assert sum(len(answer) for answer in answers) / 2 / RATE_HZ == pytest.approx(seconds, abs=within)
 
@@ -107,8 +108,8 @@ def test_livekits_openai_plugin(run: Callable[[str], tuple[dict[str, Any], float
     spoken = [gave[f"speech_as_{form}"] for form in ("events", "bytes", "mp3")]
     assert [(case["rate"], case["channels"]) for case in spoken] == [(RATE_HZ, 1)] * 3
     answers = [_pcm(case) for case in spoken]
-    # The plugin's decoder of MP3 adds no silence.
+    # The plugin appends no silence to MP3.
     assert [answer.endswith(SILENCE) for answer in answers[:2]] == [True] * 2
-    # Two are exact; MP3 has frames of 24 ms, and begins with what the encoder looks ahead.
+    # Two are exact. MP3 has frames of 24 ms and begins with the encoder's look-ahead, hence the tolerance.
     _assert_speech(*(answer.removesuffix(SILENCE) for answer in answers), seconds=seconds, within=0.1)
     assert gave["speech_of_nobody"] == {"status": 404, "code": "model_not_found"}

@@ -35,7 +35,7 @@ SPEECH: dict[str, Any] = {"modalities": ["text", "audio"], "audio": {"voice": "E
 
 
 def requests_in(pipeline: RunningPipeline) -> float:
-    """Returns the requests that all stages hold together."""
+    """Returns how many requests all stages hold together."""
     total = 0.0
     for ports in pipeline.stages.values():
         with urllib.request.urlopen(f"http://127.0.0.1:{ports['metrics']}/metrics", timeout=10) as answer:
@@ -80,7 +80,7 @@ def test_bodies_are_bounded_in_size_and_in_time(tiny_pipeline: RunningPipeline) 
     pipeline = ServedPipeline(MODEL, f"grpc://{tiny_pipeline.endpoint}")
     bounds = GatewaySettings(max_body_bytes=2048, body_seconds=0.5)
     with serve_gateway(pipeline, settings=bounds) as url:
-        # Without a length, as programs that stream send it.
+        # A chunked body without Content-Length.
         answer = httpx.post(f"{url}/v1/chat/completions", content=iter([b"x" * 1000] * 5), timeout=60)
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
         host, port = url.removeprefix("http://").split(":")

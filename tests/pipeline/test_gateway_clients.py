@@ -48,7 +48,7 @@ def test_a_stream_has_the_same_text_and_ends_with_the_usage(client: openai.OpenA
     assert text == whole.choices[0].message.content
     assert chunks[-1].usage == whole.usage
     assert [chunk.usage for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
-    # Words that are ready while nobody reads leave together. So many are not all ready before the first is read.
+    # Tokens that become ready while the client does not read share a chunk. 300 tokens are too many for one chunk.
     assert sum(bool(chunk.choices and chunk.choices[0].delta.content) for chunk in chunks) > 1
 
 

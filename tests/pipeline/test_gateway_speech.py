@@ -1,4 +1,4 @@
-"""Speech through the gateway by unmodified clients: bit-equal to gRPC's, in every format; hostile media."""
+"""Speech through the gateway, by unmodified clients: equal to gRPC's in every format. Hostile media are refused."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def client(tiny_gateway: str) -> openai.OpenAI:
 
 @dataclass(frozen=True)
 class Served:
-    """A family's pipeline behind a gateway and by itself."""
+    """A family's pipeline: a client of its gateway, and its gRPC endpoint."""
 
     client: openai.OpenAI
     endpoint: str
     step: int
-    """By how much a sample may differ: where the edges stream, each call decodes other numbers of frames at once, and a
-    sum in another order may round to the next of 65,536 values."""
+    """By how much a 16-bit sample may differ. Over a Stream edge each call decodes its own numbers of frames at a time,
+    and a sum in another order may round to the next value."""
 
     def check(self, heard: bytes, expected: bytes) -> None:
-        """The same speech."""
+        """Checks that two PCM answers are equal within `step`, and not silent."""
         assert len(heard) == len(expected) > 0
         ours, theirs = (np.frombuffer(pcm, "<i2").astype(np.int32) for pcm in (heard, expected))
         assert np.abs(ours - theirs).max() <= self.step
@@ -53,7 +53,7 @@ class Served:
 
 @pytest.fixture(scope="module", params=["tiny", "qwen3"])
 def served(request: pytest.FixtureRequest) -> Served:
-    """Of each family, for what depends on it: the first with Full edges, the second with streamed ones."""
+    """One pipeline of each family: Qwen2.5-Omni with Full edges, Qwen3-Omni with Stream edges."""
     gateway, pipeline = (request.getfixturevalue(f"{request.param}_{kind}") for kind in ("gateway", "pipeline"))
     client = openai.OpenAI(base_url=f"{gateway}/v1", api_key="none", max_retries=0)
     return Served(client, pipeline.endpoint, step=int(request.param == "qwen3"))
@@ -61,7 +61,7 @@ def served(request: pytest.FixtureRequest) -> Served:
 
 @pytest.fixture(scope="module")
 def direct(tiny_pipeline: RunningPipeline) -> GenerationResult:
-    """What gRPC returns: the reference of every test here."""
+    """The answer over gRPC, with which the tests compare."""
     with OmniClient(tiny_pipeline.endpoint) as grpc_client:
         return grpc_client.run(text=QUESTION, seed=3, voice="Ethan", sampling=LIMIT)
 
@@ -79,7 +79,7 @@ def ask(client: openai.OpenAI, form: str, *, stream: bool = False, **changed: An
 
 
 def decode(data: bytes) -> tuple[float, np.ndarray]:
-    """Returns seconds and samples of a file, by FFmpeg."""
+    """Returns the length in seconds and the samples of an audio file, decoded by FFmpeg."""
     with av.open(io.BytesIO(data)) as file:
         samples = np.concatenate([frame.to_ndarray()[0] for frame in file.decode(audio=0)])
         return len(samples) / (file.streams.audio[0].rate or 1), samples
@@ -115,7 +115,7 @@ def test_encoded_speech_is_that_speech(client: openai.OpenAI, direct: Generation
     data = base64.b64decode(ask(client, form).choices[0].message.audio.data)
     seconds, samples = decode(data)
     assert seconds == pytest.approx(direct.audio_seconds, abs=0.1)
-    assert data == encode_whole(form, direct.audio, 24_000, 1) or form == "opus"  # Ogg draws a number of its stream
+    assert data == encode_whole(form, direct.audio, 24_000, 1) or form == "opus"  # Ogg streams have a random number
     assert np.abs(samples.astype(np.float64)).max() > 0
 
 
@@ -181,7 +181,7 @@ def test_an_image_is_seen(client: openai.OpenAI, tiny_pipeline: RunningPipeline)
 
 
 def test_a_video_is_seen_and_heard(served: Served) -> None:
-    """By vLLM's names for it; what is asked makes the reply and its speech."""
+    """vLLM's names for video input work: video_url and use_audio_in_video. Text and speech equal those over gRPC."""
     file = encode_video(width=14 * 32, height=10 * 32)
     url = f"data:video/mp4;base64,{base64.b64encode(file).decode()}"
     content: Any = [{"type": "video_url", "video_url": {"url": url}}, {"type": "text", "text": QUESTION}]

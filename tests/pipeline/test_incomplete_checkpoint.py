@@ -1,4 +1,4 @@
-"""The engine's process refuses a checkpoint, and the stage says why: not only that its engine ended."""
+"""If the engine's process refuses a checkpoint, the stage reports the reason, and not only that the engine ended."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_missing_tensor_is_named_across_processes(tiny_checkpoint: Path, tmp_p
     tensors = load_file(shard)
     del tensors[GONE]
     save_file(tensors, shard)
-    # Ports of its own: another test may listen on the default ones.
+    # Free ports, because another test may listen on the default ones.
     listen = Listen(host="127.0.0.1", grpc_port=0, health_port=0, metrics_port=0)
     config = stage_config("token2wav", directory).model_copy(update={"listen": listen})
     with StageProcess([config], tmp_path, fork=True) as stage:

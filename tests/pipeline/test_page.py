@@ -46,7 +46,7 @@ globalThis.AudioWorkletNode = class extends AudioWorkletNode {
   }
 };
 """
-"""Keeps what the page gives the worklet that plays."""
+"""A script that records the samples which the page sends to its playback worklet."""
 
 
 def chromium() -> str:
@@ -58,7 +58,7 @@ def chromium() -> str:
 
 @pytest.fixture(scope="module")
 def microphone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A WAV file that Chromium plays as its microphone: a second of a 440 Hz tone, and again."""
+    """A WAV file with one second of a 440 Hz tone. Chromium repeats it as its microphone's input."""
     path = tmp_path_factory.mktemp("microphone") / "tone.wav"
     tone = (np.sin(2 * np.pi * 440 * np.arange(48_000) / 48_000) * 12_000).astype("<i2")
     with wave.open(str(path), "wb") as file:
@@ -100,7 +100,7 @@ def page(browser: Browser, tiny_gateway: str) -> Iterator[Page]:
 
 
 def send(page: Page, text: str) -> dict[str, object]:
-    """Sends by keyboard and waits for the answer. Returns the body of the request."""
+    """Sends a message by keyboard and waits for the answer. Returns the request's body."""
     page.locator("#text").fill(text)
     with page.expect_request("**/v1/chat/completions") as sent:
         page.locator("#text").press("Enter")
@@ -109,7 +109,7 @@ def send(page: Page, text: str) -> dict[str, object]:
 
 
 def pcm_of(gateway: str, body: dict[str, object]) -> tuple[str, bytes]:
-    """Returns text and samples that openai-python gets for the same body, one at a time."""
+    """Returns the text and the PCM bytes that openai-python receives for the same body."""
     client = openai.OpenAI(base_url=f"{gateway}/v1", api_key="none", max_retries=0)
     text, sound = "", b""
     for chunk in client.chat.completions.create(**body):  # type: ignore[call-overload]
@@ -218,7 +218,7 @@ def test_on_a_phone_in_the_dark(browser: Browser, tiny_gateway: str) -> None:
 
 
 def test_without_https_it_says_what_to_do(browser: Browser, tiny_gateway: str) -> None:
-    # Chromium takes *.localhost for secure, and no other name; this one leads to the same gateway.
+    # Without HTTPS, Chromium treats only localhost as secure. gateway.test resolves to the same gateway.
     port = tiny_gateway.rsplit(":", 1)[1]
     context = browser.new_context()
     plain = context.new_page()
@@ -281,6 +281,6 @@ PARSER = """async () => {
 def test_the_parser_and_the_queue(page: Page) -> None:
     found = page.evaluate(PARSER)
     assert found["cuts"] == ["a\nb|c|[DONE]"]
-    # Held until four samples are there; dry after five; held again until the end is known.
+    # Playback starts when four samples are queued and runs dry after five. It then waits again, until end() is called.
     assert found["out"] == [0, 0, 1, 2, 3, 4, 5, 0, 0, 0, 0, 0, 6, 0]
     assert (found["gaps"], found["done"]) == (1, True)

@@ -1,4 +1,4 @@
-"""Three stage servers as processes of their own, over gRPC, against transformers' own Qwen2.5-Omni."""
+"""Three stage servers in separate processes, over gRPC, equal transformers' Qwen2.5-Omni."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_seed_0_small(tiny_pipeline: RunningPipeline, tiny_checkpoint: Pat
     await compare(tiny_pipeline.endpoint, tiny_checkpoint)
 
 
-@pytest.mark.full  # another pipeline; tests/engine holds the same model against transformers in one process
+@pytest.mark.full  # starts another pipeline; tests/engine compares the same model with transformers in one process
 async def test_seed_1_grouped_query_attention(make_tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     checkpoint = make_tiny_checkpoint(1, "gqa")
     with run_pipeline(SAMPLES / "tiny-omni-full.yaml", checkpoint, tmp_path) as running:

@@ -1,4 +1,4 @@
-"""Three stage servers as processes of their own, over gRPC, against transformers' own Qwen3-Omni."""
+"""Three stage servers in separate processes, over gRPC, equal transformers' Qwen3-Omni."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from support.videos import encode_video
 pytestmark = pytest.mark.pipeline
 
 FILE = encode_video(width=14 * 32, height=10 * 32)
-"""Two seconds of 14 by 10 tokens, a size in which the model sees it."""
+"""A video of two seconds. Its size is a whole number of tokens (14 by 10), so the model does not resize it."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A prompt as transformers takes it, and what a client sends of it that differs."""
+    """A prompt for transformers. `video` is the file that a client sends in place of the decoded frames and audio."""
 
     prompt: ReferencePrompt
     settings: Qwen3Settings
@@ -35,7 +35,7 @@ class Case:
 
 
 def seen(*, heard: bool) -> dict[str, Any]:
-    """The frames of FILE, and its sound, by the stage's own decoder."""
+    """Returns FILE's frames, and its audio if `heard`, decoded by the stage's own decoder."""
     frames = np.empty((4, 10 * 32, 14 * 32, 3), np.uint8)
     assert decode_video(FILE, "video/mp4", seconds=2.0, max_frames=20, out=frames) == 4
     sound = np.empty(3 * SOUND_RATE_HZ, np.float32)
@@ -44,7 +44,7 @@ def seen(*, heard: bool) -> dict[str, Any]:
 
 
 def make_cases() -> dict[str, Case]:
-    """Prompts of every kind; some with another voice and length."""
+    """Returns prompts of every kind, some with another voice and length."""
     usual, other = Qwen3Settings(), Qwen3Settings(thinker_tokens=20, frames=24, voice="Aiden")
     return {
         "text": Case(ReferencePrompt("Tell me what the weather is like."), usual),
@@ -84,7 +84,7 @@ async def compare(endpoint: str, checkpoint: Path) -> None:
     expected = {name: reference.run(case.prompt, case.settings) for name, case in cases.items()}
 
     def check(name: str, result: Any) -> None:
-        # The audio is made of all codebooks: another code of any frame is other audio.
+        # Equal audio shows that all codebooks are equal: any different code would give different audio.
         check_text_and_audio(result, expected[name])
         codes = expected[name].codes
         assert result.token_ids["talker"][: codes.shape[0]] == codes[:, 0].tolist()
@@ -96,7 +96,7 @@ async def test_seed_0_small(qwen3_pipeline: RunningPipeline, make_tiny_checkpoin
     await compare(qwen3_pipeline.endpoint, make_tiny_checkpoint(0, "small", "qwen3_omni"))
 
 
-@pytest.mark.full  # pipelines of their own; the test above has one of them
+@pytest.mark.full  # starts a pipeline for each case
 @pytest.mark.parametrize(("seed", "shape"), [(1, "small"), (0, "wide"), (1, "wide")])
 async def test_other_seeds_and_shapes(
     make_tiny_checkpoint: Callable[..., Path], tmp_path: Path, seed: int, shape: str

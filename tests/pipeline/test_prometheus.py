@@ -1,5 +1,8 @@
-"""A real Prometheus scrapes three real stages, relabelled as the operator's PodMonitor says: every panel and every
-alert about stages has an answer under traffic, and nothing fires. Those about the operator: controlplane/."""
+"""A real Prometheus scrapes three real stages with the relabelling of the operator's PodMonitor.
+
+Under traffic every panel and every alert about stages has data, and no alert fires. tests/controlplane tests the alerts
+about the operator.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ SCRAPE_S = 1.0
 
 @pytest.fixture(scope="module")
 def tls_entry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StageProcess]:
-    """An entry with a certificate, without an engine."""
+    """An entry stage with a TLS certificate and a fake engine."""
     folder = tmp_path_factory.mktemp("tls")
     secret = MountedSecret(folder / "secret", tls_files(Authority("ca").issue(lasts=30 * DAY)))
     listen = Listen(
@@ -67,7 +70,10 @@ def tls_entry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StageProcess
 def prometheus(
     tiny_pipeline: RunningPipeline, tls_entry: StageProcess, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[PrometheusProcess]:
-    """Scrapes the pipeline, which has answered some requests since, and refused one; and an entry with TLS."""
+    """A Prometheus that scrapes the pipeline and an entry with TLS.
+
+    Since Prometheus started, the pipeline has answered some requests and refused one.
+    """
     children = build_all(parse_pipeline((SAMPLES / "tiny-omni.yaml").read_text()))
     targets = list_targets(tiny_pipeline.stages, labels_of_pods(children))
     of_tls = {**targets[0].labels, PIPELINE_LABEL: "secure", STAGE_LABEL: "thinker"}
@@ -134,7 +140,7 @@ def test_what_runbooks_tell_one_to_ask_has_an_answer(prometheus: PrometheusProce
 def test_both_ends_of_an_edge_count_the_same_bytes(
     prometheus: PrometheusProcess, tiny_pipeline: RunningPipeline
 ) -> None:
-    # Since now: a request that another test cancelled may have been cut between the two counts.
+    # Only bytes from now on: a request that another test cancelled may have been counted at one end only.
     before, answered = [value_of(prometheus, end) for end in EDGE_ENDS], value_of(prometheus, ANSWERED)
     send_requests(tiny_pipeline.endpoint)
     wait_for(prometheus, ANSWERED, answered + REQUESTS)

@@ -1,7 +1,7 @@
-"""Retries over hundreds of faults: only before Accepted, at most three attempts, and nothing ever runs twice.
+"""Retries over hundreds of faults: they happen only before Accepted, and no request ever runs twice.
 
-The peer is a real gRPC server that breaks calls at random, behind proxies that cut connections: an Accepted may be lost
-on its way. What it counts as a run is what a stage runs on: End, after its Accepted.
+The peer is a real gRPC server that breaks calls at random, behind proxies that cut connections, so an Accepted message
+may be lost. The peer counts a run where a stage would start the request: at End, after its Accepted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BEFORE, AFTER = ("unavailable", "exhausted", "internal", "cut"), ("unavailable l
 
 
 class FaultyPeer(stage_service_pb2_grpc.StageServiceServicer):
-    """Breaks two calls of three, at a random place."""
+    """Breaks about two of three calls, before Accepted or after End."""
 
     def __init__(self, stage: str, seed: int) -> None:
         self.stage = stage
@@ -64,7 +64,7 @@ class FaultyPeer(stage_service_pb2_grpc.StageServiceServicer):
         if fault not in kinds:
             return
         if fault == "cut":
-            # Whatever is on its way on that connection is lost, of this call and of others.
+            # All messages in flight on that connection are lost, those of other calls too.
             proxies = list(self.proxies.values())
             proxies[hash(request_id) % len(proxies)].cut()
             return
@@ -102,14 +102,14 @@ def check(peer: FaultyPeer, outcomes: dict[str, str], faults: int) -> None:
     codes = Counter(outcomes.values())
     assert codes["OK"] > len(outcomes) / 4
     assert set(codes) <= {"OK", "UNAVAILABLE", "RESOURCE_EXHAUSTED", "INTERNAL"}
-    # What the caller was told is true: an answer means that it ran, once.
+    # A request that the client saw succeed ran exactly once.
     assert all(peer.runs[request_id] == 1 for request_id, code in outcomes.items() if code == "OK")
     lost = [request_id for request_id, count in peer.accepted.items() if count > 1]
     assert lost, "no Accepted was lost on its way: the hard case did not occur"
 
 
 async def run_until_enough(peer: FaultyPeer, clients: list[AsyncOmniClient], faults: int) -> dict[str, str]:
-    """Returns the requests until there were enough faults: request id -> code."""
+    """Sends requests until the peer has made enough faults. Returns the status code of each request id."""
     outcomes: dict[str, str] = {}
 
     async def worker(number: int) -> None:
@@ -152,5 +152,5 @@ async def test_a_stage_never_makes_the_stage_below_run_twice(faults: int) -> Non
             clients.append(await stack.enter_async_context(AsyncOmniClient(entry.target)))
         outcomes = await run_until_enough(peer, clients, faults)
         check(peer, outcomes, faults)
-        # The entry accepted before anything went wrong below: its own engine ran once for each request.
+        # The entry accepts each request before the faults below it, so its own engine runs once per request.
         assert sum(len(entry.engine.requests) for entry in entries) == len(outcomes)

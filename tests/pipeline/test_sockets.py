@@ -1,4 +1,4 @@
-"""A stage's pod listens where docs/security.md says, and nowhere else: engines, and what they are made of, included."""
+"""A stage listens only on the ports that docs/security.md names. That includes its engine's processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pipeline with Stream edges, in three processes: its output equals Full's, and its audio starts earlier."""
+"""The pipeline with Stream edges in three processes: its output equals that of Full edges, and audio starts earlier."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ SHORT: dict[str, Any] = {
 
 async def run(client: AsyncOmniClient, job: dict[str, Any], **more: Any) -> Any:
     arguments = {"seed": 1, "include_token_ids": True, "include_codec_tokens": True, "timeout": 100.0}
-    # Two steps of diffusion in place of ten: what is compared here comes from the edges.
+    # Two diffusion steps instead of ten save time. The test compares what the edges carry.
     sampling = {"token2wav": {"num_inference_steps": 2}, **job.get("sampling", {})}
     return await client.run(**{**arguments, **job, "sampling": sampling, **more})
 
 
 def outcome(result: Any) -> Any:
-    """Everything that must not depend on the edges' mode: of the sound its length."""
+    """Returns everything that must not depend on the edges' mode. Of the audio, only the length must not."""
     reasons = {stage: finished.finish_reason for stage, finished in result.finished.items()}
     return result.text, dict(result.token_ids), reasons, len(result.audio)
 
@@ -75,7 +75,7 @@ async def test_equal_to_full_alone_and_eight_at_once(
 
 
 class Hold:
-    """Stops a stage's engine once it has said so much, until the stage below has said something."""
+    """Stops a stage's engine after `after` tokens, until the next stage has sent its first output."""
 
     def __init__(self, engine: int, after: int) -> None:
         self._engine = engine
@@ -95,13 +95,16 @@ class Hold:
 
 
 async def test_every_stage_speaks_before_the_one_above_has_ended(stream_pipeline: RunningPipeline) -> None:
-    """Engines are stopped in the middle of their work: what comes from below then cannot have waited for its end."""
+    """Each stage sends output while the engine of the stage above is stopped halfway.
+
+    Such output cannot have waited for the end of its input.
+    """
     order: list[str] = []
     timings = {}
     thinker = Hold(stream_pipeline.engine_core("thinker"), after=20)
-    talker = Hold(stream_pipeline.engine_core("talker"), after=60)  # token2wav's first window is 24 codec tokens
+    talker = Hold(stream_pipeline.engine_core("talker"), after=60)  # token2wav's first window is 12 codec tokens
     async with AsyncOmniClient(stream_pipeline.endpoint) as client:
-        # Long, so that an engine has not ended by itself before a busy machine lets the test stop it.
+        # The replies are long, so that no engine finishes before the test, on a busy machine, can stop it.
         sampling = {
             "thinker": {"max_tokens": 700, "ignore_eos": True},
             "talker": {"max_tokens": 400, "ignore_eos": True},
@@ -138,7 +141,7 @@ async def test_every_stage_speaks_before_the_one_above_has_ended(stream_pipeline
         assert order.index(f"{stage} Accepted") < order.index(stage)
     assert order.index("token2wav Accepted") < order.index("token2wav AudioChunk")
     for stage in ("talker", "token2wav"):
-        # Each stage's own clock says so too. A talker that has said all does not wait for the end of its input.
+        # Each stage's own timings agree. input_complete_ns is 0 if a stage ended before its input did.
         complete = timings[stage].input_complete_ns
         assert complete == 0 or 0 < timings[stage].first_output_ns < complete, stage
 
@@ -152,7 +155,7 @@ async def test_what_a_streamed_stage_cannot_honour_is_refused_before_anything_is
 ) -> None:
     async with AsyncOmniClient(stream_pipeline.endpoint) as client:
         events = client.generate(raw_text="Hello", sampling={"talker": {name: REFUSED[name]}}, timeout=60)
-        # Not even Accepted comes: the talker was asked first.
+        # Not even Accepted arrives: the thinker asks the talker first.
         with pytest.raises(OmniRequestError) as caught:
             await anext(events)
     assert (caught.value.code.name, caught.value.stage) == ("INVALID_ARGUMENT", "talker")
@@ -160,7 +163,7 @@ async def test_what_a_streamed_stage_cannot_honour_is_refused_before_anything_is
 
 
 async def test_calls_that_are_left_free_their_sessions(stream_pipeline: RunningPipeline) -> None:
-    """More half-fed sessions are left than the talker takes at once; then it takes that many again."""
+    """Clients abandon more half-fed sessions than the talker can hold. Afterwards it can hold as many as before."""
     long = {"thinker": {"max_tokens": 1500, "ignore_eos": True}, "talker": {"max_tokens": 1800, "ignore_eos": True}}
     async with AsyncOmniClient(stream_pipeline.endpoint) as client:
 

@@ -1,5 +1,7 @@
-"""A reply that is given is spoken as the same reply was when the thinker sampled it: edges of both modes, three
-processes."""
+"""A given reply is spoken exactly as when the thinker sampled the same reply.
+
+The tests run three stage processes, with edges of both modes.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +46,17 @@ CHATS: dict[str, dict[str, Any]] = {
 
 async def run(client: AsyncOmniClient, job: dict[str, Any], *, diffuses: bool = True, **more: Any) -> GenerationResult:
     arguments = {"seed": 1, "include_token_ids": True, "include_codec_tokens": True, "timeout": 100.0}
-    # Two steps of diffusion in place of ten: what is compared here comes from the edges.
+    # Two diffusion steps instead of ten save time. The test compares what the edges carry.
     few = {"token2wav": {"num_inference_steps": 2}} if diffuses else {}
     sampling = {**few, **job.get("sampling", {})}
     return await client.run(**{**arguments, **job, "sampling": sampling, **more})
 
 
 def given(job: dict[str, Any], answer: GenerationResult) -> dict[str, Any]:
-    """Returns the same request with its own reply. What max_tokens cut off behind its last token was never spoken."""
+    """Returns the same request with the sampled reply as its given reply.
+
+    If max_tokens ended the reply, its last token was never spoken, so it is left out.
+    """
     ids = answer.token_ids["thinker"]
     reply = ids if answer.finished["thinker"].finish_reason == "stop" else ids[:-1]
     sampling = {stage: values for stage, values in job.get("sampling", {}).items() if stage != "thinker"}
@@ -59,7 +64,10 @@ def given(job: dict[str, Any], answer: GenerationResult) -> dict[str, Any]:
 
 
 def check(spoken: GenerationResult, answer: GenerationResult, reply: list[int], *, alone: bool, step: int = 0) -> None:
-    """`step`: by how much a sample may differ, in an answer that was alone."""
+    """Checks that the given reply was spoken like the sampled one.
+
+    `alone`: neither request shared a batch, so the samples are compared too, and may differ by `step`.
+    """
     assert spoken.prompt_token_ids == answer.prompt_token_ids
     assert spoken.token_ids["thinker"] in (reply, reply[:-1])
     assert answer.text.startswith(spoken.text.rstrip("\ufffd"))  # a character cut in two
@@ -72,7 +80,8 @@ def check(spoken: GenerationResult, answer: GenerationResult, reply: list[int], 
     usage = spoken.finished["thinker"].usage
     assert usage.prompt_tokens == answer.finished["thinker"].usage.prompt_tokens
     assert usage.completion_tokens == len(spoken.token_ids["thinker"])
-    # A talker that ends before it has read the reply ends the call: on a Stream edge, less may have left by then.
+    # A talker that ends before it has read the whole reply ends the call. On a Stream edge fewer bytes may have been
+    # sent by then.
     assert usage.tensor_bytes_sent >= answer.finished["thinker"].usage.tensor_bytes_sent
     if answer.finished["talker"].finish_reason == "stop" and len(answer.token_ids["talker"]) > len(reply):
         assert usage.tensor_bytes_sent == answer.finished["thinker"].usage.tensor_bytes_sent
@@ -84,7 +93,7 @@ def check(spoken: GenerationResult, answer: GenerationResult, reply: list[int], 
     [
         pytest.param("tiny_pipeline", ("seeded", "until it ends by itself"), id="Full"),
         pytest.param("stream_pipeline", tuple(CHATS), id="Stream"),
-        # Without prompts that hold no reply's turn, which its talker could not speak.
+        # Without "token ids": that prompt has no assistant turn, so Qwen3-Omni's talker has nothing to speak.
         pytest.param("qwen3_pipeline", tuple(name for name in CHATS if name != "token ids"), id="qwen3"),
     ],
 )
@@ -98,22 +107,22 @@ async def test_its_own_reply_is_spoken_as_the_chat_was(
         answers = {name: await run(client, job, **family) for name, job in chosen.items()}
         jobs = {name: given(job, answers[name]) for name, job in chosen.items()}
         for name, job in jobs.items():
-            # code2wav decodes each frame as it comes, in calls of other sizes: a sample may round the other way.
+            # code2wav decodes frames as they arrive, in batches of other sizes, so a sample may round differently.
             step = int(served == "qwen3_pipeline")
             check(await run(client, job, **family), answers[name], job["reply"], alone=True, step=step)
-        # With others, some of which are sampled.
+        # Given and sampled replies together, in shared batches.
         together = await asyncio.gather(*(run(client, job, **family) for job in [*jobs.values(), *chosen.values()]))
     for (name, job), spoken in zip(jobs.items(), together, strict=False):
         check(spoken, answers[name], job["reply"], alone=False)
     spoken_codes = {str(answer.token_ids["talker"]) for answer in answers.values()}
     assert len(spoken_codes) == len(chosen), "chats that all sound alike show nothing"
     reasons = {answer.finished["thinker"].finish_reason for answer in answers.values()}
-    # The tiny Qwen3-Omni does not end by itself here; tests/engine/test_parity_qwen3.py has replies that do.
+    # No reply of the tiny Qwen3-Omni ends by itself here. tests/engine/test_parity_qwen3.py has replies that do.
     assert reasons == ({"stop", "length"} if family["diffuses"] else {"length"})
 
 
 async def test_text_is_spoken_as_it_stands(stream_pipeline: RunningPipeline) -> None:
-    """Names of special tokens are read out, and end nothing."""
+    """Names of special tokens in a given reply are text: they are read out and do not end the reply."""
     text = "Hello<|im_end|> there, <|AUDIO|>."
     async with AsyncOmniClient(stream_pipeline.endpoint) as client:
         answer = await run(client, {"text": "Read this.", "reply": text})

@@ -1,4 +1,4 @@
-"""TLS as clients with no code of ours see it: grpcurl against a stage server whose certificate is renewed meanwhile."""
+"""TLS as clients see it: grpcurl and `omnipipe` with a stage server whose certificate is renewed while it runs."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ SERVICE = "omni_proto.stage.v1.StageService"
 EXPIRY = "omni_stage_tls_certificate_expiry_timestamp_seconds"
 REJECTED = "omni_stage_tls_certificate_rejected"
 HOST = "web.models.svc"
-"""A name that only the certificate knows: the stage listens on this machine."""
+"""A name that only the certificate has. The stage listens on 127.0.0.1."""
 
 
 @dataclass
 class Entry:
-    """A stage with TLS, as a process."""
+    """A stage server with TLS, in its own process."""
 
     process: StageProcess
     secret: MountedSecret
@@ -121,7 +121,10 @@ def test_grpcurl_with_a_certificate_of_its_own(start: Callable[..., Entry], auth
 
 
 def test_renewal_while_a_stream_is_open(start: Callable[..., Entry], authority: Authority) -> None:
-    """The stream goes on; new connections see the new certificate, here even another CA's; a broken one is not used."""
+    """An open stream continues, and new connections see the renewed certificate, even one of another CA.
+
+    A broken certificate is not used.
+    """
     entry = start(tls_files(authority.issue(hosts=[HOST])))
     trusted = [*entry.trust(authority), "-authority", HOST]
     steps = 60

@@ -1,4 +1,4 @@
-"""A request through gateway and stages is one trace in OpenTelemetry's own collector, with what each stage did."""
+"""A request through gateway and stages is one trace in OpenTelemetry's own collector, with spans of each stage."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from support.media import encode_wav, make_sound
 from support.otel_collector import CollectedSpan, OtelCollector, run_collector
 from support.pipelines import SAMPLES, run_pipeline
 
-# The collector takes 80 s of CPU to build; tests/processes/test_gateway_traces.py has a receiver in Python.
+# `make full` only: building the collector takes 80 s of CPU. tests/processes/test_gateway_traces.py uses a receiver
+# written in Python.
 pytestmark = [pytest.mark.pipeline, pytest.mark.full]
 
 REQUEST = "POST /v1/chat/completions"
@@ -32,7 +33,7 @@ QUESTION = [{"type": "text", "text": "Tell me what the weather is like."}]
 
 @dataclass(frozen=True)
 class Case:
-    """A pipeline, what it is asked, and the spans that each of its stages must have."""
+    """A pipeline, the message content sent to it, and the spans that each of its stages must have."""
 
     sample: str
     content: list[dict[str, Any]]
@@ -46,7 +47,7 @@ def _hear() -> list[dict[str, Any]]:
 
 TOKENS = {"input", "queue", "prefill", "generate", "transfer"}
 CASES = {
-    # Stage servers with engines that keep a table's pace: up in seconds.
+    # Stage servers with paced engines, which start in seconds.
     "paced": Case("sim-omni.yaml", QUESTION, {"thinker": TOKENS, "talker": TOKENS, "decoder": TOKENS - {"transfer"}}),
     "vllm": Case(
         "tiny-omni.yaml",
@@ -58,7 +59,7 @@ CASES = {
 
 @dataclass(frozen=True)
 class Trace:
-    """What the collector has of one request, after everything has ended."""
+    """The spans that the collector received for one request, read after all processes have ended."""
 
     case: Case
     spans: list[CollectedSpan]
@@ -86,7 +87,7 @@ def trace(
         tiny_checkpoint if request.param == "vllm" else find_model(Path(resolve_model_path(load_pipeline(file))))
     )
     with run_collector(folder) as collector, pytest.MonkeyPatch.context() as patch:
-        # The name that vLLM reads, too: its engines must not send spans of their own by it.
+        # vLLM reads the same variable. Its engines must not send their own spans.
         patch.setenv(ENDPOINTS[0], collector.endpoint)
         with (
             run_pipeline(file, checkpoint, folder) as running,
@@ -95,7 +96,7 @@ def trace(
             headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "x-request-id": "mine"}
             answer = httpx.post(f"{url}/v1/chat/completions", json=asked, headers=headers, timeout=120)
             assert answer.is_success, answer.text
-        # Each process has sent its spans when it ended; the collector writes them within its interval.
+        # Each process sends its last spans when it ends. The collector then writes them within its flush interval.
         _wait_until_written(collector, {REQUEST, *(f"stage {stage}" for stage in case.parts)})
         yield Trace(case, collector.spans())
 

@@ -1,8 +1,17 @@
-"""A stand-in for a stage server in tests of the supervisor: listens, starts a child as an engine would, obeys or not.
+"""A fake stage server for tests of the supervisor: it listens, and starts a child process in place of an engine.
 
 Usage: fake_stage.py BEHAVIOURS DIRECTORY --config FILE --address-file FILE
-BEHAVIOURS is JSON: stage -> "ok" (default), "refuse", "die", "deaf", "orphan",
-"orphan-session", "loading", "hang" or "clash".
+BEHAVIOURS is a JSON object that maps a stage to one of these:
+
+ok               becomes ready, and ends at SIGTERM (the default)
+refuse           ends immediately with BAD_CONFIGURATION
+die              kills itself when the file DIRECTORY/die exists
+deaf             ignores SIGTERM
+orphan           leaves its child running when it ends
+orphan-session   like orphan, with the child in its own session
+loading          never becomes ready
+hang             reports a step timeout when the file DIRECTORY/hang exists
+clash            finds its port taken at the first attempt
 """
 
 from __future__ import annotations
@@ -37,7 +46,7 @@ def main() -> None:
     attempts = directory / f"{config.stage}.attempts"
     attempts.write_text(attempts.read_text() + "x" if attempts.exists() else "x")
     if behaviour == "clash" and attempts.read_text() == "x":
-        # Another program has the port: here a child that holds the listening socket.
+        # At the first attempt another program has the port: a child that inherits the listening socket.
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], pass_fds=[listener.fileno()])
         sys.exit(1)
 

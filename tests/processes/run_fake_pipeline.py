@@ -1,4 +1,4 @@
-"""`omnipipe run` with fake stages: run_fake_pipeline.py PIPELINE DIRECTORY BEHAVIOURS GRACE_S [PORT]."""
+"""Runs `omnipipe run` with fake stages: run_fake_pipeline.py PIPELINE DIRECTORY BEHAVIOURS GRACE_S [PORT]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules file under promtool: it parses, and each alert fires when it should and only then."""
+"""promtool accepts the rules file, and each alert fires when it should and only then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `omnipipe run` does with processes, shown with stand-ins for stage servers: real processes, real signals."""
+"""How `omnipipe run` starts, watches and stops its stages, tested with fake stage servers and real signals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATIENCE_S = 60.0
 
 
 class Run:
-    """An `omnipipe run` as a process of its own."""
+    """An `omnipipe run` in its own process."""
 
     def __init__(self, directory: Path, *, grace_s: float = 30.0, port: int = 0, **behaviours: str) -> None:
         self.directory = directory
@@ -43,7 +43,7 @@ class Run:
         return dict(json.loads((self.directory / "address.json").read_text()))
 
     def pids(self) -> list[int]:
-        """Returns stage servers and their children."""
+        """Returns the process ids of the stage servers and their children."""
         files = [self.directory / f"{stage}.pids" for stage in STAGES]
         return [int(pid) for file in files if file.exists() for pid in file.read_text().split()]
 

@@ -1,4 +1,4 @@
-"""Volumes that are really full: messages name the place and the remedy, and work resumes once there is space."""
+"""On a volume that is really full, errors name the path and the remedy, and work resumes once there is space."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WEIGHTS = bytes(range(256)) * (3 * MIB // 256)
 
 
 class Transfers(list[tuple[str, int]]):
-    """The hub's note of transfers; calls somebody when that of the weights begins."""
+    """The hub's list of transfers. Calls `on_weights` when the transfer of the weights begins."""
 
     def __init__(self, on_weights: Any) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ def test_a_volume_without_room_is_said_before_the_weights(hub: Hub, volume: Path
 def test_a_volume_that_fills_during_a_download(
     hub: Hub, volume: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another stage's download, or a log, took the room after it was looked for."""
+    """A download whose volume fills after the check for space fails with a reason, and resumes once there is space."""
     note = tmp_path / "termination"
     monkeypatch.setenv("OMNI_TERMINATION_LOG", str(note))
     hub.sent = Transfers(lambda: fill(volume, leave=MIB))
@@ -120,7 +120,7 @@ def test_an_address_file_without_room_is_named(volume: Path) -> None:
 
 @pytest.mark.pipeline
 def test_a_stage_whose_log_is_full_goes_on_serving(tmp_path: Path) -> None:
-    """Its output is /dev/full, where each write fails with ENOSPC."""
+    """A stage keeps serving although its log is /dev/full, where each write fails with ENOSPC."""
     configs = chain_configs(pick_chain_ports())
 
     class Deaf(StageProcess):

@@ -1,4 +1,4 @@
-"""Clients that stop reading, and clients with wrong keys, beside well-behaved ones, at a real gateway process."""
+"""A real gateway process serves well-behaved clients while others stop reading or send wrong keys."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from support.gateways import GatewayProcess, run_gateway
 MODEL = "omni"
 MIB = 1 << 20
 STALLED_BYTES = MIB
-"""Most that the gateway may hold for a reader that stalled: gRPC's window, an event, and what the transport buffers."""
+"""Upper bound of the gateway's memory per stalled client: gRPC's window, one event, and the transport's buffer."""
 
 UNSENT_BYTES = MIB // 4
+"""Upper bound of the kernel's send buffer per stalled client."""
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
@@ -39,7 +40,7 @@ def asked(content: str = "Hello", *, stream: bool = False) -> dict[str, object]:
 
 
 def ask(client: httpx.Client) -> None:
-    """An honest request, streamed; its answer must be whole."""
+    """Sends a well-behaved streaming request and checks that its answer is complete."""
     answer = client.post("/v1/chat/completions", json=asked(stream=True))
     assert answer.status_code == 200, answer.text
     *events, done = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
@@ -55,9 +56,9 @@ def counter(url: str, name: str) -> float:
 
 
 def connect_stalled(url: str) -> socket.socket:
-    """Asks for text without end, and reads nothing of it."""
+    """Requests an endless text and reads nothing of it. Returns the socket."""
     client = socket.socket()
-    # Before the connection, which then offers no larger window: what is not read stays with the gateway.
+    # Set before connecting, so that TCP offers only this window and unread data stays with the gateway.
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     host, port = url.removeprefix("http://").split(":")
     client.connect((host, int(port)))
@@ -68,14 +69,20 @@ def connect_stalled(url: str) -> socket.socket:
 
 
 def unsent_bytes(url: str) -> int:
-    """Returns what the kernel holds for readers of the gateway: part of a container's memory, and of no process'."""
+    """Returns the bytes in the kernel's send queues of the gateway's port.
+
+    They count as the container's memory, but not as that of any process.
+    """
     port = int(url.rpartition(":")[2])
     rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
     return sum(int(row[4].partition(":")[0], 16) for row in rows if row[1].endswith(f":{port:04X}"))
 
 
 def check_stalled_readers(folder: Path, count: int, honest: int) -> None:
-    """So many readers stall, and so many honest requests are answered beside them."""
+    """Checks that `honest` requests are answered while `count` clients have stopped reading.
+
+    The gateway's memory stays within its bounds, and it disconnects all stalled clients.
+    """
     with (
         serve_flood() as (port, entry),
         run_gateway(folder, f"{MODEL}=grpc://127.0.0.1:{port}", "sendSeconds: 10\n") as gateway,
@@ -109,7 +116,7 @@ def test_two_hundred_readers_that_stall_harm_nobody_and_are_left(tmp_path: Path)
 
 
 class WrongKeys:
-    """Threads that send wrong keys in a loop, each as fast as it is refused."""
+    """Threads that send wrong keys in a loop, each as fast as its requests are refused."""
 
     def __init__(self, url: str) -> None:
         self.statuses: Counter[int] = Counter()
@@ -118,7 +125,7 @@ class WrongKeys:
 
     @contextmanager
     def running(self, threads: int) -> Iterator[None]:
-        """Sends inside the block."""
+        """Sends wrong keys from `threads` threads while the `with` block runs."""
         started = [threading.Thread(target=self._send, args=(number,)) for number in range(threads)]
         for thread in started:
             thread.start()
@@ -134,14 +141,14 @@ class WrongKeys:
             turn = 0
             while not self._stop.is_set():
                 turn += 1
-                # Long ones too: a key is hashed, whatever its length.
+                # Every second key is long, because keys of any length are hashed.
                 wrong = f"sk-omni-{number}-{turn}" + "x" * (turn % 2 * 30_000)
                 answer = client.post("/v1/chat/completions", json=asked(), headers={"authorization": f"Bearer {wrong}"})
                 self.statuses[answer.status_code] += 1
 
 
 def test_wrong_keys_in_a_loop_refuse_nobody_else(tmp_path: Path) -> None:
-    """The honest key has limits of its own, which the refused requests do not use up."""
+    """Requests with wrong keys do not use up the limits of a valid key."""
     keys = tmp_path / "keys.yaml"
     others = "".join(f"- {{name: other-{number}, sha256: {hash_key(str(number))}}}\n" for number in range(100))
     limits = "limits: {requestsPerMinute: 150, concurrentRequests: 1}"
@@ -161,7 +168,7 @@ def test_wrong_keys_in_a_loop_refuse_nobody_else(tmp_path: Path) -> None:
 
 
 def check_log(gateway: GatewayProcess, wrong: WrongKeys) -> None:
-    """No key is in the log, and all refused requests are counted."""
+    """Checks that no key is in the log, and that all refused requests are counted."""
     refused = counter(gateway.url, "omni_gateway_refused")
     assert refused == wrong.statuses[401]
     log = gateway.log.read_text()

@@ -1,6 +1,6 @@
-"""Requests made of the OpenAPI schema: whatever it allows, and what it does not, is answered, and never with a 5xx.
+"""Requests generated from the OpenAPI schema are all answered, and never with a 5xx status.
 
-The entry stage behind the gateway answers at once, so that thousands can be sent.
+The entry stage behind the gateway is a fake that answers immediately, so that thousands of requests can be sent.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ def gateway() -> Iterator[str]:
 
 
 def check_cases(url: str, count: int) -> dict[int, int]:
-    """Send at least that many requests by the OpenAPI schema, most of them to POST routes. Returns counts by status.
+    """Sends at least `count` requests generated from the schema, most of them to POST routes.
 
-    The model is the served one, so that requests go on from there.
+    A generated model name is replaced by the served one, so that the gateway validates the other fields too. Returns
+    how many responses had each status.
     """
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     operations = [found.ok() for found in schema.get_all_operations()]
@@ -64,6 +65,6 @@ def test_no_request_that_the_schema_allows_breaks_it(gateway: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(3600)  # six minutes on a busy machine of two cores, most of it to make the cases
+@pytest.mark.timeout(3600)  # it takes six minutes on two busy cores, mostly to generate the cases
 def test_none_of_ten_thousand_requests_breaks_it(gateway: str) -> None:
     assert sum(check_cases(gateway, 10_000).values()) >= 10_000

@@ -1,4 +1,4 @@
-"""The gateway's certificate, and those that it shows entry stages, are renewed while it serves."""
+"""While the gateway serves, its server certificate and the client certificate for entry stages can be renewed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ask(url: str, verify: ssl.SSLContext | bool = True) -> httpx.Response:
 
 
 def write(secret: MountedSecret, files: dict[str, bytes]) -> None:
-    """A renewal, at a time of its own: file systems may give two writes the same."""
+    """Writes renewed files with a new modification time, because a file system may give two writes the same time."""
     secret.write(files)
     moment = next(_times)
     for name in files:
@@ -48,7 +48,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def shown_serial(url: str) -> int:
-    """Returns the serial number of the certificate that a new connection is shown."""
+    """Returns the serial number of the certificate that the server presents to a new connection."""
     port = httpx.URL(url).port
     assert port is not None
     pem = ssl.get_server_certificate(("127.0.0.1", port), timeout=10)
@@ -56,7 +56,7 @@ def shown_serial(url: str) -> int:
 
 
 def test_the_own_certificate_is_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """New connections are shown the new one, one that was open goes on, and a damaged one is not used."""
+    """New connections get the renewed certificate, and open ones continue. One with a wrong key is not used."""
     monkeypatch.setattr(certificate, "CHECK_S", 0.05)
     authority = Authority("cert-manager")
     first, second, third = (authority.issue(hosts=["localhost"]) for _ in range(3))
@@ -78,7 +78,7 @@ def test_the_own_certificate_is_renewed(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_an_entry_gets_the_certificate_that_it_requires_and_then_the_renewed_one(tmp_path: Path) -> None:
-    """Both the entry and the gateway change to another authority: no restart of either."""
+    """Entry and gateway both change to certificates of another authority without a restart."""
     old, new = Authority("this year"), Authority("next year")
     asked = {"authority": old}
 
@@ -107,7 +107,7 @@ def test_an_entry_gets_the_certificate_that_it_requires_and_then_the_renewed_one
             write(secret, tls_files(new.issue("gateway"), new.certificate))
             assert ask(url).status_code == 200
             assert len(starts) == 2
-        # Without a certificate of its own the entry hangs up, and the answer says what that may be.
+        # Without a client certificate the entry closes the connection, and the gateway answers 503.
         nobody = GatewaySettings(entry_ca=settings.entry_ca)
         bare = ServedPipeline("omni", endpoint, tls=entry_tls(endpoint, nobody, server_name=HOST))
         with serve_gateway(bare, settings=nobody) as url:

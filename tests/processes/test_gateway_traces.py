@@ -1,4 +1,4 @@
-"""A request through the gateway is one trace: the client's, the gateway's span, then the entry stage's."""
+"""A request through the gateway is one trace: the gateway's span is the client's child and the entry's parent."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_gateways_span_joins_the_client_s_and_is_the_entrys_parent(collector
     assert (facts["omnipipeline.request_id"], facts["omnipipeline.model"]) == ("mine", "omni")
     assert [event.name for event in ours.events] == ["first text", "first audio"]
     assert missed.trace_id.hex() != TRACE
-    # The latencies name the trace of an example, where OpenMetrics is asked for.
+    # In the OpenMetrics format the latency histogram has exemplars, which name a trace.
     examples = [
         sample.exemplar.labels
         for family in text_string_to_metric_families(told)

@@ -1,4 +1,4 @@
-"""Where the process group of an engine listens, in a network and a mount namespace like a pod's."""
+"""An engine's Gloo process group listens only on loopback, tested in network and mount namespaces like a pod's."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ TESTS = Path(__file__).parents[1]
 IN_A_POD = (
     """ip link set lo up && ip address add 10.9.9.9/32 dev lo && mount --bind "$HOSTS" /etc/hosts && exec "$@" """
 )
-"""As in a pod: the host's name has an address that others reach. On `lo`, for there is no other device."""
+"""Gives the host's name an address that is not loopback, as in a pod. It is on `lo`, the only device here."""
 
 
 def test_gloo_listens_on_loopback_alone_wherever_the_hosts_name_leads(tmp_path: Path) -> None:
-    """In a pod its dozen ports were open to the cluster."""
+    """By default Gloo listens on the address of the host's name, so a dozen ports would be open to the cluster."""
     unshare = ["unshare", "--user", "--map-root-user", "--mount", "--net"]
     if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
         pytest.skip("user namespaces are not allowed here; tests/pipeline/test_sockets.py looks at real stages")

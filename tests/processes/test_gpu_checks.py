@@ -1,4 +1,4 @@
-"""`make gpu` without a GPU: the torch part runs what a CPU can, lists every check, and says why it skips the rest."""
+"""`make gpu` without a GPU: the torch part runs the checks that a CPU can run, and says why it skips each other one."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_every_check_is_on_the_page() -> None:
 
 
 def test_every_check_can_be_imported(context: Context) -> None:
-    """A name in the catalogue that leads nowhere would be noticed on a GPU only."""
+    """Every entry of the catalogue names a function that exists. Otherwise a mistake would show only on a GPU."""
     import importlib
 
     from benchmarks.gpu.catalogue import _TABLE

@@ -1,4 +1,4 @@
-"""The imports of a GPU stage do not change CUDA. vLLM's CPU worker does, for the whole process that imports it."""
+"""The imports of a GPU stage do not change torch.cuda. vLLM's CPU worker replaces parts of it in the whole process."""
 
 from __future__ import annotations
 
@@ -29,9 +29,12 @@ _GPU_MODULES = (
 
 
 def test_a_gpu_stage_leaves_cuda_as_it_is_and_the_cpus_worker_does_not() -> None:
-    """If the latter no longer replaced anything, the two families of workers could share their modules again."""
+    """A GPU stage's imports leave torch.cuda unchanged, and those of the CPU worker do not.
+
+    If vLLM's CPU worker stopped replacing parts of torch.cuda, CPU and GPU workers could share their modules.
+    """
     (cpu_module,) = {worker_cls(kind, "cpu").rpartition(".")[0] for kind in ("autoregressive", "diffusion")}
-    # One process looks twice: importing vLLM takes ten seconds.
+    # One process makes both checks, because importing vLLM takes ten seconds.
     command = [sys.executable, "-c", _LOOK, " ".join(_GPU_MODULES), cpu_module]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
     gpu, cpu = done.stdout.splitlines()

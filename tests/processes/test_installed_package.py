@@ -1,4 +1,4 @@
-"""`pip install omnipipeline`: the wheel and the sdist in environments that hold nothing else."""
+"""`pip install omnipipeline`: the wheel and the sdist work in virtual environments with nothing else."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]
 
 @pytest.fixture(scope="module")
 def bare(distributions: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel without extras."""
+    """The bin folder of a virtual environment with the wheel, without extras."""
     return make_venv(tmp_path_factory.mktemp("bare") / "venv", str(distributions[1]))
 
 
 @pytest.fixture(scope="module")
 def with_cli(distributions: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sdist with the extra of the command."""
+    """The bin folder of a virtual environment with the sdist and the extra `cli`."""
     return make_venv(tmp_path_factory.mktemp("cli") / "venv", f"omnipipeline[cli] @ {distributions[0].as_uri()}")
 
 
@@ -137,7 +137,7 @@ def test_a_request_of_the_command(with_cli: Path, entry: int, tmp_path: Path) ->
 
 
 def test_a_wrong_argument_is_a_type_error(bare: Path, tmp_path: Path) -> None:
-    """mypy reads the installed package's types."""
+    """mypy reads the installed package's types, so a misspelt argument is a type error."""
     program = 'from omnipipeline import OmniClient\nOmniClient("a:1").run(text="Hi", sede=7)\n'
     (tmp_path / "program.py").write_text(program)
     command = [sys.executable, "-m", "mypy", "--python-executable", str(bare / "python"), "--cache-dir", "cache"]
@@ -146,7 +146,7 @@ def test_a_wrong_argument_is_a_type_error(bare: Path, tmp_path: Path) -> None:
 
 
 def _silence() -> bytes:
-    """Returns a WAV of a hundredth of a second."""
+    """Returns a WAV file with 10 ms of silence."""
     file = io.BytesIO()
     with wave.open(file, "wb") as audio:
         audio.setnchannels(1)

@@ -1,4 +1,4 @@
-"""Clients in Go and TypeScript, whose stubs are made by the commands of docs/other-languages.md, call a stage."""
+"""Go and TypeScript clients call a stage, with stubs that the commands of docs/other-languages.md generate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.full  # compilers and a package registry
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the page's first command installs, and a bin folder that has it first."""
+    """The bin folder of a virtual environment with the packages that the page needs: ours and grpcio-tools."""
     folder = tmp_path_factory.mktemp("protoc")
     _, wheel = build_distributions(folder)
     return make_venv(folder / "venv", str(wheel), "grpcio-tools")

@@ -1,4 +1,4 @@
-"""A paced pipeline as `omnipipe run` starts it: the sample's file, stage servers that cannot import torch or vLLM."""
+"""`omnipipe run` starts the sample of a paced pipeline with stage servers that cannot import torch or vLLM."""
 
 from __future__ import annotations
 

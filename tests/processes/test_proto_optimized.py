@@ -1,4 +1,4 @@
-"""Validation is no assert: the suites of the codec and of the client's arguments pass under `python -O` too."""
+"""The tests of the codec and of the client's arguments also pass under `python -O`: no check is an assert statement."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ SUITES = (
 )
 
 
-@pytest.mark.full  # test_no_assert_and_no_unsafe_reader_in_the_contracts leaves `-O` nothing to take away
+@pytest.mark.full  # test_no_assert_and_no_unsafe_reader_in_the_contracts shows that `-O` removes nothing
 def test_validation_holds_without_asserts() -> None:
-    """The refusals are pytest.raises, which are no asserts either."""
+    """The suites check refusals with pytest.raises, which `-O` does not remove."""
     suites = Path(__file__).parents[1] / "unit" / "proto"
     result = subprocess.run(
         [

@@ -1,4 +1,4 @@
-"""Real pytest processes that pass, fail, die, hang and leave processes behind: the run ends and says which."""
+"""The runner ends, and names each problem, when its pytest processes fail, die, hang or leave processes behind."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ TESTS = {
 
 
 def prepare(patch: pytest.MonkeyPatch) -> None:
-    """Set the environment of groups whose files are not below pyproject.toml, which names the plugins."""
+    """Sets the environment for test files outside the repository, where pyproject.toml does not configure plugins."""
     patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the groups' logs are."""
+    """The folder for the test files and the groups' logs."""
     return tmp_path_factory.mktemp("groups")
 
 
 @pytest.fixture(scope="module")
 def outcomes(folder: Path) -> dict[str, Outcome]:
-    """Of each of TESTS, run side by side."""
+    """The outcome of each of TESTS. Three groups run at a time."""
     groups = []
     for name, text in TESTS.items():
         file = folder / f"test_{name}.py"
@@ -98,7 +98,7 @@ def test_a_process_left_behind_is_named_and_ended(outcomes: dict[str, Outcome]) 
 
 
 def sleepers() -> list[int]:
-    """Returns the processes of TESTS that still run."""
+    """Returns the ids of `sleep` processes that TESTS started and that still run."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and int(folder.name) != os.getpid():

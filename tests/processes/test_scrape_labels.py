@@ -1,4 +1,4 @@
-"""The scrape configuration of the docs gives the labels that the PodMonitor gives: by the targets of a Prometheus."""
+"""The docs' scrape configuration gives the same labels as the operator's PodMonitor, checked in a real Prometheus."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STAGES = ("thinker", "talker", "token2wav")
 
 
 def read_jobs(targets: list[PodTarget]) -> list[dict[str, Any]]:
-    """Returns the jobs of the page, with targets in the place of service discovery."""
+    """Returns the scrape jobs of the page, with static targets in place of service discovery."""
     jobs = yaml.safe_load(PAGE.read_text().split("```yaml\n", 1)[1].split("```", 1)[0])["scrape_configs"]
     for job in jobs:
         assert job.pop("kubernetes_sd_configs") == [{"role": "pod"}]

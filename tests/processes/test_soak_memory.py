@@ -1,4 +1,4 @@
-"""The soak's memory samples of a real tree of processes, and which of them count as growth."""
+"""The soak's memory samples of a real process tree, and which changes count as growth."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ helper.wait()
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[subprocess.Popen[str]]:
-    """A process with an engine and a helper below it. The engine reads the lines that the process is sent."""
+    """A process with an engine and a helper as children. The engine inherits its stdin and reads the commands."""
     command = [sys.executable, "-c", SERVER_CODE, GRANDCHILD]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
-    # Until a child runs its own program it has its parent's command line, in which the engine's name stands too.
+    # Until exec, a child has its parent's command line, which also contains the engine's name.
     while {sample.role for sample in sample_tree(process.pid, time.time())} != {SERVER, ENGINE, HELPER}:
         time.sleep(0.01)
     yield process

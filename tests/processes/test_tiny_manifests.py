@@ -1,4 +1,4 @@
-"""manifests/tiny: the tiny sample in a cluster without GPUs."""
+"""manifests/tiny, which runs the tiny sample in a cluster without GPUs, agrees with the sample and with itself."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_job_writes_where_the_pipeline_reads(model: dict[str, Any]) -> None:
     folder = pipeline.spec.model.uri.removeprefix(f"pvc://{claim}/")
     assert f'"{mount["mountPath"]}/{folder}"' in container["args"][0]
     assert container["image"] == pipeline.spec.defaults.image
-    # Who writes is who reads.
+    # The Job writes as the user that the stages run as.
     assert pod["securityContext"]["runAsUser"] == pod["securityContext"]["fsGroup"] == USER_ID
 
 

@@ -1,4 +1,4 @@
-"""An engine without torch is served by the very same stage server, in a process that cannot import torch."""
+"""The stage server also serves engines that do not need torch, in a process that cannot import torch."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def test_a_chain_of_three_stages(tmp_path: Path) -> None:
     with stages.start(), OmniClient(f"127.0.0.1:{ports['thinker']}") as client:
         result = client.run(text="Hello", sampling={"thinker": {"max_tokens": 3}, "talker": {"max_tokens": 5}})
     assert result.finished.keys() == {"thinker", "talker", "token2wav"}
-    # 8 samples of 16 bits for each code.
+    # Each code gives 8 samples of 16 bits.
     assert result.audio == bytes(5 * 8 * 2)

@@ -1,7 +1,7 @@
-"""A wall clock that jumps by an hour, either way, while requests run: no deadline, timeout or watchdog moves.
+"""A wall clock that jumps by an hour in either direction moves no deadline, timeout or watchdog.
 
-The stage servers are processes whose wall clock a test moves, gRPC's included. What the operator makes of a wrong clock
-is in test_server_clock.py; who may read the wall clock at all, in test_forbidden_calls.py.
+The stage servers are processes whose wall clock a test moves, gRPC's included. test_server_clock.py tests the operator
+with a wrong clock. test_forbidden_calls.py lists the modules that may read the wall clock.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ def stages(clock: WallClock, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 async def ask(
     stages: StageProcess, clock: WallClock, sampling: dict[str, Any], jump_s: int, *, first_s: int = 0
 ) -> list[Event]:
-    """Returns a request that sees the clock jump after its first word."""
+    """Runs a request and moves the clock when its first event arrives. Returns its events.
+
+    The wall clock is `first_s` seconds ahead when the request starts, and `jump_s` seconds ahead afterwards.
+    """
     clock.set(first_s)
     events: list[Event] = []
     async with AsyncOmniClient(f"grpc://127.0.0.1:{stages.ports['thinker']['grpc']}") as client:
@@ -56,7 +59,7 @@ async def ask(
 
 
 def kinds(events: list[Event]) -> dict[str, list[str]]:
-    """Returns the kinds of each stage's events, in order; between stages the order is free."""
+    """Returns the event types of each stage, in order. Events of different stages may arrive in any order."""
     found: dict[str, list[str]] = {}
     for event in events:
         found.setdefault(getattr(event, "stage", ""), []).append(type(event).__name__)
@@ -64,7 +67,7 @@ def kinds(events: list[Event]) -> dict[str, list[str]]:
 
 
 def accepted_s(events: list[Event]) -> float:
-    """Returns when the first stage took the request, by its own wall clock."""
+    """Returns when the first stage accepted the request, by its own wall clock, in seconds since the epoch."""
     return next(event.accepted_unix_ns for event in events if isinstance(event, Accepted)) / 1e9
 
 

@@ -1,4 +1,4 @@
-"""Run the suite: groups -> processes side by side -> a report. See the package's docstring.
+"""Runs the suite in groups and prints a report. The package's docstring describes how.
 
 PYTHONPATH=tests python -m runner [--workers 5] [--only NAME ...] [-- PYTEST OPTIONS]
 """
@@ -22,7 +22,7 @@ LOG_LINES = 400
 
 
 def find_test_files() -> list[str]:
-    """Returns the paths of all test files that this runner runs, from the repository's root."""
+    """Returns the paths of all test files that this runner runs, relative to the repository's root."""
     tests = ROOT / "tests"
     return sorted(str(file.relative_to(ROOT)) for name in FOLDERS for file in (tests / name).rglob("test_*.py"))
 
@@ -30,9 +30,9 @@ def find_test_files() -> list[str]:
 def run_groups(
     groups: Sequence[Group], folder: Path, *, workers: int, bound_s: float, options: Sequence[str] = ()
 ) -> tuple[list[Outcome], int]:
-    """Run the groups, `workers` at a time. Past bound_s all that run are ended, and none starts.
+    """Runs the groups, `workers` at a time. After `bound_s` seconds it ends all running groups and starts no more.
 
-    Returns what each came to, and the machine's available memory in bytes when there was least.
+    Returns each group's outcome, and the lowest available memory of the machine during the run, in bytes.
     """
     waiting, running, outcomes = list(groups), list[GroupProcess](), list[Outcome]()
     least_free = _free_bytes()
@@ -61,7 +61,7 @@ def run_groups(
 
 
 class _Guard:
-    """omni_cli.local.guard: ends the groups' processes when the runner ends in whatever way, SIGKILL included."""
+    """A process of omni_cli.local.guard, which ends the groups' processes however the runner ends, even by SIGKILL."""
 
     def __enter__(self) -> _Guard:
         self._process = subprocess.Popen(

@@ -1,9 +1,10 @@
-"""A pytest plugin: the CPU time of each test's whole process tree, fixtures included. For those who shorten the suite.
+"""A pytest plugin that measures the CPU time of each test's process tree, to find tests worth shortening.
 
-    PYTHONPATH=tests python -m pytest -p runner.costs tests/engine        the most expensive tests and files, at the end
+    PYTHONPATH=tests python -m pytest -p runner.costs tests/engine
 
-Counts this process and every process below it, those that have ended and were waited for included; what a process left
-to init is not counted. A fixture's cost is the test's that asked for it first.
+At its end pytest prints the most expensive tests and files. The plugin counts this process and all its descendants,
+including those that have ended and were waited for. Processes that were reparented to init are not counted. A fixture's
+cost goes to the test that used it first.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _costs: dict[str, float] = {}
 
 
 def read_tree_cpu(root: int) -> float:
-    """Returns the CPU seconds that a process and all below it have used so far."""
+    """Returns the CPU seconds that a process and all its descendants have used so far."""
     parents: dict[int, int] = {}
     ticks: dict[int, int] = {}
     for folder in Path("/proc").iterdir():
@@ -43,17 +44,17 @@ def read_tree_cpu(root: int) -> float:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None):  # type: ignore[no-untyped-def]
-    """Add what the tree has used meanwhile to the test."""
+    """Adds the CPU seconds that the tree used during the test to the test's cost."""
     before = read_tree_cpu(os.getpid())
     try:
         return (yield)
     finally:
-        # Less than before: what ended was waited for by a process that ended too.
+        # The total can fall: a process ended whose parent, which had waited for it, ended too.
         _costs[item.nodeid] = _costs.get(item.nodeid, 0.0) + max(0.0, read_tree_cpu(os.getpid()) - before)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Write the dearest tests and files."""
+    """Writes the most expensive tests and files."""
     files: dict[str, float] = defaultdict(float)
     for name, cost in _costs.items():
         files[name.partition("::")[0]] += cost

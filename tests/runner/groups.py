@@ -1,7 +1,7 @@
-"""Which test files run in one process. Pure.
+"""Groups of test files that run in one process. Pure.
 
-Files share a process when they share what takes long: imports of vLLM, a control plane, a running pipeline. The group
-that takes longest starts first, so that none runs alone at the end.
+Files share a process if they share an expensive setup: the import of vLLM, a control plane, or a running pipeline. The
+group that takes longest starts first, so that no group runs alone at the end.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ class Group:
     files: tuple[str, ...]
     """Paths from the repository's root."""
     bound_s: float
-    """Seconds after which the process is ended; several times what it takes on two busy cores."""
+    """Seconds after which the runner ends the process: several times as long as it takes on two busy cores."""
     takes_s: float = 0.0
-    """As Rule has it."""
+    """Expected seconds, as in Rule."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Files below one of the prefixes, unless an earlier rule has taken them, form one group."""
+    """The files whose path starts with one of the prefixes form one group, unless an earlier rule matches them."""
 
     name: str
     prefixes: tuple[str, ...]
     bound_s: float = 2000.0
     takes_s: float = 0.0
-    """Seconds that it takes beside others on two cores, roughly; only the order of the groups depends on it."""
+    """Roughly how many seconds the group takes while others run on the same two cores. It only orders the groups."""
 
 
 RULES: tuple[Rule, ...] = (
-    # First match wins, so what is taken out of a folder stands before the folder. Each group that needs vLLM imports it
-    # for eight seconds of CPU; of pipelines, its processes are forks of one that did.
+    # The first match wins, so rules for parts of a folder come before the rule for the folder. Each group that needs
+    # vLLM spends eight CPU seconds to import it. The stages of test pipelines are forked from a process that has.
     Rule("api-server", ("tests/controlplane/test_crd", "tests/controlplane/client/"), takes_s=60),
     Rule(
         "helm",
@@ -76,7 +76,7 @@ RULES: tuple[Rule, ...] = (
         "unit-stage",
         (
             *(f"tests/unit/{name}/" for name in ("engine", "payloads", "service", "vllm_adapter")),
-            # Both import vLLM.
+            # These two files import vLLM.
             "tests/unit/models/qwen2_5_omni/test_published_defaults",
             "tests/unit/proto/test_gpu_memory",
         ),
@@ -92,9 +92,9 @@ class UngroupedTestError(ValueError):
 
 
 def list_groups(files: Iterable[str], rules: Iterable[Rule] = RULES) -> list[Group]:
-    """Returns the groups that have files, the one that takes longest first, files in alphabetical order.
+    """Returns the groups that have files: the longest group first, and each group's files in alphabetical order.
 
-    Raises UngroupedTestError if no rule takes a file.
+    Raises UngroupedTestError if no rule matches a file.
     """
     rules = tuple(rules)
     taken: dict[str, list[str]] = {rule.name: [] for rule in rules}

@@ -1,4 +1,4 @@
-"""One group as a process: started in a session of its own, watched, and ended with all that descends from it."""
+"""Runs one group as a process in its own session, watches it, and ends it together with all its descendants."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from runner.progress import PROGRESS_VARIABLE
 from runner.report import Counts, Outcome, read_counts
 
 TOKEN_VARIABLE = "OMNIPIPE_TEST_TOKEN"
-"""Environment: marks every process that a group starts, in whatever session."""
+"""Environment variable that marks every process of a group, in whatever session it is."""
 PORTS_EACH = 2_400
-"""Five groups side by side stay below where the kernel takes the ports of outgoing connections from."""
+"""Ports per group. Those of five concurrent groups stay below the kernel's range for outgoing connections."""
 LEFTOVERS_WAIT_S = 10.0
-"""For what ends by itself soon after a group: guards, fork servers, resource trackers."""
+"""How long to wait for processes that end by themselves soon after a group: guards, fork servers, resource trackers."""
 STACKS_WAIT_S = 3.0
 
 
 class GroupProcess:
-    """A running group. `slot` counts the groups that run side by side, from 0: each has ports of its own."""
+    """A running group. `slot` numbers the concurrent groups from 0, and gives each its own range of ports."""
 
     def __init__(self, group: Group, folder: Path, slot: int, options: Sequence[str]) -> None:
         self.group = group
@@ -64,13 +64,16 @@ class GroupProcess:
         return self._process.pid
 
     def poll(self) -> Outcome | None:
-        """Returns the outcome once the process has ended, after ending what it left behind. Ends it at its bound."""
+        """Returns the outcome once the process has ended, after ending the processes that it left behind.
+
+        Returns None while it runs, and ends it when its time limit has passed.
+        """
         pid, status, usage = os.wait4(self._process.pid, os.WNOHANG)
         if pid == 0:
             if time.monotonic() - self._started > self.group.bound_s:
                 self.end(self.group.bound_s)
             return None
-        # Popen must not wait for it once more.
+        # wait4 has reaped the process, so Popen must not wait for it again.
         self._process.returncode = os.waitstatus_to_exitcode(status)
         seconds = time.monotonic() - self._started
         return Outcome(
@@ -86,7 +89,7 @@ class GroupProcess:
         )
 
     def end(self, bound_s: float) -> None:
-        """For passing bound_s: ask for the stacks of all threads, then end it with all that descends from it."""
+        """Ends the process and its descendants for exceeding `bound_s`, after it has logged its threads' stacks."""
         if self._over_bound_s is not None:
             return
         self._over_bound_s = bound_s
@@ -106,7 +109,7 @@ class GroupProcess:
             time.sleep(0.1)
         commands = tuple(sorted(_command_line(one.pid)[:200] for one in left))
         end_tree(self.session, left)
-        # What died with a group that was ended for its bound is no defect of its own.
+        # Processes that ran when a group was ended for its time limit are not reported as left behind.
         return commands if self._over_bound_s is None else ()
 
     def _list_marked(self) -> set[ProcessId]:

@@ -1,7 +1,7 @@
-"""A pytest plugin: writes down which test runs, for the runner to name when the process dies or hangs, and each failure
-as it happens, for pytest tells them at the end only.
+"""A pytest plugin that writes the running test's name to a file, and each failure to the log as it happens.
 
-SIGUSR1 makes the process write the stack of every thread to its log.
+The runner reports that name if the process dies or hangs. pytest itself prints failures only at the end. SIGUSR1 makes
+the process write the stack of every thread to its log.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from pathlib import Path
 import pytest
 
 PROGRESS_VARIABLE = "OMNIPIPE_TEST_PROGRESS"
-"""Environment: the file that holds the id of the test that runs."""
+"""Environment variable with the path of the file for the running test's id."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """pytest's own plugin enables faulthandler for crashes; this adds a signal to ask for the stacks."""
-    # A copy of what is stderr now: while a test runs, pytest's capture has another file there.
+    """Registers SIGUSR1 with faulthandler, to dump stacks on request. pytest itself enables it only for crashes."""
+    # A copy of the current stderr, because pytest's capture replaces stderr while a test runs.
     stderr = os.dup(2)
     faulthandler.register(signal.SIGUSR1, file=stderr, all_threads=True)
     config.pluginmanager.register(FailureWriter(stderr))
 
 
 class FailureWriter:
-    """Writes failures to a file descriptor at once: a process that dies later does not reach pytest's summary."""
+    """Writes failures to a file descriptor immediately, because a process that dies later prints no summary."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -39,7 +39,7 @@ class FailureWriter:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None):  # type: ignore[no-untyped-def]
-    """Note the test before its fixtures start; after the last test of all, note that too."""
+    """Notes the test before its fixtures start, and after the last test the end of the session."""
     note(item.nodeid)
     try:
         return (yield)
@@ -49,6 +49,6 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None):  #
 
 
 def note(what: str) -> None:
-    """Replace the contents of the progress file, if there is one."""
+    """Replaces the contents of the progress file, if the variable names one."""
     if path := os.environ.get(PROGRESS_VARIABLE):
         Path(path).write_text(what, encoding="utf-8")

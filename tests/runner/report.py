@@ -1,4 +1,4 @@
-"""What a group's process came to, and the lines that say so. Pure."""
+"""The outcome of a group's process, and the report's lines about it. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from xml.etree import ElementTree
 
 NO_TESTS_COLLECTED = 5
-"""pytest's exit code."""
+"""pytest's exit code if it finds no tests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +29,17 @@ class Outcome:
 
     group: str
     exit_code: int
-    """Negative: the signal that ended the process."""
+    """If negative, the number of the signal that ended the process."""
     seconds: float
     cpu_s: float
-    """Of the process and of all children that it waited for."""
+    """CPU seconds of the process and of all children that it waited for."""
     peak_bytes: int
-    """Resident memory of the largest of these processes."""
+    """Peak resident memory of the largest of these processes."""
     counts: Counts | None
-    """None where the process ended without a report."""
+    """None if the process ended without a report."""
     last_test: str
     over_bound_s: float | None = None
-    """The bound, if the process was ended for passing it."""
+    """The time limit in seconds, if the process was ended for exceeding it."""
     leftovers: tuple[str, ...] = ()
     """Command lines of processes that outlived the group."""
     problems: tuple[str, ...] = field(init=False)
@@ -70,7 +70,7 @@ def _list_problems(outcome: Outcome) -> list[str]:
 
 
 def read_counts(junit_xml: str) -> Counts:
-    """Returns the counts of a JUnit report as pytest writes it. Raises ValueError if it is cut off."""
+    """Returns the counts of pytest's JUnit report. Raises ValueError if the report is truncated."""
     try:
         root = ElementTree.fromstring(junit_xml)  # noqa: S314 - written by our own pytest a moment ago
     except ElementTree.ParseError as error:
@@ -90,7 +90,7 @@ def read_counts(junit_xml: str) -> Counts:
 
 
 def format_outcome(outcome: Outcome) -> str:
-    """Returns one line on the group, and one for each problem."""
+    """Returns one line about the group, and one for each of its problems."""
     counts = outcome.counts or Counts()
     verdict = "FAILED" if outcome.problems else "ok"
     line = f"{outcome.group:22} {verdict:6} {counts.passed:5} passed, {counts.failed} failed, {counts.skipped} skipped"
@@ -100,9 +100,9 @@ def format_outcome(outcome: Outcome) -> str:
 
 
 def format_summary(outcomes: Sequence[Outcome], seconds: float, least_free_bytes: int, slowest: int = 20) -> str:
-    """Returns the end of the run's output: slow tests, groups, problems, and the counts alone on the last line.
+    """Returns the end of the run's output: slow tests, groups with their problems, and a last line with the counts.
 
-    `least_free_bytes`: the machine's available memory when there was least.
+    `least_free_bytes` is the lowest available memory of the machine during the run.
     """
     times = sorted((one for outcome in outcomes if outcome.counts for one in outcome.counts.slowest), reverse=True)
     lines = [f"{took:7.1f} s  {name}" for took, name in times[:slowest]]
@@ -111,7 +111,7 @@ def format_summary(outcomes: Sequence[Outcome], seconds: float, least_free_bytes
         sum(getattr(outcome.counts, name) for outcome in outcomes if outcome.counts)
         for name in ("passed", "failed", "skipped")
     )
-    # A group that fails without a failed test (it died, or left processes) counts as one failure.
+    # A group that fails without a failed test (it died or left processes behind) counts as one failure.
     failed += sum(bool(outcome.problems) and not (outcome.counts and outcome.counts.failed) for outcome in outcomes)
     cpu_s = sum(outcome.cpu_s for outcome in outcomes)
     free = f"at least {least_free_bytes / 2**30:.1f} GiB of memory free"

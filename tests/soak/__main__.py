@@ -1,12 +1,14 @@
-"""`make soak`: mixed load on a tiny pipeline of real stages while a hand breaks networks, engines and stages at random.
+"""`make soak`: mixed load on a tiny pipeline of real stages, while networks, engines and stages fail at random.
 
     PYTHONPATH=tests:. python -m soak --minutes 30 --json benchmarks/results/soak.json
     PYTHONPATH=tests:. python -m soak --minutes 180 --no-kills    # for leaks: every process lives as long as the soak
-    PYTHONPATH=tests:. python -m soak --hostile --minutes 5       # hostile callers in place of faults (hostile.py)
+    PYTHONPATH=tests:. python -m soak --hostile --minutes 5       # hostile clients in place of faults (hostile.py)
 
-Fails if a call outlives its deadline by more than 2 s, ends with a code that no fault explains, or answers otherwise
-than it did before the first fault; if, after the last fault, the pipeline does not serve or holds anything; or if a
-process (stage server, engine, helper) grew by more than memory.py allows.
+It fails if
+- a call ends more than 2 s after its deadline, ends with a code that no fault explains, or gets another answer than
+  before the first fault;
+- after the last fault, the pipeline does not serve, or still holds requests or bytes;
+- a process (stage server, engine, helper) grew by more than memory.py allows.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ RECOVERY_S = 30.0
 
 
 async def soak(minutes: float, workers: int, seed: int, folder: Path, *, kills: bool = True) -> dict[str, object]:
-    """Run it. The report; its `problems` is empty if all went well."""
+    """Runs the soak. Returns the report, whose `problems` is empty if all went well."""
     rng = random.Random(seed)
     async with AsyncExitStack() as stack:
         pipeline = SoakPipeline(folder)
@@ -80,7 +82,7 @@ async def soak(minutes: float, workers: int, seed: int, folder: Path, *, kills: 
 
 
 async def watch_memory(pipeline: SoakPipeline, log: MemoryLog, stop: asyncio.Event) -> None:
-    """Sample every process until told to stop."""
+    """Samples the memory of every process until `stop` is set."""
     while not stop.is_set():
         await asyncio.to_thread(pipeline.sample_memory, log)
         with contextlib.suppress(TimeoutError):

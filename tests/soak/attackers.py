@@ -1,4 +1,4 @@
-"""The process of hostile callers (callers.py), told when to attack; every wait for it has a limit."""
+"""Starts and controls the process of hostile clients (callers.py). Every wait for that process has a time limit."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from typing import Self
 
 TESTS = Path(__file__).parents[1]
 READY_S = 300.0
-"""They make hundreds of media first, some of them videos."""
+"""Limit for the start, in which the clients generate hundreds of media, some of them videos."""
 LATE_S = 60.0
-"""A caller's last call may take 25 s."""
+"""How long after the end of an attack its result may arrive. A client's last call may take 25 s."""
 
 
 class Attackers:
-    """Hostile callers of one target. A context manager that ends them."""
+    """Hostile clients of one target, as a context manager that starts and ends their process."""
 
     def __init__(self, target: str) -> None:
         self._target = target
         self._process: asyncio.subprocess.Process | None = None
         self.outcomes: Counter[str] = Counter()
-        """How their calls ended, in all attacks."""
+        """How many of their calls ended in each way, over all attacks."""
 
     @property
     def pid(self) -> int:
         return self._running.pid
 
     async def __aenter__(self) -> Self:
-        """Start the process, and wait until it has made what it sends."""
+        """Starts the process and waits until it has generated its requests."""
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -54,7 +54,7 @@ class Attackers:
         await self._running.wait()
 
     async def attack(self, seconds: float) -> None:
-        """Let them call for so long; adds to `outcomes`. Raises TimeoutError if they do not come to an end."""
+        """Runs an attack for `seconds` and adds to `outcomes`. Raises TimeoutError if the clients do not finish."""
         stdin = self._running.stdin
         if stdin is None:
             raise RuntimeError("the hostile callers have no stdin")

@@ -1,7 +1,8 @@
-"""32 hostile clients in a process of their own: `python -m soak.callers TARGET` (attackers.py starts it).
+"""32 hostile clients in one process: `python -m soak.callers TARGET` (attackers.py starts it).
 
-Bombs, lies and damage inside of Start and in chunks, announced and not; more parts than a chat has; silence by the
-minute; and half of them leave before they are answered. What they got is written to stdout as JSON.
+They send decompression bombs, false sizes and damaged media, inside Start and in chunks, with and without an announced
+size. They also send chats with far too many parts and minutes of silent audio, and cancel half of their calls. The
+process writes how the calls ended to stdout as JSON.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ CALLERS = 32
 PIECE = 1 << 20
 END = pb.GenerateRequest(end=pb.End())
 Request = tuple[pb.GenerateRequest, list[bytes]]
-"""Start, and what follows in chunks."""
+"""A Start message, and the media that follow it in chunks."""
 GENERATE = "/omni_proto.stage.v1.StageService/Generate"
 
 
 def media_request(media: list[tuple[str, bytes]], *, chunked: bool, announced: int = 0) -> Request:
-    """Start, and what follows in chunks."""
+    """Returns a request with these media, inside Start or in chunks. `announced` is the decoded size that it claims."""
     start = pb.Start(modalities=[sampling_pb2.MODALITY_TEXT])
     start.sampling["thinker"].max_tokens = 1
     message = start.chat.messages.add(role="user")
@@ -51,7 +52,7 @@ def media_request(media: list[tuple[str, bytes]], *, chunked: bool, announced: i
 
 
 def requests() -> list[Request]:
-    """Returns what callers send, in turns."""
+    """Returns the requests from which the clients choose at random."""
     made = [(medium.kind, medium.make()) for medium in CORPUS]
     found = [media_request([one], chunked=False) for one in made if len(one[1]) <= 4 << 20]
     found += [media_request([one], chunked=True, announced=announced) for one in made for announced in (0, 1000)]
@@ -77,7 +78,7 @@ async def send(request: pb.GenerateRequest, chunks: list[bytes]) -> AsyncIterato
 
 
 async def harm(target: str, number: int, pool: list[Request], until: float, codes: Counter[str]) -> None:
-    """One caller, again and again."""
+    """Sends one client's requests until the time `until`, and counts in `codes` how they ended."""
     rng = random.Random(number)
     async with open_aio_channel(target, options=(*channel_options(), ("caller", number))) as channel:
         generate = channel.stream_stream(
@@ -98,12 +99,12 @@ async def harm(target: str, number: int, pool: list[Request], until: float, code
                 codes["left"] += 1
             except grpc.aio.AioRpcError as error:
                 told = STATUS_DETAILS_KEY in dict(error.trailing_metadata() or ())
-                # Without details it is gRPC's word on this side: the stage ended a call that was still being sent.
+                # Without details the status comes from this side's gRPC: the stage ended a call that was still sending.
                 codes[error.code().name if told else "ended while sending"] += 1
 
 
 async def attack(target: str, pool: list[Request], seconds: float) -> Counter[str]:
-    """All of them at once. How their calls ended."""
+    """Runs all clients concurrently for `seconds`. Returns how many calls ended in each way."""
     codes: Counter[str] = Counter()
     until = time.monotonic() + seconds
     await asyncio.gather(*(harm(target, number, pool, until, codes) for number in range(CALLERS)))
@@ -111,7 +112,7 @@ async def attack(target: str, pool: list[Request], seconds: float) -> Counter[st
 
 
 def main(target: str) -> None:
-    """Attack for as many seconds as each line of stdin says, until it ends; a line of JSON answers each."""
+    """Attacks for as many seconds as each line of stdin says, until stdin ends. Answers each with a line of JSON."""
     pool = requests()
     say("ready")
     for line in sys.stdin:
@@ -124,6 +125,6 @@ def say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    # Their own work is not the stage's: it takes only time that is left.
+    # SCHED_IDLE: the clients' own work only uses CPU time that the stages leave over.
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     main(sys.argv[1])

@@ -1,10 +1,10 @@
-"""`make soak-cluster`: changes of a pipeline on a real node, ten of each, with load from a pod. Needs root.
+"""`make soak-cluster`: changes a pipeline on a real node while a pod sends load. Needs root.
 
     PYTHONPATH=tests:. python -m soak.changes --times 10 --json benchmarks/results/soak-changes.json
     PYTHONPATH=tests:. python -m soak.changes --times 17 --only "rolling update"     # 51 rolling restarts
 
-Rolling updates of each stage, a new revision, one replica to three and back. Fails if a call fails or a change does not
-come to what it should.
+The changes are rolling updates of each stage, a new revision, and scaling from one replica to three and back. Each kind
+is repeated --times times. The run fails if a call fails or a change does not reach its goal.
 """
 
 from __future__ import annotations
@@ -56,13 +56,16 @@ def main() -> int:
 
 
 def prepare(cluster: Cluster, checkpoint: Path) -> Changes:
-    """Returns the operator, the sample and a client's pod on a node."""
+    """Installs the operator, the sample and a client's pod on the node. Returns an object that makes changes."""
     api = serve_sample(cluster, NAMESPACE, checkpoint)
     return Changes(cluster, api, start_client(cluster, NAMESPACE))
 
 
 def run_all(changes: Changes, times: int, only: str = "") -> tuple[list[dict[str, object]], list[str]]:
-    """Returns a row for each kind of change whose name has `only` in it, and what went wrong. Kinds take turns."""
+    """Makes each kind of change whose name contains `only`, in turn, `times` times.
+
+    Returns a row for each kind, and the problems.
+    """
     kinds: Mapping[str, Callable[[], Outcome]] = {
         **{f"rolling update of {stage}": lambda stage=stage: changes.roll(stage) for stage in STAGES},
         "new revision": changes.switch_revision,
@@ -85,7 +88,7 @@ def run_all(changes: Changes, times: int, only: str = "") -> tuple[list[dict[str
 
 
 def summarise(kind: str, outcomes: list[Outcome]) -> dict[str, object]:
-    """Medians and extremes of one kind, in seconds."""
+    """Returns the report's row for one kind of change: times in seconds, and calls."""
     seconds = [outcome.seconds for outcome in outcomes]
     row: dict[str, object] = {
         "change": kind,

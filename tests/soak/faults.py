@@ -1,4 +1,4 @@
-"""Injects faults one after another; repairs each before the next."""
+"""Injects faults one after another, and repairs each before the next."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ NETWORK = {
     "refused": Toxics(refuse=True),
 }
 PROCESS_SHARE = 0.12
-"""Faults of processes take a restart, which takes many seconds: most faults are of the network."""
+"""The share of process faults. A process fault needs a restart of many seconds, so most faults are network faults."""
 
 
 class FaultHand:
-    """Breaks and mends until it is told to stop."""
+    """Injects and repairs faults until it is stopped."""
 
     def __init__(self, pipeline: SoakPipeline, rng: random.Random, *, kills: bool = True) -> None:
-        """Without `kills` it breaks networks only, and every process lives as long as the soak."""
+        """Without `kills` only networks fail, and every process lives as long as the soak."""
         self.counts: Counter[str] = Counter()
         self.problems: list[str] = []
         self._pipeline = pipeline
@@ -48,7 +48,7 @@ class FaultHand:
         }
 
     async def work(self, stop: asyncio.Event) -> None:
-        """One fault at a time. All is well when this returns."""
+        """Injects one fault at a time until `stop` is set. Every fault is repaired when it returns."""
         while not stop.is_set():
             stage = self._rng.choice(list(self._pipeline.processes))
             if self._rng.random() < self._process_share:

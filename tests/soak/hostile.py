@@ -1,9 +1,11 @@
-"""`make soak HOSTILE=1`: well-behaved clients of text and speech beside 32 hostile ones (callers.py), for some minutes.
+"""`make soak HOSTILE=1`: well-behaved clients of text and speech run while 32 hostile clients (callers.py) attack.
 
-Fails if a well-behaved call fails or gets another answer than before, if the well-behaved clients' p95 is more than
-twice what it is
-alone, if memory of the entry and its decoders grows by more than its byte budget and a tenth, if a hostile call
-ends with INTERNAL, or if a stage dies or holds anything afterwards.
+It fails if
+- a well-behaved call fails or gets another answer than before;
+- the p95 latency of a kind of well-behaved calls is more than twice its p95 without attack;
+- the memory of the entry and its decoders grows by more than 1.1 times its byte budget;
+- a hostile call ends with INTERNAL;
+- a stage dies, or afterwards still holds requests or bytes.
 """
 
 from __future__ import annotations
@@ -37,35 +39,35 @@ SETTINGS = {"limits": {"maxInflightBytes": BUDGET}, "timeouts": {"step": 10.0, "
 SAMPLE_S = 0.25
 IDLE_S = 20.0
 ATTACK_S = 20.0
-"""A round: honest callers alone for a third of it, then the attack."""
+"""Seconds of the attack in each round. Before it the well-behaved clients run alone for a third of that time."""
 
 
 @dataclass
 class Honest:
-    """What one kind of honest caller saw: seconds of each call, by phase."""
+    """The results of one kind of well-behaved client: `seconds` has the duration of each call, by phase."""
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
     parts: dict[str, list[dict[str, float]]] = field(default_factory=dict)
-    """Of each call, what the entry's own part of it took, in ms (benchmarks/pipeline/breakdown.py)."""
+    """For each call, how long each part of the entry's work took, in ms (benchmarks/pipeline/breakdown.py)."""
     problems: list[str] = field(default_factory=list)
 
     def p95(self, phase: str) -> float:
-        """Returns seconds, by nearest rank; infinite if no call of the phase succeeded."""
+        """Returns the p95 of the calls' seconds; infinite if no call of the phase succeeded."""
         return find_p95(self.seconds.get(phase) or [math.inf])
 
     def p95_parts_ms(self, phase: str) -> dict[str, int]:
-        """Returns the p95 of each part by itself: where calls wait, if they do."""
+        """Returns the p95 of each part separately, in ms. It shows where slow calls wait."""
         return {part: round(find_p95([one[part] for one in self.parts[phase]])) for part in PARTS}
 
 
 def find_p95(values: list[float]) -> float:
-    """Nearest rank."""
+    """Returns the 95th percentile by nearest rank."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
 
 
 async def call(client: AsyncOmniClient, kind: str, phase: str, until: float, honest: Honest) -> None:
-    """Ask the same, again and again."""
+    """Sends the same request repeatedly until the time `until`, and records times and problems in `honest`."""
     arguments: dict[str, Any] = KINDS[kind].arguments
     expected: str | None = None
     while time.monotonic() < until:
@@ -84,8 +86,11 @@ async def call(client: AsyncOmniClient, kind: str, phase: str, until: float, hon
 
 
 def rss_mib(process: StageProcess) -> float:
-    """Resident memory of the stage server and what decodes for it, what they share counted once (PSS); not of its
-    engine and its template, whose memory is the model's and vLLM's."""
+    """Returns the resident memory of the stage server and its decoder processes, in MiB.
+
+    Shared pages count once (PSS). The engine and its template are left out, since their memory is the model's and
+    vLLM's.
+    """
     server = psutil.Process(process.pid)
     decoders = [child for child in server.children() if "omni_stage.media.worker" in _command(child)]
     total = 0.0
@@ -103,7 +108,7 @@ def _command(process: psutil.Process) -> list[str]:
 
 
 class CpuLog:
-    """Seconds of the processor, by what used it: who of the two sides, and what else ran here, takes the cores."""
+    """CPU seconds of each group of processes: stages, engines, decoders, both kinds of clients, and the machine."""
 
     def __init__(self, stages: dict[str, StageProcess], callers: int) -> None:
         self._roots = {name: stage.pid for name, stage in stages.items()} | {"honest": os.getpid()}
@@ -114,12 +119,12 @@ class CpuLog:
         self._sampled: float | None = None
 
     def begin(self) -> None:
-        """Begin a stretch: what was used before its first sample does not count."""
+        """Begins a measured interval. CPU time used before its first sample does not count."""
         self._last.clear()
         self._sampled = None
 
     def sample(self) -> None:
-        """Look at every process; one that ends between two samples is counted up to the former."""
+        """Samples every process. One that ends between two samples is counted up to the earlier sample."""
         at = time.monotonic()
         first = self._sampled is None
         self._seconds += 0.0 if self._sampled is None else at - self._sampled
@@ -143,12 +148,12 @@ class CpuLog:
                 self._last[name, one.pid] = spent
 
     def shares(self) -> dict[str, float]:
-        """Cores that each used on average, of os.cpu_count(); `machine`: all processes, whoever's."""
+        """Returns how many cores each group used on average, of os.cpu_count(). `machine` counts all processes."""
         return {name: round(spent / max(self._seconds, SAMPLE_S), 2) for name, spent in self._used.items()}
 
 
 async def run_hostile(minutes: float, folder: Path) -> dict[str, object]:
-    """Run it. The report; its `problems` and `slow` are empty if all went well."""
+    """Runs the soak with hostile clients. Returns the report: `problems` and `slow` are empty if all went well."""
     from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
 
     checkpoint = write_tiny_checkpoint(folder / "model", dtype="float32")
@@ -163,7 +168,10 @@ async def run_hostile(minutes: float, folder: Path) -> dict[str, object]:
 
 
 async def judge(minutes: float, stages: dict[str, StageProcess]) -> dict[str, object]:
-    """Returns the report on the honest alone and with the others, in turns, so that other load meets both."""
+    """Runs well-behaved clients alone and under attack in turn, and returns the report.
+
+    The two phases alternate, so that other load on the machine affects both.
+    """
     entry = stages["thinker"]
     target = f"127.0.0.1:{entry.ports['thinker']['grpc']}"
     honest = {kind: Honest() for kind in HONEST}
@@ -190,7 +198,7 @@ async def judge(minutes: float, stages: dict[str, StageProcess]) -> dict[str, ob
         before = peak = rss_mib(entry)
         cores = {name: CpuLog(stages, attackers.pid) for name in ("alone", "attacked")}
         for _ in range(rounds):
-            # The samples cost time themselves: they are taken in both phases.
+            # Sampling takes CPU time itself, so both phases sample.
             await sample_beside("alone", phase("alone", seconds / 3))
             await sample_beside("attacked", phase("attacked", seconds), attackers.attack(seconds))
             left += await asyncio.to_thread(leftovers, stages)
@@ -231,7 +239,7 @@ async def judge(minutes: float, stages: dict[str, StageProcess]) -> dict[str, ob
 
 
 def leftovers(stages: dict[str, StageProcess]) -> list[str]:
-    """Returns what a stage still holds though nobody asks for anything."""
+    """Returns the gauges of requests and bytes that are not 0 within IDLE_S although no client sends anything."""
     deadline = time.monotonic() + IDLE_S
     names = (StageMetric.INFLIGHT_REQUESTS, StageMetric.INFLIGHT_BYTES)
     while True:

@@ -1,4 +1,4 @@
-"""Mixed load: requests of many kinds, whose outcome is compared with what is allowed and what was answered before."""
+"""Mixed load: many kinds of requests, whose results are compared with allowed codes and with earlier answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Kind:
 
     arguments: dict[str, Any]
     expected: str = "OK"
-    """Code when nothing is broken."""
+    """The status code if there is no fault."""
     cancel: bool = False
     timeout_s: float = TIMEOUT_S
     sampling: dict[str, Any] = field(default_factory=lambda: GREEDY)
@@ -53,7 +53,7 @@ KINDS = {
 
 
 class Load:
-    """Sends requests and keeps count."""
+    """Sends requests and counts their outcomes."""
 
     def __init__(self, client: AsyncOmniClient, rng: random.Random) -> None:
         self.outcomes: Counter[str] = Counter()
@@ -65,19 +65,19 @@ class Load:
         self._answers: dict[str, tuple[str, int]] = {}
 
     async def learn(self) -> None:
-        """What every kind answers while all is well."""
+        """Records the answer to every kind of request while there is no fault."""
         for name, kind in KINDS.items():
             if kind.expected == "OK" and not kind.cancel:
                 result = await self._client.run(**kind.arguments, sampling=kind.sampling, timeout=LEARN_TIMEOUT_S)
                 self._answers[name] = _answer(result)
 
     async def work(self, stop: asyncio.Event) -> None:
-        """Request after request."""
+        """Sends one request after another, of random kinds, until `stop` is set."""
         while not stop.is_set():
             await self._one(self._rng.choice(list(KINDS)))
 
     async def is_served(self, within_s: float) -> bool:
-        """Returns whether a request for speech succeeds soon."""
+        """Returns whether a request for speech succeeds within `within_s` seconds."""
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
             try:
@@ -122,7 +122,7 @@ class Load:
         if known is None:
             return
         if result.failed:
-            # Partial by request: what came is a beginning of the whole.
+            # allow_partial: the text must be a prefix of the whole answer.
             if not known[0].startswith(result.text):
                 self.problems.append(f"{name}: the partial answer is another one")
             return
@@ -132,5 +132,5 @@ class Load:
 
 
 def _answer(result: GenerationResult) -> tuple[str, int]:
-    """Returns text and length of the sound: batches round differently, so samples may differ in their last bits."""
+    """Returns the text and the audio's length. Samples are not compared, because batches round differently."""
     return result.text, len(result.audio)

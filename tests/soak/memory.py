@@ -1,8 +1,9 @@
-"""Resident memory of every process of every stage, and which of them grew: the stage server, its engine, its helpers.
+"""Samples the resident memory of every process of every stage, and finds those that grew.
 
-A process is one that started at one time: after a kill its successor begins again. What a process does first (imports,
-first requests) fills caches, so that its growth counts from SETTLE_S of its life on, as the median of the last quarter
-of its samples less the median of the first: one request more or less at the end is no leak.
+The processes are the stage server, its engine and its helpers. After a restart the new process counts separately. A
+process fills caches at first (imports, first requests), so its growth counts only after SETTLE_S seconds. Growth is the
+median of the last quarter of its samples minus the median of the first quarter, so that a single request more or less
+at the end does not count as a leak.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ SERVER, ENGINE, HELPER = "stage server", "engine", "helper"
 EVERY_S = 5.0
 SETTLE_S = 120.0
 LEAST_SAMPLES = 24
-"""After SETTLE_S: two minutes. A life that is shorter says nothing about leaks."""
+"""Samples needed after SETTLE_S: two minutes. A shorter life says nothing about leaks."""
 GROWTH_LIMIT_MIB = 32.0
 
 
@@ -37,18 +38,18 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What one process gained, once it had settled."""
+    """How much one process grew after SETTLE_S."""
 
     stage: str
     role: str
     minutes: float
-    """How long it was watched after that."""
+    """For how many minutes it was watched after SETTLE_S."""
     mib: float
 
 
 def sample_tree(pid: int, now: float) -> list[Sample]:
-    """Returns the stage server `pid` and all processes below it; those that end meanwhile are left out. `now`: seconds
-    since the epoch."""
+    """Returns a sample of the stage server `pid` and of each of its descendants. Processes that end meanwhile are left
+    out. `now` is in seconds since the epoch."""
     try:
         server = psutil.Process(pid)
         tree = [server, *server.children(recursive=True)]
@@ -67,18 +68,18 @@ def _sample(process: psutil.Process, server: int, now: float) -> Sample | None:
 
 
 class MemoryLog:
-    """Samples of a run."""
+    """The memory samples of a run."""
 
     def __init__(self) -> None:
         self._lives: dict[tuple[str, str, int, float], list[Sample]] = defaultdict(list)
 
     def add(self, stage: str, samples: Iterable[Sample]) -> None:
-        """Samples of one stage at one moment."""
+        """Adds the samples of one stage at one moment."""
         for sample in samples:
             self._lives[stage, sample.role, sample.pid, sample.started].append(sample)
 
     def growths(self) -> list[Growth]:
-        """Of every process that was watched for long enough."""
+        """Returns the growth of every process that was watched for long enough."""
         found = []
         for (stage, role, _, _), samples in self._lives.items():
             settled = [sample for sample in samples if sample.age_s >= SETTLE_S]
@@ -97,8 +98,8 @@ class MemoryLog:
         ]
 
     def report(self) -> dict[str, dict[str, dict[str, float | None]]]:
-        """Returns stage -> role -> processes seen, most MiB of one, and the longest watched life with the growth in it
-        (None: no life was long enough)."""
+        """Returns stage -> role -> the number of processes, the highest memory of any of them in MiB, and the minutes
+        and growth of the one that was watched longest. Both are None if no process was watched for long enough."""
         table: dict[str, dict[str, dict[str, float | None]]] = defaultdict(dict)
         growths = self.growths()
         for stage, role in sorted({key[:2] for key in self._lives}):
@@ -115,7 +116,7 @@ class MemoryLog:
 
 
 def grown_mib(samples: Sequence[Sample]) -> float:
-    """Median of the last quarter less that of the first. Raises ValueError for fewer than four samples."""
+    """Returns the median of the last quarter minus that of the first. Raises ValueError for fewer than four samples."""
     quarter = len(samples) // 4
     if quarter == 0:
         raise ValueError("growth needs four samples")

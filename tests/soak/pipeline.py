@@ -1,4 +1,4 @@
-"""The pipeline of the soak: three real stages, a proxy before each, and what must be nothing when all is over."""
+"""The pipeline of the soak: three real stages with a proxy in front of each, and the gauges that must end at 0."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GAUGES = (StageMetric.INFLIGHT_REQUESTS, StageMetric.INFLIGHT_BYTES)
 
 
 class SoakPipeline:
-    """thinker -> talker -> token2wav, each of which may be killed and started again."""
+    """thinker -> talker -> token2wav. Each stage can be killed and restarted."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -27,7 +27,7 @@ class SoakPipeline:
         self.restarts: Counter[str] = Counter()
 
     def start(self) -> None:
-        """Write the checkpoint, start the stages, wait until they are ready."""
+        """Writes the checkpoint, starts the stages and waits until they are ready."""
         from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
 
         checkpoint = write_tiny_checkpoint(self._folder / "model", dtype="float32")
@@ -47,25 +47,25 @@ class SoakPipeline:
             process.wait_ready()
 
     def restart(self, stage: str) -> None:
-        """End what is left of a stage and start it on its port again."""
+        """Ends the remaining processes of a stage and starts it again on its port."""
         self.processes[stage].kill()
         self.processes[stage].start()
         self.restarts[stage] += 1
 
     def close(self) -> None:
-        """End everything."""
+        """Ends all stages and proxies."""
         for process in self.processes.values():
             process.kill()
         for proxy in self.proxies.values():
             proxy.close()
 
     def sample_memory(self, log: MemoryLog) -> None:
-        """Add the resident memory of every stage's processes, as it is now."""
+        """Adds the current resident memory of every stage's processes to the log."""
         for stage, process in self.processes.items():
             log.add(stage, sample_tree(process.pid, time.time()))
 
     def leftovers(self) -> list[str]:
-        """Returns what a stage still holds though nobody asks for anything."""
+        """Returns the gauges of requests and bytes that are not 0 within IDLE_S although no client sends anything."""
         deadline = time.monotonic() + IDLE_S
         while True:
             left = [

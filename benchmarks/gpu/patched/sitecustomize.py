@@ -1,11 +1,12 @@
-"""Changes two modules of a stage as they are imported, for the checks on a GPU: Python imports this file first.
+"""Changes two modules of a stage when they are imported, for the checks on a GPU.
 
-Only PYTHONPATH brings Python to this file; nothing in the product does. Neither change has an effect without its cue:
+Python imports this file at start-up if its folder is on PYTHONPATH, which only the checks set. Each change takes effect
+only under its own condition:
 
-- token2wav fails for a request with one of two seeds: by a device-side assertion (an index out of bounds on the GPU),
-  or because it asks for more memory than any device has. Cue: the seed.
-- A stage none of whose layers are in the checkpoint's index gets random weights: vLLM's `load_format="dummy"`. Cue: the
-  file left-out.json, which only shaped checkpoints have.
+- For a request with one of two seeds, token2wav fails. One seed causes a device-side assertion (an index out of bounds
+  on the GPU). The other allocates more memory than any device has.
+- If the checkpoint has a file left-out.json that names a stage's configuration hook, that stage gets random weights
+  (vLLM's `load_format="dummy"`). Only shaped checkpoints have that file.
 """
 
 import json
@@ -19,7 +20,7 @@ _LEFT_OUT = "left-out.json"
 
 
 def fail_for_seeds(module):
-    """Let token2wav fail for a request with one of the two seeds."""
+    """Makes token2wav fail for a request with one of the two seeds."""
     import torch
 
     original = module.Token2WavModel.generate
@@ -38,7 +39,7 @@ def fail_for_seeds(module):
 
 
 def load_random_weights(module):
-    """Let a stage make the weights that a shaped checkpoint leaves out."""
+    """Makes a stage create the random weights that a shaped checkpoint leaves out."""
     original = module.vllm_engine_kwargs
 
     def changed(args, *, on_cpu):

@@ -1,1 +1,1 @@
-"""What `make gpu` checks of Qwen3-Omni alone: codes of every codebook, code2wav's chunks, the code predictor's cost."""
+"""Checks of `make gpu` for Qwen3-Omni: codes of every codebook, code2wav's chunks, and the code predictor's cost."""

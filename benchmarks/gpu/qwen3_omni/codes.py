@@ -41,10 +41,12 @@ def _reference(checkpoint: Path) -> Any:
 
 
 def codes(context: Context) -> Iterator[Finding]:
-    """Runs each prompt alone, with Full and with Stream. A GPU also runs all at once, and then everything again with
-    CUDA graphs, and with NaN in the padding."""
+    """Runs each prompt alone, with Full and with Stream. A GPU also runs all prompts concurrently.
+
+    Then a GPU repeats everything with CUDA graphs, and with CUDA graphs and NaN in the padding.
+    """
     arguments = {"gpu_memory_utilization": SHARE} if context.on_gpu else {}
-    # Triton multiplies float32 in TF32 by default, which may pick another expert than float32 does.
+    # Triton multiplies float32 in TF32 by default, with which a router may choose other experts than in float32.
     with environment(TRITON_F32_DEFAULT="ieee"):
         with engine_arguments(**arguments):
             yield from asyncio.run(_compare(context, "eager"))
@@ -108,7 +110,7 @@ def _judge(context: Context, name: str, ours: dict[str, Any], theirs: Any) -> li
 
 
 def _first_frame(ours: torch.Tensor, theirs: torch.Tensor) -> str:
-    """Returns in words where two tables of frames [frames, groups] first differ."""
+    """Returns a description of where two tables of frames [frames, groups] first differ."""
     for index in range(min(len(ours), len(theirs))):
         differing = (ours[index] != theirs[index]).nonzero().flatten().tolist()
         if differing:
@@ -130,7 +132,7 @@ def media_rows(model: Any, prompt: Any) -> torch.Tensor:
 
 
 def syncs(context: Context) -> Finding:
-    """Runs vLLM's own check that no step waits for the GPU; the talker's steps include the code predictor."""
+    """Runs with vLLM's own check that no step waits for the GPU. The talker's steps include the code predictor."""
     with (
         environment(VLLM_GPU_SYNC_CHECK="error", TRITON_F32_DEFAULT="ieee"),
         engine_arguments(gpu_memory_utilization=SHARE),

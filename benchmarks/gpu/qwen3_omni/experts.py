@@ -1,8 +1,8 @@
-"""Measures how far rounding alone moves the talker's hidden states: bfloat16 against float32, with random weights.
+"""Measures how much rounding alone changes the talker's hidden states: bfloat16 against float32, with random weights.
 
-A router takes the best few of its experts. Where two are nearly equal, rounding decides which one, and another expert
-gives another answer. So several correct ways to compute the same layers are compared with float32 and with each other:
-once with the experts that each way chooses, and once with those that float32 chooses.
+A router takes the best few of its experts. If two experts score nearly the same, rounding decides between them, and the
+other expert gives another result. So several correct ways to compute the same layers are compared with float32 and with
+the first way: once with the experts that each way chooses, and once with those that float32 chooses.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from benchmarks.gpu.checks import Context, Finding, at_most
 from benchmarks.gpu.qwen3_omni.sound import PUBLISHED
 
 PROMPTS, LENGTH = 32, 8
-"""Prompts, and tokens in each: as many as the first step of the first request has in the check at start-up."""
+"""Prompts, and tokens in each: as many as the first prefill of the start-up comparison (compiled_check.py) has."""
 TOGETHER = 8
-"""Prompts in a batch, for the ways that compute several prompts together."""
+"""Prompts per batch, for the ways that batch prompts."""
 FORCED_LIMIT = 2e-2
 
 
 class Router(nn.Module):
-    """transformers' router; remembers the experts it chose, or takes those that it is given."""
+    """transformers' router. It records the experts that it chose or, if `obeys`, takes those in `told`."""
 
     chosen: torch.Tensor
     told: torch.Tensor
@@ -40,7 +40,7 @@ class Router(nn.Module):
         self.obeys = False
 
     def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Logits [n, experts], weights and ids [n, top_k] of n tokens."""
+        """Returns logits [n, experts], weights and ids [n, top_k] for n tokens."""
         logits, weights, ids = self.router(hidden)
         count = ids.shape[0]
         if self.obeys:
@@ -54,8 +54,10 @@ class Router(nn.Module):
 
 
 def load(device: str, layers: int | None = None) -> Any:
-    """Returns transformers' talker with the release's shapes and random weights of gain 1, in bfloat16; with only
-    `layers` layers, if given."""
+    """Returns transformers' talker with the release's shapes and random weights of gain 1, in bfloat16.
+
+    If `layers` is given, the model has only that many layers.
+    """
     from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeTalkerConfig
     from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeTalkerModel
 
@@ -88,9 +90,9 @@ def routers(model: Any) -> list[Router]:
 def run(
     model: Any, prompts: torch.Tensor, at_once: int, told: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the last tokens' hidden states, float32 [prompts, hidden], and the experts' ids [prompts, length, layers,
+    """Returns the last tokens' hidden states, float32 [prompts, hidden], and the experts' ids.
 
-    top_k]. `told`: ids to take in place of the model's own choice.
+    The ids are [prompts, length, layers, top_k]. `told`: ids that replace the model's own choice.
     """
     hidden: list[torch.Tensor] = []
     chosen: list[torch.Tensor] = []
@@ -109,20 +111,21 @@ def run(
 
 
 def compare(values: torch.Tensor, reference: torch.Tensor) -> dict[str, float]:
-    """Returns relative differences of two [n, hidden]: of all rows together, and of the median and the worst row."""
+    """Returns the relative differences of two tensors [n, hidden]: of all rows together, the median row and the worst
+    row."""
     each = (values - reference).norm(dim=-1) / reference.norm(dim=-1)
     whole = (values - reference).norm() / reference.norm()
     return {"whole": float(whole), "median": float(each.median()), "worst": float(each.max())}
 
 
 def share_of_other_experts(chosen: torch.Tensor, reference: torch.Tensor) -> float:
-    """Returns the share of (token, layer) pairs for which another set of experts was chosen."""
+    """Returns the share of (token, layer) pairs whose set of experts differs."""
     same = (chosen.sort(dim=-1).values == reference.sort(dim=-1).values).all(dim=-1)
     return 1.0 - float(same.float().mean())
 
 
 def measure(device: str, layers: int | None = None) -> Mapping[str, Mapping[str, Any]]:
-    """Returns WAY.own and WAY.told -> figures; with "told", the way took the experts that float32 chose."""
+    """Returns figures by WAY.own, with the way's own experts, and WAY.told, with the experts that float32 chose."""
     model = load(device, layers)
     exact = copy.deepcopy(model).float()
     prompts = 0.6 * torch.randn(PROMPTS, LENGTH, model.config.hidden_size, device=device).to(torch.bfloat16)
@@ -153,7 +156,7 @@ def measure(device: str, layers: int | None = None) -> Mapping[str, Mapping[str,
         layer.compile()
     note("compiled", 1)
     note("compiled_together", TOGETHER)
-    # What faults look like: a prompt with one row of another request, and the answer to another request.
+    # For scale, two real faults: a prompt with one row of another request, and the answer to another request.
     broken = prompts.clone()
     broken[:, 2] = prompts.roll(1, 0)[:, 2]
     found["fault.one_earlier_row"] = {"to_float32": compare(run(model, broken, 1)[0], reference)}
@@ -162,7 +165,7 @@ def measure(device: str, layers: int | None = None) -> Mapping[str, Mapping[str,
 
 
 def rounding(context: Context) -> Iterator[Finding]:
-    """Measures each way's distance to float32. It has a limit only where the way takes the experts of float32."""
+    """Measures each way's difference from float32. Only ways that take float32's experts have a limit."""
     for name, data in measure("cuda").items():
         context.say(f"{name}: {data}")
         limit = FORCED_LIMIT if name.endswith(".told") else float("inf")

@@ -30,7 +30,7 @@ def load(device: str) -> Any:
 
 
 def cost(context: Context) -> Iterator[Finding]:
-    """Measures milliseconds a step by batch size, without and with a CUDA graph, and compares the codes of both."""
+    """Measures milliseconds per step by batch size, without and with a CUDA graph, and compares the codes of both."""
     from omni_stage.models.qwen3_omni.talker.predictor import CodePredictor
 
     model = load("cuda")
@@ -68,7 +68,7 @@ def cost(context: Context) -> Iterator[Finding]:
 
 
 def milliseconds(run: Callable[[], Any], rounds: int = 10) -> float:
-    """Returns the mean milliseconds of a call, after three calls that warm up."""
+    """Returns the mean milliseconds of a call, after three warm-up calls."""
     for _ in range(3):
         run()
     torch.cuda.synchronize()

@@ -1,7 +1,7 @@
-"""Writes a checkpoint of Qwen3-Omni-30B-A3B's sizes with random weights.
+"""Writes a checkpoint with Qwen3-Omni-30B-A3B's sizes and random weights.
 
-The files have talker, code2wav and the thinker's embedding, 7.7 GB; the thinker makes its other weights as it is
-loaded, 59 GiB in all. config.json and the names, shapes and dtypes of the tensors are the published ones.
+The files hold the talker, code2wav and the thinker's embedding, 7.7 GB. The thinker creates its other weights when it
+is loaded; in all it has 59 GiB. config.json and the names, shapes and dtypes of the tensors are the published ones.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ TOKEN_IDS = {
     "<tts_text_eod>": 151673,
     "<|audio_pad|>": 151675,
 }
-"""As published, as far as config.json names them."""
+"""The published ids of the special tokens that config.json names."""
 ROLE_IDS = {"user": 872, "assistant": 77091, "system": 8948}
 
 
 def write_shaped(directory: Path) -> Path:
-    """Write the part of the checkpoint that stages read from files; return its directory."""
+    """Write the part of the checkpoint that stages read from files. Returns its directory."""
     write_published_qwen3(directory)
     write_tokenizer(directory, make_tokenizer())
     parts = [
@@ -68,7 +68,7 @@ def write_shaped(directory: Path) -> Path:
 
 
 def make_tokenizer() -> Tokenizer:
-    """Byte-level BPE whose special tokens and roles have the published ids, and whose only merges make the roles."""
+    """Returns a byte-level BPE whose special tokens and roles have the published ids. Its only merges form roles."""
     first = min(TOKEN_IDS.values())
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     names = dict(enumerate(letters)) | {token_id: role for role, token_id in ROLE_IDS.items()}

@@ -1,7 +1,7 @@
 """Checks code2wav without vLLM: its chunks against one forward of transformers' model, its memory and its speed.
 
-Published shapes with random weights on a GPU, the tiny checkpoint's on a CPU. float32; TF32 is off where samples are
-compared.
+On a GPU the model has the published shapes and random weights, on a CPU it is the tiny checkpoint's. It computes in
+float32. TF32 is off where samples are compared.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SAMPLES, RATE_HZ = 1920, 24_000
 
 @cache
 def load(device: str, directory: Path) -> Any:
-    """transformers' code2wav, float32, with weights that carry a signal through every layer."""
+    """Returns transformers' code2wav in float32, with weights that carry a signal through every layer."""
     from transformers import Qwen3OmniMoeForConditionalGeneration
     from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
     from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
@@ -42,7 +42,7 @@ def load(device: str, directory: Path) -> Any:
         return Qwen3OmniMoeForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32).code2wav.eval()
     values = json.loads(PUBLISHED.read_text(encoding="utf-8"))["code2wav_config"]
     model = Qwen3OmniMoeCode2Wav._from_config(Qwen3OmniMoeCode2WavConfig(**values)).float().eval()
-    # The model gets the name that it has in a whole checkpoint, because the weights depend on names.
+    # The ModuleDict gives the model the name that it has in a whole checkpoint, because the weights depend on names.
     fill_weights(torch.nn.ModuleDict({"code2wav": model}), 0)
     make_audible(model, 0)
     return model.to(device)
@@ -56,7 +56,7 @@ def draw(model: Any, frames: int, sounds: int = 1, seed: int = 0) -> torch.Tenso
 
 
 def chunks(context: Context) -> Iterator[Finding]:
-    """Compares chunks of 1, 4 and 25 frames with one forward. Silence fails: it would prove nothing."""
+    """Compares chunks of 1, 4 and 25 frames with one forward. Silent audio fails, because it would prove nothing."""
     from benchmarks.gpu.wave_model import full_precision
     from omni_stage.models.qwen3_omni.code2wav.sound.decoder import ChunkDecoder
 
@@ -83,7 +83,7 @@ def chunks(context: Context) -> Iterator[Finding]:
 
 
 def together(context: Context) -> Finding:
-    """Compares one forward of several streams, each at another frame, with a forward of each stream alone."""
+    """Compares one forward of several streams, each at a different frame, with a forward of each stream alone."""
     from benchmarks.gpu.wave_model import full_precision
     from omni_stage.models.qwen3_omni.code2wav.sound.decoder import ChunkDecoder
 
@@ -104,7 +104,7 @@ def together(context: Context) -> Finding:
 
 
 def speed(context: Context) -> Iterator[Finding]:
-    """Measures steps of 1, 25 and 64 frames of each of 1, 8, 32 and 64 streams: real-time factor, ms and peak bytes."""
+    """Measures steps of 1, 25 and 64 frames with 1, 8, 32 and 64 streams: real-time factor, ms and peak bytes."""
     from omni_stage.models.qwen3_omni.code2wav.sound.decoder import ChunkDecoder
 
     model = load("cuda", context.out.parent)

@@ -1,6 +1,6 @@
-"""Put on PYTHONPATH by the start-up bench: every Python process writes down when it passes the marks of MARKS.
+"""Makes every Python process record when it passes the marks of MARKS. The start-up bench puts it on PYTHONPATH.
 
-For each mark it appends a line of JSON to the file that OMNI_BENCH_TRACE names. The product does not know of it.
+For each mark a process appends a line of JSON to the file that OMNI_BENCH_TRACE names. The product's code is unchanged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MARKS = {
     "vllm.v1.worker.gpu_worker": ("Worker.load_model",),
     "vllm.v1.worker.cpu_worker": ("CPUWorker.init_device",),
 }
-"""Module -> its functions that are marked. The end of a module's import is a mark, too."""
+"""Module -> its functions whose beginning and end are marks. The end of each module's import is a mark too."""
 
 _FILE = os.environ.get("OMNI_BENCH_TRACE", "")
 
@@ -59,7 +59,7 @@ def timed(function, label):  # type: ignore[no-untyped-def]
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Finds what the others find, and marks the modules of MARKS."""
+    """Finds modules through the other finders, and adds marks to those in MARKS."""
 
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
         if name not in MARKS:

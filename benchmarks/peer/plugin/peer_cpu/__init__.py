@@ -1,6 +1,6 @@
-"""Lets vllm-omni 0.30 run on a CPU, through the entry point that it has for platforms. For `make bench CASE=peer`."""
+"""Lets vllm-omni 0.30 run on a CPU, through its entry point for platforms. For `make bench CASE=peer`."""
 
 
 def plugin() -> str:
-    """Returns the class of the platform."""
+    """Returns the path of the platform's class."""
     return "peer_cpu.platform.CpuOmniPlatform"

@@ -1,4 +1,4 @@
-"""Lets vllm-omni run on a CPU: vLLM's CPU platform, and the methods that vllm-omni adds to the interface."""
+"""The platform that lets vllm-omni run on a CPU: vLLM's CPU platform plus vllm-omni's additions to the interface."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from vllm_omni.platforms.interface import OmniPlatform, OmniPlatformEnum
 
 
 class CpuOmniPlatform(OmniPlatform, CpuPlatform):
-    """Every stage on the one CPU."""
+    """The CPU as vllm-omni's only device, on which all stages run."""
 
     _omni_enum = OmniPlatformEnum.OOT
 
     @classmethod
     def get_omni_ar_worker_cls(cls) -> str:
-        """Returns the worker of thinker and talker."""
+        """Returns the path of the worker for thinker and talker."""
         return "peer_cpu.worker.TokenWorker"
 
     @classmethod
     def get_omni_generation_worker_cls(cls) -> str:
-        """Returns the worker of code2wav."""
+        """Returns the path of the worker for code2wav."""
         return "peer_cpu.worker.AudioWorker"
 
     @classmethod
     def get_default_stage_config_path(cls) -> str:
-        """Returns where vllm-omni keeps its deployments."""
+        """Returns the folder in which vllm-omni keeps its deployments."""
         return "vllm_omni/deploy"
 
     @classmethod
@@ -68,6 +68,6 @@ class CpuOmniPlatform(OmniPlatform, CpuPlatform):
 
     @classmethod
     def get_device_memory(cls, device: torch.device | None = None) -> tuple[int, int]:
-        """Returns the machine's free memory and all of it, in bytes."""
+        """Returns the machine's free memory and its total memory, in bytes."""
         memory = psutil.virtual_memory()
         return memory.available, memory.total

@@ -21,11 +21,14 @@ CODES_FILE = "PEER_CODES"
 
 
 class TokenRunner(GPUARModelRunner, CPUModelRunner):
-    """vllm-omni's runner of thinker and talker: its `super()` calls reach vLLM's CPU runner."""
+    """vllm-omni's runner for thinker and talker. Its `super()` calls reach vLLM's CPU runner."""
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Load, and set what their talker sets in its first forward: on a GPU that is the profile run, which vLLM's
-        CPU worker leaves out."""
+        """Load the model, and set the talker's voice.
+
+        vllm-omni's talker sets the voice in its first forward. On a GPU that is the profile run, which vLLM's CPU
+        worker leaves out.
+        """
         super().load_model(*args, **kwargs)
         if getattr(self.model, "model_stage", "") == "talker":
             self.model.voice_type = "Chelsie"
@@ -33,7 +36,7 @@ class TokenRunner(GPUARModelRunner, CPUModelRunner):
 
 
 class AudioRunner(GPUGenerationModelRunner, CPUModelRunner):
-    """vllm-omni's runner of code2wav, which also writes down the codec tokens that come."""
+    """vllm-omni's runner for code2wav, which also records the codec tokens that it gets."""
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load the model, and record its input: vllm-omni does not output the talker's tokens."""
@@ -44,8 +47,11 @@ class AudioRunner(GPUGenerationModelRunner, CPUModelRunner):
 
 
 def without_metadata(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns their talker's `forward` without `sampling_metadata`. All it does with them is to write into the prompts'
-    token ids, which vLLM keeps for penalties alone: without a penalty there are none, and the engine dies."""
+    """Returns the talker's `forward`, called without `sampling_metadata`.
+
+    With the metadata, the talker writes into the prompts' token ids. vLLM keeps these only for penalties, so without a
+    penalty there are none and the engine dies.
+    """
 
     def without(*args: Any, sampling_metadata: object = None, **kwargs: Any) -> Any:
         return forward(*args, **kwargs)
@@ -69,19 +75,19 @@ class _CpuWorker(OmniWorkerMixin, cpu_worker.CPUWorker):
     """vllm-omni reads this name."""
 
     def init_device(self) -> None:
-        """vLLM's CPU worker makes a `CPUModelRunner` of its module's name: it gets ours."""
+        """Replaces `CPUModelRunner` in the module of vLLM's CPU worker, so that the worker makes our runner."""
         self.use_v2_model_runner = False
         cpu_worker.CPUModelRunner = self.model_runner_cls
         super().init_device()
 
 
 class TokenWorker(_CpuWorker):
-    """Worker of thinker and talker."""
+    """The worker for thinker and talker."""
 
     model_runner_cls = TokenRunner
 
 
 class AudioWorker(_CpuWorker):
-    """Worker of code2wav."""
+    """The worker for code2wav."""
 
     model_runner_cls = AudioRunner

@@ -1,4 +1,4 @@
-"""LiveKit's OpenAI plugin, unmodified, against a gateway: cases.py URL MODEL. Prints what each case gave, as JSON."""
+"""Runs LiveKit's unmodified OpenAI plugin with a gateway: cases.py URL MODEL. Prints each case's result as JSON."""
 
 import asyncio
 import base64
@@ -41,7 +41,7 @@ async def main():
     async with utils.http_context.open():
         gave = {
             "text": await text(),
-            # By the model's name it asks for events, by OpenAI's oldest names for bytes.
+            # For OpenAI's oldest model names the plugin requests bytes, for any other name events.
             "speech_as_events": await speech(),
             "speech_as_bytes": await speech("tts-1"),
             "speech_as_mp3": await speech("tts-1", "mp3"),

@@ -1,4 +1,4 @@
-// OpenAI's own client for Node, unmodified, against a gateway: node cases.js URL MODEL. Prints what each case gave, as JSON.
+// Runs OpenAI's unmodified client for Node with a gateway: node cases.js URL MODEL. Prints each case's result as JSON.
 import OpenAI from "openai";
 
 const [url, model] = process.argv.slice(2);
@@ -36,7 +36,7 @@ const cases = {
     }
     return { text, tokens };
   },
-  // The helper that gathers a stream's chunks checks their form as it does.
+  // The client's helper that joins a stream's chunks also checks their form.
   async gathered_text() {
     const answer = await client.chat.completions.stream(asked).finalChatCompletion();
     return { text: answer.choices[0].message.content, finish: answer.choices[0].finish_reason };

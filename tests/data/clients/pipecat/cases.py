@@ -1,4 +1,4 @@
-"""Pipecat's OpenAI services, unmodified, against a gateway: cases.py URL MODEL. Prints what each case gave, as JSON."""
+"""Runs Pipecat's unmodified OpenAI services with a gateway: cases.py URL MODEL. Prints each case's result as JSON."""
 
 import asyncio
 import base64

@@ -1,4 +1,4 @@
-// Sends one prompt and prints the text of the answer. The stubs are made by the commands of docs/other-languages.md.
+// Sends one prompt and prints the answer's text. The commands of docs/other-languages.md generate the stubs.
 import { credentials } from "@grpc/grpc-js";
 import { GenerateRequest, GenerateResponse, StageServiceClient } from "./omni_proto/stage/v1/stage_service";
 
