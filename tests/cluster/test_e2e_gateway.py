@@ -48,9 +48,9 @@ def is_rolled_out(system: Api, generation: int) -> bool:
 def test_a_rolling_update_of_the_entry_fails_no_call(
     cluster: Cluster, speech: Api, tiny_omni: Manifest, client: ClientPod, url: str
 ) -> None:
-    """While the entry stage rolls, neither our own client's calls nor OpenAI's calls through the gateway fail.
+    """While the entry stage rolls out, no call of our own client fails, and none of OpenAI's through the gateway.
 
-    The entry is the stage that both connect to; test_e2e_rollouts.py rolls the other stages.
+    Our client and the gateway both connect to the entry stage. test_e2e_rollouts.py rolls out the other stages.
     """
     with OpenAiLoad(client, url, MODEL, streams=2) as through_gateway:
         direct = Changes(cluster, speech, client).roll("thinker")

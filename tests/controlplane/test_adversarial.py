@@ -55,7 +55,10 @@ def test_another_manager_takes_our_fields(api: Api, operator: OperatorProcess) -
 def test_what_strangers_label_does_not_fill_the_operator(
     api: Api, make_operator: Callable[..., OperatorProcess]
 ) -> None:
-    """Foreign objects with our label hardly grow the operator's memory. 300 once grew it to 449 of its 512 MiB."""
+    """Foreign objects with our label grow the operator's memory by less than a third of their size.
+
+    Once 300 of them grew it to 449 MiB, with a limit of 512 MiB.
+    """
     with make_operator() as operator:
         api.apply(build_pipeline())
         wait_settled(api)

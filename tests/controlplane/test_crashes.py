@@ -1,8 +1,8 @@
 """The operator dies after every single write and restarts: the final state is the same as without crashes.
 
 Each run of the operator makes one write and never sees the response: the proxy executes the write and withholds the
-response, and then the operator is killed. Runs follow one another until nothing is left to write. So every state
-between two writes of a creation, an edit and a change of revision is one that some run had to start from.
+response, and then the operator is killed. Runs follow one another until nothing is left to write. So for a creation,
+an edit and a change of revision, some run starts from each state between two writes.
 """
 
 from __future__ import annotations

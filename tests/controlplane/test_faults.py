@@ -1,4 +1,4 @@
-"""After failures of the API server of every kind, the final state is the same as without failures."""
+"""After every kind of API server failure, the final state is the same as without failures."""
 
 from __future__ import annotations
 

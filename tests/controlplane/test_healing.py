@@ -1,4 +1,4 @@
-"""The operator reverts any change of a child, and does not touch objects that it does not own."""
+"""The operator recreates deleted children, reverts changes to the fields that it sets, and spares foreign objects."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_hand_edit_is_undone(patient: Patient, edit: HandEdit) -> None:
 
 
 def test_an_edited_label_does_not_orphan(patient: Patient) -> None:
-    """Children that lost their label are found by name, so no stage gets a second Deployment."""
+    """The operator finds children whose pipeline label was changed by name, so no stage gets a second Deployment."""
     for kind, name in patient.children:
         patient.api.patch(kind, name, {"metadata": {"labels": {PIPELINE_LABEL: "another"}}})
     assert_heals(patient.api, patient.children)
@@ -235,7 +235,7 @@ def test_a_foreign_object_with_a_childs_name(
 
 
 def test_a_foreign_object_that_no_watch_shows(api: Api, operator: OperatorProcess) -> None:
-    """The operator meets an unlabelled foreign object only when it creates the child. It makes all other children."""
+    """Without our label, a foreign object is noticed when the operator creates that child. All others are created."""
     metadata = {"name": "omni-stages", "namespace": api.namespace}
     theirs = api.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})
     api.apply(build_two_stages())

@@ -31,7 +31,7 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
 
 
 def role_rules(file: str, kind: str) -> list[Any]:
-    """Returns the plain manifests' rules for pipelines and their children, and their rules for the Lease."""
+    """Returns the plain manifests' rules for pipelines and children, and those for the Lease."""
     documents = list(yaml.safe_load_all((RBAC / file).read_text()))
     return [
         pick_one(documents, kind, suffix="omnipipeline-operator")["rules"],

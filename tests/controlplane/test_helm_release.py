@@ -221,7 +221,7 @@ def test_what_plain_manifests_made_is_taken_over_when_asked(helm: Run, plane: Co
     assert owner_of(plane) == RELEASE
     helm("uninstall", RELEASE, "--wait")
 
-    # A release of another name adopts what the first one left behind only with --take-ownership.
+    # Only with --take-ownership does a release of another name adopt what the first release left behind.
     assert "invalid ownership metadata" in helm("install", "other", CHART, fails=True)
     helm("install", "other", CHART, "--take-ownership", "--wait")
     assert owner_of(plane) == "other"

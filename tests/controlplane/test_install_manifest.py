@@ -54,7 +54,7 @@ def test_it_is_the_charts_render(helm: Helm) -> None:
 
 
 def test_it_leaves_out_what_is_helms_alone(helm: Helm) -> None:
-    """The manifest has the chart's objects with the same content, without Helm's test pod, labels and annotations.
+    """The manifest has the chart's objects and a Namespace, without Helm's test pod, labels and annotations.
 
     This test does not use the script that writes the manifest.
     """

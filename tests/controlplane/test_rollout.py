@@ -1,4 +1,4 @@
-"""Changes of revision with limited GPUs: a chain of stages never mixes revisions, and never lacks a stage."""
+"""Changes of revision with limited GPUs: a chain of stages never mixes revisions, and only Recreate interrupts it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules for every metric: help text, a unit in the name, and labels whose values do not grow with the traffic."""
+"""Rules for every metric: help text, a unit in the name, and no labels whose values multiply with the traffic."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OF_LIBRARIES = {
 }
 """Labels of vLLM's and the Python client's metrics. All their values come from configuration or fixed lists."""
 MOST_SERIES = 300
-"""Maximum of series in one metric family. A histogram has about 20 for each set of labels."""
+"""Maximum number of series in one metric family. A histogram has about 20 for each set of labels."""
 _ID = re.compile(r"[0-9a-f]{16,}|[0-9a-f]{8}-[0-9a-f]{4}-")
 
 

@@ -115,7 +115,7 @@ class Images:
 
     def _start_buildkit(self) -> None:
         layout = self._layout
-        # The node's network namespace has no route to the internet: RUN steps join BuildKit's, which is the machine's.
+        # The node's network namespace has no route to the internet. RUN steps join the machine's namespace instead.
         wrapper = layout.run / "runc-on-machine"
         wrapper.write_text(
             f'#!/bin/sh\nread -r pid _ <{layout.run}/buildkitd.pid\nexec nsenter --net=/proc/"$pid"/ns/net runc "$@"\n'

@@ -34,10 +34,13 @@ def gpu_pipeline(node: str, image: str = "example.com/stage:1", **spec: Any) -> 
 
 
 class ChainWatcher:
-    """Checks the chains repeatedly, from each pod that takes clients' requests down to the last stage."""
+    """Checks that each pod of a serving revision calls a stage of the same revision, and that this stage has pods.
+
+    `served` has the revisions that the entry's Service selected, in order. `violations` has what was wrong.
+    """
 
     def __init__(self, api: Api, *, complete: bool) -> None:
-        """`complete`: whether every stage of a chain must have pods. This does not hold during a Recreate rollout."""
+        """`complete`: whether each called stage must have pods. It may have none during a Recreate rollout."""
         self._api, self._complete = api, complete
         self.violations: list[str] = []
         self.served: list[str] = []
