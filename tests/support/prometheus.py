@@ -35,7 +35,7 @@ START_TIMEOUT_S = 60.0
 def prometheus_program(name: str) -> str:
     """Returns the path of `prometheus` or `promtool`, and downloads them if needed.
 
-    Raises AssertionError with what to install if that fails.
+    Raises AssertionError if the download fails; the message says what to install.
     """
     done = subprocess.run(["sh", str(ROOT / "scripts" / "prometheus.sh")], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -231,7 +231,7 @@ def panel_queries(dashboard: Dashboard, variables: Mapping[str, str] | None = No
 def alert_signals(alerts: Iterable[Alert], *, have: Iterable[str] = ()) -> list[Asked]:
     """Returns the alerts' queries without their comparisons.
 
-    An alert that needs a feature which the targets do not have (`have`) is left out.
+    `have` names the optional features of the targets. An alert that needs another feature is left out.
     """
     return [
         Asked(f"alert {alert.name}", alert.signal)

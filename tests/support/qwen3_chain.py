@@ -26,7 +26,7 @@ async def run_chain(stages: OmniStages, prompt: ReferencePrompt, settings: Qwen3
 
 
 async def run_streamed(stages: OmniStages, prompt: ReferencePrompt, settings: Qwen3Settings) -> dict[str, Collected]:
-    """Does the same with both edges streamed, so that the stages run concurrently."""
+    """Does the same as run_chain with both edges streamed, so that the stages run concurrently."""
     edges = {"thinker": EdgeStream(), "talker": EdgeStream()}
     sampling = {
         "thinker": {"temperature": 0.0, "repetition_penalty": 1.0, "max_tokens": settings.thinker_tokens},
