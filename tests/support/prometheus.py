@@ -1,7 +1,7 @@
 """A real Prometheus server, and functions that run all queries of the dashboards, alerts and runbooks against it.
 
-PrometheusApi queries any server by its URL. PrometheusProcess runs Debian's Prometheus on this machine. scrape_config
-relabels targets as our PodMonitor does.
+PrometheusApi queries any server by its URL. PrometheusProcess runs a Prometheus on this machine, by default Debian's.
+scrape_config relabels targets as our PodMonitor does.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ START_TIMEOUT_S = 60.0
 
 @cache
 def prometheus_program(name: str) -> str:
-    """Returns the path of `prometheus` or `promtool`, and downloads them if needed.
+    """Returns the path of `prometheus` or `promtool`. Downloads Debian's package if they are not installed.
 
     Raises AssertionError if the download fails; the message says what to install.
     """
