@@ -63,7 +63,9 @@ def test_a_late_secret_then_grpcurl_then_a_renewal(
         client.grpcurl("-connect-timeout", "10", f"{HOST}:50051", "list")
     before = entry_pods()
     speech.patch("Secret", SECRET, {"data": secret_of(second)["data"]})
-    eventually(lambda: SERVICE in list_services(second), timeout_s=KUBELET_WRITES_S, why="the renewed one is served")
+    eventually(
+        lambda: SERVICE in list_services(second), timeout_s=KUBELET_WRITES_S, why="the renewed certificate is served"
+    )
     with pytest.raises(AssertionError, match="certificate"):
         list_services(first)
     assert entry_pods() == before

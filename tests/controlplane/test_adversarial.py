@@ -203,6 +203,6 @@ def test_a_crowd_of_foreign_pods(api_server: ApiServer, crowded: Api, tmp_path: 
             status = crowded.get("OmniPipeline", "omni")["status"]
             assert [(stage["name"], stage["readyReplicas"]) for stage in status["stages"]] == [("thinker", 0)]
             assert not is_settled(crowded.get("OmniPipeline", "omni"))
-            assert len(crowded.list("Pod")) == CROWD, "not one was deleted"
+            assert len(crowded.list("Pod")) == CROWD, "foreign pods were deleted"
             assert operator.metrics()["omni_operator_noop_applies_total"] == 0
         assert any(call.resource == "pods" and call.verb == "list" for call in proxy.calls)

@@ -78,7 +78,7 @@ def test_killed_after_each_write(
         lives += 1
         assert lives < MAX_LIVES, "it never settles"
 
-    assert lives >= 3, "the operator was killed that often"
+    assert lives >= 3, "the operator was killed fewer than 3 times"
     with make_operator() as last:
         wait_settled(api)
         last.wait_reconciled()
@@ -103,7 +103,7 @@ def undisturbed(
         eventually(lambda: len(revisions(api)) == 1, why="one revision is left")
         result = snapshot(api)
         api.delete("OmniPipeline", "omni")
-        eventually(lambda: list_labelled(api) == [], why="everything is collected")
+        eventually(lambda: list_labelled(api) == [], why="all children are garbage-collected")
     return result
 
 

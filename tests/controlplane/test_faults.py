@@ -126,7 +126,9 @@ def test_changes_in_a_gap(api: Api, proxy: FaultProxy, make_operator: Callable[.
         api.delete("OmniPipeline", "replaced")
         replaced = api.create(build_pipeline("replaced", defaults={"image": "example.com/stage:2"}))
         api.create(build_pipeline("created"))
-        eventually(lambda: list_labelled(api, "deleted") == [], why="collected before the operator looks again")
+        eventually(
+            lambda: list_labelled(api, "deleted") == [], why="garbage-collected before the operator is reconnected"
+        )
         proxy.come_back()
 
         eventually(lambda: snapshot(api, "kept") == expected, timeout_s=60)

@@ -68,7 +68,7 @@ def write(space: Api, name: str, *, ready: str, url: str = "") -> None:
 async def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 30
     while not condition():
-        assert time.monotonic() < deadline, "nothing came of it in 30 s"
+        assert time.monotonic() < deadline, "condition not true within 30 s"
         await asyncio.sleep(0.02)
 
 

@@ -129,7 +129,7 @@ def test_install_test_uninstall_and_again(helm: Run, pods: OperatorPods, plane: 
     assert wait_settled(models)["metadata"]["name"] == "omni"
     assert pod_uids(models) == before
     system = plane.admin.in_namespace(NAMESPACE)
-    eventually(lambda: system.list("Pod") == [], why="the operator's pod goes")
+    eventually(lambda: system.list("Pod") == [], why="the operator's pod is deleted")
     left = {kind for kind in LISTED if [item for item in system.list(kind) if is_ours(item)]}
     assert left == {"Lease"}
     for kind in ("ClusterRole", "ClusterRoleBinding"):

@@ -57,13 +57,13 @@ def test_a_creation_costs_one_apply_a_child_and_three_status_writes_at_most(
 
         # Resyncs continue without any write.
         before, seen = len(writes(proxy)), looks(operator)
-        eventually(lambda: looks(operator) >= seen + 3 * PIPELINES, why="three resyncs of all")
+        eventually(lambda: looks(operator) >= seen + 3 * PIPELINES, why="three resyncs of all pipelines")
         assert [call.path for call in writes(proxy)[before:]] == []
 
     # A new operator process, whose caches are empty, writes nothing either.
     before = len(writes(proxy))
     with make_operator("--resync=1", server=proxy.url) as operator:
-        eventually(lambda: looks(operator) >= 2 * PIPELINES, why="all looked at, and once more")
+        eventually(lambda: looks(operator) >= 2 * PIPELINES, why="every pipeline is reconciled twice")
         assert [call.path for call in writes(proxy)[before:]] == []
 
 

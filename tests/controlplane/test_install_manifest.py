@@ -123,7 +123,7 @@ def test_apply_again_serve_and_delete_by_selector(plane: ControlPlane, tmp_path:
         wait_settled(api)
     plane.kubectl("delete", "-f", INSTALL, "--selector", "app.kubernetes.io/name=omnipipeline-operator")
     system = plane.admin.in_namespace(NAMESPACE)
-    eventually(lambda: system.list("Pod") == [], why="the operator's pod goes")
+    eventually(lambda: system.list("Pod") == [], why="the operator's pod is deleted")
     assert plane.admin.find("CustomResourceDefinition", CRD)
     assert plane.admin.find("Namespace", NAMESPACE)
     assert wait_settled(api)["metadata"]["name"] == "omni"

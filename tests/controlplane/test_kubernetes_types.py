@@ -27,15 +27,15 @@ PLACEMENT = {
 
 LEFT_OUT = {
     "resources.claims": "dynamic resource allocation: no stage asks for it yet",
-    "topology[].labelSelector": "the operator's: the pods of the stage's revision",
-    "topology[].matchLabelKeys": "the operator's: revisions are told apart by labels of their own",
-    "topology[].minDomains": "DoNotSchedule alone reads it, which few small pipelines use",
+    "topology[].labelSelector": "set by the operator: the pods of the stage's revision",
+    "topology[].matchLabelKeys": "set by the operator: pod-template-hash",
+    "topology[].minDomains": "only DoNotSchedule uses it, which few small pipelines set",
     "topology[].nodeAffinityPolicy": "upstream's default, Honor",
     "topology[].nodeTaintsPolicy": "upstream's default, Ignore",
     "namespaces": "a pipeline sees its own namespace only",
     "namespaceSelector": "a pipeline sees its own namespace only",
-    "matchLabelKeys": "the operator's: revisions are told apart by labels of their own",
-    "mismatchLabelKeys": "the operator's: revisions are told apart by labels of their own",
+    "matchLabelKeys": "not needed: revisions differ in a label of ours",
+    "mismatchLabelKeys": "not needed: revisions differ in a label of ours",
 }
 """Field of upstream that we do not offer -> the reason. The key is a path, or a name that matches at any path."""
 

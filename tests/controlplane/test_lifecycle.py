@@ -229,7 +229,7 @@ def test_deleted_without_an_operator(api: Api, make_operator: Callable[..., Oper
         wait_settled(api)
     assert "finalizers" not in api.get("OmniPipeline", "omni")["metadata"]
     api.delete("OmniPipeline", "omni")
-    eventually(lambda: list_labelled(api) == [], why="the garbage collector takes everything")
+    eventually(lambda: list_labelled(api) == [], why="the garbage collector deletes everything")
     assert api.find("OmniPipeline", "omni") is None
 
 

@@ -94,11 +94,11 @@ def test_losing_the_lease_stops_writes_at_once(make_operator: MakeOperator, api:
         # Another holder takes the lease for an hour, so the operator's next renewal fails.
         taken = {"holderIdentity": "somebody", "leaseDurationSeconds": 3600}
         api.patch("Lease", LEASE, {"spec": taken})
-        eventually(lambda: not leads(operator), why="it notices")
+        eventually(lambda: not leads(operator), why="the operator notices that it lost the lease")
         before = writes_of(operator)
         api.delete("Service", "omni")
         api.patch("OmniPipeline", "omni", {"spec": {"suspend": True}})
-        eventually(lambda: api.find("Service", "omni") is None, stays_s=3.0, why="nobody writes")
+        eventually(lambda: api.find("Service", "omni") is None, stays_s=3.0, why="no operator recreates the Service")
         assert writes_of(operator) == before
         assert operator.http("health", "/healthz")[0] == 200
         api.delete("Lease", LEASE)

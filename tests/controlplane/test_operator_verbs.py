@@ -113,7 +113,7 @@ def test_without_the_right_to_block_deletion(api: Api, make_operator: Callable[.
         role = next(role for role in api.list("Role") if len(role["rules"]) > 3)
         rules = [rule for rule in role["rules"] if rule["resources"] != ["omnipipelines/finalizers"]]
         api.patch("Role", role["metadata"]["name"], {"rules": rules})
-        refused = eventually(lambda: blocked_owner_is_refused(api), why="the authorizer follows")
+        refused = eventually(lambda: blocked_owner_is_refused(api), why="the authorizer applies the changed Role")
         assert refused
         api.apply(build_pipeline())
         degraded = wait_condition(api, "Degraded", status="True", reason="ApplyFailed")

@@ -69,4 +69,6 @@ def check_parity(ours: Mapping[str, Collected], reference: Qwen3Reference) -> No
     assert talker.tensors["codes"].tolist() == reference.codes.tolist(), "every codebook of every frame"
     assert code2wav.audio.shape == reference.waveform.shape
     torch.testing.assert_close(code2wav.audio, reference.waveform, atol=SOUND_TOLERANCE, rtol=0)
-    assert reference.waveform.abs().max() > 0.05, "a sound that is nearly silent proves nothing"
+    assert reference.waveform.abs().max() > 0.05, (
+        "the reference audio is nearly silent, so the comparison proves nothing"
+    )

@@ -86,8 +86,10 @@ async def test_lists_come_in_pages_of_one_state(client: ApiClient, space: Api, m
     assert len({page.version for page in pages}) == 1
     assert {item.key.name for page in pages for item in page.items} == {f"x{number}" for number in range(5)}
     read = pages[0].items[0].decode()
-    assert (read["apiVersion"], read["kind"]) == ("v1", "ConfigMap"), "which items of lists do not say"
-    assert "data" not in read, "metadata alone was asked for"
+    assert (read["apiVersion"], read["kind"]) == ("v1", "ConfigMap"), (
+        "filled in by the client: items of lists do not have them"
+    )
+    assert "data" not in read, "only metadata was requested"
 
 
 async def test_watch_tells_of_changes_however_large(client: ApiClient, space: Api) -> None:
@@ -135,7 +137,7 @@ async def test_what_is_forced_is_forced_on_the_very_object_that_was_seen(client:
     space.delete("ConfigMap", "x")
     with pytest.raises(ConflictError):
         await client.apply(CONFIG_MAP, config_map(space, a="ours"), made["metadata"]["uid"])
-    assert space.find("ConfigMap", "x") is None, "one that is gone does not come back"
+    assert space.find("ConfigMap", "x") is None, "a deleted object was created again"
     space.create(config_map(space, a="theirs"))
     for attempt in (
         client.apply(CONFIG_MAP, config_map(space, a="ours"), made["metadata"]["uid"]),

@@ -53,7 +53,7 @@ async def test_never_two_leaders(client: ApiClient, space: Api) -> None:
         leader.leadership.ensure()
         await leader.stop()  # without releasing the lease
         candidates.remove(leader)
-        await until(lambda: not leader.leads, "its time runs out")  # noqa: B023
+        await until(lambda: not leader.leads, "its lease expires")  # noqa: B023
         with pytest.raises(NotLeaderError, match="does not hold the lease"):
             leader.leadership.ensure()
         if not candidates:
@@ -85,7 +85,7 @@ async def test_a_lease_that_is_taken_or_deleted(client: ApiClient, space: Api) -
     await until(lambda: candidate.leads, "leads")
     space.patch("Lease", "election", {"spec": {"holderIdentity": "other", "leaseDurationSeconds": 3600}})
     await until(lambda: not candidate.leads, "lost")
-    await until(lambda: candidate.told == [True, False], "told so")
+    await until(lambda: candidate.told == [True, False], "notified")
     space.delete("Lease", "election")
     await until(lambda: candidate.leads, "leads again")
     assert space.get("Lease", "election")["spec"]["holderIdentity"] == "me"
@@ -96,9 +96,9 @@ async def test_a_leader_that_is_cut_off_stops_in_time(faulty_client: ApiClient, 
     candidate = Candidate(faulty_client, space, "me")
     await until(lambda: candidate.leads, "leads")
     faulty.go_away()
-    await until(lambda: candidate.told == [True, False], "it stops by its own clock")
+    await until(lambda: candidate.told == [True, False], "leadership ends by its own clock")
     faulty.come_back()
-    await until(lambda: candidate.leads, "and goes on")
+    await until(lambda: candidate.leads, "leads again")
     await candidate.stop()
     faulty.go_away()
     await candidate.leadership.release()  # no error, although the API server is away

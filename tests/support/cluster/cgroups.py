@@ -71,7 +71,7 @@ def _end(half: str, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while pids := set(_processes(half)):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"processes that do not end in {half}: {sorted(pids)}")
+            raise TimeoutError(f"processes in {half} did not end: {sorted(pids)}")
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -131,4 +131,4 @@ class Changes:
 
 def _expect(holds: bool, what: str) -> None:
     if not holds:
-        raise AssertionError(f"not so: {what}")
+        raise AssertionError(f"expected: {what}")

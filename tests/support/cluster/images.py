@@ -43,7 +43,7 @@ root = "{cache}/buildkit"
   snapshotter = "overlayfs"
   networkMode = "host"
   defaultCgroupParent = "{cgroup}/build"
-  # What one version of the stage image is built from is 6 GB; older versions go.
+  # The layers and caches of one version of the stage image have 6 GB; those of older versions are removed.
   gc = true
   reservedSpace = "8GB"
   maxUsedSpace = "12GB"
