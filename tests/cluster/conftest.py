@@ -57,7 +57,7 @@ def cluster() -> Iterator[Cluster]:
                 cluster.images.build()
             yield cluster
         finally:
-            # A failed set-up is reported after this, when the node is gone and has no logs to collect.
+            # If this set-up failed, pytest reports it later, when the node is gone and has no logs to collect.
             _clusters.clear()
 
 

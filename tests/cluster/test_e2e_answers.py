@@ -42,7 +42,7 @@ REQUESTS = [{**prompt, "seed": seed} for seed, prompt in enumerate(PROMPTS.value
 Answers = dict[str, dict[str, Any]]
 
 
-@pytest.fixture(scope="session")  # as the node's: pytest would set up a module's fixture after the node
+@pytest.fixture(scope="session")  # so that it begins before the node: pytest sets up modules' fixtures later
 def asking_locally(
     make_tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Future[Answers]]:

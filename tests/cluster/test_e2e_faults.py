@@ -34,7 +34,7 @@ def restarts(pod: Manifest) -> int:
 
 
 def wait_served(client: ClientPod) -> None:
-    """Waits until calls are answered again: gRPC resolves names and reconnects with growing pauses."""
+    """Waits until calls are answered again. That takes a while: gRPC resolves names and reconnects with backoff."""
 
     def served() -> bool:
         with Load(client, TARGET, timeout_s=DEADLINE_S) as load:

@@ -45,7 +45,7 @@ def pods_of(api: Api) -> set[tuple[str, int]]:
 
 
 def test_helm_test(cluster: Cluster, operator: str) -> None:
-    # Without --logs: Helm removes a test pod as soon as it succeeds, so an uninstall leaves none.
+    # Without --logs, because Helm removes a test pod as soon as it succeeds. So an uninstall leaves no test pod.
     told = helm(cluster, "test", "omnipipeline", "--namespace", operator, "--timeout", "2m")
     assert "Phase:          Succeeded" in told
 

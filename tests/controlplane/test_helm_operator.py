@@ -1,4 +1,4 @@
-"""The chart's operator has the same RBAC rules as the plain manifests, and every chart value reaches its settings."""
+"""The chart's operator has the RBAC rules of the plain manifests, and every chart value reaches the operator."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def test_verbs(
 def test_without_the_right_to_block_deletion(api: Api, make_operator: Callable[..., OperatorProcess]) -> None:
     """Without the right to `omnipipelines/finalizers` the API server rejects children, and the status says so.
 
-    That is so with the admission plugin OwnerReferencesPermissionEnforcement, which the tests' API server enables.
+    The admission plugin OwnerReferencesPermissionEnforcement, which the tests' API server enables, checks this right.
     """
     with make_operator():
         role = next(role for role in api.list("Role") if len(role["rules"]) > 3)

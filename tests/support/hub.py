@@ -32,7 +32,7 @@ class Hub(ThreadingHTTPServer):
         self.commit = COMMIT
         self.url = f"http://{address}:{self.server_port}"
         self.stop_at: int | None = None
-        """The next transfer of more bytes than this stops after this many and closes its connection. Applies once."""
+        """If set, the next transfer that is longer stops after this many bytes and closes its connection. Used once."""
         self.hangs = False
         """Whether a transfer that stops keeps its connection open until the client closes it."""
         self.stopped = threading.Event()

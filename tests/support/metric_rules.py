@@ -1,4 +1,4 @@
-"""Rules for every metric: help text, a unit in the name, and no labels whose values multiply with the traffic."""
+"""Rules for every metric: help text, a unit in the name, and labels with a bounded number of values."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ _OPERATOR_SERIES = re.compile(r"\bomni_operator_")
 
 
 def expand(expr: str, variables: Mapping[str, str] | None = None) -> str:
-    """Returns the query with Grafana's variables filled in. Default for a variable: `All`."""
+    """Returns the query with Grafana's variables filled in. A variable without a value matches everything (`All`)."""
     chosen = {**_FIXED, **(variables or {})}
     return re.sub(r"\$(\w+)", lambda found: chosen.get(found[1], ".*"), expr)
 

@@ -112,7 +112,7 @@ def write_published_qwen3(directory: Path) -> Path:
 
 
 def write_sparse_shards(directory: Path, size: str) -> dict[str, list[PublishedTensor]]:
-    """Writes sparse shards of the published sizes, whose data are holes, and their index. Returns shard -> tensors.
+    """Writes shards of the published sizes as sparse files, and their index. Returns shard -> tensors.
 
     The published order of tensors within a shard is not known, so the written order may differ.
     """

@@ -220,7 +220,7 @@ class SimulatedWorkloads(SimulatedApi):
         return changed
 
     def end_pods(self) -> bool:
-        """Removes terminating pods, which have drained. Returns whether there were any."""
+        """Removes terminating pods, as if they had drained. Returns whether there were any."""
         ended = [name for name, pod in self.pods.items() if "deletionTimestamp" in pod["metadata"]]
         for name in ended:
             del self.pods[name]

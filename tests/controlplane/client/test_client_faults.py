@@ -107,7 +107,7 @@ async def test_faults_have_classes(
 async def test_a_write_takes_no_longer_than_the_gate_allows(
     api_server: ApiServer, faulty: FaultProxy, space: Api
 ) -> None:
-    """A write that takes longer fails, because it might take effect after another operator has become the leader."""
+    """The gate returns how many seconds a write may take. A later write could take effect under another leader."""
     grant(space)
     kubeconfig = api_server.kubeconfig_for_service_account(space.namespace, "robot", server=faulty.url)
     client = await make_client(kubeconfig, lambda: 0.5)

@@ -87,7 +87,7 @@ class ClientPod:
         )
 
     def start_python_on_node(self, script: str, arguments: object) -> subprocess.Popen[str]:
-        """Starts the script on the node instead: `kubectl exec` loses its connection when the kubelet restarts."""
+        """Does the same as start_python on the node: `kubectl exec` loses its connection when the kubelet restarts."""
         code = (_SUPPORT / script).read_text()
         return subprocess.Popen(
             ["nsenter", f"--net={self._cluster.layout.network}", sys.executable, "-c", code, json.dumps(arguments)],

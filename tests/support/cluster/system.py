@@ -1,4 +1,4 @@
-"""The node's requirements of the machine: Linux, root, and a few Debian packages."""
+"""What the node needs from the machine: Linux, root, and a few Debian packages."""
 
 from __future__ import annotations
 
