@@ -34,6 +34,7 @@ def paced(speech: Api) -> Iterator[list[str]]:
 def test_small_pods_speak_the_same_for_a_seed_without_a_gpu(
     paced: list[str], speech: Api, client: ClientPod, cluster: Cluster
 ) -> None:
+    """Equal seeds give equal answers. Each pod uses at most 100 MiB and requests no GPU."""
     one, two, other = client.ask(TARGET, [{"text": "Say hello.", "seed": seed} for seed in (1, 1, 2)])
     assert one["finished"] == ["decoder", "talker", "thinker"]
     assert one == two

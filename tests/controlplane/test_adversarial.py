@@ -74,6 +74,7 @@ def test_what_strangers_label_does_not_fill_the_operator(
 
 
 def test_a_namespace_has_so_many_pipelines(api: Api, make_operator: Callable[..., OperatorProcess]) -> None:
+    """A pipeline beyond --max-pipelines gets no children, and its status says why."""
     with make_operator("--max-pipelines=1") as operator:
         api.apply(build_pipeline("first"))
         wait_condition(api, "Ready", "first", status="True")
@@ -106,6 +107,7 @@ def applied(operator: OperatorProcess) -> float:
 
 
 def test_thirty_rapid_edits(api: Api, operator: OperatorProcess) -> None:
+    """The children have the last of thirty rapid edits, and one revision is left."""
     api.apply(build_pipeline())
     wait_settled(api)
     for number in range(30):
@@ -126,6 +128,7 @@ def test_thirty_rapid_edits(api: Api, operator: OperatorProcess) -> None:
 
 
 def test_edits_and_hand_edits_at_once(api: Api, operator: OperatorProcess) -> None:
+    """The operator restores the children after concurrent edits of the pipeline and of its children."""
     api.apply(build_pipeline())
     wait_settled(api)
     done = threading.Event()

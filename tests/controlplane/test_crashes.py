@@ -54,7 +54,7 @@ SCENARIOS = {
 
 @pytest.mark.parametrize(
     "scenario",
-    # A change of revision includes the writes of a creation and of an edit. test_rollout_scenarios.py has all three.
+    # A change of revision includes the writes of a creation and of an edit. test_rollout_scenarios.py simulates all.
     [pytest.param("create", marks=pytest.mark.full), pytest.param("edit", marks=pytest.mark.full), "revision"],
 )
 def test_killed_after_each_write(

@@ -73,6 +73,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_pipelines_come_change_and_go(api_server: ApiServer, spaces: tuple[Api, Api]) -> None:
+    """The gateway's models follow the OmniPipelines of two namespaces as these are created, changed and deleted."""
     first, second = spaces
     kubeconfig = api_server.kubeconfig_for_service_account(first.namespace, "gateway")
     write(first, "omni", ready="True", url="grpc://omni.a.svc:50051")

@@ -211,6 +211,7 @@ def test_an_upgrade_that_keeps_the_stage_image_restarts_no_stage(
 
 
 def test_what_plain_manifests_made_is_taken_over_when_asked(helm: Run, plane: ControlPlane, models: Api) -> None:
+    """Helm adopts objects of manifests/install.yaml or of another release only with --take-ownership."""
     plane.kubectl("apply", "-f", ROOT / "manifests" / "install.yaml")
     models.apply(build_pipeline())
     said = helm("install", RELEASE, CHART, fails=True)
@@ -239,6 +240,7 @@ def owner_of(plane: ControlPlane) -> str:
 def test_a_tenants_operator_serves_its_namespaces_alone(
     helm: Run, pods: OperatorPods, plane: ControlPlane, models: Api
 ) -> None:
+    """An operator with watchNamespaces serves only these namespaces, and logs no error."""
     plane.apply_crds(*(ROOT / "manifests" / "crd").glob("*.yaml"))
     other = plane.create_namespace("others")
     own = "--set crds.install=false,rbac.aggregate=false"

@@ -69,6 +69,7 @@ def test_a_port_that_is_taken_ends_it(api_server: ApiServer) -> None:
 
 
 def test_it_waits_for_the_resource_and_stops_at_once_when_told(tmp_path: Path) -> None:
+    """Without the CRD the operator is healthy but not ready. It becomes ready once the CRD is applied."""
     with ApiServer(tmp_path / "bare") as server:
         operator = OperatorProcess(server.kubeconfig, tmp_path, fork=True)
         operator.start(ready=False)

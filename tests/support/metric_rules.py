@@ -49,7 +49,7 @@ def parse_metrics(text: str, content_type: str) -> list[Metric]:
 
 
 def find_bad_metrics(families: Iterable[Metric]) -> list[str]:
-    """Returns the violations of the rules. Of vLLM's metrics only help and labels are checked, not the names."""
+    """Returns the violations of the rules. Names are checked only for our own metrics."""
     return [f"{family.name}: {problem}" for family in families for problem in _look(family)]
 
 

@@ -68,6 +68,7 @@ async def test_never_two_leaders(client: ApiClient, space: Api) -> None:
 
 
 async def test_a_lease_that_is_given_up_is_free(client: ApiClient, space: Api) -> None:
+    """Another candidate can acquire a released Lease. Releasing a Lease twice is no error."""
     first = Candidate(client, space, "first")
     await until(lambda: first.leads, "leads")
     await first.stop()
@@ -81,6 +82,7 @@ async def test_a_lease_that_is_given_up_is_free(client: ApiClient, space: Api) -
 
 
 async def test_a_lease_that_is_taken_or_deleted(client: ApiClient, space: Api) -> None:
+    """A leader stops when another holder takes the Lease, and leads again after the Lease is deleted."""
     candidate = Candidate(client, space, "me")
     await until(lambda: candidate.leads, "leads")
     space.patch("Lease", "election", {"spec": {"holderIdentity": "other", "leaseDurationSeconds": 3600}})
@@ -93,6 +95,7 @@ async def test_a_lease_that_is_taken_or_deleted(client: ApiClient, space: Api) -
 
 
 async def test_a_leader_that_is_cut_off_stops_in_time(faulty_client: ApiClient, faulty: FaultProxy, space: Api) -> None:
+    """Without the API server a leader stops by its own clock. It leads again once the API server is back."""
     candidate = Candidate(faulty_client, space, "me")
     await until(lambda: candidate.leads, "leads")
     faulty.go_away()
