@@ -27,8 +27,8 @@ import pytest
 def make_tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Returns make(seed, shape, family) -> directory. Each checkpoint is written once a session.
 
-    Its config.json says float32, so that tests can compare tokens exactly: in bfloat16, sums depend on the batch.
-    Everything else is as published. The weights are stored in bfloat16, and have the same values in float32.
+    The dtype in its config.json is float32, so that tests can compare tokens exactly: in bfloat16, sums depend on the
+    batch. The weights are stored as in a release, with values that float32 represents exactly.
     """
     written: dict[tuple[int, str, str], Path] = {}
 

@@ -49,7 +49,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """Yields the node, with images built from the checkout. E2E_IMAGES=keep uses the images that it already has."""
+    """Yields the node, with images built from the checkout. With E2E_IMAGES=keep it builds no images."""
     with Cluster() as cluster:
         _clusters.append(cluster)
         try:
@@ -57,7 +57,7 @@ def cluster() -> Iterator[Cluster]:
                 cluster.images.build()
             yield cluster
         finally:
-            # A failed set-up is reported after this, when the node is gone and has no logs to collect.
+            # If this set-up failed, pytest reports it later, when the node is gone and has no logs to collect.
             _clusters.clear()
 
 

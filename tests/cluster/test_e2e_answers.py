@@ -42,13 +42,13 @@ REQUESTS = [{**prompt, "seed": seed} for seed, prompt in enumerate(PROMPTS.value
 Answers = dict[str, dict[str, Any]]
 
 
-@pytest.fixture(scope="session")  # like the node's: a module-scoped fixture would be set up after the node
+@pytest.fixture(scope="session")  # so that it begins before the node: pytest sets up modules' fixtures later
 def asking_locally(
     make_tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Future[Answers]]:
     """Runs each family's sample under `omnipipe run` in a thread, while the node starts and its images are built.
 
-    Building the images mostly waits for disks, so the CPU is free for this.
+    Building the images mostly waits for disks, so the CPU is free for the engines.
     """
     places = {
         family: (make_tiny_checkpoint(0, "small", family), tmp_path_factory.mktemp(family)) for family in FAMILIES
@@ -59,7 +59,7 @@ def asking_locally(
 
 @pytest.fixture(scope="session")
 def local_answers(asking_locally: Future[Answers], cluster: Cluster) -> Answers:
-    """Returns each family's answers under `omnipipe run`, once that has exited: the pods need its memory."""
+    """Returns each family's answers under `omnipipe run`, after `omnipipe run` has freed its memory for the pods."""
     return asking_locally.result()
 
 
@@ -95,7 +95,7 @@ def tiny_qwen3_omni(
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def pod_answers(request: pytest.FixtureRequest, client: ClientPod) -> tuple[str, dict[str, Any]]:
-    """Returns the family, and its pods' answers to the same prompts, which the client pod sends."""
+    """Returns the family, and its pods' answers to PROMPTS. The client pod sends the prompts."""
     request.getfixturevalue("tiny_omni")
     target = TARGET if request.param == "qwen2_5_omni" else request.getfixturevalue("tiny_qwen3_omni")
     return request.param, dict(zip(PROMPTS, client.ask(target, REQUESTS), strict=True))

@@ -34,6 +34,7 @@ def set_token(speech: Api, token: str) -> None:
 def test_a_broken_transfer_goes_on_where_it_stopped_and_a_cache_volume_saves_the_next(
     hub: Hub, speech: Api, pipeline: Manifest, client: ClientPod, models: Path
 ) -> None:
+    """A broken download resumes. A pipeline that is created again takes the weights from the cache volume."""
     pipeline["spec"]["model"]["cache"] = {"persistentVolumeClaim": "models"}
     largest = max(hub.files, key=lambda name: len(hub.files[name]))
     assert len(hub.files[largest]) > 15 << 20
@@ -56,6 +57,7 @@ def test_a_broken_transfer_goes_on_where_it_stopped_and_a_cache_volume_saves_the
 def test_a_wrong_token_is_said_in_the_status_and_a_right_one_mends_it(
     hub: Hub, speech: Api, pipeline: Manifest
 ) -> None:
+    """The status has the reason TokenRejected until new pods use the right token."""
     pipeline["spec"]["model"] = {
         "uri": "hf://org/gated",
         "revision": COMMIT,

@@ -34,7 +34,7 @@ def restarts(pod: Manifest) -> int:
 
 
 def wait_served(client: ClientPod) -> None:
-    """Waits until calls are answered again: gRPC resolves names and reconnects with growing pauses."""
+    """Waits until calls are answered again. That takes a while: gRPC resolves names and reconnects with backoff."""
 
     def served() -> bool:
         with Load(client, TARGET, timeout_s=DEADLINE_S) as load:
@@ -57,6 +57,7 @@ def is_engine(command: str) -> bool:
 def test_a_killed_process_fails_calls_in_time_and_heals(
     stage: str, victim: Callable[[str], bool], speech: Api, tiny_omni: Manifest, client: ClientPod
 ) -> None:
+    """Calls that fail do so within their deadline, with UNAVAILABLE or DEADLINE_EXCEEDED. The stage restarts."""
     pod = pod_of(speech, stage)
     before = restarts(pod)
     with Load(client, TARGET, timeout_s=DEADLINE_S) as load:

@@ -48,9 +48,9 @@ def is_rolled_out(system: Api, generation: int) -> bool:
 def test_a_rolling_update_of_the_entry_fails_no_call(
     cluster: Cluster, speech: Api, tiny_omni: Manifest, client: ClientPod, url: str
 ) -> None:
-    """While the entry stage rolls, neither our own client's calls nor OpenAI's calls through the gateway fail.
+    """No call fails while the entry stage rolls out: neither from our own client nor, through the gateway, OpenAI's.
 
-    The entry is the stage that both connect to; test_e2e_rollouts.py rolls the other stages.
+    Our client and the gateway both connect to the entry stage. test_e2e_rollouts.py rolls out the other stages.
     """
     with OpenAiLoad(client, url, MODEL, streams=2) as through_gateway:
         direct = Changes(cluster, speech, client).roll("thinker")
@@ -70,7 +70,7 @@ def test_a_rollout_of_the_gateway_fails_no_request(
         patch = {"spec": {"template": {"metadata": {"annotations": restarted}}}}
         generation = system.patch("Deployment", NAME, patch)["metadata"]["generation"]
         eventually(lambda: is_rolled_out(system, generation), timeout_s=180, why="the gateway has rolled out")
-        # A draining pod still answers clients that stay connected to it.
+        # A draining pod still answers clients that stay connected to it, so the load continues until the pod is gone.
         eventually(
             lambda: not before.keys() & {pod["metadata"]["name"] for pod in system.list("Pod")},
             timeout_s=60,

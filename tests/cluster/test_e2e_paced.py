@@ -1,4 +1,4 @@
-"""The unchanged paced sample (sim-omni) on a real node: it needs neither a GPU nor a model, and its pods are small."""
+"""The unchanged paced sample (sim-omni) on a real node: it needs no GPU, no model and little memory."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ def paced(speech: Api) -> Iterator[list[str]]:
 def test_small_pods_speak_the_same_for_a_seed_without_a_gpu(
     paced: list[str], speech: Api, client: ClientPod, cluster: Cluster
 ) -> None:
+    """Equal seeds give equal answers. Each pod uses at most 100 MiB and requests no GPU."""
     one, two, other = client.ask(TARGET, [{"text": "Say hello.", "seed": seed} for seed in (1, 1, 2)])
     assert one["finished"] == ["decoder", "talker", "thinker"]
     assert one == two
     assert one["texts"] != other["texts"]
-    # 75 to 225 words of 0.13 s each, at 24,000 samples a second of 4 bytes.
+    # 75 to 225 words of 0.13 s each, with 24,000 samples of 4 bytes a second.
     assert 9 < len(base64.b64decode(one["audio"])) / 96_000 < 32
     assert len(paced) == 3
     for pod in paced:

@@ -38,7 +38,7 @@ SPEECH = (
     'sum(omni_pipeline_spoken_answers_total{pipeline="tiny-omni"})',
     'omni_pipeline_audio_seconds_total{pipeline="tiny-omni"}',
 )
-"""Series that the dashboard's speech row and its alerts use."""
+"""Series that the dashboard's speech row and the alerts on speech use."""
 
 
 def targets_of(api: Api, selector: str) -> list[PodTarget]:

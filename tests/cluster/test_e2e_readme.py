@@ -34,7 +34,7 @@ def environment(cluster: Cluster, operator: str, tmp_path: Path) -> Iterator[dic
     make_namespace(cluster, NAMESPACE)
     folder = cluster.layout.run / "readme"
     folder.mkdir(mode=0o777, exist_ok=True)
-    folder.chmod(0o777)  # past the umask: the Job's user writes here
+    folder.chmod(0o777)  # regardless of the umask: the Job's user writes here
     # In place of a StorageClass: a volume that the claim of manifests/tiny binds to.
     volume = add_persistent_volume(cluster, NAMESPACE, "tiny-omni", folder)
     programs = tmp_path / "bin"
@@ -87,7 +87,7 @@ def test_from_nothing_to_speech(environment: dict[str, str], tmp_path: Path) -> 
             forward.send_signal(signal.SIGTERM)
             forward.wait(timeout=30)
     sound = (tmp_path / "hello.wav").read_bytes()
-    # A streamed WAV has a header of 44 bytes, whose length fields are not known in advance.
+    # The header of a streamed WAV (44 bytes) is sent before the length is known, so its length fields are not checked.
     assert (sound[:4], sound[8:12], int.from_bytes(sound[24:28], "little")) == (b"RIFF", b"WAVE", 24_000)
     samples = np.frombuffer(sound[44:], np.int16)
     assert samples.size > 1000

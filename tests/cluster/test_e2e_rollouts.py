@@ -1,8 +1,8 @@
 """No call fails during rolling updates, a new revision, or a change of replicas.
 
-test_e2e_gateway.py rolls the entry stage, where calls through the gateway are checked as well.
+test_e2e_gateway.py rolls out the entry stage, and also checks calls through the gateway.
 
-`make soak-cluster` makes ten of each change.
+`make soak-cluster` makes each change ten times.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ NAME, SECRET = "web", "web-tls"
 HOST = f"{NAME}.speech.svc"
 SERVICE = "omni_proto.stage.v1.StageService"
 KUBELET_WRITES_S = 180
-"""The kubelet updates the mounted files of a changed Secret within about a minute."""
+"""Timeout. The kubelet updates the mounted files of a changed Secret within about a minute."""
 
 
 def secret_of(authority: Authority) -> Manifest:
@@ -30,7 +30,7 @@ def secret_of(authority: Authority) -> Manifest:
 
 @pytest.fixture
 def web(speech: Api) -> Iterator[Manifest]:
-    """Yields a pipeline of one stage whose TLS Secret does not exist yet. Deletes both afterwards."""
+    """Yields a pipeline of one stage whose TLS Secret does not exist yet. Deletes pipeline and Secret afterwards."""
     pipeline = load_sample("tiny-omni-tls", model="pvc://models/tiny-omni", rename=NAME, entry_alone=True)
     pipeline["spec"]["entry"]["tls"]["secretName"] = SECRET
     yield speech.apply(pipeline)
@@ -63,7 +63,9 @@ def test_a_late_secret_then_grpcurl_then_a_renewal(
         client.grpcurl("-connect-timeout", "10", f"{HOST}:50051", "list")
     before = entry_pods()
     speech.patch("Secret", SECRET, {"data": secret_of(second)["data"]})
-    eventually(lambda: SERVICE in list_services(second), timeout_s=KUBELET_WRITES_S, why="the renewed one is served")
+    eventually(
+        lambda: SERVICE in list_services(second), timeout_s=KUBELET_WRITES_S, why="the renewed certificate is served"
+    )
     with pytest.raises(AssertionError, match="certificate"):
         list_services(first)
     assert entry_pods() == before

@@ -45,7 +45,7 @@ def pods_of(api: Api) -> set[tuple[str, int]]:
 
 
 def test_helm_test(cluster: Cluster, operator: str) -> None:
-    # Without --logs: Helm removes a test pod as soon as it succeeds, so an uninstall leaves none.
+    # Without --logs, because Helm removes a test pod as soon as it succeeds. So an uninstall leaves no test pod.
     told = helm(cluster, "test", "omnipipeline", "--namespace", operator, "--timeout", "2m")
     assert "Phase:          Succeeded" in told
 
@@ -68,7 +68,7 @@ def test_an_upgrade_and_its_rollback_disturb_no_pipeline(
         assert log_level(cluster, operator) == "debug"
         helm(cluster, "rollback", *release)
         assert log_level(cluster, operator) == "info"
-        # The operator reconciles again after the rollback. The load uses the headless Service, not this one.
+        # Proves that the operator reconciles after the rollback. The load uses the headless Service, not this one.
         speech.delete("Service", "tiny-omni")
         eventually(lambda: speech.find("Service", "tiny-omni"), timeout_s=60, why="the Service is made again")
         wait_settled(speech, "tiny-omni", timeout_s=120)

@@ -42,7 +42,8 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
 @pytest.fixture
 def api(control_plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Api]:
     """Yields the administrator's client in a fresh namespace of `control_plane`, which is deleted after the test."""
-    # Fails here if an earlier test left a program dead. Otherwise later tests would time out waiting for pods.
+    # Fails here if a program of the control plane died in an earlier test. Otherwise later tests would time out while
+    # they wait for pods.
     control_plane.require_running()
     client = control_plane.create_namespace(_namespace_name(request.node.name))
     yield client

@@ -55,7 +55,10 @@ def test_another_manager_takes_our_fields(api: Api, operator: OperatorProcess) -
 def test_what_strangers_label_does_not_fill_the_operator(
     api: Api, make_operator: Callable[..., OperatorProcess]
 ) -> None:
-    """Foreign objects with our label hardly grow the operator's memory. 300 once grew it to 449 of its 512 MiB."""
+    """Foreign objects with our label grow the operator's memory by less than a third of their size.
+
+    Once 300 of them grew it to 449 MiB, with a limit of 512 MiB.
+    """
     with make_operator() as operator:
         api.apply(build_pipeline())
         wait_settled(api)
@@ -71,6 +74,7 @@ def test_what_strangers_label_does_not_fill_the_operator(
 
 
 def test_a_namespace_has_so_many_pipelines(api: Api, make_operator: Callable[..., OperatorProcess]) -> None:
+    """A pipeline beyond --max-pipelines gets no children, and its status says why."""
     with make_operator("--max-pipelines=1") as operator:
         api.apply(build_pipeline("first"))
         wait_condition(api, "Ready", "first", status="True")
@@ -103,6 +107,7 @@ def applied(operator: OperatorProcess) -> float:
 
 
 def test_thirty_rapid_edits(api: Api, operator: OperatorProcess) -> None:
+    """The children have the last of thirty rapid edits, and one revision is left."""
     api.apply(build_pipeline())
     wait_settled(api)
     for number in range(30):
@@ -123,6 +128,7 @@ def test_thirty_rapid_edits(api: Api, operator: OperatorProcess) -> None:
 
 
 def test_edits_and_hand_edits_at_once(api: Api, operator: OperatorProcess) -> None:
+    """The operator restores the children after concurrent edits of the pipeline and of its children."""
     api.apply(build_pipeline())
     wait_settled(api)
     done = threading.Event()
@@ -200,6 +206,6 @@ def test_a_crowd_of_foreign_pods(api_server: ApiServer, crowded: Api, tmp_path: 
             status = crowded.get("OmniPipeline", "omni")["status"]
             assert [(stage["name"], stage["readyReplicas"]) for stage in status["stages"]] == [("thinker", 0)]
             assert not is_settled(crowded.get("OmniPipeline", "omni"))
-            assert len(crowded.list("Pod")) == CROWD, "not one was deleted"
+            assert len(crowded.list("Pod")) == CROWD, "foreign pods were deleted"
             assert operator.metrics()["omni_operator_noop_applies_total"] == 0
         assert any(call.resource == "pods" and call.verb == "list" for call in proxy.calls)

@@ -36,6 +36,7 @@ def flags_of_the_page() -> dict[str, Any]:
 
 
 def test_the_command_of_the_page_makes_all_of_it(helm: Helm, tmp_path: Path) -> None:
+    """The page's flags render a ServiceMonitor, the shipped dashboards and the shipped alert rules."""
     manifests = helm.template(flags_of_the_page())
     kinds = [item["kind"] for item in manifests]
     assert {"ServiceMonitor", "PrometheusRule"} <= set(kinds)
@@ -50,12 +51,14 @@ def test_the_command_of_the_page_makes_all_of_it(helm: Helm, tmp_path: Path) -> 
 
 
 def test_none_of_it_is_there_unless_asked_for(helm: Helm) -> None:
+    """By default the chart renders no dashboards, alert rules or ServiceMonitor."""
     manifests = helm.template({})
     assert not [item for item in manifests if item["kind"] in ("PrometheusRule", "ServiceMonitor")]
     assert not [item for item in manifests if "grafana_dashboard" in item["metadata"].get("labels", {})]
 
 
 def test_labels_namespace_and_runbooks_are_the_users(helm: Helm) -> None:
+    """Users choose the labels and runbook URLs of alert rules, and the metadata of dashboards."""
     metrics = {
         "prometheusRule": {
             "enabled": True,

@@ -169,6 +169,7 @@ def test_the_namespace_does_enforce_and_warn(server: ApiServer, namespace: Api) 
 
 
 def test_a_snapshot_cannot_be_changed_so_another_spec_is_another_object(namespace: Api) -> None:
+    """The data of a ControllerRevision is immutable. Another spec gets another ControllerRevision."""
     first = pick(children_in(namespace, make_single()), "ControllerRevision")
     namespace.apply(first)
     changed = {**first, "data": {"spec": {}}}

@@ -1,8 +1,8 @@
 """The operator dies after every single write and restarts: the final state is the same as without crashes.
 
 Each run of the operator makes one write and never sees the response: the proxy executes the write and withholds the
-response, and then the operator is killed. Runs follow one another until nothing is left to write. So every state
-between two writes of a creation, an edit and a change of revision is one that some run had to start from.
+response, and then the operator is killed. Runs follow one another until nothing is left to write. So for a creation,
+an edit and a change of revision, some run starts from each state between two writes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ SCENARIOS = {
 
 @pytest.mark.parametrize(
     "scenario",
-    # A change of revision includes the writes of a creation and of an edit. test_rollout_scenarios.py has all three.
+    # A change of revision includes the writes of a creation and of an edit. test_rollout_scenarios.py simulates all.
     [pytest.param("create", marks=pytest.mark.full), pytest.param("edit", marks=pytest.mark.full), "revision"],
 )
 def test_killed_after_each_write(
@@ -78,7 +78,7 @@ def test_killed_after_each_write(
         lives += 1
         assert lives < MAX_LIVES, "it never settles"
 
-    assert lives >= 3, "the operator was killed that often"
+    assert lives >= 3, "the operator was killed fewer than 3 times"
     with make_operator() as last:
         wait_settled(api)
         last.wait_reconciled()
@@ -103,7 +103,7 @@ def undisturbed(
         eventually(lambda: len(revisions(api)) == 1, why="one revision is left")
         result = snapshot(api)
         api.delete("OmniPipeline", "omni")
-        eventually(lambda: list_labelled(api) == [], why="everything is collected")
+        eventually(lambda: list_labelled(api) == [], why="all children are garbage-collected")
     return result
 
 

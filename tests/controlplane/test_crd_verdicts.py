@@ -1,4 +1,4 @@
-"""The API server with our CRD and `omnipipe validate` accept the same pipelines, and reject for the same field."""
+"""The API server with our CRD and `omnipipe validate` accept the same pipelines, and blame the same field."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_api_server_refuses_and_says_why(api_server: ApiServer, case: str) -> No
     assert caught.value.code in (400, 422)
     assert bad.field in caught.value.message
     assert bad.message in caught.value.message
-    assert "failed rule" not in caught.value.message, "a message could not be made"
+    assert "failed rule" not in caught.value.message, "a messageExpression could not be evaluated"
 
 
 @pytest.mark.parametrize("case", GOOD, ids=lambda name: name.replace(" ", "-"))
@@ -67,7 +67,7 @@ def test_verdicts_are_equal_on_random_edits(api_server: ApiServer, seed: int) ->
             server = error.message
         assert bool(server) == bool(offline), f"API server: {server or 'accepted'}\noffline: {offline or 'accepted'}"
         accepted += not server
-    assert 10 <= accepted <= 60, "the edits are of either kind"
+    assert 10 <= accepted <= 60, "some edits must be accepted and some rejected"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""After failures of the API server of every kind, the final state is the same as without failures."""
+"""After every kind of API server failure, the final state is the same as without failures."""
 
 from __future__ import annotations
 
@@ -126,7 +126,9 @@ def test_changes_in_a_gap(api: Api, proxy: FaultProxy, make_operator: Callable[.
         api.delete("OmniPipeline", "replaced")
         replaced = api.create(build_pipeline("replaced", defaults={"image": "example.com/stage:2"}))
         api.create(build_pipeline("created"))
-        eventually(lambda: list_labelled(api, "deleted") == [], why="collected before the operator looks again")
+        eventually(
+            lambda: list_labelled(api, "deleted") == [], why="garbage-collected before the operator is reconnected"
+        )
         proxy.come_back()
 
         eventually(lambda: snapshot(api, "kept") == expected, timeout_s=60)

@@ -68,11 +68,12 @@ def write(space: Api, name: str, *, ready: str, url: str = "") -> None:
 async def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 30
     while not condition():
-        assert time.monotonic() < deadline, "nothing came of it in 30 s"
+        assert time.monotonic() < deadline, "condition not true within 30 s"
         await asyncio.sleep(0.02)
 
 
 async def test_pipelines_come_change_and_go(api_server: ApiServer, spaces: tuple[Api, Api]) -> None:
+    """The gateway's models follow the OmniPipelines of two namespaces as these are created, changed and deleted."""
     first, second = spaces
     kubeconfig = api_server.kubeconfig_for_service_account(first.namespace, "gateway")
     write(first, "omni", ready="True", url="grpc://omni.a.svc:50051")

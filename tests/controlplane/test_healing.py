@@ -1,4 +1,4 @@
-"""The operator reverts any change of a child, and does not touch objects that it does not own."""
+"""The operator recreates deleted children, reverts changes to the fields that it sets, and spares foreign objects."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_hand_edit_is_undone(patient: Patient, edit: HandEdit) -> None:
 
 
 def test_an_edited_label_does_not_orphan(patient: Patient) -> None:
-    """Children that lost their label are found by name, so no stage gets a second Deployment."""
+    """Children with a changed pipeline label are found by their names, so no stage gets a second Deployment."""
     for kind, name in patient.children:
         patient.api.patch(kind, name, {"metadata": {"labels": {PIPELINE_LABEL: "another"}}})
     assert_heals(patient.api, patient.children)
@@ -197,7 +197,7 @@ FOREIGN = [
 def test_a_foreign_object_with_a_childs_name(
     api: Api, make_operator: Callable[..., OperatorProcess], foreign: Foreign
 ) -> None:
-    """The operator never touches the foreign object. The status names it, and its deletion completes the pipeline."""
+    """The operator never touches the foreign object. The status names it until it is deleted and the child is made."""
     with make_operator():
         api.apply(build_two_stages())
         wait_settled(api)
@@ -235,7 +235,10 @@ def test_a_foreign_object_with_a_childs_name(
 
 
 def test_a_foreign_object_that_no_watch_shows(api: Api, operator: OperatorProcess) -> None:
-    """The operator meets an unlabelled foreign object only when it creates the child. It makes all other children."""
+    """The operator notices a foreign object without our label when it creates the child of that name.
+
+    It creates all other children.
+    """
     metadata = {"name": "omni-stages", "namespace": api.namespace}
     theirs = api.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})
     api.apply(build_two_stages())

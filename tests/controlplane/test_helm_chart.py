@@ -124,11 +124,13 @@ def test_every_object_says_where_it_comes_from(helm: Helm) -> None:
 
 
 def test_a_tenant_needs_no_rights_in_the_cluster(helm: Helm) -> None:
+    """With these values the chart renders no cluster-scoped object."""
     manifests = helm.template(VARIANTS["no rights in the cluster"])
     assert {item["kind"] for item in manifests} & CLUSTER_SCOPED == set()
 
 
 def test_the_tests_pod_may_scrape_whoever_else_may_not(helm: Helm) -> None:
+    """The operator's NetworkPolicy admits Helm's test pod, even if values restrict who may scrape."""
     manifests = helm.template(EVERYTHING)
     (rule,) = pick_operators(manifests, "NetworkPolicy")["spec"]["ingress"]
     peers = [peer["podSelector"]["matchLabels"] for peer in rule["from"] if "podSelector" in peer]

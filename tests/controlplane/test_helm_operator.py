@@ -1,4 +1,4 @@
-"""The chart's operator has the same RBAC rules as the plain manifests, and every chart value reaches its settings."""
+"""The chart's operator has the RBAC rules of the plain manifests, and every chart value reaches the operator."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
 
 
 def role_rules(file: str, kind: str) -> list[Any]:
-    """Returns the plain manifests' rules for pipelines and their children, and their rules for the Lease."""
+    """Returns the plain manifests' rules for pipelines and children, and those for the Lease."""
     documents = list(yaml.safe_load_all((RBAC / file).read_text()))
     return [
         pick_one(documents, kind, suffix="omnipipeline-operator")["rules"],
@@ -54,6 +54,7 @@ def test_rights_are_those_of_the_plain_manifests(helm: Helm, values: Mapping[str
 
 
 def test_rights_of_pod_monitors_go_with_their_switch(helm: Helm) -> None:
+    """Disabling PodMonitors removes the RBAC rule for podmonitors, and no other rule."""
     full = pick_one(helm.template(), "ClusterRole", suffix="-omnipipeline")["rules"]
     values = {"metrics": {"podMonitors": {"enabled": False}}}
     less = pick_one(helm.template(values), "ClusterRole", suffix="-omnipipeline")["rules"]
@@ -76,6 +77,7 @@ def settings_of(manifests: list[Manifest]) -> OperatorSettings:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_operator_understands_what_it_is_started_with(helm: Helm, name: str) -> None:
+    """The operator's settings match the Role for its Lease and the ports of its container."""
     manifests = helm.template(VARIANTS[name])
     settings = settings_of(manifests)
     leases = [item for item in manifests if item["kind"] == "Role" and item["metadata"]["name"].endswith("-lease")]

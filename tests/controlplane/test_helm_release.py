@@ -129,7 +129,7 @@ def test_install_test_uninstall_and_again(helm: Run, pods: OperatorPods, plane: 
     assert wait_settled(models)["metadata"]["name"] == "omni"
     assert pod_uids(models) == before
     system = plane.admin.in_namespace(NAMESPACE)
-    eventually(lambda: system.list("Pod") == [], why="the operator's pod goes")
+    eventually(lambda: system.list("Pod") == [], why="the operator's pod is deleted")
     left = {kind for kind in LISTED if [item for item in system.list(kind) if is_ours(item)]}
     assert left == {"Lease"}
     for kind in ("ClusterRole", "ClusterRoleBinding"):
@@ -211,6 +211,7 @@ def test_an_upgrade_that_keeps_the_stage_image_restarts_no_stage(
 
 
 def test_what_plain_manifests_made_is_taken_over_when_asked(helm: Run, plane: ControlPlane, models: Api) -> None:
+    """Helm adopts objects of manifests/install.yaml or of another release only with --take-ownership."""
     plane.kubectl("apply", "-f", ROOT / "manifests" / "install.yaml")
     models.apply(build_pipeline())
     said = helm("install", RELEASE, CHART, fails=True)
@@ -221,7 +222,7 @@ def test_what_plain_manifests_made_is_taken_over_when_asked(helm: Run, plane: Co
     assert owner_of(plane) == RELEASE
     helm("uninstall", RELEASE, "--wait")
 
-    # A release of another name adopts what the first one left behind only with --take-ownership.
+    # Only with --take-ownership does a release of another name adopt what the first release left behind.
     assert "invalid ownership metadata" in helm("install", "other", CHART, fails=True)
     helm("install", "other", CHART, "--take-ownership", "--wait")
     assert owner_of(plane) == "other"
@@ -239,6 +240,7 @@ def owner_of(plane: ControlPlane) -> str:
 def test_a_tenants_operator_serves_its_namespaces_alone(
     helm: Run, pods: OperatorPods, plane: ControlPlane, models: Api
 ) -> None:
+    """An operator with watchNamespaces serves only these namespaces, and logs no error."""
     plane.apply_crds(*(ROOT / "manifests" / "crd").glob("*.yaml"))
     other = plane.create_namespace("others")
     own = "--set crds.install=false,rbac.aggregate=false"

@@ -57,17 +57,18 @@ def test_a_creation_costs_one_apply_a_child_and_three_status_writes_at_most(
 
         # Resyncs continue without any write.
         before, seen = len(writes(proxy)), looks(operator)
-        eventually(lambda: looks(operator) >= seen + 3 * PIPELINES, why="three resyncs of all")
+        eventually(lambda: looks(operator) >= seen + 3 * PIPELINES, why="three resyncs of all pipelines")
         assert [call.path for call in writes(proxy)[before:]] == []
 
     # A new operator process, whose caches are empty, writes nothing either.
     before = len(writes(proxy))
     with make_operator("--resync=1", server=proxy.url) as operator:
-        eventually(lambda: looks(operator) >= 2 * PIPELINES, why="all looked at, and once more")
+        eventually(lambda: looks(operator) >= 2 * PIPELINES, why="every pipeline is reconciled twice")
         assert [call.path for call in writes(proxy)[before:]] == []
 
 
 def test_an_edit_costs_what_it_changes(make_operator: MakeOperator, proxy: FaultProxy, api: Api) -> None:
+    """A change of resources writes one Deployment, but no Service, NetworkPolicy or ServiceAccount."""
     with make_operator(server=proxy.url) as operator:
         stages = [build_stage("thinker", outputs=["Text"])]
         api.apply(build_pipeline(stages=stages))
@@ -86,6 +87,7 @@ def test_an_edit_costs_what_it_changes(make_operator: MakeOperator, proxy: Fault
 
 
 def test_foreign_objects_cost_nothing(make_operator: MakeOperator, proxy: FaultProxy, api: Api) -> None:
+    """ConfigMaps without our label cause neither reconciles nor writes."""
     with make_operator(server=proxy.url) as operator:
         api.apply(build_pipeline())
         wait_settled(api)

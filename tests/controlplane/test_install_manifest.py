@@ -54,7 +54,7 @@ def test_it_is_the_charts_render(helm: Helm) -> None:
 
 
 def test_it_leaves_out_what_is_helms_alone(helm: Helm) -> None:
-    """The manifest has the chart's objects with the same content, without Helm's test pod, labels and annotations.
+    """The manifest has the chart's objects and a Namespace, without Helm's test pod, labels and annotations.
 
     This test does not use the script that writes the manifest.
     """
@@ -123,7 +123,7 @@ def test_apply_again_serve_and_delete_by_selector(plane: ControlPlane, tmp_path:
         wait_settled(api)
     plane.kubectl("delete", "-f", INSTALL, "--selector", "app.kubernetes.io/name=omnipipeline-operator")
     system = plane.admin.in_namespace(NAMESPACE)
-    eventually(lambda: system.list("Pod") == [], why="the operator's pod goes")
+    eventually(lambda: system.list("Pod") == [], why="the operator's pod is deleted")
     assert plane.admin.find("CustomResourceDefinition", CRD)
     assert plane.admin.find("Namespace", NAMESPACE)
     assert wait_settled(api)["metadata"]["name"] == "omni"

@@ -1,7 +1,7 @@
 """A stage's placement fields have the same schema as in core/v1: compares our CRD with the API server, field by field.
 
 The types in `omni_proto/pipeline/types/kubernetes.py` are written by hand, because every string and list in a CRD with
-CEL rules needs a bound, and upstream's have none (ADR 0024). This test keeps them equal to upstream's.
+CEL rules needs a bound, and upstream's types have none (ADR 0024). This test keeps them equal to upstream's types.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ PLACEMENT = {
 
 LEFT_OUT = {
     "resources.claims": "dynamic resource allocation: no stage asks for it yet",
-    "topology[].labelSelector": "the operator's: the pods of the stage's revision",
-    "topology[].matchLabelKeys": "the operator's: revisions are told apart by labels of their own",
-    "topology[].minDomains": "DoNotSchedule alone reads it, which few small pipelines use",
+    "topology[].labelSelector": "set by the operator: the pods of the stage's revision",
+    "topology[].matchLabelKeys": "set by the operator: pod-template-hash",
+    "topology[].minDomains": "only DoNotSchedule uses it, which few small pipelines set",
     "topology[].nodeAffinityPolicy": "upstream's default, Honor",
     "topology[].nodeTaintsPolicy": "upstream's default, Ignore",
     "namespaces": "a pipeline sees its own namespace only",
     "namespaceSelector": "a pipeline sees its own namespace only",
-    "matchLabelKeys": "the operator's: revisions are told apart by labels of their own",
-    "mismatchLabelKeys": "the operator's: revisions are told apart by labels of their own",
+    "matchLabelKeys": "not needed: revisions differ in a label of ours",
+    "mismatchLabelKeys": "not needed: revisions differ in a label of ours",
 }
 """Field of upstream that we do not offer -> the reason. The key is a path, or a name that matches at any path."""
 
 
 def resolve(schemas: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
-    """Returns the schema with its `$ref`s resolved. Upstream has a `$ref` alone or in an `allOf` with one item."""
+    """Returns the schema with `$ref`s resolved. Upstream writes a `$ref` by itself or in an `allOf` with one item."""
     for part in schema.get("allOf", []):
         schema = {**schema, **part}
     return resolve(schemas, schemas[schema["$ref"].rpartition("/")[2]]) if "$ref" in schema else schema
@@ -56,7 +56,7 @@ def compare(path: str, ours: dict[str, Any], theirs: dict[str, Any], schemas: di
     if "anyOf" in ours or "oneOf" in theirs:  # a quantity: an integer or a string in both
         return []
     found = [] if ours["type"] == theirs["type"] else [f"{path}: {ours['type']} is {theirs['type']} upstream"]
-    if "enum" in theirs and set(ours.get("enum", [])) != set(theirs["enum"]):  # label selectors have none upstream
+    if "enum" in theirs and set(ours.get("enum", [])) != set(theirs["enum"]):  # upstream's label selectors have no enum
         found.append(f"{path}: {ours.get('enum')} is {theirs.get('enum')} upstream")
     if "items" in theirs:
         return found + compare(f"{path}[]", ours["items"], theirs["items"], schemas)

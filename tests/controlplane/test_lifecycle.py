@@ -89,7 +89,7 @@ def test_nothing_is_written_while_nothing_changes(api: Api, make_operator: Calla
 
 
 class Edit(NamedTuple):
-    """A change of the spec, made after the edits listed before it."""
+    """A change of the spec, in addition to the edits listed before it."""
 
     name: str
     change: Callable[[Manifest], Any]
@@ -118,7 +118,7 @@ def _rename_entry(pipeline: Manifest) -> None:
 def _remove_stage(pipeline: Manifest) -> None:
     stages = pipeline["spec"]["stages"]
     stages.remove(stage_of(pipeline, "vocoder"))
-    # The built-in talker returns nothing to the client.
+    # The built-in talker cannot return audio to the client, so another component replaces it.
     stage_of(pipeline, "talker").update(component="acme/talker", outputs=["Audio"])
 
 
@@ -229,7 +229,7 @@ def test_deleted_without_an_operator(api: Api, make_operator: Callable[..., Oper
         wait_settled(api)
     assert "finalizers" not in api.get("OmniPipeline", "omni")["metadata"]
     api.delete("OmniPipeline", "omni")
-    eventually(lambda: list_labelled(api) == [], why="the garbage collector takes everything")
+    eventually(lambda: list_labelled(api) == [], why="the garbage collector deletes everything")
     assert api.find("OmniPipeline", "omni") is None
 
 

@@ -69,6 +69,7 @@ def test_a_port_that_is_taken_ends_it(api_server: ApiServer) -> None:
 
 
 def test_it_waits_for_the_resource_and_stops_at_once_when_told(tmp_path: Path) -> None:
+    """Without the CRD the operator is healthy but not ready. It becomes ready once the CRD is applied."""
     with ApiServer(tmp_path / "bare") as server:
         operator = OperatorProcess(server.kubeconfig, tmp_path, fork=True)
         operator.start(ready=False)
@@ -94,11 +95,11 @@ def test_losing_the_lease_stops_writes_at_once(make_operator: MakeOperator, api:
         # Another holder takes the lease for an hour, so the operator's next renewal fails.
         taken = {"holderIdentity": "somebody", "leaseDurationSeconds": 3600}
         api.patch("Lease", LEASE, {"spec": taken})
-        eventually(lambda: not leads(operator), why="it notices")
+        eventually(lambda: not leads(operator), why="the operator notices that it lost the lease")
         before = writes_of(operator)
         api.delete("Service", "omni")
         api.patch("OmniPipeline", "omni", {"spec": {"suspend": True}})
-        eventually(lambda: api.find("Service", "omni") is None, stays_s=3.0, why="nobody writes")
+        eventually(lambda: api.find("Service", "omni") is None, stays_s=3.0, why="no operator recreates the Service")
         assert writes_of(operator) == before
         assert operator.http("health", "/healthz")[0] == 200
         api.delete("Lease", LEASE)

@@ -81,7 +81,7 @@ def test_verbs(
         wait_settled(api)
         assert [kind for kind, _ in list_children(api)].count("Deployment") == 2
         assert len(api.list("PodMonitor")) == 1
-        # A new revision without a budget: every kind is pruned once.
+        # A new revision without a PodDisruptionBudget: one object of every kind but ServiceAccount is pruned.
         api.replace_spec(build_two_stages(replicas=1, defaults={"image": "example.com/stage:2"}))
         wait_settled(api)
         # Without its labels a child is not in the operator's caches, so the operator reads it by name.
@@ -105,12 +105,15 @@ def test_verbs(
 
 
 def test_without_the_right_to_block_deletion(api: Api, make_operator: Callable[..., OperatorProcess]) -> None:
-    """Without the right to `omnipipelines/finalizers` this API server rejects children, and the status says so."""
+    """Without the right to `omnipipelines/finalizers` the API server rejects children, and the status says so.
+
+    The admission plugin OwnerReferencesPermissionEnforcement, which the tests' API server enables, checks this right.
+    """
     with make_operator():
         role = next(role for role in api.list("Role") if len(role["rules"]) > 3)
         rules = [rule for rule in role["rules"] if rule["resources"] != ["omnipipelines/finalizers"]]
         api.patch("Role", role["metadata"]["name"], {"rules": rules})
-        refused = eventually(lambda: blocked_owner_is_refused(api), why="the authorizer follows")
+        refused = eventually(lambda: blocked_owner_is_refused(api), why="the authorizer applies the changed Role")
         assert refused
         api.apply(build_pipeline())
         degraded = wait_condition(api, "Degraded", status="True", reason="ApplyFailed")

@@ -1,4 +1,4 @@
-"""Changes of revision with limited GPUs: a chain of stages never mixes revisions, and never lacks a stage."""
+"""Changes of revision with limited GPUs: a chain of stages never mixes revisions, and only Recreate interrupts it."""
 
 from __future__ import annotations
 
@@ -56,6 +56,7 @@ def test_blue_green(api: Api, operator: OperatorProcess, gpu_node: Callable[[int
 def test_the_old_set_ends_from_the_entry_down(
     api: Api, operator: OperatorProcess, gpu_node: Callable[[int], str]
 ) -> None:
+    """After a change of revision, the old pods end stage by stage, the entry first."""
     node = gpu_node(6)
     api.apply(gpu_pipeline(node))
     wait_settled(api)
@@ -100,6 +101,7 @@ def test_no_room_for_a_second_set(
 
 
 def test_recreate_needs_no_room(api: Api, operator: OperatorProcess, gpu_node: Callable[[int], str]) -> None:
+    """With Recreate, a change of revision needs no GPUs beyond those of one set of stages."""
     node = gpu_node(3)
     recreate = {"rollout": {"strategy": "Recreate"}}
     api.apply(gpu_pipeline(node, **recreate))
@@ -113,6 +115,7 @@ def test_recreate_needs_no_room(api: Api, operator: OperatorProcess, gpu_node: C
 
 
 def test_back_to_the_old_revision_midway(api: Api, operator: OperatorProcess, gpu_node: Callable[[int], str]) -> None:
+    """If an edit is reverted during its rollout, the old pods stay and the new revision never serves."""
     node = gpu_node(6)
     api.apply(gpu_pipeline(node))
     wait_settled(api)
@@ -147,6 +150,7 @@ def test_a_broken_revision_never_serves(api: Api, operator: OperatorProcess, gpu
 def test_a_compatible_change_rolls_in_place(
     api: Api, operator: OperatorProcess, gpu_node: Callable[[int], str]
 ) -> None:
+    """A new maxNumSeqs of the talker replaces only the talker's pod, within the revision."""
     node = gpu_node(4)
     api.apply(gpu_pipeline(node))
     wait_settled(api)
@@ -162,6 +166,7 @@ def test_a_compatible_change_rolls_in_place(
 
 
 def test_tls_replaces_the_pods_of_the_entry_alone(api: Api, operator: OperatorProcess) -> None:
+    """Enabling TLS replaces only the entry's pods. A Secret that is created later changes no Deployment."""
     api.apply(build_pipeline())
     before = wait_settled(api)
     revision, pods = serving_revision(api), {pod["metadata"]["name"] for pod in api.list("Pod")}

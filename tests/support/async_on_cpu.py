@@ -24,7 +24,7 @@ from unittest import mock
 
 import pytest
 import torch
-import vllm.v1.worker.cpu.shm  # noqa: F401 - its import puts placeholders into torch.cuda, so it must precede ours
+import vllm.v1.worker.cpu.shm  # noqa: F401 - puts placeholders into torch.cuda when it is imported
 from vllm.platforms.cpu import CpuPlatform
 
 from omni_proto.pipeline.components import EngineKind

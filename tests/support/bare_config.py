@@ -1,4 +1,4 @@
-"""A checkpoint folder with only the config.json of a minimal Qwen2, for tests with random weights or none."""
+"""A checkpoint folder with only the config.json of a minimal Qwen2, for tests that use random weights or none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Virtual environments with what an installation of the package contains, and nothing from the checkout."""
+"""Builds the package and installs it into virtual environments that contain nothing from the checkout."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Authority:
 
 
 class MountedSecret:
-    """A directory that changes as a Secret's volume does: files link through `..data`, a link that is swapped."""
+    """A directory that changes as a Secret's volume does: files are links into `..data`, a link that is replaced."""
 
     def __init__(self, directory: Path, files: Mapping[str, bytes]) -> None:
         self.directory = directory

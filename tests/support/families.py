@@ -1,4 +1,4 @@
-"""Manifests of model families that exist only in tests, in the form that entry points name."""
+"""Manifests of model families that exist only in tests. Entry points can name them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A table for paced engines with steps of almost no duration, for tests of the code around the engines."""
+"""A timing table for paced engines whose steps take almost no time, for tests of the code around the engines."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Programs under test as forks of a server that has imported them, so that they start in milliseconds.
 
 Importing vLLM costs a stage server eight seconds of CPU; an operator's imports cost one second. A fork has its own
-session, log and environment, and dies with the server. Tests signal the fork and read its exit code as of any program.
+session, log and environment, and dies with the server. Tests signal a fork and read its exit code like any program's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _preloaded: list[str] = []
 
 
 def preload(module: str) -> None:
-    """Makes the fork server import the module when the server starts, which is with the first fork."""
+    """Makes the fork server import the module when the server starts, which happens at the first fork."""
     _preloaded.append(module)
     _CONTEXT.set_forkserver_preload(_preloaded)
 

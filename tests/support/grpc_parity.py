@@ -1,4 +1,4 @@
-"""Compares answers over gRPC with transformers', for requests sent one at a time and all concurrently."""
+"""Compares answers over gRPC with those of transformers, first one request at a time, then all concurrently."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ TOKEN = "hf_" + "right"
 
 
 class Hub(ThreadingHTTPServer):
-    """Serves the same files as each of its repositories. Every branch points to the same commit.
+    """Serves several repositories, which all have the same files. Every branch points to the same commit.
 
     repositories: name -> the token that it requires, None for a public repository.
     """
@@ -32,7 +32,7 @@ class Hub(ThreadingHTTPServer):
         self.commit = COMMIT
         self.url = f"http://{address}:{self.server_port}"
         self.stop_at: int | None = None
-        """The next transfer that is longer than this stops after so many bytes and closes its connection. Used once."""
+        """If set, the next transfer that is longer stops after this many bytes and closes its connection. Used once."""
         self.hangs = False
         """Whether a transfer that stops keeps its connection open until the client closes it."""
         self.stopped = threading.Event()

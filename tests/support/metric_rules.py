@@ -1,4 +1,4 @@
-"""Rules for every metric: help text, a unit in the name, and labels whose values do not grow with the traffic."""
+"""Rules for every metric: help text, a unit in the name, and labels with a bounded number of values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OF_LIBRARIES = {
 }
 """Labels of vLLM's and the Python client's metrics. All their values come from configuration or fixed lists."""
 MOST_SERIES = 300
-"""Maximum of series in one metric family. A histogram has about 20 for each set of labels."""
+"""Maximum number of series in one metric family. A histogram has about 20 for each set of labels."""
 _ID = re.compile(r"[0-9a-f]{16,}|[0-9a-f]{8}-[0-9a-f]{4}-")
 
 
@@ -49,7 +49,7 @@ def parse_metrics(text: str, content_type: str) -> list[Metric]:
 
 
 def find_bad_metrics(families: Iterable[Metric]) -> list[str]:
-    """Returns the violations of the rules. Of vLLM's metrics only help and labels are checked, not the names."""
+    """Returns the violations of the rules. Names are checked only for our own metrics."""
     return [f"{family.name}: {problem}" for family in families for problem in _look(family)]
 
 

@@ -155,7 +155,7 @@ ODD_COMPONENTS_BAD: Final[dict[str, Bad]] = {
         f"queue 60 of component {THINKER}: only a stage that generates in one step limits the wait in its queue",
     ),
 }
-"""Case -> a pipeline that a rule compiled from the components' facts rejects."""
+"""Case -> a pipeline that is rejected by a rule which is compiled from the components' facts."""
 
 ODD_COMPONENTS_GOOD: Final[dict[str, tuple[Edit, ...]]] = {
     "an llm": (_chain(LLM),),
@@ -180,4 +180,4 @@ ODD_COMPONENTS_GOOD: Final[dict[str, tuple[Edit, ...]]] = {
     ),
     "a misspelt component, which may be one's own": (_chain("qwen2_5_omni/thinkr"),),
 }
-"""Case -> edits to a valid pipeline that looks odd."""
+"""Case -> edits that make a pipeline which looks odd but is valid."""

@@ -144,4 +144,4 @@ ODD_GOOD: Final[dict[str, tuple[Edit, ...]]] = {
     "weights that are random": (first(engineArgs={"loadFormat": "dummy"}),),
     "an image by its name alone": (first(image="omni"),),
 }
-"""Case -> edits to a valid pipeline that looks odd."""
+"""Case -> edits that make a pipeline which looks odd but is valid."""

@@ -181,7 +181,9 @@ def check_parity(ours: Mapping[str, Collected], reference: Reference) -> None:
     assert talker.tensors["codes"].tolist() == reference.codes
     assert token2wav.audio.shape == reference.waveform.shape
     torch.testing.assert_close(token2wav.audio, reference.waveform, atol=SOUND_TOLERANCE, rtol=0)
-    assert reference.waveform.abs().max() > 0.05, "a sound that is nearly silent proves nothing"
+    assert reference.waveform.abs().max() > 0.05, (
+        "the reference audio is nearly silent, so the comparison proves nothing"
+    )
 
 
 class StartedEngine:

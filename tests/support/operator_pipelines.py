@@ -71,7 +71,7 @@ def build_all(pipeline: OmniPipeline, settings: BuildSettings = SETTINGS) -> lis
 
 
 def pick(children: Sequence[Manifest], kind: str, stage: str | None = None) -> Manifest:
-    """Returns the only child of a kind, and of a stage if one is named. Raises LookupError."""
+    """Returns the only child of a kind, and of a stage if one is named. Raises LookupError unless there is just one."""
     found = [
         child
         for child in children

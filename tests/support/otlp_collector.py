@@ -37,7 +37,7 @@ class Collector:
 
 @contextmanager
 def collecting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
-    """Yields a receiver. In the block, this process's environment variables make it the destination of spans."""
+    """Yields a receiver. Inside the block, an environment variable makes this process send its spans to it."""
     collector = Collector()
     monkeypatch.setenv(ENDPOINTS[1], f"http://127.0.0.1:{collector.port}")
     try:

@@ -105,7 +105,7 @@ def wait_for_address(process: subprocess.Popen[bytes], address_file: Path, log_d
     deadline = time.monotonic() + START_TIMEOUT_S
     while not address_file.exists():
         if process.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"omnipipe run did not come up:\n{run_log.read_text(errors='replace')[-6000:]}")
+            raise RuntimeError(f"omnipipe run did not become ready:\n{run_log.read_text(errors='replace')[-6000:]}")
         time.sleep(0.1)
     address = json.loads(address_file.read_text())
     leaders = [one.pid for one in list_tree(process.pid) if os.getsid(one.pid) == one.pid]

@@ -1,4 +1,4 @@
-"""Waits by polling for states without an event: tables, counters, files, other processes."""
+"""Waits by polling for changes that nothing signals: of tables, counters, files and other processes."""
 
 from __future__ import annotations
 

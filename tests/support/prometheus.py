@@ -1,7 +1,7 @@
 """A real Prometheus server, and functions that run all queries of the dashboards, alerts and runbooks against it.
 
-PrometheusApi queries any server by its URL. PrometheusProcess runs Debian's Prometheus on this machine. scrape_config
-relabels targets as our PodMonitor does.
+PrometheusApi queries any server by its URL. PrometheusProcess runs a Prometheus on this machine, by default Debian's.
+scrape_config relabels targets as our PodMonitor does.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ START_TIMEOUT_S = 60.0
 
 @cache
 def prometheus_program(name: str) -> str:
-    """Returns the path of `prometheus` or `promtool`, and downloads them if needed.
+    """Returns the path of `prometheus` or `promtool`. Downloads Debian's package if they are not installed.
 
-    Raises AssertionError with what to install if that fails.
+    Raises AssertionError if the download fails; the message says what to install.
     """
     done = subprocess.run(["sh", str(ROOT / "scripts" / "prometheus.sh")], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -214,7 +214,7 @@ _OPERATOR_SERIES = re.compile(r"\bomni_operator_")
 
 
 def expand(expr: str, variables: Mapping[str, str] | None = None) -> str:
-    """Returns the query with Grafana's variables filled in. Default for a variable: `All`."""
+    """Returns the query with Grafana's variables filled in. A variable without a value matches everything (`All`)."""
     chosen = {**_FIXED, **(variables or {})}
     return re.sub(r"\$(\w+)", lambda found: chosen.get(found[1], ".*"), expr)
 
@@ -231,7 +231,7 @@ def panel_queries(dashboard: Dashboard, variables: Mapping[str, str] | None = No
 def alert_signals(alerts: Iterable[Alert], *, have: Iterable[str] = ()) -> list[Asked]:
     """Returns the alerts' queries without their comparisons.
 
-    An alert that needs a feature which the targets do not have (`have`) is left out.
+    `have` names the optional features of the targets. An alert that needs another feature is left out.
     """
     return [
         Asked(f"alert {alert.name}", alert.signal)

@@ -1,8 +1,8 @@
 """The published Qwen-Omni checkpoints without their weights, from the files in tests/data/published.
 
 Those files have the name, shape and dtype of every tensor, the sizes of the shards, and config.json byte for byte. From
-them this module makes a checkpoint directory whose shards are sparse files of zeros with the published tensors, and the
-weights' tensors on the meta device.
+them this module makes the weights as tensors on the meta device, or a checkpoint directory. The directory's shards list
+the published tensors and are sparse files, so all values are zero.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def read_added_tokens() -> dict[str, int]:
 
 
 def published_tensors(size: str) -> list[PublishedTensor]:
-    """Returns every tensor of the checkpoint, in the order of its modules. The shards have the same order."""
+    """Returns every tensor of the checkpoint, in the order of its modules. Each shard has a run of this sequence."""
     rows = read_table(size)["tensors"]
     # Neighbouring rows with the same prefix belong to one kind of layer: they become all of layer 0, then layer 1 ...
     return [
@@ -84,7 +84,7 @@ def meta_weights(size: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def write_published(directory: Path, size: str) -> Path:
-    """Writes the published configuration files of Qwen2.5-Omni, and speakers of zeros with the published shapes.
+    """Writes the published configuration files of Qwen2.5-Omni, and spk_dict.pt with zeros in the published shapes.
 
     Writes no weights. Returns the directory.
     """
@@ -112,7 +112,7 @@ def write_published_qwen3(directory: Path) -> Path:
 
 
 def write_sparse_shards(directory: Path, size: str) -> dict[str, list[PublishedTensor]]:
-    """Writes sparse shards of the published sizes, whose data are holes, and their index. Returns shard -> tensors.
+    """Writes shards of the published sizes as sparse files, and their index. Returns shard -> tensors.
 
     The published order of tensors within a shard is not known, so the written order may differ.
     """

@@ -22,7 +22,7 @@ _BITS = 4
 _LEVELS = 1 << _BITS
 _PACKED = 32 // _BITS
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""The column, of eight, that each group of four bits contains, from the lowest bits up."""
+"""Which of eight columns each 4-bit group of an int32 contains, from the lowest bits to the highest."""
 _LINEAR = re.compile(r"(thinker\.model\.layers\.\d+\.(?:self_attn\.[qkvo]_proj|mlp\.(?:gate|up|down)_proj))\.weight\Z")
 INDEX = "model.safetensors.index.json"
 

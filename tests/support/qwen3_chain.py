@@ -26,7 +26,7 @@ async def run_chain(stages: OmniStages, prompt: ReferencePrompt, settings: Qwen3
 
 
 async def run_streamed(stages: OmniStages, prompt: ReferencePrompt, settings: Qwen3Settings) -> dict[str, Collected]:
-    """Does the same with both edges streamed, so that the stages run concurrently."""
+    """Does the same as run_chain with both edges streamed, so that the stages run concurrently."""
     edges = {"thinker": EdgeStream(), "talker": EdgeStream()}
     sampling = {
         "thinker": {"temperature": 0.0, "repetition_penalty": 1.0, "max_tokens": settings.thinker_tokens},
@@ -69,4 +69,6 @@ def check_parity(ours: Mapping[str, Collected], reference: Qwen3Reference) -> No
     assert talker.tensors["codes"].tolist() == reference.codes.tolist(), "every codebook of every frame"
     assert code2wav.audio.shape == reference.waveform.shape
     torch.testing.assert_close(code2wav.audio, reference.waveform, atol=SOUND_TOLERANCE, rtol=0)
-    assert reference.waveform.abs().max() > 0.05, "a sound that is nearly silent proves nothing"
+    assert reference.waveform.abs().max() > 0.05, (
+        "the reference audio is nearly silent, so the comparison proves nothing"
+    )

@@ -22,7 +22,7 @@ def format_time(time: datetime) -> str:
 
 @dataclass
 class SimulatedApi:
-    """Objects in the form of the real API server, as far as the operator's decisions read them."""
+    """Objects as the real API server returns them, with only the fields that the operator's decisions read."""
 
     pipeline: Manifest
     now: datetime = START

@@ -1,8 +1,9 @@
 """A small simulated cluster in memory, which drives the operator's decisions through complete rollouts.
 
 It simulates the API server, the Deployment and ReplicaSet controllers, the garbage collector, the scheduler and the
-kubelet. Every transition is one small step, so a test can choose their order. Objects have the same form as in a real
-cluster, as far as the operator's decisions read them. Other tests check the operator on a real control plane.
+kubelet. Every transition is one small step, so a test can choose the order of the steps. Objects have the same form as
+in a real cluster, but only the fields that the operator's decisions read. Other tests check the operator on a real
+control plane.
 """
 
 from __future__ import annotations

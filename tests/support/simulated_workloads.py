@@ -18,7 +18,7 @@ BAD_IMAGE = "broken:1"
 
 @dataclass
 class SimulatedWorkloads(SimulatedApi):
-    """The steps of all components except the operator. Each step returns whether it changed anything."""
+    """The steps of all components except the operator. Each STEPS method returns whether it changed anything."""
 
     capacity: int | None = None
     """Number of pods that fit on the node; None: unlimited."""
@@ -195,7 +195,7 @@ class SimulatedWorkloads(SimulatedApi):
         return changed
 
     def start_pods(self) -> bool:
-        """Makes one bound pod of each ReplicaSet ready. A pod with the bad image fails to pull it instead."""
+        """Makes one more bound pod of each ReplicaSet ready. A pod with BAD_IMAGE fails to pull the image instead."""
         changed = False
         begun: set[str] = set()
         for pod in self.pods.values():
@@ -220,7 +220,7 @@ class SimulatedWorkloads(SimulatedApi):
         return changed
 
     def end_pods(self) -> bool:
-        """Removes terminating pods, which have drained. Returns whether there were any."""
+        """Removes terminating pods, as if they had drained. Returns whether there were any."""
         ended = [name for name, pod in self.pods.items() if "deletionTimestamp" in pod["metadata"]]
         for name in ended:
             del self.pods[name]

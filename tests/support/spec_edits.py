@@ -87,7 +87,7 @@ def third(**fields: Any) -> Edit:
 def stages(*chains: str) -> Edit:
     """Returns an edit that replaces the stages by chains. In "a b c", b reads from a, c from b, and c returns audio.
 
-    Their component is not built in, so validation has no facts about it.
+    The component of these stages is not built in, so validation has no facts about it.
     """
 
     def apply(document: Document) -> None:

@@ -157,7 +157,7 @@ class StageProcess:
             address = self._address(config)
             while not address.exists():
                 if self.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"{self.name} did not come up:\n{self.read_log()[-6000:]}")
+                    raise RuntimeError(f"{self.name} did not become ready:\n{self.read_log()[-6000:]}")
                 time.sleep(0.05)
             self.ports[config.stage] = json.loads(address.read_text())
 

@@ -75,7 +75,7 @@ async def run_live(
 
 
 def put_cut(stream: EdgeStream, tensors: Mapping[str, torch.Tensor], cuts: Sequence[int]) -> None:
-    """Puts a thinker's tensors into the stream without waiting, with `x` cut at these rows, and ends the stream."""
+    """Puts a thinker's tensors into the stream without waiting, with `x` cut at the rows `cuts`, and ends it."""
     stream.put({name: tensors[name] for name in HEAD}, HEAD)
     for begin, end in pairwise([0, *cuts, len(tensors["x"])]):
         stream.put({"x": tensors["x"][begin:end]})

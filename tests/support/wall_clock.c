@@ -1,5 +1,6 @@
-/* For LD_PRELOAD: shifts the wall clock of a process and its children by the present content of the file TEST_CLOCK_OFFSET,
- * which is a number of seconds as a native int64. The monotonic clock is unchanged, as when an administrator sets the time. */
+/* For LD_PRELOAD: shifts the wall clock of a process and its children. The environment variable TEST_CLOCK_OFFSET names
+ * a file with the offset in seconds as a native int64, which may change at any time. The monotonic clock is unchanged,
+ * as when an administrator sets the time. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

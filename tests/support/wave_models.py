@@ -26,7 +26,7 @@ _SMALL: dict[str, Any] = {
     "enc_se_channels": 16,
 }
 DIT_SHAPES: dict[str, dict[str, Any]] = {
-    # The published structure, with small widths: transformers' defaults, which the release's config.json repeats.
+    # Small widths, but the published structure: transformers' defaults, which the release's config.json repeats.
     "published depth": _SMALL,
     "small blocks": {**_SMALL, "num_hidden_layers": 3, "block_size": 8, "look_ahead_layers": [1]}
     | {"look_backward_layers": [0, 2]},

@@ -67,6 +67,7 @@ SMALLEST: dict[str, Manifest] = {
     "kind", [*(kind for kind in CHILD_KINDS if not kind.optional), PIPELINES], ids=lambda k: k.kind
 )
 async def test_what_must_be_new_touches_nothing_that_exists(client: ApiClient, space: Api, kind: ObjectKind) -> None:
+    """If the object exists, apply_new raises ConflictError and leaves the object unchanged."""
     metadata = {"name": "x", "namespace": space.namespace}
     manifest = {**SMALLEST[kind.kind], "apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
     made = await client.apply_new(kind, manifest)
@@ -77,6 +78,7 @@ async def test_what_must_be_new_touches_nothing_that_exists(client: ApiClient, s
 
 
 async def test_lists_come_in_pages_of_one_state(client: ApiClient, space: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All pages of a list have the same resource version. Objects without the label are left out."""
     monkeypatch.setattr(client_module, "METADATA_PAGE_SIZE", 2)
     for number in range(5):
         space.apply(config_map(space, f"x{number}"))
@@ -86,11 +88,14 @@ async def test_lists_come_in_pages_of_one_state(client: ApiClient, space: Api, m
     assert len({page.version for page in pages}) == 1
     assert {item.key.name for page in pages for item in page.items} == {f"x{number}" for number in range(5)}
     read = pages[0].items[0].decode()
-    assert (read["apiVersion"], read["kind"]) == ("v1", "ConfigMap"), "which items of lists do not say"
-    assert "data" not in read, "metadata alone was asked for"
+    assert (read["apiVersion"], read["kind"]) == ("v1", "ConfigMap"), (
+        "filled in by the client: items of lists do not have them"
+    )
+    assert "data" not in read, "only metadata was requested"
 
 
 async def test_watch_tells_of_changes_however_large(client: ApiClient, space: Api) -> None:
+    """A watch also reports an object of 900 kB."""
     version = [page async for page in client.list_pages(CONFIG_MAP, space.namespace)][-1].version
     space.apply(config_map(space, "large", a="x" * 900_000))
     space.apply(config_map(space, "small"))
@@ -118,6 +123,8 @@ async def test_which_apis_there_are(client: ApiClient) -> None:
 
 
 async def test_the_gate_is_asked_before_every_write(api_server: ApiServer, space: Api) -> None:
+    """If the gate raises NotLeaderError, the client makes no write. It still reads."""
+
     def closed() -> float:
         raise NotLeaderError("not the leader")
 
@@ -131,11 +138,12 @@ async def test_the_gate_is_asked_before_every_write(api_server: ApiServer, space
 
 
 async def test_what_is_forced_is_forced_on_the_very_object_that_was_seen(client: ApiClient, space: Api) -> None:
+    """`apply` and `merge` change only the object with the given uid, not a later one of the same name."""
     made = await client.apply_new(CONFIG_MAP, config_map(space))
     space.delete("ConfigMap", "x")
     with pytest.raises(ConflictError):
         await client.apply(CONFIG_MAP, config_map(space, a="ours"), made["metadata"]["uid"])
-    assert space.find("ConfigMap", "x") is None, "one that is gone does not come back"
+    assert space.find("ConfigMap", "x") is None, "a deleted object was created again"
     space.create(config_map(space, a="theirs"))
     for attempt in (
         client.apply(CONFIG_MAP, config_map(space, a="ours"), made["metadata"]["uid"]),
@@ -147,6 +155,7 @@ async def test_what_is_forced_is_forced_on_the_very_object_that_was_seen(client:
 
 
 async def test_the_time_is_the_api_servers(client: ApiClient, space: Api) -> None:
+    """The transport's clock shows the API server's time."""
     await client.get(CONFIG_MAP, space.namespace, "x")
     made = space.create(config_map(space))
     created = datetime.fromisoformat(made["metadata"]["creationTimestamp"])

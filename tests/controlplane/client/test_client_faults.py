@@ -32,6 +32,7 @@ pytestmark = pytest.mark.controlplane
 
 
 async def test_what_the_server_refuses(client: ApiClient, space: Api) -> None:
+    """An invalid object raises InvalidError. A namespace that does not exist raises NotFoundError."""
     with pytest.raises(InvalidError, match="daata"):
         await client.apply_new(CONFIG_MAP, config_map(space) | {"daata": {}})
     with pytest.raises(InvalidError, match="Invalid value"):
@@ -41,6 +42,7 @@ async def test_what_the_server_refuses(client: ApiClient, space: Api) -> None:
 
 
 async def test_a_watch_that_is_too_old(faulty_client: ApiClient, faulty: FaultProxy, space: Api) -> None:
+    """A watch that the API server ends with 410 Gone raises GoneError."""
     version = [page async for page in faulty_client.list_pages(CONFIG_MAP, space.namespace)][-1].version
 
     async def expire_at_the_first_event() -> None:
@@ -56,6 +58,7 @@ async def test_a_watch_that_is_too_old(faulty_client: ApiClient, faulty: FaultPr
 
 
 async def test_who_may_not(api_server: ApiServer, space: Api) -> None:
+    """A write without RBAC rights raises ForbiddenError."""
     client = await make_client(api_server.kubeconfig_for_service_account(space.namespace, "nobody"))
     with pytest.raises(ForbiddenError) as caught:
         await client.apply_new(CONFIG_MAP, config_map(space))
@@ -95,6 +98,7 @@ async def test_credentials_that_cannot_be_read(tmp_path: Path, monkeypatch: pyte
 async def test_faults_have_classes(
     faulty_client: ApiClient, faulty: FaultProxy, space: Api, fault: str, error: type[Exception]
 ) -> None:
+    """Each fault raises its error class. The write takes effect only if just the answer is lost."""
     faulty.fail(1.0, [fault])  # type: ignore[list-item]
     with pytest.raises(error) as caught:
         await faulty_client.apply_new(CONFIG_MAP, config_map(space))
@@ -107,7 +111,7 @@ async def test_faults_have_classes(
 async def test_a_write_takes_no_longer_than_the_gate_allows(
     api_server: ApiServer, faulty: FaultProxy, space: Api
 ) -> None:
-    """A write that takes longer fails, because it might take effect after another operator has become the leader."""
+    """The gate returns how many seconds a write may take. A later write could take effect under another leader."""
     grant(space)
     kubeconfig = api_server.kubeconfig_for_service_account(space.namespace, "robot", server=faulty.url)
     client = await make_client(kubeconfig, lambda: 0.5)

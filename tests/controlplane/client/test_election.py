@@ -53,7 +53,7 @@ async def test_never_two_leaders(client: ApiClient, space: Api) -> None:
         leader.leadership.ensure()
         await leader.stop()  # without releasing the lease
         candidates.remove(leader)
-        await until(lambda: not leader.leads, "its time runs out")  # noqa: B023
+        await until(lambda: not leader.leads, "its lease expires")  # noqa: B023
         with pytest.raises(NotLeaderError, match="does not hold the lease"):
             leader.leadership.ensure()
         if not candidates:
@@ -68,6 +68,7 @@ async def test_never_two_leaders(client: ApiClient, space: Api) -> None:
 
 
 async def test_a_lease_that_is_given_up_is_free(client: ApiClient, space: Api) -> None:
+    """Another candidate can acquire a released Lease. Releasing a Lease twice is no error."""
     first = Candidate(client, space, "first")
     await until(lambda: first.leads, "leads")
     await first.stop()
@@ -81,11 +82,12 @@ async def test_a_lease_that_is_given_up_is_free(client: ApiClient, space: Api) -
 
 
 async def test_a_lease_that_is_taken_or_deleted(client: ApiClient, space: Api) -> None:
+    """A leader stops when another holder takes the Lease, and leads again after the Lease is deleted."""
     candidate = Candidate(client, space, "me")
     await until(lambda: candidate.leads, "leads")
     space.patch("Lease", "election", {"spec": {"holderIdentity": "other", "leaseDurationSeconds": 3600}})
     await until(lambda: not candidate.leads, "lost")
-    await until(lambda: candidate.told == [True, False], "told so")
+    await until(lambda: candidate.told == [True, False], "notified")
     space.delete("Lease", "election")
     await until(lambda: candidate.leads, "leads again")
     assert space.get("Lease", "election")["spec"]["holderIdentity"] == "me"
@@ -93,12 +95,13 @@ async def test_a_lease_that_is_taken_or_deleted(client: ApiClient, space: Api) -
 
 
 async def test_a_leader_that_is_cut_off_stops_in_time(faulty_client: ApiClient, faulty: FaultProxy, space: Api) -> None:
+    """Without the API server a leader stops by its own clock. It leads again once the API server is back."""
     candidate = Candidate(faulty_client, space, "me")
     await until(lambda: candidate.leads, "leads")
     faulty.go_away()
-    await until(lambda: candidate.told == [True, False], "it stops by its own clock")
+    await until(lambda: candidate.told == [True, False], "leadership ends by its own clock")
     faulty.come_back()
-    await until(lambda: candidate.leads, "and goes on")
+    await until(lambda: candidate.leads, "leads again")
     await candidate.stop()
     faulty.go_away()
     await candidate.leadership.release()  # no error, although the API server is away

@@ -78,7 +78,7 @@ async def test_reflector_goes_on_where_a_watch_ended(client: ApiClient, space: A
     for number in range(3):
         space.apply(config_map(space, f"x{number}"))
         await asyncio.sleep(0.7)
-    await until(lambda: watched.names() == {"x0", "x1", "x2"}, "over several watches")
+    await until(lambda: watched.names() == {"x0", "x1", "x2"}, "the changes are read over several watches")
     assert watched.reflector.lists == 1
     await watched.stop()
 
@@ -95,14 +95,14 @@ async def test_reflector_finds_deletions_that_no_watch_told(
     await asyncio.sleep(0.3)
     watched.told.clear()
     faulty.come_back()
-    await until(lambda: watched.names() == {"kept"}, "from the history of the API server")
+    await until(lambda: watched.names() == {"kept"}, "the deletion is read from the API server's history")
     faulty.fail(1.0, ["500"])
     assert faulty.expire_watches() == 1
     space.delete("ConfigMap", "kept")
     space.apply(config_map(space, "new"))
-    await until(lambda: any(call.fault == "500" for call in faulty.calls), "it tries")
+    await until(lambda: any(call.fault == "500" for call in faulty.calls), "the reflector makes a call that fails")
     faulty.fail(0.0)
-    await until(lambda: watched.names() == {"new"}, "from a new list")
+    await until(lambda: watched.names() == {"new"}, "the changes are read from a new list")
     assert NamespacedName(space.namespace, "kept") in watched.told
     assert watched.reflector.lists == 2
     await watched.stop()

@@ -1,6 +1,7 @@
-"""The node's cgroup, in cgroup v2 or in each hierarchy of v1: daemons in one child, pods in the other.
+"""The node's cgroup: its child `daemons` has the daemons, its child `kubepods` the pods.
 
-Every process that the node starts stays in this cgroup, so killing its processes ends the node.
+With cgroup v1 there is one in each hierarchy. Every process that the node starts stays in this cgroup, so killing the
+cgroup's processes ends the node.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def _end(half: str, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while pids := set(_processes(half)):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"processes that do not end in {half}: {sorted(pids)}")
+            raise TimeoutError(f"processes in {half} did not end: {sorted(pids)}")
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

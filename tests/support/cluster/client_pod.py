@@ -74,7 +74,7 @@ class ClientPod:
         ).stdout
 
     def start_python(self, script: str, arguments: object) -> subprocess.Popen[str]:
-        """Returns a started script of this folder: its argument is JSON, and it ends when its stdin is closed."""
+        """Starts a script of this folder with `arguments` as JSON. Closing the returned process's stdin ends it."""
         code = (_SUPPORT / script).read_text()
         command = [str(self._cluster.binaries["kubectl"]), "--kubeconfig", str(self._cluster.kubeconfig)]
         command += ["--namespace", self._namespace, "exec", "--stdin", self._name, "--"]
@@ -87,7 +87,7 @@ class ClientPod:
         )
 
     def start_python_on_node(self, script: str, arguments: object) -> subprocess.Popen[str]:
-        """Starts the script on the node instead: `kubectl exec` loses its connection when the kubelet restarts."""
+        """Does the same as start_python on the node: `kubectl exec` loses its connection when the kubelet restarts."""
         code = (_SUPPORT / script).read_text()
         return subprocess.Popen(
             ["nsenter", f"--net={self._cluster.layout.network}", sys.executable, "-c", code, json.dumps(arguments)],

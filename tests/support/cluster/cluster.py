@@ -252,4 +252,4 @@ def _unmount_below(folder: Path) -> None:
         for mount in ours:
             subprocess.run(["umount", "--lazy", mount], capture_output=True, check=False)
         time.sleep(0.2)
-    raise RuntimeError(f"mounts that do not go away below {folder}: {', '.join(ours)}")
+    raise RuntimeError(f"mounts remain below {folder}: {', '.join(ours)}")

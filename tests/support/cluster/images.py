@@ -43,7 +43,7 @@ root = "{cache}/buildkit"
   snapshotter = "overlayfs"
   networkMode = "host"
   defaultCgroupParent = "{cgroup}/build"
-  # What one version of the stage image is built from is 6 GB; older versions go.
+  # The layers and caches of one version of the stage image have 6 GB; those of older versions are removed.
   gc = true
   reservedSpace = "8GB"
   maxUsedSpace = "12GB"
@@ -115,7 +115,7 @@ class Images:
 
     def _start_buildkit(self) -> None:
         layout = self._layout
-        # The node's network namespace has no route to the internet: RUN steps join BuildKit's, which is the machine's.
+        # The node's network namespace has no route to the internet. RUN steps join the machine's namespace instead.
         wrapper = layout.run / "runc-on-machine"
         wrapper.write_text(
             f'#!/bin/sh\nread -r pid _ <{layout.run}/buildkitd.pid\nexec nsenter --net=/proc/"$pid"/ns/net runc "$@"\n'

@@ -1,4 +1,4 @@
-"""The node's requirements of the machine: Linux, root, and a few Debian packages."""
+"""What the node needs from the machine: Linux, root, and a few Debian packages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def prepare() -> None:
         return
     packages = sorted({_PACKAGES[program] for program in missing})
     if shutil.which("apt-get") is None:
-        raise UnfitMachineError(f"missing: {', '.join(missing)}; install what Debian calls {', '.join(packages)}")
+        raise UnfitMachineError(f"missing: {', '.join(missing)}; install the Debian packages {', '.join(packages)}")
     say(f"installing {', '.join(packages)}")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for command in (["update", "-qq"], ["install", "-qq", "--yes", "--no-install-recommends", *packages]):

@@ -162,7 +162,7 @@ class Api:
         return self.patch(manifest["kind"], manifest["metadata"]["name"], change)
 
     def delete(self, kind: str, name: str, *, propagation: str = "Background", grace_s: int | None = None) -> None:
-        """Deletes an object (DELETE). It is no error if there is none."""
+        """Deletes an object (DELETE), if it exists."""
         options: Manifest = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": propagation}
         options |= {"gracePeriodSeconds": grace_s} if grace_s is not None else {}
         try:
@@ -172,7 +172,7 @@ class Api:
                 raise
 
     def watch(self, kind: str, timeout_s: int = 60, resource_version: str = "") -> Iterator[Manifest]:
-        """Yields watch events {type, object} until the server ends the stream. Raises ApiError if it refuses."""
+        """Yields watch events {type, object} until the server ends the stream. Raises ApiError on rejection."""
         query = {"watch": "true", "timeoutSeconds": timeout_s, "resourceVersion": resource_version}
         url = f"{self._server}{self._path(kind, None)}?{urllib.parse.urlencode(query)}"
         response = self._pool.request("GET", url, headers=self._headers, preload_content=False, timeout=timeout_s + 5)

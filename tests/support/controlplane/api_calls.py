@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# What an operator writes besides the children of pipelines.
+# Resources whose writes do not count: an operator writes them whether or not it changes a pipeline or its children.
 _BACKGROUND = frozenset({"leases", "events", "selfsubjectaccessreviews"})
 
 

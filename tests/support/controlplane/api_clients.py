@@ -23,7 +23,7 @@ DEADLINE_S = 30.0
 async def until(probe: Callable[[], object], why: str) -> None:
     """Waits until probe() is truthy. Raises TimeoutError after DEADLINE_S."""
     async with asyncio.timeout(DEADLINE_S):
-        while not probe():  # noqa: ASYNC110 - the probe asks the outside
+        while not probe():  # noqa: ASYNC110 - nothing signals that the probe's result changed
             await asyncio.sleep(0.02)
     assert probe(), why
 

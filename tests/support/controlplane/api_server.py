@@ -93,7 +93,7 @@ class ApiServer:
         return self._admin
 
     def kubeconfig_for(self, user: str, groups: Sequence[str] = (), *, server: str | None = None) -> Path:
-        """Returns the kubeconfig of a user with a client certificate. The test's RBAC objects give the user rights."""
+        """Returns the kubeconfig of a user with a client certificate, who has the rights that RBAC objects grant."""
         key = (user, *groups, server or "")
         if key not in self._users:
             folder = self.directory / "users" / f"{len(self._users)}-{user.replace(':', '_')}"

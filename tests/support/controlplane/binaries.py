@@ -29,8 +29,8 @@ KUBERNETES_VERSION = "v1.34.4"
 class Module:
     """A folder below tests/controlplane/go whose go.mod pins versions, and the programs that are built from it.
 
-    `by_name`: its programs are built only when requested by name: only a real node (tests/cluster) or `make full`
-    needs them.
+    With `by_name`, its programs are built only when requested by name, because only a real node (tests/cluster) or
+    `make full` needs them.
     """
 
     name: str

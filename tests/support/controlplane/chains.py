@@ -34,10 +34,14 @@ def gpu_pipeline(node: str, image: str = "example.com/stage:1", **spec: Any) -> 
 
 
 class ChainWatcher:
-    """Checks the chains repeatedly, from each pod that takes clients' requests down to the last stage."""
+    """Checks each pod that may serve requests: it calls a stage of its own revision, and that stage has endpoints.
+
+    Such pods are Ready, and either belong to the revision that the entry's Service selects or are being deleted.
+    `served` has the revisions that the entry's Service selected, in order. `violations` has what was wrong.
+    """
 
     def __init__(self, api: Api, *, complete: bool) -> None:
-        """`complete`: whether every stage of a chain must have pods. This does not hold during a Recreate rollout."""
+        """`complete`: whether each called stage must have endpoints. It may have none during a Recreate rollout."""
         self._api, self._complete = api, complete
         self.violations: list[str] = []
         self.served: list[str] = []

@@ -1,4 +1,4 @@
-"""A proxy in front of the API server that injects faults: error codes, no response, broken watches, a stop at a write.
+"""A proxy in front of the API server that injects faults: error codes, no response, broken watches, a halt at a write.
 
     with FaultProxy(server) as proxy:
         kubeconfig = server.kubeconfig_for_service_account("ns", "operator", server=proxy.url)
@@ -76,7 +76,7 @@ class FaultProxy:
         self._thread.join(10)
 
     def fail(self, share: float, faults: Sequence[Fault] = FAULTS, *, seed: int = 0) -> None:
-        """Makes this share of all later calls fail, including calls that open a watch. 0 stops this."""
+        """Makes a share (0 to 1) of all later calls fail, including calls that open a watch. 0 ends the faults."""
         self._share, self._faults, self._random = share, tuple(faults), random.Random(seed)
 
     def cut_watches(self) -> int:
@@ -109,7 +109,7 @@ class FaultProxy:
     def stop_after_write(self, count: int, selects: Callable[[Call], bool] = lambda call: call.write) -> None:
         """Executes `count` more writes, but withholds the last one's response. Later calls hang until `release`.
 
-        `stopped` is set after the last write, so that a test can kill the client before that sees a response.
+        `stopped` is set after the last write, so that a test can kill the client before it gets a response.
         """
         self.stopped.clear()
         self.writes, self._stop_after, self._selects = 0, count, selects

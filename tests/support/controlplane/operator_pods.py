@@ -73,7 +73,7 @@ class OperatorPods:
         return subprocess.CompletedProcess(command, process.returncode, output.read_text())
 
     def step(self) -> None:
-        """Starts, replaces or stops operators as their Deployments say, and runs waiting test pods."""
+        """Starts, replaces or stops operators as their Deployments say, and runs the scripts of test pods."""
         wanted = {_name_of(item): item for item in self._list("/apis/apps/v1/deployments", _OPERATORS)}
         for name in [name for name in self._running if name not in wanted]:
             self._running.pop(name)[1].stop()

@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _welcome(plane: ControlPlane, operator: OperatorProcess, seconds: float) -> str:
     return (
-        f"ready in {seconds:.0f} s: a node with {GPUS} GPUs. Pods only pretend (kwok); everything else is real.\n"
+        f"ready in {seconds:.0f} s: a node with {GPUS} GPUs. kwok simulates the pods; everything else is real.\n"
         f"  kubectl apply -f {SAMPLE.relative_to(ROOT)}\n"
         "  kubectl get omni -w\n"
         "  kubectl wait --for=condition=Ready omni --all && kubectl get deployments,services,pods\n"

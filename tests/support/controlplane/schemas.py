@@ -1,4 +1,4 @@
-"""JSON schemas for kubeconform from the API server's OpenAPI document: of exactly its version, without a network."""
+"""JSON schemas for kubeconform, made from the API server's OpenAPI document. So they match its version exactly."""
 
 from __future__ import annotations
 
