@@ -40,7 +40,7 @@ def test_a_border_clicks_if_its_step_is_larger_than_any_other() -> None:
     broken = smooth.copy()
     broken[200:] += 0.5
     assert count_clicks(broken, [100, 200, 300]) == 1
-    assert count_clicks(broken, [100, 300]) == 0, "a step of the audio itself is none of a border"
+    assert count_clicks(broken, [100, 300]) == 0, "a jump inside a chunk is not at a border"
     assert count_clicks(smooth, []) == 0
 
 
@@ -81,6 +81,6 @@ def test_what_two_cores_carry() -> None:
         for count, (cores, _, text) in made.items()
     ]
     most, idle, on_time = carried_rows(streams, busy)
-    assert (most["at once"], most["latest"]) == (64, "text"), "it gives way first"
+    assert (most["at once"], most["latest"]) == (64, "text"), "text is the furthest from its ideal"
     assert idle["at once"] == 32
     assert (on_time["at once"], on_time["first audio x ideal"]) == (16, 1.05)

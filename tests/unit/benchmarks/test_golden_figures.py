@@ -30,7 +30,7 @@ def test_figures_agree_with_one_another() -> None:
     assert (len(AUDIO.codes), AUDIO.codes.count(5194)) == (119, 108)
     assert AUDIO.samples == 480 * len(AUDIO.codes)
     assert AUDIO.samples % AUDIO.stride == 0
-    assert max(AUDIO.codes) < 8194, "a code that token2wav cannot sound"
+    assert max(AUDIO.codes) < 8194, "token2wav has no embedding for such a code"
     assert f"<|im_start|>system\\n{TEXT.system}<|im_end|>" in CHAT_TEMPLATE, "the template's own system message"
 
 

@@ -59,13 +59,13 @@ def test_every_session_can_always_grow_to_its_end(
         longest[id(place)] = tokens
         enter(entered)
     while done < len(asked):
-        assert inside, "somebody can always go on"
+        assert inside, "at least one session can always continue"
         assert len(inside) <= room.sessions
         chance = (chance * 1103515245 + 12345) % (1 << 31)
         stream = list(inside.values())[chance % len(inside)]
         used = sum(-(-other.tokens // room.block_tokens) for other in inside.values() if other is not stream)
         stream.tokens += 1
-        assert used + -(-stream.tokens // room.block_tokens) <= room.blocks, "vLLM would find no block"
+        assert used + -(-stream.tokens // room.block_tokens) <= room.blocks, "vLLM would have no free block"
         if stream.tokens == stream.longest:
             del inside[id(stream.place)]
             done += 1
@@ -73,7 +73,9 @@ def test_every_session_can_always_grow_to_its_end(
     assert (queue.open, queue.held, queue.waiting) == (0, 0, [])
     for priority in {place.priority for place in came}:
         mine = [place for place in came if place.priority == priority]
-        assert [place for place in order if place.priority == priority] == mine, "nobody overtakes its equals"
+        assert [place for place in order if place.priority == priority] == mine, (
+            "no session overtakes another of its priority"
+        )
 
 
 def test_reach_instead_of_the_longest_sequence() -> None:
@@ -94,12 +96,12 @@ def test_a_priority_above_0_leaves_a_quarter_and_one_always_enters() -> None:
     """Sessions with a priority above 0 fill at most three quarters of the room. An empty engine admits any session."""
     queue = SessionQueue(SessionRoom(8, 8, 1))
     first, entered = queue.join(8, priority=1)
-    assert entered == [first], "of any size into an idle engine"
+    assert entered == [first], "an idle engine admits a session of any size"
     second, entered = queue.join(6, priority=1)
     assert not entered
     assert queue.leave(first) == [second]
     urgent, entered = queue.join(2)
-    assert entered == [urgent], "the others left it room"
+    assert entered == [urgent], "a quarter of the blocks is kept for it"
 
 
 def test_who_leaves_while_it_waits_lets_those_behind_enter() -> None:
@@ -108,7 +110,7 @@ def test_who_leaves_while_it_waits_lets_those_behind_enter() -> None:
     queue.join(6)
     large, _ = queue.join(8)
     small, entered = queue.join(4)
-    assert not entered, "nobody overtakes"
+    assert not entered, "no session overtakes the first in the queue"
     assert queue.leave(large) == [small]
 
 

@@ -81,8 +81,8 @@ async def test_a_hoard_of_idle_connections_keeps_nobody_out() -> None:
             if number % 16 == 0:
                 await asyncio.sleep(0)
         assert "0 bytes" in await ask(port)
-        assert "0 bytes" in await ask(port, "127.0.0.2"), "the hoarder's own, too"
-        assert "0 bytes" in await slow, "a connection with a request is never cut for another"
+        assert "0 bytes" in await ask(port, "127.0.0.2"), "the client with the idle connections is served, too"
+        assert "0 bytes" in await slow, "a connection with a request is never closed for another"
         await asyncio.sleep(0.2)
         left = 0
         for one in hoard:

@@ -40,7 +40,7 @@ def test_one_line_then_their_number_a_period(caplog: pytest.LogCaptureFixture) -
         assert [refused.note() for _ in range(2)] == [False, False]
         waiting.pop()()
         waiting.pop()()
-        assert not waiting, "a quiet period ends it"
+        assert not waiting, "a period without requests ends the counting"
         assert refused.note(), "the next one is logged again"
     assert [getattr(record, "requests", None) for record in caplog.records] == [3, 2]
 

@@ -42,7 +42,7 @@ class Names:
 async def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 30
     while not condition():
-        assert time.monotonic() < deadline, "nothing came of it in 30 s"
+        assert time.monotonic() < deadline, "the condition did not become true within 30 s"
         await asyncio.sleep(0.005)
 
 

@@ -31,7 +31,7 @@ def test_of_answers_with_one_date_the_first_counts() -> None:
     clock.hear(HEADER, 1000.9)
     assert clock.now(1001.0) == ENDS - timedelta(seconds=59)
     clock.hear("Sun, 22 Nov 2026 11:59:05 GMT", 1001.0)
-    assert clock.now(1001.0) == ENDS - timedelta(seconds=55), "a server whose clock was set"
+    assert clock.now(1001.0) == ENDS - timedelta(seconds=55), "the server's clock was changed"
 
 
 @pytest.mark.parametrize("header", ["", "yesterday", "Sun, 99 Nov 2026 11:59:00 GMT"])

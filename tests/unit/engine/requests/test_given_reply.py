@@ -34,7 +34,7 @@ def test_the_last_tokens_of_the_prompt_are_the_reply() -> None:
     assert torch.equal(step.tensors["rows"], TENSORS["rows"])
     assert torch.equal(step.tensors["mrope_positions"], TENSORS["mrope_positions"][:3])
     assert torch.equal(step.tensors["mrope_delta"], TENSORS["mrope_delta"])
-    assert STEP.prompt_token_ids == [1, 2, 5, 8, 9], "the engine's own step stays"
+    assert STEP.prompt_token_ids == [1, 2, 5, 8, 9], "the engine's own step is unchanged"
 
 
 def test_stages_that_capture_nothing_have_no_tensors() -> None:

@@ -99,7 +99,7 @@ def test_thinker_is_greedy_unless_the_checkpoint_samples(
     sampling = read_text_sampling(write(tmp_path, generation, {}))
     assert sampling == SamplingDefaults(temperature=temperature, max_tokens=GENERATE["thinker_max_new_tokens"])
     settings = GenerationConfig(**(generation or {}))
-    assert bool(settings.do_sample) is (temperature is None), "transformers decides alike"
+    assert bool(settings.do_sample) is (temperature is None), "transformers decides the same"
 
 
 @pytest.mark.parametrize(

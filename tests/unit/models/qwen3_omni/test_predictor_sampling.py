@@ -37,8 +37,8 @@ def test_tokens_are_drawn_as_transformers_filters_them(seed: int, width: int, sc
     expected = filtered.softmax(dim=-1)[0]
     chance = (torch.arange(DRAWS) + 0.5) / DRAWS
     drawn = torch.bincount(pick_tokens(logits.expand(DRAWS, -1), chance), minlength=width) / DRAWS
-    assert drawn[expected == 0].sum() == 0, "what the filters drop is never drawn"
-    assert (drawn - expected).abs().max() <= 1 / DRAWS + 1e-6, "evenly spread chances give each token its part"
+    assert drawn[expected == 0].sum() == 0, "a token that the filters drop was picked"
+    assert (drawn - expected).abs().max() <= 1 / DRAWS + 1e-6, "a token's frequency differs from its probability"
 
 
 def test_the_edges_of_chance_are_inside() -> None:

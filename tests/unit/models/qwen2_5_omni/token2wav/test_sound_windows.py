@@ -71,7 +71,7 @@ def test_windows_do_not_depend_on_when_codes_come(count: int, data: st.DataObjec
     for heard, window in windows:
         assert heard == codes[window.begin : window.end]
         sounded += codes[window.first : window.until]
-        assert window.begin % BLOCK == 0, "blocks lie in a window as they lie in the whole"
+        assert window.begin % BLOCK == 0, "a window begins at a block's border"
         assert window.begin == max(0, window.first - LOOKBACK_BLOCKS * BLOCK)
         if not window.last:
             assert window.end == window.until + lookahead_blocks(BLOCK) * BLOCK
@@ -120,7 +120,9 @@ def test_what_a_window_gives() -> None:
     assert isinstance(parts, dict)
     assert torch.equal(parts["output"], audio[2 * CODE_SAMPLES : 5 * CODE_SAMPLES])
     assert torch.equal(parts["tail"], audio[5 * CODE_SAMPLES : 5 * CODE_SAMPLES + 5])
-    assert parts["output"].untyped_storage().nbytes() == 3 * CODE_SAMPLES * 4, "nothing else travels with it"
+    assert parts["output"].untyped_storage().nbytes() == 3 * CODE_SAMPLES * 4, (
+        "the output shares no storage with the rest of the audio"
+    )
 
 
 @pytest.mark.parametrize("shape", [(6 * CODE_SAMPLES - 1,), (6 * CODE_SAMPLES + 1,), (1, 6 * CODE_SAMPLES), (0,)])

@@ -48,7 +48,7 @@ def test_a_captured_shape_replays_and_owns_its_result() -> None:
     assert record.replays == warm + 2
     assert torch.equal(first, weigh(value, scale)), "a later replay must not write into an earlier result"
     assert torch.equal(second, weigh(value + 1, scale * 2))
-    assert torch.equal(value, torch.arange(3.0)), "nor a capture into what it was warmed up with"
+    assert torch.equal(value, torch.arange(3.0)), "a capture must not write into the tensors of its warm-up"
 
 
 def test_other_shapes_run_as_they_are() -> None:
