@@ -46,7 +46,7 @@ def starts() -> dict[str, Start]:
 
 
 def test_each_that_was_made_counts_once() -> None:
-    """A made sequence matches at most one expected sequence, in any order."""
+    """A generated sequence matches at most one expected sequence. The order of the sequences does not matter."""
     expected = [each.codes for each in REFERENCES]
     assert count_equal([[9, 9, 9], [7, 7, 8]], expected) == 2, "in any order"
     assert count_equal([[9, 9, 9], [9, 9, 9]], expected) == 1

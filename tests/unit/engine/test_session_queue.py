@@ -1,5 +1,4 @@
-"""Sessions that share a KV cache: each that has entered can run to its end, whatever the others do. None waits
-forever."""
+"""Sessions that share a KV cache: once admitted, each can run to its end, whatever others do. None waits forever."""
 
 from __future__ import annotations
 
@@ -79,7 +78,7 @@ def test_every_session_can_always_grow_to_its_end(
 
 
 def test_reach_instead_of_the_longest_sequence() -> None:
-    """In 64 MiB at 28 KiB a token, eight sessions that can reach 109 tokens fit, but only one of 2,048 (ADR 0026)."""
+    """64 MiB of KV cache at 28 KiB a token hold eight sessions of up to 109 tokens, but only one of 2,048: ADR 0026."""
     queue = SessionQueue(SessionRoom(8, 2340 // 32, 32))
     assert [len(queue.join(45 + 64)[1]) for _ in range(8)] == [1] * 8
     full = SessionQueue(SessionRoom(8, 2340 // 32, 32))
@@ -93,7 +92,7 @@ def test_layers_that_differ_count_at_full_length() -> None:
 
 
 def test_a_priority_above_0_leaves_a_quarter_and_one_always_enters() -> None:
-    """Sessions with a priority above 0 fill at most three quarters of the room. An empty engine admits any session."""
+    """Sessions with a priority above 0 get at most three quarters of the blocks. An idle engine admits any session."""
     queue = SessionQueue(SessionRoom(8, 8, 1))
     first, entered = queue.join(8, priority=1)
     assert entered == [first], "an idle engine admits a session of any size"

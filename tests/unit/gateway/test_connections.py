@@ -1,4 +1,4 @@
-"""Connections without a complete header are limited in number, time and bytes. Requests are answered meanwhile."""
+"""Connections without a complete header are limited in number, time and bytes. Other clients are still answered."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Serve = contextlib.AbstractAsyncContextManager[int]
 
 
 async def tell(scope: dict[str, Any], receive: Any, send: Any) -> None:
-    """An ASGI app that answers with the body's number of bytes and the number of headers. /slow takes half a second."""
+    """An ASGI app that answers with the number of bytes and of headers that it received. /slow takes half a second."""
     size = 0
     while True:
         message = await receive()

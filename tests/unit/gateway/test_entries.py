@@ -12,7 +12,7 @@ from omni_proto.stage.v1 import stage_service_pb2, stage_service_pb2_grpc
 
 
 class Entry(stage_service_pb2_grpc.StageServiceServicer):
-    """An entry stage. Its calls whose numbers are in `away` fail with UNAVAILABLE, as if it had no pods."""
+    """An entry stage. A call fails with UNAVAILABLE if its number is in `away`, as if the stage had no pods."""
 
     def __init__(self) -> None:
         self.calls = 0

@@ -1,6 +1,7 @@
-"""Requests without a valid key: a metric counts each one. The log has the first, and then their number per period.
+"""Requests without a valid key: a metric counts each one. The first is logged, later ones as one number per period.
 
-Also tests the pseudonyms of users, with which an entry stage delays users whose calls it often refuses.
+Also tests the pseudonyms of users. By its pseudonym an entry stage recognises a user whose calls it often refuses, and
+delays these refusals.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ ASKED = {"model": "omni", "messages": [{"role": "user", "content": "Hello"}]}
 
 
 def test_one_line_then_their_number_a_period(caplog: pytest.LogCaptureFixture) -> None:
-    """The first request is logged, later ones as one number per period, until a period has none."""
+    """The first request is logged at once. Then each period's number is logged, until a period has no such request."""
     waiting: list[Callable[[], None]] = []
 
     def later(seconds: float, function: Callable[[], None]) -> None:

@@ -37,7 +37,7 @@ def at(store: Store, key: ObjectKey = KEY) -> int | None:
 
 
 def test_of_an_object_what_is_asked_for_is_kept_and_given_as_a_copy() -> None:
-    """The store keeps the part of an object that `keep` returns, and gives out copies."""
+    """The store keeps the part of an object that its function `keep` returns, and gives out copies."""
     store = Store(ROOT, lambda manifest: {**manifest, "metadata": {"name": manifest["metadata"]["name"]}})
     store.put_seen(Seen.of(service(1, managedFields=[{"manager": "x"}], ownerReferences=OWNED)))
     found = store.get(KEY)
@@ -114,7 +114,7 @@ def test_what_nobody_reads_is_decoded_in_the_end_so_that_little_is_kept() -> Non
 
 
 def test_what_is_put_again_or_removed_waits_no_more() -> None:
-    """An undecoded object no longer counts once it is replaced or removed. Items of a list are decoded immediately."""
+    """A replaced or removed object no longer counts towards the undecoded bytes. List items are decoded immediately."""
     store = Store(ROOT)
     for version in (1, 2):
         store.put_seen(sent(version, size=1000))

@@ -1,4 +1,4 @@
-"""A reply that the client gives becomes the engine step that sampling the same reply would have made. Pure."""
+"""A reply given by the client becomes the same engine step as if the model had sampled it. No engine runs."""
 
 from __future__ import annotations
 

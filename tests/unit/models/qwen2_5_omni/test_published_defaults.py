@@ -168,8 +168,10 @@ def test_what_vllm_gets_for_the_talker(tiny_checkpoint: Path) -> None:
 
 
 def test_released_talker_stops_at_8292_and_8294_and_writes_nothing_that_cannot_be_sounded() -> None:
-    """In transformers' default configuration, the 7B model's, the talker has 8,448 ids and the codec's embedding
-    8,194."""
+    """The talker's vocabulary has 8,448 ids, but token2wav embeds only the first 8,194.
+
+    transformers' default configuration is that of the 7B model.
+    """
     config = Qwen2_5OmniConfig()
     never = _find_never_sampled(pick_talker(config))
     sampled = torch.nonzero(~never).flatten().tolist()

@@ -1,4 +1,4 @@
-"""code2wav in chunks gives the same samples, and as many, as one forward pass of transformers' code2wav."""
+"""In chunks, code2wav gives the samples of one forward pass of transformers' code2wav: as many, equal within 1e-5."""
 
 from __future__ import annotations
 

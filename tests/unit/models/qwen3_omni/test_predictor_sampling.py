@@ -1,4 +1,4 @@
-"""How the code predictor samples: with transformers' filters and values, and with random numbers of its own.
+"""How the code predictor samples: with transformers' top-k and top-p filters and values, but its own random numbers.
 
 The random numbers depend only on seed, position and group.
 """
@@ -31,7 +31,7 @@ def make_logits(seed: int, width: int, scale: float) -> torch.Tensor:
 
 @pytest.mark.parametrize(("seed", "width", "scale"), [(0, 2048, 3.0), (1, 2048, 1.0), (2, 96, 0.5), (3, 40, 2.0)])
 def test_tokens_are_drawn_as_transformers_filters_them(seed: int, width: int, scale: float) -> None:
-    """With evenly spread random numbers, each token is picked as often as its filtered probability in transformers."""
+    """With evenly spread random numbers, each token's frequency is its probability after transformers' filters."""
     logits = make_logits(seed, width, scale)
     filtered = TopPLogitsWarper(top_p=0.8)(None, TopKLogitsWarper(top_k=50)(None, logits.clone()))
     expected = filtered.softmax(dim=-1)[0]
@@ -122,7 +122,7 @@ def test_another_seed_or_position_says_something_else() -> None:
 
 
 def test_chances_are_spread_evenly_and_independent() -> None:
-    """Tests chi squared over 64 bins, and the correlation with the next seed, position and group. Seeds may be huge."""
+    """Numbers are uniform (chi squared, 64 bins) and uncorrelated with those of the next seed, position and group."""
     for seeds, positions in (
         (torch.arange(1 << 16), torch.full((1 << 16,), 3)),
         (torch.full((1 << 16,), 2**62 + 12345), torch.arange(1 << 16)),
@@ -173,7 +173,7 @@ def predict(talker: Any, hidden: torch.Tensor, first: torch.Tensor, **values: An
 
 
 def test_a_frame_from_a_graph_is_the_frame_itself() -> None:
-    """Frames are filled up to a captured size, and each gets the same codes as without a graph.
+    """A batch of frames is padded to a captured size, and each frame gets the same codes as without a graph.
 
     `record` replaces a CUDA graph: its replay reads and writes fixed tensors.
     """

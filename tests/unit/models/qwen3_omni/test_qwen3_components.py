@@ -120,7 +120,7 @@ def test_the_predictor_is_greedy_where_the_talker_is_and_has_its_seed(talker: An
 
 
 def test_audio_is_cut_at_no_thirty_seconds(thinker: Any, checkpoint: Path, tmp_path: Path) -> None:
-    """preprocessor_config.json has no chunk_length, for which a feature extractor would assume 30 s."""
+    """The limit is n_samples of preprocessor_config.json, 300 s, and not transformers' default chunk_length, 30 s."""
     published = write_published_qwen3(tmp_path)
     assert read_audio_limit(published) == read_audio_limit(checkpoint) == 300 * 16_000
 

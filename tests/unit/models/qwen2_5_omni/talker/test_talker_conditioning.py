@@ -113,7 +113,7 @@ def test_parts_add_up_to_the_whole(case: tuple[dict[str, torch.Tensor], list[Edg
 
 
 def test_starts_with_the_first_row_of_the_reply() -> None:
-    """The prompt's rows are not enough: behind the start of the text, the talker's prompt has the reply's first row."""
+    """The thinker's prompt rows are not enough: the talker's prompt ends with the row of the reply's first token."""
     whole, feed = edge(6, 3), feed_of()
     feed.add(EdgeRows({**whole, "x": whole["x"][:3]}, complete=HEAD))
     assert feed.next_part() is None

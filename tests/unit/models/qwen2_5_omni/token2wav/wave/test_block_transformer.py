@@ -1,4 +1,4 @@
-"""The block-wise transformer gives the values of transformers' dense one, in linear memory and without device waits."""
+"""The block-wise transformer equals transformers' dense one, in linear memory and without waiting for the device."""
 
 from __future__ import annotations
 
@@ -103,9 +103,9 @@ def test_memory_is_linear_in_the_length() -> None:
 
 
 def test_an_evaluation_waits_for_nothing_and_compiles_whole() -> None:
-    """A CUDA graph requires that no operator waits for the device, and that shapes depend on sizes only.
+    """An evaluation fits a CUDA graph: no operator waits for the device, and shapes depend only on the inputs' shapes.
 
-    torch.compile finds no graph break.
+    torch.compile finds no graph break, and does not recompile for other inputs of the same shapes.
     """
     model = make_wave_model("small blocks")
     dit, voice = model.code2wav_dit_model, make_wave_voices(model, "a")["a"]

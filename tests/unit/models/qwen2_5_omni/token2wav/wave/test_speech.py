@@ -1,6 +1,6 @@
-"""Packs of utterances become audio that equals transformers' sample() and does not depend on the other utterances.
+"""Utterances that are computed together get the audio that transformers makes of each, whatever the others are.
 
-A pack takes as few forward passes as possible.
+They share one loop of the solver, and utterances of equal length share a forward pass of the vocoder.
 """
 
 from __future__ import annotations
@@ -122,9 +122,9 @@ def test_a_voice_is_encoded_once() -> None:
 
 
 def test_what_breaks_one_utterance_leaves_the_others_as_they_are() -> None:
-    """A voice that is not finite makes its own utterance NaN, which a clamp must not turn into silence.
+    """An utterance whose voice is not finite becomes NaN, which a clamp must not turn into silence.
 
-    The NaN does not spread to other utterances through attention.
+    The NaN does not spread through attention to the other utterances.
     """
     kit = Kit()
     good = kit.speak(MIXED[0], MIXED[1])
