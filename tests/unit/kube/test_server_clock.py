@@ -20,7 +20,7 @@ def test_a_clock_of_ours_that_is_ahead_drains_no_pod() -> None:
     clock = ServerClock()
     clock.hear(HEADER, 1000.0)
     assert clock.now(1000.0) == ENDS - timedelta(seconds=60)
-    assert not is_lost(POD, clock.now(1119.0)), "whatever datetime.now says"
+    assert not is_lost(POD, clock.now(1119.0)), "the local clock does not count"
     assert is_lost(POD, clock.now(1121.0))
 
 

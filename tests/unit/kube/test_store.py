@@ -125,7 +125,7 @@ def test_what_is_put_again_or_removed_waits_no_more() -> None:
     listing = store.begin_list("Service")
     listing.put(sent(9, "u", 1000), 9)
     listing.end(9)
-    assert (store._unread_bytes, at(store, ObjectKey("Service", "ns", "u"))) == (0, 9), "a page is not kept in memory"
+    assert (store._unread_bytes, at(store, ObjectKey("Service", "ns", "u"))) == (0, 9), "list items are decoded at once"
 
 
 def test_news_name_their_pipeline_and_the_echo_of_our_own_write_nobody() -> None:
