@@ -21,7 +21,7 @@ def chunk(delta: dict[str, Any]) -> bytes:
 
 
 def usage(tokens: int) -> bytes:
-    # The gateway and vLLM's server write the usage event exactly like this, without spaces.
+    # The gateway and vLLM's server write JSON without spaces, and the load client relies on that.
     return f'data: {{"choices":[],"usage":{{"completion_tokens":{tokens}}}}}\n\n'.encode()
 
 

@@ -23,7 +23,7 @@ class Stream:
 
 @st.composite
 def crowds(draw: st.DrawFn) -> tuple[SessionRoom, list[tuple[int, int]], int]:
-    """Returns a room, each session's (longest length in tokens, priority), and a seed for the order of growth."""
+    """Returns a SessionRoom, each session's (longest length in tokens, priority), and a seed for the growth's order."""
     size = draw(st.integers(1, 32))
     room = SessionRoom(draw(st.integers(1, 8)), draw(st.integers(1, 40)), size)
     assert room.blocks is not None
@@ -36,7 +36,7 @@ def crowds(draw: st.DrawFn) -> tuple[SessionRoom, list[tuple[int, int]], int]:
 def test_every_session_can_always_grow_to_its_end(
     crowd: tuple[SessionRoom, list[tuple[int, int]], int],
 ) -> None:
-    """In a model of vLLM's block pool, an entered session always gets the block it needs, and every session ends.
+    """In a model of vLLM's block pool, an admitted session always gets the blocks it needs, and every session ends.
 
     Sessions of one priority enter in order of arrival.
     """

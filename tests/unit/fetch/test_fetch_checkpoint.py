@@ -229,7 +229,7 @@ def test_an_unreachable_hub_is_named_and_worth_another_try(
 
 
 class TestOneFile:
-    """download_file: a file is complete and verified, or it does not exist."""
+    """After download_file, a file is complete and verified, or it does not exist."""
 
     DATA = b"weights" * 1000
 

@@ -1,7 +1,6 @@
 """Requests without a valid key: a metric counts each one. The first is logged, later ones as one number per period.
 
-Also tests the pseudonyms of users. By its pseudonym an entry stage recognises a user whose calls it often refuses, and
-delays these refusals.
+Also tests the pseudonyms of users. An entry stage that often refuses the calls of one pseudonym delays these refusals.
 """
 
 from __future__ import annotations

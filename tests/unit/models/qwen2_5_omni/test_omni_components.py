@@ -133,7 +133,7 @@ def test_sampling(case: str) -> None:
 
 
 def test_thinker_pairs_rows_with_tokens() -> None:
-    """A row is published with the token at its position, so a sampled token waits for its row."""
+    """A row is published with the token at its position, so a sampled token is held back until its row exists."""
     emitter = thinker.ThinkerEmitter(want_tensors=True, dtype=torch.float32)
     first = emitter.emit(
         EngineStep(

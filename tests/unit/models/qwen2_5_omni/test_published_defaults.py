@@ -181,7 +181,7 @@ def test_released_talker_stops_at_8292_and_8294_and_writes_nothing_that_cannot_b
 
 
 def test_released_talker_attends_to_everything() -> None:
-    """The talker's configuration sets sliding_window to 32,768, but use_sliding_window to false."""
+    """The talker's configuration sets sliding_window to 32,768, but it does not apply: use_sliding_window is false."""
     config = Qwen2_5OmniConfig(talker_config={"sliding_window": 32_768, "use_sliding_window": False})
     part = pick_talker(config)
     assert part.sliding_window is None

@@ -1,4 +1,4 @@
-"""In chunks, code2wav gives the samples of one forward pass of transformers' code2wav: as many, equal within 1e-5."""
+"""Chunk by chunk, code2wav gives as many samples as transformers' code2wav in one pass, equal within 1e-5."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def test_the_published_configuration(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("rates", "samples"), [((8, 5, 4, 3), 555), ((3,), 3), ((2, 2), 6)])
 def test_samples_that_need_a_further_frame(rates: tuple[int, ...], samples: int) -> None:
-    """count_lookahead returns how many samples at the end of the audio only a further frame would complete."""
+    """count_lookahead returns how many samples the audio lacks at its end, because they need one more frame."""
     assert count_lookahead(rates) == samples
 
 

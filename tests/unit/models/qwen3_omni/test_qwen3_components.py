@@ -174,7 +174,7 @@ def test_the_newest_token_is_held_until_it_is_known_not_to_be_the_last(checkpoin
 
 
 def test_a_given_reply_is_spoken_to_its_last_token(thinker: Any) -> None:
-    """A sampled reply's last token is held back, because it may be the end token. A given reply has no end token."""
+    """A sampled reply's last token is held back, because it may be the end token. A given reply is sent completely."""
     request = ask(UserPrompt(text="Hello", reply=GivenReply(token_ids=[7, 8, 9])))
     prepared = thinker.prepare(request)
     prompt = prepared.prompt["prompt_token_ids"][:-3]

@@ -39,7 +39,7 @@ def feed_of(windows: list[tuple[list[int], Window]]) -> SoundFeed:
 
 
 def run_feed(codes: list[int], cuts: list[int], *, end_late: bool) -> list[tuple[list[int], Window]]:
-    """Returns the windows that a feed makes of codes which arrive in batches, split at the indices `cuts`.
+    """Returns the windows of a feed whose codes arrive in batches. The batches are split at the indices `cuts`.
 
     With end_late, the stream's end arrives after the last batch, otherwise together with it.
     """
@@ -113,7 +113,7 @@ def test_a_frame_has_the_same_noise_in_every_window(mel_bins: int) -> None:
 
 
 def test_what_a_window_gives() -> None:
-    """cut_window returns the audio of the codes to keep, and the samples behind them for the cross-fade."""
+    """cut_window returns the audio of the codes to keep, and the samples that follow it, for the cross-fade."""
     audio = torch.arange(6.0 * CODE_SAMPLES)
     heard = Utterance(torch.zeros(6, dtype=torch.int64), "voice", 0, 10, 0.5, first_code=4, keep=(2, 3, 5))
     parts = cut_window(audio, heard)

@@ -84,8 +84,8 @@ def test_neighbours_are_seen_and_no_others() -> None:
 def test_memory_is_linear_in_the_length() -> None:
     """With the published shape and 8,192 frames (82 s), no tensor is larger than 160 MiB.
 
-    The largest is the feed-forward's activation, for both halves of the classifier-free guidance. A mask over all pairs
-    of frames for 16 heads would take 1 GiB at one byte a value.
+    The largest is the feed-forward's activation, which classifier-free guidance doubles. A mask over all pairs of
+    frames for 16 heads would take 1 GiB at one byte a value.
     """
     with torch.device("meta"):
         dit = Qwen2_5OmniToken2WavDiTModel(Qwen2_5OmniDiTConfig()).eval()

@@ -110,7 +110,7 @@ def test_packs_that_are_filled_up_to_a_captured_size_sound_the_same() -> None:
     with torch.inference_mode():
         graphed.warm_up()
         warm = record.replays
-        # 3 + 4 blocks of 4 codes are filled up to 8 blocks, a captured size.
+        # 3 + 4 blocks of 4 codes are padded to 8 blocks, a captured size.
         utterances = [make_utterance(10, seed=1), make_utterance(16, seed=2, voice="b")]
         expected, ours = plain.speak(utterances), graphed.speak(utterances)
     assert record.replays == warm + 9, "one for each solver step; these lengths have no captured vocoder"
