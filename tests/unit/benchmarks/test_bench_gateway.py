@@ -73,7 +73,7 @@ async def test_tokens_are_the_servers_own_count_and_the_first_is_the_first_text(
 async def test_an_answer_without_text_has_no_first_token() -> None:
     answer = await ask(Server(chunk(DELTAS[0]), usage(3), b"data: [DONE]\n\n"))
     assert answer["first"] == 0
-    assert answer["tokens"] == 3, "tokens that make no text are counted too"
+    assert answer["tokens"] == 3, "tokens without text are also counted"
 
 
 async def test_speech_waits_for_audio_and_may_leave_with_it() -> None:

@@ -48,9 +48,9 @@ def starts() -> dict[str, Start]:
 def test_each_that_was_made_counts_once() -> None:
     """A generated sequence matches at most one expected sequence. The order of the sequences does not matter."""
     expected = [each.codes for each in REFERENCES]
-    assert count_equal([[9, 9, 9], [7, 7, 8]], expected) == 2, "in any order"
+    assert count_equal([[9, 9, 9], [7, 7, 8]], expected) == 2, "the order of the sequences does not matter"
     assert count_equal([[9, 9, 9], [9, 9, 9]], expected) == 1
-    assert count_equal([[7, 7, 8, 9, 9, 9]], expected) == 0, "two sequences joined into one are not two"
+    assert count_equal([[7, 7, 8, 9, 9, 9]], expected) == 0, "two sequences joined into one match nothing"
     assert count_equal([], expected) == 0
 
 
@@ -137,7 +137,7 @@ def test_limits_by_stage() -> None:
 def test_the_peer_is_pinned_and_sees_the_plugin(tmp_path: Path) -> None:
     pins = CONSTRAINTS.read_text().splitlines()
     assert set(REQUIREMENTS) <= set(pins)
-    assert all("==" in pin and "/" not in pin for pin in pins), "every requirement is pinned by version, not by URL"
+    assert all("==" in pin and "/" not in pin for pin in pins), "each line pins a version, not a URL"
     assert environment(tmp_path / "codes")["PYTHONPATH"] == str(PLUGIN)
     entry = (PLUGIN / "peer_cpu-1.dist-info" / "entry_points.txt").read_text()
     assert "[vllm_omni.platform_plugins]\npeer_cpu = peer_cpu:plugin" in entry

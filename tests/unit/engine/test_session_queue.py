@@ -100,7 +100,7 @@ def test_a_priority_above_0_leaves_a_quarter_and_one_always_enters() -> None:
     assert not entered
     assert queue.leave(first) == [second]
     urgent, entered = queue.join(2)
-    assert entered == [urgent], "a quarter of the blocks is kept for it"
+    assert entered == [urgent], "a quarter of the blocks is kept for priorities up to 0"
 
 
 def test_who_leaves_while_it_waits_lets_those_behind_enter() -> None:

@@ -82,5 +82,5 @@ def test_pseudonyms() -> None:
     ours, theirs = Pseudonyms(), Pseudonyms()
     names = [ours.of("alice", "10.0.0.1"), ours.of("", "10.0.0.1"), ours.of("", "10.0.0.2"), ours.of("10.0.0.1", "")]
     assert len(set(names)) == 4
-    assert ours.of("alice", "10.9.9.9") == names[0], "a key is one user, wherever it is used"
+    assert ours.of("alice", "10.9.9.9") == names[0], "a key is one user, whatever the address"
     assert theirs.of("alice", "10.0.0.1") != names[0]

@@ -117,7 +117,7 @@ def test_speakers_have_the_published_entries(tiny_checkpoint: Path) -> None:
 def test_equal_seeds_give_equal_weights(tmp_path: Path, tiny_checkpoint: Path) -> None:
     before = torch.random.get_rng_state()
     again = read_weights(write_tiny_checkpoint(tmp_path / "again", seed=0))
-    assert torch.equal(before, torch.random.get_rng_state()), "the global generator stays as it was"
+    assert torch.equal(before, torch.random.get_rng_state()), "the global generator's state must not change"
     other = read_weights(write_tiny_checkpoint(tmp_path / "other", seed=1))
     first = read_weights(tiny_checkpoint)
     assert first.keys() == again.keys() == other.keys()

@@ -107,7 +107,7 @@ def test_a_frame_is_the_same_alone_and_in_company() -> None:
         values = {"greedy": greedy[one], "seeds": seeds[one], "positions": positions[one]}
         assert predict(talker, hidden[one], first[one], **values).tolist() == together[one].tolist()
     again = predict(talker, hidden, first, greedy=greedy, seeds=seeds, positions=positions)
-    assert again.tolist() == together.tolist(), "no state is left behind"
+    assert again.tolist() == together.tolist(), "a prediction must leave no state behind"
 
 
 def test_another_seed_or_position_says_something_else() -> None:
@@ -132,7 +132,7 @@ def test_chances_are_spread_evenly_and_independent() -> None:
         assert 0.0 <= float(values.min()) <= float(values.max()) < 1.0
         counts = torch.histc(values, 64, 0.0, 1.0)
         chi = float(((counts - 1024) ** 2 / 1024).sum())
-        assert 25 < chi < 125, "63 degrees of freedom: outside with a probability below 1e-4"
+        assert 25 < chi < 125, "with 63 degrees of freedom, the probability of this is below 1e-4"
         for other in (uniform(seeds, positions, 5), uniform(seeds + 1, positions, 4), uniform(seeds, positions + 1, 4)):
             assert abs(float(torch.corrcoef(torch.stack([values, other]))[0, 1])) < 0.02
 

@@ -116,7 +116,7 @@ def test_the_predictor_is_greedy_where_the_talker_is_and_has_its_seed(talker: An
     assert settings(temperature=0.0, seed=3) == {GREEDY: [1], SEED: [3]}
     assert settings(seed=2**63 - 1) == {GREEDY: [0], SEED: [2**63 - 1]}
     assert settings(temperature=0.1)[GREEDY] == [0]
-    assert settings()[SEED] != settings()[SEED], "without a seed, each request gets another one"
+    assert settings()[SEED] != settings()[SEED], "without a seed, each request gets a random one"
 
 
 def test_audio_is_cut_at_no_thirty_seconds(thinker: Any, checkpoint: Path, tmp_path: Path) -> None:

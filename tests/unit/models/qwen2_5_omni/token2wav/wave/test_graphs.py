@@ -113,5 +113,5 @@ def test_packs_that_are_filled_up_to_a_captured_size_sound_the_same() -> None:
         # 3 + 4 blocks of 4 codes are padded to 8 blocks, a captured size.
         utterances = [make_utterance(10, seed=1), make_utterance(16, seed=2, voice="b")]
         expected, ours = plain.speak(utterances), graphed.speak(utterances)
-    assert record.replays == warm + 9, "one for each solver step; these lengths have no captured vocoder"
+    assert record.replays == warm + 9, "one replay for each solver step; the vocoder is not captured for these lengths"
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
