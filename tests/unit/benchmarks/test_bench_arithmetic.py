@@ -1,4 +1,4 @@
-"""The arithmetic of the benchmarks: quantiles, ratios, and the parts of a request's time and of a start's time."""
+"""The arithmetic of the benchmarks: quantiles, ratios, and the parts of a request and of a server's start."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_quantile(values: list[float], share: float, expected: float) -> None:
 
 @pytest.mark.parametrize(("values", "share"), [([], 0.5), ([1.0], 0.0), ([1.0], 1.1)])
 def test_quantile_of_nothing(values: list[float], share: float) -> None:
-    """Raises ValueError without values, and for a share outside of (0, 1]."""
+    """quantile() raises ValueError if there are no values or the share is outside of (0, 1]."""
     with pytest.raises(ValueError, match="quantile"):
         quantile(values, share)
 
@@ -140,8 +140,10 @@ def test_groups_hold_every_request_once_and_in_order(at_once: int) -> None:
 
 
 def test_figures_of_engines() -> None:
-    """In the given figures, 16 concurrent requests take half as long as sequential ones, and token2wav twice as long as
-    the talker."""
+    """Ratios compare speeds: of concurrent requests with sequential ones, and of token2wav with the talker.
+
+    Here concurrent requests take half as long as sequential ones, and token2wav takes twice as long as the talker.
+    """
     sides = {
         (name, at_once): Side([slow * (2.0 if at_once == 1 else 1.0)] * 3, [0.1] * REQUESTS, 1100.0, 1000.0)
         for name, slow in ((EQUAL, 8.0), (MIXED, 8.0), (TALKER, 4.0))

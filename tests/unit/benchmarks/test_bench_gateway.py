@@ -21,7 +21,7 @@ def chunk(delta: dict[str, Any]) -> bytes:
 
 
 def usage(tokens: int) -> bytes:
-    # The form in which the gateway and vLLM's server write it.
+    # The gateway and vLLM's server write JSON without spaces, and the load client relies on that.
     return f'data: {{"choices":[],"usage":{{"completion_tokens":{tokens}}}}}\n\n'.encode()
 
 
@@ -48,7 +48,7 @@ class Server:
 
 
 async def ask(server: Server, **changes: Any) -> dict[str, Any]:
-    """Sends a run of one request, with `changes` to the default run, and returns its answer."""
+    """Sends one request to `server` and returns its measured answer. `changes` overrides fields of the default Run."""
     listening = await asyncio.start_server(server, "127.0.0.1")
     async with listening:
         port = listening.sockets[0].getsockname()[1]
@@ -73,11 +73,11 @@ async def test_tokens_are_the_servers_own_count_and_the_first_is_the_first_text(
 async def test_an_answer_without_text_has_no_first_token() -> None:
     answer = await ask(Server(chunk(DELTAS[0]), usage(3), b"data: [DONE]\n\n"))
     assert answer["first"] == 0
-    assert answer["tokens"] == 3, "tokens that make no text are counted too"
+    assert answer["tokens"] == 3, "tokens without text are also counted"
 
 
 async def test_speech_waits_for_audio_and_may_leave_with_it() -> None:
-    """For a speech request, `first` is the time of the first audio. With `leave`, the client disconnects there."""
+    """For a speech request, `first` is the time of the first audio. With `leave`, the client then disconnects."""
     audio = chunk({"audio": {"id": "a", "data": "AAAA"}})
     answer = await ask(Server(chunk({"audio": {"transcript": "a"}}), audio, audio, audio), speech=True, leave=True)
     assert answer["first"] > 0
@@ -97,7 +97,7 @@ async def test_a_failed_answer_is_an_error(server: Server) -> None:
 
 
 def test_ratios_are_of_rounds_and_servers_are_summed_without_engines() -> None:
-    """The servers are compared round by round. Their CPU time is summed without engines and load client."""
+    """The servers are compared round by round. The sum of CPU times excludes engines and the load client."""
     ours = [
         Sample(90.0, 0.2, 0.3, {"gateway": 60.0, "stage server": 40.0, "stage server's engine": 900.0, CLIENT: 5.0})
     ]

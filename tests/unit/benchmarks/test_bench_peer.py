@@ -46,11 +46,11 @@ def starts() -> dict[str, Start]:
 
 
 def test_each_that_was_made_counts_once() -> None:
-    """A made sequence matches at most one expected sequence, in any order."""
+    """A generated sequence matches at most one expected sequence. The order of the sequences does not matter."""
     expected = [each.codes for each in REFERENCES]
-    assert count_equal([[9, 9, 9], [7, 7, 8]], expected) == 2, "in any order"
+    assert count_equal([[9, 9, 9], [7, 7, 8]], expected) == 2, "the order of the sequences does not matter"
     assert count_equal([[9, 9, 9], [9, 9, 9]], expected) == 1
-    assert count_equal([[7, 7, 8, 9, 9, 9]], expected) == 0, "two in one call are not two"
+    assert count_equal([[7, 7, 8, 9, 9, 9]], expected) == 0, "two sequences joined into one match nothing"
     assert count_equal([], expected) == 0
 
 
@@ -69,7 +69,7 @@ def test_the_reference_must_not_end_early() -> None:
 
 def test_figures_of_a_round() -> None:
     assert made(2.0, 0.5).figures() == {"all done": 2.0, "job": 1.5, "first audio": 0.5, "processor time a job": 2.0}
-    assert made(2.0, None).figures()["first audio"] == 1.5, "who got no audio heard none before it was done"
+    assert made(2.0, None).figures()["first audio"] == 1.5, "without audio, the job's end counts as first audio"
 
 
 def test_a_row_says_what_is_right() -> None:
@@ -137,7 +137,7 @@ def test_limits_by_stage() -> None:
 def test_the_peer_is_pinned_and_sees_the_plugin(tmp_path: Path) -> None:
     pins = CONSTRAINTS.read_text().splitlines()
     assert set(REQUIREMENTS) <= set(pins)
-    assert all("==" in pin and "/" not in pin for pin in pins), "no addresses"
+    assert all("==" in pin and "/" not in pin for pin in pins), "each line pins a version, not a URL"
     assert environment(tmp_path / "codes")["PYTHONPATH"] == str(PLUGIN)
     entry = (PLUGIN / "peer_cpu-1.dist-info" / "entry_points.txt").read_text()
     assert "[vllm_omni.platform_plugins]\npeer_cpu = peer_cpu:plugin" in entry

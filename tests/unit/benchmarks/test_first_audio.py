@@ -40,12 +40,16 @@ def test_a_border_clicks_if_its_step_is_larger_than_any_other() -> None:
     broken = smooth.copy()
     broken[200:] += 0.5
     assert count_clicks(broken, [100, 200, 300]) == 1
-    assert count_clicks(broken, [100, 300]) == 0, "a step of the audio itself is none of a border"
+    assert count_clicks(broken, [100, 300]) == 0, "a jump inside a chunk is not at a border"
     assert count_clicks(smooth, []) == 0
 
 
 def test_the_least_share_of_the_first_audio() -> None:
-    """The least share: CPU time of the requests needed for the median first audio / CPU time of all whole jobs."""
+    """By the time of the median first audio, half of the requests must have given audio.
+
+    The least share is the CPU time of so many requests that stop at their first audio, divided by the CPU time of all
+    complete jobs.
+    """
     least = {2: Outcome(cpu_s={"thinker": 1.0, "talker": 0.5}), 4: Outcome(cpu_s={"thinker": 2.0, "talker": 1.0})}
     whole = {4: Outcome(cpu_s={"thinker": 3.0, "talker": 3.0}), 8: Outcome(cpu_s={"thinker": 6.0, "talker": 4.0})}
     rows = {row["at_once"]: row for row in least_rows(least, whole)}
@@ -60,9 +64,10 @@ def test_a_request_that_ends_with_its_first_window() -> None:
 
 
 def test_what_two_cores_carry() -> None:
-    """Each row gives the most concurrent requests under its condition.
+    """carried_rows finds three numbers of concurrent requests.
 
-    The conditions: measured at all, two cores 20 % idle, and in addition first audio within 10 % of the ideal.
+    They are the most that was measured, the most that leaves two cores 20 % idle, and the most of the latter whose
+    first audio is within 10 % of the ideal.
     """
     made = {16: (0.4, 105, 100), 32: (1.5, 130, 100), 64: (1.9, 300, 390)}
     streams = [
@@ -81,6 +86,6 @@ def test_what_two_cores_carry() -> None:
         for count, (cores, _, text) in made.items()
     ]
     most, idle, on_time = carried_rows(streams, busy)
-    assert (most["at once"], most["latest"]) == (64, "text"), "it gives way first"
+    assert (most["at once"], most["latest"]) == (64, "text"), "text is the furthest from its ideal"
     assert idle["at once"] == 32
     assert (on_time["at once"], on_time["first audio x ideal"]) == (16, 1.05)

@@ -1,4 +1,4 @@
-"""The published outputs of the 7B model, and how our answers are judged by them."""
+"""The published outputs of the 7B model, and the verdicts on answers that are compared with them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AUDIO, TEXT = golden_audio(), golden_text()
 
 
 def golden_like(scale: float = 1.0) -> list[float]:
-    """Returns audio with the fixture's length and its last listed samples, and `scale` times its loudness."""
+    """Returns audio of the fixture's length, with its last listed samples and `scale` times its loudness."""
     samples = [0.0] * AUDIO.samples
     first = AUDIO.samples // AUDIO.stride - len(AUDIO.last_strided)
     for index, value in enumerate(AUDIO.last_strided):
@@ -30,7 +30,7 @@ def test_figures_agree_with_one_another() -> None:
     assert (len(AUDIO.codes), AUDIO.codes.count(5194)) == (119, 108)
     assert AUDIO.samples == 480 * len(AUDIO.codes)
     assert AUDIO.samples % AUDIO.stride == 0
-    assert max(AUDIO.codes) < 8194, "a code that token2wav cannot sound"
+    assert max(AUDIO.codes) < 8194, "token2wav has no embedding for such a code"
     assert f"<|im_start|>system\\n{TEXT.system}<|im_end|>" in CHAT_TEMPLATE, "the template's own system message"
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint with a release's sizes and random weights has the published token ids, and each tensor is filled."""
+"""Checkpoints of a release's size with random weights: the tokenizer has the published ids, and tensors are filled."""
 
 from __future__ import annotations
 

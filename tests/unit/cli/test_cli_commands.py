@@ -1,5 +1,7 @@
-"""The command line: help, arguments, exit codes. tests/processes/test_cli_supervisor.py and tests/pipeline run
-processes."""
+"""The command line: help, arguments and exit codes.
+
+tests/processes/test_cli_supervisor.py and tests/pipeline test the commands that start stages.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which GPUs the stages of a local run get, and the error for a pipeline that does not fit."""
+"""Which GPUs the stages of a local run get, and the error for a pipeline that does not fit the machine's GPUs."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ STAGES = ["thinker", "token2wav"]
 
 
 def show(*, terminal: bool) -> str:
-    """Returns the output while two stages load and become ready. The thinker loads twice, as after a taken port."""
+    """Returns the output while two stages load and become ready. The thinker loads twice, as if its port was taken."""
     text = StringIO()
     console = Console(file=text, force_terminal=terminal, width=80, color_system=None)
     with make_progress(console, STAGES) as progress:

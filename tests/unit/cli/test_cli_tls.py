@@ -1,6 +1,6 @@
-"""`omnipipe run` serves TLS at the entry stage only, with the files of a directory that replaces the Secret.
+"""`omnipipe run --tls-dir DIR` serves TLS at the entry stage only, with DIR's files in place of a Secret.
 
-Without such a directory it serves plaintext, and its endpoint lacks the scheme grpcs://.
+Without --tls-dir it serves plaintext, even if the pipeline asks for TLS, and its endpoint lacks the scheme grpcs://.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every code block of README and docs has a test that runs it, or a reason. Its commands and files exist."""
+"""Every code block of README and docs has a test that runs it, or a reason for none. Its commands and files exist."""
 
 from __future__ import annotations
 

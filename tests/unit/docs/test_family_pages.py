@@ -1,4 +1,4 @@
-"""The pages of the model families list tests that exist, answer every known failure, and quote the code's defaults."""
+"""The pages of the model families name existing tests, answer the known failures, and quote the code's defaults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from omni_stage.models.qwen3_omni.talker.component import REPEAT_LIMIT as QWEN3_
 from support.doc_names import ROOT, missing_tests, named_tests
 
 PAGE, QWEN3_PAGE = ROOT / "docs" / "qwen2-5-omni.md", ROOT / "docs" / "qwen3-omni.md"
-# The numbers of the failures that each page answers. Users reported 34 failures, of other implementations.
+# Page -> numbers of the failures that it answers. Users reported 34 failures of other implementations.
 FAILURES = {
     PAGE: set(range(1, 34)) - {2, 4, 7, 12, 17, 23, 26},
     QWEN3_PAGE: set(range(2, 35)) - {6, 15, 16, 21, 24, 25},

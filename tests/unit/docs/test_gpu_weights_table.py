@@ -14,7 +14,7 @@ STAGES = ("thinker", "talker", "token2wav")
 IGNORED = "token2wav.code2wav_dit_model.rotary_embed.inv_freq"
 DECODER_LINEAR = re.compile(r"thinker\.model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)\.weight")
 GROUP = 128
-"""Weights that share a scale, as in the published AWQ checkpoint."""
+"""Number of weights that share a scale, as in the published AWQ checkpoint."""
 
 
 def tensors_of(size: str, stage: str) -> list[PublishedTensor]:

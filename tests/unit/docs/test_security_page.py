@@ -1,4 +1,4 @@
-"""docs/security.md and docs/tls.md list the real ports and existing tests, and say clearly what is plaintext."""
+"""docs/security.md lists the real ports and says what is plaintext. The tests that it and docs/tls.md name exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every file and test that docs/seeds.md names exists. Source files follow the text rules that its findings ask for."""
+"""Every file and test that docs/seeds.md names exists. Source files follow the text rules that the page asks for."""
 
 from __future__ import annotations
 

@@ -27,14 +27,14 @@ def test_when_the_sound_runs_out(sent: list[tuple[float, float]], runs_out: floa
 
 
 def test_first_windows_come_before_all_in_the_order_in_which_they_came() -> None:
-    """First windows precede those of streams that are playing, in the order of their requests.
+    """First windows come before the windows of streams that already play; among them, the earliest request comes first.
 
-    Only a listener who has heard silence for more than FIRST_AHEAD_S comes before them.
+    Only a stream that has been silent for more than FIRST_AHEAD_S comes before the first windows.
     """
     late = Playback(runs_out=NOW - FIRST_AHEAD_S + 1)
     assert Playback().due(NOW) < Playback().due(NOW + 0.001) < late.due(NOW) < Playback(runs_out=NOW + 1).due(NOW)
     silent = Playback(runs_out=NOW - FIRST_AHEAD_S - 1)
-    assert silent.due(NOW) < Playback().due(NOW), "newcomers do not starve who has been silent for long"
+    assert silent.due(NOW) < Playback().due(NOW), "new streams do not starve a stream that has long been silent"
 
 
 def test_too_many_listeners_are_served_in_turns() -> None:

@@ -1,4 +1,4 @@
-"""Preparing a request has its own time limit, and the watchdog does not count it as work."""
+"""Preparing a request has its own time limit. The watchdog does not count the preparation as work."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_an_engine_may_take_longer_than_the_preparation() -> None:
 
 
 async def test_errors_and_cancels_of_what_is_awaited_pass() -> None:
-    """Errors and cancellation of the awaited call are raised unchanged, even a TimeoutError that is not the limit's."""
+    """Errors and cancellation of the awaited call are raised unchanged, even the call's own TimeoutError."""
 
     async def fail(error: BaseException) -> None:
         raise error

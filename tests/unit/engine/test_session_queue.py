@@ -1,5 +1,4 @@
-"""Sessions that share a KV cache: each that has entered can run to its end, whatever the others do. None waits
-forever."""
+"""Sessions that share a KV cache: once admitted, each can run to its end, whatever others do. None waits forever."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ class Stream:
 
 @st.composite
 def crowds(draw: st.DrawFn) -> tuple[SessionRoom, list[tuple[int, int]], int]:
-    """Returns a room, each session's (longest length in tokens, priority), and a seed for the order of growth."""
+    """Returns a SessionRoom, each session's (longest length in tokens, priority), and a seed for the growth's order."""
     size = draw(st.integers(1, 32))
     room = SessionRoom(draw(st.integers(1, 8)), draw(st.integers(1, 40)), size)
     assert room.blocks is not None
@@ -37,7 +36,7 @@ def crowds(draw: st.DrawFn) -> tuple[SessionRoom, list[tuple[int, int]], int]:
 def test_every_session_can_always_grow_to_its_end(
     crowd: tuple[SessionRoom, list[tuple[int, int]], int],
 ) -> None:
-    """In a model of vLLM's block pool, an entered session always gets the block it needs, and every session ends.
+    """In a model of vLLM's block pool, an admitted session always gets the blocks it needs, and every session ends.
 
     Sessions of one priority enter in order of arrival.
     """
@@ -59,13 +58,13 @@ def test_every_session_can_always_grow_to_its_end(
         longest[id(place)] = tokens
         enter(entered)
     while done < len(asked):
-        assert inside, "somebody can always go on"
+        assert inside, "at least one session can always continue"
         assert len(inside) <= room.sessions
         chance = (chance * 1103515245 + 12345) % (1 << 31)
         stream = list(inside.values())[chance % len(inside)]
         used = sum(-(-other.tokens // room.block_tokens) for other in inside.values() if other is not stream)
         stream.tokens += 1
-        assert used + -(-stream.tokens // room.block_tokens) <= room.blocks, "vLLM would find no block"
+        assert used + -(-stream.tokens // room.block_tokens) <= room.blocks, "vLLM would have no free block"
         if stream.tokens == stream.longest:
             del inside[id(stream.place)]
             done += 1
@@ -73,11 +72,13 @@ def test_every_session_can_always_grow_to_its_end(
     assert (queue.open, queue.held, queue.waiting) == (0, 0, [])
     for priority in {place.priority for place in came}:
         mine = [place for place in came if place.priority == priority]
-        assert [place for place in order if place.priority == priority] == mine, "nobody overtakes its equals"
+        assert [place for place in order if place.priority == priority] == mine, (
+            "no session overtakes another of its priority"
+        )
 
 
 def test_reach_instead_of_the_longest_sequence() -> None:
-    """In 64 MiB at 28 KiB a token, eight sessions that can reach 109 tokens fit, but only one of 2,048 (ADR 0026)."""
+    """64 MiB of KV cache at 28 KiB a token hold eight sessions of up to 109 tokens, but only one of 2,048: ADR 0026."""
     queue = SessionQueue(SessionRoom(8, 2340 // 32, 32))
     assert [len(queue.join(45 + 64)[1]) for _ in range(8)] == [1] * 8
     full = SessionQueue(SessionRoom(8, 2340 // 32, 32))
@@ -91,15 +92,15 @@ def test_layers_that_differ_count_at_full_length() -> None:
 
 
 def test_a_priority_above_0_leaves_a_quarter_and_one_always_enters() -> None:
-    """Sessions with a priority above 0 fill at most three quarters of the room. An empty engine admits any session."""
+    """Sessions with a priority above 0 get at most three quarters of the blocks. An idle engine admits any session."""
     queue = SessionQueue(SessionRoom(8, 8, 1))
     first, entered = queue.join(8, priority=1)
-    assert entered == [first], "of any size into an idle engine"
+    assert entered == [first], "an idle engine admits a session of any size"
     second, entered = queue.join(6, priority=1)
     assert not entered
     assert queue.leave(first) == [second]
     urgent, entered = queue.join(2)
-    assert entered == [urgent], "the others left it room"
+    assert entered == [urgent], "a quarter of the blocks is kept for priorities up to 0"
 
 
 def test_who_leaves_while_it_waits_lets_those_behind_enter() -> None:
@@ -108,7 +109,7 @@ def test_who_leaves_while_it_waits_lets_those_behind_enter() -> None:
     queue.join(6)
     large, _ = queue.join(8)
     small, entered = queue.join(4)
-    assert not entered, "nobody overtakes"
+    assert not entered, "no session overtakes the first in the queue"
     assert queue.leave(large) == [small]
 
 

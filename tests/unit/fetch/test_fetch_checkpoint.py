@@ -1,4 +1,4 @@
-"""`fetch` from a local HTTP server with the hub's API: tokens, resuming, and a second run that needs no network."""
+"""`fetch` from a local server with the Hugging Face Hub's API: tokens, resuming, and a second run without a network."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def request_into(dest: Path, component: str = "", commit_file: Path | None = Non
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     with Hub(FILES, {"org/model": TOKEN}) as server:
-        # HF_ENDPOINT is read when huggingface_hub is imported.
+        # huggingface_hub reads HF_ENDPOINT only when it is imported, so its constants are replaced.
         monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", server.url)
         template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
@@ -192,7 +192,7 @@ def test_indexes_that_are_refused(index: dict[str, Any]) -> None:
 
 
 def test_a_download_that_is_killed_goes_on_at_the_byte_where_it_stopped(hub: Hub, tmp_path: Path) -> None:
-    """As when kubelet restarts the init container, a second process resumes the partial file of a killed one."""
+    """A second process resumes the partial file of a killed one, as when kubelet restarts the init container."""
     weights = bytes(range(256)) * (24 << 12)
     hub.files, hub.stop_at, hub.hangs = {**FILES, "model.safetensors": weights}, 22 << 20, True
     file = tmp_path / "token"
@@ -229,7 +229,7 @@ def test_an_unreachable_hub_is_named_and_worth_another_try(
 
 
 class TestOneFile:
-    """download_file: a file is complete and verified, or it does not exist."""
+    """After download_file, a file is complete and verified, or it does not exist."""
 
     DATA = b"weights" * 1000
 
@@ -261,7 +261,7 @@ class TestOneFile:
         assert not part.exists()
 
     def test_gits_digest_is_understood(self, hub: Hub, tmp_path: Path) -> None:
-        """An ETag may also be the SHA-1 digest of a git blob."""
+        """Instead of a SHA-256 digest, an ETag may be the SHA-1 digest of a git blob."""
         file = self.remote(hub, etag=hashlib.sha1(b"blob 7000\0" + self.DATA).hexdigest())  # noqa: S324
         download_file(tmp_path, file, hub.url, TOKEN)
         assert has_file(tmp_path, file)

@@ -1,4 +1,4 @@
-"""Connections without a complete header are limited in number, time and bytes. Requests are answered meanwhile."""
+"""Connections without a complete header are limited in number, time and bytes. Other clients are still answered."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Serve = contextlib.AbstractAsyncContextManager[int]
 
 
 async def tell(scope: dict[str, Any], receive: Any, send: Any) -> None:
-    """An ASGI app that answers with the body's number of bytes and the number of headers. /slow takes half a second."""
+    """An ASGI app that answers with the number of bytes and of headers that it received. /slow takes half a second."""
     size = 0
     while True:
         message = await receive()
@@ -81,8 +81,8 @@ async def test_a_hoard_of_idle_connections_keeps_nobody_out() -> None:
             if number % 16 == 0:
                 await asyncio.sleep(0)
         assert "0 bytes" in await ask(port)
-        assert "0 bytes" in await ask(port, "127.0.0.2"), "the hoarder's own, too"
-        assert "0 bytes" in await slow, "a connection with a request is never cut for another"
+        assert "0 bytes" in await ask(port, "127.0.0.2"), "the client with the idle connections is served, too"
+        assert "0 bytes" in await slow, "a connection with a request is never closed for another"
         await asyncio.sleep(0.2)
         left = 0
         for one in hoard:

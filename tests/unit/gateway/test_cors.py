@@ -1,4 +1,4 @@
-"""CORS: only pages of the configured origins may call the API. They can read errors and rate-limit headers too."""
+"""CORS: only pages of the configured origins may call the API. These can also read errors and rate-limit headers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def client_of(settings: GatewaySettings) -> httpx.AsyncClient:
 async def test_a_page_may_call_from_named_origins(
     tmp_path: Path, origins: tuple[str, ...], origin: str, allowed: str | None
 ) -> None:
-    """The browser sends a preflight request without a key. Then the page calls with a right and with a wrong key."""
+    """A preflight request needs no API key. The CORS headers are also on the 401 that a wrong key gets."""
     keys = tmp_path / "keys.yaml"
     keys.write_text(f"keys:\n- {{name: page, sha256: {hash_key('right')}, limits: {{requestsPerMinute: 9}}}}\n")
     async with client_of(GatewaySettings(cors_origins=origins, keys_file=keys)) as client:

@@ -12,7 +12,7 @@ from omni_proto.stage.v1 import stage_service_pb2, stage_service_pb2_grpc
 
 
 class Entry(stage_service_pb2_grpc.StageServiceServicer):
-    """An entry stage. Its calls whose numbers are in `away` fail with UNAVAILABLE, as if it had no pods."""
+    """An entry stage. A call fails with UNAVAILABLE if its number is in `away`, as if the stage had no pods."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -42,12 +42,12 @@ async def test_facts_are_asked_for_twice_and_old_ones_serve_while_nobody_answers
         entry.away = {1, 2, 3, 6, 7}
         with pytest.raises(GatewayError):
             await entries.facts(pipeline)
-        assert (await entries.facts(pipeline)).stage == "answer 4", "one call that reaches nobody is made again"
+        assert (await entries.facts(pipeline)).stage == "answer 4", "a call that fails with UNAVAILABLE is retried once"
         assert (await entries.facts(pipeline)).stage == "answer 4"
         now[0] = FACTS_S + 1
         assert (await entries.facts(pipeline)).stage == "answer 5"
         now[0] = 2 * FACTS_S + 2
-        assert (await entries.facts(pipeline)).stage == "answer 5", "what was known serves meanwhile"
+        assert (await entries.facts(pipeline)).stage == "answer 5", "the last answer stays in use"
         assert (await entries.facts(pipeline)).stage == "answer 8"
     finally:
         await entries.close()

@@ -1,4 +1,4 @@
-"""Images fetched by https from a real TLS server: limited in size and time, complete, and without following redirects.
+"""Images fetched by https from a real TLS server. Size and time are limited; redirects and cut answers are refused.
 
 The server is on this host, whose address `fetch.resolve` refuses (test_media.py). So these tests replace `resolve`.
 """
@@ -31,7 +31,7 @@ PIECE = b"%x\r\n%b\r\n" % (len(BODY), BODY)
 
 
 class Images:
-    """A TLS server of images, and its requests so far."""
+    """A TLS server of images, and the requests that it has received."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         authority = Authority("public")
@@ -47,7 +47,7 @@ class Images:
     async def fetch(self, given: bytes, url: str = URL, max_seconds: float = 20) -> bytes:
         """Returns the media at `url`. The server answers with the bytes `given` and then closes the connection.
 
-        With max_seconds below 1, the server keeps the connection open for 5 s first.
+        With max_seconds below 1, the server waits for 5 s between its answer and the close.
         """
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -58,7 +58,7 @@ def test_without_the_key_nobody_gets_in(tmp_path: Path, header: str | None) -> N
 
 
 def test_a_changed_file_counts_and_a_damaged_one_does_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A changed file takes effect. After a change to an invalid file the earlier keys stay in use."""
+    """A changed file takes effect. If the new file is invalid, the earlier keys stay in use."""
     now = 0.0
     # As kubelet mounts a Secret: the name is a symlink, which each update replaces.
     link = tmp_path / "keys.yaml"

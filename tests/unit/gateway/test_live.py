@@ -14,7 +14,7 @@ Message = dict[str, Any]
 
 
 class Client:
-    """The server's side of one connection. After `takes` chunks the client reads no more."""
+    """A stand-in for the server's side of a connection. After `takes` chunks the client reads no more."""
 
     def __init__(self, *, takes: int = 1000) -> None:
         self.got: list[bytes] = []

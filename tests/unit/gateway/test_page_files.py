@@ -1,4 +1,4 @@
-"""The files of the gateway's web page: each is served with a strict policy, and none loads anything from elsewhere."""
+"""The files of the gateway's web page have a strict Content-Security-Policy and load nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def client() -> TestClient:
 
 
 class Tags(HTMLParser):
-    """Collects what a page loads, and what a strict policy would block."""
+    """Collects the URLs that a page loads, and its inline scripts and styles, which the policy would block."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Requests without a valid key: a metric counts each one. The log has the first, and then their number per period.
+"""Requests without a valid key: a metric counts each one. The first is logged, later ones as one number per period.
 
-Also tests the pseudonyms of users, with which an entry stage delays users whose calls it often refuses.
+Also tests the pseudonyms of users. An entry stage that often refuses the calls of one pseudonym delays these refusals.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ASKED = {"model": "omni", "messages": [{"role": "user", "content": "Hello"}]}
 
 
 def test_one_line_then_their_number_a_period(caplog: pytest.LogCaptureFixture) -> None:
-    """The first request is logged, later ones as one number per period, until a period has none."""
+    """The first request is logged at once. Then each period's number is logged, until a period has no such request."""
     waiting: list[Callable[[], None]] = []
 
     def later(seconds: float, function: Callable[[], None]) -> None:
@@ -40,7 +40,7 @@ def test_one_line_then_their_number_a_period(caplog: pytest.LogCaptureFixture) -
         assert [refused.note() for _ in range(2)] == [False, False]
         waiting.pop()()
         waiting.pop()()
-        assert not waiting, "a quiet period ends it"
+        assert not waiting, "a period without requests ends the counting"
         assert refused.note(), "the next one is logged again"
     assert [getattr(record, "requests", None) for record in caplog.records] == [3, 2]
 
@@ -82,5 +82,5 @@ def test_pseudonyms() -> None:
     ours, theirs = Pseudonyms(), Pseudonyms()
     names = [ours.of("alice", "10.0.0.1"), ours.of("", "10.0.0.1"), ours.of("", "10.0.0.2"), ours.of("10.0.0.1", "")]
     assert len(set(names)) == 4
-    assert ours.of("alice", "10.9.9.9") == names[0], "a key is one user, wherever it is used"
+    assert ours.of("alice", "10.9.9.9") == names[0], "a key is one user, whatever the address"
     assert theirs.of("alice", "10.0.0.1") != names[0]

@@ -1,4 +1,4 @@
-"""The number of gateway replicas that share the keys' limits: the addresses of a DNS name, resolved repeatedly."""
+"""The gateway replicas that share the keys' limits are counted as the addresses of a DNS name, resolved repeatedly."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Names:
 async def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 30
     while not condition():
-        assert time.monotonic() < deadline, "nothing came of it in 30 s"
+        assert time.monotonic() < deadline, "the condition did not become true within 30 s"
         await asyncio.sleep(0.005)
 
 
@@ -61,7 +61,7 @@ def granted(limiter: KeyLimiter) -> int:
 
 
 async def test_the_number_follows_the_name(caplog: pytest.LogCaptureFixture) -> None:
-    """Until the first answer the assumed number holds. A failed lookup keeps the last number.
+    """Until the first answer, the assumed number of replicas holds. A failed lookup keeps the last number.
 
     An answer without addresses counts as one replica. A pod with an IPv4 and an IPv6 address counts once.
     """
@@ -88,7 +88,7 @@ async def test_the_number_follows_the_name(caplog: pytest.LogCaptureFixture) -> 
 
 
 async def test_while_a_replica_comes_all_grant_one_share_too_much_at_most() -> None:
-    """Two replicas still count two, while a new third one already counts three."""
+    """While a new third replica is known only to itself, the three together admit at most a third over the limit."""
     names = Names(Counter({socket.AF_INET: 2}))
     counts = [ReadyReplicas("name", 1, names, every_s=0.01) for _ in range(2)]
     for count in counts:

@@ -1,4 +1,4 @@
-"""What a streamed chat answer reports about the pipeline's stages."""
+"""What a streamed chat answer reports about each stage of the pipeline."""
 
 from __future__ import annotations
 

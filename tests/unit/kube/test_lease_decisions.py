@@ -81,7 +81,7 @@ def test_a_lease_that_follows_on_another(
 ) -> None:
     seen = lease(holder, "7", acquireTime="T0", leaseTransitions=3)
     built = build_lease(seen, name="l", namespace="n", identity=identity, duration_s=15, now=NOW)
-    assert built["metadata"]["resourceVersion"] == "7", "a rival's write in between makes this one fail"
+    assert built["metadata"]["resourceVersion"] == "7", "a write by another candidate in between makes this one fail"
     assert built["spec"]["holderIdentity"] == identity
     assert built["spec"]["leaseTransitions"] == transitions
     assert built["spec"]["leaseDurationSeconds"] == duration

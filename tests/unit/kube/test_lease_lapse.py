@@ -14,9 +14,9 @@ TIMES = LeaseTimes(duration_s=2, renew_deadline_s=1.0, retry_s=0.1)
 
 
 class Server:
-    """Accepts the first write. Then it fails writes until at most 0.3 s of the leadership are left.
+    """Accepts the first write. Then it rejects writes until at most 0.3 s of the leadership are left.
 
-    It answers the next write only after leadership has expired.
+    It accepts the next write, but answers it only after leadership has expired.
     """
 
     def __init__(self) -> None:

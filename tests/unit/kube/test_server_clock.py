@@ -20,7 +20,7 @@ def test_a_clock_of_ours_that_is_ahead_drains_no_pod() -> None:
     clock = ServerClock()
     clock.hear(HEADER, 1000.0)
     assert clock.now(1000.0) == ENDS - timedelta(seconds=60)
-    assert not is_lost(POD, clock.now(1119.0)), "whatever datetime.now says"
+    assert not is_lost(POD, clock.now(1119.0)), "the local clock does not count"
     assert is_lost(POD, clock.now(1121.0))
 
 
@@ -31,7 +31,7 @@ def test_of_answers_with_one_date_the_first_counts() -> None:
     clock.hear(HEADER, 1000.9)
     assert clock.now(1001.0) == ENDS - timedelta(seconds=59)
     clock.hear("Sun, 22 Nov 2026 11:59:05 GMT", 1001.0)
-    assert clock.now(1001.0) == ENDS - timedelta(seconds=55), "a server whose clock was set"
+    assert clock.now(1001.0) == ENDS - timedelta(seconds=55), "the server's clock was changed"
 
 
 @pytest.mark.parametrize("header", ["", "yesterday", "Sun, 99 Nov 2026 11:59:00 GMT"])

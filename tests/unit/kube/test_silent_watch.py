@@ -126,7 +126,7 @@ async def test_a_silent_watch_is_given_up_and_nothing_is_missed(
 
 
 def test_no_watch_is_silent_for_longer_than_liveness_bears() -> None:
-    """This holds for our watches and for kopf's, with the timeouts used in production."""
+    """With the production timeouts, a silent watch of ours or kopf's ends before the liveness probe would fail."""
     assert WATCH_TIMEOUT_S + client_module.WATCH_SLACK_S < LONGEST_SILENCE_S
     kopfs = build_kopf_settings(OperatorSettings()).watching
     assert kopfs.server_timeout is not None

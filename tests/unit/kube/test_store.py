@@ -37,7 +37,7 @@ def at(store: Store, key: ObjectKey = KEY) -> int | None:
 
 
 def test_of_an_object_what_is_asked_for_is_kept_and_given_as_a_copy() -> None:
-    """The store keeps the part of an object that `keep` returns, and gives out copies."""
+    """The store keeps the part of an object that its function `keep` returns, and gives out copies."""
     store = Store(ROOT, lambda manifest: {**manifest, "metadata": {"name": manifest["metadata"]["name"]}})
     store.put_seen(Seen.of(service(1, managedFields=[{"manager": "x"}], ownerReferences=OWNED)))
     found = store.get(KEY)
@@ -107,14 +107,14 @@ def test_what_nobody_reads_is_decoded_in_the_end_so_that_little_is_kept() -> Non
         store.put_seen(sent(number + 1, f"s{number}", size, decoded))
         assert store._unread_bytes <= UNREAD_BYTES
         assert store._unread_bytes == sum(store._unread.values())
-    assert set(decoded) == {f"s{number}" for number in range(21)}, "the oldest"
+    assert set(decoded) == {f"s{number}" for number in range(21)}, "the oldest objects were not decoded first"
     store.put_seen(sent(40, "alone", UNREAD_BYTES, decoded))
-    assert len(decoded) == 31, "too large to wait, and so are all before it"
+    assert len(decoded) == 31, "an object of UNREAD_BYTES makes the store decode all objects"
     assert (store._unread_bytes, store._unread) == (0, {})
 
 
 def test_what_is_put_again_or_removed_waits_no_more() -> None:
-    """An undecoded object no longer counts once it is replaced or removed. Items of a list are decoded immediately."""
+    """A replaced or removed object no longer counts towards the undecoded bytes. List items are decoded immediately."""
     store = Store(ROOT)
     for version in (1, 2):
         store.put_seen(sent(version, size=1000))
@@ -125,7 +125,7 @@ def test_what_is_put_again_or_removed_waits_no_more() -> None:
     listing = store.begin_list("Service")
     listing.put(sent(9, "u", 1000), 9)
     listing.end(9)
-    assert (store._unread_bytes, at(store, ObjectKey("Service", "ns", "u"))) == (0, 9), "a page is not kept in memory"
+    assert (store._unread_bytes, at(store, ObjectKey("Service", "ns", "u"))) == (0, 9), "list items are decoded at once"
 
 
 def test_news_name_their_pipeline_and_the_echo_of_our_own_write_nobody() -> None:
@@ -144,7 +144,7 @@ def test_the_answer_to_a_write_that_the_watch_has_passed_is_dropped() -> None:
     store = Store(ROOT)
     store.put_seen(Seen.of(service(10)))
     assert store.remove_seen(Seen.of(service(11))) == {P}
-    assert not store.put_written(service(10)), "created by us, and deleted by someone before the answer was read"
+    assert not store.put_written(service(10)), "the object was deleted before the response to its creation was read"
     assert at(store) is None
     store.advance("Service", "", 20)
     assert not store.put_written(service(19))
@@ -174,7 +174,7 @@ def test_a_deletion_that_is_older_than_the_copy_is_none() -> None:
     """A DELETED event older than the stored copy belongs to an earlier object of the same name, and changes nothing."""
     store = Store(ROOT)
     store.put_written(service(9))
-    assert store.remove_seen(Seen.of(service(5))) == set(), "of an earlier object of that name"
+    assert store.remove_seen(Seen.of(service(5))) == set(), "the event is about an earlier object of that name"
     assert at(store) == 9
     store.remove_deleted(KEY)
     assert at(store) is None
@@ -212,7 +212,7 @@ def test_what_is_written_while_a_list_is_on_its_way_stays() -> None:
     store.put_written(service(60))
     assert listing.end(50) == set()
     assert at(store) == 60
-    assert store.begin_list("Service").end(70) == {P}, "the next list does not know it: it is gone"
+    assert store.begin_list("Service").end(70) == {P}, "the next list lacks the object, so it was deleted"
 
 
 def test_what_is_removed_while_a_list_is_on_its_way_does_not_come_back() -> None:

@@ -125,7 +125,7 @@ async def test_what_arrives_after_a_line_waits_for_the_next_and_both_are_read_to
                 burst.set()  # the first line was read alone, without a wait
                 rounds.append(versions(events))
     assert list(chain.from_iterable(rounds)) == list(range(2, 20))
-    assert len(rounds) < 9, "18 lines that came one by one"
+    assert len(rounds) < 9, "18 lines that were sent one by one were not read in groups"
 
 
 async def test_what_came_before_an_error_is_seen() -> None:

@@ -1,4 +1,4 @@
-"""OmniModelConfig: checkpoints that cannot be served are refused by name before an engine starts."""
+"""Before an engine starts, load_model_config refuses a checkpoint that cannot be served, and names the defect."""
 
 from __future__ import annotations
 

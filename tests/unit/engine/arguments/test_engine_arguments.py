@@ -162,8 +162,10 @@ def test_prefix_caching(options: dict[str, Any], expected: bool | None) -> None:
 
 @pytest.mark.parametrize("kind", EngineKind)
 def test_payloads_are_bounded_by_what_the_stage_may_hold(kind: EngineKind) -> None:
-    """A payload has at most twice limits.maxInflightBytes. All embeddings in flight in a diffusion stage have at most
-    that limit."""
+    """A payload may have at most twice limits.maxInflightBytes.
+
+    In a diffusion stage, the embeddings of all requests in flight may together have at most limits.maxInflightBytes.
+    """
     from omni_stage.vllm_adapter.names import PAYLOAD_LIMITS
 
     args = build(kind=kind, limits=Limits(max_inflight_bytes=1 << 20))

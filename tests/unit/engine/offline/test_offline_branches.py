@@ -1,4 +1,4 @@
-"""AsyncOmniLLM runs the branches of a pipeline concurrently, and a branch that fails ends the other one."""
+"""AsyncOmniLLM runs the branches of a pipeline concurrently. If one branch fails, the other is aborted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OmniLLM and StageLLM: everything that is refused before an engine gets it."""
+"""The inputs and configurations that OmniLLM and StageLLM refuse before an engine gets them."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def test_lowers_to_prompt_and_sampling_params():
     assert lowered.logit_bias == {9: float("-inf")}
     assert lowered.stop_token_ids == [7, 8]
     assert lowered.all_stop_token_ids == {7, 8}
-    # Unchanged: the caller may use them for other requests.
+    # lower() leaves params unchanged, because the caller may use them for other requests.
     assert (params.extra_args, params.logit_bias, params.stop_token_ids) == (None, None, [7])
 
 

@@ -1,4 +1,4 @@
-"""A reply that the client gives becomes the engine step that sampling the same reply would have made. Pure."""
+"""A reply given by the client becomes the same engine step as if the model had sampled it. No engine runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_last_tokens_of_the_prompt_are_the_reply() -> None:
     assert torch.equal(step.tensors["rows"], TENSORS["rows"])
     assert torch.equal(step.tensors["mrope_positions"], TENSORS["mrope_positions"][:3])
     assert torch.equal(step.tensors["mrope_delta"], TENSORS["mrope_delta"])
-    assert STEP.prompt_token_ids == [1, 2, 5, 8, 9], "the engine's own step stays"
+    assert STEP.prompt_token_ids == [1, 2, 5, 8, 9], "the engine's own step is unchanged"
 
 
 def test_stages_that_capture_nothing_have_no_tensors() -> None:

@@ -97,7 +97,7 @@ def test_a_request_that_waits_for_its_upstream_is_no_work() -> None:
     """The ledger counts a request only while the engine core has something to compute for it."""
     ledger = WorkLedger()
     with ledger.open("a") as work:
-        assert len(ledger) == 0, "nothing to do for it until the core has it"
+        assert len(ledger) == 0, "the core has nothing to compute yet"
         work.begin()
         assert len(ledger) == 1
         work.rest()
@@ -106,7 +106,7 @@ def test_a_request_that_waits_for_its_upstream_is_no_work() -> None:
         work.begin()
         work.begin()
         assert len(ledger) == 1
-        assert ledger.last_step >= before, "the clock of the watchdog starts when idleness ends"
+        assert ledger.last_step >= before, "the watchdog's clock restarts when work begins"
         with pytest.raises(InvalidRequestError, match="in use"), ledger.open("a"):
             pass
     assert len(ledger) == 0

@@ -26,7 +26,7 @@ def edit(source: Path, target: Path, change: Callable[[dict[str, Any]], object])
 
 @pytest.mark.parametrize(("size", "hidden_size", "vocab_size"), [("7b", 3584, 152064), ("3b", 2048, 151936)])
 def test_facts_of_the_published_models(tmp_path: Path, size: str, hidden_size: int, vocab_size: int) -> None:
-    """The published config.json lacks the transformer's block size and longest input. transformers' defaults apply."""
+    """The published config.json lacks the DiT's block size and longest input, so transformers' defaults apply."""
     checkpoint = read_checkpoint(write_published(tmp_path, size))
     assert (checkpoint.hidden_size, checkpoint.vocab_size, checkpoint.dtype) == (hidden_size, vocab_size, "bfloat16")
     codec = checkpoint.codec

@@ -133,7 +133,7 @@ def test_sampling(case: str) -> None:
 
 
 def test_thinker_pairs_rows_with_tokens() -> None:
-    """A row is published with the token at its position, so a sampled token waits for its row."""
+    """A row is published with the token at its position, so a sampled token is held back until its row exists."""
     emitter = thinker.ThinkerEmitter(want_tensors=True, dtype=torch.float32)
     first = emitter.emit(
         EngineStep(
@@ -237,7 +237,7 @@ def test_a_request_is_as_many_tokens_as_its_work_and_no_more_than_fit(tiny_check
 def test_configurations_are_picked_out(tiny_checkpoint: Path) -> None:
     dummy = PreTrainedConfig()
     for pick in (pick_talker, pick_token2wav):
-        assert pick(dummy) is dummy, "vLLM probes with a dummy"
+        assert pick(dummy) is dummy, "vLLM calls it with a dummy configuration"
         assert pickle.loads(pickle.dumps(pick)) is pick  # noqa: S301 - our own bytes
     part = pick_talker(Qwen2_5OmniConfig.from_pretrained(tiny_checkpoint))
     assert (part.architectures, part.qkv_bias, part.omni_code_limit) == (["OmniQwen2_5Talker"], True, 130)

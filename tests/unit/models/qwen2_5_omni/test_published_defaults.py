@@ -99,7 +99,7 @@ def test_thinker_is_greedy_unless_the_checkpoint_samples(
     sampling = read_text_sampling(write(tmp_path, generation, {}))
     assert sampling == SamplingDefaults(temperature=temperature, max_tokens=GENERATE["thinker_max_new_tokens"])
     settings = GenerationConfig(**(generation or {}))
-    assert bool(settings.do_sample) is (temperature is None), "transformers decides alike"
+    assert bool(settings.do_sample) is (temperature is None), "transformers decides the same"
 
 
 @pytest.mark.parametrize(
@@ -168,8 +168,10 @@ def test_what_vllm_gets_for_the_talker(tiny_checkpoint: Path) -> None:
 
 
 def test_released_talker_stops_at_8292_and_8294_and_writes_nothing_that_cannot_be_sounded() -> None:
-    """In transformers' default configuration, the 7B model's, the talker has 8,448 ids and the codec's embedding
-    8,194."""
+    """The talker's vocabulary has 8,448 ids, but token2wav embeds only the first 8,194.
+
+    transformers' default configuration is that of the 7B model.
+    """
     config = Qwen2_5OmniConfig()
     never = _find_never_sampled(pick_talker(config))
     sampled = torch.nonzero(~never).flatten().tolist()
@@ -179,7 +181,7 @@ def test_released_talker_stops_at_8292_and_8294_and_writes_nothing_that_cannot_b
 
 
 def test_released_talker_attends_to_everything() -> None:
-    """The talker's configuration sets sliding_window to 32,768, but use_sliding_window to false."""
+    """The talker's configuration sets sliding_window to 32,768, but it does not apply: use_sliding_window is false."""
     config = Qwen2_5OmniConfig(talker_config={"sliding_window": 32_768, "use_sliding_window": False})
     part = pick_talker(config)
     assert part.sliding_window is None

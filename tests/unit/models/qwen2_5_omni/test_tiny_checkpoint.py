@@ -62,10 +62,10 @@ def test_files_are_the_published_ones(tiny_checkpoint: Path) -> None:
     index = json.loads((tiny_checkpoint / "model.safetensors.index.json").read_text())
     assert set(index["weight_map"].values()) == shards
     total = sum(tensor.nbytes for tensor in read_weights(tiny_checkpoint).values())
-    assert index["metadata"]["total_size"] != total, "as 7B's, which counts buffers that are in no shard"
+    assert index["metadata"]["total_size"] != total, "as in the 7B's index, which also counts buffers that no shard has"
     for shard in shards:
         with safe_open(tiny_checkpoint / shard, "pt") as weights:
-            assert weights.metadata() is None, "as 7B's"
+            assert weights.metadata() is None, "as in the 7B's shards"
     generation_config = json.loads((tiny_checkpoint / "generation_config.json").read_text())
     assert generation_config == json.loads((DATA / "qwen25_omni.generation_config.json").read_text())
     published = json.loads((DATA / "qwen25_omni.preprocessor_config.json").read_text())
@@ -99,7 +99,7 @@ def test_config_has_the_published_form(tmp_path: Path, tiny_checkpoint: Path) ->
         assert part.pop("torch_dtype") == "float32"
     for part in (config, config["thinker_config"], config["talker_config"]):
         assert part.pop("torch_dtype") == "bfloat16"
-    assert named == config, "what tests compare exactly differs in the type that it names, and in nothing else"
+    assert named == config, "the float32 checkpoint's config differs only in torch_dtype"
     assert read_weights(directory).keys() == read_weights(tiny_checkpoint).keys()
 
 
@@ -117,7 +117,7 @@ def test_speakers_have_the_published_entries(tiny_checkpoint: Path) -> None:
 def test_equal_seeds_give_equal_weights(tmp_path: Path, tiny_checkpoint: Path) -> None:
     before = torch.random.get_rng_state()
     again = read_weights(write_tiny_checkpoint(tmp_path / "again", seed=0))
-    assert torch.equal(before, torch.random.get_rng_state()), "the global generator stays as it was"
+    assert torch.equal(before, torch.random.get_rng_state()), "the global generator's state must not change"
     other = read_weights(write_tiny_checkpoint(tmp_path / "other", seed=1))
     first = read_weights(tiny_checkpoint)
     assert first.keys() == again.keys() == other.keys()
@@ -165,7 +165,9 @@ def test_tokenizer_gives_back_what_it_read(make_tiny_checkpoint: Callable[..., P
         ids = tokenizer(text)["input_ids"]
         assert tokenizer.decode(ids, skip_special_tokens=False) == text
     assert all(len(tokenizer(token)["input_ids"]) == 1 for token in SPECIAL_TOKENS)
-    assert len(tokenizer("Tell me what the weather is like.")["input_ids"]) < 16, "merges, not bytes"
+    assert len(tokenizer("Tell me what the weather is like.")["input_ids"]) < 16, (
+        "the tokenizer must use merges, not single bytes"
+    )
 
 
 def test_chat_template_has_the_real_form(tiny_checkpoint: Path) -> None:

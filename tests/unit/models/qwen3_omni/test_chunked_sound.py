@@ -1,4 +1,4 @@
-"""code2wav in chunks gives the same samples, and as many, as one forward pass of transformers' code2wav."""
+"""Chunk by chunk, code2wav gives as many samples as transformers' code2wav in one pass, equal within 1e-5."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def run(code2wav: Any, codes: torch.Tensor, size: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("frames", [60, pytest.param(2000, marks=pytest.mark.full)])
 @pytest.mark.parametrize("size", [1, 4, 25, 10_000])
 def test_chunks_of_any_size_are_one_forward(code2wav: Any, size: int, frames: int) -> None:
-    assert frames > 4 * code2wav.config.sliding_window, "far beyond what the attention sees"
+    assert frames > 4 * code2wav.config.sliding_window, "the audio must be much longer than the attention window"
     codes = draw(code2wav, frames)
     with torch.inference_mode():
         expected = code2wav(codes)[:, 0]
     chunks = run(code2wav, codes, size)
-    assert chunks[0].shape[1] == min(size, frames) * FRAME - LOOKAHEAD, "1,365 samples with the first frame"
+    assert chunks[0].shape[1] == min(size, frames) * FRAME - LOOKAHEAD, "the last 555 samples need a further frame"
     assert all(chunk.shape[1] == size * FRAME for chunk in chunks[1:-1])
     torch.testing.assert_close(torch.cat(chunks, dim=1), expected, atol=TOLERANCE, rtol=0)
-    assert expected.abs().max() > 0.2, "a sound that is nearly silent proves nothing"
+    assert expected.abs().max() > 0.2, "the audio must not be nearly silent, or the comparison is meaningless"
 
 
 def test_every_layer_needs_its_past(code2wav: Any) -> None:

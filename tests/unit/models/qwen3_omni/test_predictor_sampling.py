@@ -1,4 +1,4 @@
-"""How the code predictor samples: with transformers' filters and values, and with random numbers of its own.
+"""How the code predictor samples: with transformers' top-k and top-p filters and values, but its own random numbers.
 
 The random numbers depend only on seed, position and group.
 """
@@ -31,14 +31,14 @@ def make_logits(seed: int, width: int, scale: float) -> torch.Tensor:
 
 @pytest.mark.parametrize(("seed", "width", "scale"), [(0, 2048, 3.0), (1, 2048, 1.0), (2, 96, 0.5), (3, 40, 2.0)])
 def test_tokens_are_drawn_as_transformers_filters_them(seed: int, width: int, scale: float) -> None:
-    """With evenly spread random numbers, each token is picked as often as its filtered probability in transformers."""
+    """With evenly spread random numbers, each token's frequency is its probability after transformers' filters."""
     logits = make_logits(seed, width, scale)
     filtered = TopPLogitsWarper(top_p=0.8)(None, TopKLogitsWarper(top_k=50)(None, logits.clone()))
     expected = filtered.softmax(dim=-1)[0]
     chance = (torch.arange(DRAWS) + 0.5) / DRAWS
     drawn = torch.bincount(pick_tokens(logits.expand(DRAWS, -1), chance), minlength=width) / DRAWS
-    assert drawn[expected == 0].sum() == 0, "what the filters drop is never drawn"
-    assert (drawn - expected).abs().max() <= 1 / DRAWS + 1e-6, "evenly spread chances give each token its part"
+    assert drawn[expected == 0].sum() == 0, "a token that the filters drop was picked"
+    assert (drawn - expected).abs().max() <= 1 / DRAWS + 1e-6, "a token's frequency differs from its probability"
 
 
 def test_the_edges_of_chance_are_inside() -> None:
@@ -107,7 +107,7 @@ def test_a_frame_is_the_same_alone_and_in_company() -> None:
         values = {"greedy": greedy[one], "seeds": seeds[one], "positions": positions[one]}
         assert predict(talker, hidden[one], first[one], **values).tolist() == together[one].tolist()
     again = predict(talker, hidden, first, greedy=greedy, seeds=seeds, positions=positions)
-    assert again.tolist() == together.tolist(), "no state is left behind"
+    assert again.tolist() == together.tolist(), "a prediction must leave no state behind"
 
 
 def test_another_seed_or_position_says_something_else() -> None:
@@ -122,7 +122,7 @@ def test_another_seed_or_position_says_something_else() -> None:
 
 
 def test_chances_are_spread_evenly_and_independent() -> None:
-    """Tests chi squared over 64 bins, and the correlation with the next seed, position and group. Seeds may be huge."""
+    """Numbers are uniform (chi squared, 64 bins) and uncorrelated with those of the next seed, position and group."""
     for seeds, positions in (
         (torch.arange(1 << 16), torch.full((1 << 16,), 3)),
         (torch.full((1 << 16,), 2**62 + 12345), torch.arange(1 << 16)),
@@ -132,7 +132,7 @@ def test_chances_are_spread_evenly_and_independent() -> None:
         assert 0.0 <= float(values.min()) <= float(values.max()) < 1.0
         counts = torch.histc(values, 64, 0.0, 1.0)
         chi = float(((counts - 1024) ** 2 / 1024).sum())
-        assert 25 < chi < 125, "63 degrees of freedom: outside with a probability below 1e-4"
+        assert 25 < chi < 125, "with 63 degrees of freedom, the probability of this is below 1e-4"
         for other in (uniform(seeds, positions, 5), uniform(seeds + 1, positions, 4), uniform(seeds, positions + 1, 4)):
             assert abs(float(torch.corrcoef(torch.stack([values, other]))[0, 1])) < 0.02
 
@@ -173,7 +173,7 @@ def predict(talker: Any, hidden: torch.Tensor, first: torch.Tensor, **values: An
 
 
 def test_a_frame_from_a_graph_is_the_frame_itself() -> None:
-    """Frames are filled up to a captured size, and each gets the same codes as without a graph.
+    """A batch of frames is padded to a captured size, and each frame gets the same codes as without a graph.
 
     `record` replaces a CUDA graph: its replay reads and writes fixed tensors.
     """

@@ -26,7 +26,7 @@ def test_the_published_configuration(tmp_path: Path) -> None:
     assert (codec.no_think, codec.think_start, codec.think_end) == (2155, 2156, 2157)
     assert list(codec.speakers.items()) == [("ethan", 2302), ("chelsie", 2301), ("aiden", 2303)]
     assert codec.never_sampled == range(2048, 3072)
-    assert codec.end in codec.never_sampled, "the only one of them that ends the stream"
+    assert codec.end in codec.never_sampled, "the range includes the end token, although it is sampled"
     assert not codec.special_ids.intersection(codec.placeholders)
     assert all(token in codec.never_sampled for token in codec.placeholders)
     assert (speech.groups, speech.codebook_size, speech.accept_hidden_layer) == (16, 2048, 24)
@@ -36,7 +36,7 @@ def test_the_published_configuration(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("rates", "samples"), [((8, 5, 4, 3), 555), ((3,), 3), ((2, 2), 6)])
 def test_samples_that_need_a_further_frame(rates: tuple[int, ...], samples: int) -> None:
-    """count_lookahead returns how many samples at the end of the audio only a further frame would complete."""
+    """count_lookahead returns how many samples the audio lacks at its end, because they need one more frame."""
     assert count_lookahead(rates) == samples
 
 

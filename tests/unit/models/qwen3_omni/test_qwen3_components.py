@@ -116,11 +116,11 @@ def test_the_predictor_is_greedy_where_the_talker_is_and_has_its_seed(talker: An
     assert settings(temperature=0.0, seed=3) == {GREEDY: [1], SEED: [3]}
     assert settings(seed=2**63 - 1) == {GREEDY: [0], SEED: [2**63 - 1]}
     assert settings(temperature=0.1)[GREEDY] == [0]
-    assert settings()[SEED] != settings()[SEED], "no seed is another one each time"
+    assert settings()[SEED] != settings()[SEED], "without a seed, each request gets a random one"
 
 
 def test_audio_is_cut_at_no_thirty_seconds(thinker: Any, checkpoint: Path, tmp_path: Path) -> None:
-    """preprocessor_config.json has no chunk_length, for which a feature extractor would assume 30 s."""
+    """The limit is n_samples of preprocessor_config.json, 300 s, and not transformers' default chunk_length, 30 s."""
     published = write_published_qwen3(tmp_path)
     assert read_audio_limit(published) == read_audio_limit(checkpoint) == 300 * 16_000
 
@@ -159,7 +159,7 @@ def test_what_a_text_prompt_costs_on_the_edge_at_published_widths(tmp_path: Path
     assert 0 < sent <= 0.05 * hidden
     qwen25 = qwen25_schema(read_qwen25(write_published(tmp_path / "2.5", "7b")))
     rows = (prompt + reply) * (qwen25.spec("x").row_bytes + qwen25.spec("token_ids").row_bytes)
-    assert sent <= 0.02 * rows, "beside Qwen2.5-Omni-7B's edge, whose rows travel"
+    assert sent <= 0.02 * rows, "at most 2 % of Qwen2.5-Omni-7B's edge, which sends rows"
 
 
 def test_the_newest_token_is_held_until_it_is_known_not_to_be_the_last(checkpoint: Path) -> None:
@@ -174,7 +174,7 @@ def test_the_newest_token_is_held_until_it_is_known_not_to_be_the_last(checkpoin
 
 
 def test_a_given_reply_is_spoken_to_its_last_token(thinker: Any) -> None:
-    """A sampled reply's last token is held back, because it may be the end token. A given reply has no end token."""
+    """A sampled reply's last token is held back, because it may be the end token. A given reply is sent completely."""
     request = ask(UserPrompt(text="Hello", reply=GivenReply(token_ids=[7, 8, 9])))
     prepared = thinker.prepare(request)
     prompt = prepared.prompt["prompt_token_ids"][:-3]
@@ -184,7 +184,7 @@ def test_a_given_reply_is_spoken_to_its_last_token(thinker: Any) -> None:
     ended = thinker.prepare(
         ask(UserPrompt(text="Hello", reply=GivenReply(token_ids=[7, 8, 9, *prepared.stop_token_ids])))
     )
-    assert ended.prompt == prepared.prompt, "of ids, the end is left out"
+    assert ended.prompt == prepared.prompt, "an end token after the reply's ids is removed"
 
 
 def test_an_edge_that_makes_no_sense_is_refused_before_the_engine(talker: Any) -> None:

@@ -52,7 +52,7 @@ def test_files_and_tensors_are_the_published_ones(make_tiny_checkpoint: Callable
     directory = make_tiny_checkpoint(0, shape, "qwen3_omni")
     names = {file.name for file in directory.iterdir()}
     shards = {name for name in names if name.endswith(".safetensors")}
-    assert names - shards == FILES, "and no tokenizer.json, as published"
+    assert names - shards == FILES, "the published checkpoint has no tokenizer.json"
     assert len(shards) > 1
     weights = read_weights(directory)
     assert collapse(weights) == collapse(tensor.name for tensor in published_tensors(QWEN3))
@@ -117,7 +117,7 @@ def test_roles_are_tokens_and_the_turns_are_framed_as_config_json_says(
 def test_equal_seeds_give_equal_weights(tmp_path: Path, make_tiny_checkpoint: Callable[..., Path]) -> None:
     before = torch.random.get_rng_state()
     again = read_weights(write_tiny_checkpoint(tmp_path / "again"))
-    assert torch.equal(before, torch.random.get_rng_state()), "the global generator stays as it was"
+    assert torch.equal(before, torch.random.get_rng_state()), "the global generator's state must not change"
     first = read_weights(make_tiny_checkpoint(0, "small", "qwen3_omni"))
     assert first.keys() == again.keys()
     assert all(torch.equal(first[name], again[name]) for name in first)

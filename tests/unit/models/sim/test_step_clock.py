@@ -90,7 +90,7 @@ def test_input_that_streams_holds_a_request_up_and_keeps_its_place() -> None:
 
 
 def test_what_is_aborted_makes_nothing_more_though_its_step_takes_its_time() -> None:
-    """An aborted request generates nothing more. Its current step still takes its full time."""
+    """An aborted request generates nothing more. The step that it was in still takes its full time."""
     engine = clock()
     engine.add(ask("a"), 0.0)
     engine.add(ask("b"), 0.001)

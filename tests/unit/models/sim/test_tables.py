@@ -92,7 +92,7 @@ def test_a_decoders_step_takes_its_least_and_a_whole_sound_more() -> None:
     """A step with a window takes at least the table's minimum. A whole utterance takes longer."""
     shape = read_table(BUILT_IN / "qwen2.5-omni-7b-h100").decoder
     cost = sound_cost(shape)
-    # docs/gpu-check.md: with CUDA graphs a window of 72 codes takes 51 ms; 4,096 codes in one window take 6.2 s.
+    # docs/gpu-check.md: a window of 72 codes takes 34 + 17 ms with CUDA graphs; 4,096 codes in one window take 6.2 s.
     assert cost(1, 24, False) == cost(1, 72, False) == pytest.approx(51, rel=0.01)
     assert cost(1, 4096, True) == pytest.approx(6200, rel=0.03)
 

@@ -94,7 +94,7 @@ def test_parts_add_up_to_the_whole(case: tuple[dict[str, torch.Tensor], list[Edg
     rows = torch.empty(0, 2)
     for part in parts:
         offset, chunk = positions_of(part)
-        assert offset == len(rows), "each part goes on where the one before ended"
+        assert offset == len(rows), "each part begins where the previous one ended"
         rows = torch.cat([rows, chunk])
     assert torch.equal(rows, expected.input_rows)
     first = parts[0].input
@@ -113,7 +113,7 @@ def test_parts_add_up_to_the_whole(case: tuple[dict[str, torch.Tensor], list[Edg
 
 
 def test_starts_with_the_first_row_of_the_reply() -> None:
-    """The prompt's rows are not enough: behind the start of the text, the talker's prompt has the reply's first row."""
+    """The thinker's prompt rows are not enough: the talker's prompt ends with the row of the reply's first token."""
     whole, feed = edge(6, 3), feed_of()
     feed.add(EdgeRows({**whole, "x": whole["x"][:3]}, complete=HEAD))
     assert feed.next_part() is None
@@ -190,11 +190,11 @@ async def test_an_edge_stream_gives_what_queued_at_once() -> None:
     await asyncio.sleep(0)
     stream.put({"x": torch.zeros(0, 1)})
     await asyncio.sleep(0)
-    assert not reading.done(), "no rows are no news"
+    assert not reading.done(), "an empty batch wakes no reader"
     stream.end()
     rows = await reading
     assert (dict(rows.tensors), rows.ended) == ({}, True)
-    assert (await stream.read()).ended, "the end stays"
+    assert (await stream.read()).ended, "later reads also report the end"
 
 
 def test_the_thinker_says_when_its_prompts_tensors_are_complete() -> None:

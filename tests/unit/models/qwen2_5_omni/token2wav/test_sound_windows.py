@@ -39,7 +39,7 @@ def feed_of(windows: list[tuple[list[int], Window]]) -> SoundFeed:
 
 
 def run_feed(codes: list[int], cuts: list[int], *, end_late: bool) -> list[tuple[list[int], Window]]:
-    """Returns the windows that a feed makes of codes which arrive in batches, split at the indices `cuts`.
+    """Returns the windows of a feed whose codes arrive in batches. The batches are split at the indices `cuts`.
 
     With end_late, the stream's end arrives after the last batch, otherwise together with it.
     """
@@ -71,7 +71,7 @@ def test_windows_do_not_depend_on_when_codes_come(count: int, data: st.DataObjec
     for heard, window in windows:
         assert heard == codes[window.begin : window.end]
         sounded += codes[window.first : window.until]
-        assert window.begin % BLOCK == 0, "blocks lie in a window as they lie in the whole"
+        assert window.begin % BLOCK == 0, "a window begins at a block's border"
         assert window.begin == max(0, window.first - LOOKBACK_BLOCKS * BLOCK)
         if not window.last:
             assert window.end == window.until + lookahead_blocks(BLOCK) * BLOCK
@@ -113,14 +113,16 @@ def test_a_frame_has_the_same_noise_in_every_window(mel_bins: int) -> None:
 
 
 def test_what_a_window_gives() -> None:
-    """cut_window returns the audio of the codes to keep, and the samples behind them for the cross-fade."""
+    """cut_window returns the audio of the codes to keep, and the samples that follow it, for the cross-fade."""
     audio = torch.arange(6.0 * CODE_SAMPLES)
     heard = Utterance(torch.zeros(6, dtype=torch.int64), "voice", 0, 10, 0.5, first_code=4, keep=(2, 3, 5))
     parts = cut_window(audio, heard)
     assert isinstance(parts, dict)
     assert torch.equal(parts["output"], audio[2 * CODE_SAMPLES : 5 * CODE_SAMPLES])
     assert torch.equal(parts["tail"], audio[5 * CODE_SAMPLES : 5 * CODE_SAMPLES + 5])
-    assert parts["output"].untyped_storage().nbytes() == 3 * CODE_SAMPLES * 4, "nothing else travels with it"
+    assert parts["output"].untyped_storage().nbytes() == 3 * CODE_SAMPLES * 4, (
+        "the output shares no storage with the rest of the audio"
+    )
 
 
 @pytest.mark.parametrize("shape", [(6 * CODE_SAMPLES - 1,), (6 * CODE_SAMPLES + 1,), (1, 6 * CODE_SAMPLES), (0,)])

@@ -1,4 +1,4 @@
-"""The block-wise transformer gives the values of transformers' dense one, in linear memory and without device waits."""
+"""The block-wise transformer equals transformers' dense one, in linear memory and without waiting for the device."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_one_evaluation_is_transformers_own(shape: str, count: int, guidance: fl
         pack = pack_blocks([frames], dit.block_size)
         conditions = condition(transformer, pack, [codes], [voice], guidance)
         (ours,) = pack.split(transformer.velocity(time, pack.fill([mel]), conditions))
-    assert expected.std() > 0.1, "weights that carry nothing prove nothing"
+    assert expected.std() > 0.1, "the output must vary, or the comparison is meaningless"
     torch.testing.assert_close(ours, expected[0], atol=TOLERANCE, rtol=0)
 
 
@@ -84,8 +84,8 @@ def test_neighbours_are_seen_and_no_others() -> None:
 def test_memory_is_linear_in_the_length() -> None:
     """With the published shape and 8,192 frames (82 s), no tensor is larger than 160 MiB.
 
-    The largest is the feed-forward's activation, for both halves of the classifier-free guidance. A mask over all pairs
-    of frames for 16 heads would take 1 GiB at one byte a value.
+    The largest is the feed-forward's activation, which classifier-free guidance doubles. A mask over all pairs of
+    frames for 16 heads would take 1 GiB at one byte a value.
     """
     with torch.device("meta"):
         dit = Qwen2_5OmniToken2WavDiTModel(Qwen2_5OmniDiTConfig()).eval()
@@ -103,9 +103,9 @@ def test_memory_is_linear_in_the_length() -> None:
 
 
 def test_an_evaluation_waits_for_nothing_and_compiles_whole() -> None:
-    """A CUDA graph requires that no operator waits for the device, and that shapes depend on sizes only.
+    """An evaluation fits a CUDA graph: no operator waits for the device, and shapes depend only on the inputs' shapes.
 
-    torch.compile finds no graph break.
+    torch.compile finds no graph break, and does not recompile for other inputs of the same shapes.
     """
     model = make_wave_model("small blocks")
     dit, voice = model.code2wav_dit_model, make_wave_voices(model, "a")["a"]

@@ -48,7 +48,7 @@ def test_a_captured_shape_replays_and_owns_its_result() -> None:
     assert record.replays == warm + 2
     assert torch.equal(first, weigh(value, scale)), "a later replay must not write into an earlier result"
     assert torch.equal(second, weigh(value + 1, scale * 2))
-    assert torch.equal(value, torch.arange(3.0)), "nor a capture into what it was warmed up with"
+    assert torch.equal(value, torch.arange(3.0)), "a capture must not write into the tensors of its warm-up"
 
 
 def test_other_shapes_run_as_they_are() -> None:
@@ -110,8 +110,8 @@ def test_packs_that_are_filled_up_to_a_captured_size_sound_the_same() -> None:
     with torch.inference_mode():
         graphed.warm_up()
         warm = record.replays
-        # 3 + 4 blocks of 4 codes are filled up to 8 blocks, a captured size.
+        # 3 + 4 blocks of 4 codes are padded to 8 blocks, a captured size.
         utterances = [make_utterance(10, seed=1), make_utterance(16, seed=2, voice="b")]
         expected, ours = plain.speak(utterances), graphed.speak(utterances)
-    assert record.replays == warm + 9, "one for each solver step; these lengths have no captured vocoder"
+    assert record.replays == warm + 9, "one replay for each solver step; the vocoder is not captured for these lengths"
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)

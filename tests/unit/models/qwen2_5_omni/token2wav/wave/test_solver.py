@@ -48,4 +48,4 @@ def test_noise_is_that_of_the_global_generator(seed: int) -> None:
         expected = torch.randn([1, 6, 4])
     state = torch.random.get_rng_state()
     assert torch.equal(make_noise(seed, 6, 4), expected)
-    assert torch.equal(state, torch.random.get_rng_state()), "other requests' noise is not touched"
+    assert torch.equal(state, torch.random.get_rng_state()), "the global generator's state must not change"

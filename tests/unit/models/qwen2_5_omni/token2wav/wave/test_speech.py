@@ -1,6 +1,6 @@
-"""Packs of utterances become audio that equals transformers' sample() and does not depend on the other utterances.
+"""Utterances that are computed together get the audio that transformers makes of each, whatever the others are.
 
-A pack takes as few forward passes as possible.
+They share one loop of the solver, and utterances of equal length share a forward pass of the vocoder.
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ def test_together_as_alone_in_one_loop_and_a_vocoder_each_length() -> None:
     for utterance, first, second in zip(MIXED, alone, together, strict=True):
         assert first.std() > 1e-3
         torch.testing.assert_close(second, first, atol=TOLERANCE, rtol=0, msg=lambda text, u=utterance: f"{u}: {text}")
-    assert kit.calls == {"evaluations": 36, "vocoders": 4}, "nine steps of four evaluations; 12 codes came twice"
+    assert kit.calls == {"evaluations": 36, "vocoders": 4}, (
+        "nine steps of four evaluations; two utterances have 12 codes"
+    )
 
 
 def test_from_codes_to_audio_no_value_is_read_back() -> None:
@@ -114,15 +116,15 @@ def test_a_voice_is_encoded_once() -> None:
     kit = Kit()
     with torch.inference_mode():
         kit.speech.warm_up()
-    assert kit.calls == {"speakers": 2}, "without a GPU nothing else is to be prepared"
+    assert kit.calls == {"speakers": 2}, "without a GPU, warm-up only encodes the voices"
     kit.speak(MIXED[0])
     assert kit.calls["speakers"] == 2
 
 
 def test_what_breaks_one_utterance_leaves_the_others_as_they_are() -> None:
-    """A voice that is not finite makes its own utterance NaN, which a clamp must not turn into silence.
+    """An utterance whose voice is not finite becomes NaN, which a clamp must not turn into silence.
 
-    The NaN does not spread to other utterances through attention.
+    The NaN does not spread through attention to the other utterances.
     """
     kit = Kit()
     good = kit.speak(MIXED[0], MIXED[1])
