@@ -92,7 +92,7 @@ def test_there_are_no_other_runbooks() -> None:
 
 
 def test_each_query_is_asked_of_one_side() -> None:
-    """No query may need series of both stages and the operator, because the tests scrape the two separately."""
+    """No query combines series of stages with series of the operator, because other tests scrape the two separately."""
     questions = [*alert_signals(list_alerts(), have=["TLS"]), *(q for page in PAGES for q in panel_queries(page))]
     both = [
         q.expr

@@ -67,7 +67,7 @@ def test_the_operator(accept: str, content_type: str) -> None:
 
 
 def test_what_the_reference_lists() -> None:
-    """All metrics of the reference page follow the rules and declare the unit in their name."""
+    """All metrics of the reference page follow the rules, and the unit that each declares is the one in its name."""
     families = [*collect_stage_metrics(), *collect_operator_metrics()]
     assert find_bad_metrics(families) == []
     assert find_bad_units(families) == []
@@ -110,6 +110,6 @@ def test_the_rules_catch(family: GaugeMetricFamily, problem: str) -> None:
 
 
 def test_the_rules_catch_a_unit_that_is_not_told() -> None:
-    """A metric that does not declare the unit in its name breaks the rules."""
+    """A metric named `..._seconds` that does not declare `seconds` as its unit breaks the rules."""
     family = GaugeMetricFamily("omni_stage_x_seconds", "How long.", value=1)
     assert find_bad_units([family]) == ["omni_stage_x_seconds: ''"]

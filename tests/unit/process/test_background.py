@@ -1,4 +1,4 @@
-"""The kernel reports the scheduling policy, priority and time slice that yield_cores() gives a background process."""
+"""yield_cores() sets the scheduling policy, priority and time slice of a process. The tests ask the kernel for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operator, dashboards, alerts and runbooks understand what a stage server writes, and probes what it serves."""
+"""Operator, dashboards, alerts and runbooks understand what a stage server writes; probes ask for what it serves."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_the_operator_knows_every_reason(reason: TerminationReason) -> None:
     ],
 )
 def test_the_operator_knows_every_exit_code(code: ExitCode, reason: Reason) -> None:
-    """The exit code must suffice where no termination message was written: the volume was full, or a signal came."""
+    """The exit code suffices where no termination message was written, because of a full volume or a signal."""
     status = {"name": "stage", "state": {"terminated": {"exitCode": int(code)}}}
     cause = find_container_cause({"name": "stage"}, status, init=False)
     assert cause is not None
@@ -143,7 +143,7 @@ def test_the_form_is_json() -> None:
 
 
 def metrics_in(text: str) -> set[str]:
-    """Returns the names of a stage's metrics in any text. Each series of a histogram has the histogram's name."""
+    """Returns the names of a stage's metrics in any text. Series of a histogram count under the histogram's name."""
     names = re.findall(r"\bomni_(?:stage|pipeline)_[a-z_]*[a-z]\b", text)
     return {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
 

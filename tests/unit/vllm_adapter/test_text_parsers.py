@@ -1,4 +1,4 @@
-"""Which sampling parameters vLLM's parsers require, and which requests are refused because a parser cannot do them."""
+"""Which sampling parameters vLLM's tool parsers require, and which tools a parser cannot enforce."""
 
 from __future__ import annotations
 

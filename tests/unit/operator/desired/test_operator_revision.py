@@ -116,7 +116,7 @@ def test_neither_order_nor_sizes_count(order: list[int], replicas: int, requests
 
 
 class TestSnapshots:
-    """A ControllerRevision of a set rebuilds that set."""
+    """A set can be rebuilt from its ControllerRevision."""
 
     SPECS = {
         "plain": {},

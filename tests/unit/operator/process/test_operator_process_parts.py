@@ -148,7 +148,7 @@ def test_a_burst_of_one_is_an_even_rate() -> None:
 
 
 def test_kopf_never_gives_up_and_can_be_asked_again() -> None:
-    """kopf's pauses never end, and each iteration over them begins with the shortest."""
+    """The pauses between kopf's retries are an endless sequence. Each iteration over it begins with the shortest."""
     backoffs = EndlessBackoffs()
     for _ in range(2):
         assert list(itertools.islice(backoffs, 6)) == [0.5, 1.0, 2.0, 4.0, 5.0, 5.0]

@@ -11,7 +11,7 @@ import uvloop
 from omni_kube.pacing import Backoff
 from omni_operator.process.work_queue import SHORTEST_PAUSE_S, WorkQueue
 
-SOON = 5.0  # deadline of what should happen immediately
+SOON = 5.0  # deadline in seconds for what should happen immediately
 
 
 async def _next(queue: WorkQueue[str]) -> str:
@@ -37,7 +37,7 @@ async def test_a_key_added_many_times_comes_once() -> None:
 def test_a_key_that_is_due_at_once_may_be_added_again(
     loop_factory: Callable[[], asyncio.AbstractEventLoop], delay_s: float
 ) -> None:
-    """Below half a millisecond uvloop's call_at returns a handle without a time. That once crashed the operator."""
+    """For delays below half a millisecond, uvloop's call_at returns a handle without a time: the operator crashed."""
 
     async def add_twice() -> list[str]:
         queue = _queue()

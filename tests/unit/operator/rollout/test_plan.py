@@ -1,4 +1,4 @@
-"""Plans: what is written, in which order, and what is never touched."""
+"""Plans: which children are written or deleted, in which order, and which objects are never touched."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_decisions_change_nothing_that_they_are_given() -> None:
 
 
 class TestSuspend:
-    """A suspended pipeline has no pods and keeps its other objects."""
+    """A suspended pipeline has no pods. Its Deployments, Services and configuration stay."""
 
     def test_pods_end_from_the_entry_downwards_and_come_back(self) -> None:
         cluster = settled()

@@ -1,4 +1,4 @@
-"""What the operator reads from the store and what it reports about a decision, as far as pure functions do this."""
+"""The pure functions that read the operator's store before a decision, and those that prepare what it then reports."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The store keeps every field that decisions read. Otherwise it keeps little of the operator's own objects and almost
-nothing of other owners' objects."""
+"""The store keeps every field that decisions read. Of the operator's own objects it keeps little else, and of other
+owners' objects it keeps almost nothing."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_child_that_was_verified_is_a_hash_and_needs_no_reading(observed: Obse
 
 
 def test_one_that_was_not_is_read_first(observed: Observed) -> None:
-    """A child without its data that was not verified is read before it is compared."""
+    """A child that was not verified and whose data the store lacks is read before it is compared."""
     desired = list(observed.children.values())
     slim = {key: slim_seen(child) if key.kind == "ConfigMap" else child for key, child in observed.children.items()}
     maps = {key for key in slim if key.kind == "ConfigMap"}

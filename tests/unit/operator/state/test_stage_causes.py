@@ -1,4 +1,4 @@
-"""Which cause is reported for a stage that is not ready, also if it has several, and which states are no cause."""
+"""Which cause is reported for a stage that is not ready, which one of several, and which states are no cause."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_evicted_pods_are_told_of_while_replicas_are_missing() -> None:
 
 
 def test_a_deadline_makes_a_failure_of_what_might_have_passed() -> None:
-    """After the progress deadline, a cause that could pass by itself becomes hard."""
+    """After the progress deadline, a cause that could have passed by itself counts as a failure (`hard`)."""
     late = {"Progressing": {"status": "False", "reason": "ProgressDeadlineExceeded"}}
     cause = find_cause(stage_of(pod(conditions=unscheduled(NO_GPU)), **late), NOW)
     assert cause is not None

@@ -1,4 +1,4 @@
-"""The attempts of one request, which both clients share. Tested without a connection and with a fake clock."""
+"""How both clients decide about the attempts of one request. Tested without a connection and with a fake clock."""
 
 from __future__ import annotations
 

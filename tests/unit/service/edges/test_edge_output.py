@@ -1,4 +1,4 @@
-"""What an edge sends: the rows of a step in one message, or many rows in several messages of limited size."""
+"""What an edge sends: the rows of its steps in one message, or many rows in several messages of limited size."""
 
 from __future__ import annotations
 

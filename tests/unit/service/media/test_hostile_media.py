@@ -112,7 +112,7 @@ async def test_a_job_ends_with_its_caller_and_with_its_time(pool: MediaPool) -> 
 async def test_a_caller_that_leaves_a_short_job_costs_no_process(
     pool: MediaPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # On a busy machine even a short job may take longer than callers would wait.
+    # On a busy machine even a short job may take longer than LEFT_S, after which its process would be killed.
     monkeypatch.setattr(worker_pool, "LEFT_S", PATIENCE_S)
     quick = judge(next(m for m in CORPUS if m.name == "wav"))
     await pool.decode([quick], RULES, PATIENCE_S)
@@ -130,7 +130,7 @@ async def test_a_caller_that_leaves_a_short_job_costs_no_process(
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_killed_processes_are_replaced_one_for_one(pool: MediaPool) -> None:
-    """Although both the pool and the next request want a new process."""
+    """One process replaces a killed one, although both the pool and the next request ask for a new process."""
     slow, quick = (judge(next(m for m in CORPUS if m.name == name)) for name in (SLOW, "wav"))
     for _ in range(3):
         with pytest.raises(PrepareTimeoutError):

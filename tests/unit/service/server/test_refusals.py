@@ -136,7 +136,7 @@ def test_waits_differ_and_can_be_turned_off() -> None:
 
 
 async def test_so_many_wait_and_further_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond HELD_PER_CLIENT and HELD_IN_ALL, refusals are answered immediately."""
+    """Beyond HELD_PER_CLIENT or HELD_IN_ALL, refusals are answered immediately."""
     monkeypatch.setattr(refusals, "HELD_PER_CLIENT", 2)
     monkeypatch.setattr(refusals, "HELD_IN_ALL", 3)
     held = hold()

@@ -109,7 +109,7 @@ async def test_watches_take_no_place_of_requests(kit: Any, connect: Callable[...
 
 
 async def test_health_answers_throughout_a_fivefold_overload(kit: Any) -> None:
-    """While every place is taken, further requests are refused immediately, on the port that also answers health."""
+    """While every place is taken, further requests are refused immediately and both ports answer health checks."""
     places, callers, rounds = 4, 20, 5
     stage = await kit.serve(lab.wait_forever, limits={"maxConcurrentRequests": places})
     held = [stage.stub.Generate(iter([lab.start(), lab.END]), timeout=60) for _ in range(places)]

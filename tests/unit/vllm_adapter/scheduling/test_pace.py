@@ -101,7 +101,7 @@ def advance(scheduler: Any, run_step: Callable[..., Any], seconds: float) -> dic
 def test_who_has_most_in_hand_gives_up_its_memory(
     scheduler_class: type, paced: Any, ar_request: Any, run_step: Any
 ) -> None:
-    """The request with the most audio ahead is preempted. vLLM's order would preempt the new one, still silent."""
+    """The request with the most unplayed audio is preempted. vLLM would preempt the new one, which is still silent."""
     scheduler = paced(scheduler_class, kv_blocks=6)
     scheduler.add_request(ar_request("plays", tokens=5, max_tokens=90))
     for _ in range(30):
