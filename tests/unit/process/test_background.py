@@ -54,7 +54,7 @@ def test_the_kernel_takes_policy_priority_and_slice(sleeper: subprocess.Popen[by
     assert_in_background(sleeper.pid)
 
 
-def test_what_it_starts_is_in_the_background_too() -> None:
+def test_child_processes_are_in_the_background_too() -> None:
     """Child processes inherit the scheduling policy and the priority."""
     ask = "import os; print(os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0))"
     code = f"""

@@ -155,7 +155,7 @@ def test_kopf_never_gives_up_and_can_be_asked_again() -> None:
     assert not hasattr(backoffs, "__len__"), "kopf would take it for finite"
 
 
-def test_kopf_is_a_shell_only() -> None:
+def test_kopf_does_no_peering_scanning_or_posting() -> None:
     """kopf's own peering, scanning and Events are turned off."""
     settings = build_kopf_settings(OperatorSettings())
     assert settings.peering.standalone

@@ -114,7 +114,7 @@ async def test_the_server_may_ask_for_a_longer_pause() -> None:
     assert queue.retry("a", at_least_s=77.0) == 77.0
 
 
-async def test_news_shorten_the_pause_after_a_failure_but_not_to_nothing() -> None:
+async def test_an_event_shortens_the_pause_after_a_failure_but_not_to_zero() -> None:
     """A new event shortens the pause after a failure to SHORTEST_PAUSE_S."""
     queue = _queue(first_s=3600.0, longest_s=3600.0)
     queue.add("a")
@@ -127,7 +127,7 @@ async def test_news_shorten_the_pause_after_a_failure_but_not_to_nothing() -> No
     assert loop.time() - began >= SHORTEST_PAUSE_S * 0.9
 
 
-async def test_news_while_in_work_shorten_the_pause_too() -> None:
+async def test_an_event_while_in_work_also_shortens_the_pause() -> None:
     """An event that comes while the key is in work also shortens the pause after its failure."""
     queue = _queue(first_s=3600.0, longest_s=3600.0)
     queue.add("a")

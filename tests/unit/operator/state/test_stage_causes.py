@@ -115,7 +115,7 @@ def test_pods_that_cannot_be_created(name: str, where: str) -> None:
     assert lacks_capacity(stage) == (reason is Reason.QUOTA_EXCEEDED)
 
 
-def test_evicted_pods_are_told_of_while_replicas_are_missing() -> None:
+def test_evicted_pods_are_reported_while_replicas_are_missing() -> None:
     evicted = pod(phase="Failed", reason="Evicted", message="The node was low on resource: memory. Threshold: 100Mi.")
     cause = find_cause(stage_of(ended_pods=(evicted,)), NOW)
     assert cause is not None
@@ -124,7 +124,7 @@ def test_evicted_pods_are_told_of_while_replicas_are_missing() -> None:
     assert find_cause(stage_of(ended_pods=(evicted,), available=1), NOW) is None
 
 
-def test_a_deadline_makes_a_failure_of_what_might_have_passed() -> None:
+def test_after_the_progress_deadline_a_temporary_cause_is_a_failure() -> None:
     """After the progress deadline, a cause that could have passed by itself counts as a failure (`hard`)."""
     late = {"Progressing": {"status": "False", "reason": "ProgressDeadlineExceeded"}}
     cause = find_cause(stage_of(pod(conditions=unscheduled(NO_GPU)), **late), NOW)
@@ -135,7 +135,7 @@ def test_a_deadline_makes_a_failure_of_what_might_have_passed() -> None:
     assert cause.reason == Reason.PROGRESS_DEADLINE_EXCEEDED
 
 
-def test_of_several_causes_the_one_is_told_that_a_person_must_mend() -> None:
+def test_of_several_causes_the_one_that_a_user_must_fix_is_reported() -> None:
     """Of several causes, the one that only a user can correct is reported."""
     unplaced = pod(conditions=unscheduled(NO_GPU), name="a")
     refused = POD_CASES["configuration refused"][0]

@@ -19,7 +19,7 @@ def test_equal_ones_are_told_together() -> None:
     assert again.count == 60
 
 
-def test_one_pipeline_has_so_many_an_hour() -> None:
+def test_events_of_a_pipeline_are_limited_per_hour() -> None:
     """A pipeline may have `most` Events in a burst, and `most` per hour after it."""
     gate = EventGate(most=5)
 

@@ -29,7 +29,7 @@ HOARD = 2_000
     ],
     ids=["room for all", "one peer too many", "the port is full: of whom holds most", "of whom came first"],
 )
-def test_who_goes(came: list[str], gone: list[str], left: int) -> None:
+def test_which_connection_is_closed(came: list[str], gone: list[str], left: int) -> None:
     """A peer above its share loses its oldest connection. On a full port, the peer with the most connections does."""
     table: ConnectionTable[str] = ConnectionTable(in_all=5, per_peer=3)
     assert [victim for name in came if (victim := table.enter(name[0], name)) is not None] == gone

@@ -135,7 +135,7 @@ def test_waits_differ_and_can_be_turned_off() -> None:
         assert {round(wait, 6) for wait in waits[BURST:]} == expected
 
 
-async def test_so_many_wait_and_further_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_held_refusals_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond HELD_PER_CLIENT or HELD_IN_ALL, refusals are answered immediately."""
     monkeypatch.setattr(refusals, "HELD_PER_CLIENT", 2)
     monkeypatch.setattr(refusals, "HELD_IN_ALL", 3)
@@ -251,7 +251,7 @@ async def test_a_deadline_is_kept(kit: Any) -> None:
         assert (await lab.ask(stage, BAD, timeout_s=1)).code is StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_drain_answers_who_waits(kit: Any) -> None:
+async def test_a_drain_answers_held_refusals(kit: Any) -> None:
     """A drain answers the held refusals immediately."""
     stage = await kit.serve(limits=LIMITS, timeouts={"drainNotice": 0.0})
     _, answer = await begin_held(stage)

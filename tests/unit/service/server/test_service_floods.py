@@ -49,7 +49,7 @@ def connect() -> Iterator[Callable[..., RawConnection]]:
     [("aab", "hhh"), ("aaab", "hhrh"), ("aabbc", "lhhhh"), ("abbcd", "hlhhh")],
     ids=["room", "a peer's share", "of whom came first", "of whom holds most"],
 )
-async def test_who_gets_a_place(peers: str, became: str) -> None:
+async def test_which_call_gets_a_place(peers: str, became: str) -> None:
     """became: for the call of each peer, h if it holds a place, l if it lost its place, r if it was refused."""
     places = Places("calls", 4, per_peer=2)
     ended: list[str] = []
@@ -172,7 +172,7 @@ async def test_a_request_that_does_not_come_ends_its_call(
     assert await asyncio.to_thread(peer.read, lambda: peer.ended)
 
 
-async def test_half_sent_starts_give_way_to_who_sends_one(
+async def test_half_sent_starts_give_way_to_whole_ones(
     kit: Any, connect: Callable[..., RawConnection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When all places are taken, the peer with the most half-sent Starts loses one to each call that needs a place."""
@@ -205,7 +205,7 @@ async def test_a_call_that_loses_its_place_is_told_so(kit: Any, connect: Callabl
     assert "calls without Start" in answer.message
 
 
-async def test_nobody_waits_in_silence_for_a_stream_of_a_connection(kit: Any) -> None:
+async def test_a_connection_allows_more_streams_than_places(kit: Any) -> None:
     """A connection allows more streams than there are places, so excess calls get an error."""
     stage = await kit.serve()
     config, starting = stage.server.config, stage.server.runtime.starting.in_all

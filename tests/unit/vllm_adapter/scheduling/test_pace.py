@@ -41,7 +41,7 @@ def test_a_listener_hears_nothing_before_the_first_window() -> None:
         {"tokens_per_second": 50, "other": 1},
     ],
 )
-def test_settings_that_are_none(values: object) -> None:
+def test_invalid_settings_are_refused(values: object) -> None:
     """Invalid settings raise ConfigurationError."""
     with pytest.raises(ConfigurationError, match=PACE_KEY):
         Pace.from_additional_config({PACE_KEY: values})
@@ -54,7 +54,7 @@ def test_settings_that_are_none(values: object) -> None:
     newcomers_every=st.integers(1, 3),
     rate=st.floats(1.0, 100.0),
 )
-def test_nobody_waits_for_ever(old: int, step_s: float, newcomers_every: int, rate: float) -> None:
+def test_no_listener_starves(old: int, step_s: float, newcomers_every: int, rate: float) -> None:
     """Each step serves the listener that is due first, and more listeners come than can be served.
 
     A listener that waits is served before those that began to wait more than FIRST_AHEAD_S later.
@@ -98,7 +98,7 @@ def advance(scheduler: Any, run_step: Callable[..., Any], seconds: float) -> dic
 
 
 @BOTH
-def test_who_has_most_in_hand_gives_up_its_memory(
+def test_the_request_with_the_most_unplayed_audio_is_preempted(
     scheduler_class: type, paced: Any, ar_request: Any, run_step: Any
 ) -> None:
     """The request with the most unplayed audio is preempted. vLLM would preempt the new one, which is still silent."""
@@ -116,7 +116,9 @@ def test_who_has_most_in_hand_gives_up_its_memory(
 
 
 @BOTH
-def test_who_hears_silence_next_steps_first(scheduler_class: type, paced: Any, ar_request: Any, run_step: Any) -> None:
+def test_the_listener_that_would_hear_silence_next_steps_first(
+    scheduler_class: type, paced: Any, ar_request: Any, run_step: Any
+) -> None:
     """A step has room for two tokens and three requests need one each, so the requests take turns."""
     scheduler = paced(scheduler_class, max_num_seqs=4, max_num_batched_tokens=4)
     for name in ("a", "b", "c"):
