@@ -166,7 +166,7 @@ async def test_the_oldest_work_is_known() -> None:
     queue.add("a", 0.0)
     await asyncio.sleep(0.05)
     waiting = queue.longest_due_s()
-    assert waiting > 0.0, "ready and nobody takes it"
+    assert waiting > 0.0, "the key is ready and no worker has taken it"
     await _next(queue)
     assert queue.longest_due_s() >= 0.0
     queue.done("a")
@@ -187,7 +187,7 @@ async def test_tenants_take_turns_and_none_has_all_workers() -> None:
     assert [await _next(queue) for _ in range(4)] == ["a1", "b1", "c1", "a2"]
     waiting = asyncio.create_task(queue.get())
     await asyncio.sleep(0)
-    assert not waiting.done(), "a has as many as it may"
+    assert not waiting.done(), "group a has reached most_of_group"
     queue.add("b2", 0.0)
     assert await asyncio.wait_for(waiting, SOON) == "b2"
     queue.done("a1")
@@ -222,10 +222,10 @@ async def test_a_backlog_that_shrinks_is_not_stuck(monkeypatch: pytest.MonkeyPat
         clock += 10.0
         assert queue.stuck_s() <= 10.1
         queue.done(key)
-    assert queue.longest_due_s() > 300, "though what waits has waited for long"
+    assert queue.longest_due_s() > 300, "the keys have waited for a long time"
     clock += 500.0
     # Not 500: adding 500 to the clock's float may round down.
-    assert queue.stuck_s() > 499.0, "nobody takes what is ready"
+    assert queue.stuck_s() > 499.0, "keys are ready and no worker takes them"
     queue.begin()
     assert queue.stuck_s() == 0.0
 

@@ -141,7 +141,7 @@ def test_each_memory_is_bounded_and_used() -> None:
         info = cache.cache_info()
         assert info.maxsize == REMEMBERED_SETS
         assert info.currsize == REMEMBERED_SETS
-        assert info.hits >= len(crowd), "the second decision of each builds nothing"
+        assert info.hits >= len(crowd), "the second decision about each pipeline builds nothing"
         assert info.misses == len(crowd)
 
 

@@ -220,7 +220,7 @@ class Rollouts(RuleBasedStateMachine):
         self.cluster.settle()
         writes, status = self.cluster.writes, self.cluster.status_writes
         self.cluster.reconcile()
-        assert (self.cluster.writes, self.cluster.status_writes) == (writes, status), "an idle round wrote"
+        assert (self.cluster.writes, self.cluster.status_writes) == (writes, status), "an idle reconcile wrote"
         self.check_rest()
         self.cluster.capacity = None
         self.edit(defaults={"image": "stage:3"})

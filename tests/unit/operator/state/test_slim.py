@@ -116,7 +116,7 @@ def test_the_store_keeps_a_hash_only_of_the_version_that_was_verified(observed: 
     found = store.get(name)
     assert found is not None
     assert (found[SLIM], found["spec"]["replicas"]) == (True, child["spec"]["replicas"])
-    assert "containers" in found["spec"]["template"]["spec"], "which name ConfigMaps"
+    assert "containers" in found["spec"]["template"]["spec"], "containers are kept, because they name ConfigMaps"
 
 
 def pod(**fields: Any) -> dict[str, Any]:
@@ -195,6 +195,6 @@ def test_the_oldest_pipelines_of_a_namespace_come_first() -> None:
     ranks = {name: store.rank(NamespacedName("ns", name), 2) for name in "abcd"}
     assert ranks == {"c": 0, "a": 1, "b": 2, "d": 3}
     assert store.rank(NamespacedName("other", "x"), 2) == 0
-    assert store.rank(NamespacedName("ns", "d"), 4) == 0, "there is room for all"
+    assert store.rank(NamespacedName("ns", "d"), 4) == 0, "none is over the limit"
     store.remove_deleted(ObjectKey("OmniPipeline", "ns", "c"))
-    assert store.rank(NamespacedName("ns", "b"), 2) == 1, "one that goes makes room"
+    assert store.rank(NamespacedName("ns", "b"), 2) == 1, "a deleted pipeline makes room for another"

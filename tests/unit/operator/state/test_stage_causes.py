@@ -109,7 +109,7 @@ def test_pods_that_cannot_be_created(name: str, where: str) -> None:
     cause = find_cause(stage, NOW)
     assert cause is not None
     assert cause.reason == reason
-    assert "zq8s4" not in cause.message, "each try has another name: the message would change for ever"
+    assert "zq8s4" not in cause.message, "each try has another pod name, so the message would change with every try"
     for word in words:
         assert word in cause.message
     assert lacks_capacity(stage) == (reason is Reason.QUOTA_EXCEEDED)

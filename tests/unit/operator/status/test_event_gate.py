@@ -12,8 +12,8 @@ def test_equal_ones_are_told_together() -> None:
     gate = EventGate(pause_s=60.0)
     assert gate.admit("u", DOWN, 0.0) == DOWN
     assert [gate.admit("u", DOWN, float(second)) for second in range(1, 60)] == [None] * 59
-    assert gate.admit("u", UP, 30.0) == UP, "another one is told at once"
-    assert gate.admit("other", DOWN, 30.0) == DOWN, "and another pipeline's"
+    assert gate.admit("u", UP, 30.0) == UP, "another Event is published immediately"
+    assert gate.admit("other", DOWN, 30.0) == DOWN, "so is an Event of another pipeline"
     again = gate.admit("u", DOWN, 61.0)
     assert again is not None
     assert again.count == 60

@@ -36,7 +36,7 @@ def test_the_first_rows_go_at_once(open_calls: int) -> None:
 def test_with_many_calls_later_rows_share_messages_and_are_not_late() -> None:
     """With many calls, later rows share messages and wait at most LONGEST_S."""
     waits = send_times(Pacing(), 0.01, 200, MANY)[EARLY_STEPS:]
-    assert len(waits) <= (200 - EARLY_STEPS) / 3, "three rows a message and more"
+    assert len(waits) <= (200 - EARLY_STEPS) / 3, "a message has at least three rows on average"
     assert max(waits) <= LONGEST_S + 1e-9
 
 
@@ -64,6 +64,6 @@ def test_the_audio_that_the_reader_has_bounds_the_wait() -> None:
 def test_rows_that_nobody_reads_before_the_end_wait_even_alone() -> None:
     """Rows of a Full edge wait up to LONGEST_S, even with a single open call."""
     waits = send_times(Pacing(heard=False), 0.005, 100, 1)
-    assert waits[0] == 0.0, "the first opens the call"
+    assert waits[0] == 0.0, "the first row opens the call, so it does not wait"
     assert len(waits) <= 20
     assert max(waits) <= LONGEST_S + 1e-9

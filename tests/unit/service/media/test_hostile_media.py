@@ -162,7 +162,7 @@ async def test_memory_of_a_job_is_freed_however_it_ends(pool: MediaPool) -> None
     [
         pytest.param({}, id="nothing"),
         pytest.param({"sizes": [[0, 1 << 40]]}, id="more samples than there is room for"),
-        pytest.param({"sizes": [[0, -1]]}, id="fewer than none"),
+        pytest.param({"sizes": [[0, -1]]}, id="a negative number of samples"),
         pytest.param({"sizes": [[0, 1], [0, 1]]}, id="more media than were sent"),
         pytest.param({"sizes": "1"}, id="text"),
         pytest.param({"sizes": [1]}, id="a number alone"),

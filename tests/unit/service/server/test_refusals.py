@@ -73,8 +73,8 @@ def test_users_of_an_address_have_a_rate_each() -> None:
     buckets = RefusalBuckets(1, Clock())
     answers = [buckets.charge(Client("gateway", "mallory")) for _ in range(100)]
     assert answers == [True] * BURST + [False] * 95
-    assert buckets.charge(Client("gateway", "alice")), "another user does not pay for it"
-    assert buckets.charge(Client("gateway")), "neither do calls without a user"
+    assert buckets.charge(Client("gateway", "alice")), "another user's refusals are counted separately"
+    assert buckets.charge(Client("gateway")), "so are those of calls without a user"
     assert buckets.charge(Client("elsewhere", "mallory"))
 
 
@@ -92,7 +92,7 @@ def test_buckets_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in range(BURST + 1):
             buckets.charge(Client(client))
     assert len(buckets) == 3
-    assert [buckets.charge(Client(client)) for client in "fa"] == [False, True], "the oldest are forgotten"
+    assert [buckets.charge(Client(client)) for client in "fa"] == [False, True], "the oldest clients are forgotten"
 
 
 def hold(clock: Callable[[], float] = Clock(), **limits: Any) -> HeldRefusals:  # noqa: B008 - this clock is never advanced
@@ -282,4 +282,4 @@ async def test_stages_answer_one_another_at_once(kit: Any) -> None:
     assert first.metric(HELD) == 0
     for _ in range(BURST):
         await lab.ask(first, BAD)
-    assert first.metric(HELD) == 0, "the whole burst was left"
+    assert first.metric(HELD) == 0, "no refusal had been counted before"

@@ -47,7 +47,7 @@ def connect() -> Iterator[Callable[..., RawConnection]]:
 @pytest.mark.parametrize(
     ("peers", "became"),
     [("aab", "hhh"), ("aaab", "hhrh"), ("aabbc", "lhhhh"), ("abbcd", "hlhhh")],
-    ids=["room", "a peer's share", "of whom came first", "of whom holds most"],
+    ids=["room for all", "a peer's share", "the oldest call", "the oldest call of the peer with the most"],
 )
 async def test_which_call_gets_a_place(peers: str, became: str) -> None:
     """became: for the call of each peer, h if it holds a place, l if it lost its place, r if it was refused."""
@@ -130,7 +130,7 @@ async def test_health_answers_throughout_a_fivefold_overload(kit: Any) -> None:
         await asyncio.gather(flood, check_often(stage.channel), check_often(apart))
     assert all(codes == {grpc.StatusCode.RESOURCE_EXHAUSTED} for codes in await flood)
     assert (set(checks), len(checks) >= 2) == ({health_pb2.HealthCheckResponse.SERVING}, True)
-    assert stage.server.admission.requests == places, "those that were let in are still served"
+    assert stage.server.admission.requests == places, "admitted requests are still served"
     for call in held:
         call.cancel()
     assert all(
@@ -183,7 +183,9 @@ async def test_half_sent_starts_give_way_to_whole_ones(
     assert await asyncio.to_thread(peer.read, lambda: len(peer.ended) == 2)
     assert len(stage.server.runtime.starting) == 3
     await hoard(slow, GENERATE, 1, grpc_message(b"x" * 1000, 8 * MIB))
-    assert await asyncio.to_thread(peer.read, lambda: len(peer.ended) == 3), "of whom holds most"
+    assert await asyncio.to_thread(peer.read, lambda: len(peer.ended) == 3), (
+        "the peer with the most half-sent Starts loses one"
+    )
     assert not slow.ended
     answers = await asyncio.gather(*(lab.ask(stage) for _ in range(3)))
     assert [answer.text for answer in answers] == ["Hello"] * 3

@@ -23,9 +23,9 @@ def test_a_listener_hears_nothing_before_the_first_window() -> None:
     assert listener.due == 100.0 - FIRST_AHEAD_S
     assert listener.note(PACE, 101.0, 7 + 3) == 100.0 - FIRST_AHEAD_S
     assert listener.note(PACE, 102.0, 7 + 4) == pytest.approx(102.4)
-    assert listener.note(PACE, 102.1, 7 + 6) == pytest.approx(102.6), "in time: behind what plays"
+    assert listener.note(PACE, 102.1, 7 + 6) == pytest.approx(102.6), "in time: queued after the audio that is playing"
     assert listener.note(PACE, 102.2, 7 + 6) == pytest.approx(102.6)
-    assert listener.note(PACE, 200.0, 7 + 7) == pytest.approx(200.1), "late: the silence is not made up for"
+    assert listener.note(PACE, 200.0, 7 + 7) == pytest.approx(200.1), "late: played immediately, after a silence"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_no_listener_starves(old: int, step_s: float, newcomers_every: int, rate
             listeners[index], tokens[index], waits_since[index] = Listener.at(now, 0), 0, now
         chosen = min(listeners, key=lambda index: (listeners[index].due, index))
         overtaken = [index for index in listeners if waits_since[index] + FIRST_AHEAD_S < waits_since[chosen]]
-        assert not overtaken, "it began to wait much later"
+        assert not overtaken, "the chosen listener began to wait much later"
         now += step_s
         tokens[chosen] += 1
         waits_since[chosen] = max(now, listeners[chosen].note(pace, now, tokens[chosen]))
@@ -126,7 +126,7 @@ def test_the_listener_that_would_hear_silence_next_steps_first(
     for _ in range(8):
         advance(scheduler, run_step, 0.001)
     made = {name: scheduler.requests[name].num_output_tokens for name in "abc"}
-    assert min(made.values()) >= 4, "all play"
+    assert min(made.values()) >= 4, "all have audio that plays"
     scheduler.max_num_scheduled_tokens = 2
     steps = [set(advance(scheduler, run_step, 0.001)) for _ in range(12)]
     assert all(len(step) == 2 for step in steps)
