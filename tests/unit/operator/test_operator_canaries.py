@@ -81,7 +81,7 @@ def test_nothing_of_pods_and_specs_is_repeated(state: dict[str, Any], caplog: py
 
 
 def test_only_known_fields_of_a_termination_message_are_repeated() -> None:
-    """A termination message is reported, but only its three known fields. So a leak would be visible to these tests."""
+    """Of a termination message only three fields are reported. `written` has them, so it would also have a leak."""
     cluster = make_cluster()
     cluster.settle()
     said = {"reason": "StartFailed", "message": "no room for the weights", "field": "model", "traceback": WORD}

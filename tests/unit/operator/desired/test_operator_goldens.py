@@ -63,7 +63,7 @@ def test_a_stale_and_a_left_over_golden_are_found(
 
 
 class TestRender:
-    """`omnipipe render`."""
+    """The command `omnipipe render`."""
 
     SAMPLE = "manifests/samples/tiny-omni.yaml"
 

@@ -1,4 +1,4 @@
-"""Hostile media are refused because of their headers or by the decoder, or are decoded in the memory reserved."""
+"""Each hostile medium is refused for its header, refused by the decoder, or decoded within the memory reserved."""
 
 from __future__ import annotations
 
