@@ -51,7 +51,7 @@ CAUSES = {
 
 @pytest.mark.parametrize("message", ["", "weights are missing", "ä" * 2000, "\U0001f600" * 1000, '"\\\n'])
 def test_a_message_comes_back(message: str) -> None:
-    """An encoded termination message fits kubelet's limit, and only its message may be shortened."""
+    """An encoded termination message fits kubelet's limit, and only its `message` field may be shortened."""
     left = Termination(TerminationReason.START_FAILED, message, "model.path")
     text = left.encode()
     assert len(text.encode()) < KUBELET_READS
@@ -64,13 +64,13 @@ def test_a_message_comes_back(message: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "panic: no space", "[" * 100_000, '{"reason": "Engine'])
 def test_a_foreign_message_is_none(text: str) -> None:
-    """Text that is not JSON is not a termination message."""
+    """Text that is not JSON is parsed as None, because no stage server wrote it."""
     assert parse_termination(text) is None
 
 
 @pytest.mark.parametrize("text", ["[1]", "7", "null", '"text"'])
 def test_json_of_another_form_says_nothing(text: str) -> None:
-    """JSON that is not an object gives an empty termination message."""
+    """JSON that is not an object is parsed as an empty termination message."""
     assert parse_termination(text) == Termination("")
 
 
