@@ -34,7 +34,7 @@ def test_generated_files_are_not_stale(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @by_uid
-def test_a_page_is_what_grafana_takes(dashboard: Dashboard) -> None:
+def test_panels_and_variables_of_a_page_are_consistent(dashboard: Dashboard) -> None:
     """Panels have unique ids and do not overlap, and their queries use only variables that are defined."""
     page = json.loads(render_dashboard(dashboard))
     assert page["uid"] == dashboard.uid
@@ -91,8 +91,8 @@ def test_there_are_no_other_runbooks() -> None:
     assert pages == {alert.page for alert in list_alerts()}
 
 
-def test_each_query_is_asked_of_one_side() -> None:
-    """No query may need series of both stages and the operator, because the tests scrape the two separately."""
+def test_no_query_combines_stages_and_the_operator() -> None:
+    """No query combines series of stages with series of the operator, because other tests scrape the two separately."""
     questions = [*alert_signals(list_alerts(), have=["TLS"]), *(q for page in PAGES for q in panel_queries(page))]
     both = [
         q.expr
@@ -102,7 +102,7 @@ def test_each_query_is_asked_of_one_side() -> None:
     assert both == []
 
 
-def test_where_runbooks_are_is_a_matter_of_the_chart() -> None:
+def test_runbook_links_begin_with_the_given_url() -> None:
     """The base URL of the runbooks is a value of the chart, and every alert's link begins with it."""
     text = render_rules(GROUPS, "https://wiki.example.com/omni")
     assert text.count("https://wiki.example.com/omni/") == len(list_alerts())

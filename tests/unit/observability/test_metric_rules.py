@@ -36,7 +36,7 @@ async def test_a_stage_that_answers() -> None:
     assert series_of(before) == series_of(after)
 
 
-async def test_sound_is_timed_where_the_caller_gets_it() -> None:
+async def test_only_the_entry_times_the_first_audio() -> None:
     """Only the entry, from which the client gets the audio, measures the time to first audio."""
     async with AsyncExitStack() as stack:
         first, middle, last = await scripted_stages.Kit(stack).chain()
@@ -67,7 +67,7 @@ def test_the_operator(accept: str, content_type: str) -> None:
 
 
 def test_what_the_reference_lists() -> None:
-    """All metrics of the reference page follow the rules and declare the unit in their name."""
+    """All metrics of the reference page follow the rules, and the unit that each declares is the one in its name."""
     families = [*collect_stage_metrics(), *collect_operator_metrics()]
     assert find_bad_metrics(families) == []
     assert find_bad_units(families) == []
@@ -109,7 +109,7 @@ def test_the_rules_catch(family: GaugeMetricFamily, problem: str) -> None:
     assert any(problem in found for found in find_bad_metrics([family]))
 
 
-def test_the_rules_catch_a_unit_that_is_not_told() -> None:
-    """A metric that does not declare the unit in its name breaks the rules."""
+def test_the_rules_catch_an_undeclared_unit() -> None:
+    """A metric named `..._seconds` that does not declare `seconds` as its unit breaks the rules."""
     family = GaugeMetricFamily("omni_stage_x_seconds", "How long.", value=1)
     assert find_bad_units([family]) == ["omni_stage_x_seconds: ''"]

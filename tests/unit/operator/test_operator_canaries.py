@@ -1,9 +1,9 @@
 """The operator copies no user data: canary words in pods and specs never appear in anything that it writes.
 
 Its Events, statuses, children and logs hold names, reasons, sizes, and the message that a stage server writes for
-kubelet when it exits. They hold no values of environment variables, no container arguments, no annotations of others,
-no program output and no error text of a registry. It cannot know the contents of Secrets, because it may not read them
-(test_operator_rbac.py).
+kubelet when it exits. They repeat no environment variables, arguments or annotations that others have put into a pod or
+pipeline, no program output and no error text of a registry. The operator cannot know the contents of Secrets, because
+it may not read them (test_operator_rbac.py).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def written(cluster: SimulatedCluster) -> str:
 
 
 @pytest.mark.parametrize("state", STATES.values(), ids=STATES)
-def test_nothing_of_pods_and_specs_is_retold(state: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_of_pods_and_specs_is_repeated(state: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     """No canary of a pod or spec appears in what the operator writes or logs."""
     caplog.set_level(logging.DEBUG)
     cluster = make_cluster()
@@ -80,8 +80,8 @@ def test_nothing_of_pods_and_specs_is_retold(state: dict[str, Any], caplog: pyte
     assert WORD not in caplog.text
 
 
-def test_what_a_stage_server_said_of_its_end_is_retold_in_short() -> None:
-    """A termination message is reported, but only its three known fields. So a leak would be visible to these tests."""
+def test_only_known_fields_of_a_termination_message_are_repeated() -> None:
+    """Of a termination message only three fields are reported. `written` has them, so it would also have a leak."""
     cluster = make_cluster()
     cluster.settle()
     said = {"reason": "StartFailed", "message": "no room for the weights", "field": "model", "traceback": WORD}
@@ -95,7 +95,7 @@ def test_what_a_stage_server_said_of_its_end_is_retold_in_short() -> None:
     assert WORD not in written(cluster)
 
 
-def test_every_container_tells_its_end_by_a_file_and_never_by_its_log() -> None:
+def test_termination_messages_come_from_files_and_never_from_logs() -> None:
     """terminationMessagePolicy is File, so kubelet never copies a container's log."""
     cluster = make_cluster()
     cluster.settle()

@@ -1,4 +1,4 @@
-"""The kernel reports the scheduling policy, priority and time slice that yield_cores() gives a background process."""
+"""yield_cores() sets the scheduling policy, priority and time slice of a process. The tests ask the kernel for them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_kernel_takes_policy_priority_and_slice(sleeper: subprocess.Popen[by
     assert_in_background(sleeper.pid)
 
 
-def test_what_it_starts_is_in_the_background_too() -> None:
+def test_child_processes_are_in_the_background_too() -> None:
     """Child processes inherit the scheduling policy and the priority."""
     ask = "import os; print(os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0))"
     code = f"""

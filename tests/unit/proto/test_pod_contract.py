@@ -1,4 +1,4 @@
-"""The operator, dashboards, alerts and runbooks understand what a stage server writes, and probes what it serves."""
+"""Operator, dashboards, alerts and runbooks understand what a stage server writes; probes ask for what it serves."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ CAUSES = {
 
 @pytest.mark.parametrize("message", ["", "weights are missing", "ä" * 2000, "\U0001f600" * 1000, '"\\\n'])
 def test_a_message_comes_back(message: str) -> None:
-    """An encoded termination message fits kubelet's limit, and only its message may be shortened."""
+    """An encoded termination message fits kubelet's limit, and only its `message` field may be shortened."""
     left = Termination(TerminationReason.START_FAILED, message, "model.path")
     text = left.encode()
     assert len(text.encode()) < KUBELET_READS
@@ -64,13 +64,13 @@ def test_a_message_comes_back(message: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "panic: no space", "[" * 100_000, '{"reason": "Engine'])
 def test_a_foreign_message_is_none(text: str) -> None:
-    """Text that is not JSON is not a termination message."""
+    """Text that is not JSON is parsed as None, because no stage server wrote it."""
     assert parse_termination(text) is None
 
 
 @pytest.mark.parametrize("text", ["[1]", "7", "null", '"text"'])
 def test_json_of_another_form_says_nothing(text: str) -> None:
-    """JSON that is not an object gives an empty termination message."""
+    """JSON that is not an object is parsed as an empty termination message."""
     assert parse_termination(text) == Termination("")
 
 
@@ -98,7 +98,7 @@ def test_the_operator_knows_every_reason(reason: TerminationReason) -> None:
     ],
 )
 def test_the_operator_knows_every_exit_code(code: ExitCode, reason: Reason) -> None:
-    """The exit code must suffice where no termination message was written: the volume was full, or a signal came."""
+    """The exit code suffices where no termination message was written, because of a full volume or a signal."""
     status = {"name": "stage", "state": {"terminated": {"exitCode": int(code)}}}
     cause = find_container_cause({"name": "stage"}, status, init=False)
     assert cause is not None
@@ -143,7 +143,7 @@ def test_the_form_is_json() -> None:
 
 
 def metrics_in(text: str) -> set[str]:
-    """Returns the names of a stage's metrics in any text. Each series of a histogram has the histogram's name."""
+    """Returns the names of a stage's metrics in any text. Series of a histogram count under the histogram's name."""
     names = re.findall(r"\bomni_(?:stage|pipeline)_[a-z_]*[a-z]\b", text)
     return {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
 

@@ -57,12 +57,12 @@ def test_what_repeats_is_counted(data: bytes, refused: bool) -> None:
 
 @pytest.mark.parametrize("cut", [17_000, 20_001, 30_000])
 def test_bytes_that_end_early_are_the_parsers_business(cut: int) -> None:
-    """A truncated message is not counted as too large. protobuf's parser refuses it."""
+    """A truncated message is not refused for its number of fields, but protobuf's parser refuses it."""
     data = chat(64, 8, "word " * 20)[:cut]
     assert not has_too_many_fields(data)
     assert isinstance(deserialize_request(data), WireError)
 
 
 def test_numbers_without_end_are_no_trouble() -> None:
-    """Varints without an end are not counted as too many fields."""
+    """Bytes that are an endless varint do not count as too many fields."""
     assert not has_too_many_fields(b"\xff" * (1 << 20))

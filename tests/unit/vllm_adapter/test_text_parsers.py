@@ -1,4 +1,4 @@
-"""Which sampling parameters vLLM's parsers require, and which requests are refused because a parser cannot do them."""
+"""Which sampling parameters vLLM's tool parsers require, and which tools a parser cannot enforce."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_strict_tool_that_may_be_called_holds_its_calls_to_the_schema() -> Non
     assert "structured_outputs" not in free.sampling
 
 
-def test_a_parser_that_cannot_is_no_reason_to_drop_strict() -> None:
+def test_a_strict_tool_needs_a_parser_that_can_enforce_it() -> None:
     """A strict tool is refused if the parser cannot enforce its schema."""
     pythonic = parsers("pythonic")
     with pytest.raises(InvalidRequestError, match="'weather' is strict"):

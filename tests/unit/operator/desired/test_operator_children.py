@@ -1,4 +1,4 @@
-"""Names, labels, desired-state hashes and sizes of all children."""
+"""Names, labels, desired-state hashes and sizes of a pipeline's children, which are the objects made for it."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class TestSeal:
     @settings(deadline=None, max_examples=30)
     @given(st.permutations(range(4)))
     def test_order_of_stages_does_not_count(self, order: list[int]) -> None:
-        """Server-side apply by two field managers may reorder the list of stages."""
+        """Server-side apply by two field managers may reorder the stages. That changes no child but the snapshot."""
         stages = [*make_stages(), {"name": "caption", "component": "generic/llm", "inputs": [{"from": "thinker"}]}]
         stages[3]["outputs"] = ["Text"]
         one, other = (

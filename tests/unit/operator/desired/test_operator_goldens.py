@@ -32,7 +32,7 @@ def test_goldens_are_fresh(script: ModuleType) -> None:
 
 
 def test_defaults_that_are_filled_in_change_nothing_but_the_snapshot(script: ModuleType) -> None:
-    """A pipeline from the API server has the CRD's defaults and one from a file has none; both give equal children."""
+    """A pipeline from the API server has the CRD's defaults, one from a file has none. Only their snapshots differ."""
     for sample in script.SAMPLES.glob("*.yaml"):
         filled, written = (
             {key_of(child): child for child in script.render_children(pipeline, "ns", script.SETTINGS)}
@@ -63,7 +63,7 @@ def test_a_stale_and_a_left_over_golden_are_found(
 
 
 class TestRender:
-    """`omnipipe render`."""
+    """The command `omnipipe render`."""
 
     SAMPLE = "manifests/samples/tiny-omni.yaml"
 

@@ -235,10 +235,12 @@ class TestEvaluation:
             pytest.param(
                 {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "two"}}}, True, id="by name"
             ),
-            pytest.param({"podSelector": {"matchLabels": {"app": "b"}}}, False, id="pods of the own namespace only"),
+            pytest.param(
+                {"podSelector": {"matchLabels": {"app": "b"}}}, False, id="pods of the policy's namespace only"
+            ),
             pytest.param({"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "b"}}}, True, id="both"),
             pytest.param({"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "c"}}}, False, id="and"),
-            pytest.param({"ipBlock": {"cidr": "0.0.0.0/0"}}, False, id="a block of addresses is not for pods"),
+            pytest.param({"ipBlock": {"cidr": "0.0.0.0/0"}}, False, id="an ipBlock matches no pods"),
         ],
     )
     def test_peers(self, peer: Manifest, allowed: bool) -> None:

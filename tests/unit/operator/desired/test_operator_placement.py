@@ -51,7 +51,7 @@ class TestPlacement:
         pipeline = make_single(**setting) if where == "stage" else make_single(spec={"defaults": setting})
         assert pod_spec(build_all(pipeline))[field] == self.SETTINGS[field]
 
-    def test_nothing_said_nothing_written(self) -> None:
+    def test_unset_fields_are_not_written(self) -> None:
         """Fields that the spec does not set are absent from the pod spec."""
         assert not set(self.SETTINGS) & set(pod_spec(build_all(make_single())))
 
@@ -75,7 +75,7 @@ class TestPlacement:
         assert spread["whenUnsatisfiable"] == "ScheduleAnyway"
         assert spread["labelSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
 
-    def test_or_as_the_resource_says(self) -> None:
+    def test_a_topology_in_the_spec_replaces_the_default_spread(self) -> None:
         """A topology in the spec replaces the default spread over hosts. An empty list removes it."""
         topology = [{"topologyKey": "topology.kubernetes.io/zone", "maxSkew": 2, "whenUnsatisfiable": "DoNotSchedule"}]
         (spread,) = pod_spec(build_all(make_single(topology=topology)))["topologySpreadConstraints"]

@@ -136,7 +136,9 @@ class TestServer:
         }
         assert "OMP_NUM_THREADS" not in env_of(pod_spec(build_all(make_single()))["containers"][0])
         with_gpu = make_single(resources={"limits": {"cpu": 4, **GPU["limits"]}})
-        assert "OMP_NUM_THREADS" not in env_of(pod_spec(build_all(with_gpu))["containers"][0]), "vLLM decides there"
+        assert "OMP_NUM_THREADS" not in env_of(pod_spec(build_all(with_gpu))["containers"][0]), (
+            "with a GPU, vLLM decides"
+        )
 
     def test_nothing_of_the_operator_s_own_version_is_in_the_template(self) -> None:
         """An operator upgrade changes a template only through the default image, and a spec can set its own image."""

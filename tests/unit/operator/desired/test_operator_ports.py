@@ -60,4 +60,4 @@ async def test_idle_connections_keep_nobody_out(
         except BlockingIOError:
             pass
         one.close()
-    assert closed >= HOARD - 32, "the port holds no more of one peer"
+    assert closed >= HOARD - 32, "the port keeps few connections of one peer"

@@ -76,7 +76,7 @@ NEW_REVISION = {
     "another edge": set_in("stages", 2, "inputs", [{"from": "thinker", "mode": "Full"}]),
     "component": set_in("stages", 0, "component", "generic/llm"),
     "outputs": set_in("stages", 0, "outputs", ["Text", "Audio"]),
-    "one stage less": lambda spec: spec.update(stages=spec["stages"][:1]),
+    "one stage fewer": lambda spec: spec.update(stages=spec["stages"][:1]),
     "a stage renamed": lambda spec: spec["stages"][2].update(name="vocoder"),  # no stage has it as input
 }
 
@@ -116,7 +116,7 @@ def test_neither_order_nor_sizes_count(order: list[int], replicas: int, requests
 
 
 class TestSnapshots:
-    """A ControllerRevision of a set rebuilds that set."""
+    """A set can be rebuilt from its ControllerRevision."""
 
     SPECS = {
         "plain": {},

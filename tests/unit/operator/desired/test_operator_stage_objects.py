@@ -82,7 +82,7 @@ class TestReplicas:
         assert templates[0] == templates[1]
 
     @pytest.mark.parametrize("suspend", [False, True], ids=["running", "suspended"])
-    def test_a_set_that_ends_has_the_pods_it_is_told(self, suspend: bool) -> None:
+    def test_deployments_have_the_replicas_that_the_rollout_decided(self, suspend: bool) -> None:
         """Deployments have the replicas that the rollout decided, not those of the spec."""
         pipeline = make_pipeline([{**s, "replicas": 3} for s in make_stages()], suspend=suspend)
         children = build_set(pipeline, replicas={"thinker": 0, "talker": 3, "token2wav": 3})

@@ -28,10 +28,10 @@ def test_the_program_sets_the_collector_before_it_does_anything_else() -> None:
         "code = main(['--kubeconfig=/does/not/exist'])\n"
         f"print(json.dumps({STATE} | dict(code=code)))"
     )
-    assert state["code"] == EXIT_SETTINGS, "it ends where it would connect"
+    assert state["code"] == EXIT_SETTINGS, "the program ends because it finds no kubeconfig"
     assert state["on"]
     assert tuple(state["thresholds"]) == GC_THRESHOLDS
-    assert state["frozen"] > 50_000, "kopf, aiohttp and pydantic alone make more"
+    assert state["frozen"] > 50_000, "kopf, aiohttp and pydantic alone have more objects"
 
 
 def test_cycles_are_still_collected() -> None:

@@ -119,7 +119,7 @@ def test_metrics_are_named_as_documented() -> None:
         ({"Pod": 181.0, "Service/ns": 500.0}, 200.0, 3),
         ({}, 181.0, 1),
     ],
-    ids=["well", "a silent watch", "all at once", "stuck"],
+    ids=["well", "a silent watch", "two silent watches and a stuck queue", "a stuck queue"],
 )
 def test_what_makes_the_process_unwell(ages: dict[str, float], busy_s: float, problems: int) -> None:
     """Liveness fails if a watch is silent or the queue is stuck for more than 180 s."""
@@ -138,7 +138,7 @@ def test_calls_beyond_the_burst_wait_their_turn() -> None:
     assert [limiter.reserve(0.0) for _ in range(5)] == pytest.approx([0.0, 0.0, 0.0, 0.1, 0.2])
     assert limiter.reserve(0.3) == pytest.approx(0.0)
     assert [limiter.reserve(100.0) for _ in range(4)] == pytest.approx([0.0, 0.0, 0.0, 0.1]), (
-        "what was unused is not saved up"
+        "unused calls do not accumulate beyond the burst"
     )
 
 
@@ -148,14 +148,14 @@ def test_a_burst_of_one_is_an_even_rate() -> None:
 
 
 def test_kopf_never_gives_up_and_can_be_asked_again() -> None:
-    """kopf's pauses never end, and each iteration over them begins with the shortest."""
+    """The pauses between kopf's retries are an endless sequence. Each iteration over it begins with the shortest."""
     backoffs = EndlessBackoffs()
     for _ in range(2):
         assert list(itertools.islice(backoffs, 6)) == [0.5, 1.0, 2.0, 4.0, 5.0, 5.0]
-    assert not hasattr(backoffs, "__len__"), "kopf would take it for finite"
+    assert not hasattr(backoffs, "__len__"), "kopf would take the sequence for finite"
 
 
-def test_kopf_is_a_shell_only() -> None:
+def test_kopf_does_no_peering_scanning_or_posting() -> None:
     """kopf's own peering, scanning and Events are turned off."""
     settings = build_kopf_settings(OperatorSettings())
     assert settings.peering.standalone

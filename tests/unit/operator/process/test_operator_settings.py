@@ -13,7 +13,7 @@ def test_defaults() -> None:
     settings = parse_settings([], {})
     assert settings.namespaces == ()
     assert settings.identity
-    assert settings.identity != parse_settings([], {}).identity, "two processes of one host are two"
+    assert settings.identity != parse_settings([], {}).identity, "two processes on one host have different identities"
     defaults = OperatorSettings(identity=settings.identity, lease_namespace=settings.lease_namespace)
     assert settings == defaults
 

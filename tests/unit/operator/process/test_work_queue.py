@@ -11,7 +11,7 @@ import uvloop
 from omni_kube.pacing import Backoff
 from omni_operator.process.work_queue import SHORTEST_PAUSE_S, WorkQueue
 
-SOON = 5.0  # deadline of what should happen immediately
+SOON = 5.0  # deadline in seconds for what should happen immediately
 
 
 async def _next(queue: WorkQueue[str]) -> str:
@@ -37,7 +37,7 @@ async def test_a_key_added_many_times_comes_once() -> None:
 def test_a_key_that_is_due_at_once_may_be_added_again(
     loop_factory: Callable[[], asyncio.AbstractEventLoop], delay_s: float
 ) -> None:
-    """Below half a millisecond uvloop's call_at returns a handle without a time. That once crashed the operator."""
+    """For delays below half a millisecond, uvloop's call_at returns a handle without a time: the operator crashed."""
 
     async def add_twice() -> list[str]:
         queue = _queue()
@@ -114,7 +114,7 @@ async def test_the_server_may_ask_for_a_longer_pause() -> None:
     assert queue.retry("a", at_least_s=77.0) == 77.0
 
 
-async def test_news_shorten_the_pause_after_a_failure_but_not_to_nothing() -> None:
+async def test_an_event_shortens_the_pause_after_a_failure_but_not_to_zero() -> None:
     """A new event shortens the pause after a failure to SHORTEST_PAUSE_S."""
     queue = _queue(first_s=3600.0, longest_s=3600.0)
     queue.add("a")
@@ -127,7 +127,7 @@ async def test_news_shorten_the_pause_after_a_failure_but_not_to_nothing() -> No
     assert loop.time() - began >= SHORTEST_PAUSE_S * 0.9
 
 
-async def test_news_while_in_work_shorten_the_pause_too() -> None:
+async def test_an_event_while_in_work_also_shortens_the_pause() -> None:
     """An event that comes while the key is in work also shortens the pause after its failure."""
     queue = _queue(first_s=3600.0, longest_s=3600.0)
     queue.add("a")
@@ -166,7 +166,7 @@ async def test_the_oldest_work_is_known() -> None:
     queue.add("a", 0.0)
     await asyncio.sleep(0.05)
     waiting = queue.longest_due_s()
-    assert waiting > 0.0, "ready and nobody takes it"
+    assert waiting > 0.0, "the key is ready and no worker has taken it"
     await _next(queue)
     assert queue.longest_due_s() >= 0.0
     queue.done("a")
@@ -187,7 +187,7 @@ async def test_tenants_take_turns_and_none_has_all_workers() -> None:
     assert [await _next(queue) for _ in range(4)] == ["a1", "b1", "c1", "a2"]
     waiting = asyncio.create_task(queue.get())
     await asyncio.sleep(0)
-    assert not waiting.done(), "a has as many as it may"
+    assert not waiting.done(), "group a has reached most_of_group"
     queue.add("b2", 0.0)
     assert await asyncio.wait_for(waiting, SOON) == "b2"
     queue.done("a1")
@@ -222,10 +222,10 @@ async def test_a_backlog_that_shrinks_is_not_stuck(monkeypatch: pytest.MonkeyPat
         clock += 10.0
         assert queue.stuck_s() <= 10.1
         queue.done(key)
-    assert queue.longest_due_s() > 300, "though what waits has waited for long"
+    assert queue.longest_due_s() > 300, "the keys have waited for a long time"
     clock += 500.0
     # Not 500: adding 500 to the clock's float may round down.
-    assert queue.stuck_s() > 499.0, "nobody takes what is ready"
+    assert queue.stuck_s() > 499.0, "keys are ready and no worker takes them"
     queue.begin()
     assert queue.stuck_s() == 0.0
 

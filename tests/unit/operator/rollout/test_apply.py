@@ -140,7 +140,7 @@ async def test_what_could_not_be_looked_up_is_not_written() -> None:
     assert not outcome.taken
 
 
-async def test_who_does_not_lead_writes_nothing() -> None:
+async def test_without_leadership_nothing_is_written() -> None:
     server = Server()
     with pytest.raises(NotLeaderError):
         await carry_out(server, plan_of(DESIRED), leads=False)

@@ -51,7 +51,7 @@ def decide_first(manifest: Manifest, settings: BuildSettings = SETTINGS) -> Deci
 
 
 def build_directly(manifest: Manifest, settings: BuildSettings = SETTINGS) -> list[Manifest]:
-    """Returns the children of a pipeline that has none yet, built without any cache."""
+    """Returns the children that a new pipeline should get, built without any cache."""
     spec = {key: value for key, value in manifest["spec"].items() if key != "stages"}
     metadata = manifest["metadata"]
     pipeline = make_pipeline(manifest["spec"]["stages"], name=metadata["name"], **spec)
@@ -86,7 +86,7 @@ CHANGES: dict[str, tuple[Manifest, BuildSettings]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_decision_is_that_of_the_builders_whatever_was_decided_before(change: str) -> None:
-    """A decision from full caches has the same children as builders without caches."""
+    """A decision with full caches plans the same children as the builders make without caches."""
     for manifest, settings in CHANGES.values():  # every case is cached before the one under test
         decide_first(manifest, settings)
     manifest, settings = CHANGES[change]
@@ -141,7 +141,7 @@ def test_each_memory_is_bounded_and_used() -> None:
         info = cache.cache_info()
         assert info.maxsize == REMEMBERED_SETS
         assert info.currsize == REMEMBERED_SETS
-        assert info.hits >= len(crowd), "the second decision of each builds nothing"
+        assert info.hits >= len(crowd), "the second decision about each pipeline builds nothing"
         assert info.misses == len(crowd)
 
 

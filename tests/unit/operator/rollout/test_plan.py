@@ -1,4 +1,4 @@
-"""Plans: what is written, in which order, and what is never touched."""
+"""Plans: which children are written or deleted, in which order, and which objects are never touched."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_everything_is_missing_and_applied_in_a_safe_order() -> None:
     plan = compute_plan(DESIRED, observe({}))
     kinds = [child["kind"] for child in plan.apply]
     stable = [key_of(child).name for child in plan.apply[-2:]]
-    assert stable == ["demo", "demo-headless"], "a switch comes after all that it leads to"
+    assert stable == ["demo", "demo-headless"], "the entry Services are written last"
     order = ["ServiceAccount", "ConfigMap", "ControllerRevision", "Service", "NetworkPolicy", "Deployment"]
     order += ["PodDisruptionBudget", "PodMonitor"]
     assert sorted(kinds[:-2], key=order.index) == kinds[:-2]
@@ -127,7 +127,7 @@ def test_a_child_that_is_being_deleted_is_waited_for() -> None:
     assert plan.is_empty
     assert plan.waiting == (("Deployment", TALKER),)
     gone = [child for child in DESIRED if key_of(child) != ("Deployment", TALKER)]
-    assert compute_plan(gone, observe(live)).is_empty, "it is deleted once"
+    assert compute_plan(gone, observe(live)).is_empty, "a child that is being deleted is not deleted again"
 
 
 def test_prunes_with_preconditions_and_the_snapshot_last() -> None:

@@ -62,7 +62,7 @@ class TestBlueGreen:
             step(cluster, "end_pods")
         cluster.edit(defaults={"image": "stage:1"})
         step(cluster, "end_pods")
-        assert cluster.selected() == new, "the old set is not complete any more: first it must be again"
+        assert cluster.selected() == new, "the old set is incomplete, so it is not selected yet"
         cluster.settle()
         assert cluster.selected() == old
         assert cluster.revisions() == {old}
@@ -135,7 +135,7 @@ class TestBlueGreen:
         cluster.edit(stages=make_stages())
         for _ in range(2):
             step(cluster, "start_pods")
-        assert cluster.selected() == first, "there is room: what serves text goes on serving it"
+        assert cluster.selected() == first, "both sets fit, so the old one keeps serving text"
         cluster.settle()
         assert cluster.revisions() != {first}
         tight = make_cluster(capacity=3, stages=stages)

@@ -1,7 +1,7 @@
 """Invariants of every rollout. Hypothesis tries random edits, failures, deletions and crashes to break them.
 
-1. As long as a pod exists, the Services that its configuration names exist and are of its own revision. Their pods are
-   not ended.
+1. As long as a pod exists, the Services that its configuration names exist and are of its own revision. The stages
+   behind these Services are not scaled down.
 2. The entry Service is never switched to a set that is not fully available while another set is. After the first set
    has served, a set always serves.
 3. After the last edit of the spec the cluster settles: the operator writes nothing more. If the target is available,
@@ -220,7 +220,7 @@ class Rollouts(RuleBasedStateMachine):
         self.cluster.settle()
         writes, status = self.cluster.writes, self.cluster.status_writes
         self.cluster.reconcile()
-        assert (self.cluster.writes, self.cluster.status_writes) == (writes, status), "an idle round wrote"
+        assert (self.cluster.writes, self.cluster.status_writes) == (writes, status), "an idle reconcile wrote"
         self.check_rest()
         self.cluster.capacity = None
         self.edit(defaults={"image": "stage:3"})

@@ -50,7 +50,7 @@ def test_decisions_change_nothing_that_they_are_given() -> None:
 
 
 class TestSuspend:
-    """A suspended pipeline has no pods and keeps its other objects."""
+    """A suspended pipeline has no pods. Its Deployments, Services and configuration stay."""
 
     def test_pods_end_from_the_entry_downwards_and_come_back(self) -> None:
         cluster = settled()
@@ -160,7 +160,7 @@ class TestHands:
         assert reasons(cluster) == ("AllStagesReady", "RolloutComplete", "AsExpected")
         assert told(cluster) == ["ReplicasMissing", "AsExpected", "AllStagesReady"]
 
-    def test_a_pod_of_a_lost_node_does_not_hold_a_rollout_for_ever(self) -> None:
+    def test_a_pod_of_a_lost_node_does_not_block_a_rollout(self) -> None:
         """A terminating pod on a lost node delays a rollout only for a limited time."""
         cluster = settled()
         old = str(cluster.selected())

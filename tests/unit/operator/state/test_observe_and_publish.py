@@ -1,4 +1,4 @@
-"""What the operator reads from the store and what it reports about a decision, as far as pure functions do this."""
+"""The pure functions that read the operator's store before a decision, and those that prepare what it then reports."""
 
 from __future__ import annotations
 
@@ -198,9 +198,9 @@ def test_what_was_verified_is_not_compared_again_until_it_changes() -> None:
         observed = Observed(pipeline=PIPELINE, children={key_of(child): child})
         return not compute_plan([service], observed, verified=verified).is_empty
 
-    assert not is_planned(edited), "the same version: known"
+    assert not is_planned(edited), "this version is verified, so it is not compared"
     edited["metadata"] = edited["metadata"] | {"resourceVersion": "2"}
     assert is_planned(edited)
     assert not is_planned(live)
     verified.add(("another", "x", "1"))
-    assert is_planned(live | {"spec": {}}), "forgotten, and so compared"
+    assert is_planned(live | {"spec": {}}), "the verified version was forgotten, so it is compared"

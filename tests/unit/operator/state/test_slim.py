@@ -1,5 +1,5 @@
-"""The store keeps every field that decisions read. Otherwise it keeps little of the operator's own objects and almost
-nothing of other owners' objects."""
+"""The store keeps every field that decisions read. Of the operator's own objects it keeps little else, and of other
+owners' objects it keeps almost nothing."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def stranger(kind: ObjectKind) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not REPLICA_SETS], ids=lambda kind: str(kind.kind))
-def test_of_what_is_not_ours_next_to_nothing_is_kept(kind: ObjectKind) -> None:
+def test_almost_nothing_of_foreign_objects_is_kept(kind: ObjectKind) -> None:
     """The store keeps less than 1 KiB of an object that has another owner."""
     manifest = stranger(kind)
     raw = msgspec.Raw(msgspec.json.encode(manifest))
@@ -53,7 +53,7 @@ def test_of_what_is_not_ours_next_to_nothing_is_kept(kind: ObjectKind) -> None:
         assert msgspec.json.decode(kept)["metadata"]["name"] == "s"
 
 
-def test_strangers_do_not_fill_the_store() -> None:
+def test_foreign_objects_do_not_fill_the_store() -> None:
     store = new_store()
     for number in range(300):
         manifest = stranger(KIND_BY_NAME["ConfigMap"])
@@ -93,8 +93,8 @@ def test_a_child_that_was_verified_is_a_hash_and_needs_no_reading(observed: Obse
     assert kept < whole / 2
 
 
-def test_one_that_was_not_is_read_first(observed: Observed) -> None:
-    """A child without its data that was not verified is read before it is compared."""
+def test_a_child_that_was_not_verified_is_read_first(observed: Observed) -> None:
+    """A child that was not verified and whose data the store lacks is read before it is compared."""
     desired = list(observed.children.values())
     slim = {key: slim_seen(child) if key.kind == "ConfigMap" else child for key, child in observed.children.items()}
     maps = {key for key in slim if key.kind == "ConfigMap"}
@@ -116,7 +116,7 @@ def test_the_store_keeps_a_hash_only_of_the_version_that_was_verified(observed: 
     found = store.get(name)
     assert found is not None
     assert (found[SLIM], found["spec"]["replicas"]) == (True, child["spec"]["replicas"])
-    assert "containers" in found["spec"]["template"]["spec"], "which name ConfigMaps"
+    assert "containers" in found["spec"]["template"]["spec"], "containers are kept, because they name ConfigMaps"
 
 
 def pod(**fields: Any) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def pod(**fields: Any) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, **fields}
 
 
-def test_of_a_pod_what_causes_are_found_by() -> None:
+def test_of_a_pod_the_fields_that_show_causes_are_kept() -> None:
     """The store keeps the fields of a pod from which causes are found."""
     manifest = pod(
         spec={
@@ -152,7 +152,7 @@ def test_of_a_pod_what_causes_are_found_by() -> None:
     ]
 
 
-def test_of_endpoints_whom_they_reach() -> None:
+def test_of_endpoint_slices_the_ready_endpoints_are_kept() -> None:
     """The store keeps what count_ready_endpoints reads of an EndpointSlice."""
     manifest = {
         "apiVersion": "discovery.k8s.io/v1",
@@ -195,6 +195,6 @@ def test_the_oldest_pipelines_of_a_namespace_come_first() -> None:
     ranks = {name: store.rank(NamespacedName("ns", name), 2) for name in "abcd"}
     assert ranks == {"c": 0, "a": 1, "b": 2, "d": 3}
     assert store.rank(NamespacedName("other", "x"), 2) == 0
-    assert store.rank(NamespacedName("ns", "d"), 4) == 0, "there is room for all"
+    assert store.rank(NamespacedName("ns", "d"), 4) == 0, "none is over the limit"
     store.remove_deleted(ObjectKey("OmniPipeline", "ns", "c"))
-    assert store.rank(NamespacedName("ns", "b"), 2) == 1, "one that goes makes room"
+    assert store.rank(NamespacedName("ns", "b"), 2) == 1, "a deleted pipeline makes room for another"

@@ -1,4 +1,4 @@
-"""Which cause is reported for a stage that is not ready, also if it has several, and which states are no cause."""
+"""Which cause is reported for a stage that is not ready, which one of several, and which states are no cause."""
 
 from __future__ import annotations
 
@@ -109,13 +109,13 @@ def test_pods_that_cannot_be_created(name: str, where: str) -> None:
     cause = find_cause(stage, NOW)
     assert cause is not None
     assert cause.reason == reason
-    assert "zq8s4" not in cause.message, "each try has another name: the message would change for ever"
+    assert "zq8s4" not in cause.message, "each try has another pod name, so the message would change with every try"
     for word in words:
         assert word in cause.message
     assert lacks_capacity(stage) == (reason is Reason.QUOTA_EXCEEDED)
 
 
-def test_evicted_pods_are_told_of_while_replicas_are_missing() -> None:
+def test_evicted_pods_are_reported_while_replicas_are_missing() -> None:
     evicted = pod(phase="Failed", reason="Evicted", message="The node was low on resource: memory. Threshold: 100Mi.")
     cause = find_cause(stage_of(ended_pods=(evicted,)), NOW)
     assert cause is not None
@@ -124,8 +124,8 @@ def test_evicted_pods_are_told_of_while_replicas_are_missing() -> None:
     assert find_cause(stage_of(ended_pods=(evicted,), available=1), NOW) is None
 
 
-def test_a_deadline_makes_a_failure_of_what_might_have_passed() -> None:
-    """After the progress deadline, a cause that could pass by itself becomes hard."""
+def test_after_the_progress_deadline_a_temporary_cause_is_a_failure() -> None:
+    """After the progress deadline, a cause that could have passed by itself counts as a failure (`hard`)."""
     late = {"Progressing": {"status": "False", "reason": "ProgressDeadlineExceeded"}}
     cause = find_cause(stage_of(pod(conditions=unscheduled(NO_GPU)), **late), NOW)
     assert cause is not None
@@ -135,7 +135,7 @@ def test_a_deadline_makes_a_failure_of_what_might_have_passed() -> None:
     assert cause.reason == Reason.PROGRESS_DEADLINE_EXCEEDED
 
 
-def test_of_several_causes_the_one_is_told_that_a_person_must_mend() -> None:
+def test_of_several_causes_the_one_that_a_user_must_fix_is_reported() -> None:
     """Of several causes, the one that only a user can correct is reported."""
     unplaced = pod(conditions=unscheduled(NO_GPU), name="a")
     refused = POD_CASES["configuration refused"][0]

@@ -1,4 +1,4 @@
-"""How conditions are written: lastTransitionTime changes only if the status does, and a second write is equal."""
+"""How conditions are written: lastTransitionTime changes only with the status. The same state gives the same status."""
 
 from __future__ import annotations
 

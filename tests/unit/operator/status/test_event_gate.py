@@ -8,18 +8,18 @@ DOWN, UP = EventData("Warning", "Down", "it is down"), EventData("Normal", "Up",
 
 
 def test_equal_ones_are_told_together() -> None:
-    """Equal Events within pause_s are only counted, and the next Event has their number."""
+    """Equal Events within pause_s are only counted, and the next equal Event carries the count."""
     gate = EventGate(pause_s=60.0)
     assert gate.admit("u", DOWN, 0.0) == DOWN
     assert [gate.admit("u", DOWN, float(second)) for second in range(1, 60)] == [None] * 59
-    assert gate.admit("u", UP, 30.0) == UP, "another one is told at once"
-    assert gate.admit("other", DOWN, 30.0) == DOWN, "and another pipeline's"
+    assert gate.admit("u", UP, 30.0) == UP, "another Event is published immediately"
+    assert gate.admit("other", DOWN, 30.0) == DOWN, "so is an Event of another pipeline"
     again = gate.admit("u", DOWN, 61.0)
     assert again is not None
     assert again.count == 60
 
 
-def test_one_pipeline_has_so_many_an_hour() -> None:
+def test_events_of_a_pipeline_are_limited_per_hour() -> None:
     """A pipeline may have `most` Events in a burst, and `most` per hour after it."""
     gate = EventGate(most=5)
 

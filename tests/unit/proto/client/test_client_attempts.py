@@ -1,4 +1,4 @@
-"""The attempts of one request, which both clients share. Tested without a connection and with a fake clock."""
+"""How both clients decide about the attempts of one request. Tested without a connection and with a fake clock."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_nothing_is_tried_again_once_accepted_or_closed() -> None:
         other.fail(failed(), closed=True)
 
 
-def test_an_attempt_begins_without_what_the_last_one_had() -> None:
+def test_a_new_attempt_must_be_accepted_again() -> None:
     """A new attempt must be accepted again before it may receive text."""
     request = attempts()
     request.begin()

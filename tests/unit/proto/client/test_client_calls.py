@@ -83,7 +83,7 @@ async def test_the_deadline_reaches_the_server_and_ends_the_call(run: Run) -> No
     assert len(stage.calls) == 1
 
 
-async def test_what_came_before_a_failure_stands() -> None:
+async def test_events_before_a_failure_are_delivered() -> None:
     """Events that arrive before a failure are delivered before the error is raised."""
 
     async def script(call: Call) -> None:

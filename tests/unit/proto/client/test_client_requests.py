@@ -129,7 +129,7 @@ def test_embeddings_are_announced_and_follow_in_whole_rows() -> None:
         pytest.param(np.ones((1, (1 << 20) + 1), dtype=np.float32), id="a row larger than the protocol's"),
     ],
 )
-def test_what_are_no_embeddings(array: Any) -> None:
+def test_unsupported_arrays_are_refused_as_embeddings(array: Any) -> None:
     """Arrays of an unsupported shape, dtype or layout are refused as prompt embeddings."""
     with pytest.raises(ArgumentError, match="prompt_embeds"):
         prepare(prompt_embeds=array)
@@ -176,7 +176,7 @@ def test_wrong_arguments_are_refused_before_anything_is_sent(arguments: dict[str
         client.generate(**arguments)
 
 
-def test_an_argument_that_is_none_is_refused_at_once() -> None:
+def test_an_unknown_argument_is_refused_at_once() -> None:
     """An unknown argument raises TypeError before anything is sent."""
     with OmniClient("localhost:1") as client, pytest.raises(TypeError, match="unknown arguments: sede"):
         client.run(text="a", sede=1)  # type: ignore[call-arg]

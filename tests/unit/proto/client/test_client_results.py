@@ -176,7 +176,9 @@ def test_integer_wav_files_are_read_by_libsndfile(tmp_path: Path) -> None:
     ("size", "rate", "channels", "encoding"),
     [(3, 24000, 1, "pcm_s16le"), (6, 24000, 2, "pcm_s16le"), (4, 0, 1, "pcm_s16le"), (4, 1, 1, "mp3")],
 )
-def test_what_is_no_sound_is_not_written(tmp_path: Path, size: int, rate: int, channels: int, encoding: str) -> None:
+def test_bytes_that_do_not_fit_the_format_are_not_written(
+    tmp_path: Path, size: int, rate: int, channels: int, encoding: str
+) -> None:
     """Samples that do not fit their format are not written to a WAV file."""
     with pytest.raises(ArgumentError):
         write_wav(tmp_path / "x.wav", bytes(size), sample_rate_hz=rate, channels=channels, encoding=encoding)

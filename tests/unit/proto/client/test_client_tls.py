@@ -77,12 +77,12 @@ def files(tmp_path: Path) -> dict[str, Path]:
 
 
 PLANS: dict[str, tuple[str, dict[str, Any], str, bool]] = {
-    "as ever": ("localhost:1", {}, "localhost:1", False),
+    "plain target": ("localhost:1", {}, "localhost:1", False),
     "gRPC's own scheme": ("dns:///a.b.svc.:1", {}, "dns:///a.b.svc.:1", False),
     "url of a status": ("grpc://a.b.svc:1", {}, "a.b.svc:1", False),
     "url of a status, TLS": ("grpcs://a.b.svc:1", {}, "a.b.svc:1", True),
-    "said twice": ("grpcs://a.b.svc:1", {"tls": True}, "a.b.svc:1", True),
-    "plaintext said twice": ("grpc://a.b.svc:1", {"tls": False}, "a.b.svc:1", False),
+    "TLS given twice": ("grpcs://a.b.svc:1", {"tls": True}, "a.b.svc:1", True),
+    "plaintext given twice": ("grpc://a.b.svc:1", {"tls": False}, "a.b.svc:1", False),
     "tls": ("localhost:1", {"tls": True}, "localhost:1", True),
     "no tls": ("localhost:1", {"tls": False}, "localhost:1", False),
     "tls with a name": ("localhost:1", {"tls": ClientTls(server_name="a.b")}, "localhost:1", True),

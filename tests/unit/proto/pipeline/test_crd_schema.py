@@ -141,7 +141,7 @@ def test_names_leave_room_for_the_revision() -> None:
     assert MAX_JOINED_NAME + 1 - 2 + len("-headless") <= 63, "the stable headless Service, with the shortest stage name"
 
 
-def test_gpus_are_told_by_their_resource() -> None:
+def test_every_gpu_resource_is_in_the_rules() -> None:
     """The rules on resources name every GPU resource."""
     rules = str(FIELDS["spec.stages[].resources"]["x-kubernetes-validations"])
     assert all(f"'{name}'" in rules for name in GPU_RESOURCES)

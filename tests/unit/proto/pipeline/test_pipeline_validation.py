@@ -64,7 +64,7 @@ IDENTITY = {
 
 
 @pytest.mark.parametrize("case", IDENTITY, ids=lambda name: name.replace(" ", "-"))
-def test_which_object_it_is(case: str) -> None:
+def test_wrong_kind_and_metadata_are_refused(case: str) -> None:
     change, expected = IDENTITY[case]
     (found,) = problems(dump(change))
     assert found.startswith(expected)

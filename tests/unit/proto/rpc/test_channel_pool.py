@@ -41,7 +41,7 @@ def test_a_lost_channel_is_left_and_closed_once_its_calls_have_ended() -> None:
     long, failing, also_failing = pool.take(), pool.take(), pool.take()
     assert give_back(pool, failing, unreached=True) is None
     assert pool.take().channel == 2
-    assert give_back(pool, also_failing, unreached=True) is None, "it is left already; the new one has lost nothing"
+    assert give_back(pool, also_failing, unreached=True) is None, "already replaced; the new channel is kept"
     assert pool.take().channel == 2
     assert give_back(pool, long, unreached=False) == 1
     assert pool.close() == [2]
@@ -56,7 +56,7 @@ def test_a_young_channel_is_kept_and_closing_takes_all() -> None:
     running, failing = old.take(), old.take()
     give_back(old, failing, unreached=True)
     assert old.close() == [1, 2]
-    assert give_back(old, running, unreached=False) is None, "closed already"
+    assert give_back(old, running, unreached=False) is None, "its channel is closed already"
 
 
 class _Stage(stage_service_pb2_grpc.StageServiceServicer):
@@ -92,7 +92,7 @@ async def test_both_clients_find_a_pipeline_that_came_back(opened: list[int]) ->
             with pytest.raises(OmniRequestError) as caught:
                 await call()
             assert caught.value.code is grpc.StatusCode.UNAVAILABLE
-        assert len(opened) == 4, "each left its first channel"
+        assert len(opened) == 4, "each client has replaced its first channel"
         server = grpc.server(futures.ThreadPoolExecutor(2))
         stage_service_pb2_grpc.add_StageServiceServicer_to_server(_Stage(), server)
         assert server.add_insecure_port(target)

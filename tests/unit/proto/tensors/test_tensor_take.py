@@ -54,5 +54,5 @@ def test_which_tensors_are_complete() -> None:
     assert {name: tensor.rows for name, tensor in assembler.take().items()} == {"a": 4}
     assembler.add(chunk("b", 0, 0, last=True))
     assert assembler.complete_tensors == frozenset({"a", "b"})
-    assert assembler.take() == {}, "an end without rows brings none"
+    assert assembler.take() == {}, "the end of a tensor without further rows gives no rows"
     assert {name: tensor.rows for name, tensor in assembler.finish().items()} == {"a": 4, "b": 0}

@@ -1,4 +1,4 @@
-"""What an edge sends: the rows of a step in one message, or many rows in several messages of limited size."""
+"""What an edge sends: the rows of its steps in one message, or many rows in several messages of limited size."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_rows_of_steps_are_one_message(steps: int) -> None:
     messages = list(writer.encode(batch, last=False))
     assert [message.data_bytes for message in messages] == [steps * (512 + 8)]
     messages += writer.encode([], last=True)
-    assert len(messages) == 2, "the ends of all tensors travel together too"
+    assert len(messages) == 2, "the ends of all tensors are also one message"
     received = receive(messages)
     for name in SCHEMA.names:
         assert np.array_equal(received[name], np.concatenate([one[name] for one in batch]))

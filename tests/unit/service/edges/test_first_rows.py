@@ -77,7 +77,7 @@ async def test_rows_leave_in_the_turn_of_the_loop_in_which_the_talker_accepts(
 async def test_a_second_talker_that_refuses_after_the_first_has_rows(
     kit: Any, start_pair: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, partial: bool
 ) -> None:
-    """The request fails before Accepted, and the first talker ends. With allow_partial only the second is lost."""
+    """The request fails before Accepted and the first talker ends. With allow_partial only the second talker fails."""
     gates = Gates()
     has_rows, opened = gates.has(3), EdgeCall.open
 

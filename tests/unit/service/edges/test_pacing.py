@@ -33,14 +33,14 @@ def test_the_first_rows_go_at_once(open_calls: int) -> None:
     assert send_times(Pacing(), 0.01, EARLY_STEPS, open_calls) == [0.0] * EARLY_STEPS
 
 
-def test_among_many_calls_later_rows_travel_in_company_and_in_time() -> None:
+def test_with_many_calls_later_rows_share_messages_and_are_not_late() -> None:
     """With many calls, later rows share messages and wait at most LONGEST_S."""
     waits = send_times(Pacing(), 0.01, 200, MANY)[EARLY_STEPS:]
-    assert len(waits) <= (200 - EARLY_STEPS) / 3, "three rows a message and more"
+    assert len(waits) <= (200 - EARLY_STEPS) / 3, "a message has at least three rows on average"
     assert max(waits) <= LONGEST_S + 1e-9
 
 
-def test_one_call_alone_waits_for_nobody() -> None:
+def test_rows_of_a_single_call_never_wait() -> None:
     """With a single open call, every row is sent immediately."""
     assert set(send_times(Pacing(), 0.01, 200, 1)) == {0.0}
 
@@ -50,7 +50,7 @@ def test_a_stage_that_is_no_faster_than_speech_never_waits(step_s: float) -> Non
     assert set(send_times(Pacing(), step_s, 50, MANY)) == {0.0}
 
 
-def test_what_the_reader_has_in_hand_bounds_the_wait() -> None:
+def test_the_audio_that_the_reader_has_bounds_the_wait() -> None:
     """100 rows buffer 2 s of audio. After 3 s without a step the buffer is empty, so the next row does not wait."""
     pacing = Pacing()
     for number in range(100):
@@ -64,6 +64,6 @@ def test_what_the_reader_has_in_hand_bounds_the_wait() -> None:
 def test_rows_that_nobody_reads_before_the_end_wait_even_alone() -> None:
     """Rows of a Full edge wait up to LONGEST_S, even with a single open call."""
     waits = send_times(Pacing(heard=False), 0.005, 100, 1)
-    assert waits[0] == 0.0, "the first opens the call"
+    assert waits[0] == 0.0, "the first row opens the call, so it does not wait"
     assert len(waits) <= 20
     assert max(waits) <= LONGEST_S + 1e-9

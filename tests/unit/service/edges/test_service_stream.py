@@ -42,7 +42,9 @@ async def test_rows_arrive_while_the_upstream_writes(start_pair: Callable[..., A
     assert answer.kinds[:2] == [("thinker", "accepted"), ("talker", "accepted")]
     assert answer.kinds[-1] == ("thinker", "summary")
     times = answer.of("finished", "talker")[0].timings
-    assert 0 < times.engine_submitted_ns < times.input_complete_ns, "its engine had the request before its input ended"
+    assert 0 < times.engine_submitted_ns < times.input_complete_ns, (
+        "the talker's engine had the request before its input ended"
+    )
 
 
 async def test_rows_that_are_due_leave_within_the_engines_step(
@@ -98,7 +100,7 @@ async def test_tensors_end_one_by_one(start_pair: Callable[..., Any]) -> None:
     answer = await lab.ask(pair.thinker)
     assert answer.code.name == "OK", answer.message
     known = [read.complete for read in pair.reads if not read.ended]
-    assert frozenset({"ids"}) in known, "before the end, and before the other tensor's"
+    assert frozenset({"ids"}) in known, "ids is complete before the edge ends and before x is complete"
     assert torch.equal(torch.cat([r.tensors["x"] for r in pair.reads if "x" in r.tensors]), lab.rows(4))
 
 
@@ -123,7 +125,7 @@ async def test_the_engine_works_while_the_stage_below_accepts(
     answer = await lab.ask(pair.thinker)
     assert answer.code.name == "OK"
     assert answer.text == "0 "
-    assert answer.kinds[0] == ("thinker", "accepted"), "nothing comes before it"
+    assert answer.kinds[0] == ("thinker", "accepted"), "Accepted is the first message"
     assert len(pair.rows) == 3
 
 

@@ -91,7 +91,7 @@ async def test_what_the_talker_refuses_is_known_before_accepted(start_pair: Call
             "start.sampling[talker].min_tokens",
         )
     began, aborted = pair.thinker.engine.requests, pair.thinker.engine.aborted
-    assert len(began) == len(aborted) <= 1, "after a refusal the engine waits for the next answer"
+    assert len(began) == len(aborted) <= 1, "after a refusal, the engine starts only once the talker has accepted"
 
 
 async def test_with_allow_partial_a_talker_that_cannot_be_had_is_left_out(start_pair: Callable[..., Any]) -> None:

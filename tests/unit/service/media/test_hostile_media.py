@@ -1,4 +1,4 @@
-"""Hostile media are refused because of their headers or by the decoder, or are decoded in the memory reserved."""
+"""Each hostile medium is refused for its header, refused by the decoder, or decoded within the memory reserved."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ async def test_a_job_ends_with_its_caller_and_with_its_time(pool: MediaPool) -> 
 async def test_a_caller_that_leaves_a_short_job_costs_no_process(
     pool: MediaPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # On a busy machine even a short job may take longer than callers would wait.
+    # On a busy machine even a short job may take longer than LEFT_S, after which its process would be killed.
     monkeypatch.setattr(worker_pool, "LEFT_S", PATIENCE_S)
     quick = judge(next(m for m in CORPUS if m.name == "wav"))
     await pool.decode([quick], RULES, PATIENCE_S)
@@ -130,7 +130,7 @@ async def test_a_caller_that_leaves_a_short_job_costs_no_process(
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_killed_processes_are_replaced_one_for_one(pool: MediaPool) -> None:
-    """Although both the pool and the next request want a new process."""
+    """One process replaces a killed one, although both the pool and the next request ask for a new process."""
     slow, quick = (judge(next(m for m in CORPUS if m.name == name)) for name in (SLOW, "wav"))
     for _ in range(3):
         with pytest.raises(PrepareTimeoutError):
@@ -162,7 +162,7 @@ async def test_memory_of_a_job_is_freed_however_it_ends(pool: MediaPool) -> None
     [
         pytest.param({}, id="nothing"),
         pytest.param({"sizes": [[0, 1 << 40]]}, id="more samples than there is room for"),
-        pytest.param({"sizes": [[0, -1]]}, id="fewer than none"),
+        pytest.param({"sizes": [[0, -1]]}, id="a negative number of samples"),
         pytest.param({"sizes": [[0, 1], [0, 1]]}, id="more media than were sent"),
         pytest.param({"sizes": "1"}, id="text"),
         pytest.param({"sizes": [1]}, id="a number alone"),

@@ -51,7 +51,7 @@ def chunked(size: int, decoded: int = 0, kind: MediaKind = "image") -> MediaSlot
     return plan_medium(prompt_pb2.Media(chunked=reference), "f", kind, RULES)
 
 
-def test_a_bomb_is_reserved_by_its_size_decoded() -> None:
+def test_a_bomb_reserves_its_decoded_size() -> None:
     """A PNG of 2 kB and one of 20 MB cost the same if their width and height are equal."""
     small = plan_medium(prompt_pb2.Media(data=flat_png(4096, 4096)), "f", "image", RULES)
     assert small.size < 4000

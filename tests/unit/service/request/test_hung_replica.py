@@ -89,7 +89,7 @@ def replicas(kit: Any) -> Replicas:
     return Replicas(kit)
 
 
-async def test_who_is_not_in_the_hung_step_does_not_wait(replicas: Replicas) -> None:
+async def test_requests_outside_the_hung_step_do_not_wait(replicas: Replicas) -> None:
     """Text requests, and speech requests at the other replica, finish while one replica hangs."""
     await replicas.start(LONG_S)
     replicas.hang()

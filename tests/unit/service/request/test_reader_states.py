@@ -80,7 +80,7 @@ class ReaderStates(RuleBasedStateMachine):
     @precondition(lambda self: not self.ended)
     @rule()
     def chunks_together(self) -> None:
-        """Sends one row of each incomplete tensor in one message; all of them count."""
+        """Sends one row of each incomplete tensor in one message; all of these rows must be received."""
         names = [name for name in SCHEMA.names if name not in self.complete and self.rows[name] < MAX_ROWS]
         message = tuple(chunk(name, self.rows[name], 1, False) for name in names)
         if not message:

@@ -158,7 +158,9 @@ async def test_protocol_violations_are_named(kit: Any, messages: list[Any], says
     assert says in answer.message
     assert answer.of("finished", "thinker") == []
     if messages[:1] != [TEXT]:
-        assert stage.engine.requests == [], "with the whole prompt in Start the engine need not wait for End"
+        assert stage.engine.requests == [], (
+            "only a request whose whole prompt is in Start may reach the engine before End"
+        )
     await stage.wait_for_metric("omni_stage_inflight_bytes", 0)
 
 

@@ -27,10 +27,10 @@ HOARD = 2_000
         (["a1", "a2", "a3", "b1", "b2", "c1"], ["a1"], 5),
         (["a1", "b1", "a2", "b2", "c1", "c2"], ["a1"], 5),
     ],
-    ids=["room for all", "one peer too many", "the port is full: of whom holds most", "of whom came first"],
+    ids=["room for all", "a peer above its share", "full port: peer with the most", "full port: oldest peer"],
 )
-def test_who_goes(came: list[str], gone: list[str], left: int) -> None:
-    """Beyond a limit, the oldest connection of the peer over its share, or with the most, is closed."""
+def test_which_connection_is_closed(came: list[str], gone: list[str], left: int) -> None:
+    """A peer above its share loses its oldest connection. On a full port, the peer with the most connections does."""
     table: ConnectionTable[str] = ConnectionTable(in_all=5, per_peer=3)
     assert [victim for name in came if (victim := table.enter(name[0], name)) is not None] == gone
     assert len(table) == left
@@ -77,7 +77,9 @@ async def test_idle_connections_hold_neither_threads_nor_the_port(server: Metric
         hoard.append(one)
     try:
         assert "omni_stage_x_requests 7.0" in await get(server.port)
-        assert "omni_stage_x_requests 7.0" in await get(server.port, peer="127.0.0.1"), "the hoarder's own, too"
+        assert "omni_stage_x_requests 7.0" in await get(server.port, peer="127.0.0.1"), (
+            "even the hoarding peer's own request is answered"
+        )
         assert threading.active_count() <= before + 1
     finally:
         for one in hoard:

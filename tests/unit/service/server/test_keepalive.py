@@ -23,7 +23,7 @@ SILENCE_S = 600.0
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-async def test_ten_silent_minutes_are_too_many_pings_for_nobody(kit: Any) -> None:
+async def test_keepalive_pings_of_ten_silent_minutes_end_no_call(kit: Any) -> None:
     """A call without messages still runs after ten minutes of keepalive pings."""
     stage = await kit.serve(lab.wait_forever, timeouts={"request": 800})
     began = time.monotonic()

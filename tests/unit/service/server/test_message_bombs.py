@@ -82,7 +82,7 @@ async def test_what_is_nested_too_deep_is_not_decoded(kit: Any, depth: int, says
 
 
 def test_no_message_of_ours_nests_in_itself() -> None:
-    """Therefore a deeply nested message is never a legal request."""
+    """No message type contains itself, so a deeply nested message is never a legal request."""
 
     def depth(message: Any, above: tuple[str, ...] = ()) -> int:
         assert message.full_name not in above, message.full_name

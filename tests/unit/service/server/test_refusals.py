@@ -73,8 +73,8 @@ def test_users_of_an_address_have_a_rate_each() -> None:
     buckets = RefusalBuckets(1, Clock())
     answers = [buckets.charge(Client("gateway", "mallory")) for _ in range(100)]
     assert answers == [True] * BURST + [False] * 95
-    assert buckets.charge(Client("gateway", "alice")), "another user does not pay for it"
-    assert buckets.charge(Client("gateway")), "neither do calls without a user"
+    assert buckets.charge(Client("gateway", "alice")), "another user's refusals are counted separately"
+    assert buckets.charge(Client("gateway")), "so are those of calls without a user"
     assert buckets.charge(Client("elsewhere", "mallory"))
 
 
@@ -92,7 +92,7 @@ def test_buckets_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in range(BURST + 1):
             buckets.charge(Client(client))
     assert len(buckets) == 3
-    assert [buckets.charge(Client(client)) for client in "fa"] == [False, True], "the oldest are forgotten"
+    assert [buckets.charge(Client(client)) for client in "fa"] == [False, True], "the oldest clients are forgotten"
 
 
 def hold(clock: Callable[[], float] = Clock(), **limits: Any) -> HeldRefusals:  # noqa: B008 - this clock is never advanced
@@ -135,8 +135,8 @@ def test_waits_differ_and_can_be_turned_off() -> None:
         assert {round(wait, 6) for wait in waits[BURST:]} == expected
 
 
-async def test_so_many_wait_and_further_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond HELD_PER_CLIENT and HELD_IN_ALL, refusals are answered immediately."""
+async def test_the_number_of_held_refusals_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond HELD_PER_CLIENT or HELD_IN_ALL, refusals are answered immediately."""
     monkeypatch.setattr(refusals, "HELD_PER_CLIENT", 2)
     monkeypatch.setattr(refusals, "HELD_IN_ALL", 3)
     held = hold()
@@ -251,7 +251,7 @@ async def test_a_deadline_is_kept(kit: Any) -> None:
         assert (await lab.ask(stage, BAD, timeout_s=1)).code is StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_drain_answers_who_waits(kit: Any) -> None:
+async def test_a_drain_answers_held_refusals(kit: Any) -> None:
     """A drain answers the held refusals immediately."""
     stage = await kit.serve(limits=LIMITS, timeouts={"drainNotice": 0.0})
     _, answer = await begin_held(stage)
@@ -282,4 +282,4 @@ async def test_stages_answer_one_another_at_once(kit: Any) -> None:
     assert first.metric(HELD) == 0
     for _ in range(BURST):
         await lab.ask(first, BAD)
-    assert first.metric(HELD) == 0, "the whole burst was left"
+    assert first.metric(HELD) == 0, "no refusal had been counted before"

@@ -47,9 +47,9 @@ def connect() -> Iterator[Callable[..., RawConnection]]:
 @pytest.mark.parametrize(
     ("peers", "became"),
     [("aab", "hhh"), ("aaab", "hhrh"), ("aabbc", "lhhhh"), ("abbcd", "hlhhh")],
-    ids=["room", "a peer's share", "of whom came first", "of whom holds most"],
+    ids=["room for all", "a peer's share", "the oldest call", "the oldest call of the peer with the most"],
 )
-async def test_who_gets_a_place(peers: str, became: str) -> None:
+async def test_which_call_gets_a_place(peers: str, became: str) -> None:
     """became: for the call of each peer, h if it holds a place, l if it lost its place, r if it was refused."""
     places = Places("calls", 4, per_peer=2)
     ended: list[str] = []
@@ -109,7 +109,7 @@ async def test_watches_take_no_place_of_requests(kit: Any, connect: Callable[...
 
 
 async def test_health_answers_throughout_a_fivefold_overload(kit: Any) -> None:
-    """While every place is taken, further requests are refused immediately, on the port that also answers health."""
+    """While every place is taken, further requests are refused immediately and both ports answer health checks."""
     places, callers, rounds = 4, 20, 5
     stage = await kit.serve(lab.wait_forever, limits={"maxConcurrentRequests": places})
     held = [stage.stub.Generate(iter([lab.start(), lab.END]), timeout=60) for _ in range(places)]
@@ -130,7 +130,7 @@ async def test_health_answers_throughout_a_fivefold_overload(kit: Any) -> None:
         await asyncio.gather(flood, check_often(stage.channel), check_often(apart))
     assert all(codes == {grpc.StatusCode.RESOURCE_EXHAUSTED} for codes in await flood)
     assert (set(checks), len(checks) >= 2) == ({health_pb2.HealthCheckResponse.SERVING}, True)
-    assert stage.server.admission.requests == places, "those that were let in are still served"
+    assert stage.server.admission.requests == places, "admitted requests are still served"
     for call in held:
         call.cancel()
     assert all(
@@ -172,7 +172,7 @@ async def test_a_request_that_does_not_come_ends_its_call(
     assert await asyncio.to_thread(peer.read, lambda: peer.ended)
 
 
-async def test_half_sent_starts_give_way_to_who_sends_one(
+async def test_half_sent_starts_give_way_to_whole_ones(
     kit: Any, connect: Callable[..., RawConnection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When all places are taken, the peer with the most half-sent Starts loses one to each call that needs a place."""
@@ -183,7 +183,9 @@ async def test_half_sent_starts_give_way_to_who_sends_one(
     assert await asyncio.to_thread(peer.read, lambda: len(peer.ended) == 2)
     assert len(stage.server.runtime.starting) == 3
     await hoard(slow, GENERATE, 1, grpc_message(b"x" * 1000, 8 * MIB))
-    assert await asyncio.to_thread(peer.read, lambda: len(peer.ended) == 3), "of whom holds most"
+    assert await asyncio.to_thread(peer.read, lambda: len(peer.ended) == 3), (
+        "the peer with the most half-sent Starts loses one"
+    )
     assert not slow.ended
     answers = await asyncio.gather(*(lab.ask(stage) for _ in range(3)))
     assert [answer.text for answer in answers] == ["Hello"] * 3
@@ -205,7 +207,7 @@ async def test_a_call_that_loses_its_place_is_told_so(kit: Any, connect: Callabl
     assert "calls without Start" in answer.message
 
 
-async def test_nobody_waits_in_silence_for_a_stream_of_a_connection(kit: Any) -> None:
+async def test_a_connection_allows_more_streams_than_places(kit: Any) -> None:
     """A connection allows more streams than there are places, so excess calls get an error."""
     stage = await kit.serve()
     config, starting = stage.server.config, stage.server.runtime.starting.in_all

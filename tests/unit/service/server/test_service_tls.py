@@ -65,7 +65,9 @@ async def test_clients_that_trust_the_ca_are_answered(kit: Any, secret: MountedS
 @pytest.mark.parametrize(
     "trust", [None, credentials(OTHER.certificate)], ids=["plaintext", "a client that trusts another CA"]
 )
-async def test_others_are_not(kit: Any, secret: MountedSecret, trust: grpc.ChannelCredentials | None) -> None:
+async def test_other_clients_are_refused(
+    kit: Any, secret: MountedSecret, trust: grpc.ChannelCredentials | None
+) -> None:
     """Plaintext clients and clients that trust another CA cannot connect."""
     stage = await kit.serve(listen=listen(secret))
     with pytest.raises(grpc.aio.AioRpcError) as failure:

@@ -15,7 +15,7 @@ LOGITS = torch.randn(6, 100, generator=torch.Generator().manual_seed(1))
 def compare(
     hidden: torch.Tensor = HIDDEN, logits: torch.Tensor | None = LOGITS, eager_logits: torch.Tensor | None = LOGITS
 ) -> str:
-    """Returns find_difference of a configured run (hidden, logits) and an eager run (HIDDEN, eager_logits)."""
+    """Compares a compiled run (`hidden`, `logits`) with an eager run (HIDDEN, `eager_logits`) by find_difference."""
     configured = Rehearsed("decode step 1 of 6", hidden, None if logits is None else rate(logits, None))
     chosen = None if configured.choices is None else configured.choices.best
     eager = Rehearsed("decode step 1 of 6", HIDDEN, None if eager_logits is None else rate(eager_logits, chosen))

@@ -37,7 +37,7 @@ def test_what_a_router_chose_is_recorded() -> None:
     assert recorded is not None
     for ids, one in zip(recorded, chosen, strict=True):
         assert [set(row) for row in ids.tolist()] == [set(one[token]) for token in range(TOKENS)]
-    assert choices.recorded(TOKENS + 1) is None, "rows that no step has filled"
+    assert choices.recorded(TOKENS + 1) is None, "no step has filled that many rows"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -70,7 +70,7 @@ def test_a_router_that_is_told_another_choice_obeys_and_says_how_far_behind_it_i
     assert choices.behind == pytest.approx(gap)
     expected = torch.softmax(scores[5, other[5]], dim=-1)
     assert [told[5][int(expert)] for expert in other[5]] == pytest.approx(expected.tolist())
-    assert select(one, scores) == own, "the router is its own again"
+    assert select(one, scores) == own, "the router uses its own choice again"
 
 
 def test_a_choice_of_another_step_is_refused() -> None:

@@ -1,4 +1,5 @@
-"""The image's prepared facts about model classes are copied to vLLM's cache. A failed copy never stops a start."""
+"""Facts about model classes that vLLM would otherwise compute at start-up are copied from the image to vLLM's cache. A
+failed copy never stops a start."""
 
 from __future__ import annotations
 

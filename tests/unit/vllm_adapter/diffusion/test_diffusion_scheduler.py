@@ -76,7 +76,7 @@ def test_request_without_tokens_gets_one_placeholder(runner, make, diffusion_req
     assert results["empty"].stop_reason == "diffusion_done"
 
 
-def test_very_large_embeddings_run_alone_and_do_not_wait_for_ever(make, diffusion_request, step, new_ids):
+def test_very_large_embeddings_run_alone_and_do_not_starve(make, diffusion_request, step, new_ids):
     scheduler = make(settings={"embedding_budget_bytes": 4096})
     scheduler.add_request(diffusion_request("small", rows=2))
     scheduler.add_request(diffusion_request("huge", rows=4096))

@@ -185,7 +185,7 @@ def test_a_broken_device_ends_the_engine() -> None:
         runner.execute_model(step({"a": 1, "b": 1}, new=(new_request("a", 1.0), new_request("b", 1.0))))
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_unsupported_settings_and_calls_are_refused() -> None:
     """Settings and calls that a diffusion runner does not support raise ConfigurationError."""
     refused = {"pipeline_parallel_size": {"pipeline": 2}, "async_scheduling": {"async_scheduling": True}}
     for field, options in refused.items():

@@ -20,6 +20,8 @@ def test_an_engines_process_opens_no_exporter(monkeypatch: pytest.MonkeyPatch) -
     with without_load_spans():
         otel.init_otel_worker_tracer("vllm.engine_core", "engine_core", "EngineCore")
     assert opened == []
-    assert os.environ[ENDPOINTS[0]] == "http://127.0.0.1:1", "the stage's own exporter reads it, too"
+    assert os.environ[ENDPOINTS[0]] == "http://127.0.0.1:1", (
+        "the variable stays set, because the stage's own exporter reads it"
+    )
     otel.init_otel_worker_tracer("vllm.engine_core", "engine_core", "EngineCore")
     assert opened == ["http://127.0.0.1:1"], "vLLM has changed: load_spans.py is not needed any more"

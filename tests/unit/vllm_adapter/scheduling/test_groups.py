@@ -38,7 +38,7 @@ def test_what_is_not_known_is_not_guessed() -> None:
     for _ in range(100):
         equal.add(8, 0.05)
     assert few.line() is None
-    assert equal.line() is None, "steps of one size do not tell what a token costs"
+    assert equal.line() is None, "steps of one size do not show what a token costs"
 
 
 @pytest.mark.parametrize(("cost", "joined"), [(CPU_COST, 6), (GPU_COST, 8), (None, 8), ((0.023, 10.0), 1)])

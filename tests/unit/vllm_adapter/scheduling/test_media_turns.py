@@ -87,7 +87,7 @@ def test_budget_of_a_request(room: int, next_embeds: int, budget: int, expected:
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "half", True, [0.5], float("nan")])
-def test_a_share_that_is_none_is_refused(value: object) -> None:
+def test_an_invalid_share_is_refused(value: object) -> None:
     with pytest.raises(ConfigurationError) as caught:
         MediaTurns.from_additional_config({MEDIA_SHARE: value})
     assert caught.value.details.field == MEDIA_SHARE
@@ -216,7 +216,7 @@ def test_images_alone_are_as_fast_as_in_vllm(scheduler_class, make_seeing_schedu
 
 
 @BOTH
-def test_no_request_waits_for_ever(scheduler_class, make_seeing_scheduler, picture_request, ar_request, one_step):
+def test_no_request_starves(scheduler_class, make_seeing_scheduler, picture_request, ar_request, one_step):
     """Requests with images of many sizes are all answered, while a long text runs and with a small KV cache."""
     scheduler = make_seeing_scheduler(scheduler_class, kv_blocks=300, max_num_seqs=4)
     scheduler.add_request(ar_request("text", max_tokens=3000))

@@ -23,9 +23,9 @@ def test_a_listener_hears_nothing_before_the_first_window() -> None:
     assert listener.due == 100.0 - FIRST_AHEAD_S
     assert listener.note(PACE, 101.0, 7 + 3) == 100.0 - FIRST_AHEAD_S
     assert listener.note(PACE, 102.0, 7 + 4) == pytest.approx(102.4)
-    assert listener.note(PACE, 102.1, 7 + 6) == pytest.approx(102.6), "in time: behind what plays"
+    assert listener.note(PACE, 102.1, 7 + 6) == pytest.approx(102.6), "in time: queued after the audio that is playing"
     assert listener.note(PACE, 102.2, 7 + 6) == pytest.approx(102.6)
-    assert listener.note(PACE, 200.0, 7 + 7) == pytest.approx(200.1), "late: the silence is not made up for"
+    assert listener.note(PACE, 200.0, 7 + 7) == pytest.approx(200.1), "late: played immediately, after a silence"
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_a_listener_hears_nothing_before_the_first_window() -> None:
         {"tokens_per_second": 50, "other": 1},
     ],
 )
-def test_settings_that_are_none(values: object) -> None:
+def test_invalid_settings_are_refused(values: object) -> None:
     """Invalid settings raise ConfigurationError."""
     with pytest.raises(ConfigurationError, match=PACE_KEY):
         Pace.from_additional_config({PACE_KEY: values})
@@ -54,7 +54,7 @@ def test_settings_that_are_none(values: object) -> None:
     newcomers_every=st.integers(1, 3),
     rate=st.floats(1.0, 100.0),
 )
-def test_nobody_waits_for_ever(old: int, step_s: float, newcomers_every: int, rate: float) -> None:
+def test_no_listener_starves(old: int, step_s: float, newcomers_every: int, rate: float) -> None:
     """Each step serves the listener that is due first, and more listeners come than can be served.
 
     A listener that waits is served before those that began to wait more than FIRST_AHEAD_S later.
@@ -69,7 +69,7 @@ def test_nobody_waits_for_ever(old: int, step_s: float, newcomers_every: int, ra
             listeners[index], tokens[index], waits_since[index] = Listener.at(now, 0), 0, now
         chosen = min(listeners, key=lambda index: (listeners[index].due, index))
         overtaken = [index for index in listeners if waits_since[index] + FIRST_AHEAD_S < waits_since[chosen]]
-        assert not overtaken, "it began to wait much later"
+        assert not overtaken, "the chosen listener began to wait much later"
         now += step_s
         tokens[chosen] += 1
         waits_since[chosen] = max(now, listeners[chosen].note(pace, now, tokens[chosen]))
@@ -98,10 +98,10 @@ def advance(scheduler: Any, run_step: Callable[..., Any], seconds: float) -> dic
 
 
 @BOTH
-def test_who_has_most_in_hand_gives_up_its_memory(
+def test_the_request_with_the_most_unplayed_audio_is_preempted(
     scheduler_class: type, paced: Any, ar_request: Any, run_step: Any
 ) -> None:
-    """The request with the most audio ahead is preempted. vLLM's order would preempt the new one, still silent."""
+    """The request with the most unplayed audio is preempted. vLLM would preempt the new one, which is still silent."""
     scheduler = paced(scheduler_class, kv_blocks=6)
     scheduler.add_request(ar_request("plays", tokens=5, max_tokens=90))
     for _ in range(30):
@@ -116,7 +116,9 @@ def test_who_has_most_in_hand_gives_up_its_memory(
 
 
 @BOTH
-def test_who_hears_silence_next_steps_first(scheduler_class: type, paced: Any, ar_request: Any, run_step: Any) -> None:
+def test_the_listener_that_would_hear_silence_next_steps_first(
+    scheduler_class: type, paced: Any, ar_request: Any, run_step: Any
+) -> None:
     """A step has room for two tokens and three requests need one each, so the requests take turns."""
     scheduler = paced(scheduler_class, max_num_seqs=4, max_num_batched_tokens=4)
     for name in ("a", "b", "c"):
@@ -124,7 +126,7 @@ def test_who_hears_silence_next_steps_first(scheduler_class: type, paced: Any, a
     for _ in range(8):
         advance(scheduler, run_step, 0.001)
     made = {name: scheduler.requests[name].num_output_tokens for name in "abc"}
-    assert min(made.values()) >= 4, "all play"
+    assert min(made.values()) >= 4, "all have audio that plays"
     scheduler.max_num_scheduled_tokens = 2
     steps = [set(advance(scheduler, run_step, 0.001)) for _ in range(12)]
     assert all(len(step) == 2 for step in steps)
