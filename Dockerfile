@@ -6,35 +6,35 @@
 #
 #   docker build --target operator -t omnipipeline-operator:0.1.0 .
 #
-# Dependencies are layers of their own below the code, so that a change of code ships megabytes. Bytecode is compiled
-# here: the root file system of a pod is read-only, and every start would otherwise compile torch and vLLM anew.
+# Dependencies are in layers of their own below the code, so that a code change ships megabytes, not gigabytes. Bytecode is
+# compiled at build time: a pod's root file system is read-only, so every start would otherwise compile torch and vLLM again.
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
-# ---- what all images stand on -----------------------------------------------------------------------------------------
+# ---- base of all images -----------------------------------------------------------------------------------------------
 FROM ${PYTHON_IMAGE} AS base
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONPATH=/opt/omnipipeline \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1
 RUN groupadd --gid 10001 omni && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /home/omni omni
-# Python is process 1 and handles SIGTERM itself; its engine's processes end with it, so no init is needed.
+# Python is process 1 and handles SIGTERM itself. Engine processes end with it, so no init process is needed.
 WORKDIR /
 
 FROM base AS stage-base
-# libnuma: vLLM's CPU kernels; lscpu of util-linux: vLLM asks it for the machine's layout.
+# libnuma is for vLLM's CPU kernels. vLLM reads the machine's CPU layout with lscpu of util-linux.
 RUN apt-get update && apt-get install -y --no-install-recommends libnuma1 libstdc++6 util-linux && rm -rf /var/lib/apt/lists/*
 
-# ---- builders: uv stays here; what installs with it mounts it ---------------------------------------------------------
+# ---- builders: the only stages that contain uv; later stages mount it to install --------------------------------------
 FROM base AS builder
-# The certificates of the system, for networks with an authority of their own.
+# uv uses the system's certificates, for networks with a CA of their own.
 ENV SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt
 RUN python3 -m venv /opt/uv && /opt/uv/bin/pip install --no-cache-dir --disable-pip-version-check "uv>=0.8,<1"
-# Installs into /opt/venv, in the layer of whoever calls it: gigabytes that are written once, never copied.
+# install-venv installs into /opt/venv in the calling stage's layer, so that gigabytes are written once and never copied.
 COPY scripts/images-venv.sh /opt/uv/install-venv
 WORKDIR /src
 
-# What each image needs, pinned. The layers with it depend on these lists alone: other edits of pyproject.toml or of the
-# constraints build nothing anew.
+# The pinned requirements of each image. The layers that install them depend only on these lists: an edit of pyproject.toml or
+# of the constraints that changes no list rebuilds none of those layers.
 FROM builder AS requirements
 COPY pyproject.toml ./
 COPY constraints constraints
@@ -57,7 +57,7 @@ COPY stage_server stage_server
 COPY gateway gateway
 COPY proto proto
 COPY cli cli
-# The sample that `omnipipe demo` runs is a link to here.
+# `omnipipe demo` runs samples that are symbolic links into this folder.
 COPY manifests/samples manifests/samples
 RUN /opt/uv/bin/uv build --no-cache --wheel --out-dir /dist \
     && /opt/uv/bin/uv pip install --no-cache --compile-bytecode --no-deps --target /opt/omnipipeline /dist/*.whl
@@ -79,8 +79,8 @@ FROM stage-base AS stage-cpu
 LABEL org.opencontainers.image.title="omnipipeline-stage" \
       org.opencontainers.image.description="Stage server of omnipipeline with vLLM for CPUs" \
       org.opencontainers.image.licenses="Apache-2.0"
-# Torch's ordinary build loads CUDA's libraries, GPU or not. What these open only to drive one, the compiler of GPU kernels
-# and headers are 1.3 GB.
+# PyTorch's standard build loads CUDA's libraries even without a GPU. Remove 1.3 GB that only a GPU needs: the libraries that
+# CUDA's libraries open on first use of a GPU, the compiler of GPU kernels (triton) and the headers.
 RUN --mount=type=bind,from=builder,source=/opt/uv,target=/opt/uv \
     --mount=type=bind,from=requirements,source=/requirements/stage-cpu.txt,target=/opt/requirements.txt \
     sh /opt/uv/install-venv --no-deps --requirement /opt/requirements.txt \
@@ -113,10 +113,10 @@ FROM stage-base AS stage-gpu
 LABEL org.opencontainers.image.title="omnipipeline-stage" \
       org.opencontainers.image.description="Stage server of omnipipeline with vLLM for NVIDIA GPUs" \
       org.opencontainers.image.licenses="Apache-2.0"
-# Triton and torch.compile build launchers of kernels when they are first used: C, and C++.
+# Triton (C) and torch.compile (C++) compile kernel launchers on first use.
 RUN apt-get update && apt-get install -y --no-install-recommends g++ gcc libc6-dev && rm -rf /var/lib/apt/lists/*
-# Which GPUs a container sees is the device plugin's to say: NVIDIA_VISIBLE_DEVICES here would show the container that
-# fetches weights all of them. With NVIDIA_REQUIRE_CUDA the container runtime refuses a node whose driver is too old.
+# The device plugin decides which GPUs a container sees. NVIDIA_VISIBLE_DEVICES here would show all GPUs to the container that
+# fetches weights. With NVIDIA_REQUIRE_CUDA the container runtime refuses to start on a node whose driver is too old.
 ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     NVIDIA_REQUIRE_CUDA="cuda>=13.0"
 RUN --mount=type=bind,from=builder,source=/opt/uv,target=/opt/uv \

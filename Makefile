@@ -21,7 +21,7 @@ RUN_TESTS = GRPCURL="$$(scripts/grpcurl.sh)" && export GRPCURL && rm -rf test-lo
 test: setup controlplane ## All tests; logs in test-logs
 	@$(RUN_TESTS)
 
-coverage: setup controlplane ## All tests with coverage, which takes twice as long; fails below a floor
+coverage: setup controlplane ## All tests with coverage, which takes twice as long; fails below a minimum
 	@$(RUN_TESTS) --cov --cov-report=
 	@$(PY) scripts/check_coverage.py test-logs
 
@@ -31,7 +31,7 @@ controlplane: setup ## Build etcd, the API server, controllers, kwok and helm fo
 images: ## Build the operator's and the CPU stage's image with docker, podman or buildah (TARGETS=stage-gpu: the GPU's)
 	@scripts/images.sh $(TARGETS)
 
-cluster-up: setup ## A real Kubernetes node on this machine with our images (needs root)
+cluster-up: setup ## Start a real Kubernetes node on this machine with our images (needs root)
 	@PYTHONPATH=tests $(PY) -m support.cluster.command up
 
 cluster-down: setup ## Remove that node; images stay in the cache
@@ -40,20 +40,20 @@ cluster-down: setup ## Remove that node; images stay in the cache
 e2e: setup ## The end-to-end tests on a real Kubernetes node (root; 15 minutes, 20 more the first time)
 	@OMNIPIPE_E2E=1 $(PY) -m pytest -q -p no:cacheprovider --durations=15 tests/cluster
 
-playground: controlplane ## A control plane with the operator, and a shell in it (RUN='COMMAND' runs that instead)
+playground: controlplane ## A control plane with the operator, and a shell that uses it (RUN='COMMAND' runs COMMAND instead of the shell)
 	@PYTHONPATH=tests $(PY) -m support.controlplane.playground $(if $(RUN),sh -c '$(RUN)')
 
-full: coverage ## What takes too long for every run: coverage, long tests, mutations
+full: coverage ## Everything that takes too long for `make test`: coverage, long tests, mutations
 	@$(PY) -m pytest -q -p no:cacheprovider -m full tests
 	@$(MAKE) mutations
 
-mutations: setup ## Break thirty behaviours, one at a time, and see whether the unit tests notice (about half an hour)
+mutations: setup ## Break thirty behaviours, one at a time, and check that the unit tests notice (about half an hour)
 	@PYTHONPATH=tests $(PY) -m mutation
 
-test-unit: setup ## Only the tests without engines and processes: two minutes
+test-unit: setup ## Only the tests without engines and servers: two minutes
 	@PYTHONPATH=tests $(PY) -m runner --logs test-logs --only unit-stage --only unit-models --only unit -- -p no:cacheprovider
 
-lint: setup ## ruff, import floors, the Dockerfile, standard words
+lint: setup ## ruff, import layers, the Dockerfile, standard words
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@.venv/bin/lint-imports
@@ -82,41 +82,41 @@ manifests: chart ## Regenerate manifests/install.yaml from the chart (builds hel
 dashboards: setup ## Regenerate dashboards, alert rules and the tables of docs/observability.md
 	@$(PY) -m observability
 
-goldens: setup ## Regenerate what the operator makes of each sample, tests/golden/operator
+goldens: setup ## Regenerate tests/golden/operator: the objects that the operator creates for each sample
 	@$(PY) scripts/render_goldens.py
 
-bench: ## Ratios to peers, stock vLLM and transformers; fails below a floor or after a regression (CASE=name runs one)
+bench: ## Ratios to peers, stock vLLM and transformers; fails beyond a bound or after a regression (CASE=name runs one)
 	@scripts/setup.sh bench
 	@$(PY) -m benchmarks $(CASE)
 
-gpu: ## Whether the stages are right, fit and fast on this GPU (docs/gpu-check.md; MODEL=/models/Qwen2.5-Omni-7B)
+gpu: ## Check that the stages answer correctly, fit and are fast on this GPU (docs/gpu-check.md; MODEL=/models/Qwen2.5-Omni-7B)
 	@[ -n "$${PYTHON:-}" ] || scripts/setup.sh
 	@PYTHONPATH=tests:.:stage_server:proto:cli:operator "$${PYTHON:-$(PY)}" -m benchmarks.gpu $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
-bench-operator: controlplane ## The operator with 500 pipelines, against budgets and a bare loop (about 12 minutes)
+bench-operator: controlplane ## The operator with 500 pipelines, compared with budgets and a bare loop (about 12 minutes)
 	@PYTHONPATH=tests:. $(PY) -m benchmarks.operator_load
 
-bench-pods: setup ## A stage's start in a pod against the same outside, on a real node (root; about 10 minutes)
+bench-pods: setup ## A stage's start in a pod compared with its start outside, on a real node (root; about 10 minutes)
 	@PYTHONPATH=tests:. $(PY) -m benchmarks.pod_start
 
-oracle: setup ## Our answers against transformers' generate(), in the release's version and ours (6 GB, 5 minutes)
+oracle: setup ## Compare our answers with transformers' generate(), in the model release's version and ours (6 GB, 5 minutes)
 	@PYTHONPATH=tests $(PY) -m oracle --json benchmarks/results/oracle.json
 
-fuzz: ## A million inputs to everything that reads a peer's bytes, a million to what decodes media; benchmarks/results/fuzz*.json
+fuzz: ## A million inputs to all code that reads a peer's bytes, a million to the media decoders; benchmarks/results/fuzz*.json
 	@scripts/setup.sh fuzz
 	@$(PY) tests/fuzz/fuzz_edge.py --runs $${RUNS:-1000000} --json benchmarks/results/fuzz.json
 	@$(PY) tests/fuzz/fuzz_edge.py --media --runs $${RUNS:-1000000} --json benchmarks/results/fuzz-media.json
 
-sbom: ## A bill of materials of each image's packages (CycloneDX, into sbom/); fails on a licence that nobody agreed to
+sbom: ## A bill of materials of each image's packages (CycloneDX, into sbom/); fails on a licence that is not allowed
 	@scripts/setup.sh sbom
 	@$(PY) scripts/sbom.py
 
-soak: setup ## Half an hour of mixed load with random faults (MINUTES=30); HOSTILE=1: 5 minutes beside hostile callers
+soak: setup ## Half an hour of mixed load with random faults (MINUTES=30); HOSTILE=1: 5 minutes together with hostile clients
 	@if [ -n "$(HOSTILE)" ]; then \
 	  PYTHONPATH=tests:. $(PY) -m soak --hostile --minutes $${MINUTES:-5} --json benchmarks/results/soak-hostile.json; \
 	else PYTHONPATH=tests:. $(PY) -m soak --minutes $${MINUTES:-30} --json benchmarks/results/soak.json; fi
 
-soak-leaks: setup ## Three hours in which no process is killed, for their memory (MINUTES=180)
+soak-leaks: setup ## Three hours in which no process is killed, to find memory leaks (MINUTES=180)
 	@PYTHONPATH=tests:. $(PY) -m soak --no-kills --minutes $${MINUTES:-180} --json benchmarks/results/soak-leaks.json
 
 soak-cluster: setup ## Rollouts and scaling on a real node under load, ten of each (root; about 50 minutes; TIMES=10, ONLY='rolling update')
@@ -130,6 +130,6 @@ constraints: setup ## Pin the newest versions that pyproject.toml allows
 	@$(PY) -m benchmarks.peer.environment | uv pip compile - --quiet --no-annotate --no-header --python-version 3.11 \
 	  --upgrade --override constraints/overrides-cpu.txt -o constraints/peer.txt
 
-clean: ## Remove what the targets made, but not the caches
+clean: ## Remove what the targets created, but not the caches
 	rm -rf .venv demo-output .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis test-logs .coverage .coverage.* htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -8,7 +8,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Cluster-wide names: two releases of the same name in two namespaces must not share one. */}}
+{{/* Names of cluster-wide objects: releases with the same name in two namespaces must not share one. */}}
 {{- define "omnipipeline.clusterName" -}}
 {{ .Release.Namespace }}-{{ include "omnipipeline.fullname" . }}
 {{- end -}}
@@ -18,7 +18,7 @@ app.kubernetes.io/name: omnipipeline-operator
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
-{{/* Labels that say where an object comes from, the same for all. */}}
+{{/* Labels of every object: which chart and release it comes from. */}}
 {{- define "omnipipeline.origin" -}}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/part-of: omnipipeline
@@ -35,7 +35,7 @@ app.kubernetes.io/component: operator
 {{ include "omnipipeline.origin" . }}
 {{- end -}}
 
-{{/* The pod of `helm test`: not one of the operator's, which Services and policies select. */}}
+{{/* Labels of the pod of `helm test`. The operator's labels would make Services and policies select that pod too. */}}
 {{- define "omnipipeline.testSelector" -}}
 app.kubernetes.io/name: omnipipeline-test
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -45,7 +45,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- default (ternary (include "omnipipeline.fullname" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name -}}
 {{- end -}}
 
-{{/* [REGISTRY/]REPOSITORY@DIGEST, or [REGISTRY/]REPOSITORY:TAG. Called with (dict "image" IMAGE "root" $). */}}
+{{/* [REGISTRY/]REPOSITORY@DIGEST or [REGISTRY/]REPOSITORY:TAG. Include it with (dict "image" IMAGE "root" $). */}}
 {{- define "omnipipeline.image" -}}
 {{- with .root.Values.imageRegistry }}{{ . }}/{{ end -}}
 {{- if .image.digest -}}

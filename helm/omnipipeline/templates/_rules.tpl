@@ -1,4 +1,4 @@
-{{/* What the operator may do with pipelines and their children: files/operator-rules.yaml, the rules of manifests/rbac. */}}
+{{/* RBAC rules of the operator for pipelines and their children, from files/operator-rules.yaml (a copy of those of manifests/rbac). */}}
 {{- define "omnipipeline.rules" -}}
 {{- range .Files.Get "files/operator-rules.yaml" | fromYamlArray }}
 {{- if or $.Values.metrics.podMonitors.enabled (not (has "podmonitors" .resources)) }}
