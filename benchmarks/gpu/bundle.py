@@ -86,7 +86,7 @@ def write_bundle(target: Path, python: str) -> str:
             tar.add(bundle, "gpu-bundle")
     size = target.stat().st_size
     if size > LIMIT_BYTES:
-        raise RuntimeError(f"{target} is {size >> 20} MiB; more than {LIMIT_BYTES >> 20} MiB cannot be taken along")
+        raise RuntimeError(f"{target} is {size >> 20} MiB; the limit is {LIMIT_BYTES >> 20} MiB")
     there = f"tar xzf {target.name} && sh gpu-bundle/run.sh"
     return f"{target}: {size / (1 << 20):.1f} MiB for Python {python}; there: {there}"
 

@@ -63,7 +63,7 @@ def make_tokenizer() -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(name, special=True) for name, _ in special])
     if any(tokenizer.token_to_id(name) != token_id for name, token_id in special):
-        raise ValueError("the published ids of the special tokens are not in a row")
+        raise ValueError("the published ids of the special tokens are not consecutive")
     return tokenizer
 
 

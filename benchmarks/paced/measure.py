@@ -57,7 +57,7 @@ def measure(options: Options) -> Report:
                 rows.append(_row(name, mode, count, taken, ideal))
                 busy.append(_busy_row(name, mode, count, taken, ideal))
         ratios += _judge(name, table, streams, whole)
-    notes = [f"Load after the run: {load()}. What else the machine does makes first audio later."]
+    notes = [f"Load after the run: {load()}. Other work on the machine makes first audio later."]
     carried = carried_rows([row for row in rows if row["mode"] == EdgeMode.STREAM.value], busy)
     return Report({TABLE: rows, BUSY: busy, CARRIED: carried}, ratios, notes)
 

@@ -202,7 +202,7 @@ async def check_explicit_abort(engine: VllmStageEngine, sampling: SamplingDefaul
             await abort_at_first_step(engine, text_request(f"told-{attempt}", UserPrompt(text="Hello"), sampling))
         except ModelExecutionError:
             return
-    pytest.fail("ten requests ran to their ends though each was aborted at its first step")
+    pytest.fail("ten requests were aborted at their first step, and all ran to their end")
 
 
 async def check_abort(engine: VllmStageEngine) -> None:

@@ -213,7 +213,7 @@ async def test_a_talker_that_misses_its_end_is_stopped(stages: OmniStages, monke
     assert stopped.tensors["codes"].tolist() == stopped.token_ids
     assert stopped.finish_reason is FinishReason.STOP
     endless = await stages.ask("talker", thinker.tensors, **sampling, seed=seed, ignore_eos=True)
-    assert endless.finish_reason is FinishReason.LENGTH, "whoever ignores the end ignores this one too"
+    assert endless.finish_reason is FinishReason.LENGTH, "ignore_eos also ignores this end"
 
 
 async def test_sound_at_another_rate(stages: OmniStages) -> None:

@@ -69,7 +69,7 @@ def test_a_forked_engine_answers_and_ends_with_its_template(forked: tuple[StageP
         assert os.getpgid(template) != os.getpgid(process.pid) != os.getpgid(process.engine_core())
         below = process.list_tree()
         os.kill(template, signal.SIGKILL)
-        assert process.wait(30) == 70, "the engine is dead, and told so"
+        assert process.wait(30) == 70, "the exit code for a dead engine"
         deadline = time.monotonic() + 60
         while left := list_running(below):
             assert time.monotonic() < deadline, left

@@ -94,7 +94,7 @@ class Bench:
         began = time.monotonic()
         while error := await self.ask(PATIENCE_S):
             # Only allowed until a channel whose connection was refused connects again.
-            assert error.code.name == "UNAVAILABLE", f"after the hop to {self.hop} was mended: {error}"
+            assert error.code.name == "UNAVAILABLE", f"after the hop to {self.hop} was repaired: {error}"
             assert time.monotonic() - began < RECOVERY_S, f"the hop to {self.hop} did not recover: {error}"
         for name, stage in self.stages.items():
             assert await stage.server.in_flight.wait_idle(DEADLINE_S + SLACK_S), name

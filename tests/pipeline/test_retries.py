@@ -105,7 +105,7 @@ def check(peer: FaultyPeer, outcomes: dict[str, str], faults: int) -> None:
     # A request that the client saw succeed ran exactly once.
     assert all(peer.runs[request_id] == 1 for request_id, code in outcomes.items() if code == "OK")
     lost = [request_id for request_id, count in peer.accepted.items() if count > 1]
-    assert lost, "no Accepted was lost on its way: the hard case did not occur"
+    assert lost, "no Accepted message was lost, so the hard case did not occur"
 
 
 async def run_until_enough(peer: FaultyPeer, clients: list[AsyncOmniClient], faults: int) -> dict[str, str]:

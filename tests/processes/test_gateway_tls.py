@@ -43,7 +43,7 @@ def write(secret: MountedSecret, files: dict[str, bytes]) -> None:
 def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 30
     while not condition():
-        assert time.monotonic() < deadline, "nothing came of it in 30 s"
+        assert time.monotonic() < deadline, "the condition was not met within 30 s"
         time.sleep(0.05)
 
 

@@ -94,8 +94,8 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--no-kills", action="store_true", help="break networks only; every process lives on")
-    parser.add_argument("--hostile", action="store_true", help="hostile callers in place of faults")
+    parser.add_argument("--no-kills", action="store_true", help="only network faults; no process is killed")
+    parser.add_argument("--hostile", action="store_true", help="hostile clients instead of faults")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="omni-soak-") as folder:
