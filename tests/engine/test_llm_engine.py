@@ -101,7 +101,7 @@ async def scheduler_requests(engine: VllmStageEngine) -> int:
 
 
 async def until_empty(engine: VllmStageEngine) -> int:
-    """Returns how many requests the tables still hold after at most 5 s, in which the engine can handle aborts."""
+    """Waits up to 5 s for the engine to handle aborts. Returns how many requests its tables still hold."""
     for _ in range(100):
         if not await scheduler_requests(engine):
             return 0

@@ -43,7 +43,8 @@ SENTENCE = "The road goes through the hills, past the mill and the old stone bri
 
 
 async def test_a_preempted_talker_says_the_same(tmp_path: Path) -> None:
-    """Seven seeded requests, sampled with the published values, give the same codes alone and preempted together."""
+    """Seven seeded requests, with the published sampling settings, give the same codes one by one as concurrently, when
+    some are preempted."""
     checkpoint = write_tiny_checkpoint(tmp_path, shape=DEEP, dtype="float32")
     async with run_omni_stages(checkpoint, "talker", family="qwen3_omni", **TIGHT) as stages:
         talker: Any = stages.engines["talker"]
@@ -85,7 +86,7 @@ async def test_preempted_stages_equal_transformers(tmp_path: Path) -> None:
 
 
 async def speak(stages: OmniStages, tensors: Mapping[str, torch.Tensor], seed: int) -> list[list[int]]:
-    """Returns FRAMES frames of codes, sampled with the published values and `seed`. The end token is ignored."""
+    """Returns FRAMES frames of codes, sampled with the published settings and `seed`. The end token is ignored."""
     spoken = await stages.ask("talker", tensors, "Ethan", seed=seed, max_tokens=FRAMES, ignore_eos=True)
     codes: list[list[int]] = spoken.tensors["codes"].tolist()
     return codes

@@ -55,7 +55,8 @@ VIDEO_FORMS = (
 
 @cache
 def seeds(*, kind: MediaKind) -> tuple[bytes, ...]:
-    """Returns small valid media: those of the corpus, and videos of a few tiny frames, since the corpus' are larger."""
+    """Returns small valid media. Images and audio come from the corpus. Videos are encoded here, with six tiny frames,
+    because those of the corpus are larger."""
     if kind == "video":
         return tuple(encode_video(*form, frames=6, width=48, height=32) for form in VIDEO_FORMS)
     made = (medium.make() for medium in CORPUS if medium.fate == TAKEN and medium.kind == kind)

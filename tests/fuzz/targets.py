@@ -52,7 +52,8 @@ SCHEMA = TensorSchema(
 MAX_ROWS = 64
 EMBEDS = prompt_embeds_spec(8, "bfloat16")
 MAX_TRAILER_BYTES = 7000
-"""HTTP/2 peers cap all headers together at 8 KiB. They hold the status, base64-encoded, and the message."""
+"""Largest serialized status. HTTP/2 peers limit all headers together to 8 KiB, and the trailers hold the status and its
+message."""
 LIMITS = PayloadLimits(max_payload_bytes=1 << 16)
 
 

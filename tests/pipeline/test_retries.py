@@ -1,7 +1,7 @@
-"""Retries over hundreds of faults: they happen only before Accepted, and no request ever runs twice.
+"""In hundreds of faults, calls are retried only before Accepted, and no request ever runs twice.
 
 The peer is a real gRPC server that breaks calls at random, behind proxies that cut connections, so an Accepted message
-may be lost. The peer counts a run where a stage would start the request: at End, after its Accepted.
+may be lost. The peer counts a run when a stage would start the request: when End arrives, after its Accepted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A stage listens only on the ports that docs/security.md names. That includes its engine's processes."""
+"""A stage server and its engine's processes listen only on the ports that docs/security.md names."""
 
 from __future__ import annotations
 

@@ -56,7 +56,8 @@ def shown_serial(url: str) -> int:
 
 
 def test_the_own_certificate_is_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """New connections get the renewed certificate, and open ones continue. One with a wrong key is not used."""
+    """New connections get the renewed certificate, and open ones continue. A certificate without its key is not
+    used."""
     monkeypatch.setattr(certificate, "CHECK_S", 0.05)
     authority = Authority("cert-manager")
     first, second, third = (authority.issue(hosts=["localhost"]) for _ in range(3))
