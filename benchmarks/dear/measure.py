@@ -118,7 +118,7 @@ async def _ask_once(pipeline: Pipeline, count: int, sampling: Sampling, outcome:
 
 
 def shorten(sampling: Sampling, codes: int) -> Sampling:
-    """Returns sampling for requests that end with their first window. The window needs a row of text for each code."""
+    """Returns sampling for requests that end with their first window, which needs a row of text for each code."""
     return {
         "thinker": {**sampling["thinker"], "max_tokens": codes + 1},
         "talker": {**sampling["talker"], "max_tokens": codes},

@@ -36,7 +36,7 @@ NOTES = (
 
 
 def measure(options: Options) -> Report:
-    """Measure Full and Stream pipelines of Qwen2.5-Omni and transformers, and then the windows without an engine."""
+    """Measure Full and Stream pipelines of Qwen2.5-Omni and transformers, and then the error of decoding in windows."""
     heard = hear(QWEN25, options.rounds or ROUNDS)
     windows = list(_window_rows())
     ratios = [*find_ratios(heard, QWEN25), *find_window_ratios(windows)]

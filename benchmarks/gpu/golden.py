@@ -47,7 +47,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class GoldenAudio:
-    """Codec tokens, and facts about the audio that token2wav makes of them."""
+    """Codec tokens, and facts about the audio that token2wav makes from them."""
 
     source: str
     model: str
@@ -95,7 +95,7 @@ def golden_text() -> GoldenText:
 
 
 def judge_audio(samples: Sequence[float], golden: GoldenAudio) -> Finding:
-    """Compare audio (24 kHz, in [-1, 1]) that token2wav made of golden.codes with the fixture."""
+    """Compare audio (24 kHz, in [-1, 1]) that token2wav made from golden.codes with the fixture."""
     values = [float(sample) for sample in samples]
     if len(values) != golden.samples:
         return Finding(Verdict.FAIL, f"{len(values)} samples", f"{golden.samples} samples")

@@ -52,7 +52,7 @@ def write_shaped_checkpoint(directory: Path, size: str) -> Path:
 def make_tokenizer() -> Tokenizer:
     """Returns a byte-level BPE without merges whose special tokens have the published ids.
 
-    Before them it has 256 bytes, and words of four letters that fill the other ids.
+    The ids below them are 256 bytes, and words of four letters that fill the rest.
     """
     special = sorted(read_added_tokens().items(), key=lambda item: item[1])
     first = special[0][1]

@@ -1,4 +1,4 @@
-"""Computes the best times that a table allows. Pure.
+"""Computes the best times that a table of GPU timings allows. Pure.
 
 Thinker, talker and decoder run in virtual time, and edges and servers cost nothing.
 """

@@ -1,8 +1,8 @@
 """Measures how much rounding alone changes the talker's hidden states: bfloat16 against float32, with random weights.
 
-A router takes the best few of its experts. If two experts score nearly the same, rounding decides between them, and the
-other expert gives another result. So several correct ways to compute the same layers are compared with float32 and with
-the first way: once with the experts that each way chooses, and once with those that float32 chooses.
+A router sends a token to its top-k experts. If two experts score nearly the same, rounding decides between them, and
+a different expert gives a different result. So several correct ways to compute the same layers are compared with
+float32 and with the first way: once with the experts that each way chooses, and once with those that float32 chooses.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def share_of_other_experts(chosen: torch.Tensor, reference: torch.Tensor) -> flo
 
 
 def measure(device: str, layers: int | None = None) -> Mapping[str, Mapping[str, Any]]:
-    """Returns figures by WAY.own, with the way's own experts, and WAY.told, with the experts that float32 chose."""
+    """Returns figures by key: WAY.own with the experts that the way chose, WAY.told with those that float32 chose."""
     model = load(device, layers)
     exact = copy.deepcopy(model).float()
     prompts = 0.6 * torch.randn(PROMPTS, LENGTH, model.config.hidden_size, device=device).to(torch.bfloat16)
