@@ -213,8 +213,8 @@ def find_ratios(paced: Samples, real: Samples) -> list[Ratio]:
                 median_ratio([one.cpu_us for one in paced[name, most]], [one.cpu_us for one in paced[bare, most]]), 2
             ),
             at_most=bound,
-            # Only a goal, because the bare server writes no rows here. On idle cores its texts cost half as much, but
-            # our copies of rows cost the same, so the ratio rises.
+            # Only a goal, because the bare server writes no rows here. On idle cores its texts cost half of what they
+            # cost on busy cores, but our copies of rows cost the same, so the ratio rises.
             goal=(name, bare) == (TEXT_AND_ROWS, BARE),
             tolerance=TOLERANCE,
         )
