@@ -4,8 +4,7 @@ Audio: the codes are given, so only token2wav is checked. Every sample depends o
 the noise on the model's device, which the fixture does not name. Our stages draw it on the CPU. So audio of the right
 length and loudness whose samples differ is OTHER_NOISE, which is neither a pass nor a defect.
 
-Text: a question about an audio file and an image. Both are on the internet. Without them the check is skipped with a
-reason.
+Text: a question about an audio file and an image, both on the internet. No check of `make gpu` asks it yet.
 """
 
 from __future__ import annotations
@@ -123,7 +122,7 @@ def judge_text(text: str, golden: GoldenText) -> Finding:
 
 
 def find_missing_media(audio: Path | None, image: Path | None, golden: GoldenText) -> str | None:
-    """Returns why the text check must be skipped, or None if both files exist."""
+    """Returns which files of the question are missing, as a reason to skip a text check; None if both exist."""
     wanted = (("audio", audio, golden.audio_url), ("image", image, golden.image_url))
     missing = [f"{name} ({url})" for name, path, url in wanted if path is None or not path.is_file()]
     return f"no file with the {' and the '.join(missing)}; fetch it and give its path" if missing else None

@@ -1,7 +1,7 @@
 """Computes the GPU memory of the Omni models' stages from the published configuration and a pipeline's engineArgs.
 
-Weights and KV cache are exact. Activations and CUDA graphs are upper estimates, which the check sharing.starts of
-`make gpu` compares with a real GPU. A test checks that the tables of docs/gpu-sizing.md have these numbers.
+Weights and KV cache are exact. Activations and CUDA graphs are upper estimates. The check sharing.starts of `make gpu`
+tests on a real GPU that each stage stays within its share. A test checks that docs/gpu-sizing.md has these numbers.
 """
 
 from __future__ import annotations

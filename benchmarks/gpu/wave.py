@@ -29,8 +29,8 @@ CODES_PER_SECOND = 50
 GRAPHED_CODES = 72
 """The most codec tokens in a window. Windows use CUDA graphs."""
 CPU_TOLERANCE, GPU_TOLERANCE = 1e-5, 1e-4
-"""Rounding of float32 if the same numbers are added in another order. A GPU picks kernels by shape, so there batches
-differ more."""
+"""Largest difference that rounding makes if the same float32 numbers are added in another order. A GPU picks kernels by
+shape, so results of different batches differ more there."""
 
 
 def tolerance(context: Context) -> float:
@@ -146,8 +146,8 @@ def _meta_peak(count: int) -> int:
 def speed(context: Context) -> Iterator[Finding]:
     """Measures seconds and real-time factor by length, in the second run of each, with torch's default TF32.
 
-    Lengths of windows use CUDA graphs, as in a stage. Without graphs, the launches of some 40,000 kernels decide how
-    long a window takes.
+    Utterances as short as a window use CUDA graphs, as in a stage. Without graphs, the launches of some 40,000 kernels
+    decide how long a window takes.
     """
     wave = load("cuda")
     graphed = _graphed(wave)[0]

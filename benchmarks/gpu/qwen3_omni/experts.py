@@ -26,7 +26,7 @@ FORCED_LIMIT = 2e-2
 
 
 class Router(nn.Module):
-    """transformers' router. It records the experts that it chose or, if `obeys`, takes those in `told`."""
+    """transformers' router, which records each token's experts. If `obeys`, it uses those in `told`, not its own."""
 
     chosen: torch.Tensor
     told: torch.Tensor
@@ -150,7 +150,7 @@ def measure(device: str, layers: int | None = None) -> Mapping[str, Mapping[str,
     note("eager_together", TOGETHER)
     model.set_experts_implementation("batched_mm")
     note("eager_batched", 1)
-    # The layers of one model must not fall back to eager: each may need a compilation of its own.
+    # With a lower limit, layers would fall back to eager mode, because each may need its own compilation.
     torch._dynamo.config.recompile_limit = 64
     for layer in model.layers:
         layer.compile()
@@ -165,7 +165,7 @@ def measure(device: str, layers: int | None = None) -> Mapping[str, Mapping[str,
 
 
 def rounding(context: Context) -> Iterator[Finding]:
-    """Measures each way's difference from float32. Only ways that take float32's experts have a limit."""
+    """Measures each way's difference from float32. Only the runs with float32's experts have a limit."""
     for name, data in measure("cuda").items():
         context.say(f"{name}: {data}")
         limit = FORCED_LIMIT if name.endswith(".told") else float("inf")
