@@ -1,7 +1,7 @@
-"""`make gpu`: runs the checks, prints a line for each, and writes one file to send back (docs/gpu-check.md).
+"""`make gpu`: runs the checks, prints a line for each result, and writes one file to send back (docs/gpu-check.md).
 
 python -m benchmarks.gpu [--part torch|whole] [--model DIR | --shaped 7b|3b|30b-a3b] [--only NAME ...] [--out DIR]
-python -m benchmarks.gpu --bundle FILE [--python 3.12]     what a machine without a network needs
+python -m benchmarks.gpu --bundle FILE [--python 3.12]     writes what a machine without a network needs
 """
 
 from __future__ import annotations

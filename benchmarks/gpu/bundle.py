@@ -1,7 +1,7 @@
-"""Writes one file for a machine that has torch and no network: our code, and the packages that the torch part needs.
+"""Writes one file for a machine that has torch and no network: our code, and the packages that the part `torch` needs.
 
     python -m benchmarks.gpu --bundle gpu-bundle.tar.gz --python 3.12       here
-    tar xzf gpu-bundle.tar.gz && sh gpu-bundle/run.sh                       there: one line a check
+    tar xzf gpu-bundle.tar.gz && sh gpu-bundle/run.sh                       there: runs the checks
 
 It needs uv here, as `make setup` does. The wheels are those that constraints/gpu.txt pins, for the given Python on
 Linux x86-64.

@@ -1,4 +1,4 @@
-"""A stage server and its engine's processes listen only on the ports that docs/security.md names."""
+"""Stage servers listen only on the ports that docs/security.md names, and their engines' processes only on loopback."""
 
 from __future__ import annotations
 
