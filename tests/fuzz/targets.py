@@ -148,7 +148,7 @@ def plan(data: bytes) -> None:
                 raise AssertionError("reserves a negative number of bytes, or too many rows")
             if planned.prompt is not None and planned.prompt.embeds:
                 if planned.edge is None or planned.reserved_bytes > 128 * 8 * 4 * EMBEDS_COPIES + planned.output_bytes:
-                    raise AssertionError("accepts embeddings without reserving memory for them")
+                    raise AssertionError("accepts embeddings without an edge, or of more rows than the model takes")
             elif planned.prompt is not None:
                 rules = media_rules(config(entry=entry), component(entry=entry), 128)
                 assert rules is not None
