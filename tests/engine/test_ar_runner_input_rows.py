@@ -1,7 +1,4 @@
-"""Input rows in a real engine: a toy model adds them to its input, and its output equals that of transformers.
-
-transformers gets the same rows.
-"""
+"""Input rows in a real engine: a toy model that adds them to its input gives transformers' output for the same rows."""
 
 from __future__ import annotations
 
@@ -124,7 +121,7 @@ def test_preempted_requests_keep_their_rows(checkpoint: Path, reference: Referen
 
 
 def test_padding_of_graphs_reaches_nothing(checkpoint: Path, reference: Reference) -> None:
-    """Garbage in the padding of a step, as CUDA graphs need padding, changes no request's tokens and rows.
+    """Garbage in the padding that CUDA graphs need in a step changes no request's tokens and rows.
 
     The model's inputs keep their addresses from step to step.
     """
