@@ -56,9 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
     all_of_them = f"all but {', '.join(sorted(BY_NAME_ONLY))}"
     parser.add_argument("cases", nargs="*", metavar="case", help=f"of {', '.join(CASES)}; none: {all_of_them}")
-    parser.add_argument("--rounds", type=int, help="how often each side runs; each case has a number of its own")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where the files go")
-    parser.add_argument("--draw", action="store_true", help="measure nothing: pictures and page again")
+    parser.add_argument("--rounds", type=int, help="how often each side runs (default: the case's own number)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for result files")
+    parser.add_argument("--draw", action="store_true", help="measure nothing; draw pictures and fill the page again")
     options = parser.parse_args(arguments)
     cases = options.cases or [name for name in CASES if name not in BY_NAME_ONLY]
     unknown = set(cases) - set(CASES)

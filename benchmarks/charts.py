@@ -21,7 +21,7 @@ def grouped_bars(
 ) -> None:
     """Draw a panel of horizontal bars for each entry of `panels` (panel -> bar -> value).
 
-    `floors` maps a panel to a value that is marked by a dashed line. `highlight` names the bars in our colour.
+    `floors` maps a panel to a value that is marked by a dashed line. The bars named in `highlight` get the colour OURS.
     """
     import matplotlib
 

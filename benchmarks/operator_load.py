@@ -221,7 +221,7 @@ def measure_load(api: Api, operator: OperatorProcess, pipelines: int, rate: floa
 def measure_relist(plane: ControlPlane, operator: OperatorProcess) -> dict[str, float]:
     """Restart the API server, so that all watches end and the operator lists everything again.
 
-    Returns its memory 30 s later, and the peak until then.
+    Returns the operator's memory 30 s later, and its peak until then.
     """
     plane.restart(kill=True)
     peak, until = 0, time.monotonic() + 30

@@ -46,7 +46,7 @@ class PodStart:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pod_start", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--keep-images", action="store_true", help="take the node's images as they are")
+    parser.add_argument("--keep-images", action="store_true", help="use the node's images without building them")
     options = parser.parse_args()
     _, problems = record("pods", lambda: make_report(options.rounds, keep_images=options.keep_images), RESULTS)
     if not problems:
@@ -64,7 +64,7 @@ def make_report(rounds: int, *, keep_images: bool) -> Report:
         rows = measure(cluster, Path(temporary), rounds)
     ratios = [Ratio(f"{row['stage']}, x outside a pod", row["ratio"], at_most=AT_MOST) for row in rows]
     return Report(
-        {TABLE: rows}, ratios, ["One stage at a time; the others of its pipeline idle beside it, in pods too."]
+        {TABLE: rows}, ratios, ["One stage at a time. The pipeline's other stages run idle in their pods meanwhile."]
     )
 
 

@@ -32,14 +32,16 @@ OURS, BARE, PEER, TALKER = "our predictor, sampled", "bare loop", "transformers'
 CONTEXT = 100
 """Positions in the talker's KV cache: 8 s of speech."""
 EXPERTS = 16
-"""Experts in a layer of the talker. The release has 128, which need too much memory. As many are active per token."""
+"""Experts in a layer of the talker. The release has 128, which need too much memory. The number of experts that are
+active per token is the release's."""
 CONFIG = Path(__file__).parents[1] / "tests" / "data" / "published" / "qwen3_omni_30b_a3b.config.json"
 NOTES = [
     "cpu_ms: CPU time of one thread, which other load on the machine disturbs less than wall time.",
-    "share_of_step: the side over itself and the talker's layers, which compute one position of each request behind "
-    f"{CONTEXT} others. Eager float32 on a CPU; a GPU's share differs with its memory's speed and its launches.",
-    f"The talker's layers have {EXPERTS} experts in place of 128, of which as many work for a token as published. At "
-    "batch 8 the published layers would read more experts, so there its share is at most what is shown.",
+    "share_of_step: the side's time divided by the sum of its time and that of the talker's layers, which compute one "
+    f"position of each request after {CONTEXT} others. Eager float32 on a CPU. On a GPU the share depends on memory "
+    "speed and kernel launches.",
+    f"The talker's layers have {EXPERTS} experts instead of 128, with the published number active per token. At batch "
+    "8 the published layers would read more experts, so there the real share is at most the one shown.",
 ]
 
 

@@ -61,8 +61,8 @@ def measure(options: Options) -> Report:
         Ratio(name, round(ratios[name], 3), at_least=least, tolerance=TOLERANCE) for name, least in FLOORS.items()
     ]
     notes = [
-        f"{REQUESTS} requests at once, {PROMPT_TOKENS} tokens in, {NEW_TOKENS} out; a seeded 4-layer Qwen2 of width "
-        "256 in float32, so a step takes milliseconds: on a real model the same overhead is a smaller share.",
+        f"{REQUESTS} concurrent requests, {PROMPT_TOKENS} tokens in, {NEW_TOKENS} out. A seeded 4-layer Qwen2 of width "
+        "256 in float32: a step takes milliseconds, and on a real model the same overhead is a smaller share.",
         "ratio_to_stock: median of each round's own ratio.",
     ]
     return Report({TABLE: rows}, judged, notes)

@@ -45,7 +45,7 @@ class Verdict:
 
     @property
     def to_last(self) -> float | None:
-        """This value over the last one; None if there is nothing to divide by."""
+        """This value divided by the last one; None without a positive last value."""
         return self.ratio.value / self.last if self.last is not None and self.last > 0 else None
 
     @property

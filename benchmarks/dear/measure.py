@@ -44,15 +44,15 @@ TOLERANCE = 0.3
 NOTES = [
     f"A seeded Qwen2.5-Omni in float32 on CPU whose thinker and talker have a hidden size of 1,024 and 14 layers: "
     f"{THINKER_TOKENS} tokens of text and {CODES} codec tokens, which are {CODES / CODES_PER_SECOND:g} s of audio. "
-    "Stages as in manifests/samples/tiny-omni.yaml, with its 64 MiB of KV cache, of which a token takes 28 KiB, "
-    f"and maxNumBatchedTokens {STEP_TOKENS}: a CPU computes prompts one by one as fast as together, and the talker "
-    "then begins with the first while the thinker reads the second.",
-    "One OpenMP thread a process, transformers too.",
-    "`cores` counts the stage server and its engine. The limit is what the cores would make if no stage ever waited: "
+    "Stages as in manifests/samples/tiny-omni.yaml. Their KV cache has 64 MiB, and a token needs 28 KiB of it. "
+    f"maxNumBatchedTokens is {STEP_TOKENS}: a CPU computes prompts one by one as fast as in a batch, and the talker "
+    "then starts with the first prompt while the thinker reads the second.",
+    "Every process has one OpenMP thread, transformers too.",
+    "`cores` counts the stage server and its engine. The limit is the audio per second if no stage ever waited: "
     "cores / (processor seconds of all stages for a second of audio).",
-    "The least share of the job: the processor seconds of as many requests as the median needs, alone and with nothing "
-    f"behind their first window ({FIRST_CODES} codec tokens), over those of all whole jobs. No order of the same work "
-    "can be below it, even if no core ever waited.",
+    "The least share of the job: the processor seconds of only the requests that the median needs, each only to the "
+    f"end of its first window ({FIRST_CODES} codec tokens), divided by those of all whole jobs. No order of the same "
+    "work can be below it, even if no core ever waited.",
 ]
 
 
@@ -118,7 +118,7 @@ async def _ask_once(pipeline: Pipeline, count: int, sampling: Sampling, outcome:
 
 
 def shorten(sampling: Sampling, codes: int) -> Sampling:
-    """Returns sampling for requests that end with their first window. The window needs a row of text for each code."""
+    """Returns sampling for requests that end with their first window, which needs a row of text for each code."""
     return {
         "thinker": {**sampling["thinker"], "max_tokens": codes + 1},
         "talker": {**sampling["talker"], "max_tokens": codes},

@@ -12,7 +12,7 @@ from benchmarks.report import Row
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The processor time of the stages, and how much audio they made in it."""
+    """The processor time that the stages used, and how much audio they made with it."""
 
     cpu_s: Mapping[str, float]
     """Processor seconds, by stage."""

@@ -67,11 +67,12 @@ QWEN25 = Family(
     speed=1.5,
     goal=False,
     notes=(
-        f"A seeded Qwen2.5-Omni of a few million weights in float32 on CPU: {THINKER_TOKENS} tokens of text, and codec "
-        f"tokens for so many seconds of audio, {CODES_PER_SECOND} a second. One OpenMP thread a process.",
-        "transformers takes one request after another, and its talker may end before the others' (it has no "
+        f"A seeded Qwen2.5-Omni of a few million weights in float32 on CPU: {THINKER_TOKENS} tokens of text, and "
+        f"{CODES_PER_SECOND} codec tokens per second of audio. One OpenMP thread per process.",
+        "transformers answers one request after another. Its talker may end earlier than the others' (it has no "
         "ignore_eos).",
-        "Error of windows: root mean square of the difference to all tokens at once, against that between two seeds.",
+        "Error of windows: root mean square of the difference to decoding all tokens in one forward, relative to the "
+        "difference between two seeds.",
     ),
 )
 QWEN3 = Family(
@@ -84,9 +85,9 @@ QWEN3 = Family(
     speed=None,
     goal=True,
     notes=(
-        f"A seeded Qwen3-Omni of a few million weights in float32 on CPU: {THINKER_TOKENS} tokens of text, and frames "
-        f"of codes for so many seconds of audio, {FRAMES_PER_SECOND} a second. One OpenMP thread a process.",
-        "transformers takes one request after another, greedily, and its talker may end before the others' (it has no "
-        "ignore_eos).",
+        f"A seeded Qwen3-Omni of a few million weights in float32 on CPU: {THINKER_TOKENS} tokens of text, and "
+        f"{FRAMES_PER_SECOND} frames of codes per second of audio. One OpenMP thread per process.",
+        "transformers answers one request after another, greedily. Its talker may end earlier than the others' (it has "
+        "no ignore_eos).",
     ),
 )

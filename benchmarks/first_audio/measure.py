@@ -29,14 +29,14 @@ HEARD, WINDOWS = "what listeners hear", "windows against all codec tokens at onc
 TOLERANCE = 0.3
 """Generous, because the processes of all sides share the cores."""
 NOTES = (
-    "The sample's stages take 8 requests at once; more are refused with RetryInfo and tried again by this client.",
-    "Gaps: how often a player that starts with the first chunk has nothing to play. Silence: seconds of all gaps of an "
-    "answer, median. Full has no gaps: it waits before it starts. `waited` is first audio and silence together.",
+    "The sample's stages accept 8 concurrent requests. They refuse more with RetryInfo, and the client retries.",
+    "Gaps: how often a player that starts with the first chunk has nothing to play. Silence: the seconds of all gaps "
+    "of an answer, median. Full has no gaps, because it waits before it starts. `waited` is first audio plus silence.",
 )
 
 
 def measure(options: Options) -> Report:
-    """Measure Full and Stream pipelines of Qwen2.5-Omni and transformers, and then the windows without an engine."""
+    """Measure Full and Stream pipelines of Qwen2.5-Omni and transformers, and then the error of decoding in windows."""
     heard = hear(QWEN25, options.rounds or ROUNDS)
     windows = list(_window_rows())
     ratios = [*find_ratios(heard, QWEN25), *find_window_ratios(windows)]

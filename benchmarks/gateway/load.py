@@ -116,7 +116,7 @@ class Stream(asyncio.Protocol):
         self._end("")
 
     def _read(self, data: bytes) -> None:
-        if b'"usage":{' in data:  # Servers send it even if the few tokens of an answer make no text.
+        if b'"usage":{' in data:  # Servers send the usage even if the few tokens of an answer make no text.
             usage = json.loads(data)["usage"]
             details = usage.get("completion_tokens_details") or {}
             self.answer.tokens = details.get("text_tokens") or usage["completion_tokens"]

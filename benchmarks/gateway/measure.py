@@ -20,14 +20,14 @@ SPEECH = "first audio of a paced pipeline"
 NOTES: Final = [
     f"{TEXT}: Qwen2 with {SHAPES[HIDDEN_1024].layers} layers; {TINY_TEXT}: {SHAPES[TINY].layers} layer of "
     f"{SHAPES[TINY].hidden}. Random weights, float32. Both sides load the same files into the same vLLM with the same "
-    "engine arguments and environment, one OpenMP thread; both run all the time, and are asked in turn.",
-    "vLLM's server is vllm.entrypoints.openai.api_server, what `vllm serve` runs: an API process and an engine. Ours: "
-    "gateway, stage server and engine. One load client, which knows neither, asks both for the same chat completions, "
-    "streamed, over connections that are open beforehand; all requests of a run begin together.",
-    "A run begins when both sides are idle: a worker of vLLM's server polls for a second after its last step.",
-    "An answer counts only if the server's own usage says that all tokens came.",
-    "Processor time: the best round of each number. Client, servers and engines share two cores.",
-    f"First audio: engines that keep the pace of the table {speech.TABLE} on GPUs; chat with text and audio (pcm16) "
+    "engine arguments and environment, one OpenMP thread. Both run the whole time, and get requests in turn.",
+    "vLLM's server is vllm.entrypoints.openai.api_server, which `vllm serve` runs: an API process and an engine. Ours "
+    "is gateway, stage server and engine. One load client sends the same streaming chat completions to both, over "
+    "connections that are open beforehand. All requests of a run start together.",
+    "A run starts when both sides are idle, because a worker of vLLM's server polls for a second after its last step.",
+    "An answer counts only if the server's own usage has all tokens.",
+    "Processor time: the best round for each number of requests. Client, servers and engines share two cores.",
+    f"First audio: engines that keep the GPU timing of the table {speech.TABLE}. A chat with text and audio (pcm16) "
     "through the gateway, and the same request by the Python client over gRPC, in turn, from the same process.",
 ]
 

@@ -40,7 +40,7 @@ Samples = dict[tuple[str, int], list[Sample]]
 
 
 def run_speech(folder: Path, callers: Callers, rounds: int | None) -> Samples:
-    """Measure both ways in turn. A request ends with its first audio, so that the next run finds an idle pipeline."""
+    """Measure gateway and gRPC in turn. A request ends with its first audio, so the next run finds an idle pipeline."""
     samples: Samples = defaultdict(list)
     with serve(BUILT_IN / TABLE, EdgeMode.STREAM) as local:
         entry = int(local.endpoint.rpartition(":")[2])
@@ -78,7 +78,7 @@ def ask(callers: Callers, gateway: Served, kind: str, count: int) -> Sample:
 
 
 def speech_rows(samples: Samples) -> list[Row]:
-    """Returns a row for each way and number of concurrent requests, with medians over the rounds."""
+    """Returns a row for gateway and gRPC at each number of concurrent requests, with medians over the rounds."""
     return [
         {
             "way": kind,

@@ -134,9 +134,9 @@ def text_rows(samples: Samples) -> list[Row]:
 
 
 def cpu_rows(samples: Samples) -> list[Row]:
-    """Returns a row for each process: its microseconds of processor time per token.
+    """Returns a row for each process: its microseconds of processor time per token, by number of concurrent requests.
 
-    For each number of concurrent requests that is the best round.
+    Each figure is that of the best round.
     """
     names: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
     for (side, count), ones in samples.items():

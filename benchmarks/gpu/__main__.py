@@ -1,7 +1,7 @@
-"""`make gpu`: runs the checks, prints a line for each, and writes one file to send back (docs/gpu-check.md).
+"""`make gpu`: runs the checks, prints a line for each result, and writes one file to send back (docs/gpu-check.md).
 
 python -m benchmarks.gpu [--part torch|whole] [--model DIR | --shaped 7b|3b|30b-a3b] [--only NAME ...] [--out DIR]
-python -m benchmarks.gpu --bundle FILE [--python 3.12]     what a machine without a network needs
+python -m benchmarks.gpu --bundle FILE [--python 3.12]     writes what a machine without a network needs
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
     parser.add_argument("--part", choices=("all", "torch", "whole"), default="all")
     parser.add_argument("--model", type=Path, help="directory of the published checkpoint")
-    parser.add_argument("--shaped", choices=("7b", "3b", "30b-a3b"), help="instead: random weights of that size")
-    parser.add_argument("--family", default="qwen2_5_omni", help="whose tiny checkpoint is served without a model")
+    parser.add_argument("--shaped", choices=("7b", "3b", "30b-a3b"), help="use random weights of that size instead")
+    parser.add_argument("--family", default="qwen2_5_omni", help="family whose tiny checkpoint runs without --model")
     parser.add_argument(
         "--only", nargs="*", default=[], metavar="NAME", help="checks, or the beginnings of their names"
     )
     parser.add_argument("--out", type=Path, default=Path("gpu-check"), help="folder for results")
-    parser.add_argument("--here", action="store_true", help="all checks in this process: for a debugger, or a CPU")
+    parser.add_argument("--here", action="store_true", help="run all checks in this process, for a debugger or a CPU")
     parser.add_argument("--bundle", type=Path, help="write this file for a machine without a network, and run nothing")
     parser.add_argument(
         "--python", default=f"{sys.version_info[0]}.{sys.version_info[1]}", help="that machine's Python"
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     chosen = choose(options.part, options.only)
     if not chosen:
-        parser.error(f"no check is called so; there are {', '.join(check.name for check in CHECKS)}")
+        parser.error(f"no check has that name; the checks are {', '.join(check.name for check in CHECKS)}")
     options.out.mkdir(parents=True, exist_ok=True)
     if options.shaped:
         from benchmarks.gpu.shaped import write_shaped_checkpoint

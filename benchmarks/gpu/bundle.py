@@ -1,7 +1,7 @@
-"""Writes one file for a machine that has torch and no network: our code, and the packages that the torch part needs.
+"""Writes one file for a machine that has torch and no network: our code, and the packages that the part `torch` needs.
 
     python -m benchmarks.gpu --bundle gpu-bundle.tar.gz --python 3.12       here
-    tar xzf gpu-bundle.tar.gz && sh gpu-bundle/run.sh                       there: one line a check
+    tar xzf gpu-bundle.tar.gz && sh gpu-bundle/run.sh                       there: runs the checks
 
 It needs uv here, as `make setup` does. The wheels are those that constraints/gpu.txt pins, for the given Python on
 Linux x86-64.
@@ -86,7 +86,7 @@ def write_bundle(target: Path, python: str) -> str:
             tar.add(bundle, "gpu-bundle")
     size = target.stat().st_size
     if size > LIMIT_BYTES:
-        raise RuntimeError(f"{target} is {size >> 20} MiB; more than {LIMIT_BYTES >> 20} MiB cannot be taken along")
+        raise RuntimeError(f"{target} is {size >> 20} MiB; the limit is {LIMIT_BYTES >> 20} MiB")
     there = f"tar xzf {target.name} && sh gpu-bundle/run.sh"
     return f"{target}: {size / (1 << 20):.1f} MiB for Python {python}; there: {there}"
 

@@ -55,7 +55,7 @@ def find_sample(family: str) -> OmniPipeline:
 def engine_arguments(**changes: Any) -> Iterator[None]:
     """In the block, engines of this process are built with these additional vLLM arguments, for example graph modes.
 
-    Users cannot choose them, so the product has no field for them. async_scheduling also selects its scheduler.
+    Users cannot choose them, so the product has no field for them. async_scheduling also selects the scheduler class.
     """
     from omni_stage.engine import vllm_engine
     from omni_stage.vllm_adapter.select import scheduler_cls

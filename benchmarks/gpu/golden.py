@@ -4,8 +4,7 @@ Audio: the codes are given, so only token2wav is checked. Every sample depends o
 the noise on the model's device, which the fixture does not name. Our stages draw it on the CPU. So audio of the right
 length and loudness whose samples differ is OTHER_NOISE, which is neither a pass nor a defect.
 
-Text: a question about an audio file and an image. Both are on the internet. Without them the check is skipped with a
-reason.
+Text: a question about an audio file and an image, both on the internet. No check of `make gpu` asks it yet.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class GoldenAudio:
-    """Codec tokens, and facts about the audio that token2wav makes of them."""
+    """Codec tokens, and facts about the audio that token2wav makes from them."""
 
     source: str
     model: str
@@ -95,7 +94,7 @@ def golden_text() -> GoldenText:
 
 
 def judge_audio(samples: Sequence[float], golden: GoldenAudio) -> Finding:
-    """Compare audio (24 kHz, in [-1, 1]) that token2wav made of golden.codes with the fixture."""
+    """Compare audio (24 kHz, in [-1, 1]) that token2wav made from golden.codes with the fixture."""
     values = [float(sample) for sample in samples]
     if len(values) != golden.samples:
         return Finding(Verdict.FAIL, f"{len(values)} samples", f"{golden.samples} samples")
@@ -123,7 +122,7 @@ def judge_text(text: str, golden: GoldenText) -> Finding:
 
 
 def find_missing_media(audio: Path | None, image: Path | None, golden: GoldenText) -> str | None:
-    """Returns why the text check must be skipped, or None if both files exist."""
+    """Returns which files of the question are missing, as a reason to skip a text check; None if both exist."""
     wanted = (("audio", audio, golden.audio_url), ("image", image, golden.image_url))
     missing = [f"{name} ({url})" for name, path, url in wanted if path is None or not path.is_file()]
     return f"no file with the {' and the '.join(missing)}; fetch it and give its path" if missing else None

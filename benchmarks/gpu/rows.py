@@ -1,4 +1,4 @@
-"""Compares the thinker's rows, and the codes that the talker makes of rows, with transformers (float32, on the CPU).
+"""Compares the thinker's rows, and the codes that the talker makes from rows, with transformers (float32, on the CPU).
 
 For each way of running on a GPU, the thinker gets a prompt that does not fit into a step (chunked), more prompts than
 fit into its KV cache (preempted), and long and short prompts together (mixed).
@@ -114,7 +114,8 @@ def first_difference(ours: list[int], theirs: list[int]) -> str:
 def rows_in(context: Context) -> Iterator[Finding]:
     """Compares the talker's greedy codes with transformers', and Stream's codes with Full's.
 
-    On a GPU it also compares codes with CUDA graphs, and with CUDA graphs and NaN in the padding, with eager ones.
+    On a GPU it then runs with CUDA graphs, without and with NaN in the padding, and compares these codes with eager
+    mode's.
     """
     arguments = {"gpu_memory_utilization": 0.4} if context.on_gpu else {}
     with engine_arguments(**arguments):
@@ -155,7 +156,7 @@ async def _talk(context: Context) -> dict[str, tuple[list[int], list[int]]]:
 
 
 def syncs(context: Context) -> Finding:
-    """Runs with vLLM's own check that no step waits for the GPU. If one does, the log has its stack."""
+    """Runs thinker and talker under vLLM's check that no step waits for the GPU. If one does, the log has its stack."""
     with environment(VLLM_GPU_SYNC_CHECK="error"), engine_arguments(gpu_memory_utilization=0.4):
         asyncio.run(_talk(context))
     return Finding("none", "none")

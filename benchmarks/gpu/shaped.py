@@ -52,7 +52,7 @@ def write_shaped_checkpoint(directory: Path, size: str) -> Path:
 def make_tokenizer() -> Tokenizer:
     """Returns a byte-level BPE without merges whose special tokens have the published ids.
 
-    Before them it has 256 bytes, and words of four letters that fill the other ids.
+    The ids below them are 256 bytes, and words of four letters that fill the rest.
     """
     special = sorted(read_added_tokens().items(), key=lambda item: item[1])
     first = special[0][1]
@@ -63,7 +63,7 @@ def make_tokenizer() -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(name, special=True) for name, _ in special])
     if any(tokenizer.token_to_id(name) != token_id for name, token_id in special):
-        raise ValueError("the published ids of the special tokens are not in a row")
+        raise ValueError("the published ids of the special tokens are not consecutive")
     return tokenizer
 
 

@@ -1,7 +1,7 @@
 """Computes the GPU memory of the Omni models' stages from the published configuration and a pipeline's engineArgs.
 
-Weights and KV cache are exact. Activations and CUDA graphs are upper estimates, which the check `sharing` of `make gpu`
-compares with a real GPU. The tables of docs/gpu-sizing.md have these numbers, and a test compares them.
+Weights and KV cache are exact. Activations and CUDA graphs are upper estimates. The check sharing.starts of `make gpu`
+tests on a real GPU that each stage stays within its share. A test checks that docs/gpu-sizing.md has these numbers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ CODEC_STATE_BYTES = 5_189_888
 CODEC_STEP_FRAMES = 256
 """Most frames that code2wav decodes in one step (code2wav/model.py, STEP_FRAMES)."""
 GRAPH_BYTES_PER_SEQUENCE = 6 * MIB
-"""Allowance for a stage's CUDA graphs per request of maxNumSeqs. vLLM captures graphs up to twice maxNumSeqs."""
+"""Allowance for a stage's CUDA graphs, per request of maxNumSeqs. vLLM captures graphs for batches of up to twice
+maxNumSeqs."""
 BATCHED_TOKENS = 8192
 SEQUENCES = 256
 """Assumed if a sample sets no maxNumBatchedTokens or maxNumSeqs. vLLM's defaults for a server on a GPU with at least 70

@@ -29,8 +29,8 @@ CODES_PER_SECOND = 50
 GRAPHED_CODES = 72
 """The most codec tokens in a window. Windows use CUDA graphs."""
 CPU_TOLERANCE, GPU_TOLERANCE = 1e-5, 1e-4
-"""Rounding of float32 if the same numbers are added in another order. A GPU picks kernels by shape, so there batches
-differ more."""
+"""Largest difference that rounding makes if the same float32 numbers are added in another order. A GPU picks kernels by
+shape, so results of different batches differ more there."""
 
 
 def tolerance(context: Context) -> float:
@@ -61,7 +61,7 @@ def velocity(context: Context) -> Iterator[Finding]:
 
 
 def parity(context: Context) -> Iterator[Finding]:
-    """Compares the audio of codes with transformers' from the same noise. Silence fails: it would prove nothing."""
+    """Compares our audio with transformers', from the same codes and noise. Silence fails: it would prove nothing."""
     wave = load(context.device)
     for count in (12, 72) if context.on_gpu else (12, 29):
         utterance = wave.utterance(count, steps=STEPS if context.on_gpu else CPU_STEPS)
@@ -146,8 +146,8 @@ def _meta_peak(count: int) -> int:
 def speed(context: Context) -> Iterator[Finding]:
     """Measures seconds and real-time factor by length, in the second run of each, with torch's default TF32.
 
-    Lengths of windows use CUDA graphs, as in a stage. Without graphs, the launches of some 40,000 kernels decide how
-    long a window takes.
+    Utterances as short as a window use CUDA graphs, as in a stage. Without graphs, the launches of some 40,000 kernels
+    decide how long a window takes.
     """
     wave = load("cuda")
     graphed = _graphed(wave)[0]

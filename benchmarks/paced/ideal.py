@@ -1,4 +1,4 @@
-"""Computes the best times that a table allows. Pure.
+"""Computes the best times that a table of GPU timings allows. Pure.
 
 Thinker, talker and decoder run in virtual time, and edges and servers cost nothing.
 """
@@ -140,7 +140,7 @@ class _Ideal:
     def _on_sound(self, key: str, now: float) -> None:
         request = self._requests[key]
         if (window := request.window) is None:
-            raise RuntimeError("audio came that nobody asked for")
+            raise RuntimeError("the decoder finished a window that the request did not ask for")
         seconds = (window.until - window.first) / self._table.talker.frames_per_second
         request.outcome.chunks.append(Chunk(now, seconds))
         request.sounded, request.window = window.until, None

@@ -57,7 +57,7 @@ def measure(options: Options) -> Report:
                 rows.append(_row(name, mode, count, taken, ideal))
                 busy.append(_busy_row(name, mode, count, taken, ideal))
         ratios += _judge(name, table, streams, whole)
-    notes = [f"Load after the run: {load()}. What else the machine does makes first audio later."]
+    notes = [f"Load after the run: {load()}. Other work on the machine makes first audio later."]
     carried = carried_rows([row for row in rows if row["mode"] == EdgeMode.STREAM.value], busy)
     return Report({TABLE: rows, BUSY: busy, CARRIED: carried}, ratios, notes)
 
@@ -65,8 +65,8 @@ def measure(options: Options) -> Report:
 def carried_rows(streams: Sequence[Row], busy: Sequence[Row]) -> list[Row]:
     """Returns how many concurrent requests two cores can serve, and which figure is then furthest from its ideal.
 
-    The anchor's table has three rows: the highest number measured, the highest that leaves two cores 20 % idle, and the
-    highest of these whose first audio is at most 10 % over the ideal.
+    The table has three rows, all for ANCHOR: the highest number measured, the highest that leaves two cores 20 % idle,
+    and the highest that also keeps first audio within 10 % of the ideal.
     """
     cores = {row["at once"]: row for row in busy if (row["table"], row["mode"]) == (ANCHOR, EdgeMode.STREAM.value)}
     heard = {row["at once"]: row for row in streams if row["table"] == ANCHOR}

@@ -24,7 +24,8 @@ LIMITS: Final[Mapping[str, tuple[int, int, int]]] = {
 second allow one utterance at a time in code2wav, and the third are vllm-omni's defaults."""
 EQUAL: Final = "vllm-omni 8/8/8"
 BOUNDS: Final[Mapping[str, float]] = {"all done": 0.8, "job": 0.95, "first audio": 0.2, "processor time a job": 0.7}
-"""Figure -> upper bound of our value relative to theirs, for the most concurrent requests and for all of LIMITS."""
+"""Figure -> goal: upper bound of our value relative to vllm-omni's, with equal limits and with the limits at which
+vllm-omni is best, for the most concurrent requests."""
 TOLERANCE: Final = 0.3
 
 
@@ -55,7 +56,7 @@ class Round:
 
     answers: Sequence[Answer]
     codes: Sequence[Sequence[int]]
-    """Codec tokens of each call of the last stage, which makes audio of them. The calls are in any order."""
+    """Codec tokens of each call of the last stage, which makes audio from them. The calls are in any order."""
     cpu_s: float
     """Processor seconds of all processes of the side."""
 
@@ -164,7 +165,7 @@ def start_rows(starts: Mapping[str, Start]) -> list[Row]:
 
 
 def find_ratios(outcomes: Outcomes, starts: Mapping[str, Start], references: Sequence[Reference]) -> list[Ratio]:
-    """Returns our figures relative to theirs: with equal limits, and with the limits at which theirs is best."""
+    """Returns our figures relative to vllm-omni's, with equal limits and with the limits at which vllm-omni is best."""
     counts = sorted({count for _, count in outcomes})
     ratios = [
         Ratio(

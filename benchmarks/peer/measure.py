@@ -37,16 +37,16 @@ from omni_cli.local.pipeline import LocalPipeline
 ROUNDS = 5
 AT_ONCE = (1, 4, 8)
 NOTES = [
-    f"{' and '.join(REQUIREMENTS)}, in a virtual environment of its own, on a CPU platform that "
+    f"{' and '.join(REQUIREMENTS)}, in a separate virtual environment, on a CPU platform that "
     "benchmarks/peer/plugin adds through its entry point. Our side is manifests/samples/tiny-omni.yaml.",
     f"One seeded Qwen2.5-Omni in float32, with the published ids of codec and speaker tokens: {THINKER_TOKENS} tokens "
-    f"of text and {TALKER_TOKENS} codec tokens, greedy. One OpenMP thread a stage.",
-    "Limits: requests at once in thinker, talker and token2wav. `its best`: for each figure the one of its limits with "
-    "the smallest median.",
-    "Processor time: all processes of a side, its client too.",
-    "Codec tokens are compared as the audio stage gets them. Audio of its length: as many samples as transformers made "
-    "of that prompt. A side has no first audio where some requests got none.",
-    "Memory is resident when ready, what processes share counted once; idle cores are those of the 3 s after.",
+    f"of text and {TALKER_TOKENS} codec tokens, greedy. One OpenMP thread per stage.",
+    "Limits: concurrent requests in thinker, talker and token2wav. `its best`: for each figure, the limits with the "
+    "smallest median.",
+    "Processor time: all processes of a side, including its client.",
+    "Codec tokens are compared as the audio stage gets them. Audio of its length: as many samples as transformers "
+    "makes for that prompt. A side has no first audio if some requests got none.",
+    "Memory is resident memory when ready, with shared pages counted once. Idle cores are those of the next 3 s.",
 ]
 
 

@@ -80,7 +80,7 @@ class Ours:
 
 
 class Peer:
-    """vllm-omni with some limits, in its own process group."""
+    """vllm-omni with given limits of concurrent requests, in its own process group."""
 
     def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
         self.pid = process.pid

@@ -94,12 +94,12 @@ async def _measure(locals_: dict[str, LocalPipeline], reference: Reference, opti
 
 NOTES = [
     f"A seeded Qwen2.5-Omni of a few million weights in float32 on CPU: {THINKER_TOKENS} tokens of text, "
-    f"{TALKER_TOKENS} codec tokens, greedy, their audio. It says what the pipeline costs, not how fast a 7B model is.",
-    "Three stage servers share the cores, as many requests at once as told; transformers is one process that takes one "
-    "request after another, as its Qwen2.5-Omni does when it speaks. One OpenMP thread a process.",
-    "Time to first audio of transformers is its job's: it returns the audio when it is whole.",
-    "Stages: ms, medians. `input` of a Full edge holds the upstream engine's work; `hand over` is what of serialising "
-    "and sending came after the engine's last output, the rest went out while it worked.",
+    f"{TALKER_TOKENS} codec tokens, greedy, their audio. It shows the pipeline's cost, not the speed of a 7B model.",
+    "Three stage servers share the cores, with at_once concurrent requests. transformers is one process that answers "
+    "one request after another, as its Qwen2.5-Omni does when it speaks. One OpenMP thread per process.",
+    "For transformers, first audio is the end of the job, because it returns only complete audio.",
+    "Stages: ms, medians. `input` of a Full edge includes the upstream engine's work. `hand over` is the serializing "
+    "and sending after the engine's last output; the rest was sent while it worked.",
 ]
 
 

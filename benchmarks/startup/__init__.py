@@ -72,8 +72,8 @@ def measure(options: Options) -> Report:
 
 
 NOTES = [
-    "One stage server at a time, bytecode compiled, files in the page cache, a checkpoint of a few MB: what is left is "
-    "imports. CPU seconds are those of the stage server and its engine's process up to their last mark.",
+    "One stage server at a time, bytecode compiled, files in the page cache, a checkpoint of a few MB. So most of the "
+    "time is imports. CPU seconds are those of the stage server and its engine's process up to their last mark.",
 ]
 
 

@@ -1,4 +1,4 @@
-"""Measures the stage server's processor time per token. For each it sends text to the client and a row downstream."""
+"""Measures the stage server's processor time per token, each with text for the client and a row for the next stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes the calls of runs, in a separate process: `python -m benchmarks.tokens.caller`.
+"""Sends the requests of runs, in a separate process: `python -m benchmarks.tokens.caller`.
 
 For each line of JSON {port, count, tokens, spread_s} it opens `count` calls over spread_s seconds, and prints
 {late_us, arrived_us, rows_late_us}: how late each text arrived, when it arrived, and how late the rows were. The talker

@@ -77,15 +77,15 @@ def measure(options: Options) -> Report:
 
 
 NOTES = [
-    "cpu_us: of the sending server's process with all its threads, for each token; the best round, since what else a "
-    "shared machine does only adds. Engines of a real stage are processes of their own and not in it.",
-    "Every request gets a token each 10 ms, all in one turn of the event loop, as a batch's come from vLLM; a row of "
-    "3,584 bfloat16 and its token id go to a talker in another process over a Stream edge.",
-    "What the script takes itself, 6 us a text and 11 us a text with a row, is in the figures.",
-    "bare grpc.aio: a server with none of our code that writes one message for each token, made once for all; with "
-    "rows it also writes those of four steps as one message to a process that drops them.",
-    "Late: from the moment when a step was due until its text is decoded in the callers' process, or its row with the "
-    f"talker's engine. Early rows: the first {EARLY_ROWS} of each request. Sender, callers and talker share two cores.",
+    "cpu_us: processor time per token of the sending server's process, with all its threads. It is the best round, "
+    "because other load only adds to it. A real stage's engine is a separate process and is not included.",
+    "Every request gets a token every 10 ms, all in one turn of the event loop, like a batch of vLLM. Over a Stream "
+    "edge, a row of 3,584 bfloat16 and its token id go to a talker in another process.",
+    "The figures include the script's own cost: 6 us per text, and 11 us per text with a row.",
+    "bare grpc.aio: a server with none of our code that writes one message per token, encoded once per step for all "
+    "requests. With rows, it also writes those of four steps as one message to a process that drops them.",
+    "Late: from the moment when a step was due until its text is decoded in the callers' process, or until its row has "
+    f"reached the talker's engine. Early rows: the first {EARLY_ROWS} of each request. All processes share two cores.",
 ]
 
 
@@ -213,8 +213,8 @@ def find_ratios(paced: Samples, real: Samples) -> list[Ratio]:
                 median_ratio([one.cpu_us for one in paced[name, most]], [one.cpu_us for one in paced[bare, most]]), 2
             ),
             at_most=bound,
-            # Only a goal, because the bare server writes no rows here. On idle cores its texts cost half as much, but
-            # our copies of rows cost the same, so the ratio rises.
+            # Only a goal, because the bare server writes no rows here. On idle cores its texts cost half of what they
+            # cost on busy cores, but our copies of rows cost the same, so the ratio rises.
             goal=(name, bare) == (TEXT_AND_ROWS, BARE),
             tolerance=TOLERANCE,
         )

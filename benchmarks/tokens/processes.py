@@ -37,7 +37,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Callers:
-    """A process that makes the calls of runs."""
+    """A process that sends the requests of runs."""
 
     process: subprocess.Popen[str]
 
@@ -99,7 +99,7 @@ def serve_bare(module: str, *arguments: str) -> Iterator[Server]:
 
 @contextmanager
 def start_callers(module: str) -> Iterator[Callers]:
-    """Yields a process that makes calls."""
+    """Yields a process that sends requests."""
     process = subprocess.Popen([sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         yield Callers(process)

@@ -1,7 +1,7 @@
 """Arrow Flight as a side: a DoPut call for each lane, and record batches with one fixed-size column.
 
-It is fastest with batches of about 1 MiB, which are copied once when they are joined. A tensor in a single batch is not
-copied at all.
+Batches of about 1 MiB are fastest for large tensors, although they are copied once when they are joined. A tensor in a
+single batch is not copied at all.
 """
 
 from __future__ import annotations

@@ -80,12 +80,12 @@ def measure(options: Options) -> Report:
 
 
 NOTES = [
-    "GB/s: tensors sent one behind the other on one stream until the last is verified; median of rounds, and the "
-    "best round: what a side does when nothing else wants the cores.",
+    "GB/s: tensors sent one after another on one stream until the last is verified. Median of the rounds, and the best "
+    "round, which shows a side's speed when nothing else uses the cores.",
     "ratio_to_tcp: median of each round's own ratio. CPU seconds are those of both processes.",
-    "Every side ends with one contiguous, verified tensor; ours also looks for NaN and infinity and hands over a "
-    "writable buffer. All but the protobuf message run with the stage server's malloc settings.",
-    "Behind bulk: 32 MB tensors are sent meanwhile, on the same connection where the side can.",
+    "Every side ends with one contiguous, verified tensor. Ours also checks for NaN and infinity, and its buffer is "
+    "writable. All but the protobuf message run with the stage server's malloc settings.",
+    "Behind bulk: 32 MB tensors are sent at the same time, on the same connection if the side can do that.",
 ]
 
 

@@ -1,7 +1,7 @@
 """Our own transport as a side: the stage server's writer, codec, serializers, options and reassembly, on uvloop.
 
 A lane is one open Generate call, like an edge between two stages. The EdgeWriter cuts a tensor into chunks. The
-EdgeAssembler checks the chunks, their values' finiteness included, and joins them. The answer is one event.
+EdgeAssembler checks the chunks, including that all values are finite, and joins them. The answer is one event.
 """
 
 from __future__ import annotations

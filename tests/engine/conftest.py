@@ -2,7 +2,7 @@
 
 vLLM reads the environment when it is imported, so the variables are set before a test module imports the engine.
 A module that uses the fixtures defines ARCHITECTURE, the model class that its checkpoint names, and CAPTURED, the
-runner's settings that say what it captures.
+runner's settings for capturing rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Input rows in a real engine: a toy model that adds them to its input equals transformers given the same rows."""
+"""Input rows in a real engine: a toy model that adds them to its input gives transformers' output for the same rows."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_preempted_requests_keep_their_rows(checkpoint: Path, reference: Referen
 
 
 def test_padding_of_graphs_reaches_nothing(checkpoint: Path, reference: Reference) -> None:
-    """Steps are padded as for CUDA graphs, with garbage in the padding. Rows and tokens equal those without padding.
+    """Garbage in the padding that CUDA graphs need in a step changes no request's tokens and rows.
 
     The model's inputs keep their addresses from step to step.
     """

@@ -21,7 +21,10 @@ ARCHITECTURE = "Qwen2ForCausalLM"
 
 
 def check_hidden(run: Run, job: Job, reference: Reference) -> None:
-    """Checks tokens, and one row per computed position. The last sampled token's position is never computed."""
+    """Checks the tokens, and that there is one correct row per computed position.
+
+    The position of the last sampled token is never computed.
+    """
     assert run.token_ids == reference.generate(job.prompt, job.max_tokens)
     hidden, _ = reference.hidden(job.prompt + run.token_ids[:-1])
     assert run.rows().shape == hidden.shape
@@ -60,7 +63,7 @@ def test_an_aborted_request_leaves_nothing_behind(engine: TextEngine, reference:
 
 @pytest.mark.parametrize("kind", SCHEDULING)
 def test_preempted_requests_give_each_row_once(checkpoint: Path, reference: Reference, kind: str) -> None:
-    # Four requests of 70 tokens need 12 blocks of 32; there are 6.
+    # Four requests of 70 tokens need 12 blocks of 32. There are 7, of which vLLM keeps one.
     with text_engine(checkpoint, kind, CAPTURED, num_gpu_blocks_override=7, max_model_len=128) as engine:
         preempted = engine.watch_preemptions()
         jobs = {f"r{index}": Job(prompt_of(20, index), max_tokens=50) for index in range(4)}

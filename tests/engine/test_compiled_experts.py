@@ -36,7 +36,7 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def rounded(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The relative error of the configured (compiled) run's inputs, as a list of one value that a test may change."""
+    """A list with one value that a test may change: the relative error added to the inputs of the compiled run."""
     from omni_stage.vllm_adapter.ar.runner import OmniARRunnerMixin
 
     size = [0.0]

@@ -56,7 +56,8 @@ async def stages(make_tiny_checkpoint: Callable[..., Path]) -> AsyncIterator[Omn
 
 
 async def test_one_graph_serves_every_length(stages: OmniStages) -> None:
-    """No length is compiled in as a constant. vLLM drops the guards, so other lengths would then give wrong answers."""
+    """No length is compiled in as a constant. If one were, other lengths would get wrong answers: vLLM drops the guards
+    that would cause a recompilation."""
     assert graphs() == 2, "one of the thinker's text model, one of the talker's layers"
     assert not any(engine.compiled_check_failed for engine in stages.engines.values())
     for text in TEXTS:
@@ -125,7 +126,7 @@ async def test_a_model_that_compiles_to_something_else_is_served_eager(
             model=ModelSource(path=str(checkpoint)),
             outputs=[Modality.TEXT],
             engine_args=EngineArgs(
-                # The right model runs eager; the tests above compile it.
+                # The right model runs eager, as the reference for the wrong one.
                 dtype="float32",
                 max_model_len=64,
                 max_num_seqs=4,

@@ -101,7 +101,7 @@ async def scheduler_requests(engine: VllmStageEngine) -> int:
 
 
 async def until_empty(engine: VllmStageEngine) -> int:
-    """Returns how many requests the tables still hold after at most 5 s, in which the engine can handle aborts."""
+    """Waits up to 5 s for the engine to handle aborts. Returns how many requests its tables still hold."""
     for _ in range(100):
         if not await scheduler_requests(engine):
             return 0
@@ -202,7 +202,7 @@ async def check_explicit_abort(engine: VllmStageEngine, sampling: SamplingDefaul
             await abort_at_first_step(engine, text_request(f"told-{attempt}", UserPrompt(text="Hello"), sampling))
         except ModelExecutionError:
             return
-    pytest.fail("ten requests ran to their ends though each was aborted at its first step")
+    pytest.fail("ten requests were aborted at their first step, and all ran to their end")
 
 
 async def check_abort(engine: VllmStageEngine) -> None:

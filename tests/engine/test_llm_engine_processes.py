@@ -54,7 +54,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def is_engine(pid: int) -> bool:
-    """Returns whether vLLM runs in this process (it sets the title), and not a helper of multiprocessing."""
+    """Returns whether a process is a vLLM engine or worker, by its title, and not a helper of multiprocessing."""
     title = Path(f"/proc/{pid}/cmdline").read_bytes()
     return b"EngineCore" in title or b"Worker" in title
 
@@ -73,7 +73,7 @@ def wait_until_gone(pids: list[int], seconds: float) -> list[int]:
     return left
 
 
-@pytest.mark.full  # tests/pipeline/test_faults_processes.py has the same for engines that are forked
+@pytest.mark.full  # tests/pipeline/test_faults_processes.py tests the same with forked engines
 def test_a_killed_server_leaves_no_process(tmp_path: Path) -> None:
     checkpoint = write_tiny_text_checkpoint(tmp_path / "tiny")
     script = tmp_path / "server.py"
@@ -108,8 +108,8 @@ async def exhaust(steps: AsyncIterator[StageStep]) -> None:
 
 
 async def check_preparing_is_no_work(engine: Any, request: StageRequest) -> None:
-    """The watchdog does not count a request that vLLM's input processor still prepares. It times out if that takes
-    too long."""
+    """The watchdog does not count a request that vLLM's input processor still prepares. The request fails if the
+    preparation takes too long."""
     processor = engine._core._llm.input_processor
     original, entered, gate = processor.process_inputs_async, asyncio.Event(), asyncio.Event()
 

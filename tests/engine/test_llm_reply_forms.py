@@ -153,7 +153,7 @@ async def test_tools_that_must_be_called_are(engine: StageEngine, tools: Tools, 
         assert calls
         for name, arguments in calls:
             jsonschema.validate(arguments, CITY if name == "weather" else CLOCK.parameters)
-        assert text_of(steps).strip() == "", "what is a call is not text as well"
+        assert text_of(steps).strip() == "", "a tool call is not also sent as text"
         ids = [piece.id for step in steps for piece in step.tool_calls if piece.id]
         assert len(ids) == len(set(ids)) == len(calls)
 

@@ -52,7 +52,8 @@ SETTINGS = Qwen3Settings()
 async def test_every_prompt_kind_alone_together_and_streamed(
     make_tiny_checkpoint: Callable[..., Path], seed: int, shape: str
 ) -> None:
-    """One prompt with whole inputs and two streamed; then all prompts concurrently both ways, in shared batches."""
+    """One prompt with Full edges, two with Stream edges, and then all prompts concurrently both ways, in shared
+    batches."""
     checkpoint = make_tiny_checkpoint(seed, shape, "qwen3_omni")
     model = load_qwen3_reference(checkpoint)
     references = {name: model.run(prompt, SETTINGS) for name, prompt in PROMPTS.items()}
@@ -86,7 +87,7 @@ async def check_voices_and_penalty(stages: OmniStages, model: Any) -> None:
 async def check_bytes_on_the_edge(stages: OmniStages) -> None:
     """For a text prompt the thinker sends token ids and no rows.
 
-    At the published width a row has 4,096 bytes and an id 8, which is 0.2 per cent.
+    At the published width a row has 4,096 bytes and a token id 8, which is 0.2 per cent of a row.
     """
     thinker = await stages.ask("thinker", PROMPTS["long"].to_user_prompt(), temperature=0.0, max_tokens=4)
     assert thinker.tensors.keys() == {"token_ids", "prompt_tokens"}

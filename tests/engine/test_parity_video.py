@@ -18,7 +18,7 @@ pytestmark = pytest.mark.engine
 
 
 def prompts(patch: int) -> dict[str, ReferencePrompt]:
-    """Returns prompts whose videos have 140 tokens a second: `patch` is the width of a token in pixels.
+    """Returns prompts with videos of 140 or 160 tokens per second. `patch` is the width of a token in pixels.
 
     Audio clips that share a prompt with others last at least one second (docs/qwen3-omni.md, Limits).
     """

@@ -50,9 +50,9 @@ async def test_every_stage_of_qwen2_5_omni(tiny_checkpoint: Path, tmp_path: Path
 
 
 async def test_the_published_type_is_computed_and_sent(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    """A checkpoint whose config says bfloat16, as the published ones do, is computed and sent in bfloat16.
+    """If the checkpoint's config says bfloat16, as the published ones do, a stage computes and sends rows in bfloat16.
 
-    The rows are close to those of float32.
+    The rows are close to those computed in float32.
     """
     checkpoint = write_tiny_checkpoint(tmp_path)
     expected = load_reference(tiny_checkpoint).run(PROMPT, SETTINGS)

@@ -87,7 +87,8 @@ DEFECTS = {
     "talker": ("talker.model.layers.7.mlp.down_proj.weight", "talker.model.embed_tokens.weight"),
     "token2wav": ("token2wav.code2wav_bigvgan_model.conv_post.weight", "token2wav.code2wav_dit_model.proj_out.bias"),
 }
-"""Two tensors of each stage, which the tests leave out. vLLM itself would not miss those of the thinker and talker."""
+"""Two tensors of each stage, which the tests leave out. vLLM's own loading would not report those of the thinker and
+talker as missing."""
 
 
 def test_what_is_missing_is_named(built: Built) -> None:

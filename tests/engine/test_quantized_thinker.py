@@ -31,7 +31,7 @@ ROWS_TOLERANCE = 2e-2
 @pytest.mark.parametrize(
     "layout",
     [
-        # The same kernels and packing as "awq without a list", which has the odder configuration.
+        # The same kernels and packing as "awq without a list", whose configuration has no modules_to_not_convert.
         pytest.param("awq", marks=pytest.mark.full),
         "awq without a list",
         "gptq",

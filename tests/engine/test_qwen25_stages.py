@@ -34,7 +34,7 @@ LONG = ReferenceSettings(thinker_tokens=48, talker_tokens=48)
 
 @pytest.fixture(scope="module")
 def checkpoint(make_tiny_checkpoint: Callable[..., Path]) -> Path:
-    """Seed 0 of shape "gqa"."""
+    """The tiny checkpoint of shape "gqa" and seed 0."""
     return make_tiny_checkpoint(0, "gqa")
 
 
@@ -138,7 +138,7 @@ SOUNDS = {
 
 
 async def test_sounds_in_one_batch_equal_sounds_alone(stages: OmniStages, reference: ReferenceModel) -> None:
-    """Each request has its own seed and settings. Those with equal settings share a batch and do not affect others."""
+    """Requests with equal settings share a batch. The audio of each equals that of transformers for this request."""
     generator = torch.Generator().manual_seed(0)
     cases = [(torch.randint(192, (length,), generator=generator), settings) for length, settings in SOUNDS.values()]
     cases += [(torch.randint(192, (12,), generator=generator), ReferenceSettings(seed=seed)) for seed in range(4)]
@@ -213,7 +213,7 @@ async def test_a_talker_that_misses_its_end_is_stopped(stages: OmniStages, monke
     assert stopped.tensors["codes"].tolist() == stopped.token_ids
     assert stopped.finish_reason is FinishReason.STOP
     endless = await stages.ask("talker", thinker.tensors, **sampling, seed=seed, ignore_eos=True)
-    assert endless.finish_reason is FinishReason.LENGTH, "whoever ignores the end ignores this one too"
+    assert endless.finish_reason is FinishReason.LENGTH, "ignore_eos also ignores this end"
 
 
 async def test_sound_at_another_rate(stages: OmniStages) -> None:

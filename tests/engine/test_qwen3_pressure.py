@@ -43,7 +43,10 @@ SENTENCE = "The road goes through the hills, past the mill and the old stone bri
 
 
 async def test_a_preempted_talker_says_the_same(tmp_path: Path) -> None:
-    """Seven seeded requests, sampled with the published values, give the same codes alone and preempted together."""
+    """Seven seeded requests give the same codes one by one as concurrently, when some are preempted.
+
+    They are sampled with the published settings.
+    """
     checkpoint = write_tiny_checkpoint(tmp_path, shape=DEEP, dtype="float32")
     async with run_omni_stages(checkpoint, "talker", family="qwen3_omni", **TIGHT) as stages:
         talker: Any = stages.engines["talker"]
@@ -65,7 +68,7 @@ async def test_a_preempted_talker_says_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.full  # like the test above, but also compared with transformers
 async def test_preempted_stages_equal_transformers(tmp_path: Path) -> None:
-    """Eight concurrent prompts with media: the text and every code equal transformers'."""
+    """Eight concurrent prompts, half of them with media: the text and every code equal transformers'."""
     checkpoint = write_tiny_checkpoint(tmp_path, shape=DEEP, dtype="float32")
     model, settings = load_qwen3_reference(checkpoint), Qwen3Settings(thinker_tokens=24, frames=FRAMES)
     expected = {name: model.run(prompt, settings) for name, prompt in PROMPTS.items()}
@@ -85,7 +88,7 @@ async def test_preempted_stages_equal_transformers(tmp_path: Path) -> None:
 
 
 async def speak(stages: OmniStages, tensors: Mapping[str, torch.Tensor], seed: int) -> list[list[int]]:
-    """Returns FRAMES frames of codes, sampled with the published values and `seed`. The end token is ignored."""
+    """Returns FRAMES frames of codes, sampled with the published settings and `seed`. The end token is ignored."""
     spoken = await stages.ask("talker", tensors, "Ethan", seed=seed, max_tokens=FRAMES, ignore_eos=True)
     codes: list[list[int]] = spoken.tensors["codes"].tolist()
     return codes
@@ -93,7 +96,7 @@ async def speak(stages: OmniStages, tensors: Mapping[str, torch.Tensor], seed: i
 
 @pytest.mark.full  # tests/engine/test_parity_qwen3.py has prompts of several kinds in shared batches
 async def test_prompts_in_chunks(make_tiny_checkpoint: Callable[..., Path]) -> None:
-    """Eight concurrent prompts equal transformers though a step's token budget splits them into chunks."""
+    """The answers to eight concurrent prompts equal transformers', although the step's token budget splits prompts."""
     checkpoint = make_tiny_checkpoint(0, "small", "qwen3_omni")
     model, settings = load_qwen3_reference(checkpoint), Qwen3Settings(thinker_tokens=12, frames=120)
     prompts = {**PROMPTS, "text": replace(PROMPTS["text"], text=2 * SENTENCE)}

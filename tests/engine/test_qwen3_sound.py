@@ -1,4 +1,4 @@
-"""code2wav on a real engine: streams of any pace and whole utterances share steps, and each equals transformers.
+"""code2wav on a real engine: streams of any pace and whole utterances share steps, and give transformers' audio.
 
 A request that ends early leaves no state behind.
 """

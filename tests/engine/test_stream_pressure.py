@@ -35,7 +35,7 @@ SEEDED = {"temperature": 1.1, "seed": 3}
 
 @pytest.fixture(scope="module")
 def checkpoint(make_tiny_checkpoint: Callable[..., Path]) -> Path:
-    """Seed 0 of shape "gqa"."""
+    """The tiny checkpoint of shape "gqa" and seed 0."""
     return make_tiny_checkpoint(0, "gqa")
 
 
@@ -99,7 +99,7 @@ async def test_more_sessions_than_kv_end(checkpoint: Path) -> None:
         preempted = count_preemptions(talker)
 
         async def crowd(longest: list[int], inside: int) -> list[list[int]]:
-            """Runs one session per entry of `longest`, its max_tokens. Returns the tokens of each.
+            """Runs one session for each value of max_tokens in `longest`. Returns the tokens of each session.
 
             While all sessions are half-fed, `inside` of them must be in the engine.
             """

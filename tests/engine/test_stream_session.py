@@ -50,7 +50,7 @@ TALKERS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def checkpoint(make_tiny_checkpoint: Callable[..., Path]) -> Path:
-    """Seed 0 of shape "gqa"."""
+    """The tiny checkpoint of shape "gqa" and seed 0."""
     return make_tiny_checkpoint(0, "gqa")
 
 

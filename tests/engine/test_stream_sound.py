@@ -1,4 +1,4 @@
-"""token2wav's streamed windows on a real engine: gapless audio that is close to decoding all codes in one request.
+"""token2wav's streamed windows on a real engine: gapless audio, close to that of all codes decoded in one request.
 
 The audio does not depend on when the codes arrive.
 """

@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1_000_000)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--corpus", type=Path, default=CORPUS, help="inputs that reach new code are added here")
-    parser.add_argument("--media", action="store_true", help="images, sounds and the resampler alone")
+    parser.add_argument("--media", action="store_true", help="only images, audio, video and the resampler")
     args = parser.parse_args()
     began = time.monotonic()
     executions = 0

@@ -55,7 +55,8 @@ VIDEO_FORMS = (
 
 @cache
 def seeds(*, kind: MediaKind) -> tuple[bytes, ...]:
-    """Returns small valid media: those of the corpus, and videos of a few tiny frames, since the corpus' are larger."""
+    """Returns small valid media. Images and audio come from the corpus. Videos are encoded here, with six tiny frames,
+    because those of the corpus are larger."""
     if kind == "video":
         return tuple(encode_video(*form, frames=6, width=48, height=32) for form in VIDEO_FORMS)
     made = (medium.make() for medium in CORPUS if medium.fate == TAKEN and medium.kind == kind)
@@ -99,7 +100,7 @@ def decode(data: bytes, *, kind: MediaKind) -> None:
             room = np.zeros(audio_samples(header, RULES), np.float32)
             count = decode_audio(data, header.frames, header.rate_hz, header.channels, 16_000, room)
             if not 0 < count <= room.size or not np.isfinite(room).all():
-                raise AssertionError("a sound that has no room, or is none")
+                raise AssertionError("decoded audio is empty, too long or not finite")
     except UndecodableError:
         return
     except (*DAMAGE, FFmpegError):
@@ -110,7 +111,7 @@ def decode(data: bytes, *, kind: MediaKind) -> None:
 def decode_both(data: bytes, header: VideoHeader, slot: MediaSlot) -> None:
     """Decodes the frames and the audio of a video."""
     if slot.frames is None:
-        raise AssertionError("a video that was judged has a plan")
+        raise AssertionError("an accepted video has no plan for its frames")
     seen = np.zeros((slot.frames.count, slot.frames.height, slot.frames.width, 3), np.uint8)
     count = decode_video(
         data, header.media_type, seconds=header.seconds, max_frames=RULES.media.max_video_frames, out=seen
@@ -118,7 +119,7 @@ def decode_both(data: bytes, header: VideoHeader, slot: MediaSlot) -> None:
     heard = np.zeros(header.sound_samples, np.float32)
     samples = decode_sound(data, header.media_type, to_hz=16_000, out=heard)
     if not 2 <= count <= len(seen) or not samples <= heard.size or not np.isfinite(heard).all():
-        raise AssertionError("a video that has no room, or is none")
+        raise AssertionError("a decoded video has too few or too many frames, or audio that is too long or not finite")
 
 
 def image(data: bytes) -> None:
@@ -162,9 +163,9 @@ def resampling(data: bytes) -> None:
     whole = resample(samples, rate, to)
     parts = resample_blocks(np.split(samples, cuts), rate, to)
     if whole.size != -(-samples.size * to // rate) and rate != to:
-        raise AssertionError("a sound of another length")
+        raise AssertionError("resampled audio has the wrong length")
     if not np.allclose(whole, parts, atol=1e-5) or not np.isfinite(whole).all() or np.abs(whole).max() > 4:
-        raise AssertionError("a sound that depends on its blocks, or is louder than it came")
+        raise AssertionError("resampled audio depends on the blocks, or is too loud or not finite")
 
 
 TARGETS: tuple[Callable[[bytes], None], ...] = (image, sound, video, raw_media, resampling)

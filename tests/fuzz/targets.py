@@ -52,7 +52,8 @@ SCHEMA = TensorSchema(
 MAX_ROWS = 64
 EMBEDS = prompt_embeds_spec(8, "bfloat16")
 MAX_TRAILER_BYTES = 7000
-"""HTTP/2 peers cap all headers together at 8 KiB. They hold the status, base64-encoded, and the message."""
+"""Largest serialized status. HTTP/2 peers limit all headers together to 8 KiB, and the trailers hold the status and its
+message."""
 LIMITS = PayloadLimits(max_payload_bytes=1 << 16)
 
 
@@ -98,16 +99,16 @@ def decode(data: bytes) -> None:
     except DecodeError:
         theirs = None
     if (ours is None) != (theirs is None):
-        raise AssertionError("one of the two parsers refuses it")
+        raise AssertionError("only one of the two parsers refuses the bytes")
     if theirs is None or ours is None:
         return
     if isinstance(ours, TensorChunkView | tuple):
         many = isinstance(ours, tuple)
         read = [_fields(chunk) for chunk in (ours if isinstance(ours, tuple) else (ours,))]
         if read != [_fields(chunk) for chunk in (theirs.tensors.chunks if many else (theirs.tensor,))]:
-            raise AssertionError("the two parsers read another chunk")
+            raise AssertionError("the two parsers read different chunks")
     elif ours != theirs:
-        raise AssertionError("the two parsers read another message")
+        raise AssertionError("the two parsers read different messages")
 
 
 def _fields(chunk: TensorChunkView | TensorChunk) -> tuple[object, ...]:
@@ -129,7 +130,7 @@ def read_edge(data: bytes) -> None:
         return
     tensors = to_torch(reader.tensors)
     if not torch.isfinite(tensors["x"]).all() or any(len(tensor) > MAX_ROWS for tensor in tensors.values()):
-        raise AssertionError("accepted what must be refused")
+        raise AssertionError("accepted tensors that must be refused")
 
 
 def plan(data: bytes) -> None:
@@ -144,10 +145,10 @@ def plan(data: bytes) -> None:
         try:
             planned = plan_request(start, config(entry=entry), component(entry=entry), 128, EMBEDS if entry else None)
             if planned.reserved_bytes < 0 or planned.output_rows > 128:
-                raise AssertionError("reserves what cannot be")
+                raise AssertionError("reserves a negative number of bytes, or too many rows")
             if planned.prompt is not None and planned.prompt.embeds:
                 if planned.edge is None or planned.reserved_bytes > 128 * 8 * 4 * EMBEDS_COPIES + planned.output_bytes:
-                    raise AssertionError("takes embeddings that it has no room for")
+                    raise AssertionError("accepts embeddings without an edge, or of more rows than the model takes")
             elif planned.prompt is not None:
                 rules = media_rules(config(entry=entry), component(entry=entry), 128)
                 assert rules is not None
@@ -221,7 +222,7 @@ def check_told(error: Exception) -> None:
         not told.is_of_a_stage
         or not told.reason
         or len(status.message) > MAX_MESSAGE_CHARS
-        or len(status.SerializeToString()) > 7000
+        or len(status.SerializeToString()) > MAX_TRAILER_BYTES
     ):
         raise AssertionError("a status that peers may refuse")
 

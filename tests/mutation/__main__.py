@@ -35,7 +35,7 @@ def copy_commit(folder: Path) -> None:
 
 
 def run_tests(copy: Path, tests: Iterable[str]) -> int:
-    """Runs the tests in the copy. Returns pytest's exit code, and TESTS_FAILED if they exceed the time limit."""
+    """Runs the tests in the copy. Returns pytest's exit code, or TESTS_FAILED if they exceed the time limit."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
     path = os.pathsep.join(str(copy / package) for package in PACKAGES)
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
@@ -44,7 +44,7 @@ def run_tests(copy: Path, tests: Iterable[str]) -> int:
             command, cwd=copy, env=environment, timeout=BOUND_S, stdout=subprocess.DEVNULL, check=False
         )
     except subprocess.TimeoutExpired:
-        return TESTS_FAILED  # a test that hangs has noticed the mutation too
+        return TESTS_FAILED  # tests that hang because of the mutation have noticed it too
     return done.returncode
 
 

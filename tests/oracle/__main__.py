@@ -7,8 +7,8 @@ The questions have text, audio and images. Thinker and talker are greedy, the ta
 Prompt, text and codec tokens must be equal, and audio within 1e-5.
 
 transformers 5 turns an attention mask of ones into None. Its talker then leaves out the codec padding and start tokens
-and its M-RoPE positions. One padding token on the left keeps the mask. A run without that token is shown, not judged.
-Exits with 1 if a judged answer differs.
+and its M-RoPE positions. One padding token on the left of the prompt keeps the mask. The report also shows a run
+without that token, but does not judge it. Exits with 1 if a judged answer differs.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ async def ask_us(
 ) -> dict[str, tuple[Collected, Collected, dict[str, np.ndarray]]]:
     """Sends every question through our thinker and talker: greedy, and otherwise with the components' defaults.
 
-    Returns, for each question, the thinker's and talker's results, and the audio that our token2wav makes of each
+    Returns, for each question, the thinker's and talker's results, and the audio that our token2wav makes from each
     peer's codes.
     """
     answers = {}

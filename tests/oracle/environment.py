@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 RELEASE = "4.52.4"
-"""The first transformers version with the released Qwen2.5-Omni, which its model card asks for."""
+"""The first transformers version that has the released Qwen2.5-Omni. The model card asks for this version."""
 
 
 def release_python() -> Path:

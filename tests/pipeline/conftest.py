@@ -1,4 +1,4 @@
-"""Running tiny pipelines, one of each kind for the whole test session, because engines take long to load."""
+"""Fixtures of running tiny pipelines. Each runs for the whole test session, because engines take long to load."""
 
 from __future__ import annotations
 

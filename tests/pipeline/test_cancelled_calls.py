@@ -21,7 +21,8 @@ pytestmark = pytest.mark.pipeline
 WARM_UP, AT_ONCE = 1_500, 32
 GROWTH = 1.05
 EVENTS = 8
-"""A call is cancelled before Start has arrived, after 1 to 7 of its events (at least 7), or at its first audio."""
+"""A call is cancelled before Start has arrived, after 1 to 7 of its events, or at its first audio. Every call has at
+least 7 events."""
 GAUGES = ("omni_stage_inflight_requests", "omni_stage_inflight_bytes", "cheap_unfinished")
 
 

@@ -1,7 +1,7 @@
 """Every panel of the pipelines' dashboard has data when a real Prometheus scrapes a paced pipeline under load.
 
-OMNIPIPE_SCREENSHOTS=docs/images also writes the picture of the docs. It shows three minutes of load instead of twenty
-seconds.
+With OMNIPIPE_SCREENSHOTS=docs/images the test also writes the docs' picture, and the load runs for three minutes
+instead of twenty seconds.
 """
 
 from __future__ import annotations

@@ -65,11 +65,12 @@ def test_a_forked_engine_answers_and_ends_with_its_template(forked: tuple[StageP
         assert SPAWNED not in process.read_log()
         template = parent_of(process.engine_core())
         assert parent_of(template) == process.pid
-        # Neither is in the stage server's process group: a SIGTERM to the group lets the server drain first.
+        # Template and engine are not in the stage server's process group, so a SIGTERM to that group does not end them
+        # while the server drains.
         assert os.getpgid(template) != os.getpgid(process.pid) != os.getpgid(process.engine_core())
         below = process.list_tree()
         os.kill(template, signal.SIGKILL)
-        assert process.wait(30) == 70, "the engine is dead, and told so"
+        assert process.wait(30) == 70, "the exit code for a dead engine"
         deadline = time.monotonic() + 60
         while left := list_running(below):
             assert time.monotonic() < deadline, left

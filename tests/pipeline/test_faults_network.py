@@ -1,8 +1,8 @@
 """Faults of the network on each hop: calls end by their deadline with the right code, and the next request is served.
 
-Stage servers, gRPC, codec and client are real. Scripted engines replace the models. The pipelines run through all
-cases, and each case must leave them able to serve. There is one per hop with Full edges, and one per hop between stages
-with Stream edges.
+Stage servers, gRPC, codec and client are real. Scripted engines replace the models. There is one pipeline with Full
+edges for each hop, and one with Stream edges for each hop between stages. All cases use the same pipelines, so each
+case must leave them able to serve.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ROWS = 20_000
 
 
 async def write_much(request: StageRequest) -> AsyncIterator[StageStep]:
-    """Yields a few words, and rows enough for several flow control windows of a slow network."""
+    """Yields a few words, and enough rows to fill several flow control windows of a slow network."""
     yield StageStep(text="Hel", token_ids=[7], prompt_token_ids=[1, 2, 3])
     tensors = {"x": rows(ROWS), "ids": torch.arange(ROWS)} if request.want_tensors else {}
     yield StageStep(text="lo", token_ids=[8], tensors=tensors)
@@ -93,8 +93,8 @@ class Bench:
         self.proxy.heal()
         began = time.monotonic()
         while error := await self.ask(PATIENCE_S):
-            # Only allowed until a channel whose connection was refused connects again.
-            assert error.code.name == "UNAVAILABLE", f"after the hop to {self.hop} was mended: {error}"
+            # UNAVAILABLE is allowed only until a channel whose connection was refused connects again.
+            assert error.code.name == "UNAVAILABLE", f"after the hop to {self.hop} was repaired: {error}"
             assert time.monotonic() - began < RECOVERY_S, f"the hop to {self.hop} did not recover: {error}"
         for name, stage in self.stages.items():
             assert await stage.server.in_flight.wait_idle(DEADLINE_S + SLACK_S), name

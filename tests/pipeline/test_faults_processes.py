@@ -98,7 +98,8 @@ class Chain:
     scope="module",
     params=[
         "qwen2_5_omni",
-        # The server that dies is the same. test_canaries.py and test_cancelled_engines.py also test this family.
+        # Both families have the same stage server. test_canaries.py and test_cancelled_engines.py also test this
+        # family.
         pytest.param("qwen3_omni", marks=pytest.mark.full),
     ],
 )
@@ -171,7 +172,7 @@ async def test_hung_engine_ends_calls_and_fails_liveness(chain: Chain) -> None:
         error = await asyncio.wait_for(chain.fail(), DEAD_WITHIN_S)
         assert (error.code.name, error.stage) == ("UNAVAILABLE", "talker")
         known = talker.list_tree()
-        # kubelet sends SIGTERM too. The engine is still stopped.
+        # kubelet would send SIGTERM too. The engine is still suspended by SIGSTOP.
         talker.send(signal.SIGTERM)
         await asyncio.to_thread(talker.wait, 30)
         wait_until_gone(known)
@@ -212,7 +213,7 @@ async def test_killed_stage_during_a_request(chain: Chain) -> None:
     error = await asyncio.wait_for(running, DEAD_WITHIN_S)
     assert (error.code.name, error.reason, error.stage) == ("UNAVAILABLE", "DOWNSTREAM_UNAVAILABLE", "talker")
     assert await asyncio.to_thread(talker.wait, 20) == -signal.SIGKILL
-    # Its engine and the engine's template were not killed, but must not outlive the stage server.
+    # The talker's engine and its template were not killed, but must not outlive the stage server.
     assert len(below) > 1
     wait_until_gone(below)
     talker.start()

@@ -40,8 +40,8 @@ class Served:
     client: openai.OpenAI
     endpoint: str
     step: int
-    """By how much a 16-bit sample may differ. Over a Stream edge each call decodes its own numbers of frames at a time,
-    and a sum in another order may round to the next value."""
+    """By how much a 16-bit sample may differ. Over a Stream edge, the number of frames decoded together differs from
+    call to call. This changes the order of sums, so a sample may round to the next value."""
 
     def check(self, heard: bytes, expected: bytes) -> None:
         """Checks that two PCM answers are equal within `step`, and not silent."""

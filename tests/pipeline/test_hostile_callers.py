@@ -1,7 +1,7 @@
 """`make soak HOSTILE=1` for 0.7 minutes: well-behaved clients get correct answers despite 32 hostile clients.
 
-The stages' memory stays bounded. Only the full soak, on an idle machine, also checks that well-behaved clients are
-served as fast as without hostile ones.
+The entry stage's memory stays bounded. Only the full soak, on an idle machine, also checks that well-behaved clients
+wait at most twice as long as without hostile ones.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Three stage servers in separate processes, over gRPC, equal transformers' Qwen2.5-Omni."""
+"""Three stage servers in separate processes, over gRPC, give the same output as transformers' Qwen2.5-Omni."""
 
 from __future__ import annotations
 

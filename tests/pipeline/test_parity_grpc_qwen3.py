@@ -1,4 +1,4 @@
-"""Three stage servers in separate processes, over gRPC, equal transformers' Qwen3-Omni."""
+"""Three stage servers in separate processes, over gRPC, give the same output as transformers' Qwen3-Omni."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Retries over hundreds of faults: they happen only before Accepted, and no request ever runs twice.
+"""In hundreds of faults, calls are retried only before Accepted, and no request ever runs twice.
 
 The peer is a real gRPC server that breaks calls at random, behind proxies that cut connections, so an Accepted message
-may be lost. The peer counts a run where a stage would start the request: at End, after its Accepted.
+may be lost. The peer counts a run when a stage would start the request: when End arrives, after its Accepted.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def check(peer: FaultyPeer, outcomes: dict[str, str], faults: int) -> None:
     # A request that the client saw succeed ran exactly once.
     assert all(peer.runs[request_id] == 1 for request_id, code in outcomes.items() if code == "OK")
     lost = [request_id for request_id, count in peer.accepted.items() if count > 1]
-    assert lost, "no Accepted was lost on its way: the hard case did not occur"
+    assert lost, "no Accepted message was lost, so the hard case did not occur"
 
 
 async def run_until_enough(peer: FaultyPeer, clients: list[AsyncOmniClient], faults: int) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A stage listens only on the ports that docs/security.md names. That includes its engine's processes."""
+"""Stage servers listen only on the ports that docs/security.md names, and their engines' processes only on loopback."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ async def run(client: AsyncOmniClient, job: dict[str, Any], **more: Any) -> Any:
 
 
 def outcome(result: Any) -> Any:
-    """Returns everything that must not depend on the edges' mode. Of the audio, only the length must not."""
+    """Returns everything that must not depend on the edges' mode. Of the audio, that is only the length."""
     reasons = {stage: finished.finish_reason for stage, finished in result.finished.items()}
     return result.text, dict(result.token_ids), reasons, len(result.audio)
 
@@ -97,7 +97,7 @@ class Hold:
 async def test_every_stage_speaks_before_the_one_above_has_ended(stream_pipeline: RunningPipeline) -> None:
     """Each stage sends output while the engine of the stage above is stopped halfway.
 
-    Such output cannot have waited for the end of its input.
+    So a stage cannot have waited for the end of its input before it sent output.
     """
     order: list[str] = []
     timings = {}

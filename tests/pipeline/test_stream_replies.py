@@ -107,7 +107,7 @@ async def test_its_own_reply_is_spoken_as_the_chat_was(
         answers = {name: await run(client, job, **family) for name, job in chosen.items()}
         jobs = {name: given(job, answers[name]) for name, job in chosen.items()}
         for name, job in jobs.items():
-            # code2wav decodes frames as they arrive, in batches of other sizes, so a sample may round differently.
+            # code2wav decodes frames as they arrive, in batches of varying sizes, so a sample may round differently.
             step = int(served == "qwen3_pipeline")
             check(await run(client, job, **family), answers[name], job["reply"], alone=True, step=step)
         # Given and sampled replies together, in shared batches.

@@ -146,7 +146,7 @@ def test_renewal_while_a_stream_is_open(start: Callable[..., Entry], authority: 
         entry.secret.write({"tls.crt": b"", "tls.key": renewed.key})
         entry.until(lambda: entry.process.metric("thinker", REJECTED) == 1)
         assert entry.curl(*entry.trust(new), "-authority", HOST).returncode == 0
-        assert stream.poll() is None, "it was to be open all the while"
+        assert stream.poll() is None, "the stream must stay open"
         rest = stream.stdout.read()
     assert stream.returncode == 0
     assert rest.count('"text":') >= steps

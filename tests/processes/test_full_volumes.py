@@ -96,7 +96,7 @@ def test_a_volume_that_fills_during_a_download(
     assert run_fetch(request_into(volume), None) is ExitCode.DRAINED
     assert (volume / "model" / "model.safetensors").read_bytes() == WEIGHTS
     ((_, first_byte),) = [sent for sent in hub.sent if sent[0] == "model.safetensors"]
-    assert first_byte > 0, "goes on where it stopped"
+    assert first_byte > 0, "the download resumes where it stopped"
 
 
 def test_a_termination_message_without_room_changes_no_exit_code(

@@ -99,7 +99,7 @@ def check_stalled_readers(folder: Path, count: int, honest: int) -> None:
         most = gateway.rss_bytes()
         unsent = unsent_bytes(gateway.url)
         assert 0 < unsent < count * UNSENT_BYTES, f"{unsent / MIB:.0f} MiB for {count} readers"
-        until(lambda: entry.endless == 0, "readers that stall are not left")
+        until(lambda: entry.endless == 0, "stalled readers are not disconnected")
         most = max(most, gateway.rss_bytes())
         assert most - before < count * STALLED_BYTES, f"{(most - before) / MIB:.0f} MiB for {count} readers"
         until(lambda: counter(gateway.url, "omni_gateway_clients_left") == count, "not all of them are counted")

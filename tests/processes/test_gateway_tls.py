@@ -43,7 +43,7 @@ def write(secret: MountedSecret, files: dict[str, bytes]) -> None:
 def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 30
     while not condition():
-        assert time.monotonic() < deadline, "nothing came of it in 30 s"
+        assert time.monotonic() < deadline, "the condition was not met within 30 s"
         time.sleep(0.05)
 
 
@@ -56,7 +56,8 @@ def shown_serial(url: str) -> int:
 
 
 def test_the_own_certificate_is_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """New connections get the renewed certificate, and open ones continue. One with a wrong key is not used."""
+    """New connections get the renewed certificate, and open ones continue. A certificate without its key is not
+    used."""
     monkeypatch.setattr(certificate, "CHECK_S", 0.05)
     authority = Authority("cert-manager")
     first, second, third = (authority.issue(hosts=["localhost"]) for _ in range(3))

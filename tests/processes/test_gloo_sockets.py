@@ -14,7 +14,7 @@ TESTS = Path(__file__).parents[1]
 IN_A_POD = (
     """ip link set lo up && ip address add 10.9.9.9/32 dev lo && mount --bind "$HOSTS" /etc/hosts && exec "$@" """
 )
-"""Gives the host's name an address that is not loopback, as in a pod. It is on `lo`, the only device here."""
+"""Gives the host's name an address that is not loopback, as in a pod. The address is on `lo`, the only device here."""
 
 
 def test_gloo_listens_on_loopback_alone_wherever_the_hosts_name_leads(tmp_path: Path) -> None:

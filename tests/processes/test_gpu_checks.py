@@ -1,4 +1,4 @@
-"""`make gpu` without a GPU: the torch part runs the checks that a CPU can run, and says why it skips each other one."""
+"""`make gpu` without a GPU: the part `torch` runs the checks that a CPU can run, and says why it skips the others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ON_CPU = {
     "qwen3_omni.chunks",
     "qwen3_omni.together",
 }
-"""Checks of the torch part that a CPU runs."""
+"""Checks of the part `torch` that a CPU can run."""
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="these tests say what happens without a GPU")
 

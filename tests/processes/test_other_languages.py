@@ -15,7 +15,7 @@ from support.doc_examples import console_commands
 CLIENTS = ROOT / "tests" / "data" / "clients"
 PAGE = console_commands(ROOT / "docs" / "other-languages.md")
 ((FIND_PROTOS,), GO, TYPESCRIPT) = PAGE.values()
-pytestmark = pytest.mark.full  # compilers and a package registry
+pytestmark = pytest.mark.full  # needs compilers and a package registry
 
 
 @pytest.fixture(scope="module")

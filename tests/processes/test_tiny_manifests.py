@@ -1,4 +1,4 @@
-"""manifests/tiny, which runs the tiny sample in a cluster without GPUs, agrees with the sample and with itself."""
+"""manifests/tiny runs the tiny sample in a cluster without GPUs. Its files agree with the sample and each other."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A wall clock that jumps by an hour in either direction moves no deadline, timeout or watchdog.
 
-The stage servers are processes whose wall clock a test moves, gRPC's included. test_server_clock.py tests the operator
-with a wrong clock. test_forbidden_calls.py lists the modules that may read the wall clock.
+A test moves the wall clock of the stage servers' processes, so gRPC sees the wrong time too. test_server_clock.py tests
+the operator with a wrong clock. test_forbidden_calls.py lists the modules that may read the wall clock.
 """
 
 from __future__ import annotations

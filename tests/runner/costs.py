@@ -49,7 +49,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None):  #
     try:
         return (yield)
     finally:
-        # The total can fall: a process ended whose parent, which had waited for it, ended too.
+        # The total can fall: when a process is reparented to init, its CPU time no longer counts.
         _costs[item.nodeid] = _costs.get(item.nodeid, 0.0) + max(0.0, read_tree_cpu(os.getpid()) - before)
 
 

@@ -36,7 +36,8 @@ class Rule:
 
 RULES: tuple[Rule, ...] = (
     # The first match wins, so rules for parts of a folder come before the rule for the folder. Each group that needs
-    # vLLM spends eight CPU seconds to import it. The stages of test pipelines are forked from a process that has.
+    # vLLM spends eight CPU seconds to import it. The stages of test pipelines do not: they are forked from a process
+    # that has imported it.
     Rule("api-server", ("tests/controlplane/test_crd", "tests/controlplane/client/"), takes_s=60),
     Rule(
         "helm",

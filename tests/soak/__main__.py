@@ -2,10 +2,10 @@
 
     PYTHONPATH=tests:. python -m soak --minutes 30 --json benchmarks/results/soak.json
     PYTHONPATH=tests:. python -m soak --minutes 180 --no-kills    # for leaks: every process lives as long as the soak
-    PYTHONPATH=tests:. python -m soak --hostile --minutes 5       # hostile clients in place of faults (hostile.py)
+    PYTHONPATH=tests:. python -m soak --hostile --minutes 5       # hostile clients instead of faults (hostile.py)
 
 It fails if
-- a call ends more than 2 s after its deadline, ends with a code that no fault explains, or gets another answer than
+- a call ends more than 2 s after its deadline, ends with a code that no fault explains, or gets a different answer than
   before the first fault;
 - after the last fault, the pipeline does not serve, or still holds requests or bytes;
 - a process (stage server, engine, helper) grew by more than memory.py allows.
@@ -94,8 +94,8 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--no-kills", action="store_true", help="break networks only; every process lives on")
-    parser.add_argument("--hostile", action="store_true", help="hostile callers in place of faults")
+    parser.add_argument("--no-kills", action="store_true", help="only network faults; no process is killed")
+    parser.add_argument("--hostile", action="store_true", help="hostile clients instead of faults")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="omni-soak-") as folder:

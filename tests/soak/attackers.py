@@ -26,7 +26,7 @@ class Attackers:
         self._target = target
         self._process: asyncio.subprocess.Process | None = None
         self.outcomes: Counter[str] = Counter()
-        """How many of their calls ended in each way, over all attacks."""
+        """How many of the clients' calls ended in each way, over all attacks."""
 
     @property
     def pid(self) -> int:

@@ -112,7 +112,8 @@ async def attack(target: str, pool: list[Request], seconds: float) -> Counter[st
 
 
 def main(target: str) -> None:
-    """Attacks for as many seconds as each line of stdin says, until stdin ends. Answers each with a line of JSON."""
+    """Reads a number of seconds from each line of stdin, attacks for that long, and prints the outcomes as a line of
+    JSON. Ends when stdin ends."""
     pool = requests()
     say("ready")
     for line in sys.stdin:

@@ -32,8 +32,8 @@ NAMESPACE = "speech"
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=10)
-    parser.add_argument("--only", default="", help="kinds of changes whose name has this in it; default: all")
-    parser.add_argument("--keep-images", action="store_true", help="take the node's images as they are")
+    parser.add_argument("--only", default="", help="only kinds of changes whose name contains this; default: all")
+    parser.add_argument("--keep-images", action="store_true", help="use the node's images without building them")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     machine, began = describe_machine(), time.monotonic()

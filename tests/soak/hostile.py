@@ -1,7 +1,7 @@
-"""`make soak HOSTILE=1`: well-behaved clients of text and speech run while 32 hostile clients (callers.py) attack.
+"""`make soak HOSTILE=1`: well-behaved clients ask for text and speech while 32 hostile clients (callers.py) attack.
 
 It fails if
-- a well-behaved call fails or gets another answer than before;
+- a well-behaved call fails or gets a different answer than before;
 - the p95 latency of a kind of well-behaved calls is more than twice its p95 without attack;
 - the memory of the entry and its decoders grows by more than 1.1 times its byte budget;
 - a hostile call ends with INTERNAL;

@@ -41,12 +41,12 @@ def _reference(checkpoint: Path) -> Any:
 
 
 def codes(context: Context) -> Iterator[Finding]:
-    """Runs each prompt alone, with Full and with Stream. A GPU also runs all prompts concurrently.
+    """Runs each prompt alone, with Full and with Stream. On a GPU, all prompts also run concurrently.
 
-    Then a GPU repeats everything with CUDA graphs, and with CUDA graphs and NaN in the padding.
+    On a GPU, everything is repeated with CUDA graphs, and then with CUDA graphs and NaN in the padding.
     """
     arguments = {"gpu_memory_utilization": SHARE} if context.on_gpu else {}
-    # Triton multiplies float32 in TF32 by default, with which a router may choose other experts than in float32.
+    # Triton multiplies float32 in TF32 by default. With TF32, a router may choose other experts than in float32.
     with environment(TRITON_F32_DEFAULT="ieee"):
         with engine_arguments(**arguments):
             yield from asyncio.run(_compare(context, "eager"))
@@ -132,7 +132,8 @@ def media_rows(model: Any, prompt: Any) -> torch.Tensor:
 
 
 def syncs(context: Context) -> Finding:
-    """Runs with vLLM's own check that no step waits for the GPU. The talker's steps include the code predictor."""
+    """Runs all stages under vLLM's own check that no step waits for the GPU. The talker's steps include the code
+    predictor."""
     with (
         environment(VLLM_GPU_SYNC_CHECK="error", TRITON_F32_DEFAULT="ieee"),
         engine_arguments(gpu_memory_utilization=SHARE),

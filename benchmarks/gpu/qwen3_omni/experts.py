@@ -1,8 +1,8 @@
 """Measures how much rounding alone changes the talker's hidden states: bfloat16 against float32, with random weights.
 
-A router takes the best few of its experts. If two experts score nearly the same, rounding decides between them, and the
-other expert gives another result. So several correct ways to compute the same layers are compared with float32 and with
-the first way: once with the experts that each way chooses, and once with those that float32 chooses.
+A router sends a token to its top-k experts. If two experts score nearly the same, rounding decides between them, and
+a different expert gives a different result. So several correct ways to compute the same layers are compared with
+float32 and with the first way: once with the experts that each way chooses, and once with those that float32 chooses.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FORCED_LIMIT = 2e-2
 
 
 class Router(nn.Module):
-    """transformers' router. It records the experts that it chose or, if `obeys`, takes those in `told`."""
+    """transformers' router, which records each token's experts. If `obeys`, it uses those in `told`, not its own."""
 
     chosen: torch.Tensor
     told: torch.Tensor
@@ -125,7 +125,7 @@ def share_of_other_experts(chosen: torch.Tensor, reference: torch.Tensor) -> flo
 
 
 def measure(device: str, layers: int | None = None) -> Mapping[str, Mapping[str, Any]]:
-    """Returns figures by WAY.own, with the way's own experts, and WAY.told, with the experts that float32 chose."""
+    """Returns figures by key: WAY.own with the experts that the way chose, WAY.told with those that float32 chose."""
     model = load(device, layers)
     exact = copy.deepcopy(model).float()
     prompts = 0.6 * torch.randn(PROMPTS, LENGTH, model.config.hidden_size, device=device).to(torch.bfloat16)
@@ -150,7 +150,7 @@ def measure(device: str, layers: int | None = None) -> Mapping[str, Mapping[str,
     note("eager_together", TOGETHER)
     model.set_experts_implementation("batched_mm")
     note("eager_batched", 1)
-    # The layers of one model must not fall back to eager: each may need a compilation of its own.
+    # With a lower limit, layers would fall back to eager mode, because each may need its own compilation.
     torch._dynamo.config.recompile_limit = 64
     for layer in model.layers:
         layer.compile()
@@ -165,7 +165,7 @@ def measure(device: str, layers: int | None = None) -> Mapping[str, Mapping[str,
 
 
 def rounding(context: Context) -> Iterator[Finding]:
-    """Measures each way's difference from float32. Only ways that take float32's experts have a limit."""
+    """Measures each way's difference from float32. Only the runs with float32's experts have a limit."""
     for name, data in measure("cuda").items():
         context.say(f"{name}: {data}")
         limit = FORCED_LIMIT if name.endswith(".told") else float("inf")

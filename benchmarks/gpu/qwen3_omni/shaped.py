@@ -68,7 +68,8 @@ def write_shaped(directory: Path) -> Path:
 
 
 def make_tokenizer() -> Tokenizer:
-    """Returns a byte-level BPE whose special tokens and roles have the published ids. Its only merges form roles."""
+    """Returns a byte-level BPE whose special tokens and role names have the published ids. Its only merges form role
+    names."""
     first = min(TOKEN_IDS.values())
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     names = dict(enumerate(letters)) | {token_id: role for role, token_id in ROLE_IDS.items()}
