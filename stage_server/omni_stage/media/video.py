@@ -1,8 +1,8 @@
 """Decodes a video to the frames and the audio that the model gets. FFmpeg decodes, through PyAV.
 
-Frames are decoded one at a time, on one thread. Two frames a second are kept, spread evenly as in qwen_omni_utils, and
-all others are dropped. A kept frame is scaled immediately. So memory holds the kept frames in the model's size, and
-only the frames that the decoder needs in the encoded size.
+Frames are decoded one at a time, on one thread. Two frames a second are kept (4 to 768 in all), spread evenly as in
+qwen_omni_utils, and all others are dropped. A kept frame is scaled immediately. So memory holds the kept frames at the
+size that the model gets, and only the frames that the decoder needs at the encoded size.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ FORMATS: Final = {
 PICTURE_CODECS: Final = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "libdav1d", "libvpx", "libvpx-vp9", "mpeg4"})
 SOUND_CODECS: Final = frozenset({"aac", "mp3", "mp3float", "opus", "libopus", "vorbis", "flac", "alac", "pcm_s16le"})
 WORK_BYTES_PER_PIXEL: Final = 96
-"""Working bytes per pixel of the encoded size while a video is decoded: up to 17 reference frames, the frame that is
-converted, and its RGB copies. Measured by benchmarks/video_memory.py: 15 to 25 with encoders' default settings, 46 for
-H.264 with 16 reference frames, and 73 if that video also has 10 bits per sample or 4:4:4 colour."""
+"""Upper bound of the working bytes per pixel of the encoded size while a video is decoded: up to 17 reference frames,
+the frame that is converted, and its RGB copies. benchmarks/video_memory.py measured 15 to 25 with encoders' default
+settings, 46 for H.264 with 16 reference frames, and 73 if that video also has 10 bits per sample or 4:4:4 colour."""
 
 
 def decode_video(data: bytes, media_type: str, *, seconds: float, max_frames: int, out: np.ndarray) -> int:

@@ -15,6 +15,6 @@ OMNI_ROWS_KEY: Final = "omni_rows"
 """True: the frontend wants the rows that the runner captures for this request."""
 
 OMNI_DUE_KEY: Final = "omni_due"
-"""float: the time at which a diffusion request should be done, in seconds of time.monotonic(), a clock that all
-processes of a machine share. Among requests of equal priority, the earliest due time goes first. A request without this
-key is due on arrival."""
+"""float: the time by which a diffusion request should be done, in seconds of time.monotonic(), a clock that all
+processes of a machine share. Among requests of equal priority, the one with the earliest due time is scheduled first. A
+request without this key is due on arrival."""

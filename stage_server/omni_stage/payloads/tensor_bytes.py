@@ -1,4 +1,4 @@
-"""Converts tensors to raw bytes and back. Only this module of the package imports torch, when a function is called."""
+"""Converts tensors to raw bytes and back. The package's only module that imports torch, and only inside functions."""
 
 from __future__ import annotations
 
