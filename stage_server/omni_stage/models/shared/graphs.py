@@ -87,7 +87,7 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, function: TensorFunction, inputs: tuple[torch.Tensor, ...]) -> Captured:
-        """Returns the captured call. Runs the function once before, on a side stream, so that libraries initialize."""
+        """Returns the captured call. Runs the function once beforehand, on a side stream, to initialize libraries."""
         current = torch.cuda.current_stream(self._device)
         side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         side.wait_stream(current)

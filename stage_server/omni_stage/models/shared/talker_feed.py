@@ -84,7 +84,7 @@ class TalkerFeed:
         repeat_limit: int,
         settings: Mapping[str, list[Any]] | None = None,
     ) -> None:
-        """`stop_ids` end the codec stream. With `goes_on` they are never sampled, so it continues to max_tokens.
+        """`stop_ids` end the codec stream. With `goes_on` they are never sampled: the stream continues to max_tokens.
 
         `repeat_limit`: this many repetitions of one token end the stream, except with `goes_on`. Occasionally a talker
         misses its own end, and hums or is silent until max_tokens. Normal speech stays far below the limit, which
