@@ -20,7 +20,7 @@ from omni_stage.models.shared.tiny.tokenizer import legible_token_ids
 _SHARD_BYTES = 1_000_000
 """Small enough that the checkpoint has several shards, like large checkpoints."""
 _UNSTORED_BYTES = 96
-"""How much the index overstates the total size. An arbitrary number, on which nothing may depend."""
+"""Bytes by which the index overstates the total size. An arbitrary number, on which nothing may depend."""
 
 
 def write_tiny_checkpoint(
