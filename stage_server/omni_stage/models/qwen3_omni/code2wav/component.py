@@ -52,7 +52,7 @@ class Code2Wav:
         """Returns arguments for our model class. For vLLM's scheduler, a request has one token per frame."""
         return {
             "model": str(self._checkpoint.path),
-            # As in transformers. float32 takes a few hundred MiB more than bfloat16, but avoids its rounding noise.
+            # As in transformers. float32 takes a few hundred MiB more than bfloat16, whose rounding would add noise.
             "dtype": "float32",
             "hf_overrides": pick_code2wav,
             "skip_tokenizer_init": True,
