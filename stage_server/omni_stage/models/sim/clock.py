@@ -187,7 +187,10 @@ class StepClock:
         return sum(sequence.prompt_tokens + sequence.made for sequence in self.running)
 
     def _make_room(self) -> None:
-        """Preempt the latest requests while the KV cache exceeds its capacity. Preempted requests start over."""
+        """Preempt requests while the KV cache exceeds its capacity: the least urgent first, of these the latest.
+
+        A preempted request keeps its tokens, but must compute its KV cache again.
+        """
         while len(self.running) > 1 and self.kv_used > self.limits.kv_tokens:
             victim = max(self.running, key=attrgetter("priority", "arrived"))
             self.running.remove(victim)
