@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class FinishReason(Enum):
-    """Why a stage stopped; maps one to one to omni_proto.stage.v1.FinishReason."""
+    """Why a stage stopped. Each value has a counterpart in omni_proto.stage.v1.FinishReason."""
 
     STOP = "stop"
     LENGTH = "length"

@@ -129,8 +129,8 @@ def built_in_facts() -> dict[str, ComponentFacts]:
 def weight_prefixes(component_id: str) -> tuple[str, ...]:
     """Returns the name prefixes of the tensors that the component reads; empty means all tensors.
 
-    Does not import the component, because the download runs before any engine and without one. Returns an empty tuple
-    for a component that this environment does not have, so that all its weights are downloaded.
+    Does not import the component, because the download runs in a process without an engine. Returns an empty tuple for
+    a component that this environment does not have, so that all its weights are downloaded.
     """
     entry = installed_families().find(component_id)
     return () if entry is None else entry.weight_prefixes

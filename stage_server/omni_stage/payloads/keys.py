@@ -1,7 +1,7 @@
 """Keys under which a request's payload travels to the engine's process.
 
-vLLM carries SamplingParams.extra_args and PoolingParams.extra_kwargs to the scheduler and to the worker unchanged, but
-only values that msgpack can encode pass between processes: bytes, never tensors.
+vLLM carries SamplingParams.extra_args and PoolingParams.extra_kwargs to the scheduler and to the worker unchanged. Only
+values that msgpack can encode pass between processes, such as bytes, but not tensors.
 """
 
 from __future__ import annotations

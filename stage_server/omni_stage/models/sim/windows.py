@@ -2,7 +2,7 @@
 
 Among streams of equal priority, the one whose playback would stall next goes first: first windows before all others,
 then the stream whose buffered audio runs out soonest. Windows are added to a step as long as that reduces the time per
-window. If the GPU's compute is the limit, larger steps save nothing, so the first stream need not wait for the others.
+window. If the GPU's compute is the limit, larger steps save nothing, so the first stream's window gets its own step.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ has the same format, so code that loads it also loads the published checkpoints:
 - preprocessor_config.json holds the settings for images and for audio at the same level. chat_template.json holds the
   template.
 - Shards hold thinker and talker in bfloat16, token2wav in float32, the table of token2wav's rotary embedding, and no
-  metadata. The index counts buffers that are in no shard. (7B model; the 3B model has metadata and a correct count.)
+  metadata. The index counts buffers that are in no shard. This is the form of the 7B model; the 3B model has metadata
+  and a correct count.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Window:
 
 
 def window_blocks(block_codes: int) -> tuple[int, ...]:
-    """Returns the sizes of a long utterance's windows in blocks, ascending. Only its last window may differ."""
+    """Returns the sizes of a long utterance's windows in blocks, ascending. Only its last window may be shorter."""
     first = FIRST_BLOCKS + lookahead_blocks(block_codes)
     later = [
         min(LOOKBACK_BLOCKS, begin) + NEXT_BLOCKS + lookahead_blocks(block_codes)

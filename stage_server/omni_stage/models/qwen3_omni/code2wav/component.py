@@ -27,7 +27,7 @@ from omni_stage.payloads import AdditionalInformationPayload
 from omni_stage.vllm_adapter.names import DIFFUSION_SETTINGS
 
 STEP_FRAMES = 1024
-"""Most frames in one engine step, 82 s of speech. A longer request runs alone."""
+"""Most frames in one engine step, 82 s of speech. A longer request gets a step of its own."""
 MAX_BATCH = 64
 """Most requests in one engine step."""
 

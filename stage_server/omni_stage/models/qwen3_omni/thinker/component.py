@@ -70,7 +70,7 @@ class Thinker(OmniThinker):
 
 
 class ThinkerEmitter:
-    """Publishes the ids of all tokens but a sampled reply's last one, and the rows of media in users' messages.
+    """Publishes the ids of all tokens except a sampled reply's last one, and the rows of media in users' messages.
 
     The last token either ends the text or is the one at which the length limit was reached. transformers' talker does
     not read it either.
