@@ -147,7 +147,7 @@ def _receive(stream: BinaryIO, file: RemoteFile, hub: str, token: str | None) ->
         stream.truncate(0)
         have = stream.seek(0)
     if have:
-        _log.info("resumes", extra={"file": file.name, "at": have, "bytes": file.size})
+        _log.info("resuming a download", extra={"file": file.name, "at": have, "bytes": file.size})
     # A signed address on another host carries its own credentials, so it must not get the token.
     own_host = _origin(file.url) == _origin(hub)
     headers = {"authorization": f"Bearer {token}"} if token and own_host else {}

@@ -90,7 +90,7 @@ def decode_sound(data: bytes, media_type: str, *, to_hz: int, out: np.ndarray) -
         _check_codec(stream, SOUND_CODECS, "audio")
         rate = int(stream.codec_context.sample_rate or 0)
         if not 4000 <= rate <= 192_000:
-            raise UndecodableError(f"the video's audio has {rate} samples a second; 4,000 to 192,000 are taken")
+            raise UndecodableError(f"the video's audio has {rate} samples a second; 4,000 to 192,000 are accepted")
         samples = resample_blocks(_mono_blocks(container, stream, rate, len(out) * rate // to_hz + rate), rate, to_hz)
     count = min(samples.size, len(out))
     out[:count] = samples[:count]
@@ -123,9 +123,7 @@ def _check_codec(stream: Any, allowed: frozenset[str], what: str) -> None:
     context = stream.codec_context
     name = "" if context is None else context.codec.canonical_name
     if name not in allowed:
-        raise UndecodableError(
-            f"the video's {what} is in a codec that is not taken; send H.264 and AAC, or VP9 and Opus"
-        )
+        raise UndecodableError(f"the video's {what} is in an unsupported codec; send H.264 and AAC, or VP9 and Opus")
 
 
 def _frames(container: Any, max_frames: int) -> Iterator[VideoFrame]:

@@ -23,7 +23,7 @@ def dtype_name(tensor: torch.Tensor, *, field: str) -> str:
     """Returns the name of the tensor's dtype in payloads. Raises InvalidTensorError if payloads cannot hold it."""
     name = str(tensor.dtype).removeprefix("torch.")
     if name not in ITEM_BYTES:
-        raise InvalidTensorError(f"{field}: dtype {name} is none of {', '.join(ITEM_BYTES)}", field=field)
+        raise InvalidTensorError(f"{field}: dtype {name} must be one of {', '.join(ITEM_BYTES)}", field=field)
     return name
 
 

@@ -26,5 +26,5 @@ def require_upb(found: str | None = None) -> None:
     given = os.environ.get(VARIABLE)
     remedy = f"unset {VARIABLE} (it is {given!r})" if given else "install protobuf from its binary wheel"
     raise ConfigurationError(
-        f"protobuf's implementation is {found!r}, and a stage server takes {BOUNDED!r} alone; {remedy}", field=VARIABLE
+        f"protobuf's implementation is {found!r}, and a stage server accepts only {BOUNDED!r}; {remedy}", field=VARIABLE
     )

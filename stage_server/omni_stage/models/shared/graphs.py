@@ -69,11 +69,15 @@ class GraphedFunction:
             # The device failed, not the capture: the stage cannot serve.
             raise
         except RuntimeError:
-            logger.exception("no CUDA graph for shapes %s: the stage serves these without", shapes)
+            logger.exception("no CUDA graph for shapes %s: the stage serves these shapes without a graph", shapes)
             return False
         # Written this way, the comparison also rejects NaN.
         if not difference <= TOLERANCE:
-            logger.error("a CUDA graph for shapes %s differs by %s: the stage serves these without", shapes, difference)
+            logger.error(
+                "a CUDA graph for shapes %s differs by %s: the stage serves these shapes without a graph",
+                shapes,
+                difference,
+            )
             return False
         self._captured[shapes] = captured
         return True

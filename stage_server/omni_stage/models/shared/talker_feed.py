@@ -137,5 +137,5 @@ def prepare_whole(request: StageRequest, feed: TalkerFeed, *, component: str, mi
     feed.add(EdgeRows(request.source.tensors, ended=True))
     part = feed.next_part()
     if part is None:
-        raise InvalidTensorError(f"{missing}: nothing came", field=f"tensors.{missing}")
+        raise InvalidTensorError(f"{missing}: is empty", field=f"tensors.{missing}")
     return part.input
