@@ -127,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     fetch.add_argument("--revision", default="main", help="branch, tag or commit")
     fetch.add_argument("--dest", type=Path, required=True, help="directory of the checkpoint")
     fetch.add_argument("--component", default="", help="fetch only the weights that this component reads")
-    fetch.add_argument("--commit-file", type=Path, help="keeps the commit that the revision meant at first")
+    fetch.add_argument("--commit-file", type=Path, help="file that records the commit that the revision first named")
     fetch.add_argument("--token-file", type=Path, help="file that holds the access token")
     for command in (serve, fetch):
         command.add_argument("--log-format", choices=("json", "text"), default="text")

@@ -40,7 +40,10 @@ def describe_array(array: Array) -> str:
 
 
 def join(arrays: Sequence[Array]) -> Array:
-    """Returns the rows of all arrays, which are all numpy arrays or all torch tensors. A single array is not copied."""
+    """Returns one array with the rows of all arrays. A single array is not copied.
+
+    The arrays must all be numpy arrays or all torch tensors.
+    """
     first = arrays[0]
     if len(arrays) == 1:
         return first
@@ -53,13 +56,13 @@ def join(arrays: Sequence[Array]) -> Array:
 
 
 def view_bytes(array: Array) -> memoryview:
-    """Returns the array's bytes, contiguous and little-endian; without a copy if the array is contiguous."""
+    """Returns the array's bytes, contiguous and little-endian. A contiguous array is not copied."""
     little = _to_little(array)
     return np.ascontiguousarray(little).reshape(-1).view(np.uint8).data
 
 
 def join_bytes(arrays: Sequence[Array]) -> memoryview:
-    """Returns the concatenated bytes of all arrays, as `view_bytes` does for one. Several arrays are copied once.
+    """Returns the concatenated bytes of all arrays, as `view_bytes` does for a single one. Copies several arrays once.
 
     The arrays must all be numpy arrays or all torch tensors, of the same row shape.
     """

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class FinishReason(Enum):
-    """Why a stage stopped; maps one to one to omni_proto.stage.v1.FinishReason."""
+    """Why a stage stopped. Each value has a counterpart in omni_proto.stage.v1.FinishReason."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -29,12 +29,12 @@ class EngineStep:
     prompt_token_ids: list[int] | None = None
     """The prompt's token ids as the engine received them; set in the first step."""
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """The tensors that the runner captured, on the CPU. Autoregressive models: "rows" [n, H], one for each new position
-    including the prompt's, or the tensors that the model names. M-RoPE models, in the first step only:
-    "mrope_positions" [P, 3] int64 and "mrope_delta" [1] int64. Diffusion models: their named outputs."""
+    """The tensors that the runner captured, on the CPU. Autoregressive models: either "rows" [n, H], with one row for
+    each newly computed position (prompt and output), or the tensors that the model names. M-RoPE models, in the first
+    step only: "mrope_positions" [P, 3] int64 and "mrope_delta" [1] int64. Diffusion models: their named outputs."""
     finish_reason: FinishReason | None = None
-    """How the request ended; None if it continues. If the input comes in parts, the engine core's outputs report here
-    how the part ended."""
+    """How the request ended; None if it continues. If the request's input arrives in parts, each output of the engine
+    core reports here how its part ended."""
     stop_reason: str = ""
     """A stop token's id, a stop string, or a reason from the scheduler; empty in all other cases."""
     scheduled_ns: int | None = None

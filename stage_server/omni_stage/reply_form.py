@@ -1,6 +1,6 @@
 """The form of reply that a client may request of the entry stage: a given text, tool calls, or structured output.
 
-Plain data.
+Plain data, and the protocol of a parser of the reply's text.
 """
 
 from __future__ import annotations

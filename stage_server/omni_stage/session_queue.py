@@ -62,7 +62,7 @@ class SessionQueue:
 
     room: SessionRoom
     open: int = 0
-    """Number of sessions that have entered and not left."""
+    """Number of sessions that have entered and have not left yet."""
     held: int = 0
     """Blocks that these sessions hold."""
     waiting: list[Place] = field(default_factory=list)
@@ -71,7 +71,7 @@ class SessionQueue:
     def join(self, tokens: int, priority: int = 0) -> tuple[Place, list[Place]]:
         """Returns the place of a new session that can grow to `tokens` tokens, and the places that enter now."""
         place = Place(priority, self.room.blocks_for(tokens))
-        # insort inserts to the right of equal priorities: those arrived before.
+        # insort inserts after the places of equal priority, which arrived earlier.
         bisect.insort(self.waiting, place, key=attrgetter("priority"))
         return place, self._enter()
 

@@ -137,7 +137,7 @@ ODD_COMPONENTS_BAD: Final[dict[str, Bad]] = {
     "stop strings of a paced thinker": Bad(
         (_chain(*SIM), first(defaultSampling={"stop": ["."]})),
         f"{S0}.defaultSampling",
-        "of component sim/thinker: is not looked for by a paced engine; use stop_token_ids",
+        "of component sim/thinker: is not supported by a paced engine; use stop_token_ids",
     ),
     "steps of a decoder": Bad(
         (_chain(*SIM), third(defaultSampling={"numInferenceSteps": 4})),

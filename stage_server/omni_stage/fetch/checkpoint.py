@@ -97,7 +97,7 @@ def fetch(request: FetchRequest, token: str | None) -> str:
 
 
 def run_fetch(request: FetchRequest, token_file: Path | None) -> ExitCode:
-    """Runs the command; the termination message says why it failed. Returns the exit code."""
+    """Runs the command and returns its exit code. If it fails, the termination message says why."""
     disable_progress_bars()
     try:
         commit = fetch(request, read_token(token_file))

@@ -4,7 +4,7 @@ The hub's own client (huggingface_hub 2.4) starts a file again in every process 
 process behind. With shards of 5 GB that costs hours and fills the volume. Here the name of a partial file is derived
 from the file's ETag, so any process can resume it:
 
-    PARTS/NAME.HASH.part      the bytes received so far; HASH is 12 digits of the ETag's sha256; one process locks it
+    PARTS/NAME.HASH.part      the bytes received so far, locked by one process; HASH is 12 digits of the ETag's sha256
     NAME                      the complete file, renamed once its size and digest match the hub's
     PARTS/NAME.etag           the ETag of NAME's content
 """
@@ -147,7 +147,7 @@ def _receive(stream: BinaryIO, file: RemoteFile, hub: str, token: str | None) ->
         stream.truncate(0)
         have = stream.seek(0)
     if have:
-        _log.info("resumes", extra={"file": file.name, "at": have, "bytes": file.size})
+        _log.info("resuming a download", extra={"file": file.name, "at": have, "bytes": file.size})
     # A signed address on another host carries its own credentials, so it must not get the token.
     own_host = _origin(file.url) == _origin(hub)
     headers = {"authorization": f"Bearer {token}"} if token and own_host else {}

@@ -19,10 +19,9 @@ _SHARD = re.compile(r"[A-Za-z0-9][\w.-]*\.safetensors\Z")
 
 
 def select_weights(index: Mapping[str, Any], prefixes: Sequence[str]) -> dict[str, str]:
-    """Returns the entries of an index's weight map whose tensor names begin with one of the prefixes.
+    """Returns the shard of each tensor whose name begins with one of the prefixes, as the index's weight map names it.
 
-    Maps each tensor's name to its shard. Raises ConfigurationError if there are none, or if a shard is not named like a
-    safetensors file.
+    Raises ConfigurationError if there is no such tensor, or if a shard is not named like a safetensors file.
     """
     weight_map = index.get("weight_map")
     entries = weight_map.items() if isinstance(weight_map, dict) else ()

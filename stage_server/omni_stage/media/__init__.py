@@ -1,1 +1,1 @@
-"""Decodes images, audio and video to arrays. Without torch, gRPC and vLLM, so that decoding processes start fast."""
+"""Decodes images, audio and video to arrays. Imports no torch, gRPC or vLLM, so that decoding processes start fast."""

@@ -25,7 +25,7 @@ def resample(samples: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
 
 
 def resample_blocks(blocks: Iterable[np.ndarray], from_hz: int, to_hz: int) -> np.ndarray:
-    """Resample as `resample` does, from float32 blocks [samples], so that the input need not be in memory at once."""
+    """Resample as `resample` does, but from float32 blocks [samples], so that memory need not hold the whole input."""
     stream = None if from_hz == to_hz else soxr.ResampleStream(from_hz, to_hz, 1, dtype="float32", quality=_RECIPE)
     taken = 0
     pieces: list[np.ndarray] = []

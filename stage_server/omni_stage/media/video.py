@@ -1,8 +1,8 @@
 """Decodes a video to the frames and the audio that the model gets. FFmpeg decodes, through PyAV.
 
-Frames are decoded one at a time, on one thread. Two frames a second are kept, spread evenly as in qwen_omni_utils, and
-all others are dropped. A kept frame is scaled immediately. So memory holds the kept frames in the model's size, and
-only the frames that the decoder needs in the encoded size.
+Frames are decoded one at a time, on one thread. About two frames a second are kept (see `sample_count`), spread evenly
+as in qwen_omni_utils, and all others are dropped. A kept frame is scaled immediately. So memory holds the kept frames
+at the size that the model gets, and only the frames that the decoder needs at the encoded size.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ FORMATS: Final = {
 PICTURE_CODECS: Final = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "libdav1d", "libvpx", "libvpx-vp9", "mpeg4"})
 SOUND_CODECS: Final = frozenset({"aac", "mp3", "mp3float", "opus", "libopus", "vorbis", "flac", "alac", "pcm_s16le"})
 WORK_BYTES_PER_PIXEL: Final = 96
-"""Working bytes per pixel of the encoded size while a video is decoded: up to 17 reference frames, the frame that is
-converted, and its RGB copies. Measured by benchmarks/video_memory.py: 15 to 25 with encoders' default settings, 46 for
-H.264 with 16 reference frames, and 73 if that video also has 10 bits per sample or 4:4:4 colour."""
+"""Upper bound of the working bytes per pixel of the encoded size while a video is decoded: up to 17 reference frames,
+the frame that is converted, and its RGB copies. benchmarks/video_memory.py measured 15 to 25 with encoders' default
+settings, 46 for H.264 with 16 reference frames, and 73 if that video also has 10 bits per sample or 4:4:4 colour."""
 
 
 def decode_video(data: bytes, media_type: str, *, seconds: float, max_frames: int, out: np.ndarray) -> int:
@@ -90,7 +90,7 @@ def decode_sound(data: bytes, media_type: str, *, to_hz: int, out: np.ndarray) -
         _check_codec(stream, SOUND_CODECS, "audio")
         rate = int(stream.codec_context.sample_rate or 0)
         if not 4000 <= rate <= 192_000:
-            raise UndecodableError(f"the video's audio has {rate} samples a second; 4,000 to 192,000 are taken")
+            raise UndecodableError(f"the video's audio has {rate} samples a second; 4,000 to 192,000 are accepted")
         samples = resample_blocks(_mono_blocks(container, stream, rate, len(out) * rate // to_hz + rate), rate, to_hz)
     count = min(samples.size, len(out))
     out[:count] = samples[:count]
@@ -123,9 +123,7 @@ def _check_codec(stream: Any, allowed: frozenset[str], what: str) -> None:
     context = stream.codec_context
     name = "" if context is None else context.codec.canonical_name
     if name not in allowed:
-        raise UndecodableError(
-            f"the video's {what} is in a codec that is not taken; send H.264 and AAC, or VP9 and Opus"
-        )
+        raise UndecodableError(f"the video's {what} is in an unsupported codec; send H.264 and AAC, or VP9 and Opus")
 
 
 def _frames(container: Any, max_frames: int) -> Iterator[VideoFrame]:

@@ -35,10 +35,10 @@ class ComponentEntry:
 
     facts: ComponentFacts
     factory: str = ""
-    """"module:function": a ComponentFactory; vLLM runs the component that it makes."""
+    """"module:function", which names a ComponentFactory. vLLM runs the component that the factory makes."""
     engine: str = ""
-    """"module:function" in place of a factory: makes the component's own StageEngine from a StageConfig. The stage
-    server of such a component imports neither torch nor vLLM."""
+    """"module:function", in place of a factory. The function makes the component's own StageEngine from a StageConfig.
+    The stage server of such a component imports neither torch nor vLLM."""
     weight_prefixes: tuple[str, ...] = ()
     """Name prefixes of the tensors that the component reads, so that its pod downloads only the shards that it needs;
     empty means all shards."""

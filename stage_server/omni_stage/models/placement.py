@@ -1,4 +1,4 @@
-"""Checks from a component's facts only whether it fits its stage file: input, outputs and downstream stages."""
+"""Checks whether a component fits its stage file: input, outputs and downstream stages. Needs only the facts."""
 
 from __future__ import annotations
 

@@ -39,11 +39,11 @@ class FamilyRegistry:
             self._add(plugin)
 
     def families(self) -> list[FamilyManifest]:
-        """Returns every family, by name. Raises ConfigurationError if a manifest cannot be loaded."""
+        """Returns every family, sorted by name. Raises ConfigurationError if a manifest cannot be loaded."""
         return [self._load(name) for name in sorted([*self._built_in, *self._plugins])]
 
     def built_in(self) -> list[FamilyManifest]:
-        """Returns the families of this distribution, by name."""
+        """Returns the families of this distribution, sorted by name."""
         return [self._load(name) for name in sorted(self._built_in)]
 
     def ids(self) -> list[str]:
@@ -71,9 +71,10 @@ class FamilyRegistry:
         return entry
 
     def factory(self, component_id: str) -> ComponentFactory:
-        """Returns the factory of the component with exactly this id. Imports its module.
+        """Returns the factory of the component with exactly this id. Imports the factory's module.
 
-        Raises ConfigurationError: unknown id, or a factory that cannot be imported.
+        Raises ConfigurationError if the id is unknown, if the component has its own engine in place of a factory, or if
+        the factory cannot be imported.
         """
         reference = self.component(component_id).factory
         if not reference:
@@ -86,7 +87,7 @@ class FamilyRegistry:
     def own_engine(self, component_id: str) -> Callable[[StageConfig], Any] | None:
         """Returns the function that makes a component's own StageEngine; None if vLLM runs the component.
 
-        Imports the function's module. Raises ConfigurationError: unknown id, or an engine that cannot be imported.
+        Imports the function's module. Raises ConfigurationError if the id is unknown or the import fails.
         """
         reference = self.component(component_id).engine
         if not reference:
@@ -128,8 +129,8 @@ def built_in_facts() -> dict[str, ComponentFacts]:
 def weight_prefixes(component_id: str) -> tuple[str, ...]:
     """Returns the name prefixes of the tensors that the component reads; empty means all tensors.
 
-    Does not import the component, because the download runs before any engine and without one. Returns an empty tuple
-    for a component that this environment does not have, so that all its weights are downloaded.
+    Does not import the component, because the download runs in a process without an engine. Returns an empty tuple for
+    a component that this environment does not have, so that all its weights are downloaded.
     """
     entry = installed_families().find(component_id)
     return () if entry is None else entry.weight_prefixes

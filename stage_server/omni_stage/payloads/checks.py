@@ -78,7 +78,7 @@ def count_bytes(shape: Sequence[int], dtype: str, *, field: str) -> int:
     item = ITEM_BYTES.get(dtype)
     if item is None:
         # The value comes from the client and may hold anything, so the message does not repeat it.
-        raise InvalidTensorError(f"{field}: dtype is none of {', '.join(ITEM_BYTES)}", field=field)
+        raise InvalidTensorError(f"{field}: dtype must be one of {', '.join(ITEM_BYTES)}", field=field)
     for size in shape:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise InvalidTensorError(f"{field}: every dimension must be an integer of at least 1", field=field, limit=1)

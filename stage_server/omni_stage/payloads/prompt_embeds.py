@@ -47,7 +47,9 @@ class PromptEmbedsPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
                 f"{_FIELD}: must have 2 dimensions [rows, hidden size], not {len(self.shape)}", field=_FIELD, limit=2
             )
         if self.dtype not in EMBEDDING_DTYPES:
-            raise InvalidTensorError(f"{_FIELD}: dtype is none of {', '.join(sorted(EMBEDDING_DTYPES))}", field=_FIELD)
+            raise InvalidTensorError(
+                f"{_FIELD}: dtype must be one of {', '.join(sorted(EMBEDDING_DTYPES))}", field=_FIELD
+            )
         check_header(self.shape, self.dtype, len(self.data), field=_FIELD)
         check_intact(self.data, self.checksum, field=_FIELD)
 

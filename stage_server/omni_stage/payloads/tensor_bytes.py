@@ -1,4 +1,4 @@
-"""Converts tensors to raw bytes and back. Only this module of the package imports torch, when a function is called."""
+"""Converts tensors to raw bytes and back. The package's only module that imports torch, and only inside functions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def dtype_name(tensor: torch.Tensor, *, field: str) -> str:
     """Returns the name of the tensor's dtype in payloads. Raises InvalidTensorError if payloads cannot hold it."""
     name = str(tensor.dtype).removeprefix("torch.")
     if name not in ITEM_BYTES:
-        raise InvalidTensorError(f"{field}: dtype {name} is none of {', '.join(ITEM_BYTES)}", field=field)
+        raise InvalidTensorError(f"{field}: dtype {name} must be one of {', '.join(ITEM_BYTES)}", field=field)
     return name
 
 

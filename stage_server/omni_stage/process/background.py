@@ -1,4 +1,4 @@
-"""Makes a process yield its core immediately to the other processes of its pod, without starving.
+"""Makes a background process yield its core immediately to the other processes of its pod, without starving it.
 
 A low priority only reduces the background process's share of a core. Another process that wakes up on that core still
 waits until the running time slice ends (1.4 to 3 ms). A token needs half a dozen wake-ups on its way to the client. So

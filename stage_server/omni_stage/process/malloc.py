@@ -1,4 +1,4 @@
-"""Tunes glibc's allocator: page faults on fresh chunk buffers would make a hop up to 1.7 times slower."""
+"""Tunes glibc's allocator to reuse chunk buffers: page faults on fresh ones would make a hop up to 1.7 times slower."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ BOUNDED = "upb"
 def require_upb(found: str | None = None) -> None:
     """Raises ConfigurationError unless protobuf is implemented by upb.
 
-    `found` replaces the name of the loaded implementation. An environment variable or a wheel without binaries selects
-    protobuf's pure Python implementation. It decodes eighty times slower (a chat of eight messages: 480 us), and
+    `found` overrides the name of the loaded implementation. An environment variable or a wheel without binaries selects
+    protobuf's pure Python implementation. It decodes eighty times slower (a chat of eight messages takes 480 us), and
     decoding blocks the event loop.
     """
     found = api_implementation.Type() if found is None else found
@@ -26,5 +26,5 @@ def require_upb(found: str | None = None) -> None:
     given = os.environ.get(VARIABLE)
     remedy = f"unset {VARIABLE} (it is {given!r})" if given else "install protobuf from its binary wheel"
     raise ConfigurationError(
-        f"protobuf's implementation is {found!r}, and a stage server takes {BOUNDED!r} alone; {remedy}", field=VARIABLE
+        f"protobuf's implementation is {found!r}, and a stage server accepts only {BOUNDED!r}; {remedy}", field=VARIABLE
     )

@@ -83,8 +83,8 @@ class MediaCost:
     tokens: int
     """Fewest prompt tokens that it takes."""
     engine_input_bytes: int
-    """Most bytes of the stage server's memory for the engine's input, and for vLLM's processor while it makes that
-    input. A larger medium of the same kind never costs less."""
+    """Upper bound of the stage server's memory, in bytes, for the engine's input and for vLLM's processor while it
+    makes that input. A larger medium of the same kind never costs less."""
 
 
 @runtime_checkable
@@ -135,8 +135,8 @@ class KnowsVoices(Protocol):
 class ComponentFactory(Protocol):
     """The function that the registry holds for an id. It makes the component from a validated configuration.
 
-    Reads config.model.path (configuration, tokenizer, speakers, a few embedding rows), never the whole weights.
-    Raises ConfigurationError.
+    It reads files of config.model.path (configuration, tokenizer, speakers, a few embedding rows), but never all
+    weights. Raises ConfigurationError.
     """
 
     def __call__(self, config: StageConfig) -> Component: ...

@@ -192,7 +192,7 @@ class GenericLlm:
         return _TextEmitter(prepared.parse)
 
     def warmup_request(self) -> StageRequest:
-        """Returns a request for a few tokens from token 0."""
+        """Returns a request that generates a few tokens. Its prompt repeats token 0."""
         return StageRequest(
             request_id="warmup",
             source=UserPrompt(token_ids=[0] * _WARMUP_TOKENS),

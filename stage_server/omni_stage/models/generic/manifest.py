@@ -1,4 +1,4 @@
-"""The manifest of stages that serve any model that vLLM supports."""
+"""The manifest of the generic family, whose stages serve any text model that vLLM supports."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ LLM: Final = describe(
 FAMILY: Final = FamilyManifest(
     name="generic",
     components=(ComponentEntry(facts=LLM, factory="omni_stage.models.generic.llm:build_component"),),
-    # The architectures that such stages run most often.
+    # The architectures that generic stages run most often.
     prepared_architectures=("Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM"),
 )

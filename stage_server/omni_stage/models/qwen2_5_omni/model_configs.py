@@ -16,7 +16,7 @@ from omni_stage.models.qwen2_5_omni.manifest import (
 
 
 def name_thinker(config: Any) -> Any:
-    """Returns the complete configuration, with our class as its architecture. vLLM's thinker reads its own part of it.
+    """Returns the complete configuration, with our class as architecture. vLLM's thinker reads only its own part.
 
     Checkpoints name the architecture in several ways, and vLLM does not know all of them.
     """

@@ -39,7 +39,7 @@ class TextRows:
 
 
 class TalkerConditioning:
-    """Builds the table in the module's docstring as the thinker's rows arrive, however they are split on arrival."""
+    """Builds the table in the module's docstring. The result does not depend on how the thinker's rows are split."""
 
     def __init__(self, text: TextRows, codec: CodecTokens, positions: int = DEFAULT_POSITIONS) -> None:
         """`positions`: number of positions of the talker's rotary embedding."""

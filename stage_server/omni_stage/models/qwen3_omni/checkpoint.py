@@ -36,7 +36,7 @@ class TextTokens:
     message_start: int
     """<|im_start|>"""
     message_end: int
-    """<|im_end|>: ends a message, and so also the thinker's reply."""
+    """<|im_end|>: ends a message, and therefore the thinker's reply."""
     user: int
     assistant: int
     speech_start: int
@@ -98,7 +98,8 @@ class SpeechFacts:
     frame_samples: int
     """Samples per frame: 1,920 in the published model, which are 80 ms."""
     lookahead_samples: int
-    """How many samples at the end of the audio would need a further frame: 555 in the published model."""
+    """How many samples are missing at the end of the audio, because they need a further frame: 555 in the published
+    model."""
     max_frames: int
     """Most frames in one reply's audio: the number of positions of code2wav's rotary embedding."""
 
@@ -229,7 +230,7 @@ def read_codec_tokens(talker: Qwen3OmniMoeTalkerConfig) -> CodecTokens:
 
 
 def count_lookahead(rates: list[int] | tuple[int, ...]) -> int:
-    """Returns how many samples at the end of the audio only a further frame would complete.
+    """Returns how many samples are missing at the end of the audio, because only a further frame would complete them.
 
     Each of the decoder's transposed convolutions has kernel 2r and stride r. The r values of one input also need the
     next input, so N inputs give (N - 1) r outputs.

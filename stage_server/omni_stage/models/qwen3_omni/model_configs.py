@@ -26,7 +26,7 @@ def pick_code2wav(config: Any) -> Any:
 
 
 def name_thinker(config: Any) -> Any:
-    """Returns the complete configuration, with our class as its architecture. vLLM's thinker reads its part of it."""
+    """Returns the complete configuration, with our class as architecture. vLLM's thinker reads only its own part."""
     if getattr(config, "thinker_config", None) is not None:
         config.architectures = [THINKER_ARCHITECTURE]
     return config

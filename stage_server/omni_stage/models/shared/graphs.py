@@ -69,11 +69,15 @@ class GraphedFunction:
             # The device failed, not the capture: the stage cannot serve.
             raise
         except RuntimeError:
-            logger.exception("no CUDA graph for shapes %s: the stage serves these without", shapes)
+            logger.exception("no CUDA graph for shapes %s: the stage serves these shapes without a graph", shapes)
             return False
         # Written this way, the comparison also rejects NaN.
         if not difference <= TOLERANCE:
-            logger.error("a CUDA graph for shapes %s differs by %s: the stage serves these without", shapes, difference)
+            logger.error(
+                "a CUDA graph for shapes %s differs by %s: the stage serves these shapes without a graph",
+                shapes,
+                difference,
+            )
             return False
         self._captured[shapes] = captured
         return True
@@ -87,7 +91,7 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, function: TensorFunction, inputs: tuple[torch.Tensor, ...]) -> Captured:
-        """Returns the captured call. Runs the function once before, on a side stream, so that libraries initialize."""
+        """Returns the captured call. Runs the function once beforehand, on a side stream, to initialize libraries."""
         current = torch.cuda.current_stream(self._device)
         side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         side.wait_stream(current)

@@ -1,4 +1,4 @@
-"""Computes from the size of an image, audio or a video what it costs the thinker: prompt tokens and memory."""
+"""Computes what an image, an audio clip or a video of a given size costs the thinker: prompt tokens and memory."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class MediaCosts:
         rows, columns = smart_resize(
             height, width, factor=self.patch, min_pixels=self.min_pixels, max_pixels=self.max_pixels
         )
-        # Sides are rounded to patches, so a larger image may be scaled to fewer pixels. Hence an upper bound of the
-        # bytes.
+        # Sides are rounded to patches, so a larger image may be scaled to fewer pixels. A larger image must not cost
+        # less, so the bytes are an upper bound.
         seen = min(self.max_pixels, max((width + self.patch) * (height + self.patch), SMALLEST_PIXELS))
         return MediaCost(rows * columns // self.patch**2, seen * BYTES_PER_PIXEL)
 

@@ -176,9 +176,9 @@ class PromptBuilder:
         return {"prompt": text, "multi_modal_data": media, **settings}
 
     def _mark_heard(self, text: str, heard: Sequence[bool]) -> str:
-        """Returns the text with an audio placeholder after each video placeholder whose video has audio that is read.
+        """Returns the text, with an audio placeholder inserted after the placeholder of each video marked in `heard`.
 
-        See vllm_adapter/media/heard_video.py.
+        `heard` marks the videos whose audio the model reads. See vllm_adapter/media/heard_video.py.
         """
         if not any(heard):
             return text

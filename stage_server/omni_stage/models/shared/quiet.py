@@ -12,7 +12,7 @@ from transformers.utils import logging
 def quiet_transformers() -> Iterator[None]:
     """Hide transformers' progress bars, and its warnings about token ids beyond the talker's vocabulary.
 
-    Such ids are correct: in the published model too, the talker's configuration also names ids of the text vocabulary.
+    Such ids are correct: the talker's configuration also names ids of the text vocabulary, even in the published model.
     """
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

@@ -84,7 +84,7 @@ class TalkerFeed:
         repeat_limit: int,
         settings: Mapping[str, list[Any]] | None = None,
     ) -> None:
-        """`stop_ids` end the codec stream. With `goes_on` they are never sampled, so it continues to max_tokens.
+        """`stop_ids` end the codec stream. With `goes_on` they are never sampled: the stream continues to max_tokens.
 
         `repeat_limit`: this many repetitions of one token end the stream, except with `goes_on`. Occasionally a talker
         misses its own end, and hums or is silent until max_tokens. Normal speech stays far below the limit, which
@@ -137,5 +137,5 @@ def prepare_whole(request: StageRequest, feed: TalkerFeed, *, component: str, mi
     feed.add(EdgeRows(request.source.tensors, ended=True))
     part = feed.next_part()
     if part is None:
-        raise InvalidTensorError(f"{missing}: nothing came", field=f"tensors.{missing}")
+        raise InvalidTensorError(f"{missing}: is empty", field=f"tensors.{missing}")
     return part.input

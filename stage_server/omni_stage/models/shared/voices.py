@@ -13,6 +13,7 @@ def pick_voice(name: str, voices: Sequence[str]) -> str:
         return voices[0]
     if name not in voices:
         raise InvalidRequestError(
-            f"start.audio.voice: is none of this checkpoint's voices: {', '.join(voices)}", field="start.audio.voice"
+            f"start.audio.voice: must be one of this checkpoint's voices: {', '.join(voices)}",
+            field="start.audio.voice",
         )
     return name

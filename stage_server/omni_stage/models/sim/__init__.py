@@ -1,4 +1,4 @@
-"""Paced engines: step times from a table, and tokens, rows and audio in a published model's shapes, without a model.
+"""Paced engines run no model: a table gives their step times, and tokens, rows and audio have a real model's shapes.
 
 They serve for load tests of a cluster without GPUs, and for measuring everything but the model. They import neither
 torch nor vLLM.

@@ -1,9 +1,9 @@
 """Continuous batching in virtual time: which requests make up an autoregressive step, and when it ends. Pure.
 
 `add`, `allow` and `abort` report events and their times. `advance` completes every step that has ended by the given
-time. The clock does not wait for the reader. Like an engine in its own process, it begins the next step when a step
-ends, with the requests that had arrived by then. So a late reader gets several tokens in one call, and steps take
-exactly the table's times.
+time, and returns the tokens. The clock does not wait for that call. Like an engine in its own process, it begins the
+next step when a step ends, with the requests that had arrived by then. So a late call of `advance` returns several
+tokens, and steps take exactly the table's times.
 """
 
 from __future__ import annotations
@@ -187,7 +187,10 @@ class StepClock:
         return sum(sequence.prompt_tokens + sequence.made for sequence in self.running)
 
     def _make_room(self) -> None:
-        """Preempt the latest requests while the KV cache exceeds its capacity. Preempted requests start over."""
+        """Preempt requests while the KV cache exceeds its capacity: the least urgent first, of these the latest.
+
+        A preempted request keeps its tokens, but must compute its KV cache again.
+        """
         while len(self.running) > 1 and self.kv_used > self.limits.kv_tokens:
             victim = max(self.running, key=attrgetter("priority", "arrived"))
             self.running.remove(victim)

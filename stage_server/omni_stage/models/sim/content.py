@@ -43,7 +43,7 @@ def mix(seed: int, position: int) -> int:
 
 
 def word_id(seed: int, position: int) -> int:
-    """Returns the id of the token at a position of a reply, which is the index of a word."""
+    """Returns the id of the token at a position of a reply. The id is the index of a word."""
     return mix(seed, position) % len(_WORDS)
 
 

@@ -22,9 +22,7 @@ THINKER: Final = describe(
     publishes_rows=True,
     writes_text=True,
     refused_sampling=(
-        Refusal(
-            field="stop", why="is not looked for by a paced engine", remedy="use stop_token_ids", allows_empty=True
-        ),
+        Refusal(field="stop", why="is not supported by a paced engine", remedy="use stop_token_ids", allows_empty=True),
     ),
 )
 TALKER: Final = describe(

@@ -21,7 +21,7 @@ def thinker2talker_schema(table: Table) -> TensorSchema:
         tensors=(
             *rows,
             TensorSpec("token_ids", "int64", (), "Prompt, then reply; the reply's last token is left out."),
-            TensorSpec("mrope_positions", "int64", (3,), "Time, height and width positions; one row a prompt token."),
+            TensorSpec("mrope_positions", "int64", (3,), "Time, height and width positions; one row per prompt token."),
             TensorSpec("mrope_delta", "int64", (), "One row: position of the first reply token minus prompt tokens."),
         ),
     )

@@ -20,8 +20,8 @@ BUILT_IN: Final = Path(__file__).parent / "tables"
 MODEL_TYPE: Final = "omnipipeline_sim"
 
 Curve = Annotated[dict[Annotated[int, Field(ge=1)], Annotated[float, Field(ge=0)]], Field(min_length=1)]
-"""Milliseconds by a count. Between two points the curve is linear; past the last point it continues the last
-segment."""
+"""Milliseconds, by a count such as the number of requests. The curve is constant before the first point and linear
+between points. Past the last point it continues the last segment."""
 
 
 class TextShape(ConfigModel):

@@ -87,8 +87,8 @@ class TextRun:
     ) -> None:
         """`bank`: None if ids are sent without rows.
 
-        `ends_text`: whether the last token is the end-of-text token; `stopped`: whether this or a stop token ends the
-        reply, not its length.
+        `ends_text`: whether the last token is the end-of-text token; `stopped`: whether the end-of-text token or a stop
+        token ends the reply, and not the limit of its length.
         """
         self.prompt_tokens = len(ids)
         self.limit = tokens

@@ -2,7 +2,7 @@
 
 Among streams of equal priority, the one whose playback would stall next goes first: first windows before all others,
 then the stream whose buffered audio runs out soonest. Windows are added to a step as long as that reduces the time per
-window. If the GPU's compute is the limit, larger steps save nothing, so the first stream need not wait for the others.
+window. If the GPU's compute is the limit, larger steps save nothing, so the first stream's window gets its own step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from operator import attrgetter
 from omni_stage.models.sim.tables import SoundShape
 
 _CHEAPER = 0.999
-"""A step grows only if its cost per window falls below this share of the former cost. Less is rounding."""
+"""A step grows only if its cost per window falls below this share of the former cost. A smaller reduction is taken for
+a rounding error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +74,8 @@ class WindowClock:
     """The scheduler and the clock of one decoder. Times are seconds of any monotonic clock."""
 
     cost_ms: Callable[[int, int, bool], float]
-    """Returns a step's milliseconds from its number of windows, the frames of the longest, and whether that one is a
-    complete utterance."""
+    """Returns a step's milliseconds from its number of windows, the frames of the longest window, and whether that
+    window is a complete utterance."""
     max_batch: int
     waiting: list[Job] = field(default_factory=list)
     frames: int = 0

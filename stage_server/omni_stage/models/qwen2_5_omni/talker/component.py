@@ -91,7 +91,7 @@ class Talker:
         return TalkerEmitter(self._checkpoint.codec)
 
     def warmup_request(self) -> StageRequest:
-        """Returns a request for a few tokens: two rows after a prompt of two, all zeros."""
+        """Returns a request for a few tokens: a prompt of two rows and two rows after it. All rows are zeros."""
         rows = torch.zeros(4, self._checkpoint.hidden_size, dtype=next(iter(self._texts.values())).start.dtype)
         tensors = {
             "x": rows,

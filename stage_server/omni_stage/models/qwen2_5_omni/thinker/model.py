@@ -33,7 +33,7 @@ class ThinkerProcessor(PairedProcessor, Qwen2_5OmniThinkerMultiModalProcessor):
 
     @staticmethod
     def interleave(times: np.ndarray, sounds: int) -> np.ndarray:
-        """See Interleave."""
+        """See `places.Interleave`."""
         return interleave_chunks(times, sounds, int(POSITIONS_PER_SECOND * SECONDS_PER_CHUNK))
 
     def heard_tokens(self) -> tuple[Tokens, float]:

@@ -20,7 +20,7 @@ from omni_stage.models.shared.tiny.tokenizer import legible_token_ids
 _SHARD_BYTES = 1_000_000
 """Small enough that the checkpoint has several shards, like large checkpoints."""
 _UNSTORED_BYTES = 96
-"""How much the index overstates the total size. An arbitrary number, on which nothing may depend."""
+"""Bytes by which the index overstates the total size. An arbitrary number, on which nothing may depend."""
 
 
 def write_tiny_checkpoint(
@@ -32,9 +32,9 @@ def write_tiny_checkpoint(
     """Writes a complete tiny Qwen2.5-Omni checkpoint of a few MB into `directory`, in seconds. Returns `directory`.
 
     Creates the directory if needed. `dtype` is written to config.json: thinker and talker compute and send rows in this
-    dtype, unless configured otherwise. It does not change the weights, which are stored in bfloat16 (token2wav in
-    float32), so both dtypes represent them exactly. Equal seed and shape give equal weights. Needs transformers.
-    Raises ConfigurationError for an unknown shape or sizes that do not fit together.
+    dtype, unless configured otherwise. It does not change the weights. Those of thinker and talker are stored in
+    bfloat16, which both dtypes represent exactly, and those of token2wav in float32. Equal seed and shape give equal
+    weights. Needs transformers. Raises ConfigurationError for an unknown shape or sizes that do not fit together.
     """
     sizes = find_shape(shape, SHAPES)
     check_shape(sizes, len(SPECIAL_TOKENS))

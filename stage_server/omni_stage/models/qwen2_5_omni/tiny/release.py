@@ -1,7 +1,7 @@
 """Writes the tiny checkpoint's files in the format of a published Qwen2.5-Omni checkpoint.
 
-An older transformers than the one installed here wrote the published files. The tiny checkpoint has the same format, so
-code that loads it also loads the published ones:
+The published files were written by an older version of transformers than the one installed here. The tiny checkpoint
+has the same format, so code that loads it also loads the published checkpoints:
 
 - config.json has `rope_scaling` and `rope_theta` where transformers 5 has `rope_parameters`, and `torch_dtype` where
   transformers 5 has `dtype`. The architectures that it names exist in no library any more.
@@ -9,7 +9,8 @@ code that loads it also loads the published ones:
 - preprocessor_config.json holds the settings for images and for audio at the same level. chat_template.json holds the
   template.
 - Shards hold thinker and talker in bfloat16, token2wav in float32, the table of token2wav's rotary embedding, and no
-  metadata. The index counts buffers that are in no shard. (7B model; the 3B model has metadata and a correct count.)
+  metadata. The index counts buffers that are in no shard. This is the form of the 7B model; the 3B model has metadata
+  and a correct count.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ def release_config(values: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     }
     token2wav |= {
         "model_type": "qwen2_5_omni_token2wav",
-        # Sizes have the published names as well as those that transformers reads. The published file has only its own
-        # names, because its sizes are transformers' defaults.
+        # Each size has both the published name (depth, dim, heads) and the name that transformers reads. The published
+        # file has only the former, because its sizes are transformers' defaults.
         "dit_config": {
             "model_type": "qwen2_5_omni_dit",
             "torch_dtype": "float32",
@@ -87,7 +88,7 @@ def write_generation_config(directory: Path) -> None:
 
 
 def write_processor(directory: Path, processor: Any) -> None:
-    """Write the files of a Qwen2_5OmniProcessor: for images and audio, for the chat template, and the tokenizer's."""
+    """Write the files of a Qwen2_5OmniProcessor: settings for images and audio, chat template, and tokenizer."""
     processor.tokenizer.chat_template = None
     processor.tokenizer.save_pretrained(directory)
     sound, images = processor.feature_extractor, processor.image_processor

@@ -70,7 +70,8 @@ SHAPES: Mapping[str, TinyShape] = MappingProxyType(
         ),
     }
 )
-"""Shapes by name. "gqa" differs in most sizes. Each of its key-value heads serves 4 heads (thinker) or 3 (talker)."""
+"""Shapes by name. "gqa" differs from "small" in most sizes. Each of its key-value heads serves 4 query heads in the
+thinker and 3 in the talker."""
 
 
 def config_dict(shape: TinyShape) -> dict[str, Any]:

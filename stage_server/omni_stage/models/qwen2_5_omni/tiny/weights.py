@@ -30,7 +30,7 @@ def fill_weights(model: Any, seed: int) -> None:
 
 
 def make_text_legible(thinker: Any, legible_token_ids: set[int]) -> None:
-    """Zero the output rows of all other tokens than `legible_token_ids`, so that greedy replies are legible."""
+    """Zero the output rows of all tokens except `legible_token_ids`, so that greedy replies are legible."""
     with torch.no_grad():
         weight = thinker.lm_head.weight
         keep = torch.zeros(weight.shape[0], 1)
@@ -81,7 +81,7 @@ def _gain(name: str) -> float:
     if ".layers." in name and name.endswith(("q_proj", "k_proj")):
         return 1.6  # attention that selects positions
     if "bigvgan" in name and ".resblocks." in name:
-        return 0.4  # eighteen of them add up
+        return 0.4  # the outputs of eighteen such residual branches add up
     return 1.2
 
 

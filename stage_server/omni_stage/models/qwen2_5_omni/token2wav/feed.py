@@ -58,7 +58,7 @@ class WindowEmitter:
         self._tail: torch.Tensor | None = None
 
     def emit(self, step: EngineStep) -> StageStep:
-        """Convert one window's audio. Raises ModelExecutionError if it is missing or no multiple of CODE_SAMPLES."""
+        """Convert one window's audio. Raises ModelExecutionError if it is missing or has an invalid length."""
         audio = step.tensors.get("output")
         if audio is None:
             raise ModelExecutionError("the engine finished a window without audio")

@@ -28,8 +28,8 @@ from omni_stage.vllm_adapter.checks.weights import load_checked
 from omni_stage.vllm_adapter.diffusion.admission import DiffusionSettings
 
 IGNORED_TENSORS = ("token2wav.code2wav_dit_model.rotary_embed.inv_freq",)
-"""Tensors of the published checkpoints that are not loaded: transformers 5 computes this table from the
-configuration."""
+"""Tensors of the published checkpoints that are not loaded. transformers 5 computes this table of the rotary embedding
+from the configuration."""
 
 
 class Token2WavModel(nn.Module, IsAttentionFree):

@@ -5,10 +5,10 @@ one block after it (Qwen2.5-Omni technical report, "block-wise" decoding). So a 
 together with LOOKBACK_BLOCKS blocks before them and one block after them, and only the audio of the new blocks is
 returned:
 
-    blocks    0   1   2   3   4   5   6   7   8
-    window 0  new ahead
-    window 1      (back) new new new ahead
-    window 2          back back new new new ahead          (each: lookback, new, lookahead)
+    block     0      1      2      3      4      5      6      7
+    window 0  new    ahead
+    window 1  back   new    new    new    ahead
+    window 2                back   back   new    new    new    ahead
 
 The first window is short, so that audio starts early. Later windows are longer, so that fewer blocks are computed
 twice. A window's content depends only on the tokens, not on their arrival times, so a seed gives the same audio each
@@ -18,8 +18,8 @@ The solver runs all its steps for one window before it begins the next. So withi
 part of their own context, and the audio differs slightly from that of all tokens in one window. docs/streaming.md has
 the measurement.
 
-The vocoder also sees across blocks. So if blocks have fewer than LOOKAHEAD_CODES codes (the published ones have 12), a
-window reads more than one block after the new ones.
+The vocoder also sees across blocks. So if blocks have fewer than LOOKAHEAD_CODES codes, a window reads more than one
+block after the new ones. The published models' blocks have 12 codes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Window:
 
 
 def window_blocks(block_codes: int) -> tuple[int, ...]:
-    """Returns the sizes of a long utterance's windows in blocks, ascending. Only its last window may differ."""
+    """Returns the sizes of a long utterance's windows in blocks, ascending. Only its last window may be shorter."""
     first = FIRST_BLOCKS + lookahead_blocks(block_codes)
     later = [
         min(LOOKBACK_BLOCKS, begin) + NEXT_BLOCKS + lookahead_blocks(block_codes)

@@ -27,7 +27,7 @@ from omni_stage.payloads import AdditionalInformationPayload
 from omni_stage.vllm_adapter.names import DIFFUSION_SETTINGS
 
 STEP_FRAMES = 1024
-"""Most frames in one engine step, 82 s of speech. A longer request runs alone."""
+"""Most frames in one engine step, 82 s of speech. A longer request gets a step of its own."""
 MAX_BATCH = 64
 """Most requests in one engine step."""
 
@@ -52,7 +52,7 @@ class Code2Wav:
         """Returns arguments for our model class. For vLLM's scheduler, a request has one token per frame."""
         return {
             "model": str(self._checkpoint.path),
-            # As in transformers. float32 takes a few hundred MiB more than bfloat16, but avoids its rounding noise.
+            # As in transformers. float32 takes a few hundred MiB more than bfloat16, whose rounding would add noise.
             "dtype": "float32",
             "hf_overrides": pick_code2wav,
             "skip_tokenizer_init": True,

@@ -1,8 +1,8 @@
-"""Each frame's codes after the first, by request and position. The model's input at that position includes them.
+"""Stores each frame's codes after the first, by request and position: they are part of the input at that position.
 
 One table on the device holds all codes. They are written as they are predicted, without waiting for the device; the
-host knows only how many frames each request has. A position that is computed again, after a preemption or in a later
-part of a streamed request, reads the codes that were stored for it.
+host knows only how many frames each request has. When a position is computed again, after a preemption or in a later
+part of a streamed request, the codes that were stored for it are read.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class FrameCodes:
 
     def __init__(self, codes: int, device: torch.device) -> None:
         """`codes`: number of a frame's codes after the first."""
-        # This state is written inside and outside of inference mode, so it must not be inference tensors.
+        # This table is written inside and outside of inference mode, so it must not be an inference tensor.
         with torch.inference_mode(False):
             self._table = torch.zeros(_FIRST_ROWS, _FIRST_FRAMES, codes, dtype=torch.int16, device=device)
         self._requests: dict[str, _Kept] = {}

@@ -70,7 +70,7 @@ class Thinker(OmniThinker):
 
 
 class ThinkerEmitter:
-    """Publishes the ids of all tokens but a sampled reply's last one, and the rows of media in users' messages.
+    """Publishes the ids of all tokens except a sampled reply's last one, and the rows of media in users' messages.
 
     The last token either ends the text or is the one at which the length limit was reached. transformers' talker does
     not read it either.
@@ -123,8 +123,8 @@ class ThinkerEmitter:
 def read_audio_limit(path: Path) -> int:
     """Returns the longest audio in samples at 16 kHz: `n_samples` of preprocessor_config.json, 300 s as published.
 
-    chunk_length is missing in the published file, and transformers would assume 30 s for it. But the processor does not
-    cut audio at all. Raises ConfigurationError.
+    The published file lacks `chunk_length`, for which transformers assumes 30 s. That value is not a limit, because the
+    processor does not cut off audio. Raises ConfigurationError.
     """
     file = path / "preprocessor_config.json"
     try:

@@ -1,7 +1,8 @@
 """vLLM model class of the thinker: vLLM's own, extended to publish the hidden states that the talker reads for media.
 
-vLLM's forward returns that layer's hidden states as auxiliary hidden states, even when it is compiled. They are copied
-to memory at a fixed address, so that a CUDA graph can replay the copy. Hooks: PublishesPositions, HasPlaceholders.
+vLLM's forward returns the hidden states of that layer (accept_hidden_layer) as auxiliary hidden states, even when it is
+compiled. Our forward copies them to memory at a fixed address, so that a CUDA graph can replay the copy. Hooks:
+PublishesPositions, HasPlaceholders.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ MEDIA = "media"
 
 
 class ThinkerProcessor(PairedProcessor, Qwen3OmniMoeThinkerMultiModalProcessor):
-    """vLLM's processor, extended to videos with audio, and with as many audio frames as transformers computes.
+    """vLLM's processor, extended to videos with audio. It also computes as many audio frames as transformers does.
 
-    vLLM 0.32 pads audio to full frames of 10 ms, so a clip that ends within a frame gets one frame more. The private
-    methods `_get_hf_mm_inputs` and `_postprocess_hf_mm_data` bypass the vLLM class that does so.
+    vLLM 0.32 pads audio to full frames of 10 ms, so a clip that ends within a frame gets one frame too many. The
+    private methods `_get_hf_mm_inputs` and `_postprocess_hf_mm_data` bypass the vLLM class that pads.
     """
 
     def _get_hf_mm_inputs(self, mm_items: Any, hf_kwargs: Mapping[str, object]) -> Any:
@@ -64,7 +65,7 @@ class ThinkerProcessor(PairedProcessor, Qwen3OmniMoeThinkerMultiModalProcessor):
 
     @staticmethod
     def interleave(times: np.ndarray, sounds: int) -> np.ndarray:
-        """See Interleave."""
+        """See `places.Interleave`."""
         return interleave_times(times, sounds)
 
     def heard_tokens(self) -> tuple[Tokens, float]:

@@ -11,7 +11,8 @@ from omni_stage.models.qwen3_omni.tiny.vocabulary import SPECIAL_TOKENS
 from omni_stage.models.shared.tiny.sizes import HEAD_DIM, special_ids
 
 _CODEC_EXTRA_IDS = 1024
-"""Number of the talker's ids above the audio codes, the same as in the published model: generate() suppresses them."""
+"""Number of the talker's ids above the audio codes, as in the published model. transformers' generate() suppresses all
+of them except the id that ends the stream."""
 _ROPE = {"rope_type": "default", "rope_theta": 1_000_000.0, "mrope_section": [6, 5, 5], "interleaved": True}
 
 
@@ -72,7 +73,7 @@ SHAPES: Mapping[str, TinyShape] = MappingProxyType(
         ),
     }
 )
-"""Shapes by name. "wide" differs in most sizes, and has as many code groups as the published models."""
+"""Shapes by name. "wide" differs from "small" in most sizes, and has as many code groups as the published models."""
 
 
 def config_dict(shape: TinyShape, role_ids: Mapping[str, int]) -> dict[str, Any]:

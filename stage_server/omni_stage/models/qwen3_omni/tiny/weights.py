@@ -25,7 +25,7 @@ def fill_weights(model: Any, seed: int) -> None:
 
 
 def make_text_legible(thinker: Any, legible_token_ids: set[int]) -> None:
-    """Zero the output rows of all other tokens than `legible_token_ids`, so that greedy replies are legible."""
+    """Zero the output rows of all tokens except `legible_token_ids`, so that greedy replies are legible."""
     _keep_rows(thinker.lm_head.weight, sorted(legible_token_ids))
 
 

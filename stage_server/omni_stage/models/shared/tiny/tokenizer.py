@@ -51,9 +51,9 @@ def train_tokenizer(vocab_size: int, special_tokens: Sequence[str], corpus: Sequ
 
 
 def _fill_vocabulary(tokenizer: Tokenizer, size: int) -> Tokenizer:
-    """Returns the tokenizer, filled up to `size` entries with entries that no merge produces.
+    """Returns the tokenizer, its vocabulary filled up to `size` entries with filler that no merge produces.
 
-    They are entries of the vocabulary, because a tokenizer with 151,000 added tokens takes minutes to load.
+    The filler is not made of added tokens, because a tokenizer with 151,000 added tokens takes minutes to load.
     """
     state = json.loads(tokenizer.to_str())
     vocabulary = state["model"]["vocab"]

@@ -48,7 +48,7 @@ def advance(velocity: Velocity, value: torch.Tensor, begin: torch.Tensor, end: t
 
 
 def solve(step: Step, start: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
-    """Returns the value at the last time point from `start`, the value at the first."""
+    """Returns the value at the last time point. `start` is the value at the first."""
     value = start
     for begin, end in pairwise(times):
         value = step(value, begin, end)

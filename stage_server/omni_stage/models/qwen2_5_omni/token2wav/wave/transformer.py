@@ -90,7 +90,10 @@ class BlockTransformer:
         voices: Sequence[VoiceRows],
         guidance: Sequence[float] | None,
     ) -> Conditions:
-        """Returns the values that a pack's evaluations share. `guidance`: a scale per utterance; None: no guidance."""
+        """Returns the values that a pack's evaluations share.
+
+        `guidance`: one scale for each utterance; None if there is no guidance.
+        """
         dit, device = self._dit, self.device
         embedded = dit.text_embed.codec_embed(torch.cat(list(codes)).to(device))
         projected = functional.linear(embedded, self._code_weight)
@@ -109,7 +112,7 @@ class BlockTransformer:
         return Conditions(inputs, cos, sin, previous, following, bias[:, None, None], scales.to(device)[:, None, None])
 
     def velocity(self, time: torch.Tensor, mel: torch.Tensor, conditions: Conditions) -> torch.Tensor:
-        """Returns the mel's rate of change, float32 [B, S, mel bins], for mel [B, S, mel bins] at a time []."""
+        """Returns the rate of change float32 [B, S, mel bins] of `mel` [B, S, mel bins] at `time`, a scalar []."""
         dit = self._dit
         hidden = functional.linear(mel, self._mel_weight)
         guided = conditions.inputs.shape[0] != mel.shape[0]

@@ -60,7 +60,7 @@ def _vocode(vocoder: Qwen2_5OmniToken2WavBigVGANModel, mel: torch.Tensor) -> tor
 def normalize(mel: torch.Tensor) -> torch.Tensor:
     """Returns the vocoder's input: the mel scaled to [-1, 1].
 
-    As transformers' process_mel_spectrogram, but without copying a constant from the host.
+    Computes the same as transformers' process_mel_spectrogram, but without copying a constant from the host.
     """
     floor = math.exp(_FLOOR_DB / 20 * math.log(10))
     decibels = 20 * torch.log10(torch.exp(mel).clamp(min=floor)) - _REFERENCE_DB

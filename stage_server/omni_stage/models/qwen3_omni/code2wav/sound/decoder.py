@@ -2,8 +2,8 @@
 
 Source: transformers 5.19, Qwen3OmniMoeCode2Wav.forward. The joined audio of a stream's chunks equals the result of that
 forward on all codes, sample for sample, and nothing is computed twice. A transposed convolution of kernel 2r and stride
-r gives the r values of one input only with the next input. So the audio of N frames is `lookahead_samples` shorter than
-N * frame_samples, as in transformers. These samples are missing in the first chunk of a stream.
+r needs the next input before it can complete the r values of an input. So the audio of N frames is `lookahead_samples`
+shorter than N * frame_samples, as in transformers. The first chunk of a stream is shorter by these samples.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class ChunkDecoder:
         new = torch.arange(frames, device=hidden.device)
         cos, sin = transformer.rotary_emb(hidden, positions[:, None] + new)
         cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-        # Columns of keys: first the `kept` columns of the past, some of which a young stream masks, then the new ones.
+        # Columns of keys: first `kept` columns of the past, then the new ones. Columns before the stream's first frame
+        # are masked.
         column = torch.arange(kept + frames, device=hidden.device) - kept
         reach = new[:, None] - column[None]
         visible = (reach >= 0) & (reach < self._window)

@@ -85,7 +85,7 @@ class SoundPool:
         if not self._free:
             first = self.rows
             more = max(_FIRST_ROWS, first)
-            # This state is written inside and outside of inference mode, so it must not be inference tensors.
+            # These tensors are written inside and outside of inference mode, so they must not be inference tensors.
             with torch.inference_mode(False):
                 self._states = self._states.grow(more)
             self._free = list(range(first + more - 1, first - 1, -1))
