@@ -255,6 +255,6 @@ def _check_default_sampling(config: StageConfig, component: Component) -> None:
 
 
 def _first_lines(error: Exception) -> str:
-    """Returns the error's first 600 characters, on one line: pydantic appends the whole input at the end."""
+    """Returns the error's first 600 characters, on one line. The rest is cut: pydantic appends the whole input."""
     text = " ".join(str(error).split())
     return text[:600]

@@ -133,7 +133,7 @@ class StageMetrics:
             self._first_output.observe(first_output_s)
 
     def chunk_counter(self, peer: str) -> Callable[[int, float], None]:
-        """Returns a function that records a sent chunk: its bytes and the seconds that it took. Runs once a message."""
+        """Returns a function that records a sent chunk: its bytes and its seconds. It runs once per message."""
         count_bytes, observe = self._edge_bytes.labels(peer, "sent").inc, self._chunk.labels(peer).observe
 
         def count(size: int, seconds: float) -> None:

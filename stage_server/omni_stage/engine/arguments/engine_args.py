@@ -117,7 +117,7 @@ class OmniEngineArgs:
 
     @property
     def captures_rows(self) -> bool:
-        """Whether the runner captures hidden rows (additional_config, see vllm_adapter)."""
+        """Whether the runner captures the rows that the stage publishes (see vllm_adapter/worker/config.py)."""
         omni = self.additional_config.get("omni", {})
         return isinstance(omni, Mapping) and omni.get("capture_rows") is True
 

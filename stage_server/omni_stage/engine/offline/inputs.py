@@ -1,4 +1,5 @@
-"""Checks and types the inputs of offline use: pipelines, prompts, sampling. Pure, except for reading the file."""
+"""Checks the inputs of offline use (pipelines, prompts, sampling) and converts them to typed values. Reads the
+pipeline's file; pure otherwise."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Feature(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Two features that a request must not combine, and why; twice the same feature if a request must not use it."""
+    """Two features that a request must not combine, and why; the same feature twice if a request must not use it."""
 
     first: Feature
     second: Feature

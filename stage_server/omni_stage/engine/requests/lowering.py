@@ -27,7 +27,7 @@ class Lowering:
     traits: EngineTraits
     generation_defaults: Mapping[str, Any]
     captures_rows: bool
-    """Whether the runner captures hidden rows."""
+    """Whether the runner captures the rows that the stage publishes."""
 
     def params(self, request: StageRequest, prepared: StageInput) -> Params:
         """Returns vLLM's parameters of the whole request."""
@@ -78,7 +78,7 @@ class Lowering:
 
 
 def _further(request: StageRequest, prepared: StageInput) -> dict[str, Any]:
-    """Returns parameters for the required form of the text. A parser, if any, derives it from the request and tools."""
+    """Returns `prepared.sampling`, plus the requested form of the text unless a text parser has included it there."""
     structured = request.source.structured if isinstance(request.source, UserPrompt) else None
     if structured is None or "structured_outputs" in prepared.sampling:
         return dict(prepared.sampling)

@@ -39,7 +39,7 @@ class PartPlan:
         self._last_token: int | None = None
 
     def next(self, part: InputPart) -> PlannedPart:
-        """Returns the next part with its share of the budget. Raises ModelExecutionError while one is outstanding."""
+        """Returns the next part with its share of the budget. Raises ModelExecutionError if one is outstanding."""
         if self._part is not None:
             raise ModelExecutionError("a part of streamed input was made before the one before had ended")
         tokens = self._left if part.max_tokens is None else min(part.max_tokens, self._left)

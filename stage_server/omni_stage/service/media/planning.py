@@ -31,7 +31,8 @@ from omni_stage.service.media.limits import MIN_RATE_HZ, check_audio, check_imag
 
 MAX_INLINE_MEDIA_BYTES: Final = 4 << 20
 IMAGE_COPIES_BYTES: Final = WORK_BYTES_PER_PIXEL + 7
-"""Bytes per pixel until the engine's input exists: the decoder's, 3 in shared memory, and 4 in the stage server."""
+"""Bytes per pixel of an image until the engine's input exists: the decoder's working bytes, 3 in shared memory, and 4
+in the stage server."""
 AUDIO_COPIES: Final = 4
 """Copies of audio at the model's rate: two in the worker (in pieces, then joined), one in shared memory, and one in the
 stage server."""
@@ -95,7 +96,7 @@ class MediaRules:
 
 
 def plan_medium(message: prompt_pb2.Media, field: str, kind: MediaKind, rules: MediaRules) -> MediaSlot:
-    """Returns one medium of a chat with its cost. Raises InvalidMediaError, RequestTooLargeError."""
+    """Returns one medium of a chat with its cost. Raises InvalidRequestError (or a subclass), RequestTooLargeError."""
     if kind == "video" and not (rules.reads_video and isinstance(rules.takes, TakesVideo)):
         raise InvalidRequestError("this model reads no video; send its frames as images", field=field)
     source = message.WhichOneof("source")
@@ -167,7 +168,7 @@ def receive_media(
 
 
 def judge_medium(slot: MediaSlot, rules: MediaRules) -> MediaSlot:
-    """Returns the slot with its header and cost, read from its bytes. Raises InvalidMediaError."""
+    """Returns the slot with its header and cost, read from its bytes. Raises InvalidRequestError or a subclass."""
     try:
         header = read_header(slot.data)
     except MediaHeaderError as error:

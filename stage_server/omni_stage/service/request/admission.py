@@ -35,9 +35,9 @@ class Admission:
     def admit(self, needed_bytes: int, *, media_bytes: int = 0, priority: int = 0) -> Iterator[None]:
         """Hold one request and needed_bytes while the context is open.
 
-        `media_bytes`: the part of needed_bytes that media need. The media of all requests fill at most MEDIA_SHARE.
-        A request with a priority above 0 yields: all requests together, this one included, may fill at most
-        YIELDING_SHARE of each limit. An idle stage still admits such a request, of any size up to max_bytes.
+        `media_bytes`: the part of needed_bytes that media need. The media of all requests fill at most MEDIA_SHARE. A
+        request with a priority above 0 yields: all requests together, this one included, may fill at most
+        YIELDING_SHARE of each limit. If no bytes are reserved, it may itself need up to max_bytes.
 
         Raises RequestTooLargeError (no retry helps), TooManyRequestsError and ByteBudgetExceededError (with RetryInfo).
         """

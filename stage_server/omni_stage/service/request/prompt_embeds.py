@@ -1,6 +1,6 @@
 """A prompt of embeddings: checks what Start announces, before Accepted, and builds the payload from the received rows.
 
-Payloads need torch and are imported only when one is built: most stages never build any.
+Payloads need torch, so they are imported only for a request with embeddings: most stages never accept one.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class RequestReader:
 
     @property
     def expects_data(self) -> bool:
-        """Whether Start announced data that follows it, after `expect`."""
+        """Whether Start announced data that follows it. Valid once `expect` was called."""
         return bool(self.media) or self.edge is not None
 
     def start(self, message: WireMessage) -> stage_service_pb2.Start:

@@ -1,7 +1,7 @@
 """Validates the form that Start requests for the entry stage's reply. Pure.
 
-Errors name the path of the wrong field and the limit, never the content of a field. vLLM checks the rules inside a
-grammar; the checks here bound the cost of that.
+Errors name the path of the wrong field and the limit, never the content of a field. vLLM itself checks whether a schema
+or grammar is valid; the checks here bound what that costs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Wraps the calls of StageService. Every call gets a request id and a status; Generate also gets log and metrics.
+"""Wraps the calls of StageService. Every call gets a request id and a status; Generate calls are also logged and
+counted.
 
 Refusals may wait (refusals.py).
 """
