@@ -38,7 +38,10 @@ class FreshRows:
 def select_rows(
     fresh: Iterable[FreshRows], select: Callable[[FreshRows], Sequence[tuple[int, int]]]
 ) -> list[FreshRows]:
-    """Returns the rows that `select` chooses, by ranges that count from each first row. Raises ValueError."""
+    """Returns the rows that `select` chooses. Raises ValueError if one of its ranges is not valid.
+
+    `select` returns ranges [begin, end) of one entry of `fresh`: ascending, within it, relative to its first row.
+    """
     selected: list[FreshRows] = []
     for rows in fresh:
         reached = 0
@@ -173,7 +176,7 @@ class CaptureLedger:
             progress.next_position = min(progress.next_position, position)
 
     def plan(self, spans: Iterable[ScheduledSpan]) -> tuple[list[FreshRows], dict[str, ModelExecutionError]]:
-        """Returns a step's new rows, from now on counted as captured, and an error for each request with a gap.
+        """Returns a step's new rows, which now count as captured, and an error for each request with a gap.
 
         A gap is a span that begins after the request's next position: the rows between are lost. Such a request is
         closed; the other requests of the batch continue.

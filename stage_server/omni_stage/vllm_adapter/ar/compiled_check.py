@@ -71,7 +71,7 @@ class Choices:
 
 
 def rate(logits: torch.Tensor, chosen: torch.Tensor | None) -> Choices:
-    """Returns the choices of logits [B, V]. `chosen` [B]: the tokens that the other run chose; None for the same ones.
+    """Returns the choices of logits [B, V]. `chosen` [B]: the other run's tokens; None: those chosen here.
 
     Works on some rows at a time, since V is large. Minus infinity marks a token that can never be chosen: it does not
     widen the range.

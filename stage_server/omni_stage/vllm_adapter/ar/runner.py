@@ -72,7 +72,7 @@ class OmniARRunnerMixin(PublishingMixin):
 
     @property
     def no_embedding_token_ids(self) -> tuple[int, ...]:
-        """Token ids that stand for something else and may have no embedding."""
+        """Token ids of placeholders, which may have no embedding."""
         return self._hooks.placeholder_token_ids
 
     # Eager steps

@@ -51,7 +51,7 @@ PLACEHOLDER_TOKEN_ID = 0
 
 
 class DiffusionScheduler(OmniSchedulerMixin, Scheduler):
-    """vLLM's Scheduler with diffusion requests. There is none over AsyncScheduler: output.py says why."""
+    """vLLM's Scheduler with diffusion requests. There is no variant of AsyncScheduler: output.py says why."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Take vLLM's arguments. Raises ConfigurationError if additional_config holds wrong settings."""
@@ -98,7 +98,7 @@ class DiffusionScheduler(OmniSchedulerMixin, Scheduler):
             if request is None or request.is_finished() or not is_diffusion(request):
                 continue
             if request.num_computed_tokens < request.num_prompt_tokens:
-                # Only some of its placeholder tokens: the step with the last one runs the request.
+                # This step has only some of its placeholder tokens: the step with the last one runs the request.
                 continue
             problem = find_output_problem(model_runner_output, request_id)
             if problem:
