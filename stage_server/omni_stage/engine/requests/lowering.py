@@ -59,7 +59,7 @@ class Lowering:
     def lower(
         self, request: StageRequest, prepared: StageInput, params: Params, *, streamed: bool = False
     ) -> tuple[dict[str, Any], Params]:
-        """Returns vLLM's prompt and parameters. Raises InvalidRequestError and its subclasses."""
+        """Returns vLLM's prompt and parameters. Raises as OmniEngineCoreRequest.lower does."""
         lowered = OmniEngineCoreRequest.from_stage_input(
             request.request_id,
             prepared,
@@ -70,7 +70,7 @@ class Lowering:
         return lowered.lower(dataclasses.replace(self.traits, stream_fed=streamed))
 
     def lower_part(self, request: StageRequest, part: PlannedPart, params: SamplingParams) -> CorePart:
-        """Returns one part of a request; `params` are the request's. Raises InvalidRequestError and its subclasses."""
+        """Returns one part of a request; `params` are the request's. Raises as OmniEngineCoreRequest.lower does."""
         own = params.clone()
         own.max_tokens = part.max_tokens
         prompt, lowered = self.lower(request, part.input, own, streamed=True)

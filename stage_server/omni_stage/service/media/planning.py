@@ -156,7 +156,7 @@ def receive_media(
 ) -> tuple[MediaSlot, ...]:
     """Returns the media with the bytes that arrived in chunks, checked by their headers.
 
-    No medium holds more than was reserved for it. Raises InvalidMediaError, RequestTooLargeError, PromptTooLongError.
+    No medium holds more than was reserved for it. Raises InvalidRequestError (or a subclass), RequestTooLargeError.
     """
     slots = []
     for slot in media:

@@ -179,7 +179,7 @@ class _Job:
             needed, room, described = _describe(slot, rules)
             medium |= described
             if "seconds" in described:
-                # After the frames, which take a whole number of pages.
+                # The audio follows the frames, which take a whole number of pages.
                 medium["sound_out"] = position + room - described["max_samples"] * BYTES_PER_SAMPLE
             position += room
             work = max(work, needed + slot.size)

@@ -156,7 +156,7 @@ def downstream_start(
 
 
 def requested_below(start: stage_service_pb2.Start, edge: DownstreamStage) -> list[sampling_pb2.Modality]:
-    """Returns the modalities to request from a downstream stage: wanted ones that it or a stage below it declares."""
+    """Returns the requested modalities that a downstream stage, or a stage below it, declares."""
     declared = modalities.to_proto(edge.outputs)
     return [number for number in declared if not start.modalities or number in start.modalities]
 

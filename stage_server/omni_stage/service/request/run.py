@@ -96,7 +96,7 @@ class RequestRun:
         self._accepted.set()
 
     async def _open(self, call: EdgeCall) -> bool:
-        """Open a Stream edge's call. Returns False if it failed and, under allow_partial, was reported."""
+        """Open a Stream edge's call. Under allow_partial, reports a failure and returns False instead of raising."""
         try:
             await call.open(self._rows_bound)
         except (OmniStageError, OmniProtoError) as error:

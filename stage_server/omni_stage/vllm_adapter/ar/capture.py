@@ -9,7 +9,7 @@ The planning part maps plain data to plain data. `HostCopy` is the only part tha
 batched device-to-host copy per step overlap with the next step's work.
 
 Not captured: positions that were never computed here, that is prefix-cache hits and KV from a connector. The runner
-refuses to combine either setting with capture.
+refuses to combine prefix caching or a KV connector with capture.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Rehearsed:
     choices: Choices | None
     """None on a rank that does not compute logits."""
     experts: list[torch.Tensor] | None = None
-    """In the configured run: each router's experts, [tokens, k]; None if there are none whose choice can be fixed."""
+    """In the configured run: each router's experts, [tokens, k]; None if their choice cannot be fixed."""
     experts_behind: float = 0.0
     """In the eager run: how far the worst of those experts is behind this run's own choice (`ExpertChoices.behind`)."""
 

@@ -39,7 +39,7 @@ from omni_stage.errors import ConfigurationError
 Weights = Iterable[tuple[str, torch.Tensor]]
 
 _EXPERT_PARTS = {"w13": ("gate_proj", "up_proj"), "w2": ("down_proj",)}
-"""vLLM's parameters that hold a layer's experts -> the names in the checkpoint of one expert's parts."""
+"""vLLM's parameters that hold a layer's experts -> the checkpoint's names of one expert's parts."""
 _SHOWN = 5
 """Most names of one kind, missing or unknown, in the error."""
 _NAME_LENGTH = 120
@@ -57,9 +57,9 @@ def load_checked(
 ) -> set[str]:
     """Load the weights with `load`. Returns its result: the names of the parameters that were loaded.
 
-    `weights` are the checkpoint's tensors; those that `mapper` drops belong to other components. `ignored` are names in
-    the checkpoint of tensors that this model does not use. Raises ConfigurationError naming what is missing, what is
-    left over, or the tensor that does not fit.
+    `weights` are the checkpoint's tensors; those that `mapper` drops belong to other components. `ignored`: the
+    checkpoint's names of tensors that this model does not use. Raises ConfigurationError naming what is missing, what
+    is left over, or the tensor that does not fit.
     """
     quant_config = getattr(model, "quant_config", None)
     if quant_config is not None:

@@ -5,7 +5,8 @@ in the same queue. vLLM's own scheduling of pooling requests does most of the wo
 and each ends with its first output. This class only
 
 - bounds the payload bytes, the work and the number of diffusion requests in flight, in queue order,
-- ends requests that waited too long (stop reason `queue_timeout`), and requests whose output is missing or no tensor,
+- ends requests that waited too long (stop reason `queue_timeout`), and requests whose output is missing or is not a
+  tensor,
 - orders requests of equal priority by when they are due (playback.py decides that),
 - sets the stop reason `diffusion_done` where vLLM leaves the stop reason empty,
 - gives a request without tokens the one placeholder token that scheduling needs.

@@ -41,7 +41,10 @@ from omni_stage.vllm_adapter.media.places import (
 
 
 class PairedProcessor:
-    """Mixin for a vLLM processor. A video's and then an audio clip's placeholder stand for a video with its audio."""
+    """Mixin for a vLLM processor.
+
+    A video's placeholder, directly followed by an audio clip's, stands for a video with its audio.
+    """
 
     info: Any
 
