@@ -29,7 +29,7 @@ class StageMetrics:
     """Metrics of one stage server."""
 
     def __init__(self, config: StageConfig, registry: CollectorRegistry, version: str = "") -> None:
-        disable_created_metrics()  # Each counter and histogram would have one more series, which nobody reads.
+        disable_created_metrics()  # Otherwise each counter and histogram has one more series, which nobody reads.
         self.registry = registry
         is_entry = config.input is None
         self.entry = EntryMetrics(registry) if is_entry else None

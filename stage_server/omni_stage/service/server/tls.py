@@ -216,7 +216,7 @@ def _read(settings: ServerTls, name: str) -> bytes:
 def _parse_certificates(
     settings: ServerTls, name: str, content: bytes
 ) -> list[tuple[x509.Certificate, CertificatePublicKeyTypes]]:
-    """Returns the certificates with their public keys, which are parsed separately."""
+    """Returns each certificate with its public key: a key may be damaged even where its certificate can be read."""
     try:
         return [(found, found.public_key()) for found in x509.load_pem_x509_certificates(content)]
     except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion) as error:

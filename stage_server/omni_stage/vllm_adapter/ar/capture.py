@@ -26,7 +26,7 @@ from omni_stage.vllm_adapter.worker import host_memory
 
 @dataclass(frozen=True, slots=True)
 class FreshRows:
-    """Rows [begin, end) of the step's batch that were not captured before for their request."""
+    """Rows [begin, end) of the step's batch: positions of one request that were not captured before."""
 
     request_id: str
     begin: int

@@ -70,8 +70,8 @@ class InputRows:
         self._length = end
 
     def copy_to(self, target: torch.Tensor, start: int) -> None:
-        """Fill `target` [N, D] with the rows of positions start to start + N; positions after the last row
-        get a copy of it."""
+        """Fill `target` [N, D] with the rows of positions [start, start + N). Later positions get a copy of the last
+        row."""
         length = target.shape[0]
         there = min(max(self._length - start, 0), length)
         target[:there] = self._data[start : start + there]

@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 
 class PublishingMixin(_Base):
-    """Sends rows, for a class derived from vLLM's V1 runner."""
+    """Adds the sending of rows to a class derived from vLLM's V1 runner."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         """Build vLLM's runner, then ours. Raises ConfigurationError."""

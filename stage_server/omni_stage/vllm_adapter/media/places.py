@@ -76,7 +76,7 @@ def expand(
     interleave: Interleave,
     positions_per_second: float,
 ) -> tuple[list[int], list[Place]]:
-    """Returns the prompt with each placeholder expanded to its medium's tokens, and where these are.
+    """Returns the prompt with each placeholder expanded to its medium's tokens, and the places of the media.
 
     lengths: number of tokens of each medium, by modality. grids: number of each video's grids in time (FRAMES_PER_GRID
     frames each).
