@@ -66,7 +66,7 @@ class StageMetrics:
         )
         self._chunk = Histogram(
             StageMetric.EDGE_CHUNK_SECONDS,
-            "Time until the transport took one tensor chunk; it grows when the downstream stage reads slowly.",
+            "Time until the transport accepted one tensor chunk; it grows when the downstream stage reads slowly.",
             ("peer",),
             unit="seconds",
             buckets=CHUNK_SECONDS,
@@ -207,12 +207,12 @@ class EntryMetrics:
             self._spoken.labels(continuous)
         self._underruns = Counter(
             StageMetric.PIPELINE_AUDIO_UNDERRUNS,
-            "Times that a listener who plays audio as it comes ran out of it, for 20 ms or longer.",
+            "How often a listener who plays audio as it arrives ran out of it for more than 20 ms.",
             registry=registry,
         )
         self._silence = Counter(
             StageMetric.PIPELINE_SILENCE_SECONDS,
-            "How long listeners who play audio as it comes waited for more.",
+            "How long listeners who play audio as it arrives waited for more.",
             unit="seconds",
             registry=registry,
         )

@@ -162,7 +162,7 @@ def _check_strict(tools: Tools | None, request: ChatCompletionRequest) -> None:
     structured = request.extract_structured_outputs()
     if strict is not None and (structured is None or structured.structural_tag is None):
         raise InvalidRequestError(
-            f"the tool {strict!r} is strict, but this model's parser cannot hold a call that it may make to a schema; "
+            f"the tool {strict!r} is strict, but this model's parser cannot enforce the schema of an optional call; "
             "require a call, or leave strict out",
             field="start.chat.tools",
         )

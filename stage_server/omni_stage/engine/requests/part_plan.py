@@ -42,7 +42,7 @@ class PartPlan:
     def next(self, part: InputPart) -> PlannedPart:
         """Returns the next part with its share of the budget. Raises ModelExecutionError if one is outstanding."""
         if self._part is not None:
-            raise ModelExecutionError("a part of streamed input was made before the one before had ended")
+            raise ModelExecutionError("a part of streamed input was made before the previous part had ended")
         tokens = self._left if part.max_tokens is None else min(part.max_tokens, self._left)
         stage_input = part.input
         if self._last_token is not None:

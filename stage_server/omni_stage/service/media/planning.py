@@ -114,7 +114,7 @@ def plan_medium(message: prompt_pb2.Media, field: str, kind: MediaKind, rules: M
             field, kind, message.media_type, b"", chunked.media_id, chunked.total_bytes, chunked.decoded_bytes
         )
     else:
-        raise InvalidMediaError("a medium has data or chunked", field=field)
+        raise InvalidMediaError("a medium needs data or chunked", field=field)
     if slot.size == 0:
         raise InvalidMediaError("a medium holds no bytes", field=field)
     if slot.size > rules.limits.max_media_bytes:
@@ -233,7 +233,8 @@ def _receive_medium(slot: MediaSlot, data: bytes | bytearray, rules: MediaRules)
     decoded = _decoded_bytes(judged)
     if (slot.declared_bytes and decoded > slot.declared_bytes) or judged.held_bytes > slot.held_bytes:
         raise InvalidMediaError(
-            f"by its header the medium has {decoded} bytes once decoded; Start announced {slot.declared_bytes}",
+            f"according to its header, the medium has {decoded} bytes once decoded; "
+            f"Start announced {slot.declared_bytes}",
             field=f"{slot.field}.chunked.decoded_bytes",
             limit=f"{slot.declared_bytes} bytes",
         )

@@ -32,7 +32,7 @@ async def read_start(
         if place is not None and place.lost:
             raise places.refusal() from error
         raise DeadlineExceededError(
-            f"Start did not come within {START_TIMEOUT_S:g} s", field="start", limit=f"{START_TIMEOUT_S:g} s"
+            f"Start did not arrive within {START_TIMEOUT_S:g} s", field="start", limit=f"{START_TIMEOUT_S:g} s"
         ) from error
     return reader.start(message)
 

@@ -82,7 +82,7 @@ class Places:
 
     def _take(self, peer: str, place: Place) -> None:
         if self._per_peer is not None and self._table.held_by(peer) >= self._per_peer:
-            raise self.refusal(f"{self._per_peer} of one address")
+            raise self.refusal(f"{self._per_peer} per address")
         if len(self._table) >= self.in_all:
             loser = self._table.largest()
             victim = self._table.oldest_of(loser)
@@ -98,7 +98,7 @@ class Places:
     def refusal(self, limit: str = "") -> TooManyRequestsError:
         """Returns the error for a call that gets no place or has lost it."""
         return TooManyRequestsError(
-            f"the stage holds as many {self._what} as it takes ({limit or self.in_all}); retry later",
+            f"the stage has reached its limit of {self._what} ({limit or self.in_all}); retry later",
             limit=f"{limit or self.in_all} {self._what}",
             retry_after_s=RETRY_AFTER_S,
         )

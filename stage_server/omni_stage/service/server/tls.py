@@ -78,7 +78,9 @@ def read_certificate(settings: ServerTls) -> Certificate:
         raise _wrong(settings, KEY_FILE, f"is not the key of {CHAIN_FILE}")
     if not _is_served(public):
         raise _wrong(
-            settings, KEY_FILE, f"must be RSA of {_LEAST_RSA_BITS} bits or more, or ECDSA on P-256 or P-384: gRPC's own"
+            settings,
+            KEY_FILE,
+            f"must be RSA of {_LEAST_RSA_BITS} bits or more, or ECDSA on P-256 or P-384 (what gRPC serves)",
         )
     if wants_ca:
         _parse_certificates(settings, CLIENT_CA_FILE, files[CLIENT_CA_FILE])
@@ -150,7 +152,7 @@ class ServingCertificate:
         recovered, self._problem = bool(self._problem), ""
         if found == self._current:
             if recovered:
-                self._tell("certificate files are as before again")
+                self._tell("certificate files match the served certificate again")
             return False
         with self._lock:
             self._current = found

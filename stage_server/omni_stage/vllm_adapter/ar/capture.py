@@ -47,7 +47,9 @@ def select_rows(
         reached = 0
         for begin, end in select(rows):
             if not reached <= begin <= end <= rows.end - rows.begin:
-                raise ValueError(f"[{begin}, {end}) is no range of {rows.end - rows.begin} positions that follows")
+                raise ValueError(
+                    f"[{begin}, {end}) is not a range within {rows.end - rows.begin} positions after the previous range"
+                )
             reached = end
             if begin < end:
                 first = rows.begin + begin

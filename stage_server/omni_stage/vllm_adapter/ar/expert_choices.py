@@ -81,7 +81,7 @@ class ExpertChoices:
         self, compute: Any, told: torch.Tensor, hidden: torch.Tensor, logits: torch.Tensor, *args: Any, **kwargs: Any
     ) -> Any:
         if len(logits) != len(told):
-            raise RuntimeError(f"a step of {len(logits)} tokens got the experts of {len(told)}")
+            raise RuntimeError(f"a step of {len(logits)} tokens got the experts of {len(told)} tokens")
         ids = told.long()
         self._behind.append(rate_choice(logits, ids))
         others = torch.full_like(logits, torch.finfo(logits.dtype).min)

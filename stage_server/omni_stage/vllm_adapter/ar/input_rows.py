@@ -55,7 +55,7 @@ class InputRows:
             raise InvalidTensorError(f"{INPUT_ROWS} has dtype {rows.dtype}; send floating point", field=INPUT_ROWS)
         if not 0 <= offset <= self._length:
             raise InvalidTensorError(
-                f"{INPUT_ROWS_OFFSET} is {offset} where {self._length} rows are there; send chunks in order",
+                f"{INPUT_ROWS_OFFSET} is {offset}, but only {self._length} rows have arrived; send chunks in order",
                 field=INPUT_ROWS_OFFSET,
                 limit=self._length,
             )

@@ -159,7 +159,7 @@ class _Tally:
             if shape is not None and tensor.shape != shape:
                 raise ConfigurationError(
                     f"the checkpoint's tensor {name[:_NAME_LENGTH]} is {list(tensor.shape)}, and its config.json "
-                    f"makes it {list(shape)}; do config.json and the weights belong together?",
+                    f"requires {list(shape)}; do config.json and the weights belong together?",
                     field="model.path",
                 )
             self._seen.add(mapped)
