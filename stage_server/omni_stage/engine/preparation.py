@@ -1,4 +1,4 @@
-"""Limits how long preparing a request's input may take. The watchdog counts a request only once the engine has it."""
+"""Limits how long preparing a request's input may take: the watchdog counts a request only once the engine has it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Preparation:
         self._scope: asyncio.Timeout | None = None
 
     async def within(self, coming: Awaitable[_T]) -> _T:
-        """Await `coming`, without a limit once the core has the request. Raises PrepareTimeoutError."""
+        """Await `coming` within the limit, which ends once the core has the request. Raises PrepareTimeoutError."""
         try:
             async with asyncio.timeout_at(self._ends) as self._scope:
                 return await coming

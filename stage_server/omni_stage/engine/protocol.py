@@ -36,7 +36,7 @@ class StageEngine(Protocol):
 
     @property
     def compiled_check_failed(self) -> bool:
-        """Whether compiled code or CUDA graphs gave wrong results, so that the model's own code serves instead."""
+        """Whether compiled code or CUDA graphs gave wrong results, so that the stage serves with eager code."""
         ...
 
     @property
@@ -60,8 +60,9 @@ class StageEngine(Protocol):
     def generate(self, request: StageRequest) -> AsyncGenerator[StageStep, None]:
         """Run one request. Closing the generator aborts it in the engine.
 
-        Raises OmniStageError: InvalidRequestError and its subclasses before the engine gets the request;
-        EngineDeadStageError, QueueTimeoutError, ModelExecutionError while it runs.
+        Raises OmniStageError. Before the engine gets the request: InvalidRequestError and its subclasses,
+        RequestTooLargeError, PrepareTimeoutError. While it runs: EngineDeadStageError, QueueTimeoutError,
+        ModelExecutionError.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""VllmStageEngine: a component over a vLLM engine.
+"""VllmStageEngine: runs a component on a vLLM engine.
 
 request -> prepare (a thread) -> OmniEngineCoreRequest -> vLLM's input processor -> EngineCore
 EngineCore -> EngineStep -> the emitter -> StageStep
@@ -59,7 +59,7 @@ _log = logging.getLogger(__name__)
 
 
 class VllmStageEngine:
-    """A StageEngine over vLLM, in its own process or (in_process) a thread of this one. Used from one event loop."""
+    """A StageEngine over vLLM, in a separate process or (in_process) a thread of this one. Used from one event loop."""
 
     def __init__(self, config: StageConfig, component: Component, *, in_process: bool = False) -> None:
         """Check the configuration; `start` loads the model. Raises ConfigurationError if it cannot work."""
@@ -255,6 +255,6 @@ def _check_default_sampling(config: StageConfig, component: Component) -> None:
 
 
 def _first_lines(error: Exception) -> str:
-    """Returns the error's first 600 characters, on one line: pydantic appends the whole input at the end."""
+    """Returns the error's first 600 characters, on one line. The rest is cut: pydantic appends the whole input."""
     text = " ".join(str(error).split())
     return text[:600]

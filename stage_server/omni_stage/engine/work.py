@@ -47,7 +47,7 @@ class WorkLedger:
     def open(self, request_id: str) -> Iterator[Work]:
         """Yields a request, which rests at first. Raises InvalidRequestError if its id is in use."""
         if request_id in self._open:
-            raise InvalidRequestError(f"request id {request_id!r} is in use; mint ids that are unique")
+            raise InvalidRequestError(f"request id {request_id!r} is in use; use unique ids")
         self._open.add(request_id)
         work = Work(self, request_id)
         try:

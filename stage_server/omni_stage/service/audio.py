@@ -13,7 +13,7 @@ from omni_stage.arrays import Array, to_samples
 
 MAX_CHUNK_BYTES = 1 << 20
 CHUNK_S = 0.5
-"""Length of a chunk: short enough to start playing early, long enough that headers cost next to nothing."""
+"""Seconds that a chunk plays: short enough to start playing early, long enough that headers cost next to nothing."""
 _SAMPLE_BYTES = {sampling_pb2.AUDIO_ENCODING_PCM_S16LE: 2, sampling_pb2.AUDIO_ENCODING_PCM_F32LE: 4}
 
 

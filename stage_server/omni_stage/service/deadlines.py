@@ -36,5 +36,7 @@ def downstream_timeout(remaining_s: float, downstream: str) -> float:
     """
     timeout = remaining_s - max(MIN_HOP_MARGIN_S, HOP_MARGIN_SHARE * remaining_s)
     if timeout <= 0:
-        raise DeadlineExceededError(f"the deadline leaves no time to call stage {downstream!r}; ask with a later one")
+        raise DeadlineExceededError(
+            f"the deadline leaves no time to call stage {downstream!r}; retry with a later deadline"
+        )
     return timeout

@@ -101,7 +101,7 @@ def to_status(error: BaseException, *, stage: str, request_id: str) -> status_pb
 
 
 def first_error(error: BaseException) -> BaseException:
-    """Returns the error to report for a TaskGroup's exception group: the first known stage error, else the first."""
+    """Returns the error to report for a TaskGroup's exception group: its first stage error, else its first error."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     leaves = [first_error(item) for item in error.exceptions]

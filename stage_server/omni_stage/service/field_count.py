@@ -39,7 +39,7 @@ def has_too_many_fields(data: bytes, most: int = MAX_FIELDS) -> bool:
 
 
 def _count(data: bytes, position: int, end: int, tree: _Tree, left: int) -> int:
-    """Returns how many of the `left` fields remain. Raises _TooManyError, and IndexError if the bytes end early."""
+    """Returns how many of `left` fields may follow. Raises _TooManyError, and IndexError if the bytes end early."""
     while position < end:
         left -= 1
         if left < 0:

@@ -29,7 +29,7 @@ class StageMetrics:
     """Metrics of one stage server."""
 
     def __init__(self, config: StageConfig, registry: CollectorRegistry, version: str = "") -> None:
-        disable_created_metrics()  # Each counter and histogram would have one more series, which nobody reads.
+        disable_created_metrics()  # Otherwise each counter and histogram has one more series, which nobody reads.
         self.registry = registry
         is_entry = config.input is None
         self.entry = EntryMetrics(registry) if is_entry else None
@@ -66,7 +66,7 @@ class StageMetrics:
         )
         self._chunk = Histogram(
             StageMetric.EDGE_CHUNK_SECONDS,
-            "Time until the transport took one tensor chunk; it grows when the downstream stage reads slowly.",
+            "Time until the transport accepted one tensor chunk; it grows when the downstream stage reads slowly.",
             ("peer",),
             unit="seconds",
             buckets=CHUNK_SECONDS,
@@ -133,7 +133,7 @@ class StageMetrics:
             self._first_output.observe(first_output_s)
 
     def chunk_counter(self, peer: str) -> Callable[[int, float], None]:
-        """Returns a function that records a sent chunk: its bytes and the seconds that it took. Runs once a message."""
+        """Returns a function that records a sent chunk: its bytes and its seconds. It runs once per message."""
         count_bytes, observe = self._edge_bytes.labels(peer, "sent").inc, self._chunk.labels(peer).observe
 
         def count(size: int, seconds: float) -> None:
@@ -207,12 +207,12 @@ class EntryMetrics:
             self._spoken.labels(continuous)
         self._underruns = Counter(
             StageMetric.PIPELINE_AUDIO_UNDERRUNS,
-            "Times that a listener who plays audio as it comes ran out of it, for 20 ms or longer.",
+            "How often a listener who plays audio as it arrives ran out of it for more than 20 ms.",
             registry=registry,
         )
         self._silence = Counter(
             StageMetric.PIPELINE_SILENCE_SECONDS,
-            "How long listeners who play audio as it comes waited for more.",
+            "How long listeners who play audio as it arrives waited for more.",
             unit="seconds",
             registry=registry,
         )

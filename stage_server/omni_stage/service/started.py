@@ -9,7 +9,7 @@ _T = TypeVar("_T")
 
 
 class Started(Generic[_T]):
-    """Runs a coroutine up to its first wait in the constructor. Await it once, in a task, to run the rest.
+    """The constructor runs a coroutine up to its first wait. Await the object once, in a task, to run the rest.
 
     The part before the first wait runs in no task of its own, so it must not use asyncio.timeout or
     asyncio.current_task. From Python 3.12 on, an eager task does the same.

@@ -26,7 +26,7 @@ EncodedResponse = NewType("EncodedResponse", bytes)
 _KEY_TEXT = stage_service_pb2.GenerateResponse.TEXT_FIELD_NUMBER << 3 | 2
 _KEY_TEXT_TEXT = events_pb2.TextDelta.TEXT_FIELD_NUMBER << 3 | 2
 _SHORT = 0x7F - 2
-"""Longest text for which each length prefix takes one byte."""
+"""Longest text in bytes for which each length prefix takes one byte."""
 
 WireMessage = stage_service_pb2.GenerateRequest | TensorChunkView | tuple[TensorChunkView, ...] | WireError
 """What the deserializer returns. A malformed message becomes a value, so that it is mapped to a status as usual."""

@@ -1,7 +1,7 @@
 """The CPU's workers and runner: vLLM's CPU classes with the same hooks as the GPU's. Imported on CPUs only.
 
 vLLM's CPU worker first imports `vllm.v1.worker.cpu.shm`, which replaces torch.cuda's streams and events,
-`torch.Tensor.pin_memory`, `record_stream` and vLLM's own `async_tensor_h2d` by placeholders, in the whole process.
+`torch.Tensor.pin_memory`, `record_stream` and vLLM's own `async_tensor_h2d` with placeholders, in the whole process.
 After that nothing works on a GPU: graphs cannot be captured, and tensors stay on the host. So these classes are not in
 the modules of their GPU siblings, and no module that a GPU stage imports may import this one (test_gpu_imports,
 checks/image.py).

@@ -1,7 +1,7 @@
 """What a vLLM model class may do around a step of our runners. Each hook is a protocol; a model may implement several.
 
     autoregressive    SupportsInputRows     its input is more than token ids: one row is added at every position
-                      PublishesPositions    it chooses what it publishes for a position; otherwise the hidden state
+                      PublishesPositions    it chooses what it publishes for a position (by default: the hidden state)
                       ActsAfterSampling     it computes more from the token just sampled: a codec's further codes
                       FollowsRequests       it keeps state of each request from step to step
                       HasPlaceholders       some token ids have no embedding
@@ -133,7 +133,7 @@ class FollowsRequests(Protocol):
 
 @runtime_checkable
 class HasPlaceholders(Protocol):
-    """A model some of whose token ids stand for something else and may have no embedding."""
+    """A model with placeholder token ids, which may have no embedding."""
 
     placeholder_token_ids: Sequence[int]
 

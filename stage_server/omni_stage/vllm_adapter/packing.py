@@ -96,7 +96,7 @@ def pack_tensors(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def pack_error(kind: str, message: str) -> torch.Tensor:
-    """Packs the failure of one request. The caller reads `message`: it must hold no prompt or tensor contents."""
+    """Packs the failure of one request. The client gets `message`: it must hold no prompt or tensor contents."""
     return _assemble(_Header(error=_ErrorHeader(kind, message[:_MAX_MESSAGE_CHARACTERS])), [])
 
 

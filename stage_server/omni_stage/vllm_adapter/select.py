@@ -1,4 +1,4 @@
-"""Names the worker and scheduler classes that vLLM uses. As they are strings, this needs neither torch nor vLLM.
+"""Names the worker and scheduler classes that vLLM uses, as strings. So this module imports neither torch nor vLLM.
 
 vLLM resolves both names itself (`ParallelConfig.worker_cls`, `SchedulerConfig.scheduler_cls`), in the engine core's
 process as well as in the workers'.

@@ -1,6 +1,6 @@
 """vLLM's own parsers of a model's text (reasoning, tool calls), and the sampling parameters that they need.
 
-vLLM's API server composes the same parsers, and nothing else turns a model's own notation of tool calls into calls.
+vLLM's API server uses the same parsers. Nothing else in vLLM turns a model's own notation of tool calls into calls.
 Interfaces of vLLM 0.32 used here, none of which is documented for other programs:
 - `vllm.parser.ParserManager.get_parser` (parser/parser_manager.py): one Parser class of a tool and a reasoning parser.
 - `Parser.adjust_request`, `Parser.parse_delta` (parser/abstract_parser.py): the first adds the constraints on sampling
@@ -162,7 +162,7 @@ def _check_strict(tools: Tools | None, request: ChatCompletionRequest) -> None:
     structured = request.extract_structured_outputs()
     if strict is not None and (structured is None or structured.structural_tag is None):
         raise InvalidRequestError(
-            f"the tool {strict!r} is strict, but this model's parser cannot hold a call that it may make to a schema; "
+            f"the tool {strict!r} is strict, but this model's parser cannot enforce the schema of an optional call; "
             "require a call, or leave strict out",
             field="start.chat.tools",
         )

@@ -1,4 +1,4 @@
-"""The budgets of an engine, from the stage's limits and engineArgs, as vllm_config.additional_config carries them."""
+"""Computes an engine's budgets from the stage's limits and engineArgs, as fields of vllm_config.additional_config."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 from omni_proto.stage_config import EngineArgs
 
 CPU_STEP_WORK = "cpu_step_work"
-"""Key of the step_work that a component wants on a CPU. A CPU runs a batch no faster than its requests one by one, and
-a request that arrives meanwhile waits for the complete batch before its first audio."""
+"""Key, in a component's diffusion settings, of the step_work to use on a CPU. A CPU runs a batch no faster than the
+same requests one by one. A request that arrives while a batch runs gets its first audio only after the complete
+batch."""
 PAYLOAD_SHARE = 2
-"""A payload may be this many times the stage's byte budget, because a component may widen 16-bit rows to 32 bits."""
+"""A payload may be up to this many times as large as the stage's byte budget, because a component may widen 16-bit rows
+to 32 bits."""
 
 
 def payload_limits(byte_budget: int) -> dict[str, int]:

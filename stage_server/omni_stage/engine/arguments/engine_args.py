@@ -47,7 +47,7 @@ def load_model_config(path: Path) -> OmniModelConfig:
     """Read config.json of the checkpoint directory.
 
     Raises ConfigurationError (field "model.path") if the directory or its config.json does not exist, config.json is
-    not JSON or has no model_type, or this process may not read the weights.
+    not JSON or has no model_type, or this process cannot read the weights.
     """
     file = path / "config.json"
     if not path.is_dir():
@@ -117,7 +117,7 @@ class OmniEngineArgs:
 
     @property
     def captures_rows(self) -> bool:
-        """Whether the runner captures hidden rows (additional_config, see vllm_adapter)."""
+        """Whether the runner captures the rows that the stage publishes (see vllm_adapter/worker/config.py)."""
         omni = self.additional_config.get("omni", {})
         return isinstance(omni, Mapping) and omni.get("capture_rows") is True
 

@@ -1,4 +1,5 @@
-"""Checks and types the inputs of offline use: pipelines, prompts, sampling. Pure, except for reading the file."""
+"""Checks the inputs of offline use (pipelines, prompts, sampling) and converts them to typed values. Reads the
+pipeline's file; pure otherwise."""
 
 from __future__ import annotations
 
@@ -116,11 +117,12 @@ def pair_sampling(
         return [sampling] * len(prompts)
     if isinstance(sampling, str) or not isinstance(sampling, Sequence):
         raise InvalidRequestError(
-            f"sampling is a mapping from stage names, or one a prompt, not {type(sampling).__name__}", field="sampling"
+            f"sampling is a mapping from stage names, or a list with one per prompt, not {type(sampling).__name__}",
+            field="sampling",
         )
     if len(sampling) != len(prompts):
         raise InvalidRequestError(
-            f"sampling has {len(sampling)} entries for {len(prompts)} prompts; give one a prompt, or one for all",
+            f"sampling has {len(sampling)} entries for {len(prompts)} prompts; give one per prompt, or one for all",
             field="sampling",
         )
     return list(sampling)

@@ -50,7 +50,7 @@ class OmniResult:
 
 
 class AsyncOmniLLM:
-    """A pipeline offline, for asyncio. `await start()` first, `await shutdown()` at the end, on one event loop."""
+    """Runs a pipeline offline, for asyncio. `await start()` first, `await shutdown()` last, on one event loop."""
 
     def __init__(self, pipeline: OmniPipeline | str | Path, *, model_dir: str | Path | None = None) -> None:
         """Read and check the pipeline. `start` loads the models.
@@ -154,7 +154,7 @@ class AsyncOmniLLM:
 
 
 class OmniLLM:
-    """A pipeline offline, blocking: `OmniLLM("pipeline.yaml", model_dir=...).generate(["Hello"])`.
+    """Runs a pipeline offline, blocking: `OmniLLM("pipeline.yaml", model_dir=...).generate(["Hello"])`.
 
     The constructor loads the models. It is a context manager. Its event loop runs in a thread of its own.
     """

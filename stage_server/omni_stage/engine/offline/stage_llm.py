@@ -1,4 +1,4 @@
-"""StageLLM: one stage of a pipeline, offline, over the StageEngine and component that the stage server uses."""
+"""StageLLM: one stage of a pipeline, offline, with the same StageEngine and component as in the stage server."""
 
 from __future__ import annotations
 

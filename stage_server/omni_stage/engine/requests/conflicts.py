@@ -31,7 +31,7 @@ class Feature(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Two features that a request must not combine, and why; twice the same feature if a request must not use it."""
+    """Two features that a request must not combine, and why; the same feature twice if a request must not use it."""
 
     first: Feature
     second: Feature
@@ -42,21 +42,27 @@ CONFLICTS: Final[tuple[Conflict, ...]] = (
     Conflict(
         Feature.PROMPT_EMBEDS,
         Feature.PENALTIES,
-        "penalties count prompt token ids, which embeddings have not; set the penalties to 0 and repetition_penalty "
+        "penalties count prompt token ids, which embeddings do not have; set the penalties to 0 and repetition_penalty "
         "to 1 (the model's generation_config.json may set another)",
     ),
     Conflict(Feature.PROMPT_EMBEDS, Feature.CAPTURED_ROWS, "rows that another stage reads are made of token ids"),
     Conflict(Feature.PROMPT_EMBEDS, Feature.MULTIMODAL, "media are placed by prompt token ids"),
     Conflict(Feature.PROMPT_EMBEDS, Feature.PROMPT_LOGPROBS, "prompt logprobs are of prompt token ids"),
     Conflict(Feature.PROMPT_EMBEDS, Feature.POOLING, "a diffusion stage reads its input from additional_information"),
-    Conflict(Feature.PROMPT_EMBEDS, Feature.STREAM_FED, "vLLM takes embeddings whole only"),
+    Conflict(Feature.PROMPT_EMBEDS, Feature.STREAM_FED, "vLLM takes embeddings only as a whole"),
     Conflict(Feature.MULTIPLE_SAMPLES, Feature.MULTIPLE_SAMPLES, "a stage answers a request once; send it n times"),
-    Conflict(Feature.POOLING, Feature.STREAM_FED, "a diffusion stage takes its input whole"),
+    Conflict(Feature.POOLING, Feature.STREAM_FED, "a diffusion stage needs its complete input"),
     Conflict(Feature.POOLING, Feature.CAPTURED_ROWS, "a diffusion stage has no rows to capture"),
     Conflict(
-        Feature.STREAM_FED, Feature.OUTPUT_PENALTIES, "earlier output counts as prompt there, so they would differ"
+        Feature.STREAM_FED,
+        Feature.OUTPUT_PENALTIES,
+        "with streamed input, earlier output counts as prompt, so the result would differ",
     ),
-    Conflict(Feature.STREAM_FED, Feature.MIN_TOKENS, "earlier output counts as prompt there, so it would differ"),
+    Conflict(
+        Feature.STREAM_FED,
+        Feature.MIN_TOKENS,
+        "with streamed input, earlier output counts as prompt, so the result would differ",
+    ),
     Conflict(Feature.STREAM_FED, Feature.STOP_STRINGS, "vLLM refuses stop strings there; use stop_token_ids"),
     Conflict(Feature.STREAM_FED, Feature.PROMPT_LOGPROBS, "the prompt comes in parts"),
 )
@@ -75,5 +81,5 @@ def check_conflicts(features: Iterable[Feature]) -> None:
         if conflict.first is conflict.second:
             message = f"{conflict.first.value} must be 1: {conflict.because}"
         else:
-            message = f"{conflict.first.value} does not go with {conflict.second.value}: {conflict.because}"
+            message = f"{conflict.first.value} cannot be combined with {conflict.second.value}: {conflict.because}"
         raise InvalidRequestError(message, field=conflict.first.value)

@@ -1,8 +1,9 @@
 """A reply that the caller gives: the engine reads it with the prompt, in one prefill, and publishes it as if sampled.
 
-A sampled reply of n tokens has rows for the prompt and for its first n - 1 tokens. Its last token ends the text: it is
-sampled, but never read. So a prefill of prompt and reply, without that last token, gives exactly the rows that the same
-reply would have given if it had been sampled. The token that the engine samples after the prefill is discarded. Pure.
+A sampled reply of n tokens has rows for the prompt and for its first n - 1 tokens. Its last token ends the text: the
+model samples it, but never gets it as input. So a prefill of prompt and reply, without that last token, gives exactly
+the rows that the same reply would have given if it had been sampled. The token that the engine samples after the
+prefill is discarded. Pure.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def as_if_sampled(step: EngineStep, reply: ReplyTokens) -> EngineStep:
     tensors = dict(step.tensors)
     positions = tensors.get("mrope_positions")
     if positions is not None:
-        # The prompt's positions show where the reply begins. The delta is unchanged: a text token is one position.
+        # Keep only the prompt's positions: their number shows where the reply begins. mrope_delta stays the same,
+        # because each token of the reply takes one position.
         tensors["mrope_positions"] = positions[:prompt_length]
     return replace(
         step,

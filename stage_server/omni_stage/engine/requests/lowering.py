@@ -27,7 +27,7 @@ class Lowering:
     traits: EngineTraits
     generation_defaults: Mapping[str, Any]
     captures_rows: bool
-    """Whether the runner captures hidden rows."""
+    """Whether the runner captures the rows that the stage publishes."""
 
     def params(self, request: StageRequest, prepared: StageInput) -> Params:
         """Returns vLLM's parameters of the whole request."""
@@ -59,7 +59,7 @@ class Lowering:
     def lower(
         self, request: StageRequest, prepared: StageInput, params: Params, *, streamed: bool = False
     ) -> tuple[dict[str, Any], Params]:
-        """Returns vLLM's prompt and parameters. Raises InvalidRequestError and its subclasses."""
+        """Returns vLLM's prompt and parameters. Raises as OmniEngineCoreRequest.lower does."""
         lowered = OmniEngineCoreRequest.from_stage_input(
             request.request_id,
             prepared,
@@ -70,7 +70,7 @@ class Lowering:
         return lowered.lower(dataclasses.replace(self.traits, stream_fed=streamed))
 
     def lower_part(self, request: StageRequest, part: PlannedPart, params: SamplingParams) -> CorePart:
-        """Returns one part of a request; `params` are the request's. Raises InvalidRequestError and its subclasses."""
+        """Returns one part of a request; `params` are the request's. Raises as OmniEngineCoreRequest.lower does."""
         own = params.clone()
         own.max_tokens = part.max_tokens
         prompt, lowered = self.lower(request, part.input, own, streamed=True)
@@ -78,7 +78,7 @@ class Lowering:
 
 
 def _further(request: StageRequest, prepared: StageInput) -> dict[str, Any]:
-    """Returns parameters for the required form of the text. A parser, if any, derives it from the request and tools."""
+    """Returns `prepared.sampling`, plus the requested form of the text unless a text parser has included it there."""
     structured = request.source.structured if isinstance(request.source, UserPrompt) else None
     if structured is None or "structured_outputs" in prepared.sampling:
         return dict(prepared.sampling)

@@ -4,7 +4,8 @@ vLLM 0.32 runs such a request as a resumable session (`v1/core/sched/scheduler.p
 
 - Each part has a max_tokens of its own, and a part that reached it leaves the session waiting for the next one.
 - A stop token also leaves the session waiting: vLLM ends a session only on request. Nothing may follow a stop token, so
-  the plan makes the next part only after the previous part has ended without one. At most one part is outstanding.
+  the plan makes the next part only after the previous part has ended without a stop token. At most one part is
+  outstanding.
 - When the next part arrives, vLLM drops the last sampled token, whose KV was not computed. So the next part begins with
   that token.
 - All earlier tokens are the prompt of the next part. The seeded generator and the rows of earlier parts are kept.
@@ -39,9 +40,9 @@ class PartPlan:
         self._last_token: int | None = None
 
     def next(self, part: InputPart) -> PlannedPart:
-        """Returns the next part with its share of the budget. Raises ModelExecutionError while one is outstanding."""
+        """Returns the next part with its share of the budget. Raises ModelExecutionError if one is outstanding."""
         if self._part is not None:
-            raise ModelExecutionError("a part of streamed input was made before the one before had ended")
+            raise ModelExecutionError("a part of streamed input was made before the previous part had ended")
         tokens = self._left if part.max_tokens is None else min(part.max_tokens, self._left)
         stage_input = part.input
         if self._last_token is not None:

@@ -70,7 +70,7 @@ class OmniEngineCoreRequest:
     stop_token_ids: Sequence[int] = field(default=())
     """Token ids that end the output, in addition to those of sampling_params."""
     repeat_limit: int | None = None
-    """How often in a row one token may be sampled, at least 2."""
+    """How often in a row one token may be sampled before the output ends; at least 2."""
     want_rows: bool = False
     """Whether the runner returns the rows that it captures."""
     cache_salt: str = ""
@@ -115,7 +115,7 @@ class OmniEngineCoreRequest:
         check_conflicts(self.features(traits))
 
     def lower(self, traits: EngineTraits) -> tuple[dict[str, Any], SamplingParams | PoolingParams]:
-        """Validate the request, then return vLLM's prompt and parameters, which share nothing with this request.
+        """Validate the request, then return vLLM's prompt and parameters, as copies (except of media).
 
         Raises what `validate` raises.
         """

@@ -1,7 +1,7 @@
 """Sampling: precedence of its sources, what a stage supports, and the lowering to vLLM's SamplingParams.
 
-Precedence: request > the stage's defaultSampling > component > generation_config.json > vLLM's neutral value.
-Pure functions; vLLM is imported only to build its class.
+Precedence: request > the stage's defaultSampling > component > generation_config.json > vLLM's neutral value. Pure
+functions; vLLM is imported only to build SamplingParams.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def lower_sampling(
     stop_token_ids: Sequence[int] = (),
     further: Mapping[str, Any] | None = None,
 ) -> SamplingParams:
-    """Returns vLLM's SamplingParams, for outputs in deltas. See sampling_kwargs.
+    """Returns vLLM's SamplingParams, which make each output hold only what is new. See sampling_kwargs.
 
     `stop_token_ids` end the output in addition to the request's own. `further`: parameters that SamplingDefaults has no
     field for.

@@ -1,4 +1,4 @@
-"""The properties of a started engine that requests are validated by."""
+"""The properties of a started engine against which requests are validated."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class _StageChannel:
 
 
 class OpenCall:
-    """A Generate call to a downstream stage. `end` must follow."""
+    """A Generate call to a downstream stage. The owner must call `end`."""
 
     def __init__(self, channels: DownstreamChannels, stage: str, loan: Loan[_StageChannel], call: Any) -> None:
         self.call = call

@@ -1,8 +1,8 @@
 """One call to one downstream stage: sends rows and receives events.
 
-The call of a Full edge opens when the first rows exist, that of a Stream edge while the engine starts. The queue of
-rows needs no bound of its own, because admission reserved their bytes. Before the downstream stage's Accepted, only
-Start is sent, so a retry never sends rows twice.
+The call of a Full edge opens when the first rows exist. The call of a Stream edge opens while the engine begins to work
+on the request. The queue of rows needs no bound of its own, because admission reserved their bytes. Before the
+downstream stage's Accepted, only Start is sent, so a retry never sends rows twice.
 """
 
 from __future__ import annotations
@@ -85,13 +85,14 @@ class EdgeCall:
 
     @property
     def opens_early(self) -> bool:
-        """Whether the call opens before there are rows, while the engine starts: that of a Stream edge does."""
+        """Whether the call opens before rows exist, while the engine begins the request: true for Stream edges."""
         return self.edge.mode is EdgeMode.STREAM
 
     async def open(self, max_rows: int) -> None:
         """Open the call before rows exist. At most max_rows rows of each tensor will follow. Raises as `run` does.
 
-        Rows that the engine has made meanwhile leave before this returns, and later first rows leave within `feed`.
+        Rows that the engine made meanwhile begin to be sent before this returns. From then on, `feed` sends the rows of
+        the request's first steps itself.
         """
         self._max_rows = max_rows
         try:
@@ -101,7 +102,7 @@ class EdgeCall:
             raise
         self._sending = call
         if self._outbox.is_due:
-            # Not in the sender's task: it starts some turns of the event loop later, and speech waits for these rows.
+            # Not in the sender's task, which starts some event-loop iterations later: speech waits for these rows.
             self._begin(call)
 
     @property
@@ -110,7 +111,7 @@ class EdgeCall:
         return self._context.channels.is_trusted(self.edge.stage)
 
     def close(self) -> None:
-        """End the call, if it is open, and what it was sending. Idempotent."""
+        """End the call, if it is open, and stop sending rows. Idempotent."""
         self._sending = None
         self._outbox.close()
         if self._batch is not None:
@@ -144,9 +145,9 @@ class EdgeCall:
     async def run(self, accepted: asyncio.Event) -> None:
         """Open the call, send rows and relay responses. The call has ended when this returns or raises.
 
-        `accepted`: set once this stage has accepted the request. Responses are read from then on, so that a caller who
-        reads slowly slows the downstream stage down; rows are sent before, too. Raises RelayedError with the failing
-        stage's status, DownstreamProtocolError, DeadlineExceededError.
+        `accepted`: set once this stage has accepted the request. Rows may be sent before that; responses are read only
+        after it. Each is relayed before the next is read, so a caller that reads slowly slows the downstream stage
+        down. Raises RelayedError with the failing stage's status, DownstreamProtocolError, DeadlineExceededError.
         """
         try:
             if self._call is None:
@@ -167,7 +168,7 @@ class EdgeCall:
     async def _open(self) -> tuple[Any, AsyncIterator[Any]]:
         """Returns an accepted call and the responses after Accepted. Opens the call unless it is already open.
 
-        Tries up to 3 times; only Start has been sent by then.
+        Tries up to 3 times, which is safe because only Start has been sent by then.
         """
         if self._call is not None and self._responses is not None:
             return self._call.call, self._responses
@@ -259,7 +260,7 @@ class EdgeCall:
         return batch
 
     async def _send_batch(self, call: Any) -> _Sent:
-        """Send what is queued. Returns whether the call still takes messages, and the finish reason after the last."""
+        """Send queued rows. Returns whether the call takes more messages, and the finish reason if no rows follow."""
         steps, complete, reason = self._outbox.take()
         for message in self._writer.encode(steps, last=reason is not None, complete=complete):
             began = time.monotonic_ns()

@@ -17,7 +17,7 @@ def check_edge(start: stage_service_pb2.Start, source: str, schema: TensorSchema
         raise ConfigurationError(f"the component reads no edge, but the stage reads {source!r}", field="input")
     if start.tensors.source_stage != source:
         raise InvalidRequestError(
-            f"this stage reads stage {source!r}, and the tensors are of another",
+            f"this stage reads stage {source!r}, but the tensors are from another stage",
             field="start.tensors.source_stage",
             limit=source,
         )

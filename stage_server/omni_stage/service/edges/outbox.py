@@ -68,7 +68,7 @@ class Outbox:
         await self._due.wait()
 
     def take(self) -> Taken:
-        """Returns all queued steps, at most MOST_STEPS. Call it when they are due."""
+        """Returns the queued steps, the oldest MOST_STEPS if there are more. Call it when they are due."""
         self.close()
         self._pacing.sent()
         steps, self._steps = self._steps, []

@@ -44,15 +44,15 @@ class Pacing:
 
     @property
     def early(self) -> bool:
-        """Whether the latest step was one of the first EARLY_STEPS, whose rows speech needs to begin."""
+        """Whether the latest step was one of the first EARLY_STEPS, without whose rows speech cannot begin."""
         return self.heard and self._steps <= EARLY_STEPS
 
     def add(self, rows: int, now: float, open_calls: int) -> float:
         """Returns when the waiting rows, this step's included, must be sent; `now` means immediately.
 
         `rows`: number of rows of the step; `now`: seconds of any monotonic clock. After a step, the rows of all
-        requests of its batch are sent together. Between steps, each call would wake the process separately. So rows are
-        also sent now if they would be due before the next step, which is expected after the same gap as this one.
+        requests of its batch are sent together. A timer between steps would wake the process for one call only. So rows
+        are also sent now if they would be due before the next step, which is expected after the same gap as this one.
         """
         self._steps += 1
         gap, self._last = now - self._last, now

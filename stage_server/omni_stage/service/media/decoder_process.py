@@ -88,8 +88,7 @@ class DecoderProcess:
 
 
 def spawn_decoder() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a process. Returns it while it still imports its modules, and the parent's end of its socket. Popen uses
-    vfork, so this takes milliseconds."""
+    """Start a process. Returns it and the parent's end of its socket, without waiting for its imports."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
@@ -98,7 +97,7 @@ def spawn_decoder() -> tuple[subprocess.Popen[bytes], socket.socket]:
             stdin=subprocess.DEVNULL,
             env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
         )
-    # Lower its priority from the start: importing the decoders takes 0.2 s, and a client that disconnects may cause
-    # another process to start.
+    # Lower its priority from the start: importing the decoders takes 0.2 s, and clients can cause such starts by
+    # disconnecting.
     yield_cores(process.pid)
     return process, ours

@@ -13,12 +13,12 @@ MEDIA_TYPES: Final[dict[MediaKind, tuple[str, ...]]] = {
     "video": ("video/mp4", "video/webm", "video/x-matroska", "video/quicktime"),
 }
 FRAME_COPIES: Final = 2
-"""Copies of the frames that the model sees, at 3 bytes a pixel: one in shared memory, one in the stage server."""
+"""Copies of the frames that the model sees, at 3 bytes per pixel: one in shared memory, one in the stage server."""
 
 
 @dataclass(frozen=True, slots=True)
 class FramePlan:
-    """The most frames of a video that the model sees, and their size."""
+    """How many frames of a video the model sees at most, and their size."""
 
     width: int
     height: int

@@ -43,7 +43,7 @@ def check_audio(header: AudioHeader, field: str, limits: MediaLimits) -> None:
     if not MIN_RATE_HZ <= header.rate_hz <= limits.max_audio_rate_hz:
         raise InvalidMediaError(
             f"the audio has {header.rate_hz} samples a second, {MIN_RATE_HZ} to {limits.max_audio_rate_hz} "
-            "(media.maxAudioRateHz) are taken; resample it",
+            "(media.maxAudioRateHz) are accepted; resample it",
             field=field,
             limit=f"{limits.max_audio_rate_hz} Hz",
         )

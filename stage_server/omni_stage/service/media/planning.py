@@ -31,7 +31,8 @@ from omni_stage.service.media.limits import MIN_RATE_HZ, check_audio, check_imag
 
 MAX_INLINE_MEDIA_BYTES: Final = 4 << 20
 IMAGE_COPIES_BYTES: Final = WORK_BYTES_PER_PIXEL + 7
-"""Bytes per pixel until the engine's input exists: the decoder's, 3 in shared memory, and 4 in the stage server."""
+"""Bytes per pixel of an image until the engine's input exists: the decoder's working bytes, 3 in shared memory, and 4
+in the stage server."""
 AUDIO_COPIES: Final = 4
 """Copies of audio at the model's rate: two in the worker (in pieces, then joined), one in shared memory, and one in the
 stage server."""
@@ -95,7 +96,7 @@ class MediaRules:
 
 
 def plan_medium(message: prompt_pb2.Media, field: str, kind: MediaKind, rules: MediaRules) -> MediaSlot:
-    """Returns one medium of a chat with its cost. Raises InvalidMediaError, RequestTooLargeError."""
+    """Returns one medium of a chat with its cost. Raises InvalidRequestError (or a subclass), RequestTooLargeError."""
     if kind == "video" and not (rules.reads_video and isinstance(rules.takes, TakesVideo)):
         raise InvalidRequestError("this model reads no video; send its frames as images", field=field)
     source = message.WhichOneof("source")
@@ -113,7 +114,7 @@ def plan_medium(message: prompt_pb2.Media, field: str, kind: MediaKind, rules: M
             field, kind, message.media_type, b"", chunked.media_id, chunked.total_bytes, chunked.decoded_bytes
         )
     else:
-        raise InvalidMediaError("a medium has data or chunked", field=field)
+        raise InvalidMediaError("a medium needs data or chunked", field=field)
     if slot.size == 0:
         raise InvalidMediaError("a medium holds no bytes", field=field)
     if slot.size > rules.limits.max_media_bytes:
@@ -155,7 +156,7 @@ def receive_media(
 ) -> tuple[MediaSlot, ...]:
     """Returns the media with the bytes that arrived in chunks, checked by their headers.
 
-    No medium holds more than was reserved for it. Raises InvalidMediaError, RequestTooLargeError, PromptTooLongError.
+    No medium holds more than was reserved for it. Raises InvalidRequestError (or a subclass), RequestTooLargeError.
     """
     slots = []
     for slot in media:
@@ -167,7 +168,7 @@ def receive_media(
 
 
 def judge_medium(slot: MediaSlot, rules: MediaRules) -> MediaSlot:
-    """Returns the slot with its header and cost, read from its bytes. Raises InvalidMediaError."""
+    """Returns the slot with its header and cost, read from its bytes. Raises InvalidRequestError or a subclass."""
     try:
         header = read_header(slot.data)
     except MediaHeaderError as error:
@@ -232,7 +233,8 @@ def _receive_medium(slot: MediaSlot, data: bytes | bytearray, rules: MediaRules)
     decoded = _decoded_bytes(judged)
     if (slot.declared_bytes and decoded > slot.declared_bytes) or judged.held_bytes > slot.held_bytes:
         raise InvalidMediaError(
-            f"by its header the medium has {decoded} bytes once decoded; Start announced {slot.declared_bytes}",
+            f"according to its header, the medium has {decoded} bytes once decoded; "
+            f"Start announced {slot.declared_bytes}",
             field=f"{slot.field}.chunked.decoded_bytes",
             limit=f"{slot.declared_bytes} bytes",
         )

@@ -50,9 +50,11 @@ class MediaPool:
         self._idle: list[DecoderProcess] = []
         self._busy: set[DecoderProcess] = set()
         self._starts = asyncio.Lock()
-        """Held while a process starts, so that a job which needs one waits for that process and starts no second."""
+        """Held while a process starts, so that a job which needs one waits for that process instead of starting a
+        second one."""
         self._warming: set[asyncio.Task[None]] = set()
-        # These threads copy to and from shared memory, so that neither the event loop nor threads that prepare text do.
+        # These threads copy to and from shared memory, so that neither the event loop nor the threads that prepare text
+        # do it.
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="media-copy")
         self._closed = False
 
@@ -131,7 +133,7 @@ class MediaPool:
         return worker
 
     async def _in_thread(self, function: Callable[..., _T], *args: Any) -> _T:
-        """Call a function that copies or frees memory, which would block the event loop for 0.25 ms a MiB.
+        """Call, in a thread, a function that copies or frees memory: it would block the event loop for 0.25 ms per MiB.
 
         A cancelled caller still waits for the function to end, because the memory is in use until then.
         """
@@ -177,7 +179,7 @@ class _Job:
             needed, room, described = _describe(slot, rules)
             medium |= described
             if "seconds" in described:
-                # After the frames, which take a whole number of pages.
+                # The audio follows the frames, which take a whole number of pages.
                 medium["sound_out"] = position + room - described["max_samples"] * BYTES_PER_SAMPLE
             position += room
             work = max(work, needed + slot.size)
@@ -195,7 +197,7 @@ class _Job:
             shared[medium["offset"] : medium["offset"] + slot.size] = bytes(slot.data)
 
     def read(self, answer: dict[str, Any]) -> list[tuple[int, int]]:
-        """Returns frames and samples of each medium. Raises InvalidMediaError, also for an answer that does not fit."""
+        """Returns frames and samples of each medium. Raises InvalidMediaError, also for sizes beyond the plan."""
         if "error" in answer:
             number = answer.get("medium")
             fields = {index: slot.field for index, slot in enumerate(self.slots)}

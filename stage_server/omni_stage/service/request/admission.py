@@ -1,7 +1,7 @@
 """Admission: limits how many requests a stage runs at a time, and how many bytes they may hold.
 
 Bytes are reserved before any chunk is read, by the request's own upper bounds, so later buffers need no bounds of their
-own. No request waits here: one that does not fit is refused with RetryInfo.
+own. No request waits here: one that does not fit now is refused with RetryInfo.
 
 A request with a priority above 0 is refused once three quarters of a limit are in use; the last quarter is for other
 requests. Otherwise priority has no effect here: it decides the order of requests in the engine's queue.
@@ -33,11 +33,12 @@ class Admission:
 
     @contextmanager
     def admit(self, needed_bytes: int, *, media_bytes: int = 0, priority: int = 0) -> Iterator[None]:
-        """Hold one request and needed_bytes while the context is open.
+        """Reserve one request and needed_bytes while the context is open.
 
-        `media_bytes`: the part of needed_bytes that media need. The media of all requests fill at most MEDIA_SHARE.
-        A request with a priority above 0 yields: all requests together, this one included, may fill at most
-        YIELDING_SHARE of each limit. An idle stage still admits such a request, of any size up to max_bytes.
+        `media_bytes`: the part of needed_bytes that media need. The media of all requests may reserve at most
+        MEDIA_SHARE of the stage's bytes. A request with a priority above 0 yields: all requests together, this one
+        included, may fill at most YIELDING_SHARE of each limit. If no bytes are reserved, it may itself need up to
+        max_bytes.
 
         Raises RequestTooLargeError (no retry helps), TooManyRequestsError and ByteBudgetExceededError (with RetryInfo).
         """

@@ -19,7 +19,7 @@ START_TIMEOUT_S = 30.0
 async def read_start(
     messages: AsyncIterator[WireMessage], reader: RequestReader, places: Places, peer: str
 ) -> stage_service_pb2.Start:
-    """Returns the first message. A call that has not sent it after START_GRACE_S needs a place.
+    """Returns the first message. A call that has not sent it within START_GRACE_S seconds takes one of `places`.
 
     Raises TooManyRequestsError if the call gets no place or loses it, DeadlineExceededError, ProtocolViolationError.
     """
@@ -32,7 +32,7 @@ async def read_start(
         if place is not None and place.lost:
             raise places.refusal() from error
         raise DeadlineExceededError(
-            f"Start did not come within {START_TIMEOUT_S:g} s", field="start", limit=f"{START_TIMEOUT_S:g} s"
+            f"Start did not arrive within {START_TIMEOUT_S:g} s", field="start", limit=f"{START_TIMEOUT_S:g} s"
         ) from error
     return reader.start(message)
 

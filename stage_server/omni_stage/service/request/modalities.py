@@ -41,7 +41,7 @@ def declared(config: StageConfig) -> frozenset[Modality]:
 def plan_modalities(config: StageConfig, requested: Sequence[int]) -> ModalityPlan:
     """Decide which modalities this stage sends and which stages it calls. An empty list requests all declared ones.
 
-    Raises InvalidRequestError for a modality that is unknown, or that no stage from here on declares.
+    Raises InvalidRequestError for a modality that is unknown, or that neither this nor a downstream stage declares.
     """
     known = declared(config)
     wanted: set[Modality] = set()

@@ -19,7 +19,7 @@ FEWEST_START_PLACES = 8
 """At least this many calls may be sending their Start (or max_requests, if less), however small the byte budget is."""
 START_GRACE_S = 0.5
 """Seconds after which a call without Start needs a place. Start mostly arrives with the call, even with hundreds of
-calls at a time. Until then a call can hold only what was sent in so short a time."""
+calls at a time. Before that, a call can hold only what its client sent in half a second."""
 GRACE_STEPS = 5
 """Number of timers that START_GRACE_S is divided into. Each starts when the previous one has fired, so that a delayed
 event loop does not shorten the time that a call gets."""
@@ -53,10 +53,10 @@ class Places:
 
     @contextmanager
     def hold(self, peer: str, end: Callable[[], None], *, after_s: float = 0.0) -> Iterator[Place]:
-        """Hold a place while the context is open, beginning after_s seconds after its start.
+        """Hold a place while the context is open, from after_s seconds after it was opened.
 
-        Calls `end` when the place is lost to another call. If the peer already holds per_peer places: raises
-        TooManyRequestsError with after_s = 0, otherwise calls `end` after after_s.
+        Calls `end` when the place is lost to another call. If the peer holds per_peer places when this place is to be
+        taken: raises TooManyRequestsError if after_s is 0, else calls `end`.
         """
         place = Place(end)
         if after_s:
@@ -82,7 +82,7 @@ class Places:
 
     def _take(self, peer: str, place: Place) -> None:
         if self._per_peer is not None and self._table.held_by(peer) >= self._per_peer:
-            raise self.refusal(f"{self._per_peer} of one address")
+            raise self.refusal(f"{self._per_peer} per address")
         if len(self._table) >= self.in_all:
             loser = self._table.largest()
             victim = self._table.oldest_of(loser)
@@ -98,7 +98,7 @@ class Places:
     def refusal(self, limit: str = "") -> TooManyRequestsError:
         """Returns the error for a call that gets no place or has lost it."""
         return TooManyRequestsError(
-            f"the stage holds as many {self._what} as it takes ({limit or self.in_all}); retry later",
+            f"the stage has reached its limit of {self._what} ({limit or self.in_all}); retry later",
             limit=f"{limit or self.in_all} {self._what}",
             retry_after_s=RETRY_AFTER_S,
         )
@@ -111,7 +111,7 @@ def peer_address(peer: str) -> str:
 
 
 def count_start_places(max_requests: int, max_bytes: int, max_message_bytes: int) -> int:
-    """Returns how many calls may be sending their Start: as many as fit half of the byte budget, at most max_requests.
+    """Returns how many calls may be sending their Start: those that fit half of the byte budget, at most max_requests.
 
     A Start may be as large as the largest message, and is in memory before any bytes are reserved for it.
     """

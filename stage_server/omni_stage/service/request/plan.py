@@ -138,7 +138,7 @@ def bound_rows(prompt_rows: int, max_tokens: int | None, max_model_len: int) -> 
 def downstream_start(
     start: stage_service_pb2.Start, plan: RequestPlan, edge: DownstreamStage, requested: Sequence[sampling_pb2.Modality]
 ) -> stage_service_pb2.Start:
-    """Returns the Start for a downstream stage, without its input: all that it and the stages below it need."""
+    """Returns the Start for a downstream stage: all that it and the stages below it need, except its input."""
     message = stage_service_pb2.Start(
         modalities=requested,
         audio=start.audio,
@@ -156,7 +156,7 @@ def downstream_start(
 
 
 def requested_below(start: stage_service_pb2.Start, edge: DownstreamStage) -> list[sampling_pb2.Modality]:
-    """Returns the modalities to request from a downstream stage: wanted ones that it or a stage below it declares."""
+    """Returns the requested modalities that a downstream stage, or a stage below it, declares."""
     declared = modalities.to_proto(edge.outputs)
     return [number for number in declared if not start.modalities or number in start.modalities]
 

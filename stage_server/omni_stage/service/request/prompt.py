@@ -36,7 +36,7 @@ class PromptPlan:
     token_ids: tuple[int, ...] | None
     media: tuple[MediaSlot, ...]
     max_prompt_tokens: int
-    """Upper bound for any tokenizer, because a token has at least one byte."""
+    """Upper bound of the prompt's tokens with any tokenizer, because a token has at least one byte."""
     embeds: bool = False
     """Whether embeddings follow instead of text, chat or token ids."""
     called_tools: tuple[tuple[CalledTool, ...], ...] = ()

@@ -1,6 +1,6 @@
 """A prompt of embeddings: checks what Start announces, before Accepted, and builds the payload from the received rows.
 
-Payloads need torch and are imported only when one is built: most stages never build any.
+Payloads need torch, so they are imported only for a request with embeddings: most stages never accept one.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def plan_embeds(
 def build_embeds(received: ReceivedTensor) -> PromptEmbedsPayload:
     """Returns the payload with one copy of the received rows. Raises InvalidRequestError if there are none."""
     if received.rows == 0:
-        raise InvalidRequestError("no row of the prompt came; send at least one", field=_FIELD)
+        raise InvalidRequestError("no row of the prompt arrived; send at least one", field=_FIELD)
     from omni_stage.payloads import PromptEmbedsPayload
     from omni_stage.payloads.checks import compute_checksum
 

@@ -64,7 +64,7 @@ class RequestReader:
 
     @property
     def expects_data(self) -> bool:
-        """Whether Start announced data that follows it, after `expect`."""
+        """Whether Start announced data that follows it. Valid once `expect` was called."""
         return bool(self.media) or self.edge is not None
 
     def start(self, message: WireMessage) -> stage_service_pb2.Start:
@@ -89,17 +89,17 @@ class RequestReader:
         """
         kind = _kind(message)
         if self._state is _State.ENDED:
-            raise ProtocolViolationError(f"{kind} came after End, the last message", field="message")
+            raise ProtocolViolationError(f"{kind} arrived after End, the last message", field="message")
         if isinstance(message, TensorChunkView):
             message = (message,)
         if isinstance(message, tuple):
             if self.edge is None:
-                raise ProtocolViolationError("a tensor chunk came, but Start announced no tensors", field="tensor")
+                raise ProtocolViolationError("a tensor chunk arrived, but Start announced no tensors", field="tensor")
             for chunk in message:
                 self.edge.add(chunk)
             return
         if not isinstance(message, stage_service_pb2.GenerateRequest) or kind == "start":
-            raise ProtocolViolationError("Start came twice", field="start")
+            raise ProtocolViolationError("Start arrived twice", field="start")
         if kind == "media":
             self._add_media(message)
         else:
@@ -124,7 +124,7 @@ class RequestReader:
         for media_id, buffer in self.media.items():
             if len(buffer.data) != buffer.total_bytes:
                 raise ProtocolViolationError(
-                    f"End came after {len(buffer.data)} of {buffer.total_bytes} bytes of medium {media_id}",
+                    f"End arrived after {len(buffer.data)} of {buffer.total_bytes} bytes of medium {media_id}",
                     field=f"media[{media_id}]",
                 )
         if self.edge is not None:

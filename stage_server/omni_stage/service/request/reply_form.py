@@ -1,7 +1,7 @@
 """Validates the form that Start requests for the entry stage's reply. Pure.
 
-Errors name the path of the wrong field and the limit, never the content of a field. vLLM checks the rules inside a
-grammar; the checks here bound the cost of that.
+Errors name the path of the wrong field and the limit, never the content of a field. vLLM itself checks whether a schema
+or grammar is valid; the checks here bound what that costs.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def check_reply_form(
     for field in ("start.structured_output", "start.chat.tools"):
         if asked[field] and speaks:
             raise InvalidRequestError(
-                f"{field.removeprefix('start.')} does not go with speech: the reply would be read out; "
-                "ask for the modality text alone",
+                f"{field.removeprefix('start.')} cannot be combined with speech: the reply would be read out; "
+                "request only the modality text",
                 field=field,
             )
 
@@ -140,7 +140,7 @@ def read_tools(chat: prompt_pb2.ChatPrompt) -> Tools | None:
     tools = tuple(_read_tool(tool, f"{field}[{number}]") for number, tool in enumerate(chat.tools))
     names = [tool.name for tool in tools]
     if len(set(names)) != len(names):
-        raise InvalidRequestError("two tools have one name", field=field)
+        raise InvalidRequestError("two tools have the same name", field=field)
     function = chat.tool_choice.function
     if chat.tool_choice.WhichOneof("choice") == "function":
         if function not in names:
@@ -185,7 +185,7 @@ _NAME_RULE: Final = 'a tool\'s name has 1 to 64 letters, digits, "_", "-" and ".
 def _refusal(field: str, config: StageConfig, facts: ComponentFacts) -> str:
     name = field.removeprefix("start.")
     if config.input is not None:
-        return f"{name} is for the entry stage alone"
+        return f"{name} is only for the entry stage"
     if field == "start.chat.tools" and facts.takes_tools:
         return "this stage has no parser for tool calls; set engineArgs.toolCallParser of the stage"
     return f"component {facts.id} cannot honour {name}; leave it out"

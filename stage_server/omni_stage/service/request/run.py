@@ -82,9 +82,9 @@ class RequestRun:
             self._all_open.set()
 
     async def _accept(self, accept: Callable[[], Awaitable[None]]) -> None:
-        """Accept once the stages of Stream edges have: Accepted means that they accepted the request too."""
+        """Send Accepted once the stages of Stream edges have accepted: it promises that they did."""
         await self._all_open.wait()
-        # gRPC cannot end a call while a write is in progress, so a failure meanwhile waits for this one.
+        # gRPC cannot end a call while a write is in progress, so a failure waits until this write is done.
         writing = asyncio.ensure_future(accept())
         try:
             await asyncio.shield(writing)
@@ -96,7 +96,7 @@ class RequestRun:
         self._accepted.set()
 
     async def _open(self, call: EdgeCall) -> bool:
-        """Open a Stream edge's call. Returns False if its stage is left out, and reported, under allow_partial."""
+        """Open a Stream edge's call. Under allow_partial, reports a failure and returns False instead of raising."""
         try:
             await call.open(self._rows_bound)
         except (OmniStageError, OmniProtoError) as error:
@@ -123,12 +123,12 @@ class RequestRun:
     ) -> None:
         """Run the engine on the request that `build` returns, and the downstream calls, until all have ended.
 
-        `accept` sends Accepted to the caller. It runs once the stages of Stream edges have accepted, too. The engine
-        already works meanwhile. Its rows are sent to each of those stages as soon as that stage accepts, the rest of
-        its output after Accepted. If one of those stages refused a request lately, the engine waits, so that it does no
-        useless work. `read` reads the input up to its end. Raises the
-        first failure, after ending everything else. With allow_partial a failure becomes a StageFailed event instead,
-        and the stages that can continue do so.
+        `accept` sends Accepted to the caller, once the stages of Stream edges have accepted the request too. The engine
+        starts before that, with two exceptions: it waits if it needs the complete input first (Reads.BEFORE), or if one
+        of those stages refused a request recently, so that it does no useless work. Its rows are sent to each of those
+        stages as soon as that stage accepts, the rest of its output after Accepted. `read` reads the input up to its
+        end. Raises the first failure, after ending everything else. With allow_partial a failure becomes a StageFailed
+        event instead, and the stages that can continue do so.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -210,7 +210,7 @@ class RequestRun:
                 call.feed(step.tensors, self._rows_bound, step.complete_tensors)
         if not self._accepted.is_set():
             await self._accepted.wait()
-        # In the order in which a model writes: a step that holds several tokens may hold all three.
+        # In the order in which a model writes them: a step with several tokens may hold reasoning, text and tool calls.
         if step.reasoning and self._sends_text:
             await self._writer.send(reasoning=events_pb2.ReasoningDelta(text=step.reasoning))
         if step.text and self._sends_text:
@@ -226,7 +226,8 @@ class RequestRun:
 
     def _on_prompt(self, tokens: int) -> None:
         self._prompt_tokens = tokens
-        # The prompt's exact length is known now: announce, and so reserve downstream, no more than it needs.
+        # The prompt's exact length is known now. Announce no more rows than it needs: downstream stages reserve bytes
+        # for them.
         exact = bound_rows(tokens, self._plan.sampling.max_tokens, self._engine.max_model_len)
         self._rows_bound = min(self._rows_bound, exact)
 

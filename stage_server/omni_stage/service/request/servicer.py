@@ -138,7 +138,7 @@ class StageServicer:
             with closing(run), _traced(trace, timeline):
                 timeline.accept()
                 accepted = events_pb2.Accepted(request_id=request_id, accepted_unix_ns=timeline.accepted_unix_ns)
-                # 4. Accept, once the stages of Stream edges have accepted. The caller may not retry after that.
+                # 4. Accept, once the stages of Stream edges have accepted. The caller must not retry after that.
                 # 5. Read the input up to End, before the engine starts or while it runs.
                 # 6. Run the engine and the downstream calls.
                 source = EdgeStream() if plan.streamed else reader

@@ -19,7 +19,7 @@ async def drain(
 
     1. Report NOT_SERVING for notice_s: load balancers stop sending calls, and late calls are still served.
     2. Refuse new calls (DRAINING, which callers retry elsewhere).
-    3. Wait up to grace_s for the calls in flight. Calls that are left then end with DRAINING.
+    3. Wait up to grace_s for the calls in flight. Calls still in flight after that end with DRAINING.
     """
     await health.set_ready(False)
     _log.info("draining: not ready, still accepting", extra={"notice_s": notice_s, "calls": len(in_flight)})

@@ -31,7 +31,7 @@ class StageHealth:
         await self.set_alive(self.alive)
 
     async def set_ready(self, ready: bool) -> None:
-        """Set whether the stage takes requests, under "", `readiness` and the service's name."""
+        """Set whether the stage accepts requests: the status of "", `readiness` and the service's name."""
         self.ready = ready
         status = _SERVING if ready else _NOT_SERVING
         for service in ("", SERVICE_NAME):
@@ -40,6 +40,6 @@ class StageHealth:
             await self.probes.set(service, status)
 
     async def set_alive(self, alive: bool) -> None:
-        """Set whether the process can still do its work, under `liveness`."""
+        """Set whether the process can still do its work: the status of `liveness`."""
         self.alive = alive
         await self.probes.set(LIVENESS, _SERVING if alive else _NOT_SERVING)

@@ -1,4 +1,5 @@
-"""Wraps the calls of StageService. Every call gets a request id and a status; Generate also gets log and metrics.
+"""Wraps the calls of StageService. Every call gets a request id and a status; Generate calls are also logged and
+counted.
 
 Refusals may wait (refusals.py).
 """
@@ -25,7 +26,9 @@ from omni_stage.service.server.refusals import Client, HeldRefusals
 from omni_stage.service.wire import SERVICE_NAME
 
 DISCARD_S = 0.05
+"""Longest time for which the messages of a refused call are discarded."""
 QUIET_S = 0.01
+"""Length of a pause in a call's messages after which no more of them are discarded."""
 DISCARDING = 64
 """Most refused calls whose messages are read and discarded at a time."""
 

@@ -1,4 +1,4 @@
-"""Generic method handlers: the generated service, with serializers that do not copy tensors.
+"""Generic method handlers for the generated service's methods, with serializers that do not copy tensors.
 
 Names and wire format are those of the generated descriptor, so plain stubs, reflection and grpcurl work.
 """

@@ -130,7 +130,7 @@ def build_health_server(health_state: StageHealth) -> grpc.aio.Server:
 def bind(
     server: grpc.aio.Server, host: str, port: int, field: str, credentials: grpc.ServerCredentials | None = None
 ) -> int:
-    """Bind a port; 0 picks any free one. Plaintext without credentials. Returns the port.
+    """Bind a port; 0 picks any free one. Without credentials, it serves plaintext. Returns the port.
 
     Raises ConfigurationError that names `field`.
     """

@@ -108,7 +108,7 @@ async def _read_only(messages: AsyncIterator[Any], context: Any) -> Any:
     except TimeoutError:
         await context.abort(
             grpc.StatusCode.DEADLINE_EXCEEDED,
-            f"the request and the end of it did not come within {REQUEST_TIMEOUT_S:g} s",
+            f"the request and the end of it did not arrive within {REQUEST_TIMEOUT_S:g} s",
         )
     if len(requests) != 1:
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the method takes one message, got {len(requests)}")

@@ -234,7 +234,7 @@ async def run_stage(config: StageConfig, build_engine: EngineBuilder, address_fi
 
 
 def _install_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, abort: asyncio.Event) -> None:
-    """Make the first SIGTERM or SIGINT drain the stage, and the second abort."""
+    """Make the first SIGTERM or SIGINT drain the stage, and the second cut the drain short."""
 
     def on_signal() -> None:
         (abort if stop.is_set() else stop).set()

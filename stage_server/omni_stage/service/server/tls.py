@@ -78,7 +78,9 @@ def read_certificate(settings: ServerTls) -> Certificate:
         raise _wrong(settings, KEY_FILE, f"is not the key of {CHAIN_FILE}")
     if not _is_served(public):
         raise _wrong(
-            settings, KEY_FILE, f"must be RSA of {_LEAST_RSA_BITS} bits or more, or ECDSA on P-256 or P-384: gRPC's own"
+            settings,
+            KEY_FILE,
+            f"must be RSA of {_LEAST_RSA_BITS} bits or more, or ECDSA on P-256 or P-384 (what gRPC serves)",
         )
     if wants_ca:
         _parse_certificates(settings, CLIENT_CA_FILE, files[CLIENT_CA_FILE])
@@ -150,7 +152,7 @@ class ServingCertificate:
         recovered, self._problem = bool(self._problem), ""
         if found == self._current:
             if recovered:
-                self._tell("certificate files are as before again")
+                self._tell("certificate files match the served certificate again")
             return False
         with self._lock:
             self._current = found
@@ -216,7 +218,7 @@ def _read(settings: ServerTls, name: str) -> bytes:
 def _parse_certificates(
     settings: ServerTls, name: str, content: bytes
 ) -> list[tuple[x509.Certificate, CertificatePublicKeyTypes]]:
-    """Returns the certificates with their public keys, which are parsed separately."""
+    """Returns each certificate with its public key: a key may be damaged even where its certificate can be read."""
     try:
         return [(found, found.public_key()) for found in x509.load_pem_x509_certificates(content)]
     except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion) as error:

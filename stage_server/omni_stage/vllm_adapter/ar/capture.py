@@ -9,7 +9,7 @@ The planning part maps plain data to plain data. `HostCopy` is the only part tha
 batched device-to-host copy per step overlap with the next step's work.
 
 Not captured: positions that were never computed here, that is prefix-cache hits and KV from a connector. The runner
-refuses to combine either setting with capture.
+refuses to combine prefix caching or a KV connector with capture.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from omni_stage.vllm_adapter.worker import host_memory
 
 @dataclass(frozen=True, slots=True)
 class FreshRows:
-    """Rows [begin, end) of the step's batch that were not captured before for their request."""
+    """Rows [begin, end) of the step's batch: positions of one request that were not captured before."""
 
     request_id: str
     begin: int
@@ -38,13 +38,18 @@ class FreshRows:
 def select_rows(
     fresh: Iterable[FreshRows], select: Callable[[FreshRows], Sequence[tuple[int, int]]]
 ) -> list[FreshRows]:
-    """Returns the rows that `select` chooses, by ranges that count from each first row. Raises ValueError."""
+    """Returns the rows that `select` chooses. Raises ValueError if one of its ranges is not valid.
+
+    `select` returns ranges [begin, end) of one entry of `fresh`: ascending, within it, relative to its first row.
+    """
     selected: list[FreshRows] = []
     for rows in fresh:
         reached = 0
         for begin, end in select(rows):
             if not reached <= begin <= end <= rows.end - rows.begin:
-                raise ValueError(f"[{begin}, {end}) is no range of {rows.end - rows.begin} positions that follows")
+                raise ValueError(
+                    f"[{begin}, {end}) is not a range within {rows.end - rows.begin} positions after the previous range"
+                )
             reached = end
             if begin < end:
                 first = rows.begin + begin
@@ -173,7 +178,7 @@ class CaptureLedger:
             progress.next_position = min(progress.next_position, position)
 
     def plan(self, spans: Iterable[ScheduledSpan]) -> tuple[list[FreshRows], dict[str, ModelExecutionError]]:
-        """Returns a step's new rows, from now on counted as captured, and an error for each request with a gap.
+        """Returns a step's new rows, which now count as captured, and an error for each request with a gap.
 
         A gap is a span that begins after the request's next position: the rows between are lost. Such a request is
         closed; the other requests of the batch continue.

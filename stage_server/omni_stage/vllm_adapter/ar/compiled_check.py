@@ -55,7 +55,7 @@ class Rehearsed:
     choices: Choices | None
     """None on a rank that does not compute logits."""
     experts: list[torch.Tensor] | None = None
-    """In the configured run: each router's experts, [tokens, k]; None if there are none whose choice can be fixed."""
+    """In the configured run: each router's experts, [tokens, k]; None if their choice cannot be fixed."""
     experts_behind: float = 0.0
     """In the eager run: how far the worst of those experts is behind this run's own choice (`ExpertChoices.behind`)."""
 
@@ -71,7 +71,7 @@ class Choices:
 
 
 def rate(logits: torch.Tensor, chosen: torch.Tensor | None) -> Choices:
-    """Returns the choices of logits [B, V]. `chosen` [B]: the tokens that the other run chose; None for the same ones.
+    """Returns the choices of logits [B, V]. `chosen` [B]: the other run's tokens; None: those chosen here.
 
     Works on some rows at a time, since V is large. Minus infinity marks a token that can never be chosen: it does not
     widen the range.

@@ -4,8 +4,8 @@ For the check at start-up (compiled_check). A router takes the best few of many 
 two that it rates nearly alike. Another expert gives another result, though neither run is wrong. So the configured run
 records its choice. The model's own code uses that choice, and measures how far it is below the router's own choice.
 
-Recording is one copy of [tokens, k] integers for each layer and step. CUDA graphs that are captured after `bind` keep
-doing it, since nothing can be taken out of a graph.
+Recording is one copy of [tokens, k] integers for each layer and step. CUDA graphs that are captured after `bind` make
+that copy at every replay, since nothing can be taken out of a graph.
 
 Private interfaces of vLLM 0.32 used here, and why:
 - `MoERunner.router`, `._quant_method.is_monolithic`, `._forward_entry` (layers/fused_moe/runner/moe_runner.py): where
@@ -60,7 +60,7 @@ class ExpertChoices:
 
     @contextmanager
     def told(self, choice: Sequence[torch.Tensor]) -> Iterator[None]:
-        """Make every router choose these experts, which `recorded` returned, in steps that run uncompiled."""
+        """Make every router choose these experts (from `recorded`) within this context. Steps must run uncompiled."""
         self._behind = []
         try:
             for router, ids in zip(self._routers, choice, strict=True):
@@ -74,14 +74,14 @@ class ExpertChoices:
 
     @property
     def behind(self) -> float:
-        """How far the worst expert of the latest `told` was below its router's own choice, as a share of the range."""
+        """How far the worst expert of the latest `told` was below its router's choice: see `rate_choice`."""
         return max((float(value) for value in self._behind), default=0.0)
 
     def _obey(
         self, compute: Any, told: torch.Tensor, hidden: torch.Tensor, logits: torch.Tensor, *args: Any, **kwargs: Any
     ) -> Any:
         if len(logits) != len(told):
-            raise RuntimeError(f"a step of {len(logits)} tokens got the experts of {len(told)}")
+            raise RuntimeError(f"a step of {len(logits)} tokens got the experts of {len(told)} tokens")
         ids = told.long()
         self._behind.append(rate_choice(logits, ids))
         others = torch.full_like(logits, torch.finfo(logits.dtype).min)
@@ -106,8 +106,11 @@ def _record(buffer: torch.Tensor, ids: torch.Tensor) -> None:
 
 
 def _can_be_fixed(runner: MoERunner) -> bool:
-    """Returns whether the kernel uses the router, no compiler traces it, and its weights depend on the chosen experts
-    only."""
+    """Returns whether a choice can be imposed on the router.
+
+    The kernel must use the router, no compiler may trace it, and the chosen experts' weights must depend only on the
+    logits of these experts.
+    """
     router: Any = runner.router
     return (
         isinstance(router, BaseRouter)

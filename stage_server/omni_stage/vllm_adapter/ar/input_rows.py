@@ -55,7 +55,7 @@ class InputRows:
             raise InvalidTensorError(f"{INPUT_ROWS} has dtype {rows.dtype}; send floating point", field=INPUT_ROWS)
         if not 0 <= offset <= self._length:
             raise InvalidTensorError(
-                f"{INPUT_ROWS_OFFSET} is {offset} where {self._length} rows are there; send chunks in order",
+                f"{INPUT_ROWS_OFFSET} is {offset}, but only {self._length} rows have arrived; send chunks in order",
                 field=INPUT_ROWS_OFFSET,
                 limit=self._length,
             )
@@ -70,8 +70,8 @@ class InputRows:
         self._length = end
 
     def copy_to(self, target: torch.Tensor, start: int) -> None:
-        """Fill `target` [N, D] with the rows of positions start to start + N; positions after the last row
-        get a copy of it."""
+        """Fill `target` [N, D] with the rows of positions [start, start + N). Later positions get a copy of the last
+        row."""
         length = target.shape[0]
         there = min(max(self._length - start, 0), length)
         target[:there] = self._data[start : start + there]

@@ -22,7 +22,7 @@ from omni_stage.vllm_adapter.packing import ROWS_NAME, encode_output, pack_error
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What the requests of one step send. Immutable, since the next step is planned before this one is attached."""
+    """What the requests of one step send. Immutable, since the next step is planned before `attach`."""
 
     deliveries: dict[str, Delivery]
     extras: dict[str, dict[str, torch.Tensor]]

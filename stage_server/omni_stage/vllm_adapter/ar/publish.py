@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 
 class PublishingMixin(_Base):
-    """Sends rows, for a class derived from vLLM's V1 runner."""
+    """Adds the sending of rows to a class derived from vLLM's V1 runner."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         """Build vLLM's runner, then ours. Raises ConfigurationError."""
@@ -118,8 +118,8 @@ class PublishingMixin(_Base):
     def _sample_kept(self, grammar_output: GrammarOutput | None) -> Any:
         """Sample as vLLM does, without drawing from the seeded generators of requests whose prefill continues.
 
-        vLLM draws for them too and then rewinds their generators. Generators of the CPU cannot be rewound: a seeded
-        prompt of several steps would end the engine.
+        vLLM draws for them too and then rewinds their generators. Generators on a CPU cannot be rewound: a seeded
+        request whose prefill takes several steps would end the engine.
         """
         generators = self.input_batch.generators
         hidden = {

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 class OmniARRunnerMixin(PublishingMixin):
-    """Rows in and rows out, for a class derived from vLLM's V1 runner."""
+    """Adds rows in and rows out to a class derived from vLLM's V1 runner."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         """Build vLLM's runner, then ours. Raises ConfigurationError for settings that cannot give correct rows."""
@@ -72,7 +72,7 @@ class OmniARRunnerMixin(PublishingMixin):
 
     @property
     def no_embedding_token_ids(self) -> tuple[int, ...]:
-        """Token ids that stand for something else and may have no embedding."""
+        """Token ids of placeholders, which may have no embedding."""
         return self._hooks.placeholder_token_ids
 
     # Eager steps

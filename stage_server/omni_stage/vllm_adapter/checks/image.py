@@ -2,7 +2,8 @@
 
     python -m omni_stage.vllm_adapter.checks.image        prints problems, and exits 1 if any; run as the image's user
 
-These are requirements of vLLM 0.32 and Triton 3.7. Unchecked, they would fail only when the first GPU pod starts:
+These are requirements of vLLM 0.32 and Triton 3.7. Without this check, an image that lacks one would fail only when the
+first GPU pod starts:
 - `vllm.envs.VLLM_USE_FLASHINFER_SAMPLER` is on by default, and FlashInfer compiles its sampler with nvcc, which the
   image lacks (v1/sample/ops/topk_topp_sampler.py). It must be off, or FlashInfer's precompiled kernels installed.
 - Triton and torch.compile call a C and a C++ compiler, with Python's headers, when a kernel is first used.

@@ -4,7 +4,7 @@ vLLM 0.32 finds a model class's abilities by importing it in a separate process 
 takes ten seconds or more at start-up. It caches the result below $VLLM_CACHE_ROOT, with a hash of the model's file. A
 new pod's cache is empty, so the image holds results below $OMNI_MODEL_INFOS, which `copy_model_infos` copies into it.
 
-The Dockerfile has them written by `python -m omni_stage.models.prepare_image DIRECTORY`.
+The Dockerfile runs `python -m omni_stage.models.prepare_image DIRECTORY` to write them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FOLDER = "modelinfos"
 
 
 def copy_model_infos(environ: Mapping[str, str] | None = None) -> int:
-    """Copy the results that vLLM's cache lacks from the image. Returns how many. Call it before vLLM is imported.
+    """Copy from the image the results that vLLM's cache lacks. Returns how many. Call it before vLLM is imported.
 
     Does nothing unless the environment names both folders. A cache that cannot be written is no error: vLLM works
     without it and reports it.

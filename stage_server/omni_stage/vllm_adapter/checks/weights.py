@@ -12,7 +12,7 @@ Private interfaces of vLLM 0.32 used here, and why:
 - `RoutedExperts` (layers/fused_moe/routed_experts.py): holds all experts of a layer in `w13_*` and `w2_*`, where
   checkpoints have a tensor for each expert.
 - `packed_modules_mapping`: a model's declaration of which modules of a checkpoint make up a fused module.
-- `quant_method` of modules and `uses_meta_device`, `BaseKVCacheMethod`, `_CONFIG_BUILT_PARAMS`: vLLM's own rules of
+- `quant_method` of modules and `uses_meta_device`, `BaseKVCacheMethod`, `_CONFIG_BUILT_PARAMS`: vLLM's own rules for
   which parameters a checkpoint need not hold, from `DefaultModelLoader.track_weights_loading`.
 - `get_cache_scale_mapper`, `get_checkpoint_weight_mapper` of quantization configurations, which vLLM's loader applies.
 - `AutoAWQConfig.modules_to_not_convert`, `AutoGPTQConfig.modules_in_block_to_quantize` and `maybe_update_config`:
@@ -39,7 +39,7 @@ from omni_stage.errors import ConfigurationError
 Weights = Iterable[tuple[str, torch.Tensor]]
 
 _EXPERT_PARTS = {"w13": ("gate_proj", "up_proj"), "w2": ("down_proj",)}
-"""vLLM's parameters that hold a layer's experts -> the names in the checkpoint of one expert's parts."""
+"""vLLM's parameters that hold a layer's experts -> the checkpoint's names of one expert's parts."""
 _SHOWN = 5
 """Most names of one kind, missing or unknown, in the error."""
 _NAME_LENGTH = 120
@@ -55,11 +55,11 @@ def load_checked(
     mapper: WeightsMapper,
     ignored: Collection[str] = (),
 ) -> set[str]:
-    """Load the weights with `load`. Returns its result: the names of the model's parameters.
+    """Load the weights with `load`. Returns its result: the names of the parameters that were loaded.
 
-    `weights` are the checkpoint's tensors; those that `mapper` drops belong to other components. `ignored` are names in
-    the checkpoint of tensors that this model does not use. Raises ConfigurationError naming what is missing, what is
-    left over, or the tensor that does not fit.
+    `weights` are the checkpoint's tensors; those that `mapper` drops belong to other components. `ignored`: the
+    checkpoint's names of tensors that this model does not use. Raises ConfigurationError naming what is missing, what
+    is left over, or the tensor that does not fit.
     """
     quant_config = getattr(model, "quant_config", None)
     if quant_config is not None:
@@ -86,8 +86,8 @@ def load_checked(
 def quantize_what_is_quantized(quant_config: Any, model_path: str, mapper: WeightsMapper) -> None:
     """Make AWQ and GPTQ treat exactly those modules as quantized whose tensors in the checkpoint are quantized.
 
-    The lists in published configurations are incomplete: AWQ's name only the vision encoder as not quantized, and some
-    are empty. Changes `quant_config` in place; does nothing for other quantizations and for None.
+    The lists in published configurations are incomplete: AWQ lists name only the vision encoder as not quantized, and
+    some lists are empty. Changes `quant_config` in place; does nothing for other quantizations and for None.
     """
     if isinstance(quant_config, AutoAWQConfig):
         quant_config.modules_to_not_convert = []
@@ -159,7 +159,7 @@ class _Tally:
             if shape is not None and tensor.shape != shape:
                 raise ConfigurationError(
                     f"the checkpoint's tensor {name[:_NAME_LENGTH]} is {list(tensor.shape)}, and its config.json "
-                    f"makes it {list(shape)}; do config.json and the weights belong together?",
+                    f"requires {list(shape)}; do config.json and the weights belong together?",
                     field="model.path",
                 )
             self._seen.add(mapped)

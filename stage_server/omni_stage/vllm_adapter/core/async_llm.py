@@ -1,7 +1,7 @@
 """The engine as a process of its own: vLLM's AsyncLLM with our output processing, behind EngineCore.
 
 vLLM 0.32 builds its OutputProcessor inside `AsyncLLM.__init__`. It also starts the output loop there if an event loop
-runs, else on the first request. The subclass replaces the processor by our own, made with the same arguments, before
+runs, else on the first request. The subclass replaces the processor with our own, made with the same arguments, before
 the output loop starts.
 
 The kernel ends the engine's process when the *thread* that started it ends (process/children.py). Loading takes many

@@ -100,7 +100,7 @@ class EngineCore(Protocol):
         priority: int = 0,
         on_submit: Callable[[], None] | None = None,
     ) -> AsyncGenerator[EngineStep, None]:
-        """Run one request; closing the generator aborts it. A lower priority is scheduled earlier.
+        """Run one request; closing the generator aborts it. A lower `priority` number is scheduled earlier.
 
         `on_submit` is called on the event loop when vLLM's input processor has finished and the request is sent to the
         engine core. An engine in this process calls it immediately, because it processes inputs between its steps.

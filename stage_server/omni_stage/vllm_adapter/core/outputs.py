@@ -62,7 +62,7 @@ class Capture:
 
 
 def convert_output(output: RequestOutput | PoolingRequestOutput[Any], capture: Capture, *, first: bool) -> EngineStep:
-    """Returns one vLLM output with the tensors captured since the previous one.
+    """Returns the engine step of one vLLM output, with the tensors captured since the previous output.
 
     Raises the OmniStageError that the worker packed, QueueTimeoutError, ModelExecutionError.
     """

@@ -5,7 +5,8 @@ in the same queue. vLLM's own scheduling of pooling requests does most of the wo
 and each ends with its first output. This class only
 
 - bounds the payload bytes, the work and the number of diffusion requests in flight, in queue order,
-- ends requests that waited too long (stop reason `queue_timeout`), and requests whose output is missing or no tensor,
+- ends requests that waited too long (stop reason `queue_timeout`), and requests whose output is missing or is not a
+  tensor,
 - orders requests of equal priority by when they are due (playback.py decides that),
 - sets the stop reason `diffusion_done` where vLLM leaves the stop reason empty,
 - gives a request without tokens the one placeholder token that scheduling needs.
@@ -51,7 +52,7 @@ PLACEHOLDER_TOKEN_ID = 0
 
 
 class DiffusionScheduler(OmniSchedulerMixin, Scheduler):
-    """vLLM's Scheduler with diffusion requests. There is none over AsyncScheduler: output.py says why."""
+    """vLLM's Scheduler with diffusion requests. There is no variant of AsyncScheduler: output.py says why."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Take vLLM's arguments. Raises ConfigurationError if additional_config holds wrong settings."""
@@ -98,7 +99,7 @@ class DiffusionScheduler(OmniSchedulerMixin, Scheduler):
             if request is None or request.is_finished() or not is_diffusion(request):
                 continue
             if request.num_computed_tokens < request.num_prompt_tokens:
-                # Only some of its placeholder tokens: the step with the last one runs the request.
+                # This step has only some of its placeholder tokens: the step with the last one runs the request.
                 continue
             problem = find_output_problem(model_runner_output, request_id)
             if problem:

@@ -41,7 +41,10 @@ from omni_stage.vllm_adapter.media.places import (
 
 
 class PairedProcessor:
-    """Mixin for a vLLM processor. A video's placeholder followed by an audio clip's is a video with its audio."""
+    """Mixin for a vLLM processor.
+
+    A video's placeholder, directly followed by an audio clip's, stands for a video with its audio.
+    """
 
     info: Any
 
@@ -97,7 +100,7 @@ class PairedModel:
     def get_mrope_input_positions(
         self, input_tokens: list[int], mm_features: list[MultiModalFeatureSpec]
     ) -> tuple[torch.Tensor, int]:
-        """Returns the positions of transformers' get_rope_index, int64 [3, tokens], and the offset of later positions.
+        """Returns positions like transformers' get_rope_index, int64 [3, tokens], and the offset of later positions.
 
         Later positions continue from the last position, as in transformers' generate(). rope_deltas would continue from
         the largest position, which a wide video with short audio moves beyond the positions of the text after it.
@@ -149,7 +152,7 @@ class PairedModel:
 def in_token_order(
     embeddings: Sequence[torch.Tensor], placeholders: torch.Tensor, ids: Mapping[str, int]
 ) -> Sequence[torch.Tensor]:
-    """Returns the rows of media, cut and ordered like their placeholders, int64 [n].
+    """Returns the rows of media, cut and ordered like `placeholders` (int64 [n]).
 
     vLLM gathers the rows medium by medium. Where its check finds no interleaving, it writes them in that order.
     """

@@ -76,9 +76,10 @@ def expand(
     interleave: Interleave,
     positions_per_second: float,
 ) -> tuple[list[int], list[Place]]:
-    """Returns the prompt with each placeholder expanded to its medium's tokens, and where these are.
+    """Returns the prompt with each placeholder expanded to its medium's tokens, and the places of the media.
 
-    lengths: number of tokens of each medium, by modality. grids: number of grids of each video, along the time.
+    lengths: number of tokens of each medium, by modality. grids: number of each video's grids in time (FRAMES_PER_GRID
+    frames each).
     """
     kinds = {token: modality for modality, token in tokens.placeholders.items()}
     expanded: list[int] = []
@@ -149,19 +150,19 @@ class Block:
 
 
 def grid_positions(grid: tuple[int, int, int], per_grid: float) -> np.ndarray:
-    """Returns int64 [3, t * h * w] of an image or video of t grids of h by w tokens, each `per_grid` positions long."""
+    """Returns the positions, int64 [3, t * h * w], of t grids of h by w tokens, each `per_grid` positions long."""
     positions = np.indices(grid)
     positions[0] = (positions[0] * per_grid).astype(np.int64)
     return positions.reshape(3, -1)
 
 
 def sound_positions(count: int) -> np.ndarray:
-    """Returns int64 [3, count] of an audio clip."""
+    """Returns the positions, int64 [3, count], of an audio clip."""
     return np.broadcast_to(np.arange(count), (3, count))
 
 
 def heard_video_positions(video: np.ndarray, sound: np.ndarray, is_video: np.ndarray) -> np.ndarray:
-    """Returns int64 [3, v + a] of a video [3, v] and its audio [3, a] that begin together."""
+    """Returns the positions, int64 [3, v + a], of a video [3, v] and its audio [3, a] that begin together."""
     positions = np.empty((3, is_video.size), np.int64)
     positions[:, is_video] = video
     positions[:, ~is_video] = sound

@@ -33,7 +33,7 @@ class MediaStep:
 
 @dataclass(slots=True)
 class MediaTurns:
-    """Decides from the steps so far. Used from one thread."""
+    """Decides from the steps so far how much media the next step may encode. Used from one thread."""
 
     share: float = DEFAULT_SHARE
     """Most of the engine's time that encoding may take while other requests wait for tokens; 1 removes both bounds."""
@@ -85,7 +85,7 @@ def _delays(step: MediaStep) -> bool:
 
 
 def cap_budget(room: int, next_embeds: int, budget: int) -> int:
-    """Returns how many embeddings a request may encode in a step: `room`, or one medium that is larger, if it is first.
+    """Returns how many embeddings a request may encode in a step: `room`, or a larger medium that is the step's first.
 
     `room`: how many of the step's STEP_EMBEDS are left. `next_embeds`: embeddings of the request's next medium.
     `budget`: vLLM's own, which the result never exceeds.

@@ -2,9 +2,9 @@
 
 - Payloads: `schedule` runs vLLM's own and then adds the decoded payload to new requests that carry one.
 - Order: where a component says how fast its tokens are played (pace.py), requests of equal priority are ordered by when
-  their audio will run out. If a step cannot hold all requests, the one that runs out first goes first. If the KV cache
-  is full, the request with the most audio ahead is preempted. A new request waits where its prompt would delay the
-  first audio of earlier requests by more than it saves the waiting ones (groups.py).
+  their audio will run out. If a step cannot hold all requests, the one whose audio runs out first goes first. If the KV
+  cache is full, the request with the most audio ahead is preempted. A new request waits where its prompt would delay
+  the first audio of earlier requests by more than it saves the waiting ones (groups.py).
 - Media are encoded in turns with the tokens of other requests (media_turns.py). While media must wait, requests that
   still have media to encode are taken out of vLLM's queue for the step, because vLLM would not look past a request
   that cannot start.

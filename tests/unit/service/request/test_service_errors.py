@@ -137,7 +137,7 @@ VIOLATIONS = [
     pytest.param([END], "the first message must be Start", id="End first"),
     pytest.param([pb.GenerateRequest()], "empty message", id="empty message"),
     pytest.param([TEXT], "the stream ended before End", id="no End"),
-    pytest.param([TEXT, TEXT, END], "Start came twice", id="two Starts"),
+    pytest.param([TEXT, TEXT, END], "Start arrived twice", id="two Starts"),
     pytest.param([TEXT, media(), END], "did not announce", id="unannounced medium"),
     pytest.param(
         [TEXT, pb.GenerateRequest(tensor={"name": "x"}), END], "announced no tensors", id="unannounced tensor"

@@ -77,7 +77,7 @@ def test_a_choice_of_another_step_is_refused() -> None:
     one = router()
     choices = ExpertChoices([one], TOKENS, CPU)
     with (
-        pytest.raises(RuntimeError, match="a step of 7 tokens got the experts of 3"),
+        pytest.raises(RuntimeError, match="a step of 7 tokens got the experts of 3 tokens"),
         choices.told([torch.zeros(3, TOP, dtype=torch.int32)]),
     ):
         select(one, logits(0))
