@@ -24,7 +24,7 @@ AGAIN_S: Final = 0.2
 """Pause before another call to an entry stage that could not be reached."""
 
 AHEAD_BYTES: Final = 64 << 10
-"""Most bytes of an answer that gRPC reads ahead. With channel_options' 4 MiB, which are meant for tensors, that much
+"""Maximum bytes of an answer that gRPC reads ahead. With channel_options' 4 MiB, which are meant for tensors, that much
 memory would be held for each client that stalls. gRPC's bdp_probe is off, because it would raise this limit on fast
 connections."""
 

@@ -1,7 +1,7 @@
 """Leader election by a coordination Lease: the process that holds the Lease may write; the others only watch.
 
-The protocol is client-go's. A candidate takes the Lease over when its record has not changed for the record's duration
-*by the candidate's own clock*, so clocks need not agree. A leader whose renewals fail stops sending writes
+The protocol is client-go's. A candidate takes over the Lease when the Lease has not changed for the duration that it
+states, *by the candidate's own clock*, so clocks need not agree. A leader whose renewals fail stops sending writes
 renew_deadline_s after the last successful renewal, before another process may take over. Writes in flight at that
 moment time out before the takeover too.
 """

@@ -65,7 +65,7 @@ class LiveResponse(Response):
         comment_s: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """send_s: longest time in which one chunk must be sent, in seconds. comment_s: seconds of silence after which a
+        """send_s: time within which one chunk must be sent, in seconds. comment_s: seconds of silence after which a
         comment is sent; None: no comments."""
         self.status_code = 200
         self.background = None

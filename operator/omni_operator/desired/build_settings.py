@@ -1,6 +1,6 @@
 """Inputs of the builders in addition to the pipeline: the owner of the children, and the administrator's settings.
 
-An upgrade of the operator alone must not change these values: pods restart when their template changes.
+An upgrade of the operator must not change these values by itself, because pods restart when their template changes.
 """
 
 from __future__ import annotations

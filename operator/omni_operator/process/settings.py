@@ -103,7 +103,7 @@ def _switch(text: str) -> bool:
 
 
 def _setting(default: Any, help_text: str, read: _Reader = str, **more: str) -> Any:
-    """Returns a field with the metadata of its flag. more: `name`, if the flag's differs from the field's; `action`."""
+    """Returns a field with the metadata of its flag. more: `name`, if it differs from the field's name; `action`."""
     return field(default=default, metadata={"help": help_text, "read": read, **more})
 
 

@@ -75,7 +75,7 @@ class Assessment:
     conflicts: Sequence[Conflict] = ()
     errors: Sequence[ChildError] = ()
     settled: bool = False
-    """Whether the rollout of this generation was complete before, so that missing replicas were lost."""
+    """Whether the rollout of this generation was complete before. Then missing replicas were lost."""
 
     @property
     def foreign(self) -> Sequence[Conflict]:
