@@ -17,7 +17,7 @@ from omni_proto.errors import OmniProtoError
 from omni_proto.video_header import VideoHeader, VideoHeaderError, read_video_header, sniff_video
 
 MAX_SECTIONS: Final = 4096
-"""Most chunks of a PNG or WAV, or segments of a JPEG. Photographs with depth maps have about a hundred."""
+"""Maximum number of chunks in a PNG or WAV, or segments in a JPEG. Photographs with depth maps have about a hundred."""
 BYTES_PER_PIXEL: Final = 3
 BYTES_PER_SAMPLE: Final = 4
 

@@ -1,4 +1,4 @@
-"""Decodes MP3 and Opus of requests to WAV, because stages read only WAV and FLAC. FFmpeg may use only one demuxer."""
+"""Decodes MP3 and Opus of requests to WAV, because stages read only WAV and FLAC. FFmpeg never guesses the format."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 MAX_INLINE_BYTES: Final = 4 * 1024 * 1024
-"""Most bytes of all media in a Start message; further media follow in MediaChunks."""
+"""Maximum bytes of all media in a Start message; further media follow in MediaChunks."""
 MEDIA_CHUNK_BYTES: Final = 1024 * 1024
 
 Sampling = Mapping[str, Mapping[str, Any]]

@@ -20,9 +20,9 @@ from omni_proto.pipeline.read.strict_yaml import StrictLoader
 from omni_proto.pipeline.types.resource import KIND, OmniPipeline
 
 MAX_PIPELINE_BYTES = 256 << 10
-"""Most bytes of a pipeline file, including comments and whitespace."""
+"""Maximum bytes of a pipeline file, including comments and whitespace."""
 MAX_SPEC_BYTES = 64 << 10
-"""Most bytes of a spec as compact JSON. The pipeline's children are many times as large, and the operator, which all
+"""Maximum bytes of a spec as compact JSON. The pipeline's children are many times as large, and the operator, which all
 users share, keeps them in memory."""
 
 

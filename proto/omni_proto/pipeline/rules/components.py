@@ -72,8 +72,8 @@ _SECTIONS: Final = (
 
 
 def _merge(section: _Section, facts: Mapping[str, ComponentFacts], whens: Sequence[When]) -> list[_Merged]:
-    """Returns the refusals of a section. Equal refusals of several components are merged, and fields with equal
-    reasons.
+    """Returns the refusals of a section. Equal refusals of several components are merged, and so are fields with
+    equal reasons.
     """
     components: dict[str, tuple[Refusal, list[str]]] = {}
     for item in facts.values():

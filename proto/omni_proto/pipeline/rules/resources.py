@@ -11,7 +11,7 @@ from omni_proto.pipeline.types import kubernetes as k8s
 from omni_proto.stage_config import Limits, MediaLimits
 
 MAX_GPUS: Final = 64
-"""Most GPUs of one stage: the largest tensor parallel size."""
+"""Maximum number of GPUs of one stage: the largest tensor parallel size."""
 LEAST_BYTES: Final = "1Mi"
 """Smallest accepted memory or storage. A smaller value has a wrong unit, such as 512m, which is half a byte."""
 
