@@ -24,7 +24,7 @@ class ConnectionBounds:
     """Limits of connections that have sent no request yet, or whose request has been answered."""
 
     waiting: int = 2048
-    """Maximum of such connections at a time. There is no limit per peer: behind an ingress all connections may come
+    """Maximum number of such connections. There is no limit per peer: behind an ingress all connections may come
     from one peer. When the limit is exceeded, the peer with the most connections loses its oldest one."""
     header_s: float = 10.0
     """Seconds from the start of a connection to the end of its first header."""

@@ -56,7 +56,7 @@ class Entries:
             try:
                 known = self._facts[key] = (self._clock(), await self._describe(pipeline))
             except OmniRequestError as error:
-                # With an older description the request continues. It has its own retries, and reports the problem.
+                # The request continues with an older description. Its call has its own retries and reports the problem.
                 if known is None or error.code is not grpc.StatusCode.UNAVAILABLE:
                     raise to_error(error) from error
         return read_facts(known[1], pipeline)

@@ -53,7 +53,7 @@ class VideoHeader:
 
     @property
     def kept_frames(self) -> int:
-        """Frames that are kept for the model, at most."""
+        """Maximum number of frames that are kept for the model."""
         return sample_count(self.frames or MAX_FRAMES, self.seconds)
 
     @property
@@ -270,7 +270,7 @@ def _elements(view: memoryview) -> Iterator[tuple[int, memoryview]]:
 
 
 def _variable(view: memoryview, position: int, *, keep_marker: bool) -> tuple[int, int]:
-    """Returns the number of 1 to 8 bytes at position, and the position after it."""
+    """Returns the integer at position, which takes 1 to 8 bytes, and the position after it."""
     length = 9 - view[position].bit_length()
     if length > 8 or position + length > len(view):
         raise VideoHeaderError("an element of the video has no length")

@@ -159,5 +159,5 @@ async def _end(tasks: Sequence[asyncio.Future[Any]]) -> None:
     for task in tasks:
         task.cancel()
     for task in tasks:
-        with contextlib.suppress(asyncio.CancelledError, Exception):  # each result is read where it matters
+        with contextlib.suppress(asyncio.CancelledError, Exception):  # the callers read the results that matter
             await task

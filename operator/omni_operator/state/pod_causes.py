@@ -234,7 +234,7 @@ def _ended_pod_cause(pod: Manifest) -> Cause | None:
 
 
 def _in_setup_since(pod: Manifest) -> datetime | None:
-    """Returns the time since which a pod with a node waits for volumes or network; None if it does not wait or ends."""
+    """Returns the time since which a pod with a node waits for volumes or network; None if it does not wait."""
     setup, scheduled = find_condition(pod, "PodReadyToStartContainers"), find_condition(pod, "PodScheduled")
     if setup is None or setup.get("status") != "False" or scheduled is None or scheduled.get("status") != "True":
         return None

@@ -75,7 +75,7 @@ class EngineArgs(ConfigModel):
     """Accept embeddings instead of a prompt's tokens. Every request is then embedded outside CUDA graphs, which slows
     text requests down. Only for an entry stage whose rows no other stage reads."""
     mm_processor_cache_mib: Annotated[int, Field(ge=0, le=1_048_576)] | None = None
-    """Cache of processed media in MiB, so that repeated ones are not processed again. This memory comes on top of
+    """Cache of processed media in MiB, so that repeated media are not processed again. This memory comes on top of
     limits.maxInflightBytes. Default: 0, no cache."""
     max_media_share: Annotated[float, Field(gt=0, le=1)] | None = None
     """Maximum share of the engine's time for encoding images, audio and video while requests without media to encode

@@ -110,7 +110,7 @@ def spec_too_large(size: int, source: str) -> PipelineError:
 def _list_problems(error: ValidationError) -> list[Problem]:
     problems: list[Problem] = []
     for item in error.errors(include_url=False):
-        # pydantic's loc includes branches of a union (int, constrained-str) and of a map's key; the file does not.
+        # pydantic's loc includes branches of a union (int, constrained-str) and "[key]", which are not in the file.
         path = tuple(
             part
             for part in item["loc"]
