@@ -37,7 +37,7 @@ class Entries:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, *, request_s: float = 300.0) -> None:
         """request_s: longest duration of a request in seconds. After a renewal of certificates, the old connection is
-        kept for this time."""
+        kept for at least this time."""
         self._clock = clock
         self._request_s = request_s
         self._retired: list[tuple[float, AsyncOmniClient]] = []
@@ -106,7 +106,7 @@ class Entries:
         return client
 
     def _retire(self, key: _Key) -> None:
-        """Replace the client that had older TLS files. It is closed after request_s, when its requests have ended."""
+        """Retire the client that had older TLS files. Close clients that were retired more than request_s ago."""
         now = self._clock()
         for old in [old for old in self._clients if old[:2] == key[:2] and old != key]:
             self._retired.append((now, self._clients.pop(old)))

@@ -24,7 +24,7 @@ _MAX_HEADER_BYTES: Final = 32 << 10
 
 
 async def fetch_media(url: str, types: Sequence[str], *, param: str, max_bytes: int, max_seconds: float) -> bytes:
-    """Returns the body of an answer with status 200. `types` is sent in the accept header; the answer's is not checked.
+    """Returns the body of an answer with status 200. `types` are sent in the accept header, but not checked.
 
     Raises InvalidMediaError, TooLargeError.
     """

@@ -4,8 +4,8 @@ Keys are debounced, and a key that fails is retried with growing pauses. The que
 something about a pipeline may have changed, and does not say what. A key that is added while in work is processed once
 more.
 
-The queue is fair between groups of keys (e.g. tenants): groups with ready keys are served round-robin, and none can use
-all workers. So a group with thousands of keys delays only its own keys.
+The queue is fair between groups of keys (e.g. tenants): groups with ready keys are served round-robin, and a group may
+have at most most_of_group keys in work. So a group with thousands of keys delays only its own keys.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class WorkQueue(Generic[Key]):
         group_of: Callable[[Key], Hashable] = lambda key: None,
         most_of_group: int | None = None,
     ) -> None:
-        """most_of_group: how many keys of a group may be in work at the same time."""
+        """most_of_group: how many keys of a group may be in work at the same time; None: no limit."""
         self._debounce_s = debounce_s
         self._backoff = backoff or Backoff()
         self._group_of = group_of
