@@ -161,7 +161,7 @@ class Leadership:
         try:
             await self._write(self._build(""))
         except ApiError as error:
-            _log.warning("lease %s/%s could not be given up: %s", self._namespace, self._name, error)
+            _log.warning("lease %s/%s could not be released: %s", self._namespace, self._name, error)
 
     async def _pause(self, pause_s: float) -> None:
         """Wait until the next attempt. If leadership expires meanwhile, announce its loss."""

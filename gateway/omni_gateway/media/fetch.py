@@ -113,7 +113,7 @@ async def _get(parts: SplitResult, address: str, types: Sequence[str], param: st
                 f"{param} answered {parser.get_status_code()}; redirects are not followed.", param=param
             )
         if answer.is_cut:
-            raise InvalidMediaError(f"{param} ended before it was whole.", param=param)
+            raise InvalidMediaError(f"{param} ended before it was complete.", param=param)
         return bytes(answer.body)
     finally:
         writer.close()

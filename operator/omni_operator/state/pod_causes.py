@@ -128,7 +128,7 @@ def _refusal_cause(message: str) -> Cause:
     if quota is not None:
         return Cause(
             Reason.QUOTA_EXCEEDED,
-            f"ResourceQuota {quota['quota']} has no room for {quota['requested']}; raise it, or lower resources or "
+            f"ResourceQuota {quota['quota']} has no capacity for {quota['requested']}; raise it, or lower resources or "
             "replicas",
         )
     match = _FORBIDDEN.fullmatch(message)
@@ -181,7 +181,7 @@ def _readiness_causes(pod: Manifest) -> Iterator[Cause]:
         if running and not entry.get("ready") and _after(ready.get("lastTransitionTime"), running.get("startedAt")):
             yield Cause(
                 Reason.PROBE_FAILING,
-                f"pod {name} runs but says that it does not serve (readiness probe); see kubectl logs {name}",
+                f"pod {name} runs but reports that it does not serve (readiness probe); see kubectl logs {name}",
             )
 
 

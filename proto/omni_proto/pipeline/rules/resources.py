@@ -103,7 +103,7 @@ RESOURCE_RULES: Final = (
         summary="a limit of cpu is above 0",
         rule="!has(self.limits) || !('cpu' in self.limits) || "
         f"{_quantity('self.limits', quote('cpu'))}.compareTo(quantity('1m')) >= 0",
-        words="cpu %s is no time at all; give at least 1m, a thousandth of a CPU, or leave cpu out for no limit",
+        words="cpu %s is too small; give at least 1m, a thousandth of a CPU, or leave cpu out for no limit",
         values=("string(self.limits['cpu'])",),
         field=".limits",
     ),
