@@ -120,7 +120,7 @@ PIPELINES = Group(
             fires="> 10",
             wait="15m",
             severity="warning",
-            when="a twentieth of a pipeline's spoken answers begin later than 10 s after the request, over 15 minutes",
+            when="5 % of a pipeline's spoken answers begin later than 10 s after the request, over 15 minutes",
             summary=f"Callers of {_WHICH} wait {{{{ $value | humanizeDuration }}}} for the first audio.",
             description=f"For 15 minutes one in twenty spoken answers of {_WHICH} has begun later than 10 s after its "
             "request: requests queue, or an edge whose mode is Full waits for the whole reply.",
@@ -131,7 +131,7 @@ PIPELINES = Group(
             fires="> 1",
             wait="15m",
             severity="warning",
-            when="a twentieth of a pipeline's spoken answers take longer to make than to play, over 15 minutes",
+            when="5 % of a pipeline's spoken answers take longer to make than to play, over 15 minutes",
             summary=f"{_WHICH} makes audio more slowly than it plays.",
             description=f"For 15 minutes one in twenty spoken answers of {_WHICH} has taken "
             "{{ $value | humanize }} times as long as its audio plays, or longer: no player's buffer hides that.",

@@ -84,7 +84,7 @@ _WORK = Row(
                 Query(rate(f"omni_operator_status_writes_total{{{_OPERATOR}}}"), "statuses"),
                 Query(rate(f"omni_operator_noop_applies_total{{{_OPERATOR}}}"), "applies that changed nothing"),
             ],
-            "Statuses that were written, and applies that were of no use: those should be none.",
+            "Statuses that were written, and applies that changed nothing, of which there should be none.",
             unit="ops",
         ),
     ],
@@ -96,7 +96,7 @@ _API = Row(
         Panel(
             "Calls",
             [Query(rate(f"omni_operator_api_calls_total{{{_OPERATOR}}}", "verb, code"), "{{verb}} {{code}}")],
-            "Calls a second, by RBAC verb and HTTP status.",
+            "Calls per second, by RBAC verb and HTTP status.",
             unit="ops",
             stacked=True,
         ),

@@ -1,4 +1,4 @@
-"""Draws a dashboard as Grafana lays it out, from its JSON and Prometheus' answers, for docs and without Grafana."""
+"""Draws a dashboard for the docs, without Grafana: laid out as Grafana does, from its JSON and Prometheus' answers."""
 
 from __future__ import annotations
 

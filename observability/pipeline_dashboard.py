@@ -14,7 +14,7 @@ _CALLERS = Row(
         Panel(
             "Requests",
             [Query(rate(f"omni_pipeline_requests_total{{{SELECTOR}}}", BY_PIPELINE), _PIPELINE)],
-            "Requests that ended, a second.",
+            "Requests that ended per second.",
             unit="reqps",
         ),
         Panel(
@@ -25,7 +25,7 @@ _CALLERS = Row(
                     f"{_PIPELINE} {{{{code}}}} {{{{reason}}}}",
                 )
             ],
-            "Requests that did not end OK, a second, by gRPC code and reason; docs/errors.md explains each.",
+            "Requests per second that did not end OK, by gRPC code and reason; docs/errors.md explains each.",
             unit="reqps",
             stacked=True,
         ),
@@ -119,7 +119,7 @@ _SPEECH = Row(
         Panel(
             "Underruns",
             [Query(rate(f"omni_pipeline_audio_underruns_total{{{SELECTOR}}}", BY_PIPELINE), _PIPELINE)],
-            "Times a second that such a listener runs out of audio for 20 ms or longer.",
+            "Times per second that such a listener runs out of audio for 20 ms or longer.",
             unit="ops",
         ),
     ],

@@ -20,7 +20,7 @@ def rate(series: str, by: str = "", window: str = "$__rate_interval") -> str:
 
 
 def quantile(share: float, histogram: str, selector: str, by: str, window: str = "$__rate_interval") -> str:
-    """Returns a quantile of a histogram's observations in the window."""
+    """Returns PromQL for a quantile of a histogram's observations in the window."""
     chosen = f"{{{selector}}}" if selector else ""
     return f"histogram_quantile({share:g}, {rate(f'{histogram}_bucket{chosen}', f'le, {by}', window)})"
 

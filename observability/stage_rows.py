@@ -20,7 +20,7 @@ STAGES_ROW = Row(
         Panel(
             "Stages ready",
             [Query(f"sum by ({BY_STAGE}) (omni_stage_ready{{{STAGES}}})", STAGE)],
-            "Pods that take requests.",
+            "Pods that accept requests.",
             kind="stat",
             width=8,
         ),
@@ -56,7 +56,8 @@ STAGES_ROW = Row(
                     f"{STAGE} {{{{code}}}} {{{{reason}}}}",
                 )
             ],
-            "Calls of each stage that did not end OK. A stage passes the errors of stages below on: the lowest began.",
+            "Calls of each stage that did not end OK. A stage passes on errors of the stages below it, so look at the "
+            "lowest stage first.",
             unit="reqps",
             stacked=True,
         ),
@@ -85,7 +86,7 @@ ENGINES_ROW = Row(
         Panel(
             "KV cache in use",
             [Query(f"max by ({BY_STAGE}) (vllm:kv_cache_usage_perc{{{STAGES}}})", STAGE)],
-            "Share of the KV cache that is taken, of the fullest pod. A diffusion stage has none.",
+            "KV cache in use, as a share, in the fullest pod. A diffusion stage has none.",
             unit="percentunit",
             thresholds=[(0.9, "orange")],
         ),
@@ -95,7 +96,7 @@ ENGINES_ROW = Row(
                 Query(rate(f"vllm:generation_tokens_total{{{STAGES}}}", BY_STAGE), f"{STAGE} written"),
                 Query(rate(f"vllm:prompt_tokens_total{{{STAGES}}}", BY_STAGE), f"{STAGE} read"),
             ],
-            "Tokens that the engines read and write, a second.",
+            "Tokens that the engines read and write per second.",
         ),
         Panel(
             "Preemptions",
@@ -155,7 +156,7 @@ EDGES_ROW = Row(
                 Query(f"sum by ({BY_STAGE}) (omni_stage_inflight_bytes{{{STAGES}}})", STAGE),
                 Query(f"sum by ({BY_STAGE}) (omni_stage_inflight_limit_bytes{{{STAGES}}})", f"{STAGE} limit"),
             ],
-            "What admitted requests have reserved for tensors and media, and what they may.",
+            "What admitted requests have reserved for tensors and media, and the limit.",
             unit="bytes",
             width=12,
         ),

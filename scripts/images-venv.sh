@@ -1,5 +1,6 @@
 #!/bin/sh
-# Runs in the Dockerfile: creates /opt/venv, installs what the arguments of `uv pip install` name, and compiles the bytecode.
+# Runs in the Dockerfile: creates /opt/venv, installs packages into it, and compiles their bytecode. The arguments are those
+# of `uv pip install`.
 set -eu
 python3 -m venv --without-pip /opt/venv
 export SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt UV_NO_CACHE=1 UV_PYTHON_DOWNLOADS=never VIRTUAL_ENV=/opt/venv

@@ -5,8 +5,8 @@ licences.
 
 The packages of an image are found by following the requirements of the image's extra through the installed packages.
 These come from the same constraints as the packages of the images. Exits with 1 and names the package if a licence is
-not accepted. The bills do not contain Debian packages of the base image or libraries inside wheels. There is none for
-the GPU image, whose packages are not installed here.
+not accepted. The bills do not contain Debian packages of the base image or libraries inside wheels. There is no bill
+for the GPU image, whose packages are not installed here.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ BY_NAME: Mapping[str, str] = {
     "supervisor": "BSD-derived: the Repoze licence",
     "prometheus-fastapi-instrumentator": "ISC: its metadata names no licence, its LICENSE file does",
     "setuptools": "MIT: its metadata names no licence, its LICENSE file does",
-    "intel-openmp": "Intel's EULA for developer tools: who passes an image on has to read it",
-    "intel-cmplr-lib-ur": "Intel's EULA for developer tools: who passes an image on has to read it",
+    "intel-openmp": "Intel's EULA for developer tools: anyone who distributes an image must read it",
+    "intel-cmplr-lib-ur": "Intel's EULA for developer tools: anyone who distributes an image must read it",
     "oss-harmony": "Apache-2.0: its metadata names no licence, its LICENSE file does",
 }
 """Packages whose licence a person has read, each with the reason why it may be shipped."""

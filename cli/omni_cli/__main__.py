@@ -10,7 +10,7 @@ ENGINE_PACKAGES = ("vllm", "torch", "transformers", "safetensors", "numpy", "omn
 
 
 def main() -> None:
-    """Run the command. If a package is missing, names the extra to install and exits 1."""
+    """Run the command. If a package is missing, print the extra to install and exit with code 1."""
     try:
         from omni_cli.main import app
 

@@ -36,7 +36,7 @@ def parse_sampling(options: Sequence[str]) -> dict[str, dict[str, Any]]:
         if key not in known:
             close = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
-            raise SamplingOptionError(f"--sampling {option}: {key} is no sampling parameter; {hint}")
+            raise SamplingOptionError(f"--sampling {option}: {key} is not a sampling parameter; {hint}")
         if key in sampling.get(stage, {}):
             raise SamplingOptionError(f"--sampling {option}: {stage}.{key} is given twice")
         sampling.setdefault(stage, {})[key] = _parse_value(option, key, text)

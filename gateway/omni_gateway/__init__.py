@@ -1,4 +1,4 @@
-"""The HTTP gateway: OpenAI's API in front of pipelines, over the public client only.
+"""The HTTP gateway: OpenAI's API in front of pipelines. It calls them only through the public client.
 
 request -> guard/ (id, key, limits, bounds) -> api/ (routes) -> openai/ (fields) -> entries.py -> the entry stage
 

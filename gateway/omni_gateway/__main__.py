@@ -18,7 +18,7 @@ from omni_proto.logs import LineFormatter, configure_logging
 
 
 def parse_endpoint(text: str, settings: GatewaySettings) -> ServedPipeline:
-    """Returns the pipeline of NAME=grpc://HOST:PORT. Raises ValueError."""
+    """Returns the pipeline that a text NAME=grpc://HOST:PORT names. Raises ValueError."""
     name, equals, endpoint = text.partition("=")
     if not (name and equals and endpoint.startswith(("grpc://", "grpcs://"))):
         raise ValueError(f"{text!r} is not NAME=grpc://HOST:PORT or NAME=grpcs://HOST:PORT")

@@ -24,7 +24,7 @@ class ConnectionBounds:
     """Limits of connections that have sent no request yet, or whose request has been answered."""
 
     waiting: int = 2048
-    """Most such connections at a time. There is no limit per peer, because behind an ingress all connections may come
+    """Maximum number of such connections. There is no limit per peer: behind an ingress all connections may come
     from one peer. When the limit is exceeded, the peer with the most connections loses its oldest one."""
     header_s: float = 10.0
     """Seconds from the start of a connection to the end of its first header."""
@@ -33,7 +33,7 @@ class ConnectionBounds:
     less time (httpx 5 s; nginx and AWS' load balancer 60 s). If the server closed first, a request that is already on
     its way could be lost."""
     header_bytes: int = 64 << 10
-    """Most bytes of a header."""
+    """Maximum bytes of a header."""
 
 
 class BoundedHttp(HttpToolsProtocol):

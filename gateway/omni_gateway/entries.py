@@ -24,7 +24,7 @@ AGAIN_S: Final = 0.2
 """Pause before another call to an entry stage that could not be reached."""
 
 AHEAD_BYTES: Final = 64 << 10
-"""Most bytes of an answer that gRPC reads ahead. With channel_options' 4 MiB, which are meant for tensors, that much
+"""Maximum bytes of an answer that gRPC reads ahead. With channel_options' 4 MiB, which are meant for tensors, that much
 memory would be held for each client that stalls. gRPC's bdp_probe is off, because it would raise this limit on fast
 connections."""
 
@@ -37,7 +37,7 @@ class Entries:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, *, request_s: float = 300.0) -> None:
         """request_s: longest duration of a request in seconds. After a renewal of certificates, the old connection is
-        kept for this time."""
+        kept for at least this time."""
         self._clock = clock
         self._request_s = request_s
         self._retired: list[tuple[float, AsyncOmniClient]] = []
@@ -56,7 +56,7 @@ class Entries:
             try:
                 known = self._facts[key] = (self._clock(), await self._describe(pipeline))
             except OmniRequestError as error:
-                # With an older description the request continues. It has its own retries, and reports the problem.
+                # The request continues with an older description. Its call has its own retries and reports the problem.
                 if known is None or error.code is not grpc.StatusCode.UNAVAILABLE:
                     raise to_error(error) from error
         return read_facts(known[1], pipeline)
@@ -106,7 +106,7 @@ class Entries:
         return client
 
     def _retire(self, key: _Key) -> None:
-        """Replace the client that had older TLS files. It is closed after request_s, when its requests have ended."""
+        """Retire the client that had older TLS files. Close clients that were retired more than request_s ago."""
         now = self._clock()
         for old in [old for old in self._clients if old[:2] == key[:2] and old != key]:
             self._retired.append((now, self._clients.pop(old)))

@@ -44,7 +44,7 @@ class InvalidRequestError(GatewayError):
 
 
 class UnsupportedError(InvalidRequestError):
-    """A field or value of OpenAI's that this gateway does not support."""
+    """A field or value of OpenAI's API that this gateway does not support."""
 
     code = "unsupported_parameter"
 

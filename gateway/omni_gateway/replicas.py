@@ -34,7 +34,7 @@ async def count_addresses(name: str) -> Counter[int]:
 
 
 class ReadyReplicas:
-    """The number of replicas behind a DNS name, which is resolved again and again while `run` is open."""
+    """The number of replicas behind a DNS name, which is resolved repeatedly while `run` is open."""
 
     def __init__(self, name: str, assumed: int, resolve: Resolve = count_addresses, every_s: float = CHECK_S) -> None:
         """assumed: the number of replicas until the name has been resolved once."""

@@ -32,7 +32,7 @@ class MediaSettings(_Model):
     fetch_https: bool = False
     """Whether image_url and video_url may be https URLs. Non-public addresses are always refused."""
     fetch_seconds: Annotated[float, Field(gt=0, le=300)] = 10.0
-    """Longest time to fetch an image or a video."""
+    """Maximum time to fetch an image or a video, in seconds."""
 
 
 class GatewaySettings(_Model):
@@ -41,7 +41,7 @@ class GatewaySettings(_Model):
     max_body_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = 48 << 20
     """Maximum size of a request's body in bytes. If content-length is larger, the body is not read."""
     body_seconds: Annotated[float, Field(gt=0, le=3600)] = 60.0
-    """Longest time that a request's body may take to arrive."""
+    """Maximum time for a request's body to arrive, in seconds."""
     max_prompt_chars: Annotated[int, Field(ge=1, le=1 << 24)] = 1 << 20
     """Maximum number of characters of text in a request's messages."""
     max_speech_chars: Annotated[int, Field(ge=1, le=1 << 20)] = 4096

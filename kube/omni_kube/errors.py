@@ -111,7 +111,7 @@ class ServerError(ApiError):
 
 
 class UnreachableError(ServerError):
-    """No response: the connection was refused or lost, or timed out. A write may have been carried out."""
+    """No response: the connection was refused or lost, or timed out. A write may have taken effect."""
 
 
 _CLASSES: dict[int, type[ApiError]] = {

@@ -1,7 +1,7 @@
 """Leader election by a coordination Lease: the process that holds the Lease may write; the others only watch.
 
-The protocol is client-go's. A candidate takes the Lease over when its record has not changed for the record's duration
-*by the candidate's own clock*, so clocks need not agree. A leader whose renewals fail stops sending writes
+The protocol is client-go's. A candidate takes over the Lease when its record (its spec) has not changed for the stated
+duration *by the candidate's own clock*, so clocks need not agree. A leader whose renewals fail stops sending writes
 renew_deadline_s after the last successful renewal, before another process may take over. Writes in flight at that
 moment time out before the takeover too.
 """
@@ -39,7 +39,7 @@ class LeaseTimes:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """A record of the Lease, and when this version of it was first seen."""
+    """The Lease as it was last read, and when this version of it was first seen."""
 
     lease: Manifest | None
     since: float
@@ -161,10 +161,10 @@ class Leadership:
         try:
             await self._write(self._build(""))
         except ApiError as error:
-            _log.warning("lease %s/%s could not be given up: %s", self._namespace, self._name, error)
+            _log.warning("lease %s/%s could not be released: %s", self._namespace, self._name, error)
 
     async def _pause(self, pause_s: float) -> None:
-        """Wait until the next attempt; announce the loss of leadership if it expires meanwhile."""
+        """Wait until the next attempt. If leadership expires meanwhile, announce its loss."""
         loop = asyncio.get_running_loop()
         until = loop.time() + pause_s * random.uniform(1.0, 1.2)  # noqa: S311
         if self._announced and self._valid_until < until:

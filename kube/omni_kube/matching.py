@@ -2,7 +2,7 @@
 
 The API server adds defaults, status and the fields of other managers, and normalises quantities, so the two are never
 equal. An object counts as unchanged if the desired manifest is a *subset* of it. This comparison cannot detect a field
-that is no longer desired; the hash of the last applied manifest, kept in an annotation of the object, does.
+that is no longer desired. The hash of the last applied manifest, kept in an annotation of the object, detects it.
 """
 
 from __future__ import annotations

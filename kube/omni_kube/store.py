@@ -2,9 +2,9 @@
 
 Of each object, the store keeps the fields that are used, as JSON bytes. Two sources write here. Watches report objects
 in the order of the API server's versions. Responses to our own writes may arrive before or after the corresponding
-events. Versions decide. An event that is not newer than the stored copy changes nothing, so the event that follows our
-own write causes no reconcile. The response to a write that the watch has already passed is dropped, because the object
-may have been deleted since.
+events. The newer version wins. An event that is not newer than the stored copy changes nothing, so the event that
+follows our own write causes no reconcile. The response to a write that the watch has already passed is dropped, because
+the object may have been deleted since.
 
 Objects from a watch are kept undecoded until they are read, because most of them change again before that.
 

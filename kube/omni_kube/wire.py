@@ -62,7 +62,7 @@ def parse_page(content: bytes, kind: ObjectKind) -> Page:
 def parse_events(
     lines: Iterable[bytes], kind: ObjectKind, path: str
 ) -> tuple[list[WatchEvent], ApiError | ValueError | None]:
-    """Returns the events in lines of the watch of a path, up to the first that parse_event refuses, and its error."""
+    """Returns the events in lines of a path's watch, up to the first line that parse_event refuses, and its error."""
     events: list[WatchEvent] = []
     try:
         for line in lines:

@@ -29,8 +29,8 @@ EXIT_INTERNAL: Final = 70
 EXIT_SETTINGS: Final = 78
 
 GC_THRESHOLDS: Final = (10_000, 20, 20)
-"""Arguments of gc.set_threshold: net allocations before a collection of generation 0, then collections of a generation
-before one of the next generation. Python 3.11 uses 700, 10, 10."""
+"""Arguments of gc.set_threshold. The first is the net number of allocations that starts a collection of generation 0.
+The others are the numbers of collections of a generation that start one of the next. Python 3.11 uses 700, 10, 10."""
 
 _log = logging.getLogger("omni_operator")
 

@@ -115,12 +115,12 @@ class Controller:
         await self._transport.close()
 
     def new_kopf_session(self) -> kopf.AiohttpSession:
-        """Returns credentials for kopf's own calls. kopf calls this again when they are refused."""
+        """Returns credentials for kopf's own calls. kopf calls this again when the API server refuses them."""
         session = self._connection.new_session(self._watches.kopf_heard)
         return kopf.AiohttpSession(server=self._connection.server, aiohttp_session=session)
 
     def pipeline_seen(self, event_type: str | None, manifest: dict[str, Any]) -> None:
-        """Store an OmniPipeline from kopf's watch, or with type None from its list. Queue the affected pipelines."""
+        """Store an OmniPipeline that kopf watched or, if the type is None, listed. Queue the affected pipelines."""
         concerned = self._watches.take_pipeline(event_type, manifest)
         # A shorter debounce than for children: a user waits for the effect of an edit, and children change in bursts.
         self._enqueue(concerned, min(EDIT_PAUSE_S, self._settings.debounce_s))

@@ -43,9 +43,9 @@ from omni_operator.status.verdicts import ChildError
 from omni_proto.pipeline import PipelineError
 
 MAX_PASSES: Final = 5
-"""Most passes of one reconcile. Each continues after the writes of the previous one, or with a newer pipeline."""
+"""Maximum passes of one reconcile. Each continues after the writes of the previous one, or with a newer pipeline."""
 CONFLICT_RECHECK_S: Final = 30.0
-"""Pause before a name that is taken is checked again: no watch reports when another owner's object is deleted."""
+"""Pause before checking whether another object still has a child's name: no watch reports that object's deletion."""
 LIMIT_RECHECK_S: Final = 60.0
 """Pause before a pipeline beyond its namespace's limit is checked again: others may have been deleted by then."""
 REPORTED_FAILURES: Final = 4

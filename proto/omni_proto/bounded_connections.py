@@ -15,9 +15,9 @@ from typing import Final, TypeVar, cast
 from omni_proto.peer_table import PeerTable
 
 IN_ALL: Final = 256
-"""Most connections of a port."""
+"""Maximum connections of a port."""
 PER_PEER: Final = 32
-"""Most connections of a port from one address."""
+"""Maximum connections of a port from one address."""
 LIFE_S: Final = 15.0
 """Maximum lifetime of a connection in seconds, whatever the request: longer than a scrape may take."""
 BACKLOG: Final = 1024

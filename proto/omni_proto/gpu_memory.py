@@ -129,7 +129,7 @@ class MemoryProblem:
 
 
 def find_problems(stages: Sequence[StageMemory], device_bytes: int) -> list[MemoryProblem]:
-    """Returns why these stages cannot share a GPU of that size; empty if they can, in any order of starting.
+    """Returns why these stages cannot share a GPU of that size; empty if they can, in whatever order they start.
 
     A stage that exceeds its share takes memory that another stage counts on. If no stage exceeds its share, and the
     shares add up to at most 1, vLLM's check passes in every order.

@@ -63,7 +63,7 @@ class LineFormatter(logging.Formatter):
         about: Fields = no_fields,
         describe_error: Callable[[BaseException, TracebackType | None], str] = describe_fully,
     ) -> None:
-        """lead returns the fields before the logger's name, always the same ones; about, those after the message."""
+        """lead returns the fields before the logger's name, always the same. about returns those after the message."""
         super().__init__()
         self._log_format = log_format
         self._lead = lead

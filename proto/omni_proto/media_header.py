@@ -17,7 +17,7 @@ from omni_proto.errors import OmniProtoError
 from omni_proto.video_header import VideoHeader, VideoHeaderError, read_video_header, sniff_video
 
 MAX_SECTIONS: Final = 4096
-"""Most chunks of a PNG or WAV, or segments of a JPEG. Photographs with depth maps have about a hundred."""
+"""Maximum number of chunks in a PNG or WAV, or segments in a JPEG. Photographs with depth maps have about a hundred."""
 BYTES_PER_PIXEL: Final = 3
 BYTES_PER_SAMPLE: Final = 4
 
@@ -148,7 +148,7 @@ def _read_jpeg(view: memoryview) -> ImageHeader:
     if size is None or not scans:
         raise MediaHeaderError("the JPEG has no picture")
     if 0 in size:
-        raise MediaHeaderError("the JPEG does not say how high it is")
+        raise MediaHeaderError("the JPEG does not state its height")
     return ImageHeader("image/jpeg", *size, scans=scans)
 
 
@@ -208,7 +208,7 @@ def _read_wave_format(chunk: memoryview) -> tuple[int, int, int]:
     if tag == _WAVE_EXTENSIBLE:
         (tag,) = struct.unpack_from("<H", chunk, 24)
     if tag not in _WAVE_FORMATS:
-        raise MediaHeaderError(f"the WAV is compressed; {', '.join(_WAVE_FORMATS.values())} are taken")
+        raise MediaHeaderError(f"the WAV is compressed; {', '.join(_WAVE_FORMATS.values())} are accepted")
     width = -(-bits // 8)
     if not channels or not rate or not 1 <= width <= 8 or align != channels * width:
         raise MediaHeaderError("the format of the WAV makes no sense")

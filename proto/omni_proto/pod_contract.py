@@ -37,7 +37,7 @@ TERMINATION_LOG_VARIABLE: Final = "OMNI_TERMINATION_LOG"
 """Environment variable that names the file of the termination message."""
 DEFAULT_TERMINATION_LOG: Final = "/dev/termination-log"
 MAX_TERMINATION_BYTES: Final = 1024
-"""Most bytes of the message's text. Kubelet reads 4,096 bytes of the file."""
+"""Maximum bytes of the message's text. Kubelet reads 4,096 bytes of the file."""
 
 
 class StageMetric(StrEnum):

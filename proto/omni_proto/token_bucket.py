@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class TokenBucket:
-    """Refills evenly up to its capacity. The level may go below zero by amounts that are known only afterwards.
+    """Refills evenly up to its capacity. The level may fall below zero if an amount is known only after its use.
 
     Rate and capacity are arguments, because some limits change while they are in use.
     """

@@ -21,7 +21,7 @@ FRAMES_PER_GRID: Final = 2
 MIN_FRAMES: Final = 4
 MAX_FRAMES: Final = 768
 FRAME_PIXELS: Final = (128 * 32 * 32, 768 * 32 * 32)
-"""Least and most pixels of a frame for the model. Frames are scaled to this range as they are decoded."""
+"""Minimum and maximum pixels of a frame for the model. Frames are scaled to this range as they are decoded."""
 SOUND_RATE_HZ: Final = 16_000
 
 _BRANDED: Final = b"ftyp"
@@ -53,30 +53,27 @@ class VideoHeader:
 
     @property
     def kept_frames(self) -> int:
-        """Frames that are kept for the model, at most."""
+        """Maximum number of frames that are kept for the model."""
         return sample_count(self.frames or MAX_FRAMES, self.seconds)
 
     @property
     def sound_samples(self) -> int:
-        """Most audio samples at SOUND_RATE_HZ. Includes half a second more than the header states, because the audio
-        track may begin or end late."""
+        """Maximum number of audio samples at SOUND_RATE_HZ. Includes half a second more than the header states, because
+        the audio track may begin or end late."""
         return int((self.seconds + 0.5) * SOUND_RATE_HZ) if self.has_sound else 0
 
     @property
     def decoded_bytes(self) -> int:
-        """Most bytes once decoded: 3 per pixel of each kept frame in its scaled size, and 4 per audio sample."""
+        """Maximum bytes once decoded: 3 per pixel of each kept frame in its scaled size, and 4 per audio sample."""
         least, most = FRAME_PIXELS
         return 3 * self.kept_frames * min(max(self.pixels, least), most) + 4 * self.sound_samples
 
 
 def sample_count(frames: int, seconds: float) -> int:
-    """Returns how many of a video's frames are kept: two per second, at least 4 and at most 768, but only existing
-    ones.
+    """Returns how many of a video's frames are kept, always an even number: two per second, at least 4, at most 768.
 
-    The number is always even.
-
-    Equals `smart_nframes` of qwen_omni_utils and sample_frames of transformers' Qwen2VLVideoProcessor. A video of a
-    single frame gives 0.
+    A short video keeps at most the frames that it has, so a video of a single frame gives 0. The result equals that of
+    `smart_nframes` of qwen_omni_utils and of sample_frames of transformers' Qwen2VLVideoProcessor.
     """
     even_most = min(MAX_FRAMES, frames) // 2 * 2
     wanted = min(max(seconds * FRAMES_PER_SECOND, MIN_FRAMES), even_most, frames)
@@ -273,7 +270,7 @@ def _elements(view: memoryview) -> Iterator[tuple[int, memoryview]]:
 
 
 def _variable(view: memoryview, position: int, *, keep_marker: bool) -> tuple[int, int]:
-    """Returns the number of 1 to 8 bytes at position, and the position after it."""
+    """Returns the integer at position, which takes 1 to 8 bytes, and the position after it."""
     length = 9 - view[position].bit_length()
     if length > 8 or position + length > len(view):
         raise VideoHeaderError("an element of the video has no length")

@@ -64,7 +64,7 @@ BAD_RULES: Final[dict[str, Bad]] = {
     "aliases of voices without audio": Bad(
         (stages("a"), edit("spec/stages/0/outputs", ["Text"]), edit("spec/aliases", {"voices": {"alloy": "Chelsie"}})),
         "spec.aliases.voices",
-        "no stage returns Audio, so that there are no voices; remove aliases.voices, or declare outputs: [Audio]",
+        "no stage returns Audio, so there are no voices; remove aliases.voices, or declare outputs: [Audio]",
     ),
     "alias of a voice that begins with a space": Bad(
         (edit("spec/aliases", {"voices": {" alloy": "Chelsie"}}),),

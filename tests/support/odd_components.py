@@ -38,7 +38,8 @@ ODD_COMPONENTS_BAD: Final[dict[str, Bad]] = {
     "talker as entry": Bad(
         (_chain(TALKER, TOKEN2WAV),),
         f"{S0}.component",
-        f"component {TALKER} cannot be the entry, for it reads another stage; add inputs: [{{from: STAGE}}]; {_EDGES}",
+        f"component {TALKER} cannot be the entry, because it reads another stage; add inputs: [{{from: STAGE}}]; "
+        f"{_EDGES}",
     ),
     "token2wav as entry": Bad((_chain(TOKEN2WAV),), f"{S0}.component", "cannot be the entry"),
     "thinker that speaks": Bad(

@@ -51,7 +51,7 @@ ODD_BAD: Final[dict[str, Bad]] = {
         (first(resources={"requests": {"memory": 512}}),), f"{S0}.resources.requests", 'of ["memory"]: ["512"]'
     ),
     "disk of half a byte": Bad((_limits(**{"ephemeral-storage": "500m"}),), f"{S0}.resources.limits", "less than 1Mi"),
-    "no cpu": Bad((_limits(cpu="0"),), f"{S0}.resources.limits", "cpu 0 is no time at all; give at least 1m"),
+    "no cpu": Bad((_limits(cpu="0"),), f"{S0}.resources.limits", "cpu 0 is too small; give at least 1m"),
     "half an AMD gpu": Bad(
         (_limits(**{"amd.com/gpu": "500m"}),), f"{S0}.resources.limits", "500m GPUs are set; give a whole number"
     ),

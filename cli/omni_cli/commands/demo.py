@@ -73,7 +73,7 @@ def run_demo(out: Path, family: str | None = None) -> int:
         prompts = make_prompts(out)
         answers, processes = serve_and_ask(pipeline, model, prompts, out, console)
         if left := list_running(processes):
-            raise DemoError(f"{len(left)} of {len(processes)} processes are still there")
+            raise DemoError(f"{len(left)} of {len(processes)} processes are still running")
     except (DemoError, LocalRunError, OmniRequestError, InputFileError, OSError) as error:
         console.print(f"error: {error}", style="red", highlight=False, markup=False)
         return 1

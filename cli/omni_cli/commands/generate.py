@@ -187,7 +187,7 @@ def save_answer(answer: GenerationResult, options: GenerateOptions) -> list[str]
         lines.append(f"{options.timeline}: timeline of the stages")
     if options.json_file is not None:
         options.json_file.write_text(json.dumps(describe_answer(answer), indent=2) + "\n", encoding="utf-8")
-        lines.append(f"{options.json_file}: what came back")
+        lines.append(f"{options.json_file}: the response")
     return lines
 
 

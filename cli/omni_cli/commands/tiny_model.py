@@ -17,7 +17,7 @@ class TinyModelError(ValueError):
 def pick_tiny(known: Mapping[str, TinyCheckpoint], family: str | None, shape: str | None) -> tuple[TinyCheckpoint, str]:
     """Returns the tiny checkpoint of the named family, and the shape: the given one, else the checkpoint's first.
 
-    Without a name, the family is the only one that has a tiny checkpoint. Raises TinyModelError.
+    If family is None, the only family with a tiny checkpoint is used; several are an error. Raises TinyModelError.
     """
     listed = ", ".join(sorted(known)) or "none"
     if family is None and len(known) != 1:

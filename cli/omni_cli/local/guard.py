@@ -45,7 +45,7 @@ def list_running(processes: Iterable[ProcessId]) -> set[ProcessId]:
 
 
 def end_tree(session: int, known: Iterable[ProcessId] = ()) -> None:
-    """Kill the session's tree, the known processes, and what the tree starts meanwhile. Gives up after END_WAIT_S."""
+    """Kill the session's tree, later children of it, and the known processes. Gives up after END_WAIT_S."""
     deadline = time.monotonic() + END_WAIT_S
     while (left := list_tree(session) | list_running(known)) and time.monotonic() < deadline:
         for process in left:

@@ -56,7 +56,7 @@ class LocalOptions:
     tls_dir: Path | None = None
     """Directory with the entry's tls.crt and tls.key (and ca.crt); None: plaintext, even if spec.entry.tls is set."""
     start_timeout_s: float = 900.0
-    """Longest time in which all stages must become ready."""
+    """Time within which all stages must become ready."""
     grace_s: float = 15.0
     """How long stages may take to end after SIGTERM before they are killed."""
     http_port: int | None = None

@@ -37,7 +37,7 @@ def render(
         str | None, typer.Option("--namespace", "-n", help="Namespace. Default: the file's, else default.")
     ] = None,
     image: Annotated[
-        str | None, typer.Option(help="Image of stages that name none. Default: the operator's default image.")
+        str | None, typer.Option(help="Image of stages that set none. Default: the operator's default image.")
     ] = None,
     pod_monitors: Annotated[
         bool, typer.Option("--pod-monitors", help="Include PodMonitors, as in a cluster that has their API.")
@@ -66,7 +66,7 @@ def tiny_model(
         str | None, typer.Option(metavar="NAME", help="Sizes; gqa has grouped-query attention. Default: small.")
     ] = None,
     family: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Model family. Default: the one that has a tiny model.")
+        str | None, typer.Option(metavar="NAME", help="Model family. Needed if several families have a tiny model.")
     ] = None,
 ) -> None:
     """Write a complete checkpoint of a few megabytes with random weights, for experiments and tests.

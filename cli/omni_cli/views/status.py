@@ -54,7 +54,7 @@ def _draw_graph(document: Json, status: Json) -> RenderableType:
     former = [entry for name, entry in entries.items() if name not in known]
     if former:
         # Another revision serves, and the spec no longer shows its graph.
-        tree = Tree(Text("serving meanwhile, of an older spec:"))
+        tree = Tree(Text("still serving, from an older spec:"))
         for entry in former:
             tree.add(_draw_entry(entry["name"], entry))
         trees.append(tree)

@@ -40,8 +40,6 @@ from omni_proto.client import (
 
 router = APIRouter(tags=["chat"])
 ROUTE: Final = "/v1/chat/completions"
-AUDIO_KEPT_S: Final = 0
-"""Seconds for which a later request may refer to an answer's audio by its id: none, because it is not stored."""
 
 
 @router.post(ROUTE)
@@ -89,7 +87,7 @@ async def read_arguments(
     chars = count_chars(body.messages)
     if chars > gateway.settings.max_prompt_chars:
         raise InvalidRequestError(
-            f"The messages hold {chars} characters, at most {gateway.settings.max_prompt_chars} are taken.",
+            f"The messages hold {chars} characters, at most {gateway.settings.max_prompt_chars} are allowed.",
             param="messages",
             code="string_above_max_length",
         )

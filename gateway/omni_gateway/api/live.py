@@ -37,7 +37,7 @@ def event(value: Mapping[str, Any], name: str = "") -> bytes:
 
 
 class Template:
-    """Makes events that differ in one string. Their rest is encoded only once, because a stream has one per token."""
+    """Makes events that differ in one string. Their rest is encoded only once, as a stream has an event per token."""
 
     def __init__(self, make: Callable[[str], Mapping[str, Any]]) -> None:
         """make: returns the value of the event that contains the given string."""
@@ -65,7 +65,7 @@ class LiveResponse(Response):
         comment_s: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """send_s: longest time in which one chunk must be sent, in seconds. comment_s: seconds of silence after which a
+        """send_s: time within which one chunk must be sent, in seconds. comment_s: seconds of silence after which a
         comment is sent; None: no comments."""
         self.status_code = 200
         self.background = None
@@ -159,5 +159,5 @@ async def _end(tasks: Sequence[asyncio.Future[Any]]) -> None:
     for task in tasks:
         task.cancel()
     for task in tasks:
-        with contextlib.suppress(asyncio.CancelledError, Exception):  # each result is read where it matters
+        with contextlib.suppress(asyncio.CancelledError, Exception):  # the callers read the results that matter
             await task

@@ -55,7 +55,7 @@ async def list_voices(request: Request, model: str | None = Query(default=None))
         except ModelNotFoundError:
             raise
         except GatewayError:
-            continue  # a pipeline that is not reached now has no voices now
+            continue  # a pipeline that cannot be reached is left out
     return {"object": "list", "data": data}
 
 

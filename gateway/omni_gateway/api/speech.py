@@ -40,7 +40,7 @@ async def create_speech(request: Request, body: SpeechRequest) -> Response:
         raise UnsupportedError(f"{found[1]}.", param=found[0])
     if len(body.input) > gateway.settings.max_speech_chars:
         raise InvalidRequestError(
-            f"input holds {len(body.input)} characters, at most {gateway.settings.max_speech_chars} are taken.",
+            f"input holds {len(body.input)} characters, at most {gateway.settings.max_speech_chars} are allowed.",
             param="input",
             code="string_above_max_length",
         )

@@ -89,7 +89,7 @@ class AvEncoder:
     """Encodes MP3, Opus in Ogg, FLAC, or AAC in ADTS."""
 
     def __init__(self, name: str, rate_hz: int, channels: int, file: io.BytesIO | None = None) -> None:
-        """name: a key of MEDIA_TYPES other than pcm and wav. file: gets all output; encode and finish then return none.
+        """name: a key of MEDIA_TYPES other than pcm and wav. file: gets all output; encode and finish then return b"".
 
         Raises InternalError for more than two channels.
         """

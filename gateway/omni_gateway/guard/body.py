@@ -65,4 +65,4 @@ class BodyReader:
         self._left += size
 
     def _too_large(self) -> TooLargeError:
-        return TooLargeError(f"The body is larger than {self._max_bytes} bytes, the most that is taken here.")
+        return TooLargeError(f"The body is larger than {self._max_bytes} bytes, the limit.")

@@ -1,7 +1,7 @@
 """Limits of each key in this replica: requests per minute, concurrent requests, seconds of audio per minute.
 
-Each limit is divided evenly: a replica grants limit / replicas. While the number of replicas changes, all replicas
-together may exceed the limit or fall short of it by about one replica's share.
+Each limit is divided evenly: a replica grants limit / replicas, but at least one request. While the number of replicas
+changes, all replicas together may exceed the limit or fall short of it by about one replica's share.
 """
 
 from __future__ import annotations

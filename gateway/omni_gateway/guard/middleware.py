@@ -80,7 +80,7 @@ class Guard:
 
     async def _serve(self, scope: Scope, headers: Headers, receive: Receive, reply: _Reply) -> None:
         if self._inflight > self._gateway.settings.max_requests:
-            raise UnavailableError("The gateway answers as many requests as it can; try again.", retry_after_s=1)
+            raise UnavailableError("The gateway is at its limit of concurrent requests; try again.", retry_after_s=1)
         if self._keys is None or not scope["path"].startswith(PROTECTED):
             await self._pass(scope, headers, receive, reply)
             return

@@ -22,6 +22,6 @@ class Pseudonyms:
         self._secret = secrets.token_bytes(hashlib.blake2s.MAX_KEY_SIZE)
 
     def of(self, key: str, address: str) -> str:
-        """Returns the pseudonym of a user, as hexadecimal digits: by the name of its API key, else by its address."""
+        """Returns a user's pseudonym, in hexadecimal digits: made from the API key's name, else from the address."""
         known = f"key {key}" if key else f"address {address}"
         return hashlib.blake2s(known.encode(), key=self._secret, digest_size=_BYTES).hexdigest()

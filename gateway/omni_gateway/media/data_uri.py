@@ -16,7 +16,7 @@ VIDEO_TYPES: Final = ("video/mp4", "video/webm", "video/x-matroska", "video/quic
 def decode_base64(text: str, *, param: str, max_bytes: int) -> bytes:
     """Returns the decoded bytes. Raises TooLargeError, before decoding, and InvalidMediaError."""
     if len(text) * 3 // 4 > max_bytes + 3:
-        raise TooLargeError(f"{param} holds more than {max_bytes} bytes, the most of one file.", param=param)
+        raise TooLargeError(f"{param} holds more than {max_bytes} bytes, the limit for one file.", param=param)
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:

@@ -24,7 +24,7 @@ _MAX_HEADER_BYTES: Final = 32 << 10
 
 
 async def fetch_media(url: str, types: Sequence[str], *, param: str, max_bytes: int, max_seconds: float) -> bytes:
-    """Returns the body of an answer with status 200. `types` is the accept header; the answer's type is not checked.
+    """Returns the body of an answer with status 200. `types` are sent in the accept header, but not checked.
 
     Raises InvalidMediaError, TooLargeError.
     """
@@ -113,7 +113,7 @@ async def _get(parts: SplitResult, address: str, types: Sequence[str], param: st
                 f"{param} answered {parser.get_status_code()}; redirects are not followed.", param=param
             )
         if answer.is_cut:
-            raise InvalidMediaError(f"{param} ended before it was whole.", param=param)
+            raise InvalidMediaError(f"{param} ended before it was complete.", param=param)
         return bytes(answer.body)
     finally:
         writer.close()

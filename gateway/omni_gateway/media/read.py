@@ -23,7 +23,7 @@ async def read_media(
     """
     if len(found) > settings.max_items:
         param = found[settings.max_items][0]
-        raise TooLargeError(f"At most {settings.max_items} images, audio files and videos are taken.", param=param)
+        raise TooLargeError(f"At most {settings.max_items} images, audio files and videos are allowed.", param=param)
     media = []
     for path, part in found:
         if isinstance(part, ImagePart):

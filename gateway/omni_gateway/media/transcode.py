@@ -1,4 +1,4 @@
-"""Decodes MP3 and Opus of requests to WAV, because stages read only WAV and FLAC. FFmpeg may use only one demuxer."""
+"""Decodes MP3 and Opus of requests to WAV, because stages read only WAV and FLAC. FFmpeg never guesses the format."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _decode(container: InputContainer, form: str, param: str, max_seconds: int) 
         for ready in resampler.resample(frame):
             pcm += bytes(ready.planes[0])[: 2 * ready.samples]
         if len(pcm) > 2 * rate_hz * max_seconds:
-            raise TooLargeError(f"{param} is longer than {max_seconds} s, the most of one file.", param=param)
+            raise TooLargeError(f"{param} is longer than {max_seconds} s, the limit for one file.", param=param)
     if not pcm:
         raise InvalidMediaError(f"{param} holds no audio.", param=param)
     return wav_header(rate_hz, 1, len(pcm)) + bytes(pcm)

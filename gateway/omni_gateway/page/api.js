@@ -38,7 +38,7 @@ export class Api {
       if (chunk.error) throw new ApiError(200, chunk.error, response.headers.get("x-request-id"));
       yield chunk;
     }
-    throw new ApiError(200, { message: "The answer broke off.", code: "connection_lost" });
+    throw new ApiError(200, { message: "The answer was interrupted.", code: "connection_lost" });
   }
 
   async #json(path) {

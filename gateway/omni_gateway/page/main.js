@@ -71,8 +71,8 @@ function checkBrowser() {
   const port = location.port || "80";
   notice("browser",
     globalThis.isSecureContext
-      ? "This browser has no AudioWorklet or microphone: speech plays when it is complete, and sound can be attached as a file. A current Firefox, Chrome or Safari has both."
-      : `Browsers give pages the microphone and gapless playback only over https or on localhost. Serve this gateway with TLS, or forward its port (kubectl port-forward, ssh -L ${port}:localhost:${port}) and open http://localhost:${port}. Until then speech plays when it is complete, and sound can be attached as a file.`);
+      ? "This browser has no AudioWorklet or microphone: speech plays when it is complete, and audio can be attached as a file. A current Firefox, Chrome or Safari has both."
+      : `Browsers give pages the microphone and gapless playback only over https or on localhost. Serve this gateway with TLS, or forward its port (kubectl port-forward, ssh -L ${port}:localhost:${port}) and open http://localhost:${port}. Until then speech plays when it is complete, and audio can be attached as a file.`);
   $("record").disabled = !canRecord();
 }
 
@@ -205,7 +205,7 @@ async function toggleRecording() {
     document.body.classList.add("recording");
     status("Recording. Press again to end, Escape to discard.");
   } catch (error) {
-    const why = { NotAllowedError: "The microphone is not allowed. Allow it for this page in the browser's address bar.", NotFoundError: "No microphone was found. Attach a sound file instead." };
+    const why = { NotAllowedError: "The microphone is not allowed. Allow it for this page in the browser's address bar.", NotFoundError: "No microphone was found. Attach an audio file instead." };
     notice("microphone", why[error.name] ?? `The microphone cannot be used: ${error.message}`);
   }
 }

@@ -39,7 +39,7 @@ export class Recorder {
     const { sampleRate } = this.context;
     this.close();
     const count = this.#pieces.reduce((sum, piece) => sum + piece.length, 0);
-    if (!count) throw new Error("The microphone gave no sound.");
+    if (!count) throw new Error("The microphone gave no audio.");
     const offline = new OfflineAudioContext(1, Math.ceil((count * RATE) / sampleRate), RATE);
     const buffer = new AudioBuffer({ length: count, numberOfChannels: 1, sampleRate });
     let at = 0;

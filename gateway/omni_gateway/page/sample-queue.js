@@ -1,6 +1,6 @@
-// The buffer between the network and the loudspeaker. It runs in the audio thread, but has no dependencies, for the tests.
+// The buffer between the network and the loudspeaker. It runs in the audio thread. Without dependencies, so that tests can run it.
 
-/** Queues samples. Playback begins when enough samples are buffered, and again so after the queue ran empty. */
+/** Queues samples. Playback begins when enough samples are buffered. The same applies after the queue has run empty. */
 export class SampleQueue {
   #chunks = [];
   #offset = 0;

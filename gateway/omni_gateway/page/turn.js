@@ -225,9 +225,9 @@ export class Turn {
 function adviceFor({ status, retryAfter, code }) {
   if (status === 401) return "This gateway needs a valid API key. Enter one under Settings.";
   if (status === 429) return `Too many requests. Try again${retryAfter ? ` in ${retryAfter} s` : " soon"}.`;
-  if (status === 404 && code === "model_not_found") return "This model is gone. Choose another one.";
+  if (status === 404 && code === "model_not_found") return "This model no longer exists. Choose another one.";
   if (status === 413) return "That is too large for this gateway.";
   if (status === 503) return "The model cannot answer now. Try again in a moment.";
   if (status >= 500) return "The gateway failed.";
-  return status === 200 ? "The answer broke off." : "The gateway refused the request.";
+  return status === 200 ? "The answer was interrupted." : "The gateway refused the request.";
 }

@@ -26,8 +26,8 @@ from omni_proto.stage_config import Listen, ServerTls, StageConfig
 def build_shared(owner: Owner, serving: str | None, *, tls: bool = False) -> list[Manifest]:
     """Returns the children of the pipeline as a whole: its ServiceAccount and its stable Services.
 
-    The Services select the entry stage of the serving revision; None means that nothing serves yet. tls: whether that
-    stage uses TLS.
+    The Services select the entry stage of the revision `serving`. If it is None, no revision serves yet, and they
+    select nothing. tls: whether that stage uses TLS.
     """
     return [build_service_account(owner), *build_entry_services(owner, serving, tls=tls)]
 

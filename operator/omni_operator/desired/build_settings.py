@@ -1,6 +1,7 @@
 """Inputs of the builders in addition to the pipeline: the owner of the children, and the administrator's settings.
 
-An upgrade of the operator alone must not change these values: pods restart when their template changes.
+Pods restart when a value in their template changes. Of these values, an upgrade of the operator may change only the
+default image (docs/upgrade.md).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from omni_proto.pipeline.types.kubernetes import SecretKeyReference
 MODELS_MOUNT: Final = "/models"
 MODELS_VOLUME: Final = "models"
 CACHE_GIB_PER_GPU: Final = 200
-"""Size limit, per GPU, of a cache in an emptyDir: more than a B200's 192 GB. A CPU stage counts as one GPU."""
+"""Size limit, per GPU, of a cache in an emptyDir: more than a B200's memory (192 GB). A CPU stage counts as one GPU."""
 
 
 @dataclass(frozen=True, slots=True)

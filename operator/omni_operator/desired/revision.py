@@ -1,7 +1,7 @@
 """Revisions: a hash of everything that two stages must agree on to communicate, and the snapshot of a revision's spec.
 
 compat = hash(image, model uri and revision, graph, every stage's component, dtype, quantization), computed from the
-resource alone. Pods call only pods of their own revision, so a request never crosses two contracts. See
+resource alone. Pods call only pods of their own revision, so incompatible stages never exchange a request. See
 docs/adr/0010-a-set-for-each-revision.md.
 """
 
@@ -25,7 +25,7 @@ class Snapshot:
 
     revision: str
     pipeline: OmniPipeline
-    """Has the image of every stage set. Its generation is that of the pipeline when the snapshot was made."""
+    """With the image of every stage set. Its generation is that of the pipeline when the snapshot was made."""
 
 
 def image_of(pipeline: OmniPipeline, stage: Stage, default_image: str) -> str:

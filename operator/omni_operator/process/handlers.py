@@ -1,8 +1,8 @@
 """Handlers that kopf calls: the login, and the events of OmniPipelines, which go to the store and the queue.
 
 Of kopf's event handlers only `on.event` is used, because it adds no annotation and no finalizer to any object. kopf
-manages the process (signals, exit) and a watch with re-authentication. It does not report deletions that happened while
-it was disconnected, so every resync compares the pipelines with a list.
+manages the process (signals, exit) and a watch with re-authentication. kopf does not report deletions that happened
+while it was disconnected, so every resync compares the known pipelines with a new list.
 """
 
 from __future__ import annotations

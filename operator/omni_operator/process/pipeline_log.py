@@ -1,4 +1,4 @@
-"""Adds the pipeline in work, and its generation, to every log line of the operator.
+"""Adds the pipeline that is being reconciled, and its generation, to every log line of the operator.
 
 The pipeline is in a context variable, so that functions need not pass it as an argument.
 """

@@ -103,7 +103,7 @@ def _switch(text: str) -> bool:
 
 
 def _setting(default: Any, help_text: str, read: _Reader = str, **more: str) -> Any:
-    """Returns a field with the metadata of its flag. more: `name`, if the flag's differs from the field's; `action`."""
+    """Returns a field with the metadata of its flag. more: `name`, if it differs from the field's name; `action`."""
     return field(default=default, metadata={"help": help_text, "read": read, **more})
 
 
@@ -115,7 +115,7 @@ class OperatorSettings:
     namespaces: tuple[str, ...] = _setting(
         (), "namespace to serve, may be repeated; default: the whole cluster", _split_namespaces, name="namespace"
     )
-    default_image: str = _setting(DEFAULT_IMAGE, "image of stages that name none")
+    default_image: str = _setting(DEFAULT_IMAGE, "image of stages that set none")
     image_pull_policy: PullPolicy | None = _setting(
         None,
         "pull policy of stage pods: Always, IfNotPresent or Never; default: Kubernetes' choice by the image's tag",
@@ -129,7 +129,7 @@ class OperatorSettings:
     )
     otlp_endpoint: str | None = _setting(
         None,
-        "OpenTelemetry collector of pipelines that name none; default: no traces",
+        "OpenTelemetry collector of pipelines that set none; default: no traces",
         _text(re.compile(OTLP_PATTERN.strip("^$")), "is wrong: it must be http://HOST:PORT or https://HOST:PORT"),
     )
     pod_monitors: bool = _setting(True, "write PodMonitors where the cluster has that API", _switch, action="switch")
@@ -139,10 +139,12 @@ class OperatorSettings:
     log_format: LogFormat = _setting("json", "json or text", _one_of("json", "text"))
     log_level: str = _setting("info", "debug, info, warning or error", _one_of("debug", "info", "warning", "error"))
     api_qps: float = _setting(
-        200.0, "most API calls a second, without watches and the lease; twice as many at once", _number(float, 0.1, 1e5)
+        200.0,
+        "maximum API calls per second, not counting watches, lists and the lease; bursts may be twice as large",
+        _number(float, 0.1, 1e5),
     )
     max_pipelines: int = _setting(
-        100, "pipelines of a namespace that are worked on, the oldest first", _number(int, 1, 1e5)
+        100, "maximum number of pipelines per namespace; the oldest are managed", _number(int, 1, 1e5)
     )
     workers: int = _setting(4, "pipelines worked on at the same time", _number(int, 1, 64))
     debounce_s: float = _setting(
@@ -150,7 +152,7 @@ class OperatorSettings:
     )
     status_pause_s: float = _setting(
         1.0,
-        "least seconds between two writes of a status of which only numbers differ",
+        "minimum seconds between two writes of a status that differ only in numbers",
         _number(float, 0, 60, " seconds"),
     )
     resync_s: float = _setting(
@@ -160,10 +162,12 @@ class OperatorSettings:
     metrics_port: int = _setting(9090, "/metrics; 0: any free port", _number(int, 0, 65_535))
     address_file: Path | None = _setting(None, "file that gets the ports as JSON once they are bound", Path)
     lease_name: str = _setting(
-        "omnipipeline-operator", "Lease by which one operator writes", _text(_DNS_NAME, "is no object name")
+        "omnipipeline-operator", "name of the Lease for leader election", _text(_DNS_NAME, "is no object name")
     )
-    lease_namespace: str = _setting("default", "its namespace; default: the pod's, else the first that is served")
-    identity: str = _setting("", "who holds the lease; default: host name and a random part")
+    lease_namespace: str = _setting(
+        "default", "namespace of the Lease for leader election; default: the pod's, else the first that is served"
+    )
+    identity: str = _setting("", "this process's identity in the Lease; default: host name and a random part")
     lease_duration_s: int = _setting(
         15, "seconds before another operator takes over from one that went silent", _number(int, 3, 300)
     )

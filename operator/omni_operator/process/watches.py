@@ -86,9 +86,9 @@ class Watches:
         return found
 
     def take_pipeline(self, event_type: str | None, manifest: Manifest) -> set[NamespacedName]:
-        """Store an OmniPipeline from kopf's watch (or, with type None, from its list), or remove a deleted one.
+        """Store an OmniPipeline that kopf watched or, if the type is None, listed. Remove it if it was deleted.
 
-        Returns the pipelines that it affects.
+        Returns the affected pipelines.
         """
         scope = self.scope_of(manifest["metadata"]["namespace"])
         self._pipelines_heard[scope] = asyncio.get_running_loop().time()

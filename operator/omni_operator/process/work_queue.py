@@ -1,11 +1,11 @@
-"""Queue of keys to reconcile. Each key is waiting at most once and in work at most once.
+"""Queue of keys to reconcile. Each key waits at most once, and at most one worker processes it (it is in work).
 
 Keys are debounced, and a key that fails is retried with growing pauses. The queue is level-triggered: a key says that
 something about a pipeline may have changed, and does not say what. A key that is added while in work is processed once
 more.
 
-The queue is fair between groups of keys (e.g. tenants): groups with ready keys are served round-robin, and none can use
-all workers. So a group with thousands of keys delays only its own keys.
+The queue is fair between groups of keys (e.g. tenants): groups with ready keys are served round-robin, and a group may
+have at most most_of_group keys in work. So a group with thousands of keys delays only its own keys.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class WorkQueue(Generic[Key]):
         group_of: Callable[[Key], Hashable] = lambda key: None,
         most_of_group: int | None = None,
     ) -> None:
-        """most_of_group: how many keys of a group may be in work at the same time."""
+        """most_of_group: how many keys of a group may be in work at the same time; None: no limit."""
         self._debounce_s = debounce_s
         self._backoff = backoff or Backoff()
         self._group_of = group_of
@@ -162,8 +162,8 @@ class WorkQueue(Generic[Key]):
     def stuck_s(self) -> float:
         """Returns how long the queue has made no progress, in seconds.
 
-        This is the longest time that a key has been in work, or, if keys are ready, the time since a key was last
-        completed. It does not depend on how many keys wait or how long: a backlog that shrinks is no problem.
+        This is the longest time that a key has been in work. If keys are ready, the time since a key was last completed
+        counts too, and the longer of the two is returned. A backlog that shrinks is no problem, however long.
         """
         now = asyncio.get_running_loop().time()
         busy = max((now - since for since in self._busy.values()), default=0.0)

@@ -111,8 +111,8 @@ async def _apply_child(
     except InvalidError:
         if key.kind != "Service" or before is None:
             raise
-        # If somebody edited a port's number, server-side apply treats it as another port and adds the desired one, and
-        # the two have the same name, which is invalid. So the list of ports is replaced first.
+        # Server-side apply identifies a port by its number. If somebody edited the number, an apply adds the desired
+        # port, and two ports have the same name, which is invalid. So the list of ports is replaced first.
         await client.merge(KIND_BY_NAME[key.kind], manifest, {"spec": {"ports": manifest["spec"]["ports"]}}, uid)
         after = await client.apply(KIND_BY_NAME[key.kind], manifest, uid)
     if before is not None and version_of(before) == version_of(after):

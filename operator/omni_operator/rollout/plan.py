@@ -83,7 +83,7 @@ class Verified:
         return self._held.get(uid) == (wanted, version)
 
     def add_applied(self, manifest: Manifest, live: Manifest) -> None:
-        """Add the object from the response to an apply: it matches what was applied, as changed by admission."""
+        """Add the object that an apply of manifest returned. It counts as a match even if admission changed it."""
         metadata = live["metadata"]
         wanted = manifest["metadata"]["annotations"][DESIRED_HASH_ANNOTATION]
         self.add((wanted, metadata["uid"], metadata["resourceVersion"]))

@@ -169,7 +169,7 @@ def _is_worth_keeping(view: RolloutView, revision: str) -> bool:
 
 
 def _target_waits(view: RolloutView) -> bool:
-    """Returns whether the target's set must wait for old sets to end (Recreate). A set that has begun never waits."""
+    """Returns whether the target's set must wait for old sets to end (Recreate). A set with Deployments never waits."""
     if view.pipeline.spec.rollout.strategy != "Recreate":
         return False
     begun = any(stage.deployment is not None for stage in view.live(view.target).stages.values())
@@ -193,7 +193,7 @@ def _phase(view: RolloutView, serving: str, waits: bool) -> Phase:
     if waits:
         return Phase.WAITING
     if serving != target:
-        # No capacity is missing while an old set is about to release some.
+        # Capacity does not count as missing while an old set is about to release some.
         blocked = view.lacks_capacity(target) and not leftovers
         return Phase.NEEDS_CAPACITY if blocked else Phase.ROLLING_OUT
     if view.is_available(target):

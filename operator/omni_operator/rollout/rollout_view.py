@@ -95,7 +95,7 @@ class RolloutView:
         ]
 
     def fails(self, revision: str, name: str) -> bool:
-        """Returns whether a stage will not become available by waiting: it failed, or does not fit the cluster."""
+        """Returns whether a stage stays unavailable however long one waits: it failed, or does not fit the cluster."""
         stage = self.live(revision).stage(name)
         cause = find_cause(stage, self.now)
         return lacks_capacity(stage) or (cause is not None and cause.hard)

@@ -55,7 +55,7 @@ def find_container_cause(spec: Manifest, status: Mapping[str, Any], init: bool) 
 
 
 def shorten_termination(text: str) -> tuple[str, str, str]:
-    """Returns reason, message and field of a termination message. Plain text, from other images, is shortened more.
+    """Returns reason, message and field of a termination message. Plain text, which other images write, is cut shorter.
 
     Kubelet reads the message from the container's termination log file (terminationMessagePolicy: File). It never reads
     the container's output, which may contain anything that a program prints when it dies.

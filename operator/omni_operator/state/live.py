@@ -135,7 +135,7 @@ def compute_live_sets(observed: Observed, now: datetime) -> dict[str, LiveSet]:
 
 
 def live_serving_revision(observed: Observed) -> str | None:
-    """Returns the revision that the live entry Service selects: the one that serves. A rollout has no other state."""
+    """Returns the revision that the live entry Service selects: the one that serves. It is a rollout's only state."""
     service = observed.child("Service", entry_service_name(observed.name))
     if service is None or controller_uid(service) != observed.uid:
         return None

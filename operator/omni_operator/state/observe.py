@@ -1,4 +1,4 @@
-"""Collects the input of one reconcile: objects from the store, and from the API server children that no watch reports.
+"""Collects the input of one reconcile from the store, and from the API server for children that no watch reports.
 
 The store contains the objects with the operator's labels. An object with a child's name may exist without these labels:
 somebody removed them by hand, or the object belongs to another owner. Creating the child then fails, and from then on

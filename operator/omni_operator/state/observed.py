@@ -15,7 +15,7 @@ from omni_operator.kinds import ChildKey
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One pipeline and the live objects that affect it, each with apiVersion and kind (items of lists omit them)."""
+    """One pipeline and the live objects that affect it, each with apiVersion and kind (which lists omit)."""
 
     pipeline: Manifest
     """The OmniPipeline as the API server holds it, status included."""

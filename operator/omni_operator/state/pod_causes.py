@@ -128,7 +128,7 @@ def _refusal_cause(message: str) -> Cause:
     if quota is not None:
         return Cause(
             Reason.QUOTA_EXCEEDED,
-            f"ResourceQuota {quota['quota']} has no room for {quota['requested']}; raise it, or lower resources or "
+            f"ResourceQuota {quota['quota']} has no capacity for {quota['requested']}; raise it, or lower resources or "
             "replicas",
         )
     match = _FORBIDDEN.fullmatch(message)
@@ -181,7 +181,7 @@ def _readiness_causes(pod: Manifest) -> Iterator[Cause]:
         if running and not entry.get("ready") and _after(ready.get("lastTransitionTime"), running.get("startedAt")):
             yield Cause(
                 Reason.PROBE_FAILING,
-                f"pod {name} runs but says that it does not serve (readiness probe); see kubectl logs {name}",
+                f"pod {name} runs but reports that it does not serve (readiness probe); see kubectl logs {name}",
             )
 
 
@@ -234,7 +234,7 @@ def _ended_pod_cause(pod: Manifest) -> Cause | None:
 
 
 def _in_setup_since(pod: Manifest) -> datetime | None:
-    """Returns the time since which a pod with a node waits for volumes or network; None if it does not wait or ends."""
+    """Returns the time since which a pod with a node waits for volumes or network; None if it does not wait."""
     setup, scheduled = find_condition(pod, "PodReadyToStartContainers"), find_condition(pod, "PodScheduled")
     if setup is None or setup.get("status") != "False" or scheduled is None or scheduled.get("status") != "True":
         return None

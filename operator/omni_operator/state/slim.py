@@ -23,7 +23,7 @@ SLIM: Final = "slim"
 """Set in the copy of a child that lacks fields of the live object: such a copy cannot be compared with a manifest."""
 
 SPEC_BYTES: Final = "specBytes"
-"""The only field of a spec that is too large: its size in bytes."""
+"""The only field that is stored of a spec that is too large: its size in bytes."""
 
 _LABELS: Final = (PIPELINE_LABEL, STAGE_LABEL, REVISION_LABEL, "kubernetes.io/service-name")
 _METADATA: Final = (

@@ -52,8 +52,8 @@ def compute_invalid_status(observed: Observed, problem: str, now: datetime) -> S
 def compute_too_many_status(observed: Observed, limit: int, now: datetime) -> Status:
     """Returns the status of a pipeline that is beyond its namespace's limit."""
     message = (
-        f"the namespace has more than {limit} pipelines and this is not among the {limit} oldest: nothing is made or "
-        "changed for it; delete others, or raise the operator's --max-pipelines"
+        f"the namespace has more than {limit} pipelines and this is not among the {limit} oldest: the operator creates "
+        "and changes nothing for it; delete others, or raise the operator's --max-pipelines"
     )
     return _compute_refused_status(observed, Reason.TOO_MANY_PIPELINES, message, now)
 

@@ -75,7 +75,7 @@ class Assessment:
     conflicts: Sequence[Conflict] = ()
     errors: Sequence[ChildError] = ()
     settled: bool = False
-    """Whether the rollout of this generation was complete before, so that missing replicas were lost."""
+    """Whether the rollout of this generation was complete before. Then missing replicas were lost."""
 
     @property
     def foreign(self) -> Sequence[Conflict]:
@@ -248,7 +248,7 @@ def _describe_conflicts(conflicts: Sequence[Conflict]) -> str:
     more = f" (and {len(conflicts) - 1} more)" if len(conflicts) > 1 else ""
     owner = f"belongs to {first.owner}" if first.owner else "was not made by this pipeline"
     return (
-        f"{first.key.kind} {first.key.name} {owner}{more} and is left alone; delete or rename it, or give the "
+        f"{first.key.kind} {first.key.name} {owner}{more} and is not changed; delete or rename it, or give the "
         "pipeline another name"
     )
 
@@ -256,7 +256,7 @@ def _describe_conflicts(conflicts: Sequence[Conflict]) -> str:
 def _describe_errors(errors: Sequence[ChildError]) -> str:
     first = errors[0]
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    return f"the API server refuses {first.what}{more}: {' '.join(first.message.split())}; it is tried again"
+    return f"the API server refuses {first.what}{more}: {' '.join(first.message.split())}; the operator retries"
 
 
 def _stages(names: Sequence[str]) -> str:

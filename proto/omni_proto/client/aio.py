@@ -156,7 +156,7 @@ def _stub(channel: grpc.aio.Channel) -> Any:
 
 
 async def _write(prepared: PreparedRequest, gate: asyncio.Event) -> AsyncGenerator[GenerateRequest, None]:
-    """Yields Start, and the other messages once the gate is set, which follows Accepted: see attempts.py."""
+    """Yields Start, and the other messages once the gate is set (after Accepted): see attempts.py."""
     messages = prepared.messages()
     yield next(messages)
     await gate.wait()

@@ -20,7 +20,10 @@ _HINTS: Final = (
     ("CERTIFICATE_VERIFY_FAILED", "no CA that this client trusts signed the server's certificate: give that CA's"),
     ("Hostname Verification Check failed", "the server's certificate has other names: use one, or give server_name"),
     ("WRONG_VERSION_NUMBER", "the server does not speak TLS: connect without"),
-    ("Socket closed", "the server hung up at once: it may want TLS, or another client certificate"),
+    (
+        "Socket closed",
+        "the server closed the connection immediately: it may require TLS, or another client certificate",
+    ),
 )
 """Explanations of failed handshakes, by a part of gRPC's message."""
 _NOT_CONNECTED: Final = ("failed to connect to all addresses", "connections to all backends failing")

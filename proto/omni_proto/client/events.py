@@ -17,7 +17,7 @@ PCM_F32LE: Final = "pcm_f32le"
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A stage accepted the request. From here on it is never retried."""
+    """A stage accepted the request. From here on the request is never retried."""
 
     stage: str
     request_id: str

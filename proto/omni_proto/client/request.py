@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 MAX_INLINE_BYTES: Final = 4 * 1024 * 1024
-"""Most bytes of all media in a Start message; further media follow in MediaChunks."""
+"""Maximum bytes of all media in a Start message; further media follow in MediaChunks."""
 MEDIA_CHUNK_BYTES: Final = 1024 * 1024
 
 Sampling = Mapping[str, Mapping[str, Any]]
@@ -159,7 +159,7 @@ def sampling_params(stage: str, values: Mapping[str, Any]) -> sampling_pb2.Sampl
         if name not in _SAMPLING_FIELDS:
             close = difflib.get_close_matches(str(name), _SAMPLING_FIELDS, n=1)
             hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(_SAMPLING_FIELDS)}"
-            raise ArgumentError(f"{field} is no sampling parameter; {hint}")
+            raise ArgumentError(f"{field} is not a sampling parameter; {hint}")
         if value is None:
             continue
         try:

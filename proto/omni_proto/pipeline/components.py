@@ -118,7 +118,7 @@ class ComponentFacts(ConfigModel):
     queue_timeout_s: float | None = None
     """Default of timeouts.queue; None: requests wait as long as their deadline allows."""
     default_sampling: SamplingDefaults = SamplingDefaults()
-    """Sampling parameters that neither the request nor the stage sets. A checkpoint may add to them."""
+    """Values of sampling parameters that neither the request nor the stage sets. A checkpoint may add to them."""
     refused_engine_args: tuple[Refusal, ...] = ()
     """Fields of engineArgs that it cannot support."""
     refused_sampling: tuple[Refusal, ...] = ()
@@ -136,7 +136,7 @@ class Objection:
     why: str
     remedy: str
     limit: float | None = None
-    """The bound that the value exceeds, if there is one."""
+    """The bound that the value violates, if there is one."""
 
     @property
     def alias(self) -> str:

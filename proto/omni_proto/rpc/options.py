@@ -9,7 +9,7 @@ from typing import Final
 Options = tuple[tuple[str, int | str], ...]
 
 MAX_MESSAGE_BYTES: Final = 8 * 1024 * 1024
-"""Most bytes of one message: larger than any chunk, and small enough not to block other calls of the connection."""
+"""Maximum bytes of one message: larger than any chunk, and small enough not to block other calls of the connection."""
 
 # By default, channels of a process share connections to the same address. When such a connection is established, each
 # channel's thread starts to watch its health. gRPC core 1.85 has a race there: `HealthWatcher::SetSubchannel` publishes

@@ -21,7 +21,7 @@ import grpc.aio
 Channel = TypeVar("Channel")
 
 RENEW_AFTER_S: Final = 2.0
-"""Least age in seconds at which a channel is replaced because a call could not reach its stage."""
+"""Minimum age, in seconds, of a channel that is replaced because a call could not reach its stage."""
 
 
 @dataclass(slots=True, eq=False)

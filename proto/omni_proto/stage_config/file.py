@@ -178,8 +178,9 @@ class StageConfig(ConfigModel):
 
 
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-"""libyaml's dumper if PyYAML has it, as in its wheels. It takes a tenth of the time; the Python dumper took half of the
-time to build a pipeline's children. Both write the same text, except for control characters and emoji."""
+"""libyaml's dumper if PyYAML has it, as in its wheels. It takes a tenth of the time of the Python dumper, which took
+half of the time for building a pipeline's children. Both write the same text, except for control characters and
+emoji."""
 
 
 def parse_stage_config(text: str) -> StageConfig:

@@ -51,9 +51,9 @@ class EngineArgs(ConfigModel):
     max_model_len: Annotated[int, Field(ge=2, le=1_048_576)] | None = None
     """Longest sequence of prompt and output together, in tokens. Default: the model's maximum."""
     max_num_seqs: Annotated[int, Field(ge=1, le=4096)] | None = None
-    """Most requests that the engine runs in one step."""
+    """Maximum number of requests that the engine runs in one step."""
     max_num_batched_tokens: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
-    """Most tokens that the engine computes in one step."""
+    """Maximum number of tokens that the engine computes in one step."""
     dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = None
     """Type of weights and activations. Default: the component's, else the checkpoint's."""
     quantization: Literal["awq", "gptq", "fp8", "bitsandbytes", "compressed-tensors"] | None = None
@@ -75,7 +75,7 @@ class EngineArgs(ConfigModel):
     """Accept embeddings instead of a prompt's tokens. Every request is then embedded outside CUDA graphs, which slows
     text requests down. Only for an entry stage whose rows no other stage reads."""
     mm_processor_cache_mib: Annotated[int, Field(ge=0, le=1_048_576)] | None = None
-    """Cache of processed media in MiB, so that repeated ones are not processed again. This memory comes on top of
+    """Cache of processed media in MiB, so that repeated media are not processed again. This memory comes on top of
     limits.maxInflightBytes. Default: 0, no cache."""
     max_media_share: Annotated[float, Field(gt=0, le=1)] | None = None
     """Maximum share of the engine's time for encoding images, audio and video while requests without media to encode
@@ -83,9 +83,9 @@ class EngineArgs(ConfigModel):
     load_format: Literal["auto", "safetensors", "dummy"] | None = None
     """How weights are loaded; dummy means random weights, for tests of size and speed."""
     tool_call_parser: ParserName | None = None
-    """Name of vLLM's parser that finds tool calls in the text, e.g. hermes. Without one requests offer no tools."""
+    """Name of vLLM's parser that finds tool calls in the text, e.g. hermes. Without one, requests offer no tools."""
     reasoning_parser: ParserName | None = None
-    """Name of vLLM's parser that separates reasoning from text, e.g. qwen3. Without one reasoning is text."""
+    """Name of vLLM's parser that separates reasoning from text, e.g. qwen3. Without one, reasoning is text."""
     block_size: Annotated[int, Field(ge=1, le=256)] | None = None
     """Tokens of one block of the KV cache."""
 
@@ -96,11 +96,11 @@ class SamplingDefaults(ConfigModel):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     """0 is greedy."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Smallest set of tokens whose probabilities add up to this."""
+    """Sample only from the smallest set of tokens whose probabilities add up to this."""
     top_k: Annotated[int, Field(ge=-1, le=1_048_576)] | None = None
-    """Most likely tokens considered; -1 or 0 means all."""
+    """Number of most likely tokens to sample from; -1 or 0 means all."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Least probability of a token, relative to the most likely one."""
+    """Minimum probability of a token, relative to the most likely one."""
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     """Above 1 discourages tokens of the prompt and the output."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -110,9 +110,9 @@ class SamplingDefaults(ConfigModel):
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
     """Seed of the stage."""
     max_tokens: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
-    """Most tokens to generate."""
+    """Maximum number of tokens to generate."""
     min_tokens: Annotated[int, Field(ge=0, le=1_048_576)] | None = None
-    """Fewest tokens to generate before a stop token counts."""
+    """Minimum number of tokens to generate before a stop token counts."""
     ignore_eos: bool | None = None
     """Continue after the end-of-sequence token."""
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(max_length=64)] | None = None
@@ -131,15 +131,15 @@ class Limits(ConfigModel):
     """Limits of one stage pod."""
 
     max_concurrent_requests: Annotated[int, Field(ge=1, le=4096)] = 64
-    """Most requests in the stage at once; further ones get RESOURCE_EXHAUSTED with RetryInfo."""
+    """Maximum number of concurrent requests in the stage; further ones get RESOURCE_EXHAUSTED with RetryInfo."""
     max_inflight_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 40)] | None = None
     """Bytes of tensors and media that all requests together may hold. Default: 25 % of the memory limit."""
     max_media_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = 32 << 20
-    """Most bytes of one encoded image, audio or video file."""
+    """Maximum bytes of one encoded image, audio or video file."""
     max_media_per_request: Annotated[int, Field(ge=0, le=64)] = 8
-    """Most images, audio and video files of one request."""
+    """Maximum number of images, audio and video files of one request."""
     max_prompt_chars: Annotated[int, Field(ge=1, le=1 << 24)] = 1 << 20
-    """Most characters of a request's text."""
+    """Maximum number of characters of a request's text."""
     max_message_bytes: Annotated[int, Field(ge=2 << 20, le=8 << 20)] = 8 << 20
     """Maximum bytes of one gRPC message. Chunks of tensors have about 1 MiB, and no channel accepts more than 8 MiB."""
     refusals_per_second: Annotated[int, Field(ge=1, le=10_000)] | None = None
@@ -154,21 +154,21 @@ class MediaLimits(ConfigModel):
     """Limits for a request's images, audio and videos, checked against their headers before anything is decoded."""
 
     max_image_pixels: Annotated[int, Field(ge=1024, le=1 << 28)] = 16 << 20
-    """Most pixels of an image, width times height."""
+    """Maximum number of pixels of an image, width times height."""
     max_image_scans: Annotated[int, Field(ge=1, le=1000)] = 50
-    """Most scans of a progressive JPEG. Programs write about ten; each costs a pass over the picture."""
+    """Maximum number of scans of a progressive JPEG. Programs write about ten; each costs a pass over the picture."""
     max_audio_seconds: Annotated[int, Field(ge=1, le=86_400)] = 300
     """Longest audio file, in seconds. The model may accept less."""
     max_audio_rate_hz: Annotated[int, Field(ge=4000, le=768_000)] = 192_000
     """Highest sample rate of audio; the lowest is 4,000."""
     max_audio_channels: Annotated[int, Field(ge=1, le=64)] = 8
-    """Most channels of audio."""
+    """Maximum number of channels of audio."""
     max_video_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
     """Longest video, in seconds. The model sees two frames per second, and may accept less."""
     max_video_frames: Annotated[int, Field(ge=2, le=1 << 20)] = 7200
-    """Most frames of a video as it is encoded: all are decoded to find those that the model sees."""
+    """Maximum number of frames of a video as it is encoded: all are decoded to find those that the model sees."""
     max_video_pixels: Annotated[int, Field(ge=1024, le=1 << 26)] = 9 << 20
-    """Most pixels of a video's frame, width times height. The default is a little more than 4096 x 2160."""
+    """Maximum number of pixels of a video frame, width times height. The default is a little more than 4096 x 2160."""
     max_decoded_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 36)] = 256 << 20
-    """Most bytes of a request's media once decoded: 3 per pixel, 4 per sample of each channel. Videos count with the
+    """Maximum bytes of a request's media once decoded: 3 per pixel, 4 per sample of each channel. Videos count with the
     size and number of the frames that the model sees."""

@@ -20,7 +20,7 @@ from omni_proto.stage.v1 import tensors_pb2
 MAX_NAME_LENGTH: Final = 64
 MAX_ROW_DIMENSIONS: Final = 8
 MAX_ROW_BYTES: Final = 4 * 1024 * 1024
-"""Most bytes of one row: a row never spans messages, and a message holds at most 8 MiB."""
+"""Maximum bytes of one row: a row never spans messages, and a message holds at most 8 MiB."""
 MAX_TENSORS: Final = 64
 PROMPT_EMBEDS: Final = "prompt_embeds"
 """Name of the tensor that `Start.prompt_embeds` announces."""

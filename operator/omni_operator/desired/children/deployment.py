@@ -1,6 +1,7 @@
 """Deployment of a stage: its pod template, and its rolling update for a compatible change.
 
-The template does not depend on the operator's version, so an upgrade of the operator restarts no pod.
+The template does not depend on the operator's version, so an upgrade of the operator restarts no pod unless the default
+image changes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""PodDisruptionBudget: draining nodes evicts one pod of a replicated stage at a time."""
+"""PodDisruptionBudget: node drains evict at most one pod of a replicated stage at a time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from omni_operator.desired.stage_build import StageBuild
 
 
 def build_disruption_budget(build: StageBuild) -> Manifest | None:
-    """Returns the stage's PodDisruptionBudget; None below two replicas, where it could only block every drain."""
+    """Returns the stage's PodDisruptionBudget; None below two replicas, because it could only block every drain."""
     if build.replicas < 2:
         return None
     spec = {

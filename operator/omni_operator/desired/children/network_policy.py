@@ -21,7 +21,7 @@ from omni_proto.pod_contract import GRPC_PORT, HEALTH_PORT, METRICS_PORT
 
 _LINK_LOCAL: Final = "169.254.0.0/16"
 _NO_HUBS: Final = {"0.0.0.0/0": [_LINK_LOCAL], "::/0": ["fe80::/10", "fd00:ec2::254/128"]}
-"""IP blocks that hold every address, each with its exceptions: link-local addresses and AWS's IPv6 metadata address. No
+"""IP blocks with all addresses, each with its exceptions: link-local addresses and AWS's IPv6 metadata address. No
 model hub has such an address, but the metadata services of clouds do, and they hand out credentials."""
 _INSIDE: Final = (
     "10.0.0.0/8",
@@ -32,7 +32,7 @@ _INSIDE: Final = (
     "fc00::/7",
     "fe80::/10",
 )
-"""Private address blocks, for DNS servers and collectors outside of pods. Access to public ones could leak data."""
+"""Private address blocks, for DNS servers and collectors outside of pods. Access to public blocks could leak data."""
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 

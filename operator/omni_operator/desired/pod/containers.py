@@ -91,7 +91,7 @@ def build_fetch_container(build: StageBuild, fetch: ModelFetch) -> Manifest:
         **_container(build, names.FETCH_CONTAINER),
         "args": args,
         "env": env,
-        # The same resources as the stage container's: they do not raise the pod's total, and quotas may require limits.
+        # Quotas may require limits. With the stage container's own resources, the pod's total does not grow.
         **_resources(build, only=_INIT_RESOURCES),
         "volumeMounts": mounts,
     }
@@ -130,7 +130,7 @@ def _stage_env(build: StageBuild) -> list[Manifest]:
     if (collector := build.collector) is not None:
         env.append(_variable(OTLP_ENDPOINT, collector))
     limits = build.stage.resources.limits
-    # Not with a GPU: there vLLM chooses the numbers of threads for loading and for serving, unless this is set.
+    # Not with a GPU: unless OMP_NUM_THREADS is set, vLLM then chooses its numbers of threads for loading and serving.
     if "cpu" in limits and not any(name in limits for name in GPU_RESOURCES):
         # The default number of threads comes from the affinity mask, which a limit on CPU time does not change.
         limit = {"containerName": names.STAGE_CONTAINER, "resource": "limits.cpu"}

@@ -23,8 +23,8 @@ _INTRO: Final = f"""# {KIND}
 [pipelines.md](../pipelines.md) shows it by examples; `kubectl explain {SHORT_NAME}.spec.stages` shows the same as this
 page.
 
-What is listed under "Rules" is checked by the API server, in CEL, and by `omnipipe validate` without one. A field that
-is not listed here is refused. No field is immutable.
+The API server checks the rules listed under "Rules", in CEL; `omnipipe validate` checks them without a server. A field
+that is not listed here is refused. No field is immutable.
 """
 
 

@@ -91,7 +91,7 @@ def _describe(text: str, default: Any) -> str:
 
 
 def whole(value: Any) -> Any:
-    """Returns the value with whole floats as integers: JSON has 300 for 300.0."""
+    """Returns the value with whole floats as integers, so that JSON shows 300 and not 300.0."""
     if isinstance(value, dict):
         return {name: whole(item) for name, item in value.items()}
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -116,7 +116,7 @@ def _map_values(node: Schema) -> Schema | None:
 
 
 def resolve(node: Schema, lookup: Callable[[str], Schema]) -> Schema:
-    """Returns the node with $ref and Optional resolved; the field's own description wins over its type's."""
+    """Returns the node with $ref and Optional resolved; the field's own description replaces its type's."""
     while True:
         if "$ref" in node:
             inner = lookup(node["$ref"])

@@ -35,7 +35,7 @@ def _compile(expression: str) -> cel.Program:
 
 
 def _index_of(items: Sequence[Any], item: Any) -> int:
-    """Returns the index of the first such item, or -1: Kubernetes' list.indexOf(item)."""
+    """Returns the index of the first item equal to `item`, or -1: Kubernetes' list.indexOf(item)."""
     return list(items).index(item) if item in items else -1
 
 
@@ -61,7 +61,7 @@ _SUFFIXES: Final = {
 
 
 def _quantity(text: str) -> float:
-    """Returns a quantity as a plain number: 500m is 0.5. Stands for Kubernetes' quantity(text)."""
+    """Returns a quantity as a plain number: 500m is 0.5. Replaces Kubernetes' quantity(text)."""
     number = text.rstrip("mkMGTPKi")
     return float(number) * _SUFFIXES[text[len(number) :]]
 

@@ -20,9 +20,9 @@ from omni_proto.pipeline.read.strict_yaml import StrictLoader
 from omni_proto.pipeline.types.resource import KIND, OmniPipeline
 
 MAX_PIPELINE_BYTES = 256 << 10
-"""Most bytes of a pipeline file, including comments and whitespace."""
+"""Maximum bytes of a pipeline file, including comments and whitespace."""
 MAX_SPEC_BYTES = 64 << 10
-"""Most bytes of a spec as compact JSON. The pipeline's children are many times as large, and the operator, which all
+"""Maximum bytes of a spec as compact JSON. The pipeline's children are many times as large, and the operator, which all
 users share, keeps them in memory."""
 
 
@@ -110,7 +110,7 @@ def spec_too_large(size: int, source: str) -> PipelineError:
 def _list_problems(error: ValidationError) -> list[Problem]:
     problems: list[Problem] = []
     for item in error.errors(include_url=False):
-        # pydantic's loc includes branches of a union (int, constrained-str) and of a map's key; the file does not.
+        # pydantic's loc includes branches of a union (int, constrained-str) and "[key]", which are not in the file.
         path = tuple(
             part
             for part in item["loc"]

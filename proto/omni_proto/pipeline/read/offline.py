@@ -1,7 +1,7 @@
 """Checks a pipeline as the API server would, without a server, for every command that reads a file.
 
 The checks come from the generated CRD's schema and run in the API server's order. First, nulls are dropped and defaults
-filled in. Then types and bounds (with jsonschema) and the keys of lists are checked, and at last the CEL rules (with a
+filled in. Then types and bounds (with jsonschema) and the keys of lists are checked, and finally the CEL rules (with a
 CEL library). tests/controlplane compares the results with a real API server's.
 """
 

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 MAX_DIGITS = 64
-"""Most digits of a whole number. The API accepts 64 bits; Python raises ValueError above 4,300 digits."""
+"""Maximum number of digits of a whole number. The API accepts 64 bits; Python raises ValueError above 4,300 digits."""
 _PREFIX = re.compile(r"^[-+]?(?:0[bxo])?")
 
 

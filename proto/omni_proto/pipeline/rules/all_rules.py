@@ -193,7 +193,7 @@ _VOICES = Rule(
     summary="`aliases.voices` need a stage that returns Audio",
     rule="!has(self.aliases) || !has(self.aliases.voices) || size(self.aliases.voices) == 0 || "
     "self.stages.exists(s, has(s.outputs) && s.outputs.exists(o, o == 'Audio'))",
-    words="no stage returns Audio, so that there are no voices; remove aliases.voices, or declare outputs: [Audio]",
+    words="no stage returns Audio, so there are no voices; remove aliases.voices, or declare outputs: [Audio]",
     field=".aliases.voices",
 )
 

@@ -79,7 +79,9 @@ def _check_stage(
             f"{path}.inputs", f"component {own.id} reads the client's prompt and no other stage; remove inputs"
         )
     if not stage.inputs and not own.is_entry:
-        words = f"component {own.id} cannot be the entry, for it reads another stage; add inputs; {list_edges(facts)}"
+        words = (
+            f"component {own.id} cannot be the entry, because it reads another stage; add inputs; {list_edges(facts)}"
+        )
         yield Problem(f"{path}.component", words)
     is_streamed = bool(stage.inputs) and stage.inputs[0].mode is EdgeMode.STREAM
     if is_streamed and own.reads is not None and not own.streams_input:

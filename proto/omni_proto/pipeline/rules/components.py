@@ -72,8 +72,8 @@ _SECTIONS: Final = (
 
 
 def _merge(section: _Section, facts: Mapping[str, ComponentFacts], whens: Sequence[When]) -> list[_Merged]:
-    """Returns the refusals of a section. Equal refusals of several components are merged, and fields with equal
-    reasons.
+    """Returns the refusals of a section. Equal refusals of several components are merged, and so are fields with
+    equal reasons.
     """
     components: dict[str, tuple[Refusal, list[str]]] = {}
     for item in facts.values():
@@ -144,7 +144,7 @@ def _shape_rules(facts: Mapping[str, ComponentFacts]) -> Iterable[Rule]:
     yield Rule(
         summary="a built-in component that reads another stage has inputs",
         rule=f"{_has_input('self')} || !(self.component in {readers})",
-        words=f"component %s cannot be the entry, for it reads another stage; add inputs: [{{from: STAGE}}]; "
+        words=f"component %s cannot be the entry, because it reads another stage; add inputs: [{{from: STAGE}}]; "
         f"{list_edges(facts)}",
         values=("self.component",),
         field=".component",

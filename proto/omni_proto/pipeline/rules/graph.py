@@ -10,8 +10,8 @@ from typing import Final
 from omni_proto.pipeline.rules.rule import Rule
 
 MAX_JOINED_NAME: Final = 54
-"""Most characters of PIPELINE-STAGE. The name of a Service is PIPELINE-STAGE-REVISION and has at most 63 characters, of
-which -REVISION takes 9."""
+"""Maximum number of characters of PIPELINE-STAGE. The name of a Service is PIPELINE-STAGE-REVISION. -REVISION takes 8
+characters, so the name has at most 62; Kubernetes allows 63."""
 
 _NAMES = "self.stages.map(t, t.name)"
 _IS_ENTRY = "!has(s.inputs) || size(s.inputs) == 0"

@@ -11,7 +11,7 @@ from omni_proto.pipeline.types import kubernetes as k8s
 from omni_proto.stage_config import Limits, MediaLimits
 
 MAX_GPUS: Final = 64
-"""Most GPUs of one stage: the largest tensor parallel size."""
+"""Maximum number of GPUs of one stage: the largest tensor parallel size."""
 LEAST_BYTES: Final = "1Mi"
 """Smallest accepted memory or storage. A smaller value has a wrong unit, such as 512m, which is half a byte."""
 
@@ -103,7 +103,7 @@ RESOURCE_RULES: Final = (
         summary="a limit of cpu is above 0",
         rule="!has(self.limits) || !('cpu' in self.limits) || "
         f"{_quantity('self.limits', quote('cpu'))}.compareTo(quantity('1m')) >= 0",
-        words="cpu %s is no time at all; give at least 1m, a thousandth of a CPU, or leave cpu out for no limit",
+        words="cpu %s is too small; give at least 1m, a thousandth of a CPU, or leave cpu out for no limit",
         values=("string(self.limits['cpu'])",),
         field=".limits",
     ),

@@ -65,7 +65,7 @@ class Resources(ConfigModel):
     """Resources of one stage pod, by Kubernetes' names: cpu, memory, nvidia.com/gpu ..."""
 
     limits: Annotated[dict[LabelKey, Quantity], Field(max_length=16)] = Field(default_factory=dict)
-    """Most that the pod may use. nvidia.com/gpu (or amd.com/gpu) here is the GPU count of the stage, and its
+    """Maximum that the pod may use. nvidia.com/gpu (or amd.com/gpu) here is the GPU count of the stage, and its
     tensor parallel size."""
     requests: Annotated[dict[LabelKey, Quantity], Field(max_length=16)] = Field(default_factory=dict)
     """Resources that a node must have free for the pod. Default: the limits."""

@@ -230,7 +230,7 @@ class Metadata(BaseModel):
     )
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]
-    """Name: lower-case letters, digits and dashes; begins with a letter, for it names Services."""
+    """Name: lower-case letters, digits and dashes; begins with a letter, because it names Services."""
     namespace: Annotated[str, StringConstraints(max_length=63)] | None = None
     """Namespace; ignored by local runs."""
     labels: dict[str, str] = Field(default_factory=dict)

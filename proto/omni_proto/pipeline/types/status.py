@@ -13,9 +13,9 @@ from omni_proto.pipeline.types.kubernetes import list_map
 from omni_proto.stage_config import ConfigModel, StageName
 
 MAX_STAGE_MESSAGE: Final = 4096
-"""Most characters of a stage's message."""
+"""Maximum number of characters of a stage's message."""
 MAX_STATUS_STAGES: Final = 32
-"""Most stage entries: those of the spec, and those of stages that were removed and still end their requests."""
+"""Maximum stage entries: those of the spec, and those of removed stages that still complete their requests."""
 
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Generation = Annotated[int, Field(ge=0, le=2**63 - 1)]

@@ -217,7 +217,7 @@ CASES: dict[str, tuple[Assessment, str, str, str, str]] = {
         "False ChildConflict",
         "False RolloutComplete",
         "True ChildConflict",
-        "Service demo belongs to Helm web and is left alone; delete or rename it",
+        "Service demo belongs to Helm web and is not changed; delete or rename it",
     ),
     "a Deployment is nobody's": (
         replace(BASE, phase=Phase.STARTING, stages=DOWN, conflicts=foreign("Deployment", "demo-talker-aaaaaaa") * 3),
@@ -238,7 +238,7 @@ CASES: dict[str, tuple[Assessment, str, str, str, str]] = {
         "False ApplyFailed",
         "True Starting",
         "True ApplyFailed",
-        "the API server refuses Deployment a: denied by policy; it is tried again",
+        "the API server refuses Deployment a: denied by policy; the operator retries",
     ),
 }
 
