@@ -119,7 +119,7 @@ _SPEECH = Row(
         Panel(
             "Underruns",
             [Query(rate(f"omni_pipeline_audio_underruns_total{{{SELECTOR}}}", BY_PIPELINE), _PIPELINE)],
-            "Times per second that such a listener runs out of audio for 20 ms or longer.",
+            "Times per second that such a listener runs out of audio for more than 20 ms.",
             unit="ops",
         ),
     ],

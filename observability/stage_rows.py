@@ -135,7 +135,7 @@ EDGES_ROW = Row(
                 )
                 for share in QUANTILES
             ],
-            "Until the transport took one tensor chunk; grows when the next stage reads slowly.",
+            "Until the transport accepted one tensor chunk; grows when the next stage reads slowly.",
             unit="s",
         ),
         Panel(

@@ -19,7 +19,7 @@ class GatewayMetrics:
         )
         self.seconds = Histogram(
             "omni_gateway_request_seconds",
-            "From a request to its end.",
+            "Time from a request to its end.",
             ["route"],
             buckets=SECONDS,
             registry=self.registry,
@@ -41,7 +41,7 @@ class GatewayMetrics:
             "omni_gateway_refused", "Requests that were refused, by code.", ["code"], registry=self.registry
         )
         self.left = Counter(
-            "omni_gateway_clients_left", "Requests whose client left before their end.", registry=self.registry
+            "omni_gateway_clients_left", "Requests whose client disconnected before the end.", registry=self.registry
         )
         self.replicas = Gauge(
             "omni_gateway_counted_replicas",

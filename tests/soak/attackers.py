@@ -57,7 +57,7 @@ class Attackers:
         """Runs an attack for `seconds` and adds to `outcomes`. Raises TimeoutError if the clients do not finish."""
         stdin = self._running.stdin
         if stdin is None:
-            raise RuntimeError("the hostile callers have no stdin")
+            raise RuntimeError("the hostile clients have no stdin")
         stdin.write(f"{seconds}\n".encode())
         await stdin.drain()
         self.outcomes.update(json.loads(await self._line(seconds + LATE_S)))
@@ -65,15 +65,15 @@ class Attackers:
     async def _line(self, within_s: float) -> bytes:
         stdout = self._running.stdout
         if stdout is None:
-            raise RuntimeError("the hostile callers have no stdout")
+            raise RuntimeError("the hostile clients have no stdout")
         async with asyncio.timeout(within_s):
             line = await stdout.readline()
         if not line:
-            raise RuntimeError("the hostile callers ended")
+            raise RuntimeError("the hostile clients ended")
         return line
 
     @property
     def _running(self) -> asyncio.subprocess.Process:
         if self._process is None:
-            raise RuntimeError("the hostile callers are not started")
+            raise RuntimeError("the hostile clients are not started")
         return self._process

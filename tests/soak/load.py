@@ -124,11 +124,11 @@ class Load:
         if result.failed:
             # allow_partial: the text must be a prefix of the whole answer.
             if not known[0].startswith(result.text):
-                self.problems.append(f"{name}: the partial answer is another one")
+                self.problems.append(f"{name}: the partial answer is not a prefix of the whole answer")
             return
         self.compared += 1
         if _answer(result) != known:
-            self.problems.append(f"{name}: another answer than before the first fault")
+            self.problems.append(f"{name}: a different answer than before the first fault")
 
 
 def _answer(result: GenerationResult) -> tuple[str, int]:

@@ -59,7 +59,7 @@ ODD_BAD: Final[dict[str, Bad]] = {
     "gpus of two vendors": Bad(
         (_limits(**{"amd.com/gpu": 1, "nvidia.com/gpu": 1}),),
         f"{S0}.resources.limits",
-        "GPUs of several vendors are asked for: [",
+        "GPUs of several vendors are requested: [",
     ),
     "half a network card": Bad(
         (_limits(**{"example.com/nic": "500m"}),), f"{S0}.resources.limits", 'whole: ["example.com/nic"] of ["500m"]'

@@ -116,7 +116,7 @@ export class Turn {
     if (chunk.usage) this.usage = chunk.usage;
     const choice = chunk.choices[0];
     if (!choice) return;
-    if (choice.finish_reason === "length") this.#note("The answer ended at its longest length.");
+    if (choice.finish_reason === "length") this.#note("The answer reached its maximum length.");
     const text = choice.delta.content || choice.delta.audio?.transcript;
     if (text) {
       this.trace.text(now);

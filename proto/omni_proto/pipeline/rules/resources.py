@@ -111,7 +111,7 @@ RESOURCE_RULES: Final = (
     Rule(
         summary="a stage has GPUs of one vendor",
         rule=f"!has(self.limits) || self.limits.filter(k, k in {_GPUS}).size() < 2",
-        words="GPUs of several vendors are asked for: %s; keep one",
+        words="GPUs of several vendors are requested: %s; keep one",
         values=(f"self.limits.filter(k, k in {_GPUS})",),
         field=".limits",
     ),
@@ -126,7 +126,7 @@ RESOURCE_RULES: Final = (
         "requests",
         _IS_LIMIT,
         summary="a request of an extended resource equals its limit",
-        words="extended resources are asked for by their limits: %s; move them to limits",
+        words="extended resources are requested by their limits: %s; move them to limits",
     ),
     _of_map(
         "requests",

@@ -68,7 +68,7 @@ class Admission:
         most_bytes = _share(self.max_bytes) if yields and self.bytes else self.max_bytes
         if needed_bytes and self.bytes + needed_bytes > most_bytes:
             raise ByteBudgetExceededError(
-                f"the request may need {needed_bytes} bytes; {self.bytes} of {most_bytes} are taken"
+                f"the request may need {needed_bytes} bytes; {self.bytes} of {most_bytes} are in use"
                 f"{_YIELDING if yields else ''}; retry later",
                 limit=f"{most_bytes} bytes",
                 retry_after_s=RETRY_AFTER_S,
