@@ -112,7 +112,7 @@ def first_difference(ours: list[int], theirs: list[int]) -> str:
 
 
 def rows_in(context: Context) -> Iterator[Finding]:
-    """Compares the talker's greedy codes with transformers', and Stream's codes with Full's.
+    """Compares the talker's greedy codes with transformers', and those over a Stream edge with those over a Full edge.
 
     On a GPU it then runs with CUDA graphs, without and with NaN in the padding, and compares these codes with eager
     mode's.

@@ -41,12 +41,14 @@ NOTES = [
     "benchmarks/peer/plugin adds through its entry point. Our side is manifests/samples/tiny-omni.yaml.",
     f"One seeded Qwen2.5-Omni in float32, with the published ids of codec and speaker tokens: {THINKER_TOKENS} tokens "
     f"of text and {TALKER_TOKENS} codec tokens, greedy. One OpenMP thread per stage.",
-    "Limits: concurrent requests in thinker, talker and token2wav. `its best`: for each figure, the limits with the "
-    "smallest median.",
+    "Limits: concurrent requests in thinker, talker and token2wav. `its best`: for each figure, those of "
+    "vllm-omni's limits that gave the smallest median.",
     "Processor time: all processes of a side, including its client.",
-    "Codec tokens are compared as the audio stage gets them. Audio of its length: as many samples as transformers "
-    "makes for that prompt. A side has no first audio if some requests got none.",
-    "Memory is resident memory when ready, with shared pages counted once. Idle cores are those of the next 3 s.",
+    "Codec tokens are compared as the audio stage gets them. `audio_of_its_length` counts the "
+    "answers with as many samples as transformers makes for that prompt. First audio is left empty for a side if any "
+    "of its requests got no audio.",
+    "Memory is resident memory when ready, with shared pages counted once. Idle cores: the cores that the side "
+    "keeps busy in the 3 s after that, without requests.",
 ]
 
 

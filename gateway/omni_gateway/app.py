@@ -29,7 +29,7 @@ LIMIT_HEADERS = tuple(
 )
 
 Running = Callable[[GatewayMetrics], AbstractAsyncContextManager[None]]
-"""A context manager whose work runs while its block is open."""
+"""Returns a context manager whose work runs while its block is open."""
 
 
 def create_app(
@@ -41,9 +41,9 @@ def create_app(
 ) -> FastAPI:
     """Returns the app that serves the pipelines in `pipelines`, which may change at any time.
 
-    running: context managers that keep pipelines and replicas up to date while the app serves. replicas: returns the
-    number of the gateway's ready replicas, which share the limits of keys. Raises KeyFileError or OSError if the key
-    file cannot be used.
+    running: functions whose context managers keep pipelines and replicas up to date while the app serves. replicas:
+    returns the number of the gateway's ready replicas, which share the limits of keys. Raises KeyFileError or OSError
+    if the key file cannot be used.
     """
     settings = settings or GatewaySettings()
     gateway = Gateway(

@@ -1,5 +1,7 @@
 """The commands of docs/install.md and docs/upgrade.md, run word for word, section by section.
 
+Those that build and push images are left out.
+
 A local process with the Deployment's command and environment stands in for the operator's pod. The nodes are kwok's, so
 images need not exist.
 """
@@ -80,7 +82,7 @@ def pods(plane: ControlPlane, environment: dict[str, str], tmp_path: Path) -> It
 
 @pytest.fixture
 def old_release(pods: OperatorPods, environment: dict[str, str], tmp_path: Path) -> None:
-    """Installs an earlier version of the chart, which docs/upgrade.md starts from."""
+    """Installs a copy of the chart with an earlier version number, which docs/upgrade.md starts from."""
     chart = tmp_path / "old" / RELEASE
     shutil.copytree(CHART, chart)
     about = yaml.safe_load((chart / "Chart.yaml").read_text())

@@ -1,6 +1,6 @@
 """generic/llm: structured output in a real engine, and tool calls through vLLM's own parsers.
 
-The tiny model writes noise. Its text matches a form only because the engine masks every other token.
+The tiny model writes noise. Its text matches a form only because the engine masks all tokens that do not fit.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def qwen3_pipeline(
 
 @pytest.fixture(scope="session")
 def qwen3_gateway(qwen3_pipeline: RunningPipeline) -> Iterator[str]:
-    """URL of a gateway in front of `qwen3_pipeline`, which it also calls "tiny-omni"."""
+    """URL of a gateway in front of `qwen3_pipeline`. It calls the pipeline "tiny-omni", as `tiny_gateway` does."""
     pipeline = ServedPipeline(
         "tiny-omni", f"grpc://{qwen3_pipeline.endpoint}", aliases=("tts-1",), voice_aliases={"alloy": "Ethan"}
     )

@@ -1,9 +1,9 @@
 """A small simulated cluster in memory, which drives the operator's decisions through complete rollouts.
 
 It simulates the API server, the Deployment and ReplicaSet controllers, the garbage collector, the scheduler and the
-kubelet. Every transition is one small step, so a test can choose the order of the steps. Objects have the same form as
-in a real cluster, but only the fields that the operator's decisions read. Other tests check the operator on a real
-control plane.
+kubelet. Every transition is one small step, so a test can choose the order of the steps. Objects have the form of
+those in a real cluster, but contain only the fields that the operator's decisions read. Other tests check the operator
+on a real control plane.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class SimulatedCluster(SimulatedWorkloads):
     def observe(self) -> Observed:
         """Returns what the operator sees: the parts of the objects that its store keeps.
 
-        Objects are not copied, because decisions do not change them.
+        ConfigMaps with a controller are returned whole; of these, the real store keeps only metadata. Objects are not
+        copied, because decisions do not change them.
         """
         return Observed(
             pipeline=self.pipeline,

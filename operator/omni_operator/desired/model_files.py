@@ -59,7 +59,7 @@ def locate_model(pipeline: OmniPipeline, stage: Stage) -> ModelFiles:
         source = {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
         return ModelFiles(path=f"{MODELS_MOUNT}/{path}".rstrip("/"), volume=source)
     revision = model.revision or DEFAULT_MODEL_REVISION
-    # With the prefix, a revision named ".." stays inside the directory, and no revision equals a model's name.
+    # Without "rev-", a revision named ".." would leave the model's directory.
     root = f"{MODELS_MOUNT}/{rest}/rev-{revision.replace('/', '--')}"
     destination = f"{root}/{stage.component.replace('/', '--')}"
     fetch = ModelFetch(

@@ -86,9 +86,9 @@ class Watches:
         return found
 
     def take_pipeline(self, event_type: str | None, manifest: Manifest) -> set[NamespacedName]:
-        """Store an OmniPipeline that kopf watched or, if the type is None, listed. Remove it if it was deleted.
+        """Store an OmniPipeline that kopf reports, or remove it if it was deleted. Returns the affected pipelines.
 
-        Returns the affected pipelines.
+        event_type: None if the object comes from a list.
         """
         scope = self.scope_of(manifest["metadata"]["namespace"])
         self._pipelines_heard[scope] = asyncio.get_running_loop().time()

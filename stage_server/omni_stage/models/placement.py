@@ -1,4 +1,4 @@
-"""Checks whether a component fits its stage file: input, outputs and downstream stages. Needs only the facts."""
+"""Checks whether a component fits its stage file: input, outputs and downstream stages, by its `ComponentFacts`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order in which listeners get their next window of audio: by when their audio runs out."""
+"""Listeners get their next window of audio in the order in which their audio runs out."""
 
 from __future__ import annotations
 

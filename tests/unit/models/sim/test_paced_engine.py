@@ -204,23 +204,15 @@ async def test_a_talker_waits_for_the_rows_of_its_frames(table: Path) -> None:
 
 
 async def test_a_talker_refuses_rows_without_a_prompt_and_speaks_no_empty_text(table: Path) -> None:
-    talker = engine("talker", table)
+    talker, stream = engine("talker", table, input={"source": "thinker", "mode": "Stream"}), EdgeStream()
     with pytest.raises(InvalidRequestError, match="mrope_positions"):
         await collect(talker.generate(ask(EdgeInput(thinkers_rows(0, 3)))))
-    (step,) = await collect(talker.generate(ask(EdgeInput(thinkers_rows(4, 0)), "b")))
-    assert step.finish_reason is FinishReason.EMPTY_INPUT
-
-
-async def test_an_empty_text_that_streams_ends_the_request_and_blocks_nobody(table: Path) -> None:
-    """The end comes after the prompt's rows: a loop that read on would never give the event loop back."""
-    talker = engine("talker", table, input={"source": "thinker", "mode": "Stream"})
-    stream = EdgeStream()
-    task = asyncio.create_task(collect(talker.generate(ask(stream))))
+    steps = await collect(talker.generate(ask(EdgeInput(thinkers_rows(4, 0)), "b")))
+    # The stream ends after the prompt's rows. A talker that kept reading in a loop would block the event loop.
     stream.put(thinkers_rows(4, 0), ["mrope_positions", "mrope_delta"])
-    await asyncio.sleep(0.01)
     stream.end()
-    (step,) = await task
-    assert step.finish_reason is FinishReason.EMPTY_INPUT
+    steps += await collect(talker.generate(ask(stream, "c")))
+    assert [step.finish_reason for step in steps] == [FinishReason.EMPTY_INPUT] * 2
 
 
 async def test_a_frame_has_as_many_codes_as_the_table_says(codebooks: Path) -> None:
@@ -265,10 +257,9 @@ async def test_a_window_that_ends_with_the_frames_ends_the_sound_once(table: Pat
 
 
 async def test_no_frames_are_no_sound(table: Path) -> None:
-    decoder, stream = engine("decoder", table), EdgeStream()
-    stream.end()
+    (stream := EdgeStream()).end()
     for source in (EdgeInput({"codes": np.zeros(0, np.int64)}), stream):
-        (step,) = await collect(decoder.generate(ask(source)))
+        (step,) = await collect(engine("decoder", table).generate(ask(source)))
         assert (step.audio, step.finish_reason) == (None, FinishReason.EMPTY_INPUT)
 
 
@@ -297,14 +288,13 @@ async def test_wrong_rows_that_stream_fail_the_request(table: Path) -> None:
         await collect(talker.generate(ask(stream)))
 
 
+def test_only_simulated_components_need_no_vllm(table: Path) -> None:
+    assert not needs_vllm(config("decoder", table))
+    assert needs_vllm(config("decoder", table).model_copy(update={"component": "generic/llm"}))
+
+
 def test_a_cache_smaller_than_the_longest_request_is_refused(table: Path) -> None:
     with pytest.raises(ConfigurationError, match="maxModelLen 8192"):
         engine("thinker", table, engine_args={"maxModelLen": 8192, "kvCacheMemoryMib": 100})
     streamed = engine("talker", table, engine_args={"maxModelLen": 8192, "kvCacheMemoryMib": 1000})
     assert streamed._sessions.queue.room.blocks == 1000 * (1 << 20) // 49_152
-
-
-def test_the_stage_server_asks_vllm_of_other_components_alone(table: Path) -> None:
-    """Simulated components need no vLLM."""
-    assert not needs_vllm(config("decoder", table))
-    assert needs_vllm(config("decoder", table).model_copy(update={"component": "generic/llm"}))

@@ -1,4 +1,4 @@
-"""The operator's own ports answer requests while other peers hoard connections."""
+"""The operator's own ports answer requests while another peer hoards connections."""
 
 from __future__ import annotations
 
