@@ -170,7 +170,7 @@ def test_omnipipe_generate_over_tls(start: Callable[..., Entry], authority: Auth
     for flags, words in (
         (["--endpoint", url, "--ca", trusted], "has other names"),
         (["--endpoint", url, "--server-name", HOST], "no CA that this client trusts"),
-        (["--endpoint", f"127.0.0.1:{entry.port}"], "it may want TLS"),
+        (["--endpoint", f"127.0.0.1:{entry.port}"], "it may require TLS"),
         (["--endpoint", url, "--ca", "/nowhere"], "tls.ca: cannot read /nowhere"),
         (["--endpoint", url, "--cert", trusted], "tls.key is missing"),
         (["--endpoint", f"grpc://127.0.0.1:{entry.port}", "--tls"], "is plaintext; for TLS begin it with grpcs://"),

@@ -67,7 +67,7 @@ ODD_BAD: Final[dict[str, Bad]] = {
     "network card by request alone": Bad(
         (first(resources={"requests": {"example.com/nic": 1}}),),
         f"{S0}.resources.requests",
-        'asked for by their limits: ["example.com/nic"]; move them to limits',
+        'requested by their limits: ["example.com/nic"]; move them to limits',
     ),
     "a medium above the budget": Bad(
         (first(limits={"maxMediaBytes": 1 << 30, "maxInflightBytes": 1 << 20}),),

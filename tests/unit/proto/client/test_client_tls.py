@@ -195,7 +195,7 @@ async def test_refusals_say_what_to_do(
 
 
 async def test_plaintext_to_tls_says_what_to_do(serve: Any) -> None:
-    with pytest.raises(OmniRequestError, match="it may want TLS"):
+    with pytest.raises(OmniRequestError, match="it may require TLS"):
         await both_ask(f"localhost:{serve(CA.issue())}", None)
 
 
