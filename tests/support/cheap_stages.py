@@ -6,8 +6,8 @@ With one file, the process calls `run_stage` as `python -m omni_stage serve` doe
 codes. With several, all stages share one event loop. Each stage's ports are written to FILE.address.json, and /metrics
 has cheap_* gauges besides the product's own metrics.
 
-The engine makes max_tokens steps, one every top_k milliseconds (0: without a pause). token2wav returns its audio after
-num_inference_steps x 10 ms.
+The engine makes max_tokens steps, one every top_k milliseconds (0: without a pause). The last stage returns its audio
+after num_inference_steps x 10 ms.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class CheapEngine:
 
 def make_engine(config: StageConfig) -> CheapEngine:
     """Returns the engine for a stage, chosen by the stage's name."""
-    if config.stage == "token2wav":
+    if config.stage in ("token2wav", "code2wav"):
         nothing = SamplingDefaults()
         component = ScriptedComponent(kind=EngineKind.DIFFUSION, input_schema=EDGE_B, default_sampling=nothing)
         return CheapEngine(component, sound)
