@@ -21,7 +21,7 @@ RUN_TESTS = GRPCURL="$$(scripts/grpcurl.sh)" && export GRPCURL && rm -rf test-lo
 test: setup controlplane ## All tests; logs in test-logs
 	@$(RUN_TESTS)
 
-coverage: setup controlplane ## All tests with coverage, which takes twice as long; fails below a minimum
+coverage: setup controlplane ## All tests with coverage, which takes twice as long; fails if a package is below its minimum
 	@$(RUN_TESTS) --cov --cov-report=
 	@$(PY) scripts/check_coverage.py test-logs
 
@@ -85,7 +85,7 @@ dashboards: setup ## Regenerate dashboards, alert rules and the tables of docs/o
 goldens: setup ## Regenerate tests/golden/operator: the objects that the operator creates for each sample
 	@$(PY) scripts/render_goldens.py
 
-bench: ## Ratios to peers, stock vLLM and transformers; fails beyond a bound or after a regression (CASE=name runs one)
+bench: ## Our speed as ratios to peers, stock vLLM and transformers; fails if a ratio misses its bound or has regressed (CASE=name runs one)
 	@scripts/setup.sh bench
 	@$(PY) -m benchmarks $(CASE)
 

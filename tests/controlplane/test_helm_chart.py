@@ -207,8 +207,8 @@ def test_an_old_cluster_is_refused(helm: Helm) -> None:
     [
         ({}, ["serves every namespace.", "kubectl apply --namespace default", "unauthenticated plaintext"]),
         ({"watchNamespaces": ["team-a", "b"]}, ["serves team-a, b.", "kubectl get omnipipelines --namespace team-a"]),
-        ({"replicas": 0}, ["It has no pod"]),
-        ({"crds": {"install": False}}, ["This release does not bring the CRD"]),
+        ({"replicas": 0}, ["It has no pods"]),
+        ({"crds": {"install": False}}, ["This release does not install the CRD"]),
     ],
 )
 def test_notes(server: ApiServer, tmp_path: Path, values: Mapping[str, Any], says: list[str]) -> None:

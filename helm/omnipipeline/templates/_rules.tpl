@@ -1,4 +1,4 @@
-{{/* RBAC rules of the operator for pipelines and their children, from files/operator-rules.yaml (a copy of those of manifests/rbac). */}}
+{{/* RBAC rules of the operator for pipelines and their children, from files/operator-rules.yaml (copied from manifests/rbac). */}}
 {{- define "omnipipeline.rules" -}}
 {{- range .Files.Get "files/operator-rules.yaml" | fromYamlArray }}
 {{- if or $.Values.metrics.podMonitors.enabled (not (has "podmonitors" .resources)) }}
