@@ -1,4 +1,7 @@
-"""How a request with streamed input is split into parts, and when it ends. No engine runs."""
+"""The parts of a request with streamed input: their prompts and token budgets, and when the request ends.
+
+No engine runs.
+"""
 
 from __future__ import annotations
 
