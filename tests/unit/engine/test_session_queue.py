@@ -92,7 +92,7 @@ def test_layers_that_differ_count_at_full_length() -> None:
 
 
 def test_a_priority_above_0_leaves_a_quarter_and_one_always_enters() -> None:
-    """Sessions with a priority above 0 get at most three quarters of the blocks. An idle engine admits any session."""
+    """An idle engine admits any session. Otherwise, a priority above 0 gets at most three quarters of the blocks."""
     queue = SessionQueue(SessionRoom(8, 8, 1))
     first, entered = queue.join(8, priority=1)
     assert entered == [first], "an idle engine admits a session of any size"
