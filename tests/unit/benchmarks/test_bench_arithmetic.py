@@ -140,7 +140,7 @@ def test_groups_hold_every_request_once_and_in_order(at_once: int) -> None:
 
 
 def test_figures_of_engines() -> None:
-    """Ratios compare speeds: of concurrent requests with sequential ones, and of token2wav with the talker.
+    """Each ratio compares two speeds: concurrent with sequential requests, or token2wav with the talker.
 
     Here concurrent requests take half as long as sequential ones, and token2wav takes twice as long as the talker.
     """

@@ -1,4 +1,4 @@
-"""Figures get into docs/performance.md exactly as they are in the result files."""
+"""Result files are rendered as Markdown tables and put into the sections of docs/performance.md."""
 
 from __future__ import annotations
 

@@ -36,7 +36,10 @@ def made(done: float, first: float | None, *, codes: list[list[int]] | None = No
 
 
 def outcomes(**seconds: float) -> dict[tuple[str, int], Outcome]:
-    """Returns each side's outcome with two concurrent requests. `seconds`: each side's time until both are answered."""
+    """Returns each side's outcome with two concurrent requests.
+
+    `seconds`: each side's time until both requests are answered, in the order (OURS, *LIMITS) and under any names.
+    """
     sides = dict(zip((OURS, *LIMITS), seconds.values(), strict=True))
     return {(side, 2): Outcome([made(done, done / 4)]) for side, done in sides.items()}
 
@@ -88,7 +91,7 @@ def test_a_row_says_what_is_right() -> None:
 
 
 def test_the_best_limits_are_those_of_the_figure() -> None:
-    """The best limits of vllm-omni are those with the lowest value of the given figure."""
+    """Of vllm-omni's limits on concurrent requests per stage, the best are those that give the lowest figure."""
     sides = outcomes(ours=1, equal=4, one_voice=2, shipped=8)
     assert find_best(sides, "all done", 2) == "vllm-omni 8/8/1"
 

@@ -1,4 +1,7 @@
-"""`make bench` fails if a ratio breaks its bound, gets worse by more than its tolerance, or is no longer measured."""
+"""`make bench` fails if a ratio breaks its bound, gets worse by more than its tolerance, or is no longer measured.
+
+A goal is a bound that a ratio may miss.
+"""
 
 from __future__ import annotations
 

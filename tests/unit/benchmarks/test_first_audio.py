@@ -23,7 +23,10 @@ from benchmarks.paced.measure import ANCHOR, carried_rows
 def test_gaps_at_playback_speed(
     chunks: list[tuple[float, float]], heard: tuple[float, float, int, float, float]
 ) -> None:
-    """`chunks`: (arrival, length) of each. `heard`: (first audio, audio, number of gaps, silence, end). Times in s."""
+    """`chunks`: (arrival, length) of each chunk. Times are in seconds.
+
+    `heard`: (first audio, length of all audio, number of gaps, length of all silence, end of playback).
+    """
     found = play([Chunk(at, seconds) for at, seconds in chunks])
     assert (found.first, found.audio, found.gaps, found.silence, found.ends) == pytest.approx(heard)
 
@@ -45,10 +48,10 @@ def test_a_border_clicks_if_its_step_is_larger_than_any_other() -> None:
 
 
 def test_the_least_share_of_the_first_audio() -> None:
-    """By the time of the median first audio, half of the requests must have given audio.
+    """By the time of the median first audio, half of the requests must have returned audio.
 
-    The least share is the CPU time of so many requests that stop at their first audio, divided by the CPU time of all
-    complete jobs.
+    The least share is the CPU time of half of the requests, each stopped at its first audio, divided by the CPU time
+    of all requests run to their end.
     """
     least = {2: Outcome(cpu_s={"thinker": 1.0, "talker": 0.5}), 4: Outcome(cpu_s={"thinker": 2.0, "talker": 1.0})}
     whole = {4: Outcome(cpu_s={"thinker": 3.0, "talker": 3.0}), 8: Outcome(cpu_s={"thinker": 6.0, "talker": 4.0})}
@@ -66,8 +69,8 @@ def test_a_request_that_ends_with_its_first_window() -> None:
 def test_what_two_cores_carry() -> None:
     """carried_rows finds three numbers of concurrent requests.
 
-    They are the most that was measured, the most that leaves two cores 20 % idle, and the most of the latter whose
-    first audio is within 10 % of the ideal.
+    They are the highest that was measured, the highest that leaves two cores 20 % idle, and the highest that also
+    keeps first audio within 10 % of the ideal.
     """
     made = {16: (0.4, 105, 100), 32: (1.5, 130, 100), 64: (1.9, 300, 390)}
     streams = [

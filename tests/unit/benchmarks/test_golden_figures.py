@@ -14,7 +14,7 @@ AUDIO, TEXT = golden_audio(), golden_text()
 
 
 def golden_like(scale: float = 1.0) -> list[float]:
-    """Returns audio of the fixture's length, with its last listed samples and `scale` times its loudness."""
+    """Returns audio with the length and the listed samples of the fixture, and with `scale` times its loudness."""
     samples = [0.0] * AUDIO.samples
     first = AUDIO.samples // AUDIO.stride - len(AUDIO.last_strided)
     for index, value in enumerate(AUDIO.last_strided):

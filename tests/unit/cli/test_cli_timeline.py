@@ -80,8 +80,8 @@ def test_lanes_are_aligned_by_the_wall_clock_of_accepted() -> None:
 
 
 def test_a_later_stage_may_accept_first() -> None:
-    # The stages' wall clocks differ, so a downstream stage can appear to accept a request before its upstream stage.
-    # The axis begins at the earliest of these times.
+    # The stages' wall clocks may differ, so a downstream stage can appear to accept a request before its upstream
+    # stage. The axis begins at the earliest of these times.
     early = StageTimings(accepted_unix_ns=ORIGIN - S, finished_ns=S)
     timeline = compute_timeline({"thinker": FULL, "talker": early})
     assert spans(timeline.lanes[0])[0] == ("input", 1, 3)

@@ -1,4 +1,4 @@
-"""docs/add-a-model.md quotes the example package word for word, and its tables list names that exist."""
+"""The excerpts in docs/add-a-model.md are in the named files word for word, and its tables list names that exist."""
 
 from __future__ import annotations
 

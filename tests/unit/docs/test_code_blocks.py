@@ -1,4 +1,7 @@
-"""Every code block of README and docs has a test that runs it, or a reason for none. Its commands and files exist."""
+"""Every code block of README and docs has a test that uses it, or a reason for none.
+
+The omnipipe commands, make targets and repository files in console blocks exist.
+"""
 
 from __future__ import annotations
 

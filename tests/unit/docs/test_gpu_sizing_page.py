@@ -43,7 +43,7 @@ def test_stages_that_share_fit_and_may_start_in_any_order(name: str, release: tu
     ],
 )
 def test_on_gpus_of_their_own(name: str, size: str, usable: tuple[int, int, int]) -> None:
-    """Each stage fits its GPU, and the KV cache of thinker and talker holds at least four requests of maxModelLen."""
+    """Each stage fits its GPU. The KV caches of thinker and talker hold at least 4 requests of maxModelLen tokens."""
     release, pipeline = load_release(size), load_checked(SAMPLES / f"{name}.yaml")
     for stage, gib in zip(pipeline.spec.stages, usable, strict=True):
         memory = stage_memory(release, stage, device_bytes=gib * GIB)

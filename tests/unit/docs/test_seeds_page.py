@@ -37,9 +37,9 @@ def test_every_review_has_its_table(review):
 
 
 def test_text_of_the_repository_is_plain():
-    """Text files end with a newline. Outside of tests they use Latin and Greek letters only.
+    """Python, proto, YAML and Markdown files end with a newline. Outside of tests, their letters are Latin or Greek.
 
-    The Python code of stage_server, proto and cli has no to-do comments.
+    Generated protobuf code is not checked. The Python code of stage_server, proto and cli has no to-do comments.
     """
     listed = subprocess.run(
         ["git", "ls-files", "*.py", "*.proto", "*.yaml", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True

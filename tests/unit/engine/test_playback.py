@@ -27,9 +27,9 @@ def test_when_the_sound_runs_out(sent: list[tuple[float, float]], runs_out: floa
 
 
 def test_first_windows_come_before_all_in_the_order_in_which_they_came() -> None:
-    """First windows come before the windows of streams that already play; among them, the earliest request comes first.
+    """The first windows of new streams, in order of arrival, come before the windows of streams that already play.
 
-    Only a stream that has been silent for more than FIRST_AHEAD_S comes before the first windows.
+    Only a stream that has been silent for more than FIRST_AHEAD_S comes before new streams.
     """
     late = Playback(runs_out=NOW - FIRST_AHEAD_S + 1)
     assert Playback().due(NOW) < Playback().due(NOW + 0.001) < late.due(NOW) < Playback(runs_out=NOW + 1).due(NOW)

@@ -1,4 +1,4 @@
-"""Sessions that share a KV cache: once admitted, each can run to its end, whatever others do. None waits forever."""
+"""Sessions that share a KV cache: each is admitted in the end, and can then run to its end, whatever others do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from omni_stage.session_queue import Place, SessionQueue, SessionRoom, Sessions
 
 @dataclass
 class Stream:
-    """A session that has entered the engine: it grows block by block, and frees no block before its end."""
+    """A session that has entered the engine: it grows token by token, and frees no block before its end."""
 
     place: Place
     tokens: int
@@ -23,7 +23,7 @@ class Stream:
 
 @st.composite
 def crowds(draw: st.DrawFn) -> tuple[SessionRoom, list[tuple[int, int]], int]:
-    """Returns a SessionRoom, each session's (longest length in tokens, priority), and a seed for the growth's order."""
+    """Returns a SessionRoom, each session's (length in tokens at its end, priority), and a seed for who grows next."""
     size = draw(st.integers(1, 32))
     room = SessionRoom(draw(st.integers(1, 8)), draw(st.integers(1, 40)), size)
     assert room.blocks is not None
@@ -92,7 +92,7 @@ def test_layers_that_differ_count_at_full_length() -> None:
 
 
 def test_a_priority_above_0_leaves_a_quarter_and_one_always_enters() -> None:
-    """Sessions with a priority above 0 get at most three quarters of the blocks. An idle engine admits any session."""
+    """An idle engine admits any session. Otherwise, a priority above 0 gets at most three quarters of the blocks."""
     queue = SessionQueue(SessionRoom(8, 8, 1))
     first, entered = queue.join(8, priority=1)
     assert entered == [first], "an idle engine admits a session of any size"

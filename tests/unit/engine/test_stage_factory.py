@@ -1,4 +1,4 @@
-"""build_component refuses a configuration that asks for more than the component can do. The error names the field."""
+"""build_component refuses a configuration that the component cannot fulfil. The error names the field."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ AGES = st.lists(st.integers(0, 3 * FIRST_OUTPUTS), max_size=20)
 
 
 def test_it_covers_the_rows_that_are_sent_at_once() -> None:
-    """The outputs that are handled first are exactly those whose rows pacing sends immediately."""
+    """The outputs that are handled first are exactly those whose rows `service/edges/pacing.py` sends immediately."""
     assert FIRST_OUTPUTS == EARLY_STEPS
 
 

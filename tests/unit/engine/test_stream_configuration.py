@@ -69,6 +69,6 @@ ROOMS = {
 
 @pytest.mark.parametrize("case", ROOMS)
 def test_what_sessions_can_fill(engine_config: Callable[..., Any], case: str) -> None:
-    """find_session_room derives the room for sessions from the configuration of vLLM's KV cache."""
+    """find_session_room derives the room for sessions from vLLM's cache, scheduler and model configuration."""
     arguments, expected = ROOMS[case]
     assert find_session_room(engine_config(*arguments)) == expected

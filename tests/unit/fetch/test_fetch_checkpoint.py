@@ -248,7 +248,10 @@ class TestOneFile:
 
     @pytest.mark.parametrize("leftover", [b"weights" * 10, b"x" * 7000, b"x" * 9000], ids=["part", "wrong", "too long"])
     def test_a_leftover_part_is_gone_on_with_or_found_out(self, hub: Hub, tmp_path: Path, leftover: bytes) -> None:
-        """A valid partial file is resumed. A wrong or too long one is discarded, and the next attempt succeeds."""
+        """A valid partial file is resumed. One that is too long is discarded immediately.
+
+        One with wrong content makes the attempt fail and is discarded, so that the next attempt succeeds.
+        """
         file = self.remote(hub)
         part = part_path(tmp_path, file)
         part.parent.mkdir(parents=True)

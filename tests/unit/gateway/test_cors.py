@@ -1,4 +1,4 @@
-"""CORS: only pages of the configured origins may call the API. These can also read errors and rate-limit headers."""
+"""CORS: only pages of the configured origins may call the API. They can also read errors and rate-limit headers."""
 
 from __future__ import annotations
 

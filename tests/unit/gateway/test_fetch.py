@@ -1,4 +1,4 @@
-"""Images fetched by https from a real TLS server. Size and time are limited; redirects and cut answers are refused.
+"""Images fetched by https from a real TLS server. Size and time are limited. Redirects and cut-off answers are refused.
 
 The server is on this host, whose address `fetch.resolve` refuses (test_media.py). So these tests replace `resolve`.
 """

@@ -60,7 +60,7 @@ def test_without_the_key_nobody_gets_in(tmp_path: Path, header: str | None) -> N
 def test_a_changed_file_counts_and_a_damaged_one_does_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A changed file takes effect. If the new file is invalid, the earlier keys stay in use."""
     now = 0.0
-    # As kubelet mounts a Secret: the name is a symlink, which each update replaces.
+    # Kubelet updates a mounted Secret by replacing a symlink to its directory. Here the file itself is the symlink.
     link = tmp_path / "keys.yaml"
     for name, text in (
         ("v1", f"keys:\n{entry('alice', 'old')}"),

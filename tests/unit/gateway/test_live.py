@@ -1,4 +1,4 @@
-"""Streamed answers: comments fill silences, and an answer ends when its client disconnects or stops reading."""
+"""Streamed answers: SSE comments fill silences, and an answer ends when its client disconnects or stops reading."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_template_s_events_are_those_that_are_encoded_whole(text: str) -> None
 
 
 async def test_a_comment_does_not_keep_a_reader_that_stalls() -> None:
-    """Comments do not keep the answer open for a client that has stopped reading."""
+    """SSE comments do not keep the answer open for a client that has stopped reading."""
     client, source = Client(takes=2), Source(endless=True)
     with pytest.raises(ClientLeftError):
         await respond(source, send_s=0.3, comment_s=0.02)({}, client.receive, client.send)

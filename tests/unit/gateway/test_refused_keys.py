@@ -1,6 +1,7 @@
-"""Requests without a valid key: a metric counts each one. The first is logged, later ones as one number per period.
+"""Requests without a valid key: a metric counts each one. The first is logged, then only their number in each period.
 
-Also tests the pseudonyms of users. An entry stage that often refuses the calls of one pseudonym delays these refusals.
+Also tests the pseudonyms of users. If an entry stage often refuses calls with the same pseudonym, it delays its further
+refusals of such calls.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ ASKED = {"model": "omni", "messages": [{"role": "user", "content": "Hello"}]}
 
 
 def test_one_line_then_their_number_a_period(caplog: pytest.LogCaptureFixture) -> None:
-    """The first request is logged at once. Then each period's number is logged, until a period has no such request."""
+    """The first request is logged. Then each period's number of requests is logged, until a period has none."""
     waiting: list[Callable[[], None]] = []
 
     def later(seconds: float, function: Callable[[], None]) -> None:
@@ -78,7 +79,7 @@ def test_the_entry_sees_a_name_without_meaning_for_each_user() -> None:
 
 
 def test_pseudonyms() -> None:
-    """A user is an API key or, without one, an address. Each gateway process makes its own pseudonyms."""
+    """An API key or, without one, an address identifies a user. Each gateway process makes its own pseudonyms."""
     ours, theirs = Pseudonyms(), Pseudonyms()
     names = [ours.of("alice", "10.0.0.1"), ours.of("", "10.0.0.1"), ours.of("", "10.0.0.2"), ours.of("10.0.0.1", "")]
     assert len(set(names)) == 4

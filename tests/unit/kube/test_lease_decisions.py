@@ -47,7 +47,7 @@ def test_when_a_candidate_writes_itself_into_the_lease(
 
 
 def test_the_clock_starts_when_the_record_changes_not_at_its_own_times() -> None:
-    """A record's duration counts from when the candidate first sees that version, not from the record's renewTime."""
+    """The lease duration counts from when the candidate first sees a version of the Lease, not from its renewTime."""
     first = Sighting(None, 0.0).updated(lease("other", "1", renewTime="1970-01-01T00:00:00Z"), 100.0)
     assert first.since == 100.0
     assert first.updated(lease("other", "1"), 110.0) is first

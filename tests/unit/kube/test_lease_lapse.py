@@ -39,7 +39,7 @@ class Server:
 
 
 async def test_a_lapse_is_told_so_that_what_was_refused_meanwhile_is_done_again() -> None:
-    """Both the loss and the win are reported.
+    """Leadership is reported as lost, and then as won again.
 
     The controller drops a pipeline whose write was refused with NotLeaderError. It queues all pipelines again when it
     wins the lease.

@@ -1,5 +1,7 @@
-"""A live object matches its manifest although the API server adds and rewrites fields. A manual edit is a
-difference."""
+"""A live object matches its manifest although the API server adds and rewrites fields.
+
+A manual edit of a field that the manifest sets is a difference.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,7 @@ def live() -> Json:
 
 
 def desired() -> Json:
-    """Returns the same Deployment as the operator's builder writes it."""
+    """Returns the manifest of that Deployment, in the form in which the operator's builder writes it."""
     return {
         "metadata": {"name": "a", "labels": {"mine": "1"}, "ownerReferences": [{"uid": "u1", "controller": True}]},
         "spec": {

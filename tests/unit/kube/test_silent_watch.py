@@ -46,7 +46,7 @@ def service(name: str, version: int) -> dict[str, Any]:
 
 
 class Server:
-    """Answers lists with no items at version 10, and sends each watch the objects added after its start version."""
+    """Answers every list with no items, at version 10. Sends each watch the objects added after its start version."""
 
     def __init__(self) -> None:
         self.added: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""The store: resource versions decide between a watch, a list and the responses to our own writes."""
+"""The store chooses by resource version among what watches, lists and the responses to our own writes report."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def at(store: Store, key: ObjectKey = KEY) -> int | None:
 
 
 def test_of_an_object_what_is_asked_for_is_kept_and_given_as_a_copy() -> None:
-    """The store keeps the part of an object that its function `keep` returns, and gives out copies."""
+    """The store keeps the part of an object that the given function `keep` returns, and gives out copies."""
     store = Store(ROOT, lambda manifest: {**manifest, "metadata": {"name": manifest["metadata"]["name"]}})
     store.put_seen(Seen.of(service(1, managedFields=[{"manager": "x"}], ownerReferences=OWNED)))
     found = store.get(KEY)
@@ -140,7 +140,7 @@ def test_news_name_their_pipeline_and_the_echo_of_our_own_write_nobody() -> None
 
 
 def test_the_answer_to_a_write_that_the_watch_has_passed_is_dropped() -> None:
-    """The response to a write is dropped if the watch has already reported a later version."""
+    """The response to a write is dropped if the watch has already reported that version or a later one."""
     store = Store(ROOT)
     store.put_seen(Seen.of(service(10)))
     assert store.remove_seen(Seen.of(service(11))) == {P}

@@ -103,7 +103,7 @@ async def test_more_than_a_connection_holds_at_once_is_read_all_the_same() -> No
 async def test_what_arrives_after_a_line_waits_for_the_next_and_both_are_read_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The first line is read immediately. Lines that follow within GATHER_S are read together."""
+    """The first line is read immediately. Later lines that arrive in one interval of GATHER_S are read together."""
     monkeypatch.setattr(client_module, "GATHER_S", 1.0)
     burst = asyncio.Event()
 

@@ -1,4 +1,7 @@
-"""The registry of model families: exact ids, entry points, conflicts. Entry points name objects in support.families."""
+"""The registry of model families: exact ids, entry points, conflicts.
+
+The tests' entry points name objects in support.families.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def test_factories() -> None:
 
 
 def test_a_component_brings_its_own_engine_or_a_factory_for_vllms() -> None:
-    """A component has either an engine of its own, or a factory for a component that vLLM runs."""
+    """A component's entry names either an engine of its own, or a factory whose component vLLM runs."""
     families = installed_families()
     assert families.own_engine("generic/llm") is None
     assert families.own_engine("sim/talker") is build_engine

@@ -162,9 +162,9 @@ def test_prefix_caching(options: dict[str, Any], expected: bool | None) -> None:
 
 @pytest.mark.parametrize("kind", EngineKind)
 def test_payloads_are_bounded_by_what_the_stage_may_hold(kind: EngineKind) -> None:
-    """A payload may have at most twice limits.maxInflightBytes.
+    """A payload may be at most twice as large as limits.maxInflightBytes.
 
-    In a diffusion stage, the embeddings of all requests in flight may together have at most limits.maxInflightBytes.
+    In a diffusion stage, the embeddings of all requests in flight may together take at most limits.maxInflightBytes.
     """
     from omni_stage.vllm_adapter.names import PAYLOAD_LIMITS
 

@@ -1,4 +1,7 @@
-"""How a request with streamed input is split into parts, and when it ends. No engine runs."""
+"""The parts of a request with streamed input: their prompts and token budgets, and when the request ends.
+
+No engine runs.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def part(max_tokens: int | None, last: bool = False) -> InputPart:
 
 
 def test_later_parts_begin_with_the_last_token() -> None:
-    """A later part begins with the last sampled token, whose KV has not been computed."""
+    """The prompt of a later part is only the last sampled token, whose KV has not been computed."""
     plan = PartPlan(10)
     first = plan.next(part(2))
     assert (first.input.prompt, first.max_tokens, first.last) == ({"prompt_token_ids": [9, 9]}, 2, False)
@@ -39,7 +42,7 @@ def test_later_parts_begin_with_the_last_token() -> None:
     assert plan.observe([1, 2, 3, 4, 5], LENGTH) is LENGTH
 
 
-# name: (token budget, part, its tokens, the part's finish reason, the request's finish reason or None)
+# name: (token budget, part, its sampled tokens, its finish reason, the request's finish reason or None)
 ENDS: dict[str, tuple[int, InputPart, list[int], FinishReason, FinishReason | None]] = {
     "a part's tokens are written": (10, part(2), [1, 2], LENGTH, None),
     "a stop token": (10, part(2), [1], STOP, STOP),

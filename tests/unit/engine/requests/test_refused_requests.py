@@ -212,7 +212,7 @@ def test_allowed(name):
 
 
 def test_pairs_of_features_are_refused_exactly_as_the_table_says():
-    """Every pair of features, in either order, is refused if and only if CONFLICTS lists it."""
+    """Two features are refused together if and only if CONFLICTS lists the pair, or pairs one of them with itself."""
     table = {frozenset((conflict.first, conflict.second)) for conflict in CONFLICTS}
     assert len(table) == len(CONFLICTS), "a pair is in the table twice"
     for first, second in itertools.product(Feature, repeat=2):

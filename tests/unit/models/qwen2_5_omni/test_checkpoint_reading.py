@@ -101,7 +101,7 @@ def test_unreadable_configuration(tmp_path: Path, content: bytes | None) -> None
 
 
 class Runs:
-    """A pickle that runs code when it is loaded without weights_only."""
+    """An object whose pickle runs code when it is loaded without weights_only."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Path.touch, (Path("pwned"),))

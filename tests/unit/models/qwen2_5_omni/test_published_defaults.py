@@ -1,4 +1,7 @@
-"""Defaults are the published model's: they are what transformers' generate() uses if the caller sets nothing."""
+"""Defaults are the published model's: the values that transformers' generate() uses if the caller sets none.
+
+The system prompt for speech is the model card's.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ GENERATE = {
     for name, parameter in inspect.signature(Qwen2_5OmniForConditionalGeneration.generate).parameters.items()
 }
 """The defaults of transformers' generate(), by name."""
-# generation_config.json and the thinker's part of config.json, as Qwen/Qwen2.5-Omni-7B and -3B have them.
+# generation_config.json and config.json's token ids of the thinker, as Qwen/Qwen2.5-Omni-7B and -3B have them.
 RELEASED_GENERATION_CONFIG = {"_from_model_config": True, "transformers_version": "4.50.0.dev0"}
 RELEASED_TEXT_IDS = {"bos_token_id": 151644, "eos_token_id": 151645, "pad_token_id": 151643}
 VOCAB_SIZE = 152_064

@@ -1,4 +1,7 @@
-"""The tiny checkpoint has the published form, depends only on its seed, and generates varied text and audible audio."""
+"""The tiny checkpoint has the published form and generates varied text and audible audio.
+
+With the same seed, its weights are the same.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the code predictor samples: with transformers' top-k and top-p filters and values, but its own random numbers.
+"""The code predictor samples with transformers' top-k and top-p filters and their values, but its own random numbers.
 
 The random numbers depend only on seed, position and group.
 """

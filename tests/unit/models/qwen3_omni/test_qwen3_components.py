@@ -78,7 +78,7 @@ def test_the_thinker_is_greedy_and_ends_where_a_message_ends(thinker: Any, check
 
 
 def test_a_text_that_is_spoken_is_a_users_message_and_nothing_is_put_before_it(thinker: Any, checkpoint: Path) -> None:
-    """A spoken text gets no system message: the model card advises none, and transformers' talker drops it."""
+    """A spoken text gets no system message: the model card asks for none, and transformers' talker drops it."""
     text = read_checkpoint(checkpoint).text
     spoken = thinker.prepare(ask(UserPrompt(text="Hello"))).prompt["prompt_token_ids"]
     chat = UserPrompt(messages=[ChatMessage("user", [TextPart("Hello")])])
@@ -142,7 +142,7 @@ def test_a_checkpoint_that_does_not_say_how_long_audio_may_be_cannot_start(tmp_p
 
 
 def test_what_a_text_prompt_costs_on_the_edge_at_published_widths(tmp_path: Path) -> None:
-    """The encoded messages, one per step, take at most 5 % of what the hidden rows would take."""
+    """The encoded messages of all steps take at most 5 % of the bytes that the hidden rows would take."""
     prompt, reply = 500, 300
     checkpoint = read_checkpoint(write_published_qwen3(tmp_path / "3"))
     schema = thinker2talker_schema(checkpoint)

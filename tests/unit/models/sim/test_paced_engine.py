@@ -1,4 +1,4 @@
-"""Paced engines on an event loop: what they output, in which shapes, and that ended requests leave nothing behind."""
+"""Engines that simulate a GPU's pace, on an event loop: their outputs, and that ended requests leave nothing behind."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ async def test_a_thinker_writes_words_and_the_rows_of_every_position_but_the_las
 
 
 async def test_ids_travel_alone_where_the_table_has_no_rows(codebooks: Path) -> None:
-    """As on Qwen3-Omni's edge, the thinker sends no rows. The talker's speech is still as long as the text requires."""
+    """As on Qwen3-Omni's edge, token ids are sent without hidden rows. Speech is still as long as the text requires."""
     thinker, talker = engine("thinker", codebooks), engine("talker", codebooks)
     steps = await collect(thinker.generate(ask()))
     assert {name for step in steps for name in step.tensors} == {"token_ids", "mrope_positions", "mrope_delta"}

@@ -1,4 +1,4 @@
-"""The built-in tables compared with the published models' configuration and with published measurements."""
+"""The built-in tables compared with the published models' configuration, published measurements and ours."""
 
 from __future__ import annotations
 

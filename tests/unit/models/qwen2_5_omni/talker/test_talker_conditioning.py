@@ -25,7 +25,7 @@ HEAD = frozenset({"mrope_positions", "mrope_delta"})
 
 
 def edge(rows: int, prompt: int, delta: int = 0) -> dict[str, torch.Tensor]:
-    """Returns what a thinker publishes: each value of row p is 10 + p."""
+    """Returns the tensors that a thinker publishes. In `x`, each value of row p is 10 + p."""
     return {
         "x": (torch.arange(rows, dtype=torch.float32) + 10)[:, None].repeat(1, 2),
         "mrope_positions": torch.arange(prompt)[:, None].repeat(1, 3),

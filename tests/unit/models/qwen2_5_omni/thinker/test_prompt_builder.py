@@ -120,7 +120,7 @@ def test_a_reply_follows_the_prompt(builder: PromptBuilder, tiny_checkpoint: Pat
 
 
 def test_a_reply_to_media_is_token_ids_beside_them(builder: PromptBuilder, tiny_checkpoint: Path) -> None:
-    """With media, the prompt is tokenized too, so that the reply's token ids can follow it."""
+    """A prompt with media and a given reply becomes token ids, so that the reply's token ids can follow it."""
     tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
     prompt = chat(ImagePart(make_image(0)), TextPart("What?"))
     plain = builder.build(prompt)
@@ -138,7 +138,7 @@ def test_names_of_special_tokens_in_a_reply_are_text(builder: PromptBuilder, tin
 
 
 def test_of_reply_ids_one_end_is_left_out(builder: PromptBuilder) -> None:
-    """One end token is removed from the end of a reply's token ids."""
+    """If a reply's token ids end with end tokens, only the last one is removed."""
     assert builder.encode_reply(GivenReply(token_ids=(5, 6, 7)), (7,)).token_ids == (5, 6)
     assert builder.encode_reply(GivenReply(token_ids=(7, 5, 7, 7)), (7,)).token_ids == (7, 5, 7)
     with pytest.raises(InvalidRequestError, match="nothing but its end"):

@@ -1,4 +1,7 @@
-"""Windows of codec tokens cover every code once, however the codes arrive, and their audio is joined without a jump."""
+"""Windows of codec tokens overlap, but each code becomes audio once, however the codes arrive.
+
+The windows' audio is joined without a jump.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ BLOCK = 4
 
 
 def feed_of(windows: list[tuple[list[int], Window]]) -> SoundFeed:
-    """Returns a feed that appends the codes and the window of each input that it builds to `windows`."""
+    """Returns a feed. For each input that it builds, it appends the codes and the window to `windows`."""
 
     def build(codes: torch.Tensor, window: Window) -> StageInput:
         windows.append((codes.tolist(), window))

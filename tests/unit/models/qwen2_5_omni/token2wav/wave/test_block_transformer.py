@@ -58,7 +58,7 @@ def test_one_evaluation_is_transformers_own(shape: str, count: int, guidance: fl
 
 
 def test_neighbours_are_seen_and_no_others() -> None:
-    """As in transformers, a change in one block reaches one block before it and two blocks after it, and no others."""
+    """As in transformers, a change in a block reaches only this block, one block before it and two blocks after it."""
     model = make_wave_model("small blocks")
     dit, voice = model.code2wav_dit_model, make_wave_voices(model, "a")["a"]
     transformer = BlockTransformer(dit)

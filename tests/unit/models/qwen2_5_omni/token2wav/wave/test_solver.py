@@ -1,4 +1,4 @@
-"""Our ODE solver compared with transformers': the same time points, path and noise."""
+"""Our ODE solver: its path is that of transformers' solver, and its noise that of torch's global generator."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ MIXED = [
 
 
 class Kit:
-    """A model, its voices, and how often each of its parts ran."""
+    """A model, its voices, and how often the transformer, the speaker encoder and the vocoder ran."""
 
     def __init__(self, **voices: Voice) -> None:
         self.model = make_wave_model(SHAPE)
