@@ -98,7 +98,7 @@ def test_the_operator_knows_every_reason(reason: TerminationReason) -> None:
     ],
 )
 def test_the_operator_knows_every_exit_code(code: ExitCode, reason: Reason) -> None:
-    """The exit code suffices where no termination message was written, because of a full volume or a signal."""
+    """If a full volume or a signal has prevented a termination message, the exit code tells the operator the reason."""
     status = {"name": "stage", "state": {"terminated": {"exitCode": int(code)}}}
     cause = find_container_cause({"name": "stage"}, status, init=False)
     assert cause is not None

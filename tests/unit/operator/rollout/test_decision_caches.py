@@ -86,7 +86,7 @@ CHANGES: dict[str, tuple[Manifest, BuildSettings]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_decision_is_that_of_the_builders_whatever_was_decided_before(change: str) -> None:
-    """A decision with full caches plans the same children as the builders make without caches."""
+    """A decision with warm caches plans the same children as the builders make without caches."""
     for manifest, settings in CHANGES.values():  # every case is cached before the one under test
         decide_first(manifest, settings)
     manifest, settings = CHANGES[change]

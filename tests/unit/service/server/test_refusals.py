@@ -188,7 +188,7 @@ async def test_one_mistake_is_answered_at_once(kit: Any) -> None:
 
 
 async def test_callers_in_a_loop_are_slowed_and_honest_ones_are_not(kit: Any) -> None:
-    """All callers have the same address. The bound grows with the time that passes, so a slow machine can keep it."""
+    """All callers have the same address. More refusals are allowed the longer the test runs, as on a slow machine."""
     stage = await kit.serve(limits={**LIMITS, "maxRefusalWait": 2, "maxConcurrentRequests": 2})
     refused: list[StatusCode] = []
     stop = asyncio.Event()

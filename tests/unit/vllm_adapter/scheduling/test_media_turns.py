@@ -1,4 +1,4 @@
-"""How the encoding of media takes turns with other requests' tokens. Tests the rule, and real vLLM schedulers."""
+"""How the encoding of media takes turns with other requests' tokens. Tests the rule, and both schedulers with it."""
 
 from __future__ import annotations
 
