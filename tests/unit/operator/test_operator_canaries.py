@@ -1,9 +1,9 @@
 """The operator copies no user data: canary words in pods and in a pipeline's metadata appear in nothing that it writes.
 
-Its Events, statuses, children and logs hold names, reasons, sizes, and the message that a stage server writes for
-kubelet when it exits. They repeat no environment variables, arguments or annotations that others have put into a pod or
-pipeline, no program output and no error text of a registry. The operator cannot know the contents of Secrets, because
-it may not read them (test_operator_rbac.py).
+Its Events, statuses, children and logs hold names, reasons, sizes, and the termination message that a container writes
+for kubelet when it exits. They repeat no environment variables, arguments or annotations that others have put into a
+pod or pipeline, no program output and no error text of a registry. The operator cannot know the contents of Secrets,
+because it may not read them (test_operator_rbac.py).
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class TestReplicas:
 
 
 class TestPodMonitor:
-    """The PodMonitor, which exists only where the cluster has that API."""
+    """The PodMonitor, which is built only if the cluster has that API and the operator's settings allow it."""
 
     def test_absent_without_the_api(self) -> None:
         children = build_all(make_pipeline(), BuildSettings())

@@ -1,4 +1,4 @@
-"""Which prompts wait for the first audio of earlier requests. Tests the rule, and both schedulers on a fake clock."""
+"""Which prompts wait for the first audio of earlier requests. Tests the rule, and OmniScheduler with a fake clock."""
 
 from __future__ import annotations
 

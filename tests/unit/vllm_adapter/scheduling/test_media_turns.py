@@ -1,4 +1,4 @@
-"""How the encoding of media takes turns with other requests' tokens. Tests the rule, and both schedulers with it."""
+"""How the encoding of media takes turns with other requests' tokens. Tests the rule and OmniScheduler."""
 
 from __future__ import annotations
 
