@@ -1,4 +1,4 @@
-"""Help texts, units and labels of every metric, both of a stage server that answers calls and of the operator."""
+"""All metrics of stage servers and of the operator follow the rules of find_bad_metrics for help, unit and labels."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The operator copies no user data: canary words in pods and specs never appear in anything that it writes.
+"""The operator copies no user data: canary words in pods and in a pipeline's metadata appear in nothing that it writes.
 
-Its Events, statuses, children and logs hold names, reasons, sizes, and the message that a stage server writes for
-kubelet when it exits. They repeat no environment variables, arguments or annotations that others have put into a pod or
-pipeline, no program output and no error text of a registry. The operator cannot know the contents of Secrets, because
-it may not read them (test_operator_rbac.py).
+Its Events, statuses, children and logs hold names, reasons, sizes, and the termination message that a container writes
+for kubelet when it exits. They repeat no environment variables, arguments or annotations that others have put into a
+pod or pipeline, no program output and no error text of a registry. The operator cannot know the contents of Secrets,
+because it may not read them (test_operator_rbac.py).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def written(cluster: SimulatedCluster) -> str:
 
 @pytest.mark.parametrize("state", STATES.values(), ids=STATES)
 def test_nothing_of_pods_and_specs_is_repeated(state: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
-    """No canary of a pod or spec appears in what the operator writes or logs."""
+    """No canary of a pod or of the pipeline's metadata appears in what the operator writes or logs."""
     caplog.set_level(logging.DEBUG)
     cluster = make_cluster()
     cluster.settle()
@@ -81,7 +81,10 @@ def test_nothing_of_pods_and_specs_is_repeated(state: dict[str, Any], caplog: py
 
 
 def test_only_known_fields_of_a_termination_message_are_repeated() -> None:
-    """Of a termination message only three fields are reported. `written` has them, so it would also have a leak."""
+    """Of a JSON termination message only `reason`, `message` and `field` are reported, and no other field.
+
+    `written` contains the message, so it would also contain a leak.
+    """
     cluster = make_cluster()
     cluster.settle()
     said = {"reason": "StartFailed", "message": "no room for the weights", "field": "model", "traceback": WORD}

@@ -51,7 +51,7 @@ def _enums(prefix: str, enums: list[EnumDescriptorProto]) -> Iterator[tuple[str,
 
 
 def facts(files: FileDescriptorSet) -> dict[str, str]:
-    """Returns what must not change: numbers and types of fields, enum values and methods, by full name."""
+    """Returns what must not change, by full name: fields' numbers and types, enum values' numbers, methods' types."""
     found: dict[str, str] = {}
     for file in files.file:
         found.update(_messages(file.package, list(file.message_type)))

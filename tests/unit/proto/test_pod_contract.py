@@ -98,7 +98,7 @@ def test_the_operator_knows_every_reason(reason: TerminationReason) -> None:
     ],
 )
 def test_the_operator_knows_every_exit_code(code: ExitCode, reason: Reason) -> None:
-    """The exit code suffices where no termination message was written, because of a full volume or a signal."""
+    """If a full volume or a signal has prevented a termination message, the exit code tells the operator the reason."""
     status = {"name": "stage", "state": {"terminated": {"exitCode": int(code)}}}
     cause = find_container_cause({"name": "stage"}, status, init=False)
     assert cause is not None
@@ -143,7 +143,7 @@ def test_the_form_is_json() -> None:
 
 
 def metrics_in(text: str) -> set[str]:
-    """Returns the names of a stage's metrics in any text. Series of a histogram count under the histogram's name."""
+    """Returns the names of stage metrics in a text. A series of a histogram is returned as the histogram's name."""
     names = re.findall(r"\bomni_(?:stage|pipeline)_[a-z_]*[a-z]\b", text)
     return {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
 

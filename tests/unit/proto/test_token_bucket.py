@@ -1,4 +1,4 @@
-"""The token bucket that rate limits share."""
+"""The token bucket that several rate limits use."""
 
 from __future__ import annotations
 

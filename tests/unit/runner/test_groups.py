@@ -9,7 +9,7 @@ import pytest
 from runner.__main__ import FOLDERS, ROOT, find_test_files
 from runner.groups import RULES, Rule, UngroupedTestError, list_groups
 
-# Folders with tests that run on a real node (make e2e) or by hand (make fuzz, make soak), and folders without tests.
+# Folders whose tests run on a real node (make e2e), and folders without test files, such as fuzz and soak.
 NOT_RUN_HERE = {"cluster", "data", "fuzz", "golden", "mutation", "oracle", "runner", "soak", "support"}
 
 

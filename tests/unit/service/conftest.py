@@ -1,4 +1,4 @@
-"""Fixtures for stage servers with scripted engines; see support/scripted_stages.py."""
+"""Fixtures for stage servers with scripted engines; see tests/support/scripted_stages.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request with millions of parts is refused before protobuf makes an object of each."""
+"""A request with millions of parts is refused before protobuf creates an object for each part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All inputs in the corpus of `make fuzz` pass. Each reached code that no other did, or once caused a failure."""
+"""All inputs in the corpus of `make fuzz` pass. Each reached code that no earlier input did, or caused a failure."""
 
 from __future__ import annotations
 

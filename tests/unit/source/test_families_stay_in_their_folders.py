@@ -1,6 +1,6 @@
 """Outside a model family's folder, neither imports nor string literals name the family.
 
-Docstrings and comments may use it as an example. Tests, samples, docs, benchmarks and generated files are not checked.
+Docstrings and comments may use it as an example. Only the folders in SOURCES are checked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SOURCES = sorted(
     for file in (ROOT / folder).rglob("*.py")
     if not any((MODELS / family.name) in file.parents for family in FAMILIES)
 )
-# Must not match: names of vLLM's and transformers' classes that begin like a family's, and names of sample files.
+# Must not match: names of vLLM's and transformers' classes that begin like a family's name, and sample files' names.
 NAMES = re.compile(
     "|".join(
         [r"qwen2[._]5", r"qwen2\.5", *(rf"\b{family.name}/\w" for family in FAMILIES)]

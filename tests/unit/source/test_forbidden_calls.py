@@ -1,8 +1,8 @@
 """What no shipped source may call: functions that turn bytes into code or objects, and the wall clock.
 
-MAY_READ_THE_WALL_CLOCK lists the exceptions and their reasons. Only one file may open gRPC channels. ruff's S rules
-forbid most functions of the first kind in the whole repository. These tests ignore `noqa` comments, and cover every
-package of the wheel and the generated stubs.
+MAY_READ_THE_WALL_CLOCK lists the files that may read it, and why. Only one file may open gRPC channels. ruff's S rules
+forbid most functions that turn bytes into code or objects in the whole repository. These tests also cover the generated
+stubs and lines with `noqa`, in every package of the wheel.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every folder of tests/unit is one of the product's, so the tests of a package are found below the same path."""
+"""Every folder of tests/unit, except NOT_SHIPPED, mirrors a package, so its tests are found below the same path."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def frames_of(family: str, tokens: int) -> int:
     [(300, 10, 20), (20, 2.0, 4), (10, 0.4, 4), (3, 1.0, 2), (2, 0.1, 2), (1, 1.0, 0), (75, 2.5, 4), (9000, 600, 768)],
 )
 def test_how_many_frames_are_seen(frames: int, seconds: float, count: int) -> None:
-    """transformers' video processor chooses the same number. It is given the frame rate, our function the duration."""
+    """transformers' video processor, which gets a frame rate and not a duration, chooses the same number of frames."""
     from transformers import Qwen2VLVideoProcessor
     from transformers.video_utils import VideoMetadata
 

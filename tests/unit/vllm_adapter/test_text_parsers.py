@@ -1,4 +1,4 @@
-"""Which sampling parameters vLLM's tool parsers require, and which tools a parser cannot enforce."""
+"""Which sampling parameters vLLM's tool parsers require, and when a strict tool is refused."""
 
 from __future__ import annotations
 

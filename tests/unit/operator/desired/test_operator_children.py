@@ -30,7 +30,7 @@ from support.operator_pipelines import (
 
 HASH = names.DESIRED_HASH_ANNOTATION
 LONGEST_PIPELINE_AND_STAGE = 54
-"""Most characters of PIPELINE-STAGE that the CRD allows."""
+"""The largest number of characters that the CRD allows for PIPELINE-STAGE."""
 
 
 class TestEveryChild:
@@ -83,7 +83,7 @@ class TestEveryChild:
         }
 
     def test_children_share_no_parts_that_one_could_change_for_another(self) -> None:
-        """No dict or list belongs to two Deployments, so editing one manifest changes no other."""
+        """The containers of two Deployments share no dict or list, so editing one manifest changes no other."""
 
         def ids_of(value: Any) -> list[int]:
             if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Files of the pod template: the model, the container that downloads it, the hub token and the entry's certificate."""
+"""How a pod gets its files: the model and the container that downloads it, the hub token, the entry's certificate."""
 
 from __future__ import annotations
 

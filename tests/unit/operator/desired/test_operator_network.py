@@ -1,6 +1,6 @@
 """Which connections the generated NetworkPolicies allow.
 
-tests/support/network_policies.py evaluates the policies. TestEvaluation compares that module with the rules of the API.
+tests/support/network_policies.py evaluates the policies. TestEvaluation checks that module against the API's rules.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ class TestServer:
         )
 
     def test_nothing_of_the_operator_s_own_version_is_in_the_template(self) -> None:
-        """An operator upgrade changes a template only through the default image, and a spec can set its own image."""
+        """The operator's version enters a template only as the default image. A spec can set its own image instead."""
         pipeline = make_single(spec={"defaults": {"image": "stage:7"}})
         templates = [
             pick(build_all(pipeline, BuildSettings(default_image=image)), "Deployment")["spec"]["template"]

@@ -1,4 +1,4 @@
-"""Which edits make a new revision and which do not. A snapshot rebuilds exactly the set that it was taken from."""
+"""Which edits make a new revision and which do not. From a snapshot, exactly the same children are rebuilt."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_neither_order_nor_sizes_count(order: list[int], replicas: int, requests
 
 
 class TestSnapshots:
-    """A set can be rebuilt from its ControllerRevision."""
+    """The children of a revision can be rebuilt from its ControllerRevision."""
 
     SPECS = {
         "plain": {},

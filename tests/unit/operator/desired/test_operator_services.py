@@ -35,7 +35,7 @@ class TestServices:
 
     @pytest.mark.parametrize("tls", [False, True], ids=["plaintext", "TLS"])
     def test_app_protocol_shows_whether_a_port_has_tls(self, tls: bool) -> None:
-        """A Service's appProtocol shows service meshes whether its port has TLS."""
+        """A Service's appProtocol tells service meshes whether its port has TLS."""
         entry = {"tls": {"secretName": "cert"}} if tls else {}
         children = [*build_shared(OWNER, "abc1234", tls=tls), *build_set(make_pipeline(entry=entry))]
         told = {

@@ -1,4 +1,4 @@
-"""A stage's ConfigMap, disruption budget and PodMonitor, and its number of replicas."""
+"""A stage's ConfigMap, disruption budget and number of replicas, and the PodMonitor of all stages."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TestConfigMap:
         )
 
     def test_says_what_differs_from_the_defaults_only(self) -> None:
-        """The stage file contains only fields that differ from their defaults."""
+        """The stage file contains only required fields and fields that differ from their defaults."""
         text = pick(build_all(make_single()), "ConfigMap")["data"]["stage.yaml"]
         assert set(yaml.safe_load(text)) == {"schemaVersion", "pipeline", "stage", "component", "model", "outputs"}
 
@@ -106,7 +106,7 @@ class TestReplicas:
 
 
 class TestPodMonitor:
-    """The PodMonitor, which exists only where the cluster has that API."""
+    """The PodMonitor, which is built only if the cluster has that API and the operator's settings allow it."""
 
     def test_absent_without_the_api(self) -> None:
         children = build_all(make_pipeline(), BuildSettings())

@@ -37,7 +37,7 @@ async def test_a_key_added_many_times_comes_once() -> None:
 def test_a_key_that_is_due_at_once_may_be_added_again(
     loop_factory: Callable[[], asyncio.AbstractEventLoop], delay_s: float
 ) -> None:
-    """For delays below half a millisecond, uvloop's call_at returns a handle without a time: the operator crashed."""
+    """uvloop's call_at returns a handle without a time for delays below 0.5 ms. This once crashed the operator."""
 
     async def add_twice() -> list[str]:
         queue = _queue()
@@ -107,7 +107,7 @@ async def test_failures_grow_the_pause_and_success_forgets_them() -> None:
 
 
 async def test_the_server_may_ask_for_a_longer_pause() -> None:
-    """retry() waits for at_least_s if the API server asks for more than the backoff."""
+    """The pause of retry() is at_least_s, which the API server asked for, if that is longer than the backoff."""
     queue = _queue(first_s=0.01)
     queue.add("a")
     await _next(queue)
@@ -115,7 +115,7 @@ async def test_the_server_may_ask_for_a_longer_pause() -> None:
 
 
 async def test_an_event_shortens_the_pause_after_a_failure_but_not_to_zero() -> None:
-    """A new event shortens the pause after a failure to SHORTEST_PAUSE_S."""
+    """After a failure, a new event shortens the pause to SHORTEST_PAUSE_S."""
     queue = _queue(first_s=3600.0, longest_s=3600.0)
     queue.add("a")
     await _next(queue)
@@ -160,7 +160,7 @@ async def test_a_key_that_is_forgotten_in_work_does_not_come_again() -> None:
 
 
 async def test_the_oldest_work_is_known() -> None:
-    """longest_due_s() is the age of the oldest key that is ready or in work."""
+    """longest_due_s() is how long the oldest key has been ready or in work."""
     queue = _queue()
     assert queue.longest_due_s() == 0.0
     queue.add("a", 0.0)
@@ -207,7 +207,7 @@ async def test_another_tenants_key_does_not_wait_behind_a_thousand() -> None:
 
 
 async def test_a_backlog_that_shrinks_is_not_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As long as keys are completed, the queue is not stuck, however long others wait.
+    """As long as workers complete keys, the queue is not stuck, however long other keys wait for a worker.
 
     The liveness probe once killed the operator while it worked through 400 new pipelines of sixteen stages.
     """

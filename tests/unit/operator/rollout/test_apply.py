@@ -33,7 +33,7 @@ PLURALS = {kind.plural: kind.kind for kind in KIND_BY_NAME.values()}
 
 
 class Server:
-    """Accepts every apply, or refuses it with the status given for its key, and records the order of all applies."""
+    """Accepts an apply, unless `refusals` gives a status for its key. Records the order of all applies."""
 
     def __init__(self, refusals: Mapping[ChildKey, int] | None = None) -> None:
         self.refusals = refusals or {}

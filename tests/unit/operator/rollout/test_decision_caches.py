@@ -86,7 +86,7 @@ CHANGES: dict[str, tuple[Manifest, BuildSettings]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_decision_is_that_of_the_builders_whatever_was_decided_before(change: str) -> None:
-    """A decision with full caches plans the same children as the builders make without caches."""
+    """A decision with warm caches plans the same children as the builders make without caches."""
     for manifest, settings in CHANGES.values():  # every case is cached before the one under test
         decide_first(manifest, settings)
     manifest, settings = CHANGES[change]
@@ -116,7 +116,7 @@ def test_a_spec_is_parsed_once_and_a_bad_one_refused_each_time() -> None:
 
 
 def test_pipelines_are_told_apart_though_their_memory_is_used_again() -> None:
-    # CPython reuses the id of a freed object for the next object of its size: a cache keyed by id would mix up specs.
+    # CPython may reuse the id of a freed object for a new object of its size. A cache keyed by id would mix up specs.
     for number in range(3 * REMEMBERED_SETS):
         pipeline = make_pipeline(model={"uri": f"file:///models/{number}"})
         facts = module._facts_of(module._This(pipeline), "stage:1")

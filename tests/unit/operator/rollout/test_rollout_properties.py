@@ -1,12 +1,12 @@
 """Invariants of every rollout. Hypothesis tries random edits, failures, deletions and crashes to break them.
 
 1. As long as a pod exists, the Services that its configuration names exist and are of its own revision. The stages
-   behind these Services are not scaled down.
+   behind these Services are not scaled to 0.
 2. The entry Service is never switched to a set that is not fully available while another set is. After the first set
    has served, a set always serves.
 3. After the last edit of the spec the cluster settles: the operator writes nothing more. If the target is available,
    only the target's children exist.
-4. An operator that crashes after any write reaches the same final state.
+4. An operator that crashes after any write reaches the same final state as one that does not crash.
 
 Serving may have gaps, and Services may be missing, after a user has suspended the pipeline, changed its strategy or
 deleted an object.
@@ -198,7 +198,7 @@ class Rollouts(RuleBasedStateMachine):
             self.check_switch(self.cluster.selected(), write["spec"]["selector"][REVISION_LABEL])
 
     def check_end(self, stage: str, revision: str) -> None:
-        """Checks that a stage ends only after all pods of its upstream stage, and not while its set serves."""
+        """Checks that a stage ends only after its upstream stage's pods have ended, and not while its set serves."""
         serves = revision == self.cluster.selected() and self.view(self.specs).can_serve(revision)
         assert self.disturbed or not serves, f"{stage} ends while its set ({revision}) is selected"
         for above in self.writers(revision, stage):

@@ -112,7 +112,7 @@ class TestHands:
         assert cluster.condition("Ready") == ("True", "AllStagesReady")
 
     def test_a_serving_set_that_is_gone_gives_way(self) -> None:
-        """If somebody deletes the serving set, the entry switches to the new set, even a broken one."""
+        """If somebody deletes the serving set, the entry switches to the new set, even if that set is broken."""
         cluster = settled()
         old = str(cluster.selected())
         cluster.edit(defaults={"image": BAD_IMAGE})
@@ -139,7 +139,7 @@ class TestHands:
         assert cluster.revisions() == {cluster.selected()} != {old}
 
     def test_a_selector_turned_to_a_set_that_starts_is_turned_back(self) -> None:
-        """If somebody lets the entry select a set that is not ready, the operator reverts it."""
+        """If somebody points the entry Services at a set that is not ready, the operator reverts their selectors."""
         cluster = settled()
         old = cluster.selected()
         cluster.edit(defaults={"image": BAD_IMAGE})

@@ -1,4 +1,4 @@
-"""The pure functions that read the operator's store before a decision, and those that prepare what it then reports."""
+"""The pure functions that read the store before a decision, and those that prepare the operator's reports after it."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_conditions_of_others_are_not_ours() -> None:
 
 
 def test_an_event_says_whom_it_is_about_in_bounds() -> None:
-    """An Event refers to its pipeline, and its fields keep the API's limits."""
+    """An Event refers to its pipeline, and its fields stay within the API's limits."""
     event = build_event(Observed(pipeline=PIPELINE), EventData("Warning", "Reason", "ä" * 2000), "i" * 300, NOW)
     assert event["involvedObject"]["uid"] == "u"
     assert event["metadata"]["namespace"] == "ns"

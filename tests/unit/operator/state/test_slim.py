@@ -1,5 +1,5 @@
-"""The store keeps every field that decisions read. Of the operator's own objects it keeps little else, and of other
-owners' objects it keeps almost nothing."""
+"""The store keeps every field that decisions read. It keeps little else of pods and of verified children, and almost
+nothing of objects that no pipeline controls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KINDS = (*CHILD_KINDS, PODS, REPLICA_SETS, ENDPOINT_SLICES)
 
 
 def stranger(kind: ObjectKind) -> dict[str, Any]:
-    """Returns another owner's object with a pipeline's label, and 1 MiB of text in each field that might be kept."""
+    """Returns an object with a pipeline's label, without an owner, and with 1 MiB of text in each of several fields."""
     text = "x" * MIB
     metadata = {"name": "s", "namespace": "ns", "uid": "u", "resourceVersion": "5", "annotations": {"a": text}}
     return {
@@ -44,7 +44,7 @@ def stranger(kind: ObjectKind) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not REPLICA_SETS], ids=lambda kind: str(kind.kind))
 def test_almost_nothing_of_foreign_objects_is_kept(kind: ObjectKind) -> None:
-    """The store keeps less than 1 KiB of an object that has another owner."""
+    """The store keeps less than 1 KiB of an object that no pipeline controls. ReplicaSets are an exception."""
     manifest = stranger(kind)
     raw = msgspec.Raw(msgspec.json.encode(manifest))
     for seen in (Seen.of(manifest), Seen.read(raw, kind)):

@@ -1,4 +1,4 @@
-"""Which cause is reported for a stage that is not ready, which one of several, and which states are no cause."""
+"""Which cause is reported for a stage that is not ready, which of several is chosen, and which states are no cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How conditions are written: lastTransitionTime changes only with the status. The same state gives the same status."""
+"""How conditions are written: lastTransitionTime changes only if the condition turns from True to False or back.
+
+An unchanged pipeline gets an unchanged status.
+"""
 
 from __future__ import annotations
 

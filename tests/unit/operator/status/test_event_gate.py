@@ -8,7 +8,7 @@ DOWN, UP = EventData("Warning", "Down", "it is down"), EventData("Normal", "Up",
 
 
 def test_equal_ones_are_told_together() -> None:
-    """Equal Events within pause_s are only counted, and the next equal Event carries the count."""
+    """Equal Events within pause_s are only counted. The first equal Event after pause_s carries the count."""
     gate = EventGate(pause_s=60.0)
     assert gate.admit("u", DOWN, 0.0) == DOWN
     assert [gate.admit("u", DOWN, float(second)) for second in range(1, 60)] == [None] * 59

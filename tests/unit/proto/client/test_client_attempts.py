@@ -1,4 +1,4 @@
-"""How both clients decide about the attempts of one request. Tested without a connection and with a fake clock."""
+"""Attempts, with which both Python clients decide whether to retry a request. No connection, and a fake clock."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_new_attempt_must_be_accepted_again() -> None:
 
 @pytest.mark.parametrize("response", [None, GenerateResponse(), TEXT], ids=["damaged", "empty", "text"])
 def test_what_may_not_come_first(response: GenerateResponse | None) -> None:
-    """A first message that is damaged, empty or not Accepted is a ProtocolError."""
+    """A first message that is damaged, empty or not Accepted raises a ProtocolError."""
     request = attempts()
     request.begin()
     with pytest.raises(ProtocolError):

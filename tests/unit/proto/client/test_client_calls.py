@@ -1,4 +1,4 @@
-"""Both clients against a real gRPC server made of the generated stubs: order, deadlines, failures and errors."""
+"""The asyncio and the blocking client against a real gRPC server: order, deadlines, failures and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The clients retry a request before Accepted, but never after it, and never once they are closed."""
+"""The clients retry some failures before Accepted, none after it, and none once the client is closed."""
 
 from __future__ import annotations
 

@@ -32,7 +32,10 @@ class Servicer(stage_service_pb2_grpc.StageServiceServicer):  # type: ignore[mis
 
 @pytest.fixture
 def serve() -> Iterator[Any]:
-    """Yields serve(pair, mutual), which starts a server and returns its port. Without a pair the port is plaintext."""
+    """Yields serve(pair, mutual), which starts a server and returns its port.
+
+    pair: the server's certificate and key; None for a plaintext port. mutual: clients must have a certificate.
+    """
     servers = []
 
     def start(pair: Pair | None, mutual: bool = False) -> int:

@@ -19,7 +19,7 @@ from support.spec_table import GOOD, make
 
 @pytest.mark.parametrize("case", ODD_COMPONENTS_BAD, ids=lambda name: name.replace(" ", "-"))
 def test_what_the_rules_refuse_is_an_invalid_spec_to_the_operator(case: str) -> None:
-    """The operator, too, finds every spec invalid that the CRD's rules refuse."""
+    """The operator, too, refuses every spec that the CRD's rules on components refuse."""
     bad = ODD_COMPONENTS_BAD[case]
     document = make(*bad.edits)
     document["metadata"]["namespace"] = "models"

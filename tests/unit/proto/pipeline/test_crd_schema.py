@@ -1,4 +1,4 @@
-"""The CRD has the description, bounds and default that the types give every field, and says how lists merge.
+"""Each field of the CRD has the description, bounds and default that its type gives, and each list says how it merges.
 
 All its rules can be evaluated.
 """

@@ -1,4 +1,4 @@
-"""The exported schemas match the types, and every field has a description and a bound."""
+"""The exported schemas match the types. Every field has a description, and lists, texts and numbers have bounds."""
 
 from __future__ import annotations
 

@@ -110,8 +110,8 @@ async def test_calls_on_a_channel_that_is_replaced_go_on() -> None:
         assert await first_message(running) == "accepted"
         drained = asyncio.create_task(server.stop(TIMEOUT_S))
         for _ in range(3):
-            # A call that meets the server's shutdown ends with CANCELLED. explain_failure takes either code for a lost
-            # stage.
+            # A call that meets the server's shutdown may end with CANCELLED. explain_failure treats both codes alike,
+            # as a lost stage.
             code = await call_in_vain(channels)
             assert code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
         stage.may_end.set()

@@ -27,7 +27,7 @@ buffer is copied as it grows."""
 TENSOR = torch.ones(ROWS, ROW, dtype=torch.bfloat16)
 WIDE = TensorSchema("test/wide", 1, (TensorSpec("x", "bfloat16", (ROW,)),))
 MOST_S = 0.05
-"""Limit for the longest turn in seconds. It takes about 0.01 s; when all 64 MiB were one message, it took 0.178 s."""
+"""Limit of the longest turn in seconds. That turn takes 0.01 s. When all 64 MiB were one message, it took 0.178 s."""
 PER_CHUNK_S = 0.0001
 
 

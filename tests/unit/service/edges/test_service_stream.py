@@ -107,7 +107,7 @@ async def test_tensors_end_one_by_one(start_pair: Callable[..., Any]) -> None:
 async def test_the_engine_works_while_the_stage_below_accepts(
     start_pair: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The call to the talker opens only after the thinker's engine has begun, so neither may wait for the other."""
+    """The call to the talker opens only after the thinker's engine has begun, so the engine must not wait for it."""
     began, opened = asyncio.Event(), EdgeCall.open
 
     async def open_late(call: EdgeCall, max_rows: int) -> None:

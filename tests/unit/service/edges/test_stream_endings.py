@@ -162,7 +162,7 @@ def talker_start() -> pb.GenerateRequest:
 
 
 def call_talker(pair: Pair, messages: Any, timeout_s: float = 20) -> Any:
-    """Calls the talker directly. A list of messages is sent after Start; any other iterator must begin with Start."""
+    """Calls the talker directly. A list of messages is sent after Start; an iterator must itself begin with Start."""
     channel = grpc.aio.insecure_channel(pair.talker.target)
     generate = channel.stream_stream(
         "/omni_proto.stage.v1.StageService/Generate",

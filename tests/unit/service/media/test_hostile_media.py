@@ -24,7 +24,7 @@ from support.scripted_stages import ScriptedComponent
 
 RULES = MediaRules(Limits(), MediaLimits(), ScriptedComponent(), 4096, hear_videos=True)
 PATIENCE_S = 200.0
-"""Seconds for a decoder to end: long, so that a busy machine does not make a file seem hostile."""
+"""Seconds that a decoder may take: many, so that a busy machine does not make a file seem hostile."""
 SLOW = "flac of 8 channels at 192 kHz, 40 s"
 WORKER_BASE_BYTES = 128 << 20
 """Memory of a decoder process without a job: the interpreter, Pillow, numpy, and FFmpeg after the first video."""
@@ -91,7 +91,7 @@ async def test_decoder_holds_no_more_than_was_reserved(pool: MediaPool, medium: 
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_job_ends_with_its_caller_and_with_its_time(pool: MediaPool) -> None:
-    """A cancelled job ends with its decoder process. So does a job that exceeds its time limit."""
+    """If a long job is cancelled or exceeds its time limit, its decoder process is killed."""
     slow = judge(next(m for m in CORPUS if m.name == SLOW))
     quick = judge(next(m for m in CORPUS if m.name == "wav"))
     await pool.decode([quick], RULES, PATIENCE_S)
@@ -173,7 +173,7 @@ async def test_memory_of_a_job_is_freed_however_it_ends(pool: MediaPool) -> None
 async def test_a_worker_that_was_taken_over_is_not_believed(
     pool: MediaPool, answer: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Answers of a decoder process are checked, because a hostile file may control it."""
+    """Answers of a decoder process are checked, because a hostile file may have taken control of the process."""
 
     async def ask(*_: object) -> dict[str, Any]:
         return answer

@@ -1,6 +1,6 @@
 """The cost of media is computed from their headers and reserved before anything is decoded.
 
-It is compared with what Start announced.
+This cost is compared with what Start announced.
 """
 
 from __future__ import annotations

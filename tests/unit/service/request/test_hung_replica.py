@@ -1,4 +1,4 @@
-"""If one of two replicas of a diffusion stage hangs in a step, requests outside that step do not wait for it.
+"""If one of two replicas of a diffusion stage hangs in a step, only the requests at that replica wait.
 
 The stage servers are real, their engines scripted. Requests that round_robin sends to the hung replica wait until its
 watchdog ends them with STEP_TIMEOUT. Text requests, and speech from the other replica, finish while the step hangs.

@@ -63,7 +63,7 @@ class ReaderStates(RuleBasedStateMachine):
 
     @rule(name=TENSORS, rows=st.integers(0, 3), last=st.booleans())
     def next_chunk(self, name: str, rows: int, last: bool) -> None:
-        """Sends a chunk at the right offset. Its tensor may already be complete, or it may be too long or empty."""
+        """Sends a chunk at the right offset. The tensor may already be complete, or the chunk too long or empty."""
         message = chunk(name, self.rows[name], rows, last)
         if self.ended:
             self.refuse(message, ProtocolViolationError)
@@ -148,7 +148,7 @@ class ReaderStates(RuleBasedStateMachine):
     @precondition(lambda self: not self.ended)
     @rule()
     def complete_all(self) -> None:
-        """Sends everything that is missing and then End, so that many runs reach it."""
+        """Sends everything that is missing and then End, so that many runs reach End."""
         for name in set(SCHEMA.names) - self.complete:
             self.next_chunk(name, min(1, MAX_ROWS - self.rows[name]), True)
         for media_id, size in MEDIA_BYTES.items():

@@ -1,4 +1,4 @@
-"""Time limits of calls: one that sends no Start, and one whose deadline is beyond the stage's longest request."""
+"""Time limits of a call that sends no Start, and of a call whose deadline exceeds the stage's longest request."""
 
 from __future__ import annotations
 

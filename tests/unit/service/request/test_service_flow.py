@@ -155,7 +155,7 @@ async def test_token_ids_only_on_request(kit: Any) -> None:
 
 
 async def test_sampling_layers_and_the_one_seed(kit: Any) -> None:
-    """Parameters of the request replace the defaults. Its seed applies to every stage without its own."""
+    """Parameters of the request replace the defaults. The request's seed applies to stages without their own seed."""
     first, middle, last = await kit.chain(defaultSampling={"topP": 0.5, "temperature": 0.3})
     sampling = {
         "thinker": sampling_pb2.SamplingParams(temperature=0.9),

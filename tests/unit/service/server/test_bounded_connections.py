@@ -30,7 +30,7 @@ HOARD = 2_000
     ids=["room for all", "a peer above its share", "full port: peer with the most", "full port: oldest peer"],
 )
 def test_which_connection_is_closed(came: list[str], gone: list[str], left: int) -> None:
-    """A peer above its share loses its oldest connection. On a full port, the peer with the most connections does."""
+    """A peer above its share loses its oldest connection. On a full port, the peer that has the most loses one."""
     table: ConnectionTable[str] = ConnectionTable(in_all=5, per_peer=3)
     assert [victim for name in came if (victim := table.enter(name[0], name)) is not None] == gone
     assert len(table) == left

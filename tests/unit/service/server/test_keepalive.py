@@ -1,7 +1,7 @@
-"""With the product's options, keepalive pings do not look like a flood: a silent call lasts for ten minutes.
+"""With the product's options, keepalive pings do not look like a flood: a silent call lasts at least ten minutes.
 
 A server that counts too many pings closes the connection with GOAWAY (ENHANCE_YOUR_CALM, "too_many_pings"), which also
-ends its calls. A raw HTTP/2 peer tests that ours does so, because gRPC's own clients cannot flood a server.
+ends its calls. A raw HTTP/2 peer tests that the stage server does so, because gRPC's own clients cannot flood a server.
 """
 
 from __future__ import annotations

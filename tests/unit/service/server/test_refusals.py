@@ -57,7 +57,7 @@ class Clock:
 def test_a_client_has_a_rate(steps: str, answers: str) -> None:
     """The rate is two refusals a second, with bursts of ten.
 
-    steps: a letter is a refusal of that client, a digit is so many seconds. answers: y is within the rate, n beyond.
+    steps: a letter is a refusal of that client, a digit is a wait in seconds. answers: y is within the rate, n beyond.
     """
     clock = Clock()
     buckets, found = RefusalBuckets(2, clock), ""
@@ -188,7 +188,7 @@ async def test_one_mistake_is_answered_at_once(kit: Any) -> None:
 
 
 async def test_callers_in_a_loop_are_slowed_and_honest_ones_are_not(kit: Any) -> None:
-    """All callers have the same address. The bound grows with the time that passes, so a slow machine can keep it."""
+    """All callers have one address. The longer the test takes, as on a slow machine, the more refusals it allows."""
     stage = await kit.serve(limits={**LIMITS, "maxRefusalWait": 2, "maxConcurrentRequests": 2})
     refused: list[StatusCode] = []
     stop = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Floods of idle calls: each kind of call has its own places and each peer a share, so requests are still accepted."""
+"""Floods of idle calls: each kind has its own places, and a peer gets only a share. So requests are still accepted."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_random_chunks_and_preemptions(seed: int) -> None:
     prompt, total, computed, steps = 20, 40, 0, []
     while computed < total:
         if computed and generator.random() < 0.2:
-            reached, computed = computed, 0  # preempted: everything up to here is computed again
+            reached, computed = computed, 0  # preempted: all computed positions are computed again
         else:
             reached = computed
         end = min(computed + generator.randint(1, 7), max(prompt, reached + 1)) if computed < prompt else computed + 1

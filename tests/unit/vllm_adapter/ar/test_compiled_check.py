@@ -15,7 +15,7 @@ LOGITS = torch.randn(6, 100, generator=torch.Generator().manual_seed(1))
 def compare(
     hidden: torch.Tensor = HIDDEN, logits: torch.Tensor | None = LOGITS, eager_logits: torch.Tensor | None = LOGITS
 ) -> str:
-    """Compares a compiled run (`hidden`, `logits`) with an eager run (HIDDEN, `eager_logits`) by find_difference."""
+    """Returns the difference between a compiled run (`hidden`, `logits`) and an eager one (HIDDEN, `eager_logits`)."""
     configured = Rehearsed("decode step 1 of 6", hidden, None if logits is None else rate(logits, None))
     chosen = None if configured.choices is None else configured.choices.best
     eager = Rehearsed("decode step 1 of 6", HIDDEN, None if eager_logits is None else rate(eager_logits, chosen))
@@ -29,7 +29,7 @@ def changed(tensor: torch.Tensor, row: int, factor: float) -> torch.Tensor:
 
 
 def runner_up(by: float) -> torch.Tensor:
-    """Returns logits in which request 2's second best token leads by `by`, a share of the range of the logits."""
+    """Returns logits in which the token of request 2 that LOGITS rate second leads by `by`, a share of their range."""
     result = LOGITS.clone()
     best, second = LOGITS[2].topk(2).indices
     result[2, second] = LOGITS[2, best] + by * (LOGITS[2].max() - LOGITS[2].min())
@@ -72,7 +72,7 @@ def test_differences_are_named(configured: dict[str, torch.Tensor], what: str) -
 
 @pytest.mark.parametrize(("gap", "same"), [(0.01, True), (0.03, False)])
 def test_a_race_that_rounding_decides_is_no_difference(gap: float, same: bool) -> None:
-    """If eager's two best tokens are close, the configured run may choose the other one."""
+    """If the eager run's two best tokens are close, the compiled run may choose the second."""
     assert (compare(logits=runner_up(0.001), eager_logits=close_race(gap)) == "") is same
 
 

@@ -1,6 +1,6 @@
 """Input rows: chunks stay in order, the last row is repeated, and requests without rows get zeros.
 
-No row remains in the buffer after its step, or in the store after its request.
+A step removes all rows of earlier steps from the buffer, and the store keeps no rows of a request that has ended.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from omni_stage.vllm_adapter.checks.model_infos import MODEL_INFOS, copy_model_i
 
 @pytest.fixture
 def image(tmp_path: Path) -> Path:
-    """Returns an image's cache directory with two prepared results."""
+    """Returns the cache directory of a container image with two prepared files."""
     folder = tmp_path / "image" / "modelinfos"
     folder.mkdir(parents=True)
     for name in ("one", "two"):

@@ -1,4 +1,4 @@
-"""Every way in which DiffusionScheduler ends a request early: timeout, bad payload, bad output, abort."""
+"""Every way in which DiffusionScheduler ends a request early: timeout, long prompt, bad payload, bad output, abort."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variables of the stage server's process that are set before vLLM is imported, and when it must not be forked."""
+"""Variables that the stage server's process sets before it imports vLLM, and when that process must not be forked."""
 
 from __future__ import annotations
 

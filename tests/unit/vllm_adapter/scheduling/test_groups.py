@@ -1,4 +1,4 @@
-"""Which prompts wait for the first audio of earlier requests. Tests the rule, and vLLM's schedulers on a fake clock."""
+"""Which prompts wait for the first audio of earlier requests. Tests the rule, and OmniScheduler with a fake clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from omni_stage.vllm_adapter.scheduling.pace import PACE_KEY
 from omni_stage.vllm_adapter.scheduling.scheduler import OmniAsyncScheduler, OmniScheduler
 
 CPU_COST = (0.023, 0.0011)
-"""Seconds per step, and seconds more per token: hidden size 1,024, 14 layers, float32, one core."""
+"""Seconds per step, and additional seconds per token: hidden size 1,024, 14 layers, float32, one core."""
 GPU_COST = (0.007, 0.00002)
 PROMPT, FIRST, REPLY = 100, 12, 24
 

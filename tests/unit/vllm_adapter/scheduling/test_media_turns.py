@@ -1,4 +1,4 @@
-"""How the encoding of media takes turns with other requests' tokens. Tests the rule, and real vLLM schedulers."""
+"""How the encoding of media takes turns with other requests' tokens. Tests the rule and OmniScheduler."""
 
 from __future__ import annotations
 

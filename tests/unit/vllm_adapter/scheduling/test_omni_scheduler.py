@@ -56,9 +56,9 @@ def test_lower_priority_numbers_go_first_and_equals_keep_their_order(
 
 @BOTH
 def test_the_least_urgent_request_gives_up_its_memory(scheduler_class, make_scheduler, ar_request, run_step):
-    """Two requests fill the KV cache. When one needs another block, the one with the higher number is preempted."""
+    """Two requests fill the KV cache. When one needs another block, the less urgent one is preempted."""
     scheduler = make_scheduler(scheduler_class, kv_blocks=5)
-    # With the policy "fcfs", the request that came last would be preempted.
+    # With the policy "fcfs", vLLM would preempt the request that came last.
     for name, priority in {"patient": 5, "urgent": 0}.items():
         request = ar_request(name, tokens=31, max_tokens=20)
         request.priority = priority

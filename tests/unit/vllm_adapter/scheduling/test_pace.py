@@ -1,4 +1,4 @@
-"""Which requests step first when tokens are played as speech. Tests the rule, its fairness, and vLLM's schedulers."""
+"""Which requests step first when tokens are played as speech. Tests the rule, its fairness, and OmniScheduler."""
 
 from __future__ import annotations
 

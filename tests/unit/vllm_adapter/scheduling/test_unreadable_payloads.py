@@ -1,4 +1,4 @@
-"""OmniScheduler ends only the request whose payload cannot be read, and reports it to that request's client."""
+"""OmniScheduler ends only the request whose payload cannot be read, and reports the error to that request's client."""
 
 from __future__ import annotations
 
