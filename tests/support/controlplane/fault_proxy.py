@@ -98,7 +98,7 @@ class FaultProxy:
         self._loop.call_soon_threadsafe(self._flow.set)
 
     def go_away(self) -> None:
-        """Breaks every connection and refuses new ones until `come_back`."""
+        """Breaks every connection, and each new one at its first request, until `come_back`."""
         self._away = True
         self._run(self._break_all())
 
