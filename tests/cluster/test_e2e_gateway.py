@@ -48,7 +48,7 @@ def is_rolled_out(system: Api, generation: int) -> bool:
 def test_a_rolling_update_of_the_entry_fails_no_call(
     cluster: Cluster, speech: Api, tiny_omni: Manifest, client: ClientPod, url: str
 ) -> None:
-    """While the entry stage rolls out, no call of our own client fails, and none of OpenAI's through the gateway.
+    """No call fails while the entry stage rolls out. Our client calls it directly, and OpenAI's through the gateway.
 
     Our client and the gateway both connect to the entry stage. test_e2e_rollouts.py rolls out the other stages.
     """

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.controlplane
 
 Grants = set[tuple[str, str, str]]
 POD_MONITORS = "podmonitors.monitoring.coreos.com"
-# Admission checks this right when an ownerReference sets blockOwnerDeletion. The operator makes no such call.
+# Admission checks this right when an ownerReference sets blockOwnerDeletion. No call of the operator uses it.
 BY_ADMISSION = {("omnipipeline.io", "omnipipelines/finalizers", "update")}
 
 

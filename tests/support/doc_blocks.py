@@ -1,4 +1,4 @@
-"""Every code block of README and docs, with the test that runs the block or the reason why none does.
+"""Every code block of README and docs, with the test that uses the block or the reason why none does.
 
 `PYTHONPATH=tests python -m support.doc_blocks` prints the list.
 """
@@ -34,7 +34,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A pattern of blocks, and the test that runs them or the reason why none does."""
+    """A pattern of blocks, and the test that uses them or the reason why none does."""
 
     page: str
     """A glob pattern of paths."""
@@ -48,7 +48,7 @@ class Use:
 
 
 USES = (
-    # Blocks that tests read from the page and use, and blocks of the same pages that no test can run.
+    # Mostly blocks that tests read from the page and use.
     Use("*", "yaml", r"^kind: OmniPipeline", "controlplane/test_crd_pages.py"),
     Use("docs/tls.md", "yaml", "", "unit/docs/test_security_page.py"),
     Use("docs/observability.md", "yaml", "^scrape_configs", "processes/test_scrape_labels.py"),
@@ -75,8 +75,8 @@ USES = (
     Use("docs/add-a-model.md", "toml", "", "unit/docs/test_add_a_model_page.py"),
     Use("docs/add-a-model.md", "dockerfile", "", reason="builds an image for minutes"),
     Use("docs/other-languages.md", "console", "", "processes/test_other_languages.py"),
-    # Blocks that no test reads from the page, except docs/gateway.md's yaml. test_code_blocks.py still checks their
-    # options, make targets and files.
+    # Mostly blocks that no test reads from the page. test_code_blocks.py still checks their options, make targets and
+    # files.
     Use("README.md", "mermaid", "", reason="a picture"),
     Use("README.md", "python", "OmniLLM", reason="starts engines; engine/test_omni_llm_qwen25.py makes such calls"),
     Use("README.md", "console", "make demo", reason="takes minutes; pipeline/test_cli_demo.py runs the demo"),

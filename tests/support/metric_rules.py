@@ -1,4 +1,4 @@
-"""Rules for metrics: all have help text and known labels, and our own also follow rules for names and types."""
+"""Rules for metrics: all must have help text and known labels. Our own have further rules for names and types."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def list_targets(
 
 
 def scrape_config(job: str, targets: Iterable[PodTarget], pod_monitor: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the scrape configuration that the Prometheus operator makes of a PodMonitor, with these targets."""
+    """Returns the scrape configuration that the Prometheus operator makes from a PodMonitor, but with these targets."""
     (endpoint,) = pod_monitor["spec"]["podMetricsEndpoints"]
     own = [
         {"source_labels": rule["sourceLabels"], "target_label": rule["targetLabel"], "action": rule["action"]}

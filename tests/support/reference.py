@@ -2,8 +2,8 @@
 
 It is computed for one request at a time, in float32, with greedy sampling. The talker is stepped by hand instead of by
 generate(), which turns an attention mask of ones into None (generation/utils.py, transformers 5.19). Without a mask,
-the talker's forward omits the codec padding token, the start token and its M-RoPE positions, contrary to the intent of
-its code.
+the talker's forward omits the codec padding token, the codec start token and the M-RoPE positions, contrary to the
+intent of its code.
 """
 
 from __future__ import annotations

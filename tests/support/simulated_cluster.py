@@ -2,7 +2,7 @@
 
 It simulates the API server, the Deployment and ReplicaSet controllers, the garbage collector, the scheduler and the
 kubelet. Every transition is one small step, so a test can choose the order of the steps. Objects have the form of
-those in a real cluster, but of the fields that a cluster adds they have only those that the operator's decisions read.
+those in a real cluster, but few of the fields that a cluster adds: mainly those that the operator's decisions read.
 Other tests check the operator on a real control plane.
 """
 

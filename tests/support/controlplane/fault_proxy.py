@@ -84,7 +84,7 @@ class FaultProxy:
         return self._run(self._end_watches(gone=False))
 
     def expire_watches(self) -> int:
-        """Ends every open watch with 410 Gone, as a server does whose history is too short. Returns how many."""
+        """Ends every open watch with 410 Gone, as if the server's history were too short. Returns their number."""
         return self._run(self._end_watches(gone=True))
 
     def hold_watches(self, *resources: str) -> None:
