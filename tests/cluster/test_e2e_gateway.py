@@ -48,7 +48,7 @@ def is_rolled_out(system: Api, generation: int) -> bool:
 def test_a_rolling_update_of_the_entry_fails_no_call(
     cluster: Cluster, speech: Api, tiny_omni: Manifest, client: ClientPod, url: str
 ) -> None:
-    """No call fails while the entry stage rolls out: neither from our own client nor, through the gateway, OpenAI's.
+    """No call fails while the entry stage rolls out. Our client calls it directly, and OpenAI's through the gateway.
 
     Our client and the gateway both connect to the entry stage. test_e2e_rollouts.py rolls out the other stages.
     """
@@ -85,7 +85,7 @@ def test_a_rollout_of_the_gateway_fails_no_request(
 def test_both_pods_answer_and_ready_pipelines_are_their_models(
     cluster: Cluster, system: Api, tiny_omni: Manifest, client: ClientPod
 ) -> None:
-    """Each gateway pod lists the sample's model and its aliases to a client in another pod."""
+    """Each gateway pod lists the sample's model and its alias gpt-4o-mini-tts to a client in another pod."""
     for name in pods_of(system):
         address = f"http://{system.get('Pod', name)['status']['podIP']}:8000/v1/models"
         told = client.run(

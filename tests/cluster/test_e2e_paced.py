@@ -39,7 +39,7 @@ def test_small_pods_speak_the_same_for_a_seed_without_a_gpu(
     assert one["finished"] == ["decoder", "talker", "thinker"]
     assert one == two
     assert one["texts"] != other["texts"]
-    # 75 to 225 words of 0.13 s each, with 24,000 samples of 4 bytes a second.
+    # 75 to 225 words of 0.13 s each. A second has 24,000 samples of 4 bytes each.
     assert 9 < len(base64.b64decode(one["audio"])) / 96_000 < 32
     assert len(paced) == 3
     for pod in paced:

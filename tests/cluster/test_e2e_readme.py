@@ -1,4 +1,7 @@
-"""The README's quickstart without GPUs, command by command, on a real node."""
+"""The README's quickstart without GPUs, from manifests/tiny/model.yaml on, command by command on a real node.
+
+Only the port, the model's name and the place of the output file are replaced.
+"""
 
 from __future__ import annotations
 

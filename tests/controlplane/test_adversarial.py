@@ -38,7 +38,7 @@ FOREIGN = 60
 
 
 def test_another_manager_takes_our_fields(api: Api, operator: OperatorProcess) -> None:
-    """Another field manager applies with force three times. Each time our value returns, and no other field changes."""
+    """Another field manager applies with force three times. Our value returns, and no other field stays changed."""
     api.apply(build_pipeline())
     wait_settled(api)
     name = next(name for kind, name in list_children(api) if kind == "Deployment")
@@ -57,7 +57,7 @@ def test_what_strangers_label_does_not_fill_the_operator(
 ) -> None:
     """Foreign objects with our label grow the operator's memory by less than a third of their size.
 
-    Once 300 of them grew it to 449 MiB, with a limit of 512 MiB.
+    In an earlier version, 300 of them grew it to 449 MiB, with a limit of 512 MiB.
     """
     with make_operator() as operator:
         api.apply(build_pipeline())
@@ -169,7 +169,7 @@ def with_errors(action: Callable[[], object]) -> None:
 
 @pytest.fixture(scope="module")
 def crowded(tmp_path_factory: pytest.TempPathFactory, api_server: ApiServer) -> Api:
-    """Returns a namespace with hundreds of foreign pods, half of them with our labels. No scheduler runs."""
+    """Returns a client in a namespace with 300 foreign pods, half of them with our labels. No scheduler runs."""
     api = api_server.create_namespace("crowded")
 
     def create(index: int) -> None:

@@ -1,4 +1,7 @@
-"""Dashboards and alert rules from the chart, rendered by the real helm with the flags in docs/observability.md."""
+"""Dashboards and alert rules from the chart, rendered by the real helm.
+
+One of the tests uses the flags in docs/observability.md.
+"""
 
 from __future__ import annotations
 

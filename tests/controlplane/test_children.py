@@ -155,7 +155,10 @@ CLUSTER_SCOPED = ("runtimeClassName", "priorityClassName")
 
 
 def test_the_namespace_does_enforce_and_warn(server: ApiServer, namespace: Api) -> None:
-    """A pod that violates `restricted` is rejected and warned about here, so the test above can fail."""
+    """A pod that violates `restricted` is rejected here, and its Deployment causes a warning.
+
+    So the test above can fail.
+    """
     children = children_in(namespace, make_single())
     namespace.apply(pick(children, "ServiceAccount"))
     deployment = pick(children, "Deployment")

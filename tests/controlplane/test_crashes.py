@@ -54,7 +54,8 @@ SCENARIOS = {
 
 @pytest.mark.parametrize(
     "scenario",
-    # A change of revision includes the writes of a creation and of an edit. test_rollout_scenarios.py simulates all.
+    # A change of revision includes the writes of a creation and of an edit. All three are simulated
+    # in test_rollout_scenarios.py.
     [pytest.param("create", marks=pytest.mark.full), pytest.param("edit", marks=pytest.mark.full), "revision"],
 )
 def test_killed_after_each_write(

@@ -173,7 +173,10 @@ def test_no_field_is_immutable(omni: Api) -> None:
 
 
 def test_plain_words_of_yaml_mean_the_same(api_server: ApiServer) -> None:
-    """Offline validation reads unquoted YAML scalars, such as `yes`, as kubectl does."""
+    """kubectl reads unquoted YAML scalars, such as `yes`, as YAML_WORDS says.
+
+    test_pipeline_validation.py checks offline validation with the same table.
+    """
     data = "".join(f"  k{number}: {word}\n" for number, word in enumerate(YAML_WORDS))
     text = f"apiVersion: omnipipeline.io/v1alpha1\nkind: OmniPipeline\nmetadata: {{name: a}}\nspec:\n{data}"
     arguments = ("create", "--dry-run=client", "--validate=false", "-o", "json", "-f", "-")

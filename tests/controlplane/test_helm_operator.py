@@ -1,4 +1,4 @@
-"""The chart's operator has the RBAC rules of the plain manifests, and every chart value reaches the operator."""
+"""The chart's operator has the RBAC rules of the plain manifests, and the chart's values reach its settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""manifests/install.yaml is the chart rendered with its default values.
+"""manifests/install.yaml is the chart rendered with its default values, plus a Namespace and without Helm's own parts.
 
 The real kubectl applies, kustomizes and deletes it.
 """

@@ -1,4 +1,4 @@
-"""The tests' control plane behaves like a cluster. All other tests of this folder rely on this."""
+"""The tests' control plane behaves like a cluster. The other tests of this folder rely on that."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ Kubectl = Callable[..., str]
 def kubectl(control_plane: ControlPlane, api: Api) -> Kubectl:
     """Returns kubectl(*arguments, stdin=..., fails=False), which runs kubectl in the test's namespace.
 
-    That function returns stdout and stderr.
+    That function checks the exit status and returns stdout and stderr.
     """
 
     def run(*arguments: str, stdin: Manifest | None = None, fails: bool = False, code: int | None = None) -> str:

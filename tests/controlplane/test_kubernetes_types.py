@@ -1,7 +1,8 @@
-"""A stage's placement fields have the same schema as in core/v1: compares our CRD with the API server, field by field.
+"""A stage's placement fields have the types and enums of core/v1: compares our CRD with the API server, field by field.
 
 The types in `omni_proto/pipeline/types/kubernetes.py` are written by hand, because every string and list in a CRD with
-CEL rules needs a bound, and upstream's types have none (ADR 0024). This test keeps them equal to upstream's types.
+CEL rules needs a bound, and upstream's types have none (ADR 0024). Apart from bounds and LEFT_OUT, this test keeps them
+equal to upstream's types.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The shipped Role grants what an operator uses: no call is denied, and only one known right is unused."""
+"""The shipped Role grants what an operator uses: no call is denied.
+
+Besides the right that only admission checks, one known right is unused.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ pytestmark = pytest.mark.controlplane
 
 Grants = set[tuple[str, str, str]]
 POD_MONITORS = "podmonitors.monitoring.coreos.com"
-# Admission checks this right when an ownerReference sets blockOwnerDeletion. The operator makes no such call.
+# Admission checks this right when an ownerReference sets blockOwnerDeletion. No call of the operator uses it.
 BY_ADMISSION = {("omnipipeline.io", "omnipipelines/finalizers", "update")}
 
 
@@ -81,7 +84,7 @@ def test_verbs(
         wait_settled(api)
         assert [kind for kind, _ in list_children(api)].count("Deployment") == 2
         assert len(api.list("PodMonitor")) == 1
-        # A new revision without a PodDisruptionBudget: one object of every kind but ServiceAccount is pruned.
+        # A new revision without a PodDisruptionBudget: objects of every kind but ServiceAccount are pruned.
         api.replace_spec(build_two_stages(replicas=1, defaults={"image": "example.com/stage:2"}))
         wait_settled(api)
         # Without its labels a child is not in the operator's caches, so the operator reads it by name.

@@ -84,7 +84,10 @@ def test_the_old_set_ends_from_the_entry_down(
 def test_no_room_for_a_second_set(
     control_plane: ControlPlane, api: Api, operator: OperatorProcess, gpu_node: Callable[[int], str]
 ) -> None:
-    """The old set keeps serving, Progressing says why, and the rollout completes once enough GPUs are free."""
+    """The old revision keeps serving, and the condition Progressing says that the rollout needs capacity.
+
+    The rollout completes once enough GPUs are free.
+    """
     node = gpu_node(3)
     api.apply(gpu_pipeline(node))
     wait_settled(api)

@@ -1,4 +1,4 @@
-"""The commands of docs/runbooks, run as users paste them, on a control plane with a pipeline and its operator.
+"""The commands of docs/runbooks with their placeholders filled in, on a control plane with a pipeline and its operator.
 
 Commands that need more than that are left out: NEEDS_MORE matches those that need a kubelet, a Secret, cert-manager or
 an operator that runs as a Deployment.

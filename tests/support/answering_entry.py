@@ -1,4 +1,7 @@
-"""An entry stage for tests of client programs: answers every request with the same two words and a little audio."""
+"""An entry stage for tests of client programs: answers with the same two words and a little audio.
+
+A request for an unknown voice is rejected.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,10 @@ def _unknown_voice() -> status_pb2.Status:
 
 @contextmanager
 def serve_entry(credentials: grpc.ServerCredentials | None = None) -> Iterator[tuple[int, Starts]]:
-    """Serves on 127.0.0.1 inside the block, with TLS if there are credentials. Yields the port and all Starts."""
+    """Serves on 127.0.0.1 inside the block, with TLS if there are credentials.
+
+    Yields the port, and a list that gets the Start of every request.
+    """
     entry = _Entry()
     server = grpc.server(ThreadPoolExecutor(4))
     stage_service_pb2_grpc.add_StageServiceServicer_to_server(entry, server)

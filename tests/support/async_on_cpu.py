@@ -1,11 +1,12 @@
 """Asynchronous scheduling on the CPU, with copies that finish as late as a GPU may finish them.
 
-vLLM's CPU platform switches asynchronous scheduling off (`platforms/cpu.py`). So the code path of GPUs would run only
-on GPUs: batch queue, placeholders for tokens, outputs that are awaited one step later, pinned memory.
+vLLM's CPU platform switches asynchronous scheduling off (`platforms/cpu.py`). So tests on a CPU would not run the code
+path of GPUs: batch queue, placeholders for tokens, outputs that are awaited one step later, pinned memory.
 `async_scheduling()` keeps asynchronous scheduling on and simulates the device:
 
-- The target of a copy to the host on a side stream contains garbage until an event recorded after the copy is
-  synchronized. The copy reads its source only then, and only if a reference or `record_stream` keeps the source alive.
+- The target of a copy to the host on a side stream contains garbage until `synchronize` is called on an event that was
+  recorded after the copy. The copy reads its source only then, and only if a reference or `record_stream` keeps the
+  source alive.
 - The model's output and its input ids are overwritten with garbage as soon as a step is sampled, as the next replay of
   a CUDA graph would overwrite them.
 - Writing to the staging memory of input rows while a copy from it may still run is an error.
@@ -129,7 +130,7 @@ def _counting() -> Iterator[Seen]:
 def async_scheduling() -> Iterator[Seen]:
     """Yields counts. Engines built and run in the block with async_scheduling=True schedule asynchronously on the CPU.
 
-    In nested blocks, the innermost one counts.
+    Of nested blocks, only the innermost one's counts grow.
     """
     if _seen:
         with _counting() as seen:

@@ -1,4 +1,7 @@
-"""Invalid pipelines that the type of a single field rejects. The API server and `omnipipe` use different messages."""
+"""Invalid pipelines that the type of a single field rejects.
+
+The API server and `omnipipe` often use different messages.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds the package and installs it into virtual environments that contain nothing from the checkout."""
+"""Builds the package and installs it into virtual environments that do not use the checkout."""
 
 from __future__ import annotations
 

@@ -17,8 +17,9 @@ def cache_root() -> Path:
 
 
 def fill_once(folder: Path, name: str, fill: Callable[[Path], None]) -> None:
-    """Calls `fill` with a temporary folder and renames that to `folder`. A concurrent caller waits and then reuses it.
+    """If `folder` does not exist, calls `fill` with a temporary folder and renames that to `folder`.
 
+    A concurrent caller waits and then reuses the folder.
     Temporary folders of the same name that interrupted calls left (`NAME-*.building`) are removed.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -81,7 +81,7 @@ class MountedSecret:
         self.write(files)
 
     def write(self, files: Mapping[str, bytes]) -> None:
-        """Replaces all files in one atomic step."""
+        """Replaces the content of all files in one atomic step. Then removes old links and adds new ones."""
         version = self.directory / f"..{next(self._numbers)}"
         version.mkdir()
         for name, content in files.items():

@@ -55,7 +55,7 @@ async def _steps(request: StageRequest) -> AsyncIterator[int]:
 
 
 async def think(request: StageRequest) -> AsyncIterator[StageStep]:
-    """Yields a word of 1 KiB and a row in each step."""
+    """Yields a word of 1 KiB in each step, and a row if the request wants tensors."""
     async for number in _steps(request):
         tensors = {}
         if request.want_tensors:
@@ -80,7 +80,7 @@ async def sound(request: StageRequest) -> AsyncIterator[StageStep]:
 
 
 class CheapEngine:
-    """A StageEngine that plays a script. It keeps only numbers, so its memory does not grow."""
+    """A StageEngine that plays a script. It keeps nothing of a request but counts, so its memory does not grow."""
 
     is_dead = False
     compiled_check_failed = False

@@ -1,4 +1,4 @@
-"""Every code block of README and docs, with the test that runs the block or the reason why none does.
+"""Every code block of README and docs, with the test that uses the block or the reason why none does.
 
 `PYTHONPATH=tests python -m support.doc_blocks` prints the list.
 """
@@ -34,7 +34,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A pattern of blocks, and the test that runs them or the reason why none does."""
+    """A pattern of blocks, and the test that uses them or the reason why none does."""
 
     page: str
     """A glob pattern of paths."""
@@ -42,13 +42,13 @@ class Use:
     pattern: str
     """A regular expression that is found in the block."""
     test: str = ""
-    """The test that reads the block from the page and runs it, as a path below tests/."""
+    """The test that reads the block, or a part of it, from the page and uses it, as a path below tests/."""
     reason: str = ""
-    """Why no test runs the block word for word."""
+    """Why no test reads the block from the page."""
 
 
 USES = (
-    # Blocks that tests run word for word.
+    # Mostly blocks that tests read from the page and use.
     Use("*", "yaml", r"^kind: OmniPipeline", "controlplane/test_crd_pages.py"),
     Use("docs/tls.md", "yaml", "", "unit/docs/test_security_page.py"),
     Use("docs/observability.md", "yaml", "^scrape_configs", "processes/test_scrape_labels.py"),
@@ -75,7 +75,8 @@ USES = (
     Use("docs/add-a-model.md", "toml", "", "unit/docs/test_add_a_model_page.py"),
     Use("docs/add-a-model.md", "dockerfile", "", reason="builds an image for minutes"),
     Use("docs/other-languages.md", "console", "", "processes/test_other_languages.py"),
-    # Blocks that no test runs word for word. test_code_blocks.py still checks their options, make targets and files.
+    # Mostly blocks that no test reads from the page. test_code_blocks.py still checks their options, make targets and
+    # files.
     Use("README.md", "mermaid", "", reason="a picture"),
     Use("README.md", "python", "OmniLLM", reason="starts engines; engine/test_omni_llm_qwen25.py makes such calls"),
     Use("README.md", "console", "make demo", reason="takes minutes; pipeline/test_cli_demo.py runs the demo"),
@@ -133,7 +134,7 @@ def find_use(block: Block) -> Use | None:
 
 
 def render_list() -> str:
-    """Returns one line per block: its place, its language, and its test or reason."""
+    """Returns one line per block: its place, its language, and its test or reason (NOTHING if no use matches)."""
     lines = []
     for block in all_blocks():
         use = find_use(block)

@@ -1,4 +1,4 @@
-"""Pipelines, commands and programs in README and docs, as users would copy them."""
+"""Pipelines, commands and programs in README, docs and sample manifests, as users would copy them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 
 
 def pipelines_in(page: Path) -> dict[str, str]:
-    """Returns name -> YAML text of every complete OmniPipeline on the page."""
+    """Returns "PAGE-NAME" -> YAML text of every complete OmniPipeline on the page."""
     blocks = re.findall(r"^```yaml\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     shown = [(block, yaml.safe_load(block)) for block in blocks]
     pipelines = [(document, block) for block, document in shown if is_pipeline(document)]
@@ -25,7 +25,7 @@ def is_pipeline(document: Any) -> bool:
 
 
 def sample_pipelines() -> dict[str, str]:
-    """Returns name -> YAML text of every sample manifest."""
+    """Returns file name without suffix -> YAML text of every sample manifest."""
     return {path.stem: path.read_text() for path in sorted((ROOT / "manifests" / "samples").glob("*.yaml"))}
 
 

@@ -1,4 +1,4 @@
-"""Installs packages of examples/ into a folder without a build backend.
+"""Installs packages of examples/ into a folder, and needs no build backend for that.
 
 The folder then has what an installer would write: the package, and its dist-info with pyproject.toml's entry points.
 """

@@ -12,8 +12,9 @@ TABLE = "qwen2.5-omni-7b-h100"
 
 
 def write_fast_table(folder: Path, name: str = TABLE, step_ms: float = 0.5, **thinker: Any) -> Path:
-    """Writes a built-in table in which every step takes `step_ms`. Returns its directory.
+    """Writes a copy of a built-in table with short times. Returns its directory.
 
+    A step of the thinker or talker takes `step_ms`, and a step of the decoder at least `step_ms`. Prompts take no time.
     `thinker` adds or replaces fields of the thinker.
     """
     data = json.loads((BUILT_IN / name / "config.json").read_text())

@@ -24,7 +24,7 @@ INSTALL_S = 550
 def run_cases(name: str, folder: Path, *arguments: str) -> dict[str, Any]:
     """Runs a client's program. Returns the object that it prints, with an entry for each case.
 
-    Raises AssertionError if the program fails.
+    Raises AssertionError if the program fails, and RuntimeError if the client cannot be installed.
     """
     client = CLIENTS / name
     if (client / "package.json").exists():

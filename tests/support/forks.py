@@ -1,7 +1,8 @@
 """Programs under test as forks of a server that has imported them, so that they start in milliseconds.
 
 Importing vLLM costs a stage server eight seconds of CPU; an operator's imports cost one second. A fork has its own
-session, log and environment, and dies with the server. Tests signal a fork and read its exit code like any program's.
+session, log and environment, and dies with the fork server. Tests signal a fork and read its exit code as for any
+program.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Expected(Protocol):
 
 
 def media_parts(prompt: ReferencePrompt) -> list[Any]:
-    """Returns the parts of a prompt's images, followed by those of its audio."""
+    """Returns a chat message's parts: one for each image of the prompt, then one for each audio clip."""
     images = [image_part(encode_png(image)) for image in prompt.images]
     return [*images, *(audio_part(encode_wav(sound)) for sound in prompt.sounds)]
 

@@ -44,7 +44,7 @@ def save(image: Image.Image, form: str, **options: object) -> bytes:
 
 
 def many_scans(scans: int, side: int = 2048) -> bytes:
-    """Returns a progressive JPEG with scans that refine nothing.
+    """Returns a progressive JPEG with `scans` additional scans that refine nothing.
 
     Each scan has 14 bytes, but makes the decoder pass over the whole picture.
     """
@@ -82,7 +82,7 @@ def wav(rate_hz: int, channels: int, data: bytes, *, tag: int = 1, bits: int = 1
 
 
 def flac(seconds: float, rate_hz: int = 48_000, channels: int = 1) -> bytes:
-    """Returns a FLAC of silence. 300 s have about 3 kB."""
+    """Returns a FLAC file of silence. 300 s of mono at 48 kHz take about 3 kB."""
     buffer = io.BytesIO()
     soundfile.write(buffer, np.zeros((int(seconds * rate_hz), channels), np.int16), rate_hz, format="FLAC")
     return buffer.getvalue()
@@ -124,7 +124,7 @@ def deep(colour: int, bits: int = 16) -> Callable[[], bytes]:
 
 
 def patched(data: bytes, mark: bytes, at: int, value: bytes) -> bytes:
-    """Returns a file with `value` written `at` bytes after the first `mark`."""
+    """Returns a file with `value` written `at` bytes after the end of the first `mark`."""
     place = data.index(mark) + len(mark) + at
     return data[:place] + value + data[place + len(value) :]
 

@@ -214,5 +214,5 @@ CORPUS: tuple[Hostile, ...] = (
 
 
 def taken() -> Iterator[Hostile]:
-    """Returns an iterator over the media whose header is accepted, and which the decoder must handle."""
+    """Returns an iterator over the media that reach the decoder because their header is accepted."""
     return (medium for medium in CORPUS if medium.fate != REFUSED)

@@ -42,7 +42,7 @@ class Hub(ThreadingHTTPServer):
         """Paths that were requested with a wrong token or none."""
 
     def names_sent(self) -> list[str]:
-        """Returns the files that were requested with GET."""
+        """Returns the file of every transfer, in order."""
         return [name for name, _ in self.sent]
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Rules for every metric: help text, a unit in the name, and labels with a bounded number of values."""
+"""Rules for metrics: all must have help text and known labels. Our own have further rules for names and types."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def parse_metrics(text: str, content_type: str) -> list[Metric]:
 
 
 def find_bad_metrics(families: Iterable[Metric]) -> list[str]:
-    """Returns the violations of the rules. Names are checked only for our own metrics."""
+    """Returns the violations of the rules. Names, types and label values are checked only for our own metrics."""
     return [f"{family.name}: {problem}" for family in families for problem in _look(family)]
 
 

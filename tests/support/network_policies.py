@@ -1,8 +1,8 @@
 """Evaluates which connections a set of NetworkPolicies (networking.k8s.io/v1) allows, without a cluster.
 
-If any policy selects a pod for a direction (ingress or egress), only traffic that at least one such policy allows may
-pass. If none does, all traffic of this direction may pass. A connection needs the source's egress and the destination's
-ingress. Responses on an allowed connection need no rule.
+If policies select a pod for a direction (ingress or egress), traffic may pass only if at least one of them allows it.
+If no policy selects the pod, all traffic of this direction may pass. Both the source's egress and the destination's
+ingress must allow a connection. Responses on an allowed connection need no rule.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ ODD_BAD_FIELDS: Final[dict[str, Bad]] = {
         'the GPU count is the tensor parallel size: resources.limits["nvidia.com/gpu"]',
     ),
 }
-"""Case -> a pipeline that the type of a single field rejects. `omnipipe validate` adds a hint."""
+"""Case -> a pipeline that the type of a single field rejects. `omnipipe validate` has another message."""
 
 ODD_GOOD: Final[dict[str, tuple[Edit, ...]]] = {
     "gpus of AMD": (_limits(**{"amd.com/gpu": 2}),),

@@ -96,7 +96,7 @@ class OmniStages:
     engines: dict[str, StageEngine]
 
     async def run_chain(self, prompt: ReferencePrompt, settings: ReferenceSettings) -> dict[str, Collected]:
-        """Runs one prompt through all three stages with greedy sampling, like the reference. Returns each output."""
+        """Runs a prompt through Qwen2.5-Omni's stages with greedy sampling, like the reference. Returns each output."""
         voice = settings.voice
         greedy = {"temperature": 0.0, "repetition_penalty": 1.0}
         thinker = await self.ask("thinker", prompt.to_user_prompt(), **greedy, max_tokens=settings.thinker_tokens)
@@ -169,7 +169,10 @@ SOUND_TOLERANCE = 1e-5
 
 
 def check_parity(ours: Mapping[str, Collected], reference: Reference) -> None:
-    """Compares every stage's output with the reference: tokens exactly, rows and audio within the tolerances."""
+    """Compares every stage's output with the reference: tokens exactly, rows and audio within the tolerances.
+
+    Also fails if the reference audio is nearly silent.
+    """
     thinker, talker, token2wav = ours["thinker"], ours["talker"], ours["token2wav"]
     assert thinker.prompt_token_ids == reference.prompt_token_ids
     assert thinker.token_ids == reference.thinker_token_ids
@@ -187,7 +190,7 @@ def check_parity(ours: Mapping[str, Collected], reference: Reference) -> None:
 
 
 class StartedEngine:
-    """An engine that has been started already, and that a server neither starts nor shuts down."""
+    """An engine that has been started already. A server's calls of `start` and `shutdown` do nothing."""
 
     def __init__(self, engine: StageEngine) -> None:
         self._engine = engine

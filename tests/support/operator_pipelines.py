@@ -49,7 +49,7 @@ def make_pipeline(
 
 
 def make_single(name: str = OWNER.name, **stage: Any) -> OmniPipeline:
-    """Returns a pipeline with one stage `llm`. The argument `spec` has the fields outside of the stage."""
+    """Returns a pipeline with one stage `llm`. The argument `spec` has fields of the pipeline's spec."""
     spec = stage.pop("spec", {})
     return make_pipeline([{"name": "llm", "component": "generic/llm", "outputs": ["Text"], **stage}], name=name, **spec)
 

@@ -37,7 +37,7 @@ class Collector:
 
 @contextmanager
 def collecting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
-    """Yields a receiver. Inside the block, an environment variable makes this process send its spans to it."""
+    """Yields a receiver. Sets the environment variable that makes this process send its spans to the receiver."""
     collector = Collector()
     monkeypatch.setenv(ENDPOINTS[1], f"http://127.0.0.1:{collector.port}")
     try:

@@ -117,7 +117,7 @@ def wait_for_address(process: subprocess.Popen[bytes], address_file: Path, log_d
 
 
 def processes_with(text: str) -> list[int]:
-    """Returns the IDs of live processes whose environment or command line contains the text."""
+    """Returns the IDs of other live processes whose environment or command line contains the text."""
     found = []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit() or int(folder.name) == os.getpid():

@@ -1,4 +1,4 @@
-"""Pods that do not run, and the cause that the operator reports for each."""
+"""Pods that do not serve, and the cause that the operator reports for each."""
 
 from __future__ import annotations
 

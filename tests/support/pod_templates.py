@@ -1,4 +1,4 @@
-"""Functions that read pod templates, and model sources for tests."""
+"""Functions that read pod templates. HUB and PVC are specs with an hf:// and a pvc:// model."""
 
 from __future__ import annotations
 

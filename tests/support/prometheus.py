@@ -1,7 +1,7 @@
 """A real Prometheus server, and functions that run all queries of the dashboards, alerts and runbooks against it.
 
-PrometheusApi queries any server by its URL. PrometheusProcess runs a Prometheus on this machine, by default Debian's.
-scrape_config relabels targets as our PodMonitor does.
+PrometheusApi queries any server by its URL. PrometheusProcess runs a Prometheus on this machine: the installed one, or
+else Debian's. scrape_config relabels targets as our PodMonitor does.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class PrometheusApi:
         self.url = url
 
     def query(self, expr: str) -> list[dict[str, Any]]:
-        """Returns the samples of an instant query. Raises ValueError with the server's message."""
+        """Returns the samples of an instant query. Raises ValueError with the server's message if the query fails."""
         found: list[dict[str, Any]] = self._get("query", query=expr)["result"]
         return found
 
     def query_range(self, expr: str, start: float, end: float, step: float) -> list[dict[str, Any]]:
         """Returns the series of a range query. Times are in seconds since the epoch.
 
-        Raises ValueError with the server's message.
+        Raises ValueError with the server's message if the query fails.
         """
         times = {"start": f"{start:.3f}", "end": f"{end:.3f}", "step": f"{step:g}"}
         found: list[dict[str, Any]] = self._get("query_range", query=expr, **times)["result"]
@@ -144,7 +144,7 @@ class PrometheusProcess(PrometheusApi):
 
 @dataclass(frozen=True)
 class PodTarget:
-    """A pod's port, with the metadata of Kubernetes service discovery, which Debian's Prometheus does not have."""
+    """A pod's port, with the metadata of Kubernetes service discovery. Debian's Prometheus has no such discovery."""
 
     address: str
     namespace: str
@@ -176,7 +176,7 @@ def list_targets(
 
 
 def scrape_config(job: str, targets: Iterable[PodTarget], pod_monitor: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the scrape configuration that the Prometheus operator makes of a PodMonitor, with these targets."""
+    """Returns the scrape configuration that the Prometheus operator makes from a PodMonitor, but with these targets."""
     (endpoint,) = pod_monitor["spec"]["podMetricsEndpoints"]
     own = [
         {"source_labels": rule["sourceLabels"], "target_label": rule["targetLabel"], "action": rule["action"]}
@@ -253,7 +253,7 @@ def runbook_queries(**places: str) -> list[Asked]:
 
 
 def is_about_operator(expr: str) -> bool:
-    """Returns whether a query uses the operator's metrics rather than a stage's."""
+    """Returns whether a query uses the operator's metrics."""
     return _OPERATOR_SERIES.search(expr) is not None
 
 
@@ -289,7 +289,7 @@ TOO_SLOW = frozenset({"OmniPipelineFirstAudioSlow", "OmniPipelineSlowerThanPlayb
 
 
 def find_broken_rules(prometheus: PrometheusApi, alerts: Sequence[Alert]) -> list[str]:
-    """Returns the alerts that the server does not have or cannot evaluate, and those that fire or are pending."""
+    """Returns alerts that the server lacks, cannot evaluate, or reports as firing or (except TOO_SLOW) pending."""
     rules = {rule["name"]: rule for rule in prometheus.rules()}
     problems = [f"{alert.name}: no such rule" for alert in alerts if alert.name not in rules]
     for alert in alerts:

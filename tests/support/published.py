@@ -50,7 +50,7 @@ class PublishedTensor:
 
     @property
     def nbytes(self) -> int:
-        """Returns the number of bytes in a shard."""
+        """Returns how many bytes of a shard the tensor takes."""
         return self.elements * _BYTES[self.dtype]
 
 
@@ -61,13 +61,13 @@ def read_table(size: str) -> dict[str, Any]:
 
 
 def read_added_tokens() -> dict[str, int]:
-    """Returns special token -> ID."""
+    """Returns Qwen2.5-Omni's special tokens: text -> ID."""
     tokens: dict[str, int] = json.loads((DATA / "qwen25_omni.added_tokens.json").read_text())
     return tokens
 
 
 def published_tensors(size: str) -> list[PublishedTensor]:
-    """Returns every tensor of the checkpoint, in the order of its modules. Each shard has a run of this sequence."""
+    """Returns every tensor of the checkpoint, in the order of its modules. Each shard has a slice of this list."""
     rows = read_table(size)["tensors"]
     # Neighbouring rows with the same prefix belong to one kind of layer: they become all of layer 0, then layer 1 ...
     return [
@@ -152,7 +152,7 @@ def _by_layer(rows: list[list[Any]]) -> Iterator[tuple[str, list[int], str]]:
 
 
 def write_header(file: Path, tensors: list[PublishedTensor], metadata: dict[str, str] | None) -> None:
-    """Writes a shard with a real header, whose data are a hole in the file."""
+    """Writes a shard that has a real header. A hole in the file takes the place of the data."""
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
     end = 0
     for tensor in sorted(tensors, key=lambda item: (-_BYTES[item.dtype], item.name)):

@@ -1,7 +1,7 @@
 """Tiny checkpoints in the layouts of AWQ and GPTQ: linear layers of the thinker's decoder in 4 bits, the rest dense.
 
-The layouts are those of AutoAWQ (version "gemm") and AutoGPTQ. A weight is (q - zero) * scale. Each group of inputs has
-its own scale and zero, and eight values q are packed into an int32.
+The layouts are those of AutoAWQ (version "gemm") and AutoGPTQ. A weight is (q - zero) * scale. Each output has
+a scale and a zero for every group of inputs, and eight values q are packed into an int32.
 """
 
 from __future__ import annotations

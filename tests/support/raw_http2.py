@@ -1,4 +1,4 @@
-"""A minimal HTTP/2 client that can misbehave: it opens connections and gRPC calls and never finishes them.
+"""A minimal HTTP/2 client that can misbehave: it can leave connections and gRPC calls unfinished.
 
 gRPC's own clients cannot do this, because they send complete messages only. This client has only what its tests need,
 without Huffman coding, priorities or padding.
@@ -73,7 +73,11 @@ class RawConnection:
         return self._stream
 
     def send(self, stream: int, data: bytes, *, end: bool = False) -> int:
-        """Sends data until the flow-control windows stay closed for a second. Returns the number of bytes sent."""
+        """Sends data. Returns the number of bytes sent.
+
+        Stops early if the call or the connection ends, or if a flow-control window stays closed and the server sends
+        nothing for a second.
+        """
         sent = 0
         while sent < len(data) and self.alive and stream not in self.ended:
             if not self.read(lambda: self._window > 0 and self._windows[stream] > 0, 1.0):
@@ -91,7 +95,10 @@ class RawConnection:
         self._send(self._frame(PING, 0, 0, bytes(8)))
 
     def read(self, until: object, timeout_s: float = 10.0) -> bool:
-        """Reads frames until `until()` is true or no frame arrives for `timeout_s`. Returns the value of `until()`."""
+        """Reads frames until `until()` is true, nothing arrives for `timeout_s` or the connection ends.
+
+        Returns the value of `until()`.
+        """
         assert callable(until)
         self._socket.settimeout(timeout_s)
         while not until():

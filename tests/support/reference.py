@@ -2,8 +2,8 @@
 
 It is computed for one request at a time, in float32, with greedy sampling. The talker is stepped by hand instead of by
 generate(), which turns an attention mask of ones into None (generation/utils.py, transformers 5.19). Without a mask,
-the talker's forward omits the codec padding token, the start token and its M-RoPE positions, contrary to the intent of
-its code.
+the talker's forward omits the codec padding token, the codec start token and the M-RoPE positions, contrary to the
+intent of its code.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SPEECH_SYSTEM_PROMPT = (
 )
 """Copied from the model card, not from our code."""
 PLAIN_SYSTEM_PROMPT = "You are a helpful assistant."
-"""The chat template's default: seven tokens, where SPEECH_SYSTEM_PROMPT has about a hundred."""
+"""The chat template's default. It is much shorter than SPEECH_SYSTEM_PROMPT."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class ReferencePrompt:
     heard: Sequence[np.ndarray] = ()
     """The videos' audio, float32 [samples] at 16 kHz each; either for all videos or for none."""
     system: str | None = None
-    """None: the prompt has no system message, and the one that speech needs is added."""
+    """None: the prompt has no system message. For Qwen2.5-Omni, the one that speech needs is added."""
 
     def to_user_prompt(self) -> UserPrompt:
         """Returns the same prompt in the form that our stages accept."""
@@ -72,7 +72,7 @@ class Reference:
     rows: torch.Tensor
     """float32 [T, H]: hidden state plus embedding of each position; for media only the hidden state."""
     codec_token_ids: list[int]
-    """Includes the end-of-stream token if it was generated."""
+    """Includes the token that ended the stream, if one was generated."""
     codes: list[int]
     """The codec tokens without end-of-stream and padding."""
     waveform: torch.Tensor

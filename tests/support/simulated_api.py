@@ -22,7 +22,7 @@ def format_time(time: datetime) -> str:
 
 @dataclass
 class SimulatedApi:
-    """Objects as the real API server returns them, with only the fields that the operator's decisions read."""
+    """Objects as the real API server returns them, but with few of the fields that a real cluster would add."""
 
     pipeline: Manifest
     now: datetime = START

@@ -2,8 +2,8 @@
 
 It simulates the API server, the Deployment and ReplicaSet controllers, the garbage collector, the scheduler and the
 kubelet. Every transition is one small step, so a test can choose the order of the steps. Objects have the form of
-those in a real cluster, but contain only the fields that the operator's decisions read. Other tests check the operator
-on a real control plane.
+those in a real cluster, but few of the fields that a cluster adds: mainly those that the operator's decisions read.
+Other tests check the operator on a real control plane.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ class SimulatedCluster(SimulatedWorkloads):
         return decide(parse_live_pipeline(self.pipeline), self.observe(), settings, self.now)
 
     def reconcile(self, most_writes: int | None = None) -> int:
-        """Reconciles once. The operator dies after `most_writes` writes, if given. Returns the number of writes."""
+        """Reconciles once. Returns the number of writes to children.
+
+        With `most_writes`, the operator dies after that many writes at the latest, and before it writes the status.
+        """
         for hook in self.before_reconcile:
             hook()
         decision = self.decide()

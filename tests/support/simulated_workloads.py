@@ -1,4 +1,4 @@
-"""The controllers, the scheduler and the kubelet of the simulated cluster. Each STEPS method is one small step."""
+"""The controllers, scheduler and kubelet of the simulated cluster. Each method named in STEPS is one small step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BAD_IMAGE = "broken:1"
 
 @dataclass
 class SimulatedWorkloads(SimulatedApi):
-    """The steps of all components except the operator. Each STEPS method returns whether it changed anything."""
+    """The steps of all components except the operator. Each method in STEPS returns whether it changed anything."""
 
     capacity: int | None = None
     """Number of pods that fit on the node; None: unlimited."""

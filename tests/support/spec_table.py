@@ -1,7 +1,7 @@
 """Invalid and valid pipelines: one table of cases for the API server with our CRD and for `omnipipe validate`.
 
 Each case is a list of edits to one valid pipeline. An invalid case also has the field that both must report, and a part
-of their error message.
+of each one's error message.
 """
 
 from __future__ import annotations

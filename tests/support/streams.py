@@ -98,7 +98,10 @@ async def feed_slowly(stream: EdgeStream, tensors: Mapping[str, torch.Tensor], s
 
 
 def table_sizes(engine: Any) -> dict[str, int]:
-    """Returns table -> number of its entries that belong to requests, for every table of an in-process engine."""
+    """Returns table -> number of its entries that belong to requests, for every table of an in-process engine.
+
+    The number of used KV cache blocks has a minus sign.
+    """
     llm = engine._core.llm
     core = llm.engine_core.engine_core
     scheduler, runner = core.scheduler, core.model_executor.driver_worker.worker.model_runner

@@ -72,7 +72,7 @@ class TcpProxy:
 
     @property
     def dead_connections(self) -> int:
-        """Returns the number of open connections that have lost bytes."""
+        """Returns the number of open connections that have lost bytes or are half-open."""
         return sum(link.dead for link in list(self._links))
 
     @property
@@ -90,7 +90,7 @@ class TcpProxy:
         self._loop.call_soon_threadsafe(apply)
 
     def heal(self, *, reset_dead: bool = True) -> None:
-        """Removes all faults. A connection that has lost bytes never works again.
+        """Removes all faults. A connection that has lost bytes or is half-open never works again.
 
         With `reset_dead` such a connection is reset immediately, as by a firewall that no longer knows it. Otherwise it
         stays open and silent.
@@ -178,7 +178,7 @@ class _Link:
         self._passed = 0
         self._changed = asyncio.Event()
         self.dead = False
-        """Whether bytes were lost. No further byte is forwarded then."""
+        """Whether bytes were lost or the connection is half-open. No further byte is forwarded then."""
 
     def on_change(self) -> None:
         """Handles changed toxics: restarts the byte counts and wakes paused directions."""

@@ -47,7 +47,7 @@ class ToyEmbeddings(Qwen2ForCausalLM):
 
 
 class ToyLayers(Qwen2ForCausalLM):
-    """Qwen2 that publishes the first layer's output and the token at every second position of the reply."""
+    """Qwen2 that publishes, at every second position of the reply, the first layer's output and the token."""
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         kept: list[torch.Tensor] = []
@@ -77,7 +77,7 @@ class ToyPredictor(Qwen2ForCausalLM):
 
 
 class ToyMiscompiled(Qwen2ForCausalLM):
-    """Qwen2 whose compiled code computes another result than its eager code."""
+    """Qwen2 whose compiled code computes a different result from its eager code."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         hidden = super().forward(*args, **kwargs)

@@ -26,7 +26,7 @@ def encode_video(
     times: list[int] | None = None,
     options: dict[str, str] | None = None,
 ) -> bytes:
-    """Returns a video of a moving square, with a tone of 440 Hz that lasts as long as the picture.
+    """Returns a video of a moving square, with a tone of 440 Hz for `frames` / `fps` seconds (none if `sound` is None).
 
     times: the time of each frame in milliseconds, instead of a constant rate.
     """

@@ -18,7 +18,7 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def space(api_server: ApiServer) -> Iterator[Api]:
-    """Yields the administrator's client in a fresh namespace."""
+    """Returns the administrator's client in a fresh namespace."""
     return api_server.create_namespace(f"client-{next(_numbers)}")
 
 

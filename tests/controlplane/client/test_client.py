@@ -123,7 +123,7 @@ async def test_which_apis_there_are(client: ApiClient) -> None:
 
 
 async def test_the_gate_is_asked_before_every_write(api_server: ApiServer, space: Api) -> None:
-    """If the gate raises NotLeaderError, the client makes no write. It still reads."""
+    """If the gate (`may_write`) raises NotLeaderError, the client makes no write. It still reads."""
 
     def closed() -> float:
         raise NotLeaderError("not the leader")

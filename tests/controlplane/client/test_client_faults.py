@@ -98,7 +98,7 @@ async def test_credentials_that_cannot_be_read(tmp_path: Path, monkeypatch: pyte
 async def test_faults_have_classes(
     faulty_client: ApiClient, faulty: FaultProxy, space: Api, fault: str, error: type[Exception]
 ) -> None:
-    """Each fault raises its error class. The write takes effect only if just the answer is lost."""
+    """Each fault raises its error class. Only with the fault "lost answer" does the write take effect."""
     faulty.fail(1.0, [fault])  # type: ignore[list-item]
     with pytest.raises(error) as caught:
         await faulty_client.apply_new(CONFIG_MAP, config_map(space))
@@ -111,7 +111,10 @@ async def test_faults_have_classes(
 async def test_a_write_takes_no_longer_than_the_gate_allows(
     api_server: ApiServer, faulty: FaultProxy, space: Api
 ) -> None:
-    """The gate returns how many seconds a write may take. A later write could take effect under another leader."""
+    """The gate (`may_write`) returns how many seconds a write may take.
+
+    A later write could take effect under another leader.
+    """
     grant(space)
     kubeconfig = api_server.kubeconfig_for_service_account(space.namespace, "robot", server=faulty.url)
     client = await make_client(kubeconfig, lambda: 0.5)

@@ -1,7 +1,7 @@
 """Sends requests to a pipeline from a pod or from this machine. Needs only our client and the standard library.
 
-Reads {"target", "requests": [{"text", "image", "audio", "video", "seed"}]} as JSON from stdin, with media in base64.
-Writes a JSON list of answers to stdout. The model also hears the videos' audio (use_audio_in_video).
+Reads {"target", "requests": [{"text", "image", "audio", "video", "seed"}]} as JSON from stdin. Media are in base64, and
+may be missing. Writes a JSON list of answers to stdout. The model also hears the videos' audio (use_audio_in_video).
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def end_pods(timeout_s: float = 20.0) -> None:
 
 
 def end_daemons(timeout_s: float = 20.0) -> None:
-    """Kills all processes left by daemons, such as containerd's shims. Raises TimeoutError if one does not end."""
+    """Kills all processes in `daemons`, such as containerd's shims. Raises TimeoutError if one does not end."""
     _end("daemons", timeout_s)
 
 

@@ -59,7 +59,7 @@ class Changes:
         return outcome
 
     def switch_revision(self) -> Outcome:
-        """Switches the pipeline to a new revision of all stages, which has the same image under another name."""
+        """Switches the pipeline to another revision of all stages, which has the same image under another name."""
         self._cluster.containerd.ctr("images", "tag", "--force", STAGE_IMAGE, OTHER_IMAGE)
         revision = serving_revision(self._api, NAME)
         pipeline = self._api.get("OmniPipeline", NAME)

@@ -87,7 +87,7 @@ class ClientPod:
         )
 
     def start_python_on_node(self, script: str, arguments: object) -> subprocess.Popen[str]:
-        """Does the same as start_python on the node: `kubectl exec` loses its connection when the kubelet restarts."""
+        """Starts a script as start_python does, but on the node: a kubelet's restart would end `kubectl exec`."""
         code = (_SUPPORT / script).read_text()
         return subprocess.Popen(
             ["nsenter", f"--net={self._cluster.layout.network}", sys.executable, "-c", code, json.dumps(arguments)],
@@ -131,7 +131,7 @@ class ClientPod:
 
 
 class Load:
-    """Concurrent callers in the client pod, or with `on_node` on the node, for as long as the `with` block runs.
+    """Concurrent callers for as long as the `with` block runs, in the client pod or (with `on_node`) on the node.
 
     `answered`, `failures` and `longest_s` are set after the block.
     """

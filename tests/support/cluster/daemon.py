@@ -20,7 +20,8 @@ class Daemon(LoggedProgram):
     """One program in the node's cgroup, whose output goes to a file.
 
     With `in_node` the program runs in the node's network namespace. Without `command`, the object stands for a daemon
-    that another process started, and uses its recorded command. The methods match those of ChildProcess.
+    that another process started, and uses its recorded command. `start`, `stop` and `kill` do the same as those of
+    ChildProcess, but return nothing.
     """
 
     def __init__(self, layout: Layout, name: str, command: Sequence[str | Path] = (), *, in_node: bool = True) -> None:

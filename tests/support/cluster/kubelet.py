@@ -51,7 +51,7 @@ def build_kubelet(
         "containerRuntimeEndpoint": f"unix://{layout.containerd_socket}",
         "podLogsDir": str(layout.run / "pod-logs"),
         "imageGCHighThresholdPercent": 100,
-        # Memory only: a full disk must not evict images, which take minutes to build.
+        # Memory only: a full disk must not evict pods or remove images, which take minutes to build.
         "evictionHard": {"memory.available": "100Mi"},
         "registryPullQPS": 0,
         "eventRecordQPS": 0,

@@ -1,4 +1,4 @@
-"""Calls a pipeline from the client pod until stdin ends: `streams` concurrent callers, each with one request at a time.
+"""Calls a pipeline until stdin ends: `streams` concurrent callers, each with one request at a time.
 
 The argument is {"target", "streams", "max_tokens", "timeout_s"} as JSON. When stdin ends, no new request is sent.
 After the last request in flight has ended, the script writes

@@ -61,7 +61,10 @@ def install_operator(
 
 
 def make_namespace(cluster: Cluster, name: str, labels: Mapping[str, str] = RESTRICTED) -> Api:
-    """Makes a namespace that enforces Pod Security. Returns the administrator's client in that namespace."""
+    """Makes a namespace. By default it enforces Pod Security `restricted`.
+
+    Returns the administrator's client in that namespace.
+    """
     metadata = {"name": name, "labels": dict(labels)}
     cluster.admin.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
     return cluster.admin.in_namespace(name)

@@ -75,7 +75,7 @@ def find_binaries(*names: str, build: bool = True) -> dict[str, Path]:
     """Returns the programs' paths by name. Default: the programs of the control plane.
 
     Raises:
-        BinariesMissingError: a program is missing and cannot be built, or `build` is False.
+        BinariesMissingError: a program is missing, and `build` is False or it cannot be built.
         ValueError: no module builds a program of that name.
     """
     wanted = names or CONTROL_PLANE

@@ -1,4 +1,4 @@
-"""Watches chains of stages in a control plane with limited GPUs: none may ever mix revisions or lack a stage."""
+"""Watches chains of stages in a control plane with limited GPUs: no chain may ever mix revisions or lack a stage."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def gpu_pipeline(node: str, image: str = "example.com/stage:1", **spec: Any) -> 
 
 
 class ChainWatcher:
-    """Checks each pod that may serve requests: it calls a stage of its own revision, and that stage has endpoints.
+    """Checks that each pod that may serve requests calls a stage of its own revision, and that the stage has endpoints.
 
     Such pods are Ready, and either belong to the revision that the entry's Service selects or are being deleted.
     `served` has the revisions that the entry's Service selected, in order. `violations` has what was wrong.

@@ -138,7 +138,7 @@ class ControlPlane(ApiServer):
             f"--config={_KWOK_STAGES}",
             "--manage-all-nodes=true",
             # No leases. A restarted kwok would ignore its nodes until its predecessor's lease expired. It would also
-            # skip for good all pods seen between its own lease renewal and the watch event of that renewal.
+            # never handle the pods seen between its own lease renewal and the watch event of that renewal.
             "--node-lease-duration-seconds=0",
             "--cidr=10.244.0.0/16",
             "--node-ip=10.0.0.1",

@@ -84,7 +84,7 @@ class FaultProxy:
         return self._run(self._end_watches(gone=False))
 
     def expire_watches(self) -> int:
-        """Ends every open watch with 410 Gone, as a server does whose history is too short. Returns how many."""
+        """Ends every open watch with 410 Gone, as if the server's history were too short. Returns their number."""
         return self._run(self._end_watches(gone=True))
 
     def hold_watches(self, *resources: str) -> None:
@@ -98,7 +98,7 @@ class FaultProxy:
         self._loop.call_soon_threadsafe(self._flow.set)
 
     def go_away(self) -> None:
-        """Breaks every connection and refuses new ones until `come_back`."""
+        """Breaks every connection, and each new one at its first request, until `come_back`."""
         self._away = True
         self._run(self._break_all())
 

@@ -31,7 +31,7 @@ class BuildError(RuntimeError):
 
 
 def build_programs(module: Path, programs: Sequence[Program], cache: Path) -> None:
-    """Builds into a temporary folder and renames that to `cache`. A concurrent builder waits and then reuses it.
+    """Builds into a temporary folder and renames that to `cache`, unless `cache` exists. A concurrent builder waits.
 
     Raises:
         BuildError: no suitable Go was found, or the build failed.

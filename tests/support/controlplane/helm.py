@@ -74,7 +74,10 @@ class Helm:
 
 
 def pick_one(manifests: list[Manifest], kind: str, *, suffix: str = "") -> Manifest:
-    """Returns the only object of a kind whose name ends in `suffix`."""
+    """Returns the only object of this kind with a name that ends in `suffix`.
+
+    Raises AssertionError if there is not exactly one.
+    """
     found = [item for item in manifests if item["kind"] == kind and item["metadata"]["name"].endswith(suffix)]
     if len(found) != 1:
         raise AssertionError(f"{len(found)} objects of kind {kind} ending in {suffix!r}")

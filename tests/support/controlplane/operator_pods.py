@@ -27,7 +27,7 @@ Name = tuple[str, str]
 
 
 class OperatorPods:
-    """Follows the chart's Deployments and test pods while commands run. The context manager kills the operators."""
+    """Follows the operators' Deployments and test pods while commands run. The context manager kills the operators."""
 
     def __init__(self, plane: ControlPlane, directory: Path) -> None:
         self._plane = plane
@@ -47,7 +47,7 @@ class OperatorPods:
     ) -> subprocess.CompletedProcess[str]:
         """Runs a shell command in the repository, as a user would.
 
-        Returns the ended process, with stdout and stderr together in `stdout`.
+        Kills it after `timeout_s`. Returns the ended process, with stdout and stderr together in `stdout`.
         """
         output = self._directory / "output"
         bash = shutil.which("bash") or "/bin/bash"
@@ -73,7 +73,7 @@ class OperatorPods:
         return subprocess.CompletedProcess(command, process.returncode, output.read_text())
 
     def step(self) -> None:
-        """Starts, replaces or stops operators as their Deployments say, and runs the scripts of test pods."""
+        """Starts, replaces or stops operators as their Deployments say, runs test pods' scripts and ends model pods."""
         wanted = {_name_of(item): item for item in self._list("/apis/apps/v1/deployments", _OPERATORS)}
         for name in [name for name in self._running if name not in wanted]:
             self._running.pop(name)[1].stop()

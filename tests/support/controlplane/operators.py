@@ -148,7 +148,7 @@ def grant_operator(api: Api) -> None:
 
 
 def wait_idle(operator: OperatorProcess, *, quiet_s: float = 1.5, timeout_s: float = 60.0) -> None:
-    """Waits until the operator's count of API writes has not changed for `quiet_s`."""
+    """Waits until the operator's count of patches and deletes has not changed for `quiet_s`."""
     last, since = -1.0, time.monotonic()
 
     def quiet() -> bool:

@@ -56,9 +56,9 @@ def build_pipeline(name: str = "omni", *, stages: Sequence[Manifest] | None = No
 
 
 def build_two_stages(name: str = "omni", *, replicas: int = 2, **spec: Any) -> Manifest:
-    """Returns a pipeline with fewer children that still has every kind of child.
+    """Returns a pipeline with fewer children than build_pipeline's that still has every kind of child.
 
-    The first stage has two replicas, and therefore a PodDisruptionBudget.
+    The first stage has a PodDisruptionBudget if it has two replicas or more.
     """
     stages = [
         build_stage("thinker", outputs=["Text"], replicas=replicas),
@@ -198,7 +198,7 @@ def revisions(api: Api, name: str = "omni") -> set[str]:
 
 
 def serving_revision(api: Api, name: str = "omni") -> str:
-    """Returns the revision that the stable Service selects."""
+    """Returns the revision that the entry's Service selects."""
     selector: Mapping[str, str] = api.get("Service", name)["spec"]["selector"]
     return selector[REVISION_LABEL]
 
