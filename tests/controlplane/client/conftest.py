@@ -17,7 +17,7 @@ _numbers = itertools.count()
 
 
 @pytest.fixture
-def space(api_server: ApiServer) -> Iterator[Api]:
+def space(api_server: ApiServer) -> Api:
     """Returns the administrator's client in a fresh namespace."""
     return api_server.create_namespace(f"client-{next(_numbers)}")
 
