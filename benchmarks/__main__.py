@@ -52,7 +52,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run all chosen cases. Returns 1 if one of them failed, else 0."""
+    """Run all chosen cases, or only draw them. Returns 1 if one of them failed, else 0."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
     all_of_them = f"all but {', '.join(sorted(BY_NAME_ONLY))}"
     parser.add_argument("cases", nargs="*", metavar="case", help=f"of {', '.join(CASES)}; none: {all_of_them}")
@@ -84,7 +84,7 @@ def run_case(name: str, options: Options) -> list[str]:
 
 
 def record(name: str, measure: Callable[[], Report], results: Path) -> tuple[Report, list[str]]:
-    """Measure a case, print it, and write it to a folder with the date, the machine and the duration.
+    """Measure a case, print it, and write its result, with the date, the machine and the duration, to a folder.
 
     Returns the report, and the reasons why it fails, one line each. The result is compared with the case's committed
     result; if none is committed, with the one in the folder.

@@ -1,8 +1,9 @@
 """Compares Qwen3-Omni's code predictor with a bare torch loop, transformers' predictor and the talker's layers.
 
-All have the published shapes and random weights in float32. A frame has 16 codes, of which the predictor makes 15, one
-by one, in each step of the talker. The bare loop has only the matrix products and the attention: no norms, no rotary
-embedding and no sampling. No code with these shapes can cost less in eager torch.
+All have the published shapes and random weights in float32, but the talker's layers have fewer experts (EXPERTS). A
+frame has 16 codes, of which the predictor makes 15, one by one, in each step of the talker. The bare loop has only the
+matrix products and the attention: no norms, no rotary embedding and no sampling. No code with these shapes can cost
+less in eager torch.
 """
 
 from __future__ import annotations

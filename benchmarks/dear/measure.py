@@ -128,7 +128,7 @@ def shorten(sampling: Sampling, codes: int) -> Sampling:
 def least_rows(least: Mapping[int, Outcome], outcomes: Mapping[int, Outcome]) -> list[Row]:
     """Returns a row for each number of concurrent requests in LEAST_OF.
 
-    It gives the smallest share of the whole job's processor time that must be spent before the median first audio.
+    A row gives the smallest share of all requests' processor time that must be spent before the median first audio.
     """
     rows: list[Row] = []
     for count, heard in LEAST_OF.items():

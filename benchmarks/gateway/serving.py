@@ -138,7 +138,7 @@ def _run(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     try:
         yield process
     finally:
-        # The second signal ends the drain at once, which harms nobody: no client is connected any more.
+        # The second signal ends the drain immediately, which harms nobody: no client is connected any more.
         for _ in range(2):
             process.send_signal(signal.SIGTERM)
             time.sleep(0.2)

@@ -23,7 +23,8 @@ GATEWAY: Final = "through the gateway"
 ROUNDS: Final = {1: 15, 8: 7, 64: 5}
 ADDED_MS, SHARE = 5.0, 1.05
 TOLERANCE: Final = 1.0
-"""How much worse than in the last result a figure of milliseconds may be: it depends on a small machine's scheduler."""
+"""How much worse than the last result a figure in milliseconds may be: twice as high, because such a figure depends on
+the scheduler of a small machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ def ask(callers: Callers, gateway: Served, kind: str, count: int) -> Sample:
 
 
 def speech_rows(samples: Samples) -> list[Row]:
-    """Returns a row for gateway and gRPC at each number of concurrent requests, with medians over the rounds."""
+    """Returns a row for each way (gateway or gRPC) and number of concurrent requests, with medians over the rounds."""
     return [
         {
             "way": kind,

@@ -1,7 +1,8 @@
 """Compares the thinker's rows, and the codes that the talker makes from rows, with transformers (float32, on the CPU).
 
-For each way of running on a GPU, the thinker gets a prompt that does not fit into a step (chunked), more prompts than
-fit into its KV cache (preempted), and long and short prompts together (mixed).
+For each graph mode and kind of scheduling, the thinker gets a prompt that does not fit into a step (chunked), more
+prompts than fit into its KV cache (preempted), and long and short prompts together (mixed). A CPU has only one such
+combination.
 """
 
 from __future__ import annotations
@@ -136,7 +137,8 @@ def rows_in(context: Context) -> Iterator[Finding]:
 
 
 async def _talk(context: Context) -> dict[str, tuple[list[int], list[int]]]:
-    """Returns two pairs of codes: Full's and transformers' ("codes"), and Stream's and Full's ("stream")."""
+    """Returns two pairs of codes. "codes": ours over a Full edge, and transformers'. "stream": ours over a Stream edge,
+    and ours over a Full edge."""
     from support.omni_stages import run_omni_stages
     from support.reference import ReferencePrompt, ReferenceSettings, load_reference
     from support.streams import run_live

@@ -151,7 +151,7 @@ class _Busy:
         self._stop = threading.Event()
         self._samples: list[int] = []
         self.loads: dict[str, float] = {}
-        """Stage -> CPU seconds of its server per second. Nearly all of them are the event loop's thread."""
+        """Stage -> CPU seconds of its server per second. The event loop's thread uses nearly all of them."""
 
     @property
     def gpu_idle_percent(self) -> float | None:

@@ -159,8 +159,8 @@ def awq_bytes(release: Release) -> int:
 
 
 def format_row(memory: StageMemory, device_bytes: int) -> str:
-    """Returns one line of a table: weights, KV cache, activations and graphs, CUDA context, and their sum in GiB. Then
-    the stage's share as a fraction, and in GiB."""
+    """Returns one line of a table: the stage's name; weights, KV cache, activations and graphs, CUDA context, and their
+    sum, in GiB; and the stage's share as a fraction and in GiB."""
     parts = (memory.weights, memory.kv_cache, memory.activations + memory.graphs, memory.context, memory.total)
     cells = " | ".join(f"{part / GIB:.1f}" for part in parts)
     return f"| {memory.name} | {cells} | {memory.share:g} | {memory.share * device_bytes / GIB:.1f} |"

@@ -102,7 +102,10 @@ def windows(context: Context) -> Finding:
 
 
 def memory(context: Context) -> Iterator[Finding]:
-    """Checks that the peak memory stays within docs/gpu-sizing.md's estimate, which is linear in the length."""
+    """Checks that the peak memory stays within docs/gpu-sizing.md's estimate, which is linear in the length.
+
+    Without a GPU, the limit is the part of the estimate that tensors take.
+    """
     for count in LENGTHS:
         limit = WAVE_BASE_BYTES + count * WAVE_BYTES_PER_CODE
         if not context.on_gpu:

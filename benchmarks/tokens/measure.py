@@ -204,7 +204,10 @@ def real_rows(samples: Samples) -> list[Row]:
 
 
 def find_ratios(paced: Samples, real: Samples) -> list[Ratio]:
-    """Returns ratios to bare gRPC in the same rounds, and figures in microseconds, whose budgets suit this machine."""
+    """Returns ratios to bare gRPC in the same rounds, and times in microseconds and milliseconds.
+
+    The times have only goals, because they depend on the machine.
+    """
     most = max(AT_ONCE)
     ratios = [
         Ratio(

@@ -55,7 +55,7 @@ class Peers:
         return Sample(size.bytes / done["seconds"][0] / 1e9, cpu / (size.bytes * size.transfers / 1e9))
 
     def round_trips(self, bulk: bool) -> list[float]:
-        """Returns the seconds of each row."""
+        """Returns the seconds of each row's round trip."""
         rows = BULK.rows if bulk else 1
         done = ask(self.sender, {"do": "round_trips", "rows": rows, "count": ROUND_TRIPS})
         return list(done["seconds"])

@@ -1,4 +1,4 @@
-"""Runs the mutations on a copy of the last commit: `PYTHONPATH=tests python -m mutation [--only NAME ...]`.
+"""Runs the mutations on a copy of the last commit: `PYTHONPATH=tests python -m mutation [--only NAME]...`.
 
 Fails if more than MAY_ESCAPE mutations pass the tests that should notice them.
 """
