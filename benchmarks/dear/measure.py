@@ -177,8 +177,8 @@ def reference_row(rounds: Sequence[Sequence[Answer]]) -> Row:
 
 
 def find_ratios(rows: Sequence[Row], usages: dict[int, Usage]) -> list[Ratio]:
-    """Returns first audio relative to the job's time, and audio per second relative to transformers' and to the cores'
-    limit."""
+    """Returns first audio relative to the job's time, and audio per second relative to that of transformers and to the
+    limit of the cores."""
     reference = rows[-1]["audio_s_per_s"]
     ratios = []
     for row in rows[:-1]:

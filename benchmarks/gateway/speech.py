@@ -23,8 +23,8 @@ GATEWAY: Final = "through the gateway"
 ROUNDS: Final = {1: 15, 8: 7, 64: 5}
 ADDED_MS, SHARE = 5.0, 1.05
 TOLERANCE: Final = 1.0
-"""How much worse than the last result a figure in milliseconds may be: twice as high, because such a figure depends on
-the scheduler of a small machine."""
+"""How much worse than the last result a figure in milliseconds may be: up to twice as high, because such a figure
+depends on the scheduler of a small machine."""
 
 
 @dataclass(frozen=True, slots=True)

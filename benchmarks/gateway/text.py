@@ -148,7 +148,7 @@ def cpu_rows(samples: Samples) -> list[Row]:
         for (side, process), by in names.items()
     ]
     for side in dict.fromkeys(side for side, _ in samples):
-        # The sum leaves out engines and client. It is the processor time that a side's servers add to the engine's.
+        # The sum leaves out engines and client: it is the time that a side's servers add to that of its engine.
         servers = [by for (of, process), by in names.items() if of == side and not _is_apart(process)]
         sums = {f"us_{count}_at_once": round(sum(by[count] for by in servers), 1) for count in counts}
         rows.append({"side": side, "process": "servers together", **sums})
@@ -160,7 +160,7 @@ def _is_apart(process: str) -> bool:
 
 
 def find_ratios(samples: Samples) -> list[Ratio]:
-    """Returns tokens per second and time to first token, each relative to vLLM's in the same round."""
+    """Returns tokens per second and time to first token, each relative to that of vLLM's server in the same round."""
     ratios = []
     for count in sorted({count for _, count in samples}):
         ours, theirs = samples[OURS, count], samples[VLLM, count]

@@ -1,4 +1,4 @@
-"""Checks the published checkpoint (MODEL=...): tensors load, text equals transformers', and a WAV is audible."""
+"""Checks the published checkpoint (MODEL=...): tensors load, text equals that of transformers, a WAV is audible."""
 
 from __future__ import annotations
 

@@ -113,10 +113,11 @@ def first_difference(ours: list[int], theirs: list[int]) -> str:
 
 
 def rows_in(context: Context) -> Iterator[Finding]:
-    """Compares the talker's greedy codes with transformers', and those over a Stream edge with those over a Full edge.
+    """Compares the talker's greedy codes with those of transformers, and codes over a Stream edge with codes over a
+    Full edge.
 
-    On a GPU it then runs with CUDA graphs, without and with NaN in the padding, and compares these codes with eager
-    mode's.
+    On a GPU it then runs with CUDA graphs, without and with NaN in the padding, and compares these codes with those of
+    eager mode.
     """
     arguments = {"gpu_memory_utilization": 0.4} if context.on_gpu else {}
     with engine_arguments(**arguments):

@@ -61,7 +61,7 @@ def velocity(context: Context) -> Iterator[Finding]:
 
 
 def parity(context: Context) -> Iterator[Finding]:
-    """Compares our audio with transformers', from the same codes and noise. Silence fails: it would prove nothing."""
+    """Compares our audio with that of transformers from the same codes and noise. Silence fails: it proves nothing."""
     wave = load(context.device)
     for count in (12, 72) if context.on_gpu else (12, 29):
         utterance = wave.utterance(count, steps=STEPS if context.on_gpu else CPU_STEPS)

@@ -88,8 +88,7 @@ async def call(client: AsyncOmniClient, kind: str, phase: str, until: float, hon
 def rss_mib(process: StageProcess) -> float:
     """Returns the resident memory of the stage server and its decoder processes, in MiB.
 
-    Shared pages count once (PSS). The engine and its template are left out, since their memory is the model's and
-    vLLM's.
+    Shared pages count once (PSS). The engine and its template are left out, since the model and vLLM use their memory.
     """
     server = psutil.Process(process.pid)
     decoders = [child for child in server.children() if "omni_stage.media.worker" in _command(child)]
