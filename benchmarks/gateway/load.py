@@ -217,7 +217,7 @@ class Result:
 
 
 async def send(run: Run) -> Result:
-    """Send a run's requests and measure this process's processor time."""
+    """Send a run's requests. Returns their answers, and this process's processor time."""
     began = time.process_time()
     answers = await (send_grpc if run.kind == GRPC else send_http)(run)
     return Result(answers, time.process_time() - began)

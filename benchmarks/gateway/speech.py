@@ -41,7 +41,10 @@ Samples = dict[tuple[str, int], list[Sample]]
 
 
 def run_speech(folder: Path, callers: Callers, rounds: int | None) -> Samples:
-    """Measure gateway and gRPC in turn. A request ends with its first audio, so the next run finds an idle pipeline."""
+    """Measure gateway and gRPC in turn. Returns the samples.
+
+    A request ends with its first audio, so the next run finds an idle pipeline.
+    """
     samples: Samples = defaultdict(list)
     with serve(BUILT_IN / TABLE, EdgeMode.STREAM) as local:
         entry = int(local.endpoint.rpartition(":")[2])
@@ -58,7 +61,7 @@ def run_speech(folder: Path, callers: Callers, rounds: int | None) -> Samples:
 
 
 def ask(callers: Callers, gateway: Served, kind: str, count: int) -> Sample:
-    """Send the requests of one run. Raises RuntimeError if one gets no audio."""
+    """Send the requests of one run. Returns their first audio. Raises RuntimeError if one gets no audio."""
     run = Run(
         port=gateway.grpc_port if kind == GRPC else gateway.port,
         count=count,

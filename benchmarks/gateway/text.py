@@ -100,7 +100,10 @@ def wait_idle(sides: Collection[Served], limit_s: float = 10.0) -> None:
 
 
 def ask(callers: Callers, side: Served, count: int, tokens: int, number: int) -> Sample:
-    """Send the requests of one run. Raises RuntimeError if an answer lacks tokens, because that would look fast."""
+    """Send the requests of one run. Returns its figures.
+
+    Raises RuntimeError if an answer has an error or lacks tokens, because that would look fast.
+    """
     run = Run(port=side.port, count=count, tokens=tokens, prompts=make_prompts(count, number), model=MODEL)
     before = side.cpu_s()
     callers.start(**run.to_json())

@@ -52,7 +52,8 @@ def write_shaped_checkpoint(directory: Path, size: str) -> Path:
 def make_tokenizer() -> Tokenizer:
     """Returns a byte-level BPE without merges whose special tokens have the published ids.
 
-    All lower ids belong to the 256 bytes and to words of four letters.
+    All lower ids belong to the 256 bytes and to words of four letters. Raises ValueError if the published ids are not
+    consecutive.
     """
     special = sorted(read_added_tokens().items(), key=lambda item: item[1])
     first = special[0][1]

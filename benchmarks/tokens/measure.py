@@ -129,7 +129,7 @@ def run_paced(servers: dict[str, Server], callers: Callers, rounds: int) -> Samp
 
 
 def run_once(server: Server, callers: Callers, count: int) -> Sample:
-    """Send `count` requests of TOKENS tokens. Processor time counts while all of them run."""
+    """Send `count` requests of TOKENS tokens. Returns the sample. Processor time counts while all of them run."""
     callers.start(port=server.port, count=count, tokens=TOKENS, spread_s=SPREAD_S)
     time.sleep(LEAD_S)
     began, cpu_began = time.monotonic(), server.cpu_s()

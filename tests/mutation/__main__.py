@@ -66,7 +66,7 @@ def is_caught(copy: Path, mutation: Mutation) -> bool:
 
 
 def main() -> int:
-    """Returns the exit code: 0 if at most MAY_ESCAPE mutations escaped."""
+    """Returns the exit code: 0 if at most MAY_ESCAPE mutations escaped. Raises as `is_caught` does."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="this mutation alone (repeatable)")
     args = parser.parse_args()
