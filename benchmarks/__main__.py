@@ -4,8 +4,9 @@ The sides of a case take turns within a run. Absolute figures differ between mac
 took turns on one machine carries over to others. Every case writes results/CASE.json, draws results/CASE.png from it
 and puts its tables into docs/performance.md.
 
-Exits with 1 if a ratio misses a bound that is not only a goal, or is worse than in the last committed result by more
-than its tolerance. Such a run is written to results/CASE.rejected.json and replaces nothing.
+Exits with 1 if a ratio misses a bound, unless the bound is only a goal. It also exits with 1 if a ratio is worse than
+in the last committed result by more than its tolerance, or is no longer measured. Such a run is written to
+results/CASE.rejected.json and replaces nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Compares the thinker's rows, and the codes that the talker makes from rows, with transformers (float32, on the CPU).
 
-For each graph mode and kind of scheduling, the thinker gets a prompt that does not fit into a step (chunked), more
-prompts than fit into its KV cache (preempted), and long and short prompts together (mixed). A CPU has only one such
-combination.
+The thinker gets a prompt that does not fit into a step (chunked), more prompts than fit into its KV cache (preempted),
+and long and short prompts together (mixed). On a GPU it gets them in each graph mode, with synchronous and with
+asynchronous scheduling.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Chain:
         return caught.value
 
     async def check_served(self) -> None:
-        """Checks that requests succeed within RECOVERY_S, in which channels reconnect to a peer that was lost."""
+        """Checks that a request succeeds. Channels have RECOVERY_S to reconnect to a peer that was lost."""
         began = time.monotonic()
         while True:
             try:
