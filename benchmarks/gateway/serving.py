@@ -35,7 +35,7 @@ ENGINE_ENVIRONMENT: Final = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "TOKENIZERS_PARALLELISM": "false",
 }
-"""Environment of both sides' engines: the variables that a stage server sets for its engine."""
+"""Environment of both sides' engines: one OpenMP thread, and values that a stage server gives its engine anyway."""
 
 
 @dataclass(frozen=True, slots=True)
