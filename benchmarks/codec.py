@@ -1,7 +1,7 @@
 """Compares the tensor codec with protobuf message objects: from rows to a reassembled tensor, without a network.
 
-The sides are our codec, message objects in chunks of about the same size, and one message with the whole tensor. All
-check CRC-32C.
+The sides are our codec, message objects in chunks of about the size that our codec uses, and one message with the whole
+tensor. All sides check CRC-32C.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ _T = TypeVar("_T")
 
 
 def take_turns(sides: Sequence[_T], number: int) -> list[_T]:
-    """Returns the sides in the order of round `number`: a different side is first in each round."""
+    """Returns the sides in the order of round `number`. The side that is first changes from round to round."""
     turn = number % len(sides)
     return [*sides[turn:], *sides[:turn]]
 
@@ -45,7 +45,10 @@ def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Returns the smallest value that at least `share` of all values do not exceed."""
+    """Returns the smallest value that at least `share` of all values do not exceed.
+
+    Raises ValueError if there are no values or `share` is not in (0, 1].
+    """
     if not values or not 0 < share <= 1:
         raise ValueError("a quantile needs values and a share in (0, 1]")
     ordered = sorted(values)

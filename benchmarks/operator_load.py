@@ -1,9 +1,9 @@
 """`make bench-operator`: the operator under load on a real control plane, compared with budgets and a bare loop.
 
 500 pipelines of three stages are created, one per second, and kwok makes their pods Ready. The bench measures how long
-it takes until all children exist and until pipelines are Ready, how many writes that needs, and the operator's CPU time
-and memory. Then it measures a relist and a restart. The bare loop applies the same objects with the same client, and
-does nothing else.
+it takes until all children exist and until pipelines are Ready. It also measures the number of writes, and the
+operator's CPU time and memory. Then it measures a relist and a restart. The bare loop applies the objects of such
+pipelines with the same client, and does nothing else.
 
     python -m benchmarks.operator_load [--pipelines 500] [--rate 1]
 """

@@ -34,7 +34,7 @@ def render_result(result: Row) -> str:
 
 
 def _ratio(row: Row) -> Row:
-    """Returns the page's row for a judged ratio. A bound that is not met is bold."""
+    """Returns the page's row for a judged ratio. If its bound is not met, the row has a bold "no"."""
     shown = {key: row[key] for key in ("name", "value", "bound", "met", "last")}
     return {**shown, "met": "**no**" if row["met"] is False else row["met"], "tolerance": f"{row['tolerance']:.0%}"}
 

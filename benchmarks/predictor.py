@@ -1,8 +1,9 @@
 """Compares Qwen3-Omni's code predictor with a bare torch loop, transformers' predictor and the talker's layers.
 
-All have the published shapes and random weights in float32. A frame has 16 codes, of which the predictor makes 15, one
-by one, in each step of the talker. The bare loop has only the matrix products and the attention: no norms, no rotary
-embedding and no sampling. No code with these shapes can cost less in eager torch.
+All have the published shapes and random weights in float32, but the talker's layers have fewer experts (EXPERTS). A
+frame has 16 codes, of which the predictor makes 15, one by one, in each step of the talker. The bare loop has only the
+matrix products and the attention: no norms, no rotary embedding and no sampling. No code with these shapes can cost
+less in eager torch.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ OURS, BARE, PEER, TALKER = "our predictor, sampled", "bare loop", "transformers'
 CONTEXT = 100
 """Positions in the talker's KV cache: 8 s of speech."""
 EXPERTS = 16
-"""Experts in a layer of the talker. The release has 128, which need too much memory. The number of experts that are
-active per token is the release's."""
+"""Experts in a layer of the talker. The release has 128, which need too much memory. As many experts are active per
+token as in the release."""
 CONFIG = Path(__file__).parents[1] / "tests" / "data" / "published" / "qwen3_omni_30b_a3b.config.json"
 NOTES = [
     "cpu_ms: CPU time of one thread, which other load on the machine disturbs less than wall time.",

@@ -2,7 +2,7 @@
 
 The three sides are engines in this process: stock vLLM, ours without rows, and ours with one row of hidden states per
 position. There are many short rounds, and the order of the sides rotates, so that other load on the machine affects all
-sides alike. Processor time is reported too, because other load adds nothing to it.
+sides alike. Processor time is reported too, because other load disturbs it less.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class Ratio:
     at_most: float | None = None
     """Upper bound of the value; lower is then better."""
     goal: bool = False
-    """Whether the bound is only a goal, which is shown. A run that misses a goal does not fail."""
+    """Whether the bound is only a goal: it is shown, but a run that misses it does not fail."""
     tolerance: float = 0.15
     """How much worse than in the last result the value may be, relative to the last value."""
 

@@ -17,7 +17,7 @@ SHAPE: Final = TinyShape(
     talker_kv_heads=8,
     talker_layers=14,
 )
-"""Thinker and talker have a hidden size of 1,024 and 14 layers, so that the engines' work outweighs the servers'.
+"""Thinker and talker have a hidden size of 1,024 and 14 layers, so that the engines do more work than the servers.
 A token takes 28 KiB of KV cache in float32."""
 
 if __name__ == "__main__":

@@ -128,7 +128,7 @@ def shorten(sampling: Sampling, codes: int) -> Sampling:
 def least_rows(least: Mapping[int, Outcome], outcomes: Mapping[int, Outcome]) -> list[Row]:
     """Returns a row for each number of concurrent requests in LEAST_OF.
 
-    It gives the smallest share of the whole job's processor time that must be spent before the median first audio.
+    A row gives the smallest share of all requests' processor time that must be spent before the median first audio.
     """
     rows: list[Row] = []
     for count, heard in LEAST_OF.items():
@@ -177,8 +177,8 @@ def reference_row(rounds: Sequence[Sequence[Answer]]) -> Row:
 
 
 def find_ratios(rows: Sequence[Row], usages: dict[int, Usage]) -> list[Ratio]:
-    """Returns first audio relative to the job's time, and audio per second relative to transformers' and to the cores'
-    limit."""
+    """Returns first audio relative to the job's time, and audio per second relative to that of transformers and to the
+    limit of the cores."""
     reference = rows[-1]["audio_s_per_s"]
     ratios = []
     for row in rows[:-1]:

@@ -27,7 +27,7 @@ class Usage:
 
     @property
     def limit(self) -> float:
-        """Seconds of audio per second that these cores would make if no stage ever waited."""
+        """Seconds of audio per second that the machine's cores would make if no stage ever waited."""
         return self.cores * self.audio_s / sum(self.cpu_s.values())
 
     def rows(self, at_once: int) -> list[Row]:

@@ -15,7 +15,7 @@ from benchmarks.verdict import Ratio
 REQUESTS = 16
 AT_ONCE = (1, 4, 16)
 MEAN_CODES = 24
-"""Mean number of codes in a request: half a second of audio."""
+"""Mean number of codes in a request: about half a second of audio."""
 EQUAL, MIXED, TALKER = "token2wav, equal lengths", "token2wav, mixed lengths", "talker"
 TABLE = "engines"
 BATCH_FLOOR = 0.8

@@ -48,8 +48,7 @@ FRAMES_PER_SECOND = 12.5
 def sample_frames(seconds: float) -> Sampling:
     """Returns the sampling that makes a pipeline of Qwen3-Omni speak for exactly `seconds`.
 
-    The talker samples with the published settings. With random weights and greedy decoding it would repeat itself, and
-    the stream ends when the first code of a frame is the same 125 times in a row.
+    The talker samples with the published settings. With random weights, greedy decoding would repeat the same frame.
     """
     return {
         "thinker": {"temperature": 0, "max_tokens": THINKER_TOKENS, "ignore_eos": True},

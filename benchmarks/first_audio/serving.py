@@ -39,7 +39,10 @@ def sampling_of(seconds: float) -> Mapping[str, Mapping[str, Any]]:
 
 
 async def ask(client: AsyncOmniClient, count: int, sampling: Mapping[str, Mapping[str, Any]]) -> list[Heard]:
-    """Send `count` requests at the same time. Returns the playback of each. Raises OmniRequestError."""
+    """Send `count` requests at the same time. Returns the playback of each.
+
+    Raises OmniRequestError, or ValueError if a request gets no audio.
+    """
     began = time.perf_counter()
 
     async def one(index: int) -> Heard:

@@ -37,8 +37,8 @@ SHAPES: Final = {
     HIDDEN_1024: Shape(hidden=1024, intermediate=2048, layers=4, heads=16, kv_heads=4),
     TINY: Shape(hidden=64, intermediate=128, layers=1, heads=2, kv_heads=2),
 }
-"""A token of HIDDEN_1024 costs tens of milliseconds of CPU time, so the model's work outweighs the servers'. A token of
-TINY costs next to nothing, so nearly all the time is the servers' work."""
+"""A token of HIDDEN_1024 costs tens of milliseconds of CPU time, so the model does more work than the servers. A token
+of TINY costs next to nothing, so the servers do nearly all the work."""
 MAX_TOKENS: Final = 2048
 
 

@@ -152,7 +152,7 @@ def request_body(run: Run, prompt: str) -> dict[str, Any]:
 
 
 def has_output(chunk: dict[str, Any], *, speech: bool) -> bool:
-    """Returns whether a chunk of a stream holds text or, if `speech`, audio."""
+    """Returns whether a chunk of a stream holds audio if `speech`, else whether it holds text."""
     for choice in chunk.get("choices", ()):
         delta = choice["delta"]
         if (delta.get("audio") or {}).get("data") if speech else delta.get("content"):
@@ -205,7 +205,7 @@ def _text(event: object, run: Run) -> str:
 
 @dataclass(slots=True)
 class Result:
-    """The answers of a run, and this process's time."""
+    """The answers of a run, this process's processor time, and the time until the last answer ended."""
 
     answers: list[Answer]
     cpu_s: float
@@ -217,7 +217,7 @@ class Result:
 
 
 async def send(run: Run) -> Result:
-    """Send a run's requests and measure this process's time."""
+    """Send a run's requests. Returns their answers, and this process's processor time."""
     began = time.process_time()
     answers = await (send_grpc if run.kind == GRPC else send_http)(run)
     return Result(answers, time.process_time() - began)

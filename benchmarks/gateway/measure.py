@@ -33,7 +33,7 @@ NOTES: Final = [
 
 
 def measure(options: Options) -> Report:
-    """Compare text with vLLM's server for two models, and then first audio with gRPC."""
+    """Compare text with vLLM's server for two models, and then first audio with gRPC. Returns the tables."""
     rounds = options.rounds or ROUNDS
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)

@@ -35,7 +35,7 @@ ENGINE_ENVIRONMENT: Final = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "TOKENIZERS_PARALLELISM": "false",
 }
-"""Environment of both sides' engines: the variables that a stage server sets for its engine."""
+"""Environment of both sides' engines: one OpenMP thread, and values that a stage server gives its engine anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ def _run(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     try:
         yield process
     finally:
-        # The second signal ends the drain at once, which harms nobody: no client is connected any more.
+        # The second signal ends the drain immediately, which harms nobody: no client is connected any more.
         for _ in range(2):
             process.send_signal(signal.SIGTERM)
             time.sleep(0.2)

@@ -23,7 +23,8 @@ GATEWAY: Final = "through the gateway"
 ROUNDS: Final = {1: 15, 8: 7, 64: 5}
 ADDED_MS, SHARE = 5.0, 1.05
 TOLERANCE: Final = 1.0
-"""How much worse than in the last result a figure of milliseconds may be: it depends on a small machine's scheduler."""
+"""How much worse than the last result a figure in milliseconds may be: up to twice as high, because such a figure
+depends on the scheduler of a small machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,10 @@ Samples = dict[tuple[str, int], list[Sample]]
 
 
 def run_speech(folder: Path, callers: Callers, rounds: int | None) -> Samples:
-    """Measure gateway and gRPC in turn. A request ends with its first audio, so the next run finds an idle pipeline."""
+    """Measure gateway and gRPC in turn. Returns the samples.
+
+    A request ends with its first audio, so the next run finds an idle pipeline.
+    """
     samples: Samples = defaultdict(list)
     with serve(BUILT_IN / TABLE, EdgeMode.STREAM) as local:
         entry = int(local.endpoint.rpartition(":")[2])
@@ -57,7 +61,7 @@ def run_speech(folder: Path, callers: Callers, rounds: int | None) -> Samples:
 
 
 def ask(callers: Callers, gateway: Served, kind: str, count: int) -> Sample:
-    """Send the requests of one run. Raises RuntimeError if one gets no audio."""
+    """Send the requests of one run. Returns their first audio. Raises RuntimeError if one gets no audio."""
     run = Run(
         port=gateway.grpc_port if kind == GRPC else gateway.port,
         count=count,
@@ -78,7 +82,7 @@ def ask(callers: Callers, gateway: Served, kind: str, count: int) -> Sample:
 
 
 def speech_rows(samples: Samples) -> list[Row]:
-    """Returns a row for gateway and gRPC at each number of concurrent requests, with medians over the rounds."""
+    """Returns a row for each way (gateway or gRPC) and number of concurrent requests, with medians over the rounds."""
     return [
         {
             "way": kind,

@@ -100,7 +100,10 @@ def wait_idle(sides: Collection[Served], limit_s: float = 10.0) -> None:
 
 
 def ask(callers: Callers, side: Served, count: int, tokens: int, number: int) -> Sample:
-    """Send the requests of one run. Raises RuntimeError if an answer lacks tokens, because that would look fast."""
+    """Send the requests of one run. Returns its figures.
+
+    Raises RuntimeError if an answer has an error or lacks tokens, because that would look fast.
+    """
     run = Run(port=side.port, count=count, tokens=tokens, prompts=make_prompts(count, number), model=MODEL)
     before = side.cpu_s()
     callers.start(**run.to_json())
@@ -148,7 +151,7 @@ def cpu_rows(samples: Samples) -> list[Row]:
         for (side, process), by in names.items()
     ]
     for side in dict.fromkeys(side for side, _ in samples):
-        # The sum leaves out engines and client. It is the processor time that a side's servers add to the engine's.
+        # The sum leaves out engines and client: it is the time that a side's servers add to that of its engine.
         servers = [by for (of, process), by in names.items() if of == side and not _is_apart(process)]
         sums = {f"us_{count}_at_once": round(sum(by[count] for by in servers), 1) for count in counts}
         rows.append({"side": side, "process": "servers together", **sums})
@@ -160,7 +163,7 @@ def _is_apart(process: str) -> bool:
 
 
 def find_ratios(samples: Samples) -> list[Ratio]:
-    """Returns tokens per second and time to first token, each relative to vLLM's in the same round."""
+    """Returns tokens per second and time to first token, each relative to that of vLLM's server in the same round."""
     ratios = []
     for count in sorted({count for _, count in samples}):
         ours, theirs = samples[OURS, count], samples[VLLM, count]

@@ -2,7 +2,7 @@
 
 It prints one line per result, and writes one file to send back.
 
-checks.py           what a check is; catalogue.py lists all checks
+checks.py           what a check is; catalogue.py lists all checks; child.py runs one in its own process
 engines.py          tiny checkpoints, engines and local pipelines that the checks run
 environment.py      driver, compilers, limits
 wave.py             token2wav with only torch and transformers; wave_model.py has the model

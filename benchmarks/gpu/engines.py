@@ -41,7 +41,8 @@ def tiny_checkpoint(directory: Path, family: str = FIRST_FAMILY) -> Path:
 
 
 def find_sample(family: str) -> OmniPipeline:
-    """Returns the sample for a family's tiny checkpoint whose edges are all Stream. Raises ValueError without one."""
+    """Returns the sample that has only Stream edges and serves a family's tiny checkpoint. Raises ValueError if there
+    is none."""
     for file in sorted(SAMPLES.glob("*.yaml")):
         pipeline = load_pipeline(file)
         is_tiny = str(pipeline.spec.model.uri).startswith("file:///models/tiny") and not pipeline.spec.entry.tls
@@ -140,7 +141,7 @@ def _full(edge: Any) -> Any:
 def find_documented(name: str) -> str:
     """Returns the documented sample whose stages share a GPU, for the release size in the directory's name.
 
-    If the name has no size, that is the first documented sample.
+    If the name has no size, returns the first documented sample.
     """
     # The longest size wins if several are in the name.
     named = [sample for sample, (size, _) in DOCUMENTED.items() if f"-{size}" in f"-{name.lower()}"]
@@ -166,7 +167,7 @@ class Seconds(PlainProgress):
 def serve(
     context: Context, pipeline: OmniPipeline, checkpoint: Path, name: str, *, drawn: bool = False
 ) -> Iterator[tuple[LocalPipeline, Seconds]]:
-    """Yields the stage servers of a pipeline once they are ready. Their logs go to the results folder.
+    """Yields a pipeline's stage servers once they are ready, and how long each took. Logs go to the results folder.
 
     `drawn`: each stage makes the random weights that the checkpoint leaves out (benchmarks/gpu/patched).
     """

@@ -94,7 +94,7 @@ def golden_text() -> GoldenText:
 
 
 def judge_audio(samples: Sequence[float], golden: GoldenAudio) -> Finding:
-    """Compare audio (24 kHz, in [-1, 1]) that token2wav made from golden.codes with the fixture."""
+    """Returns the verdict on audio that token2wav made from golden.codes. `samples`: at 24 kHz, in [-1, 1]."""
     values = [float(sample) for sample in samples]
     if len(values) != golden.samples:
         return Finding(Verdict.FAIL, f"{len(values)} samples", f"{golden.samples} samples")
@@ -114,7 +114,7 @@ def judge_audio(samples: Sequence[float], golden: GoldenAudio) -> Finding:
 
 
 def judge_text(text: str, golden: GoldenText) -> Finding:
-    """Compare the greedy answer to golden.question with the published ones. A final full stop does not count."""
+    """Returns the verdict on the greedy answer to golden.question. A final full stop does not count."""
     answer = text.strip().rstrip(".")
     is_known = any(answer == known.rstrip(".") for known in golden.answers)
     verdict = Verdict.PASS if is_known else Verdict.FAIL

@@ -1,4 +1,4 @@
-"""Checks the published checkpoint (MODEL=...): tensors load, text equals transformers', and a WAV is audible."""
+"""Checks the published checkpoint (MODEL=...): tensors load, text equals that of transformers, a WAV is audible."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def reference(context: Context, prompt: list[int]) -> list[int]:
 
 
 def golden(context: Context) -> Iterator[Finding]:
-    """Sends token2wav codes whose audio others published for the 7B model, and compares the audio."""
+    """Lets token2wav decode codes for which others published the 7B model's audio, and compares our audio with that."""
     if importlib.util.find_spec("benchmarks.gpu.golden") is None:
         yield Finding("", skipped="benchmarks/gpu/golden.py is not here")
         return

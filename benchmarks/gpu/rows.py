@@ -1,7 +1,8 @@
 """Compares the thinker's rows, and the codes that the talker makes from rows, with transformers (float32, on the CPU).
 
-For each way of running on a GPU, the thinker gets a prompt that does not fit into a step (chunked), more prompts than
-fit into its KV cache (preempted), and long and short prompts together (mixed).
+The thinker gets a prompt that does not fit into a step (chunked), more prompts than fit into its KV cache (preempted),
+and long and short prompts together (mixed). On a GPU it gets them in each graph mode, with synchronous and with
+asynchronous scheduling.
 """
 
 from __future__ import annotations
@@ -112,10 +113,11 @@ def first_difference(ours: list[int], theirs: list[int]) -> str:
 
 
 def rows_in(context: Context) -> Iterator[Finding]:
-    """Compares the talker's greedy codes with transformers', and those over a Stream edge with those over a Full edge.
+    """Compares the talker's greedy codes with those of transformers, and codes over a Stream edge with codes over a
+    Full edge.
 
-    On a GPU it then runs with CUDA graphs, without and with NaN in the padding, and compares these codes with eager
-    mode's.
+    On a GPU it then runs with CUDA graphs, without and with NaN in the padding, and compares these codes with those of
+    eager mode.
     """
     arguments = {"gpu_memory_utilization": 0.4} if context.on_gpu else {}
     with engine_arguments(**arguments):
@@ -136,7 +138,8 @@ def rows_in(context: Context) -> Iterator[Finding]:
 
 
 async def _talk(context: Context) -> dict[str, tuple[list[int], list[int]]]:
-    """Returns two pairs of codes: Full's and transformers' ("codes"), and Stream's and Full's ("stream")."""
+    """Returns two pairs of codes. "codes": ours over a Full edge, and transformers'. "stream": ours over a Stream edge,
+    and ours over a Full edge."""
     from support.omni_stages import run_omni_stages
     from support.reference import ReferencePrompt, ReferenceSettings, load_reference
     from support.streams import run_live

@@ -27,7 +27,7 @@ from omni_proto.pipeline import OmniPipeline
 from omni_proto.pod_contract import ExitCode
 
 START_LIMIT_S = 1800.0
-"""Seconds that the startup probe allows."""
+"""Seconds that the startup probe allows a stage with one GPU."""
 AT_ONCE = (1, 8, 32, 64)
 PROMPT = "Tell me in three sentences what the weather is like."
 DRAWN_AT_ONCE = (1, 8, 32)
@@ -151,7 +151,7 @@ class _Busy:
         self._stop = threading.Event()
         self._samples: list[int] = []
         self.loads: dict[str, float] = {}
-        """Stage -> CPU seconds of its server per second. Nearly all of them are the event loop's thread."""
+        """Stage -> CPU seconds of its server per second. The event loop's thread uses nearly all of them."""
 
     @property
     def gpu_idle_percent(self) -> float | None:

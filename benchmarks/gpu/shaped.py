@@ -52,7 +52,8 @@ def write_shaped_checkpoint(directory: Path, size: str) -> Path:
 def make_tokenizer() -> Tokenizer:
     """Returns a byte-level BPE without merges whose special tokens have the published ids.
 
-    The ids below them are 256 bytes, and words of four letters that fill the rest.
+    All lower ids belong to the 256 bytes and to words of four letters. Raises ValueError if the published ids are not
+    consecutive.
     """
     special = sorted(read_added_tokens().items(), key=lambda item: item[1])
     first = special[0][1]
@@ -91,8 +92,8 @@ def fill_shard(file: Path) -> None:
 def draw(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Returns the values of a weight of this shape, flattened.
 
-    Norms are 1, biases 0, and matrices random with gain 1. They are on the GPU if there is one, but the rotary table is
-    on the CPU.
+    Norms are 1, biases 0, and matrices random with gain 1, all on the GPU if there is one. The rotary table has its
+    true values, on the CPU.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if name == ROTARY_TABLE:

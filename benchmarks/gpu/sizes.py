@@ -34,11 +34,11 @@ WAVE_TENSOR_BYTES_PER_CODE = 460 << 10
 WAVE_BASE_BYTES = 512 * MIB
 """Allowance for cuDNN's workspaces and the allocator's rounding."""
 CODEC_BYTES_PER_FRAME = 14 * MIB
-"""Peak memory of code2wav's decoder per frame of a step, in float32, measured on an H200."""
+"""Peak memory of code2wav's decoder per frame of a forward, in float32, measured on an H200."""
 CODEC_STATE_BYTES = 5_189_888
 """Bytes that code2wav keeps for a stream between its chunks (sound/state.py, with the published sizes)."""
 CODEC_STEP_FRAMES = 256
-"""Most frames that code2wav decodes in one step (code2wav/model.py, STEP_FRAMES)."""
+"""Most frames that code2wav decodes in one forward (code2wav/model.py, STEP_FRAMES)."""
 GRAPH_BYTES_PER_SEQUENCE = 6 * MIB
 """Allowance for a stage's CUDA graphs, per request of maxNumSeqs. vLLM captures graphs for batches of up to twice
 maxNumSeqs."""
@@ -159,8 +159,8 @@ def awq_bytes(release: Release) -> int:
 
 
 def format_row(memory: StageMemory, device_bytes: int) -> str:
-    """Returns one line of a table: weights, KV cache, activations and graphs, CUDA context, and their sum in GiB. Then
-    the stage's share as a fraction, and in GiB."""
+    """Returns one line of a table: the stage's name; weights, KV cache, activations and graphs, CUDA context, and their
+    sum, in GiB; and the stage's share as a fraction and in GiB."""
     parts = (memory.weights, memory.kv_cache, memory.activations + memory.graphs, memory.context, memory.total)
     cells = " | ".join(f"{part / GIB:.1f}" for part in parts)
     return f"| {memory.name} | {cells} | {memory.share:g} | {memory.share * device_bytes / GIB:.1f} |"

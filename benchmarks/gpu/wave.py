@@ -61,7 +61,7 @@ def velocity(context: Context) -> Iterator[Finding]:
 
 
 def parity(context: Context) -> Iterator[Finding]:
-    """Compares our audio with transformers', from the same codes and noise. Silence fails: it would prove nothing."""
+    """Compares our audio with that of transformers from the same codes and noise. Silence fails: it proves nothing."""
     wave = load(context.device)
     for count in (12, 72) if context.on_gpu else (12, 29):
         utterance = wave.utterance(count, steps=STEPS if context.on_gpu else CPU_STEPS)
@@ -102,7 +102,10 @@ def windows(context: Context) -> Finding:
 
 
 def memory(context: Context) -> Iterator[Finding]:
-    """Checks that the peak memory stays within docs/gpu-sizing.md's estimate, which is linear in the length."""
+    """Checks that the peak memory stays within docs/gpu-sizing.md's estimate, which is linear in the length.
+
+    Without a GPU, the limit is the part of the estimate that tensors take.
+    """
     for count in LENGTHS:
         limit = WAVE_BASE_BYTES + count * WAVE_BYTES_PER_CODE
         if not context.on_gpu:

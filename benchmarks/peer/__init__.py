@@ -8,7 +8,7 @@ from benchmarks.report import Options, Report, Row
 
 
 def measure(options: Options) -> Report:
-    """Returns makespan, job time, first audio, processor time, start, and how many answers equal transformers'."""
+    """Returns makespan, job time, first audio, processor time, start, and how many answers transformers gives too."""
     # Imported here, because the processes of checkpoint.py and reference.py import this package too.
     from benchmarks.peer.measure import measure as run
 

@@ -1,6 +1,6 @@
 """The virtual environment of vllm-omni, outside the checkout: it needs an older vLLM and another transformers.
 
-`python -m benchmarks.peer.environment` prints what is installed, for `make constraints`.
+`python -m benchmarks.peer.environment` prints the requirements that are installed, for `make constraints`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Runs transformers as a process: `python -m benchmarks.pipeline.reference CHECKPOINT FAMILY`.
 
-It reads lines {"prompts": [...], "talker_tokens": n}. It runs the prompts one after another, because transformers' omni
-models speak for one request at a time. Its answer is a list with three numbers for each prompt: the seconds until it
-was done, its text tokens, and its codes or frames.
+It prints "ready", and then reads lines {"prompts": [...], "talker_tokens": n}. It runs the prompts one after another,
+because transformers' omni models speak for one request at a time. Its answer is a list with three numbers for each
+prompt: the seconds until the prompt was done, its text tokens, and its codes or frames.
 """
 
 from __future__ import annotations

@@ -102,7 +102,8 @@ def _set_mode(stage: Stage, mode: str) -> Stage:
 
 
 def connect(local: LocalPipeline) -> Pipeline:
-    """Returns a client of a running pipeline. Call it in the event loop that uses it."""
+    """Returns a client of a running pipeline, and its stage servers' ports and process ids. Call it in the event loop
+    that uses the client."""
     pids = {}
     for one in local.list_processes():
         command = Path(f"/proc/{one.pid}/cmdline").read_bytes().split(b"\0")

@@ -79,7 +79,7 @@ NOTES = [
 
 def start_once(config: Path, folder: Path) -> tuple[dict[str, float], float]:
     """Start a stage server, wait until it is ready, and stop it. Returns the seconds of each part, and the processor
-    seconds."""
+    seconds. Raises RuntimeError with the end of the log if it does not become ready."""
     trace, address = folder / "trace.jsonl", folder / "address.json"
     for stale in (trace, address):
         stale.unlink(missing_ok=True)

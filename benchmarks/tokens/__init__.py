@@ -1,4 +1,5 @@
-"""Measures the stage server's processor time per token, each with text for the client and a row for the next stage."""
+"""Measures the stage server's processor time per token: with text for the client, without and with a row for the next
+stage."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def run_paced(servers: dict[str, Server], callers: Callers, rounds: int) -> Samp
 
 
 def run_once(server: Server, callers: Callers, count: int) -> Sample:
-    """Send `count` requests of TOKENS tokens. Processor time counts while all of them run."""
+    """Send `count` requests of TOKENS tokens. Returns the sample. Processor time counts while all of them run."""
     callers.start(port=server.port, count=count, tokens=TOKENS, spread_s=SPREAD_S)
     time.sleep(LEAD_S)
     began, cpu_began = time.monotonic(), server.cpu_s()
@@ -204,7 +204,10 @@ def real_rows(samples: Samples) -> list[Row]:
 
 
 def find_ratios(paced: Samples, real: Samples) -> list[Ratio]:
-    """Returns ratios to bare gRPC in the same rounds, and figures in microseconds, whose budgets suit this machine."""
+    """Returns ratios to bare gRPC in the same rounds, and times in microseconds and milliseconds.
+
+    The times have only goals, because they depend on the machine.
+    """
     most = max(AT_ONCE)
     ratios = [
         Ratio(

@@ -56,7 +56,7 @@ class Callers:
 @contextmanager
 def serve(folder: Path, module: str, stage: dict[str, Any]) -> Iterator[Server]:
     """Yields a stage server in a process: `python -m MODULE FILE`, or `python -m omni_stage serve` if `module` is
-    empty."""
+    empty. Raises RuntimeError with the end of the log if it does not start."""
     file = folder / f"{stage['stage']}-{len(list(folder.iterdir()))}.yaml"
     (port,) = pick_ports(1)
     listen = {"host": "127.0.0.1", "grpcPort": port, "healthPort": 0, "metricsPort": 0}

@@ -48,14 +48,14 @@ class Peers:
     behind_bulk: list[float] = field(default_factory=list)
 
     def transfer(self, size: Size) -> Sample:
-        """Send size.transfers tensors, one after another."""
+        """Send size.transfers tensors, one after another. Returns the speed, and both processes' processor time."""
         before = ask(self.server, {})
         done = ask(self.sender, {"do": "transfers", "rows": size.rows, "count": size.transfers})
         cpu = ask(self.server, {}) - before + done["cpu"]
         return Sample(size.bytes / done["seconds"][0] / 1e9, cpu / (size.bytes * size.transfers / 1e9))
 
     def round_trips(self, bulk: bool) -> list[float]:
-        """Returns the seconds of each row."""
+        """Returns the seconds of each row's round trip."""
         rows = BULK.rows if bulk else 1
         done = ask(self.sender, {"do": "round_trips", "rows": rows, "count": ROUND_TRIPS})
         return list(done["seconds"])

@@ -32,7 +32,7 @@ def serve(announce: Callable[[int], None]) -> None:
 
 
 def connect(port: int) -> Client:
-    """Returns one channel for all lanes."""
+    """Returns a client with one channel for all lanes."""
     channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=_OPTIONS)
     call = channel.unary_unary(f"/bench.Naive/{_METHOD}", request_serializer=TensorChunk.SerializeToString)
 

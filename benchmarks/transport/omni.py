@@ -32,7 +32,7 @@ _ACCEPTED = stage_service_pb2.GenerateResponse(stage="talker", accepted=events_p
 
 
 def serve(announce: Callable[[int], None]) -> None:
-    """Receive tensors on every call, each answered with one event."""
+    """Receive tensors on every call, and answer each tensor with one event."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(announce))
 
@@ -134,7 +134,7 @@ class _AsyncClient:
 
 
 def connect(port: int) -> Client:
-    """Returns one channel for all lanes."""
+    """Returns a client with one channel for all lanes."""
     return _AsyncClient(port)
 
 

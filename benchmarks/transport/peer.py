@@ -1,7 +1,7 @@
 """One process of a side: `python -m benchmarks.transport.peer SIDE serve`, or `... SIDE send PORT`.
 
-Both exchange JSON lines with the bench. A server prints its port, and then answers every line with its CPU seconds. A
-sender answers commands. Each side has its own processes, so that no side's threads disturb another's.
+Server and sender exchange JSON lines with the bench. A server prints its port, and then answers every line with its CPU
+seconds. A sender answers commands. Each side has its own processes, so that no side's threads disturb another's.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _CHUNK = CHUNK_ROWS * ROW_BYTES
 
 
 def serve(announce: Callable[[int], None], *, checked: bool) -> None:
-    """Receive tensors on every connection, each answered with one byte."""
+    """Receive tensors on every connection, and answer each tensor with one byte."""
     listener = socket.create_server(("127.0.0.1", 0))
     announce(listener.getsockname()[1])
     while True:

@@ -1,6 +1,6 @@
 """Hooks of a model in a real engine: publishing chosen positions of a layer, and acting on sampled tokens.
 
-Under asynchronous scheduling, everything that a step computed is overwritten as soon as its tokens are sampled
+Under asynchronous scheduling, the tests overwrite the model's output and its input ids as soon as a step is sampled
 (support/async_on_cpu.py), and the tokens reach the host one step later. A hook that ran after `_sample` had returned
 would see garbage.
 """

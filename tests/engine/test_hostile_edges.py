@@ -1,4 +1,4 @@
-"""Tensors that match the edge's schema but hold nonsense values fail their request; the engine serves the next one."""
+"""Tensors that match the edge's schema but hold nonsense fail at most their request: the engine serves the next one."""
 
 from __future__ import annotations
 

@@ -90,8 +90,8 @@ def token_ids(steps: list[StageStep]) -> list[int]:
 
 
 async def scheduler_requests(engine: VllmStageEngine) -> int:
-    """Returns how many requests the engine's tables hold: the output processor's and, if in this process, the
-    scheduler's."""
+    """Returns how many entries the engine's request tables have: the output processor's two and, if the engine runs in
+    this process, the scheduler's."""
     core = engine._core
     llm = core._llm
     count = len(llm.output_processor.request_states) + len(llm.output_processor._captures)
@@ -101,7 +101,7 @@ async def scheduler_requests(engine: VllmStageEngine) -> int:
 
 
 async def until_empty(engine: VllmStageEngine) -> int:
-    """Waits up to 5 s for the engine to handle aborts. Returns how many requests its tables still hold."""
+    """Waits up to 5 s for the engine to handle aborts. Returns how many entries its request tables still have."""
     for _ in range(100):
         if not await scheduler_requests(engine):
             return 0

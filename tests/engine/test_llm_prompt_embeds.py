@@ -124,7 +124,7 @@ async def check_embeddings(engine: VllmStageEngine, checkpoint: Path) -> None:
     assert ours == await vllm_tokens(engine, other)
     assert len(steps[0].prompt_token_ids or ()) == 48
     assert steps[-1].finish_reason is FinishReason.LENGTH
-    # Embeddings of another dtype are cast to the engine's.
+    # Embeddings of another dtype are cast to the engine's dtype.
     half = other.to(torch.bfloat16)
     assert await tokens_of(engine, ask("half", embeds_prompt(half))) == transformers_tokens(checkpoint, half.float())
     # Without max_tokens the reply continues to max_model_len.

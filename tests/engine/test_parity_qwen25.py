@@ -41,7 +41,7 @@ SETTINGS = ReferenceSettings()
 async def test_every_prompt_kind_alone_and_concurrently(
     make_tiny_checkpoint: Callable[..., Path], seed: int, shape: str
 ) -> None:
-    """Each kind of prompt by itself, then all four concurrently in shared batches."""
+    """Each kind of prompt runs by itself, then all four run concurrently in shared batches."""
     checkpoint = make_tiny_checkpoint(seed, shape)
     references = {name: load_reference(checkpoint).run(prompt, SETTINGS) for name, prompt in PROMPTS.items()}
     async with run_omni_stages(checkpoint) as stages:

@@ -52,8 +52,8 @@ SETTINGS = Qwen3Settings()
 async def test_every_prompt_kind_alone_together_and_streamed(
     make_tiny_checkpoint: Callable[..., Path], seed: int, shape: str
 ) -> None:
-    """One prompt with Full edges, two with Stream edges, and then all prompts concurrently both ways, in shared
-    batches."""
+    """One prompt runs over Full edges, and two over Stream edges. Then all prompts run concurrently, over edges of both
+    modes, in shared batches."""
     checkpoint = make_tiny_checkpoint(seed, shape, "qwen3_omni")
     model = load_qwen3_reference(checkpoint)
     references = {name: model.run(prompt, SETTINGS) for name, prompt in PROMPTS.items()}

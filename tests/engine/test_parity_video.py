@@ -47,7 +47,7 @@ SHORT = ReferenceSettings(thinker_tokens=8, talker_tokens=12)
 
 
 async def test_qwen2_5(make_tiny_checkpoint: Callable[..., Path]) -> None:
-    """Each prompt alone, then all concurrently, with a step budget that splits prompts at arbitrary tokens."""
+    """Each prompt runs alone, then all run concurrently. The step's token budget splits prompts at arbitrary tokens."""
     checkpoint, asked = make_tiny_checkpoint(0, "small"), prompts(28)
     expected = {name: load_reference(checkpoint).run(prompt, SHORT) for name, prompt in asked.items()}
     limits = {"max_num_batched_tokens": 320, "kv_cache_memory_mib": 32}

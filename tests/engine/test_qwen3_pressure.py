@@ -68,7 +68,7 @@ async def test_a_preempted_talker_says_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.full  # like the test above, but also compared with transformers
 async def test_preempted_stages_equal_transformers(tmp_path: Path) -> None:
-    """Eight concurrent prompts, half of them with media: the text and every code equal transformers'."""
+    """Eight concurrent prompts, half of them with media, give the text and every code that transformers gives."""
     checkpoint = write_tiny_checkpoint(tmp_path, shape=DEEP, dtype="float32")
     model, settings = load_qwen3_reference(checkpoint), Qwen3Settings(thinker_tokens=24, frames=FRAMES)
     expected = {name: model.run(prompt, settings) for name, prompt in PROMPTS.items()}
@@ -96,7 +96,7 @@ async def speak(stages: OmniStages, tensors: Mapping[str, torch.Tensor], seed: i
 
 @pytest.mark.full  # tests/engine/test_parity_qwen3.py has prompts of several kinds in shared batches
 async def test_prompts_in_chunks(make_tiny_checkpoint: Callable[..., Path]) -> None:
-    """The answers to eight concurrent prompts equal transformers', although the step's token budget splits prompts."""
+    """Eight concurrent prompts give the answers of transformers, although the step's token budget splits prompts."""
     checkpoint = make_tiny_checkpoint(0, "small", "qwen3_omni")
     model, settings = load_qwen3_reference(checkpoint), Qwen3Settings(thinker_tokens=12, frames=120)
     prompts = {**PROMPTS, "text": replace(PROMPTS["text"], text=2 * SENTENCE)}

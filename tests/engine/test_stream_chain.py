@@ -65,7 +65,7 @@ class Chain:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def chains(make_tiny_checkpoint: Callable[..., Path]) -> AsyncIterator[tuple[OmniStages, str, str, Chain]]:
-    """The engines, the address of a chain with Full edges, the address of one with Stream edges, and that chain."""
+    """The engines, the addresses of a Full chain and of a Stream chain, and the Stream chain itself."""
     checkpoint = make_tiny_checkpoint(0, "gqa")
     async with run_omni_stages(checkpoint) as stages, AsyncExitStack() as stack:
         full, streamed = Chain(EdgeMode.FULL), Chain(EdgeMode.STREAM)

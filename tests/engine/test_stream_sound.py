@@ -166,5 +166,5 @@ async def test_windows_of_several_requests_share_batches(stages: OmniStages) -> 
 
 
 def relative(audio: torch.Tensor, reference: torch.Tensor) -> float:
-    """Returns the root mean square of the difference, divided by the reference's."""
+    """Returns the root mean square of the difference, divided by that of the reference."""
     return float((audio - reference).pow(2).mean().sqrt() / reference.pow(2).mean().sqrt())

@@ -63,7 +63,7 @@ def test_it_is_served(site: Path, checkpoint: Path, tmp_path: Path) -> None:
     with StageProcess([config], tmp_path, environment=environment).start(), OmniClient(f"127.0.0.1:{port}") as client:
         result = client.run(raw_text="Hello")
         assert result.finished["player"].finish_reason == "stop"
-        # 5 tones of 240 samples, each of 16 bits.
+        # 5 tones of 240 samples. A sample has 16 bits.
         assert len(result.audio) == 5 * 240 * 2
         assert any(result.audio)
         with pytest.raises(OmniRequestError, match="num_inference_steps has no meaning for this stage") as caught:

@@ -1,4 +1,4 @@
-"""Runs the mutations on a copy of the last commit: `PYTHONPATH=tests python -m mutation [--only NAME ...]`.
+"""Runs the mutations on a copy of the last commit: `PYTHONPATH=tests python -m mutation [--only NAME]...`.
 
 Fails if more than MAY_ESCAPE mutations pass the tests that should notice them.
 """
@@ -66,7 +66,7 @@ def is_caught(copy: Path, mutation: Mutation) -> bool:
 
 
 def main() -> int:
-    """Returns the exit code: 0 if at most MAY_ESCAPE mutations escaped."""
+    """Returns the exit code: 0 if at most MAY_ESCAPE mutations escaped. Raises as `is_caught` does."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="this mutation alone (repeatable)")
     args = parser.parse_args()

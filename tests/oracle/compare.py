@@ -60,7 +60,7 @@ def compare(ours: Answer, theirs: Answer) -> Verdict:
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
     """Returns the first index at which the sequences differ, or None if they are equal.
 
-    If one is a prefix of the other, that is the shorter one's length.
+    If one is a prefix of the other, the index is the length of the shorter one.
     """
     for index, (one, other) in enumerate(zip(left, right, strict=False)):
         if one != other:

@@ -16,7 +16,7 @@ RELEASE = "4.52.4"
 def release_python() -> Path:
     """Returns the interpreter of an environment with transformers RELEASE. Creates the environment if necessary.
 
-    That takes about 6 GB, and a minute if the wheels are cached. torch has the version that is installed here, so that
+    Creating it takes about 6 GB, and a minute if the wheels are cached. torch has the version installed here, so that
     all differences come from transformers. Raises RuntimeError without uv, and CalledProcessError if the installation
     fails.
     """

@@ -24,7 +24,7 @@ def tiny_pipeline(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="session")
 def stream_pipeline(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPipeline]:
-    """The same stages from the sample whose edges are both in Stream mode."""
+    """The stages of `tiny_pipeline`, from the sample whose edges are both in Stream mode."""
     folder = tmp_path_factory.mktemp("stream-pipeline")
     with fork_pipeline(SAMPLES / "tiny-omni.yaml", tiny_checkpoint, folder) as running:
         yield running
@@ -42,7 +42,7 @@ def qwen3_pipeline(
 
 @pytest.fixture(scope="session")
 def qwen3_gateway(qwen3_pipeline: RunningPipeline) -> Iterator[str]:
-    """URL of a gateway in front of `qwen3_pipeline`. It calls the pipeline "tiny-omni", as `tiny_gateway` does."""
+    """URL of a gateway in front of `qwen3_pipeline`. It calls the pipeline "tiny-omni", like `tiny_gateway`."""
     pipeline = ServedPipeline(
         "tiny-omni", f"grpc://{qwen3_pipeline.endpoint}", aliases=("tts-1",), voice_aliases={"alloy": "Ethan"}
     )
@@ -52,7 +52,7 @@ def qwen3_gateway(qwen3_pipeline: RunningPipeline) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def tiny_gateway(tiny_pipeline: RunningPipeline) -> Iterator[str]:
-    """URL of a gateway in front of `tiny_pipeline`, which it calls "tiny-omni"."""
+    """URL of a gateway in front of `tiny_pipeline`. The gateway calls the pipeline "tiny-omni"."""
     pipeline = ServedPipeline(
         "tiny-omni", f"grpc://{tiny_pipeline.endpoint}", aliases=("tts-1",), voice_aliases={"alloy": "Ethan"}
     )

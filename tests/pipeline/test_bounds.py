@@ -87,7 +87,7 @@ async def open_calls(call: Callable[[], Any], count: int = CALLS) -> list[Any]:
 
 
 async def serve_some(process: StageProcess, count: int = 50) -> None:
-    """Sends requests that succeed, so that a process has allocated the memory that it needs in any case."""
+    """Sends requests that succeed, so that a process has allocated its usual memory before a test measures growth."""
     async with AsyncOmniClient(f"127.0.0.1:{process.ports['thinker']['grpc']}") as client:
         for _ in range(count):
             assert (await client.run(raw_text="hello", timeout=20)).text == WORD * 4

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.pipeline
 WARM_UP, AT_ONCE = 1_500, 32
 GROWTH = 1.05
 EVENTS = 8
-"""A call is cancelled before Start has arrived, after 1 to 7 of its events, or at its first audio. Every call has at
+"""A call is cancelled within its first 20 ms, after 1 to 7 of its events, or at its first audio. Every call has at
 least 7 events."""
 GAUGES = ("omni_stage_inflight_requests", "omni_stage_inflight_bytes", "cheap_unfinished")
 

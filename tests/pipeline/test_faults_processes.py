@@ -56,7 +56,7 @@ class Chain:
         return caught.value
 
     async def check_served(self) -> None:
-        """Checks that requests succeed within RECOVERY_S, in which channels reconnect to a peer that was lost."""
+        """Checks that a request succeeds. Channels have RECOVERY_S to reconnect to a peer that was lost."""
         began = time.monotonic()
         while True:
             try:
@@ -71,7 +71,7 @@ class Chain:
     async def begin_long(self) -> tuple[asyncio.Task[OmniRequestError], asyncio.Event]:
         """Starts a long request and waits until the talker works on it.
 
-        Returns a task that gives the request's error, and the event that the talker has begun.
+        Returns a task whose result is the request's error, and an asyncio.Event, which the talker's first token set.
         """
         begun = asyncio.Event()
 

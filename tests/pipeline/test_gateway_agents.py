@@ -110,6 +110,6 @@ def test_livekits_openai_plugin(run: Callable[[str], tuple[dict[str, Any], float
     answers = [_pcm(case) for case in spoken]
     # The plugin appends no silence to MP3.
     assert [answer.endswith(SILENCE) for answer in answers[:2]] == [True] * 2
-    # Two are exact. MP3 has frames of 24 ms and begins with the encoder's look-ahead, hence the tolerance.
+    # The first two are exact. MP3 has frames of 24 ms and begins with the encoder's look-ahead, hence the tolerance.
     _assert_speech(*(answer.removesuffix(SILENCE) for answer in answers), seconds=seconds, within=0.1)
     assert gave["speech_of_nobody"] == {"status": 404, "code": "model_not_found"}

@@ -1,4 +1,4 @@
-"""Speech through the gateway, by unmodified clients: equal to gRPC's in every format. Hostile media are refused."""
+"""Unmodified clients get the same speech through the gateway as over gRPC. Hostile media are refused."""
 
 from __future__ import annotations
 

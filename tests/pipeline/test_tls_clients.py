@@ -24,7 +24,7 @@ SERVICE = "omni_proto.stage.v1.StageService"
 EXPIRY = "omni_stage_tls_certificate_expiry_timestamp_seconds"
 REJECTED = "omni_stage_tls_certificate_rejected"
 HOST = "web.models.svc"
-"""A name that only the certificate has. The stage listens on 127.0.0.1."""
+"""The name in the stage's certificate. Clients connect to 127.0.0.1 and expect this name."""
 
 
 @dataclass

@@ -65,7 +65,7 @@ class Trace:
     spans: list[CollectedSpan]
 
     def named(self, name: str) -> CollectedSpan:
-        """The one span of this name."""
+        """Returns the only span of this name."""
         (span,) = [span for span in self.spans if span.name == name]
         return span
 

@@ -108,7 +108,7 @@ def test_an_entry_gets_the_certificate_that_it_requires_and_then_the_renewed_one
             write(secret, tls_files(new.issue("gateway"), new.certificate))
             assert ask(url).status_code == 200
             assert len(starts) == 2
-        # Without a client certificate the entry closes the connection, and the gateway answers 503.
+        # If the gateway has no client certificate, the entry closes the connection, and the gateway answers 503.
         nobody = GatewaySettings(entry_ca=settings.entry_ca)
         bare = ServedPipeline("omni", endpoint, tls=entry_tls(endpoint, nobody, server_name=HOST))
         with serve_gateway(bare, settings=nobody) as url:

@@ -1,4 +1,4 @@
-"""A request through the gateway is one trace: the gateway's span is the client's child and the entry's parent."""
+"""A request through the gateway is one trace: the gateway's span is below the client's, and the entry's below that."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Runs the suite in groups and prints a report. The package's docstring describes how.
 
-PYTHONPATH=tests python -m runner [--workers 5] [--only NAME ...] [-- PYTEST OPTIONS]
+PYTHONPATH=tests python -m runner [--workers 5] [--only NAME]... [-- PYTEST OPTIONS]
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@
 It fails if
 - a call ends more than 2 s after its deadline, ends with a code that no fault explains, or gets a different answer than
   before the first fault;
+- a stage whose engine was killed, or that got SIGTERM, ends with the wrong exit code;
 - after the last fault, the pipeline does not serve, or still holds requests or bytes;
 - a process (stage server, engine, helper) grew by more than memory.py allows.
 """

@@ -1,8 +1,8 @@
 """32 hostile clients in one process: `python -m soak.callers TARGET` (attackers.py starts it).
 
 They send decompression bombs, false sizes and damaged media, inside Start and in chunks, with and without an announced
-size. They also send chats with far too many parts and minutes of silent audio, and cancel half of their calls. The
-process writes how the calls ended to stdout as JSON.
+size. They also send chats with far too many parts and minutes of silent audio. Half of the calls are cancelled if they
+last longer than a random time of up to half a second. The process writes how the calls ended to stdout as JSON.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ NETWORK = {
     "refused": Toxics(refuse=True),
 }
 PROCESS_SHARE = 0.12
-"""The share of process faults. A process fault needs a restart of many seconds, so most faults are network faults."""
+"""The share of process faults. Most of them need a restart of many seconds, so most faults are network faults."""
 
 
 class FaultHand:

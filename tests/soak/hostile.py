@@ -1,7 +1,7 @@
 """`make soak HOSTILE=1`: well-behaved clients ask for text and speech while 32 hostile clients (callers.py) attack.
 
 It fails if
-- a well-behaved call fails or gets a different answer than before;
+- a well-behaved call fails, or gets a different answer than an equal call of the same phase (judge lists the phases);
 - the p95 latency of a kind of well-behaved calls is more than twice its p95 without attack;
 - the memory of the entry and its decoders grows by more than 1.1 times its byte budget;
 - a hostile call ends with INTERNAL;
@@ -39,7 +39,7 @@ SETTINGS = {"limits": {"maxInflightBytes": BUDGET}, "timeouts": {"step": 10.0, "
 SAMPLE_S = 0.25
 IDLE_S = 20.0
 ATTACK_S = 20.0
-"""Seconds of the attack in each round. Before it the well-behaved clients run alone for a third of that time."""
+"""About how many seconds each round's attack lasts. Before it, well-behaved clients run alone for a third of that."""
 
 
 @dataclass
@@ -88,8 +88,7 @@ async def call(client: AsyncOmniClient, kind: str, phase: str, until: float, hon
 def rss_mib(process: StageProcess) -> float:
     """Returns the resident memory of the stage server and its decoder processes, in MiB.
 
-    Shared pages count once (PSS). The engine and its template are left out, since their memory is the model's and
-    vLLM's.
+    Shared pages count once (PSS). The engine and its template are left out, since the model and vLLM use their memory.
     """
     server = psutil.Process(process.pid)
     decoders = [child for child in server.children() if "omni_stage.media.worker" in _command(child)]
@@ -170,7 +169,8 @@ async def run_hostile(minutes: float, folder: Path) -> dict[str, object]:
 async def judge(minutes: float, stages: dict[str, StageProcess]) -> dict[str, object]:
     """Runs well-behaved clients alone and under attack in turn, and returns the report.
 
-    The two phases alternate, so that other load on the machine affects both.
+    The phases "alone" and "attacked" alternate, so that other load on the machine affects both. Before them is the
+    phase "first", and after them the phase "afterwards".
     """
     entry = stages["thinker"]
     target = f"127.0.0.1:{entry.ports['thinker']['grpc']}"

@@ -77,7 +77,7 @@ class Load:
             await self._one(self._rng.choice(list(KINDS)))
 
     async def is_served(self, within_s: float) -> bool:
-        """Returns whether a request for speech succeeds within `within_s` seconds."""
+        """Returns whether a request for speech succeeds. If one fails, it is repeated for up to `within_s` seconds."""
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
             try:

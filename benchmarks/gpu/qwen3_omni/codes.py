@@ -41,7 +41,7 @@ def _reference(checkpoint: Path) -> Any:
 
 
 def codes(context: Context) -> Iterator[Finding]:
-    """Runs each prompt alone, with Full and with Stream. On a GPU, all prompts also run concurrently.
+    """Compares each prompt's answers over Full and over Stream edges. On a GPU, all prompts also run concurrently.
 
     On a GPU, everything is repeated with CUDA graphs, and then with CUDA graphs and NaN in the padding.
     """

@@ -125,7 +125,8 @@ def share_of_other_experts(chosen: torch.Tensor, reference: torch.Tensor) -> flo
 
 
 def measure(device: str, layers: int | None = None) -> Mapping[str, Mapping[str, Any]]:
-    """Returns figures by key: WAY.own with the experts that the way chose, WAY.told with those that float32 chose."""
+    """Returns figures by key: WAY.own with the experts that the way chose, WAY.told with those that float32 chose, and
+    fault.NAME for two deliberate faults."""
     model = load(device, layers)
     exact = copy.deepcopy(model).float()
     prompts = 0.6 * torch.randn(PROMPTS, LENGTH, model.config.hidden_size, device=device).to(torch.bfloat16)

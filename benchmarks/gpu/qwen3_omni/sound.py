@@ -1,7 +1,7 @@
 """Checks code2wav without vLLM: its chunks against one forward of transformers' model, its memory and its speed.
 
-On a GPU the model has the published shapes and random weights, on a CPU it is the tiny checkpoint's. It computes in
-float32. TF32 is off where samples are compared.
+On a GPU, the model has the published shapes and random weights. On a CPU, it is loaded from the tiny checkpoint. It
+computes in float32. TF32 is off where samples are compared.
 """
 
 from __future__ import annotations
