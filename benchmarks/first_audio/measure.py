@@ -29,7 +29,7 @@ HEARD, WINDOWS = "what listeners hear", "windows against all codec tokens at onc
 TOLERANCE = 0.3
 """Generous, because the processes of all sides share the cores."""
 NOTES = (
-    "The sample's stages accept 8 concurrent requests. They refuse more with RetryInfo, and the client retries.",
+    "The sample's engines run 8 requests at a time; further ones wait in their queues.",
     "Gaps: how often a player that starts with the first chunk has nothing to play. Silence: the seconds of all gaps "
     "of an answer, median. Full has no gaps, because it waits before it starts. `waited` is first audio plus silence.",
 )

@@ -166,7 +166,7 @@ async def test_hung_engine_ends_calls_and_fails_liveness(chain: Chain) -> None:
         assert (error.code.name, error.reason, error.stage) == ("DEADLINE_EXCEEDED", "STEP_TIMEOUT", "talker")
         assert talker.health("talker", "liveness") == "NOT_SERVING"
         assert talker.health("talker", "readiness") == "NOT_SERVING"
-        assert talker.poll() is None, "kubelet restarts it, or omnipipe"
+        assert talker.poll() is None, "it does not end by itself: kubelet restarts it"
         assert json.loads(talker.termination.read_text())["reason"] == "StepTimeout"
         # The next request fails without waiting for the hung engine.
         error = await asyncio.wait_for(chain.fail(), DEAD_WITHIN_S)
