@@ -62,7 +62,7 @@ def _serve(config_file: Path, address_file: Path | None, log_format: str) -> Exi
     from omni_stage.engine.factory import check_known_component, needs_vllm
 
     try:
-        # Checked before vLLM is imported, because that takes seconds.
+        # Checked before vLLM is imported, because the import takes seconds.
         require_upb()
         check_known_component(config)
     except ConfigurationError as error:
@@ -103,7 +103,7 @@ def _build_engine(config: StageConfig) -> StageEngine:
 
 @contextmanager
 def _lasting_objects() -> Iterator[None]:
-    """Exempt the objects that are made in the context from garbage collection, now and later.
+    """Collect no garbage within the context, and exempt all objects that exist at its end from later collections.
 
     torch, transformers and vLLM create a million objects that live as long as the process. Scanning them repeatedly
     takes a seventh of the import time, and every later full collection would block the event loop while it scans them.

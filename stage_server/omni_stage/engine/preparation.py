@@ -23,7 +23,7 @@ class Preparation:
         self._scope: asyncio.Timeout | None = None
 
     async def within(self, coming: Awaitable[_T]) -> _T:
-        """Await `coming` within the limit, which ends once the core has the request. Raises PrepareTimeoutError."""
+        """Await `coming` within the limit, lifted once the core has the request. Raises PrepareTimeoutError."""
         try:
             async with asyncio.timeout_at(self._ends) as self._scope:
                 return await coming

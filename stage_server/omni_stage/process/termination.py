@@ -19,7 +19,10 @@ _log = logging.getLogger(__name__)
 
 
 def termination_log_path() -> Path | None:
-    """Returns the file that kubelet reads (OMNI_TERMINATION_LOG, else /dev/termination-log if it can be written)."""
+    """Returns the file that kubelet reads (OMNI_TERMINATION_LOG, else /dev/termination-log); None if neither.
+
+    /dev/termination-log counts only if it can be written.
+    """
     given = os.environ.get(TERMINATION_LOG_VARIABLE)
     if given:
         return Path(given)

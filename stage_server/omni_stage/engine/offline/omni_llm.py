@@ -87,8 +87,8 @@ class AsyncOmniLLM:
         """Run one prompt through the pipeline. Many calls may run concurrently.
 
         sampling: by stage name. seed: for every stage whose sampling sets none. modalities: what to return, by default
-        all that the pipeline declares; stages that are not needed for them are not called. Raises OmniStageError, with
-        a note that names the stage.
+        all that the pipeline declares; stages that are not needed for them are not called. Raises OmniStageError. An
+        error from a stage has a note that names the stage.
         """
         source = parse_prompt(prompt)
         chosen = parse_sampling(sampling, list(self._stages))

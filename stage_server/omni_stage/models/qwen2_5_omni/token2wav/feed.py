@@ -38,7 +38,10 @@ class SoundFeed:
         self._ended = self._ended or rows.ended
 
     def next_part(self) -> InputPart | None:
-        """Returns the next window. If there are no codes at all, the request ends as EMPTY_INPUT."""
+        """Returns the next window; None if more codes must arrive.
+
+        If there are no codes at all, the request ends as EMPTY_INPUT.
+        """
         if self._ended and not len(self._codes):
             return InputPart(StageInput(prompt={}, finished=FinishReason.EMPTY_INPUT), last=True)
         window = next_window(self._sounded, len(self._codes), ended=self._ended, block_codes=self._block_codes)

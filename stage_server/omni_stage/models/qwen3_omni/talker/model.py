@@ -110,7 +110,10 @@ class TalkerModel(nn.Module, SupportsMRoPE):
     # Input
 
     def bind_input_rows(self, buffer: torch.Tensor) -> None:
-        """Keep the runner's buffer [max_num_tokens, input_row_size], whose first rows `forward` reads."""
+        """Keep the runner's buffer [max_num_tokens, input_row_size], whose first rows `forward` reads.
+
+        With CUDA graphs, also captures those of the code predictor.
+        """
         self._rows = buffer
         # Captured graphs of the layers, and of the code before them, read their input at a fixed address.
         self._layer_inputs = buffer.new_zeros(buffer.shape[0], self.config.hidden_size)
