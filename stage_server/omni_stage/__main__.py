@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("omni_stage")
 SWITCH_S: Final = 0.0005
 """Seconds for which a thread that prepares a request may keep the interpreter lock while the event loop waits for the
-lock. Python's default of 5 ms would delay every wake-up of the loop while such a thread works, and with it each token
-of the other requests."""
+lock. Python's default of 5 ms would delay every wake-up of the loop while such a thread works, and thus every token of
+the other requests."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,7 +84,10 @@ def _serve(config_file: Path, address_file: Path | None, log_format: str) -> Exi
 
 
 def _preload() -> None:
-    """Import vLLM while this process has one thread, and fork the template from which the engine process is forked."""
+    """Import vLLM while this process has one thread, and fork a template process from it.
+
+    The engine's process is later forked from that template (vllm_adapter/process/template.py).
+    """
     # SIGTERM during the import ends the process immediately, with the exit code of a drained stage.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.DRAINED))
     with _lasting_objects():

@@ -1,7 +1,7 @@
 """Errors of the stage server. All derive from OmniStageError, and each class states its gRPC code and its reason.
 
 Only `service/errors.py` turns them into gRPC statuses. An error's message is sent to the client: it names the field,
-the limit and the remedy, and never holds prompt text, token ids, tensor values or file contents.
+the limit and the remedy where there are any, and never holds prompt text, token ids, tensor values or file contents.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class QueueTimeoutError(OmniStageError):
 
 
 class ModelExecutionError(OmniStageError):
-    """The model failed on this request only."""
+    """The model failed on this request only, or the request was aborted."""
 
     reason = reasons.ERROR_REASON_MODEL_ERROR
 

@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 
 
 class Preparation:
-    """The preparation of one request, from its creation until the engine core has it. Used from one event loop."""
+    """The preparation of one request, which ends when the engine core has the request. Used from one event loop."""
 
     def __init__(self, work: Work, limit_s: float | None) -> None:
         """`limit_s`: seconds from now; None sets no limit."""

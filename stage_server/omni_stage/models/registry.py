@@ -123,7 +123,7 @@ def installed_families() -> FamilyRegistry:
 
 
 def built_in_facts() -> dict[str, ComponentFacts]:
-    """Returns the facts of every built-in component by id; `make schemas` compiles them."""
+    """Returns the facts of every built-in component by id; `make schemas` exports them."""
     return {entry.facts.id: entry.facts for family in FamilyRegistry().built_in() for entry in family.components}
 
 

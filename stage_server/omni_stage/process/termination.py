@@ -19,9 +19,9 @@ _log = logging.getLogger(__name__)
 
 
 def termination_log_path() -> Path | None:
-    """Returns the file that kubelet reads (OMNI_TERMINATION_LOG, else /dev/termination-log); None if neither.
+    """Returns the file that kubelet reads: the one that OMNI_TERMINATION_LOG names, else /dev/termination-log.
 
-    /dev/termination-log counts only if it can be written.
+    Returns None if the variable is not set and the default cannot be written.
     """
     given = os.environ.get(TERMINATION_LOG_VARIABLE)
     if given:

@@ -156,7 +156,7 @@ class AsyncOmniLLM:
 class OmniLLM:
     """Runs a pipeline offline, blocking: `OmniLLM("pipeline.yaml", model_dir=...).generate(["Hello"])`.
 
-    The constructor loads the models. It is a context manager. Its event loop runs in a thread of its own.
+    The constructor loads the models. An OmniLLM is a context manager. Its event loop runs in a thread of its own.
     """
 
     def __init__(self, pipeline: OmniPipeline | str | Path, *, model_dir: str | Path | None = None) -> None:

@@ -37,7 +37,7 @@ channels."""
 
 @dataclass(frozen=True, slots=True)
 class MediaCosts:
-    """Computes the costs of media with one checkpoint's processor."""
+    """Computes the costs of media for one checkpoint's processor."""
 
     min_pixels: int
     max_pixels: int

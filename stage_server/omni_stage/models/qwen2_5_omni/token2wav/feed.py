@@ -1,4 +1,4 @@
-"""Token2wav's streamed input: groups arriving codec tokens into windows, and joins the audio of the windows."""
+"""Token2wav's streamed input: collects codec tokens into windows as they arrive, and joins the windows' audio."""
 
 from __future__ import annotations
 

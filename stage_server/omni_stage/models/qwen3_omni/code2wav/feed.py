@@ -1,4 +1,4 @@
-"""code2wav's streamed input: groups frames of codes into chunks as they arrive."""
+"""code2wav's streamed input: collects frames of codes into chunks as they arrive."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class TalkerModel(nn.Module, SupportsMRoPE):
         self._settings: dict[str, tuple[bool, int]] = {}
         """By request: whether the predictor is greedy, and its seed."""
         self._ends: dict[str, int] = {}
-        """By request: the position after those that the step computes. A token that the step samples gets it."""
+        """By request: the position after those that the step computes. It is that of the sampled token."""
 
     # Input
 

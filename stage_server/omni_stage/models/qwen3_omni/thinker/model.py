@@ -1,8 +1,8 @@
 """vLLM model class of the thinker: vLLM's own, extended to publish the hidden states that the talker reads for media.
 
 vLLM's forward returns the hidden states of the layer accept_hidden_layer as auxiliary hidden states, even when it is
-compiled. Our forward copies them to memory at a fixed address, so that a CUDA graph can replay the copy. Hooks:
-PublishesPositions, HasPlaceholders.
+compiled. Our forward copies them to memory at a fixed address, so that a CUDA graph can replay the copy. Hooks
+(vllm_adapter/hooks.py): PublishesPositions, HasPlaceholders.
 """
 
 from __future__ import annotations
