@@ -77,7 +77,7 @@ class InvalidMediaError(InvalidRequestError):
 
 
 class PromptTooLongError(InvalidRequestError):
-    """The prompt, or the prompt with its given reply, is longer than the engine's longest sequence."""
+    """The prompt, or the prompt with its given reply, does not fit the engine's longest sequence."""
 
     reason = reasons.ERROR_REASON_PROMPT_TOO_LONG
 
@@ -146,7 +146,7 @@ class StepTimeoutError(OmniStageError):
 
 
 class PrepareTimeoutError(OmniStageError):
-    """Decoding the request's media, or turning them into the engine's input, took too long."""
+    """Decoding the request's media, or preparing the engine's input, took too long."""
 
     code = StatusCode.DEADLINE_EXCEEDED
     reason = reasons.ERROR_REASON_PREPARE_TIMEOUT

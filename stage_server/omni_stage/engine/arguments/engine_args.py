@@ -39,7 +39,7 @@ class OmniModelConfig:
 
     @property
     def name(self) -> str:
-        """The model's name from its own config.json, for messages."""
+        """The architectures that config.json names, else its model_type; for messages."""
         return ", ".join(self.architectures) or self.model_type
 
 
