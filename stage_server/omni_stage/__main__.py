@@ -84,9 +84,9 @@ def _serve(config_file: Path, address_file: Path | None, log_format: str) -> Exi
 
 
 def _preload() -> None:
-    """Import vLLM while this process has one thread, and fork a template process from it.
+    """Import vLLM while this process has one thread, and fork a template process from it if possible.
 
-    The engine's process is later forked from that template (vllm_adapter/process/template.py).
+    The engine's process is then forked from that template (vllm_adapter/process/template.py).
     """
     # SIGTERM during the import ends the process immediately, with the exit code of a drained stage.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.DRAINED))

@@ -69,9 +69,9 @@ class FamilyManifest:
     tiny_checkpoint: TinyCheckpoint | None = None
 
     def __post_init__(self) -> None:
-        """Raises ConfigurationError for a malformed name or reference, a duplicate id, or an id of another family.
+        """Check names, references and ids. Raises ConfigurationError.
 
-        Also for a component that does not have exactly one of factory and engine.
+        Ids must be unique and belong to the family. Each component needs exactly one of factory and engine.
         """
         if not _NAME.fullmatch(self.name):
             raise _malformed(self.name, "its name must be lower-case letters, digits and underscores")

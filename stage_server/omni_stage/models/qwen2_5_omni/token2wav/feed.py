@@ -21,7 +21,7 @@ class SoundFeed:
         check: Callable[[torch.Tensor], torch.Tensor | None],
         build: Callable[[torch.Tensor, Window], StageInput],
     ) -> None:
-        """`check` refuses codes without audio; `build` makes the engine's input from a window's codes."""
+        """`check` refuses codes without audio or too many codes; `build` makes a window's engine input."""
         self._block_codes = block_codes
         self._check = check
         self._build = build

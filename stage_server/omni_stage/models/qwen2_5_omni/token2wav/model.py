@@ -2,8 +2,9 @@
 
 Requests of an engine step share one solver loop if they have the same number of solver steps and are all guided, or all
 unguided. Their lengths, voices, seeds and strengths of guidance may differ. Requests of equal length also share the
-vocoder's forward. Each request's audio is the same as if it ran alone. Hook
-(vllm_adapter/hooks.py): OneShotModel.
+vocoder's forward. Each request's audio is the same as if it ran alone.
+
+Hook (vllm_adapter/hooks.py): OneShotModel.
 """
 
 from __future__ import annotations
