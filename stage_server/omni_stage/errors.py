@@ -18,7 +18,7 @@ class ErrorDetails:
     """What ErrorInfo, BadRequest and RetryInfo report in addition to the message."""
 
     field: str = ""
-    """Path of the field in the request, e.g. "start.sampling[talker].top_p"."""
+    """Path of the field in the request or configuration, e.g. "start.sampling[talker].top_p"."""
     limit: str = ""
     """The limit that was exceeded, with its unit if it has one."""
     retry_after_s: float | None = None
