@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("omni_stage")
 SWITCH_S: Final = 0.0005
 """Seconds for which a thread that prepares a request may keep the interpreter lock while the event loop waits for the
-lock. Python's default of 5 ms would delay every wake-up of the loop while such a thread works, and with it each token
-of the other requests."""
+lock. Python's default of 5 ms would delay every wake-up of the loop while such a thread works, and thus every token of
+the other requests."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,7 +62,7 @@ def _serve(config_file: Path, address_file: Path | None, log_format: str) -> Exi
     from omni_stage.engine.factory import check_known_component, needs_vllm
 
     try:
-        # Checked before vLLM is imported, because that takes seconds.
+        # Checked before vLLM is imported, because the import takes seconds.
         require_upb()
         check_known_component(config)
     except ConfigurationError as error:
@@ -84,7 +84,10 @@ def _serve(config_file: Path, address_file: Path | None, log_format: str) -> Exi
 
 
 def _preload() -> None:
-    """Import vLLM while this process has one thread, and fork the template from which the engine process is forked."""
+    """Import vLLM while this process has one thread, and fork a template process from it if possible.
+
+    The engine's process is then forked from that template (vllm_adapter/process/template.py).
+    """
     # SIGTERM during the import ends the process immediately, with the exit code of a drained stage.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.DRAINED))
     with _lasting_objects():
@@ -103,7 +106,7 @@ def _build_engine(config: StageConfig) -> StageEngine:
 
 @contextmanager
 def _lasting_objects() -> Iterator[None]:
-    """Exempt the objects that are made in the context from garbage collection, now and later.
+    """Collect no garbage within the context, and exempt all objects that exist at its end from later collections.
 
     torch, transformers and vLLM create a million objects that live as long as the process. Scanning them repeatedly
     takes a seventh of the import time, and every later full collection would block the event loop while it scans them.

@@ -56,7 +56,7 @@ def join(arrays: Sequence[Array]) -> Array:
 
 
 def view_bytes(array: Array) -> memoryview:
-    """Returns the array's bytes, contiguous and little-endian. A contiguous array is not copied."""
+    """Returns the array's bytes, contiguous and little-endian. An array that already has this form is not copied."""
     little = _to_little(array)
     return np.ascontiguousarray(little).reshape(-1).view(np.uint8).data
 

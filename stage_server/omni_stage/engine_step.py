@@ -33,8 +33,8 @@ class EngineStep:
     each newly computed position (prompt and output), or the tensors that the model names. M-RoPE models, in the first
     step only: "mrope_positions" [P, 3] int64 and "mrope_delta" [1] int64. Diffusion models: their named outputs."""
     finish_reason: FinishReason | None = None
-    """How the request ended; None if it continues. If the request's input arrives in parts, each output of the engine
-    core reports here how its part ended."""
+    """How the request ended; None if it continues. If the request's input arrives in parts, the engine core reports
+    here how a part ended; None if the part continues."""
     stop_reason: str = ""
     """A stop token's id, a stop string, or a reason from the scheduler; empty in all other cases."""
     scheduled_ns: int | None = None

@@ -1,7 +1,7 @@
 """Errors of the stage server. All derive from OmniStageError, and each class states its gRPC code and its reason.
 
 Only `service/errors.py` turns them into gRPC statuses. An error's message is sent to the client: it names the field,
-the limit and the remedy, and never holds prompt text, token ids, tensor values or file contents.
+the limit and the remedy where there are any, and never holds prompt text, token ids, tensor values or file contents.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class ErrorDetails:
     """What ErrorInfo, BadRequest and RetryInfo report in addition to the message."""
 
     field: str = ""
-    """Path of the field in the request, e.g. "start.sampling[talker].top_p"."""
+    """Path of the field in the request or configuration, e.g. "start.sampling[talker].top_p"."""
     limit: str = ""
     """The limit that was exceeded, with its unit if it has one."""
     retry_after_s: float | None = None
@@ -77,7 +77,7 @@ class InvalidMediaError(InvalidRequestError):
 
 
 class PromptTooLongError(InvalidRequestError):
-    """The prompt, or the prompt with its given reply, is longer than the engine's longest sequence."""
+    """The prompt, or the prompt with its given reply, does not fit the engine's longest sequence."""
 
     reason = reasons.ERROR_REASON_PROMPT_TOO_LONG
 
@@ -146,7 +146,7 @@ class StepTimeoutError(OmniStageError):
 
 
 class PrepareTimeoutError(OmniStageError):
-    """Decoding the request's media, or turning them into the engine's input, took too long."""
+    """Decoding the request's media, or preparing the engine's input, took too long."""
 
     code = StatusCode.DEADLINE_EXCEEDED
     reason = reasons.ERROR_REASON_PREPARE_TIMEOUT
@@ -160,7 +160,7 @@ class QueueTimeoutError(OmniStageError):
 
 
 class ModelExecutionError(OmniStageError):
-    """The model failed on this request only."""
+    """The model failed on this request only, or the request was aborted."""
 
     reason = reasons.ERROR_REASON_MODEL_ERROR
 

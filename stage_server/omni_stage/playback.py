@@ -33,8 +33,8 @@ class Playback:
     def add(self, now: float, seconds: float) -> None:
         """Record that `seconds` of audio were sent. If playback had run out before, it resumes `now`.
 
-        Silence thus does not move the due time back. So when the stage is too slow for its streams, it serves all of
-        them in turn, and not only the stream that is furthest behind.
+        So a stream's next due time is at least `now` plus `seconds`, however long its listener heard silence. When the
+        stage is too slow for its streams, it thus serves all of them in turn, and not only the one furthest behind.
         """
         begin = now if self.runs_out is None else max(self.runs_out, now)
         self.runs_out = begin + seconds

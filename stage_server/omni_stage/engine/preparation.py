@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 
 
 class Preparation:
-    """The preparation of one request, from its creation until the engine core has it. Used from one event loop."""
+    """The preparation of one request, which ends when the engine core has the request. Used from one event loop."""
 
     def __init__(self, work: Work, limit_s: float | None) -> None:
         """`limit_s`: seconds from now; None sets no limit."""
@@ -23,7 +23,7 @@ class Preparation:
         self._scope: asyncio.Timeout | None = None
 
     async def within(self, coming: Awaitable[_T]) -> _T:
-        """Await `coming` within the limit, which ends once the core has the request. Raises PrepareTimeoutError."""
+        """Await `coming` within the limit, lifted once the core has the request. Raises PrepareTimeoutError."""
         try:
             async with asyncio.timeout_at(self._ends) as self._scope:
                 return await coming

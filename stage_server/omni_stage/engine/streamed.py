@@ -88,7 +88,7 @@ class StreamedRuns:
     async def _windows(
         self, request: StageRequest, stream: EdgeStream, feed: InputFeed, part: InputPart
     ) -> AsyncGenerator[tuple[StageStep, bool], None]:
-        """Yields steps, each with whether it is the last one of the last part."""
+        """Yields steps, each with a flag: true for the last output of a last part that the engine ran."""
         component = self.lowering.component
         emitter, kind = component.emitter(request, part.input), component.facts.kind
         playback, rate = Playback(), component.facts.sample_rate_hz

@@ -1,4 +1,4 @@
-"""The marker file: it exists only in a directory that holds a commit completely, and names that commit."""
+"""The marker file is written as soon as a directory holds all requested files of a commit, and names that commit."""
 
 from __future__ import annotations
 

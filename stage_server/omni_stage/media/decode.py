@@ -25,7 +25,10 @@ class UndecodableError(Exception):
 
 
 def decode_image(data: bytes, kind: str, out: np.ndarray) -> None:
-    """Decode a PNG or JPEG (`kind`) as RGB into `out`, uint8 [height, width, 3]. Raises UndecodableError."""
+    """Decode a PNG or JPEG (`kind`) as RGB into `out`, uint8 [height, width, 3].
+
+    Raises UndecodableError or Pillow's errors.
+    """
     height, width, _ = out.shape
     with warnings.catch_warnings():
         # Pillow warns of large images, but the size in this image's header was already checked against a limit.
@@ -44,7 +47,8 @@ def decode_image(data: bytes, kind: str, out: np.ndarray) -> None:
 def decode_audio(data: bytes, max_frames: int, rate_hz: int, channels: int, to_hz: int, out: np.ndarray) -> int:
     """Decode a WAV or FLAC as mono at `to_hz` into `out`, float32, averaging channels. Returns the number of samples.
 
-    `max_frames`, `rate_hz` and `channels` are the values from the file's header. Raises UndecodableError.
+    `max_frames`, `rate_hz` and `channels` are the values from the file's header. Raises UndecodableError or soundfile's
+    errors.
     """
     with soundfile.SoundFile(io.BytesIO(data)) as file:
         if (file.samplerate, file.channels) != (rate_hz, channels):

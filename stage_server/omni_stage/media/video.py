@@ -39,7 +39,7 @@ def decode_video(data: bytes, media_type: str, *, seconds: float, max_frames: in
     """Decode frames as RGB into `out`, uint8 [frames, height, width, 3], scaled to its height and width.
 
     `seconds` is the duration in the header, `max_frames` the largest number of frames that a video may have. Returns
-    the number of frames in `out`. Raises UndecodableError.
+    the number of frames in `out`. Raises UndecodableError or PyAV's errors.
     """
     with _open(data, media_type) as container:
         stream = _picture(container)
@@ -80,7 +80,7 @@ def spread(total: int, count: int) -> list[int]:
 def decode_sound(data: bytes, media_type: str, *, to_hz: int, out: np.ndarray) -> int:
     """Decode the first audio track as mono at `to_hz` into `out`, float32. Audio that does not fit in `out` is cut off.
 
-    Returns the number of samples, 0 if the video has no audio. Raises UndecodableError.
+    Returns the number of samples, 0 if the video has no audio. Raises UndecodableError or PyAV's errors.
     """
     with _open(data, media_type) as container:
         streams = container.streams.audio

@@ -85,7 +85,7 @@ class InputPart:
 
 
 class InputFeed(Protocol):
-    """Turns one request's rows into parts; made by Component.open_feed. Holds the request's state; never waits."""
+    """Turns one request's rows into parts; made by TakesStreams.open_feed. Holds the request's state; never waits."""
 
     def add(self, rows: EdgeRows) -> None:
         """Append rows. Raises OmniStageError."""

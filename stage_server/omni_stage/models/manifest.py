@@ -1,8 +1,8 @@
 """What a model family declares, as data: one FamilyManifest in FAMILY/manifest.py.
 
-The registry, vLLM's plugin hook, the download, the images' model infos and the command line read only the manifest of a
-family. A manifest names code as "module:attribute", which is imported when it is needed. Such a name never comes from a
-user. This module imports neither torch nor vLLM, and a manifest must not import them either.
+The registry, vLLM's plugin hook, the download, the model infos in container images and the command line read only the
+manifest of a family. A manifest names code as "module:attribute", which is imported when it is needed. Such a name
+never comes from a user. This module imports neither torch nor vLLM, and a manifest must not import them either.
 
     FAMILY = FamilyManifest(
         name="my_family",
@@ -64,12 +64,15 @@ class FamilyManifest:
     model_classes: Mapping[str, str] = field(default_factory=dict)
     """vLLM model classes, "module:Class", by the architecture names that the components' configurations carry."""
     prepared_architectures: tuple[str, ...] = ()
-    """vLLM's own architectures that are common among the family's checkpoints; images hold vLLM's model infos for
-    them."""
+    """vLLM's own architectures that are common among the family's checkpoints. Container images hold vLLM's model
+    infos for them."""
     tiny_checkpoint: TinyCheckpoint | None = None
 
     def __post_init__(self) -> None:
-        """Refuse ids of other families and malformed references. Raises ConfigurationError."""
+        """Check names, references and ids. Raises ConfigurationError.
+
+        Ids must be unique and belong to the family. Each component needs exactly one of factory and engine.
+        """
         if not _NAME.fullmatch(self.name):
             raise _malformed(self.name, "its name must be lower-case letters, digits and underscores")
         ids = [entry.facts.id for entry in self.components]
@@ -122,7 +125,7 @@ def describe(
     refused_engine_args: tuple[Refusal, ...] = (),
     refused_sampling: tuple[Refusal, ...] = (),
 ) -> ComponentFacts:
-    """Returns a component's facts. Adds the fields that every component of its kind refuses.
+    """Returns a component's facts. Adds the refusals that follow from its kind and from the other arguments.
 
     `publishes_rows`: whether the tensors that it publishes are made from its model's hidden states or embeddings, one
     row for each position.

@@ -1,4 +1,4 @@
-"""Checks whether a component fits its stage file: input, outputs and downstream stages, by its `ComponentFacts`."""
+"""Checks a component's `ComponentFacts` against its stage file: input, outputs and downstream stages."""
 
 from __future__ import annotations
 

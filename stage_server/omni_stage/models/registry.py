@@ -3,7 +3,8 @@
 A resource names a component by its id, FAMILY/NAME, and never by a Python path. Every folder next to this file that
 holds a manifest.py is a built-in family. Packages that the image's builder installed provide further families through
 the entry point group `omnipipeline.families` (name = the family's name, value = "module:FAMILY", a FamilyManifest). If
-two packages provide the same family, the registry raises ConfigurationError: neither takes precedence.
+two packages provide different manifests for a name, or one provides the name of a built-in family, the registry raises
+ConfigurationError: neither takes precedence.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class FamilyRegistry:
     """The built-in families and those from entry points. A family's manifest is imported when it is first used."""
 
     def __init__(self, plugins: Iterable[EntryPoint] = ()) -> None:
-        """Raises ConfigurationError if two packages provide the same family."""
+        """Raises ConfigurationError if two different manifests claim the same family name."""
         self._built_in = _list_built_in()
         self._plugins: dict[str, EntryPoint] = {}
         for plugin in plugins:
@@ -122,7 +123,7 @@ def installed_families() -> FamilyRegistry:
 
 
 def built_in_facts() -> dict[str, ComponentFacts]:
-    """Returns the facts of every built-in component by id; `make schemas` compiles them."""
+    """Returns the facts of every built-in component by id; `make schemas` exports them."""
     return {entry.facts.id: entry.facts for family in FamilyRegistry().built_in() for entry in family.components}
 
 

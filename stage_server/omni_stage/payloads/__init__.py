@@ -1,8 +1,8 @@
 """Payloads: tensors and lists as checked bytes that travel between the stage server and its engine's process.
 
-The frontend builds a payload with `from_mapping` or `from_tensor` and puts `to_bytes()` under OMNI_PAYLOAD_KEY into
-the request's parameters. The scheduler reads it back with `from_bytes`, and the model runner turns its entries into
-tensors. Memory cost: docs/payload-memory.md.
+The frontend builds an AdditionalInformationPayload with `from_mapping` and puts `to_bytes()` under OMNI_PAYLOAD_KEY
+into the request's parameters. The scheduler reads it back with `from_bytes`, and the model runner turns its entries
+into tensors. A PromptEmbedsPayload becomes vLLM's own prompt_embeds. Memory cost: docs/payload-memory.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pure checks of tensor headers, values, names and checksums, without torch. Messages name field, limit and remedy."""
+"""Pure checks of tensor headers, values, names and checksums, without torch. Messages name the field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PromptEmbedsPayload: a prompt as embeddings [rows, hidden size], as bytes that travel between processes."""
+"""PromptEmbedsPayload: a prompt as embeddings [rows, hidden size], as checked bytes."""
 
 from __future__ import annotations
 

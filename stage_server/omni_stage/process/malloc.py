@@ -1,4 +1,7 @@
-"""Tunes glibc's allocator to reuse chunk buffers: page faults on fresh ones would make a hop up to 1.7 times slower."""
+"""Tunes glibc's allocator to reuse the buffers of tensor chunks.
+
+Page faults on fresh buffers would make sending tensors to the next stage up to 1.7 times slower.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 def tune_malloc() -> bool:
-    """Keep freed chunk buffers in the process. Call once at start-up. Returns whether it worked; it needs glibc."""
+    """Keep freed buffers in the process. Call once at start-up. Returns whether it worked; it needs glibc."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):

@@ -19,7 +19,10 @@ _log = logging.getLogger(__name__)
 
 
 def termination_log_path() -> Path | None:
-    """Returns the file that kubelet reads (OMNI_TERMINATION_LOG, else /dev/termination-log if it can be written)."""
+    """Returns the file that kubelet reads: the one that OMNI_TERMINATION_LOG names, else /dev/termination-log.
+
+    Returns None if the variable is not set and the default cannot be written.
+    """
     given = os.environ.get(TERMINATION_LOG_VARIABLE)
     if given:
         return Path(given)

@@ -31,7 +31,7 @@ def parse_memory_total(meminfo: str) -> int | None:
 
 
 def default_byte_budget() -> int:
-    """Returns 25 % of the cgroup's memory limit, or of the machine's memory if there is none, in bytes."""
+    """Returns 25 %, in bytes, of the cgroup's memory limit, else of the machine's memory, else of 2 GiB."""
     for path in _CGROUP_FILES:
         if path.is_file() and (limit := parse_cgroup_limit(path.read_text(encoding="ascii"))):
             return int(limit * BUDGET_SHARE)

@@ -39,7 +39,7 @@ class OmniModelConfig:
 
     @property
     def name(self) -> str:
-        """The model's name from its own config.json, for messages."""
+        """The architectures that config.json names, else its model_type; for messages."""
         return ", ".join(self.architectures) or self.model_type
 
 
@@ -47,7 +47,7 @@ def load_model_config(path: Path) -> OmniModelConfig:
     """Read config.json of the checkpoint directory.
 
     Raises ConfigurationError (field "model.path") if the directory or its config.json does not exist, config.json is
-    not JSON or has no model_type, or this process cannot read the weights.
+    malformed or has no model_type, or this process cannot read the weights.
     """
     file = path / "config.json"
     if not path.is_dir():
@@ -93,7 +93,7 @@ class OmniEngineArgs:
     limit_mm_per_prompt: Mapping[str, int] | None = None
     mm_processor_kwargs: Mapping[str, Any] | None = None
     additional_config: Mapping[str, Any] = field(default_factory=dict)
-    # Set by the user; the component's value is the default.
+    # Set by the user, except for the last three; the component's value is the default.
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -225,7 +225,7 @@ def _with_diffusion(
     byte_budget: int | None,
     on_cpu: bool,
 ) -> OmniEngineArgs:
-    """Returns a diffusion stage's arguments: our scheduler bounds its steps, and its model captures its own graphs."""
+    """Returns a one-shot stage's arguments: our scheduler bounds its steps, and its model captures its own graphs."""
     queue_timeout_s = config.timeouts.queue if config.timeouts.queue is not None else component.facts.queue_timeout_s
     settings = diffusion_settings(
         args.additional_config.get(DIFFUSION_SETTINGS, {}),

@@ -70,7 +70,7 @@ def check_edges(configs: Sequence[StageConfig], components: Mapping[str, ServedC
 
 
 def parse_prompt(prompt: Prompt) -> UserPrompt:
-    """Convert any form of prompt to a UserPrompt. Raises InvalidRequestError, and for embeddings TensorError."""
+    """Convert any form of prompt to a UserPrompt. Raises InvalidRequestError or, for embeddings, a subclass of it."""
     if isinstance(prompt, UserPrompt):
         return prompt
     if isinstance(prompt, str):
@@ -110,7 +110,10 @@ def parse_sampling(sampling: StageSampling | None, stages: Sequence[str]) -> dic
 def pair_sampling(
     prompts: Sequence[Prompt], sampling: StageSampling | Sequence[StageSampling | None] | None
 ) -> list[StageSampling | None]:
-    """Returns one sampling for each prompt. Raises InvalidRequestError on an empty batch or lists of unequal length."""
+    """Returns one sampling for each prompt.
+
+    Raises InvalidRequestError for a wrong type, an empty batch or lists of unequal length.
+    """
     if not prompts:
         raise InvalidRequestError("prompts is empty; give at least one prompt", field="prompts")
     if sampling is None or isinstance(sampling, Mapping):

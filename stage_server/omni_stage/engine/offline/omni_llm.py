@@ -87,8 +87,8 @@ class AsyncOmniLLM:
         """Run one prompt through the pipeline. Many calls may run concurrently.
 
         sampling: by stage name. seed: for every stage whose sampling sets none. modalities: what to return, by default
-        all that the pipeline declares; stages that are not needed for them are not called. Raises OmniStageError, with
-        a note that names the stage.
+        all that the pipeline declares; stages that are not needed for them are not called. Raises OmniStageError. An
+        error from a stage has a note that names the stage.
         """
         source = parse_prompt(prompt)
         chosen = parse_sampling(sampling, list(self._stages))
@@ -156,7 +156,7 @@ class AsyncOmniLLM:
 class OmniLLM:
     """Runs a pipeline offline, blocking: `OmniLLM("pipeline.yaml", model_dir=...).generate(["Hello"])`.
 
-    The constructor loads the models. It is a context manager. Its event loop runs in a thread of its own.
+    The constructor loads the models. An OmniLLM is a context manager. Its event loop runs in a thread of its own.
     """
 
     def __init__(self, pipeline: OmniPipeline | str | Path, *, model_dir: str | Path | None = None) -> None:

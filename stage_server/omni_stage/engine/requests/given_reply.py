@@ -16,7 +16,7 @@ from omni_stage.reply_form import ReplyTokens
 
 
 def check_room(prepared: StageInput, max_model_len: int) -> None:
-    """Refuse a prompt and reply that do not fit together. Raises PromptTooLongError.
+    """Refuse a prompt and reply that are too long together. Raises PromptTooLongError.
 
     The length of a prompt with media is not known yet: vLLM checks it later.
     """

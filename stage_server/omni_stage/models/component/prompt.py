@@ -65,7 +65,7 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True)
 class UserPrompt:
-    """The input of an entry stage. Exactly one of the first four is set."""
+    """The input of an entry stage. Exactly one of the first four fields is set."""
 
     text: str | None = None
     messages: Sequence[ChatMessage] | None = None

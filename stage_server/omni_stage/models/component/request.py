@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EdgeInput:
-    """The input of every stage but the entry stage: the upstream stage's complete tensors, on the CPU."""
+    """The input of a stage that reads another stage's complete tensors. They are on the CPU."""
 
     tensors: Mapping[str, Any]
     """By name, each [rows, *row_shape] as the input schema defines, of the type from StageEngine.open_tensors."""
@@ -49,7 +49,7 @@ class StageInput:
     """What a component passes to the engine: one vLLM prompt and the data that accompanies it."""
 
     prompt: Mapping[str, Any]
-    """A vLLM prompt: prompt_token_ids or prompt, and multi_modal_data; empty if prompt_embeds is set."""
+    """A vLLM prompt: prompt_token_ids or prompt, and multi_modal_data; empty if prompt_embeds or finished is set."""
     prompt_embeds: PromptEmbedsPayload | None = None
     """Embeddings in place of token ids."""
     additional_information: AdditionalInformationPayload | None = None

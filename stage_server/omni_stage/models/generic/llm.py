@@ -107,7 +107,8 @@ class TextTokenizer:
 def describe_message(message: ChatMessage, dumps: Callable[[Any], Any] = dict) -> dict[str, Any]:
     """Returns the message in OpenAI's form. `dumps` converts the arguments of tool calls.
 
-    By default the arguments stay mappings, which chat templates read.
+    By default the arguments stay mappings, which chat templates read. Raises InvalidRequestError if the message holds
+    media.
     """
     described: dict[str, Any] = {"role": message.role, "content": _text_of(message)}
     if message.tool_calls:

@@ -1,4 +1,7 @@
-"""How many codec tokens the first audio needs. The schedulers of thinker and talker use this number too. Pure."""
+"""How many codec tokens the first audio needs. The schedulers of thinker and talker use this number too. Pure.
+
+token2wav/windows.py explains windows and blocks.
+"""
 
 from __future__ import annotations
 

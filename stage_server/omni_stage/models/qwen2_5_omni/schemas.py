@@ -26,7 +26,7 @@ def find_pace(checkpoint: OmniCheckpoint, config: StageConfig) -> Mapping[str, A
 
 
 def thinker2talker_schema(checkpoint: OmniCheckpoint) -> TensorSchema:
-    """Returns the schema of the edge from thinker to talker. Rows have the checkpoint's dtype, not the stages'."""
+    """Returns the schema of the edge from thinker to talker. Rows have the checkpoint's dtype, not a stage's."""
     return TensorSchema(
         id=THINKER_TO_TALKER,
         version=1,

@@ -39,7 +39,7 @@ def pick_talker(config: Any) -> Any:
         return config
     text = talker.text_config
     text.architectures = [TALKER_ARCHITECTURE]
-    # The published file has only the key "interleaved", which transformers always assumes and vLLM does not know.
+    # The published file has only the key "interleaved", which vLLM does not know. transformers always interleaves.
     text.rope_parameters = {**text.rope_parameters, "mrope_interleaved": True}
     text.bos_token_id = talker.codec_bos_id
     text.eos_token_id = talker.codec_eos_token_id

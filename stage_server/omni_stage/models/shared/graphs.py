@@ -56,7 +56,10 @@ class GraphedFunction:
         return captured.output.clone()
 
     def warm_up(self, *inputs: torch.Tensor) -> bool:
-        """Try to capture a graph for the shapes of these inputs. Returns whether that succeeded."""
+        """Try to capture a graph for the shapes of these inputs. Returns whether that succeeded.
+
+        Raises torch.AcceleratorError if the device failed.
+        """
         if self._capture is None:
             return False
         shapes = _shapes(inputs)

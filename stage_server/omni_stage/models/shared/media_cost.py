@@ -27,7 +27,8 @@ FRAME_TOKENS: Final = (128, 768)
 """Fewest and most tokens to which a frame of a video is scaled. The same for both families, and independent of the
 values for images in preprocessor_config.json. In qwen_omni_utils: `VIDEO_MIN_PIXELS` and `VIDEO_MAX_PIXELS`."""
 VIDEO_TOKENS: Final = 128_000
-"""The frames of a video may take 90 % of this many tokens. In qwen_omni_utils: `VIDEO_TOTAL_PIXELS`."""
+"""The frames of a video may take 90 % of this many tokens, or more if all frames are scaled to about the fewest tokens.
+In qwen_omni_utils: `VIDEO_TOTAL_PIXELS`."""
 BYTES_PER_FRAME_PIXEL: Final = 60
 """Bytes per pixel of a video's frames while the processor makes the engine's input. The processor of transformers 5.19
 takes 36, measured by benchmarks/video_memory.py. The rest is for two copies of its result, each with three float32
@@ -36,7 +37,7 @@ channels."""
 
 @dataclass(frozen=True, slots=True)
 class MediaCosts:
-    """Computes the costs of media with one checkpoint's processor."""
+    """Computes the costs of media for one checkpoint's processor."""
 
     min_pixels: int
     max_pixels: int

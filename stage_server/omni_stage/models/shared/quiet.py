@@ -10,7 +10,7 @@ from transformers.utils import logging
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Hide transformers' progress bars, and its warnings about token ids beyond the talker's vocabulary.
+    """Hide transformers' progress bars and warnings, such as those about token ids beyond the talker's vocabulary.
 
     Such ids are correct: the talker's configuration also names ids of the text vocabulary, even in the published model.
     """

@@ -101,7 +101,7 @@ class TalkerFeed:
         self._conditioning.add(rows)
 
     def next_part(self) -> InputPart | None:
-        """Returns the rows that have arrived, with their positions. A reply without text ends as EMPTY_INPUT."""
+        """Returns the rows whose positions are known, or None. A reply without text ends as EMPTY_INPUT."""
         part = self._conditioning.take()
         if part is None:
             if not self._conditioning.ended:

@@ -100,7 +100,7 @@ class OmniThinker:
         return StageInput(prompt=prompt, stop_token_ids=ends, reply=tokens)
 
     def check_spoken_ids(self, token_ids: Sequence[int]) -> None:
-        """Refuse token ids whose reply cannot be spoken. Raises InvalidRequestError."""
+        """A subclass may refuse token ids whose reply cannot be spoken. It then raises InvalidRequestError."""
 
     def image_cost(self, width: int, height: int) -> MediaCost:
         """See TakesMedia."""

@@ -12,7 +12,7 @@ from omni_stage.models.component import TextPart, UserPrompt
 from omni_stage.models.sim.manifest import SAMPLE_RATE_HZ, VOICES
 
 VOCABULARY: Final = 152_064
-"""Size of the published models' text vocabulary. The token ids of prompts are below this."""
+"""Size of the published models' text vocabulary. The ids that `prompt_ids` makes up are below this."""
 END_OF_TEXT: Final = 151_645
 _CHARACTERS_PER_TOKEN: Final = 4
 _TOKENS_PER_MESSAGE: Final = 5

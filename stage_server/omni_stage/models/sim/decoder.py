@@ -29,5 +29,5 @@ class Decoder:
         self._sounds = {voice: Sound(voice) for voice in VOICES}
 
     def sound(self, request: StageRequest) -> Sound:
-        """Returns the audio of a request. Raises InvalidRequestError naming the voice."""
+        """Returns the audio of a request. Raises InvalidRequestError for an unknown voice."""
         return self._sounds[pick_voice(request.voice, self.voices)]

@@ -157,7 +157,7 @@ class PacedTokens(PacedEngine):
             mail.fail(ModelExecutionError("the request was aborted"))
 
     async def shutdown(self) -> None:
-        """Stop the ticker. Idempotent."""
+        """Unregister the metrics and stop the ticker. Idempotent."""
         await super().shutdown()
         self._ticker.close()
 
@@ -233,7 +233,7 @@ class PacedSound(PacedEngine):
         self._runs.abort(request_id)
 
     async def shutdown(self) -> None:
-        """Stop the ticker. Idempotent."""
+        """Unregister the metrics and stop the ticker. Idempotent."""
         await super().shutdown()
         self._runs.close()
 

@@ -43,7 +43,10 @@ class SoundRuns:
         return Load(self._clock.running, len(self._clock.waiting), prompt_tokens=self._clock.frames)
 
     def run(self, request: StageRequest) -> AsyncGenerator[StageStep, None]:
-        """Returns the steps of a request. Closing the generator aborts it. Raises InvalidRequestError."""
+        """Returns the steps of a request. Closing the generator aborts it.
+
+        Raises InvalidRequestError. The generator raises InvalidTensorError or ModelExecutionError.
+        """
         sound = self._component.sound(request)
         if isinstance(request.source, EdgeStream):
             return self._run_windows(request, request.source, sound)

@@ -1,6 +1,6 @@
 """The tables: how long each stage's step takes on one kind of GPU, and the shapes of the tensors that the stages send.
 
-A table takes the place of a checkpoint: a directory with a config.json, which spec.model.uri names. The tables in
+A table is a directory with a config.json. It takes the place of a checkpoint: spec.model.uri names it. The tables in
 `tables/` name the source of every figure. docs/load-tests.md describes how to write one for your own GPU.
 """
 

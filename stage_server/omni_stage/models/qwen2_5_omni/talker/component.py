@@ -78,7 +78,7 @@ class Talker:
         """Returns a feed that makes the same input as `prepare`, part by part."""
         text = self._texts[pick_voice(request.voice, self.voices)]
         conditioning = TalkerConditioning(text, self._checkpoint.codec, self._checkpoint.talker_positions)
-        # With ignore_eos generation continues to max_tokens, so the tokens that end the stream are never sampled.
+        # With ignore_eos, generation must continue to max_tokens, so the tokens that end the stream are suppressed.
         return TalkerFeed(
             conditioning,
             self._checkpoint.codec.stop_ids,

@@ -3,7 +3,7 @@
     h = layers(project(codec_embedding(token) + row))        at every position; the mask token has no codec embedding
 
 The runner binds a buffer once and fills it with the rows before every forward. The model reads slices of that buffer,
-so CUDA graphs replay with its current content. Hook: SupportsInputRows.
+so CUDA graphs replay with its current content. Hook (vllm_adapter/hooks.py): SupportsInputRows.
 
 Only the layers are compiled. The code before them runs eagerly, or inside a full CUDA graph of a decode step.
 """

@@ -49,7 +49,7 @@ class ThinkerProcessor(PairedProcessor, Qwen2_5OmniThinkerMultiModalProcessor):
     dummy_inputs=Qwen2_5OmniThinkerDummyInputsBuilder,
 )
 class ThinkerModel(PairedModel, Qwen2_5OmniThinkerForConditionalGeneration):
-    """Qwen2.5-Omni's thinker. Hooks: PublishesPositions, HasPlaceholders."""
+    """Qwen2.5-Omni's thinker. Hooks (vllm_adapter/hooks.py): PublishesPositions, HasPlaceholders."""
 
     frames_share = True
 

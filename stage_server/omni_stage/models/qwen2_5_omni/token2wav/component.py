@@ -88,7 +88,8 @@ class Token2Wav:
     def open_feed(self, request: StageRequest) -> SoundFeed:
         """Returns a feed of windows of codes (windows.py).
 
-        The first audio is ready before the last code arrives. The audio differs slightly from that of `prepare`.
+        The first audio of a long utterance is ready before its last code arrives. The audio differs slightly from that
+        of `prepare`.
         """
         settings = self._settings(request)
 
@@ -100,7 +101,7 @@ class Token2Wav:
         return SoundFeed(self._checkpoint.block_codes, lambda codes: self._check_codes({"codes": codes}), build)
 
     def _settings(self, request: StageRequest) -> dict[str, Any]:
-        """Returns the solver's voice, seed, steps and guidance. Raises InvalidRequestError for an unknown voice."""
+        """Returns voice, seed, solver steps and guidance. Raises InvalidRequestError for an unknown voice."""
         sampling = request.sampling
         defaults = self.default_sampling
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
@@ -113,7 +114,7 @@ class Token2Wav:
         return talker2token2wav(tensors, self._checkpoint.code_limit, self._checkpoint.max_codes)
 
     def _stage_input(self, values: dict[str, Any]) -> StageInput:
-        """Build the engine's input. Raises InvalidRequestError if the request's work exceeds the limit of one step."""
+        """Build the engine's input. Raises InvalidRequestError if its work exceeds the limit of a request."""
         (steps,) = values["steps"]
         work = count_work(len(values["codes"]), steps)
         if work > self._max_work:
@@ -164,7 +165,7 @@ class Token2WavEmitter:
     def emit(self, step: EngineStep) -> StageStep:
         """Convert one engine step to one stage step.
 
-        Raises ModelExecutionError if the last step lacks the utterance's audio.
+        Raises ModelExecutionError if the last step has no audio, or if the audio has a wrong dtype or length.
         """
         audio = step.tensors.get("output")
         if audio is None and step.finish_reason is FinishReason.DIFFUSION_DONE:

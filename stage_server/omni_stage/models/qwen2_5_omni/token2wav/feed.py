@@ -1,4 +1,4 @@
-"""Token2wav's streamed input: groups arriving codec tokens into windows, and joins the audio of the windows."""
+"""Token2wav's streamed input: collects codec tokens into windows as they arrive, and joins the windows' audio."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SoundFeed:
         check: Callable[[torch.Tensor], torch.Tensor | None],
         build: Callable[[torch.Tensor, Window], StageInput],
     ) -> None:
-        """`check` refuses codes without audio; `build` makes the engine's input from a window's codes."""
+        """`check` refuses codes without audio or too many codes; `build` makes a window's engine input."""
         self._block_codes = block_codes
         self._check = check
         self._build = build
@@ -38,7 +38,10 @@ class SoundFeed:
         self._ended = self._ended or rows.ended
 
     def next_part(self) -> InputPart | None:
-        """Returns the next window. If there are no codes at all, the request ends as EMPTY_INPUT."""
+        """Returns the next window; None if more codes must arrive.
+
+        If there are no codes at all, the request ends as EMPTY_INPUT.
+        """
         if self._ended and not len(self._codes):
             return InputPart(StageInput(prompt={}, finished=FinishReason.EMPTY_INPUT), last=True)
         window = next_window(self._sounded, len(self._codes), ended=self._ended, block_codes=self._block_codes)

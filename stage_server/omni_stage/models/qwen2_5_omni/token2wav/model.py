@@ -2,7 +2,9 @@
 
 Requests of an engine step share one solver loop if they have the same number of solver steps and are all guided, or all
 unguided. Their lengths, voices, seeds and strengths of guidance may differ. Requests of equal length also share the
-vocoder's forward. Each request's audio is the same as if it ran alone. Hook: OneShotModel.
+vocoder's forward. Each request's audio is the same as if it ran alone.
+
+Hook (vllm_adapter/hooks.py): OneShotModel.
 """
 
 from __future__ import annotations
@@ -62,9 +64,9 @@ class Token2WavModel(nn.Module, IsAttentionFree):
     ) -> list[torch.Tensor | dict[str, torch.Tensor] | Exception]:
         """Returns one utterance's audio for each request, in order: float32 [samples] in [-1, 1], on the device.
 
-        A window's result is {"output": its audio, "tail": the samples after it}. An exception in place of a result
-        fails only that request. An error of the entire batch is raised. If a computation gave NaN or infinity, the
-        audio is NaN.
+        A window's result is {"output": its audio, "tail": the samples after it}; the last window has no tail. An
+        exception in place of a result fails only that request. An error of the entire batch is raised. If a computation
+        gave NaN or infinity, the audio is NaN.
         """
         results: dict[int, torch.Tensor | dict[str, torch.Tensor] | Exception] = {}
         batches: dict[Any, list[tuple[int, Utterance]]] = {}
@@ -86,7 +88,7 @@ class Token2WavModel(nn.Module, IsAttentionFree):
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Encode the voices and, on CUDA, capture graphs for the sizes of windows. Call this after load_weights."""
+        """Encode the voices and, if enabled, capture CUDA graphs for the sizes of windows. Call after load_weights."""
         speech = self._speech = Speech(self.token2wav, self._voices, use_graphs=self._settings.cuda_graphs)
         speech.warm_up()
 

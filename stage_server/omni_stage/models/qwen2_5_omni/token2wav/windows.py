@@ -30,7 +30,7 @@ from omni_stage.models.qwen2_5_omni.first_window import FIRST_BLOCKS, lookahead_
 
 LOOKBACK_BLOCKS = 2
 NEXT_BLOCKS = 3
-"""Number of new blocks in every later window."""
+"""Number of new blocks in every later window except the last."""
 CODE_SAMPLES = 480
 """Audio samples per codec token: two mel frames (the transformer's `repeats`) of 240 samples (the vocoder's rates)."""
 FADE_SAMPLES = 240

@@ -1,4 +1,4 @@
-"""code2wav's streamed input: groups frames of codes into chunks as they arrive."""
+"""code2wav's streamed input: collects frames of codes into chunks as they arrive."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class CodesFeed:
     def __init__(
         self, check: Callable[[torch.Tensor, int], None], build: Callable[[torch.Tensor, int, bool], StageInput]
     ) -> None:
-        """`check` refuses frames without audio; its second argument is the number of earlier frames.
+        """`check` refuses frames without audio or too many frames; its second argument: number of earlier frames.
 
         `build` makes the engine's input from frames, the index of the first one, and whether these are the last frames.
         """

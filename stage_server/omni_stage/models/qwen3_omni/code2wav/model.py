@@ -1,7 +1,10 @@
-"""vLLM model class of code2wav: transformers' modules, run chunk by chunk (sound/). Hooks: OneShotModel, KeepsStreams.
+"""vLLM model class of code2wav: transformers' modules, run chunk by chunk (sound/).
 
-A request has all codes of a reply, or a chunk of a stream's codes. Requests of a step share a forward if they have
-equal lengths and either all begin or all continue a stream. Each request's audio is the same as if it ran alone.
+Hooks (vllm_adapter/hooks.py): OneShotModel, KeepsStreams.
+
+A request has all codes of a reply, or a chunk of a stream's codes. Requests of a step share a forward if they
+have equally many frames left, or all at least PIECE_FRAMES, and if all or none of them are at their first frame.
+Each request's audio is the same as if it ran alone.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class Talker:
         return TalkerFeed(
             conditioning,
             (codec.end,),
-            # With ignore_eos generation continues to max_tokens, so the token that ends the stream is never sampled.
+            # With ignore_eos, generation must continue to max_tokens, so the token that ends the stream is suppressed.
             goes_on=bool(sampling.ignore_eos),
             repeat_limit=REPEAT_LIMIT,
             # As in transformers, the code predictor is greedy if the talker is. Otherwise it has its own sampling

@@ -1,8 +1,8 @@
 """vLLM model class of the thinker: vLLM's own, extended to publish the hidden states that the talker reads for media.
 
-vLLM's forward returns the hidden states of that layer (accept_hidden_layer) as auxiliary hidden states, even when it is
-compiled. Our forward copies them to memory at a fixed address, so that a CUDA graph can replay the copy. Hooks:
-PublishesPositions, HasPlaceholders.
+vLLM's forward returns the hidden states of the layer accept_hidden_layer as auxiliary hidden states, even when it is
+compiled. Our forward copies them to memory at a fixed address, so that a CUDA graph can replay the copy. Hooks
+(vllm_adapter/hooks.py): PublishesPositions, HasPlaceholders.
 """
 
 from __future__ import annotations
@@ -133,7 +133,10 @@ class ThinkerModel(PairedModel, Qwen3OmniMoeThinkerForConditionalGeneration):
         return float(self.config.position_id_per_seconds)
 
     def select_positions(self, stretch: Stretch) -> list[tuple[int, int]]:
-        """Returns the ranges of the prompt's media. For text, the talker needs only the token ids."""
+        """Returns the ranges of media within the stretch, relative to its start.
+
+        For text, the talker needs only the token ids.
+        """
         end = stretch.start + stretch.length
         ranges = [(max(begin, stretch.start), min(until, end)) for begin, until in stretch.media]
         return [(begin - stretch.start, until - stretch.start) for begin, until in ranges if begin < until]

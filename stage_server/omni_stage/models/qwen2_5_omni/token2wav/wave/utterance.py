@@ -35,7 +35,7 @@ class Utterance:
 
     @property
     def is_guided(self) -> bool:
-        """Whether the transformer runs a second time without voice and codes."""
+        """Whether the transformer also computes every frame without voice and codes."""
         return self.guidance >= _LEAST_GUIDANCE
 
     @property

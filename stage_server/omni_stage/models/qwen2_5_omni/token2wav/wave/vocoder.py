@@ -21,8 +21,8 @@ _REFERENCE_DB = 20.0
 def vocode(vocoder: Qwen2_5OmniToken2WavBigVGANModel, mel: torch.Tensor) -> torch.Tensor:
     """Returns audio float32 [N, samples] in [-1, 1] from mel [N, bins, frames], all on the device.
 
-    If an utterance's mel is not finite, all its samples become NaN. Otherwise the clamps in the forward would hide the
-    error: minus infinity would become silence, and infinity a full-scale constant.
+    If an utterance's mel is not finite, all its samples become NaN. Without the NaN, the clamps in the forward would
+    hide the error: minus infinity would become silence, and infinity a full-scale constant.
     """
     with _same_sums_every_time():
         return _vocode(vocoder, mel)

@@ -41,7 +41,10 @@ class SoundPool:
         return self._states.attention.shape[0]
 
     def check(self, sound: str, first_frame: int) -> None:
-        """Check that the stream continues at this frame; a new stream must begin at 0. Raises ModelExecutionError."""
+        """Check that the stream continues at this frame; a new stream must begin at 0.
+
+        Raises ModelExecutionError if it does not, or if there is no room for a new stream.
+        """
         known = self._sounds.get(sound)
         frames = 0 if known is None else known.frames
         if first_frame != frames:

@@ -66,7 +66,7 @@ class States:
 
 
 def read_layout(model: Any) -> StateLayout:
-    """Returns the layout of a Qwen3OmniMoeCode2Wav, from its configuration."""
+    """Returns the layout of a Qwen3OmniMoeCode2Wav, from its configuration and its convolutions."""
     config = model.config
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     columns: list[tuple[int, int]] = []
