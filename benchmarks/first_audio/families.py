@@ -68,8 +68,8 @@ QWEN25 = Family(
     notes=(
         f"A seeded Qwen2.5-Omni of a few million weights in float32 on CPU: {THINKER_TOKENS} tokens of text, and "
         f"{CODES_PER_SECOND} codec tokens per second of audio. One OpenMP thread per process.",
-        "transformers answers one request after another. Its talker may end earlier than those of the other sides (it has no "
-        "ignore_eos).",
+        "transformers answers one request after another. Its talker may end earlier than those of the other sides (it "
+        "has no ignore_eos).",
         "Error of windows: root mean square of the difference to decoding all tokens in one forward, relative to the "
         "difference between two seeds.",
     ),
@@ -86,7 +86,7 @@ QWEN3 = Family(
     notes=(
         f"A seeded Qwen3-Omni of a few million weights in float32 on CPU: {THINKER_TOKENS} tokens of text, and "
         f"{FRAMES_PER_SECOND} frames of codes per second of audio. One OpenMP thread per process.",
-        "transformers answers one request after another, greedily. Its talker may end earlier than those of the other sides (it has "
-        "no ignore_eos).",
+        "transformers answers one request after another, greedily. Its talker may end earlier than those of the other "
+        "sides (it has no ignore_eos).",
     ),
 )

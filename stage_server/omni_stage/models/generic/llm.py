@@ -70,13 +70,13 @@ class TextTokenizer:
             with self._lock:
                 ids = list(self._tokenizer(prompt.text)["input_ids"])
         else:
-            raise InvalidRequestError("the prompt is empty: give text, chat or token ids", field="start.prompt")
+            raise InvalidRequestError("the prompt is empty: give text, chat or token ids", field="start.input")
         if not ids:
-            raise InvalidRequestError("the prompt has no tokens; give at least one", field="start.prompt")
+            raise InvalidRequestError("the prompt has no tokens; give at least one", field="start.input")
         if min(ids) < 0 or max(ids) >= self.vocab_size:
             raise InvalidRequestError(
                 f"a token id of the prompt is outside the vocabulary of {self.vocab_size} tokens",
-                field="start.prompt.token_ids",
+                field="start.token_ids",
                 limit=self.vocab_size - 1,
             )
         return ids
@@ -84,7 +84,7 @@ class TextTokenizer:
     def _encode_chat(self, messages: Sequence[ChatMessage], tools: Tools | None) -> list[int]:
         if not getattr(self._tokenizer, "chat_template", None):
             raise InvalidRequestError(
-                "this checkpoint has no chat template; send the prompt as text", field="start.prompt.chat"
+                "this checkpoint has no chat template; send the prompt as text", field="start.chat"
             )
         conversation = [describe_message(message) for message in messages]
         offered = None if tools is None or tools.mode is ToolMode.NONE else tools.as_openai()
@@ -99,7 +99,7 @@ class TextTokenizer:
             raise InvalidRequestError(
                 "the checkpoint's chat template refused the messages (roles and their order); "
                 "most templates want user and assistant in turns",
-                field="start.prompt.chat",
+                field="start.chat",
             ) from error
         return list(ids)
 
@@ -126,7 +126,7 @@ def _text_of(message: ChatMessage) -> str:
     for part in message.parts:
         if not isinstance(part, TextPart):
             raise InvalidRequestError(
-                f"component {LLM.id} reads text only; leave out images and audio", field="start.prompt.chat"
+                f"component {LLM.id} reads text only; leave out images and audio", field="start.chat"
             )
         texts.append(part.text)
     return "".join(texts)

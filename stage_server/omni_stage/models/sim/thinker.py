@@ -45,7 +45,7 @@ class Thinker:
         if room < 1:
             raise PromptTooLongError(
                 f"the prompt has {len(ids)} tokens, at most {self._max_model_len - 1} fit; shorten the prompt",
-                field="start.prompt",
+                field="start.input",
                 limit=f"{self._max_model_len - 1} tokens",
             )
         sampling = request.sampling
