@@ -1,6 +1,7 @@
-"""The one place where errors become gRPC statuses: code, message, ErrorInfo, BadRequest, RetryInfo.
+"""Turns errors into gRPC statuses: code, message, ErrorInfo, BadRequest, RetryInfo.
 
-Every error that leaves a stage passes through `to_status`. An unexpected error becomes INTERNAL with a fixed message,
+Every error of a Generate call passes through `to_status`. (The bounds of other calls end those calls themselves, see
+server/side_calls.py.) An unexpected error becomes INTERNAL with a fixed message,
 because its own text may hold a prompt.
 """
 

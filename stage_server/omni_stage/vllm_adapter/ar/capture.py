@@ -1,4 +1,5 @@
-"""The rows that an autoregressive stage sends: exactly one per position, in order, whatever the scheduler does.
+"""The rows that an autoregressive stage sends: each published position's exactly once, in order, however it is
+scheduled.
 
 A step computes spans of positions. Chunked prefill splits a prompt over steps, batching mixes requests, and a preempted
 request is computed again from its start, so positions repeat. The ledger keeps, for each request, the first position
