@@ -23,7 +23,8 @@ WATCH_TIMEOUT_S = 60
 
 
 class EndlessBackoffs:
-    """Infinite sequence of pauses before kopf's next attempt, in seconds. kopf exits after a finite one."""
+    """Infinite sequence of pauses before kopf's next attempt, in seconds. kopf exits when a finite sequence
+    ends."""
 
     def __iter__(self) -> Iterator[float]:
         pause = 0.5
@@ -55,7 +56,7 @@ class PipelineWatcher(Protocol):
         """Returns credentials for kopf's own calls."""
 
     def pipeline_seen(self, event_type: str | None, manifest: dict[str, Any]) -> None:
-        """Process an event of kopf's watch; type None is an item of its list."""
+        """Process an event of kopf's watch, or an item of its list (type None)."""
 
     async def stop(self) -> None:
         """End all work, because the process ends."""

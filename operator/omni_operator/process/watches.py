@@ -61,7 +61,7 @@ class Watches:
                 self._add(kind)
 
     async def synced(self) -> None:
-        """Wait until every first list is complete."""
+        """Wait until every reflector's first list is complete."""
         for reflector in self._reflectors:
             await reflector.synced.wait()
 

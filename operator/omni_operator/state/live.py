@@ -100,7 +100,8 @@ class LiveSet:
 
 
 def compute_live_sets(observed: Observed, now: datetime) -> dict[str, LiveSet]:
-    """Returns every revision that has a Deployment, a ReplicaSet with pods, or a pod, sorted by name."""
+    """Returns every revision with a Deployment, a ReplicaSet that is not scaled to zero, or a pod that may still
+    run."""
     deployments = {
         _member(child["spec"]["selector"].get("matchLabels", {})): child
         for key, child in observed.children.items()

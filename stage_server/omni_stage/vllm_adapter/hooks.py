@@ -11,9 +11,9 @@
 A one-shot model streams when its component cuts its input into parts (models/edge_stream.py): each part is a request.
 
 The runners call `publish_positions`, `after_sampling` and `generate` under inference mode, once for all requests of a
-step. The first two must not wait for the device (no `.item()`, `.cpu()`, `nonzero`), because that would delay the
-launch of the next step. The tensors that they return must own their memory, because the next step overwrites their
-inputs. This module imports torch for its types only.
+step. An autoregressive model's hooks must not wait for the device (no `.item()`, `.cpu()`, `nonzero`), because that
+would delay the launch of the next step. The tensors that they return must own their memory, because the next step
+overwrites their inputs. This module imports torch for its types only.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The rows that an autoregressive stage sends: each published position's exactly once, in order, however it is
-scheduled.
+"""The rows that an autoregressive stage sends: each captured position's row once, in order, whatever the scheduler
+does.
 
 A step computes spans of positions. Chunked prefill splits a prompt over steps, batching mixes requests, and a preempted
 request is computed again from its start, so positions repeat. The ledger keeps, for each request, the first position
