@@ -30,9 +30,10 @@ class RetryClass(StrEnum):
     """When to retry after an error."""
 
     SOON = "soon"
-    """Another client has written in between: the next reconcile reads the change."""
+    """The call is based on an old state, because another client has written: the next read shows the change."""
     LATER = "later"
-    """The server is busy, faulty or unreachable: retry with growing pauses."""
+    """The server is busy, faulty or unreachable, or lacks an object or accepts no credentials yet: retry with growing
+    pauses."""
     SLOWLY = "slowly"
     """The server refuses the call: a retry succeeds only after someone changes the cluster."""
     NEVER = "never"

@@ -1,4 +1,4 @@
-"""Handlers that kopf calls: the login, and the events of OmniPipelines, which go to the store and the queue.
+"""Handlers that kopf calls: the login, the events of OmniPipelines (which go to the store and the queue), the cleanup.
 
 Of kopf's event handlers only `on.event` is used, because it adds no annotation and no finalizer to any object. kopf
 manages the process (signals, exit) and a watch with re-authentication. kopf does not report deletions that happened

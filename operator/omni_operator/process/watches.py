@@ -114,7 +114,7 @@ class Watches:
         return ages | {reflector.name: reflector.age_s for reflector in self._reflectors}
 
     async def sweep(self) -> None:
-        """Make the stored pipelines equal to a list, scope by scope."""
+        """Make the stored pipelines equal to a new list, scope by scope. Only logs an ApiError."""
         for scope in self._scopes:
             try:
                 await self._sweep(scope)

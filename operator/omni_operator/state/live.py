@@ -17,7 +17,8 @@ from omni_operator.state.observed import Observed
 from omni_proto.pod_contract import PIPELINE_LABEL, REVISION_LABEL, STAGE_LABEL
 
 LOST_POD_SLACK: Final = timedelta(seconds=60)
-"""How long a terminating pod still counts after its grace period. Then kubelet has killed it or its node is lost."""
+"""How long a terminating pod still counts after its grace period. By then, kubelet has killed it or its node is
+lost."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,7 +190,7 @@ class ServingCertificate:
 
 
 def _read_settled(settings: ServerTls, names: tuple[str, ...]) -> dict[str, bytes]:
-    """Reads the files until two reads in a row agree, at most _READS more times. Returns what the last read found."""
+    """Reads the files until two reads in a row agree, with at most _READS repeats. Returns what the last read found."""
     files = {name: _read(settings, name) for name in names}
     for _ in range(_READS):
         again = {name: _read(settings, name) for name in names}

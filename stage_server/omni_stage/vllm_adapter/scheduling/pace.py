@@ -36,7 +36,8 @@ class Pace:
 
     @classmethod
     def from_additional_config(cls, additional_config: object) -> Pace | None:
-        """Returns the pace in vllm_config.additional_config; None if no audio is played. Raises ConfigurationError."""
+        """Returns the pace in vllm_config.additional_config; None if it holds none: no audio is played. Raises
+        ConfigurationError."""
         values: Any = additional_config.get(PACE_KEY) if isinstance(additional_config, Mapping) else None
         if values is None:
             return None
