@@ -1,7 +1,7 @@
 """A light client of the Kubernetes API server, for programs that watch many objects and write few.
 
-It uses plain JSON, server-side apply, a Lease, and watches. A watch begins with a list, which replaces the stored
-objects. The package does not depend on OmniPipelines.
+It uses plain JSON, server-side apply, a Lease, and watches. A collection's first watch follows a list, which replaces
+the stored objects. The package does not depend on OmniPipelines.
 
     reflector --> client --> transport --> connection          parsing of responses: wire, seen
         +-------> store                                        comparison and decisions: matching, lease, pacing

@@ -13,7 +13,8 @@ from email.utils import parsedate_to_datetime
 class ServerClock:
     """A clock set by the Date header of responses.
 
-    It is never ahead of the server, and behind it by at most a second and the latency of a response.
+    From the first response on, it is never ahead of the server, and is behind it by at most a second and the latency of
+    a response.
     """
 
     def __init__(self) -> None:

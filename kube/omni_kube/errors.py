@@ -1,6 +1,6 @@
 """Errors of calls to the API server, with one root class. Each class defines how the call is retried.
 
-A leaf: imports the standard library only.
+This module imports the standard library only.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ class RetryClass(StrEnum):
     """When to retry after an error."""
 
     SOON = "soon"
-    """Another client has written in between: the next reconcile reads the change."""
+    """The call is based on an old state, because another client has written: the next read shows the change."""
     LATER = "later"
-    """The server is busy, faulty or unreachable: retry with growing pauses."""
+    """The server is busy, faulty or unreachable, or lacks an object or accepts no credentials yet: retry with growing
+    pauses."""
     SLOWLY = "slowly"
-    """The server refuses the call: retry with long pauses, because someone may change the cluster."""
+    """The server refuses the call: a retry succeeds only after someone changes the cluster."""
     NEVER = "never"
     """Do not retry until an event reports a change."""
 
@@ -132,7 +133,7 @@ def api_error(status: int, body: bytes | Mapping[str, Any], retry_after: str | N
     """Returns the error for a response of the API server.
 
     body is a Status object, as text or decoded; any other text is used as the message. retry_after is the value of
-    that header.
+    the Retry-After header.
     """
     document = _parse_status(body) if isinstance(body, bytes) else dict(body)
     message = str(document.get("message") or "no message")[:MAX_MESSAGE_CHARACTERS]

@@ -1,7 +1,7 @@
 """Leader election by a coordination Lease: the process that holds the Lease may write; the others only watch.
 
-The protocol is client-go's. A candidate takes over the Lease when its record (its spec) has not changed for the stated
-duration *by the candidate's own clock*, so clocks need not agree. A leader whose renewals fail stops sending writes
+The protocol is client-go's. A candidate takes over the Lease when its resource version has not changed for the duration
+in its spec, *by the candidate's own clock*, so clocks need not agree. A leader whose renewals fail stops sending writes
 renew_deadline_s after the last successful renewal, before another process may take over. Writes in flight at that
 moment time out before the takeover too.
 """
@@ -30,7 +30,7 @@ class LeaseTimes:
     """Times of the election, in seconds; client-go's defaults."""
 
     duration_s: int = 15
-    """How long a record must stay unchanged before another process may take the Lease over."""
+    """How long the Lease must stay unchanged before another process may take the Lease over."""
     renew_deadline_s: float = 10.0
     """How long a leader may send writes after its last renewal."""
     retry_s: float = 2.0
@@ -46,7 +46,7 @@ class Sighting:
     """By the local monotonic clock, in seconds."""
 
     def updated(self, lease: Manifest | None, now: float) -> Sighting:
-        """Returns the sighting after another read; `since` changes only when the record has changed."""
+        """Returns the sighting after another read; `since` changes only with the resource version."""
         if self.lease is not None and lease is not None and _version(self.lease) == _version(lease):
             return self
         return Sighting(lease, now)
@@ -127,7 +127,7 @@ class Leadership:
     def ensure(self) -> float:
         """Returns how many seconds a write that is sent now may take. Raises NotLeaderError.
 
-        The write must end before another process may take over, which is the record's duration after the last renewal.
+        The write must end before another process may take over, which is the Lease's duration after the last renewal.
         """
         left_s = self._valid_until - asyncio.get_running_loop().time()
         if left_s <= 0:

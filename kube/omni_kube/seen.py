@@ -57,7 +57,7 @@ class Seen(NamedTuple):
     created: str
     """Creation timestamp in the API server's format; empty if absent."""
     decode: Callable[[], Manifest]
-    """Returns the object with apiVersion and kind, without managedFields."""
+    """Returns the object with apiVersion and kind; from `read`, without managedFields."""
     size: int = 0
     """Bytes of JSON that are kept for decode; 0 for a decoded object."""
 

@@ -4,7 +4,7 @@
     reflectors of children, pods --+--> store, queue --> workers --> Reconciler --> API server
     resync, won leadership --------+
 
-Workers start once every first list is complete, and write only while this process holds the lease.
+Workers start once every reflector's first list is complete, and write only while this process holds the lease.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from omni_operator.state.observe import new_store
 
 RECONCILE_TIMEOUT_S: Final = 120.0
 EDIT_PAUSE_S: Final = 0.05
-"""Debounce time after an edit of the pipeline itself."""
+"""Longest debounce time after an edit of the pipeline itself."""
 RESYNC_SPREAD_S: Final = 30.0
 """A resync queues all pipelines, spread evenly over this time."""
 
@@ -120,7 +120,7 @@ class Controller:
         return kopf.AiohttpSession(server=self._connection.server, aiohttp_session=session)
 
     def pipeline_seen(self, event_type: str | None, manifest: dict[str, Any]) -> None:
-        """Store an OmniPipeline that kopf watched or, if the type is None, listed. Queue the affected pipelines."""
+        """Take in an event of kopf's watch, or an item of its list (type None). Queue the affected pipelines."""
         concerned = self._watches.take_pipeline(event_type, manifest)
         # A shorter debounce than for children: a user waits for the effect of an edit, and children change in bursts.
         self._enqueue(concerned, min(EDIT_PAUSE_S, self._settings.debounce_s))

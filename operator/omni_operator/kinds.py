@@ -23,7 +23,7 @@ CHILD_KINDS: Final = (
     ObjectKind("PodDisruptionBudget", "policy/v1", "poddisruptionbudgets"),
     ObjectKind("PodMonitor", "monitoring.coreos.com/v1", "podmonitors", optional=True),
 )
-"""Every kind that the operator writes. Each follows the kinds that it depends on."""
+"""Every kind of child. Each follows the kinds that it depends on."""
 KIND_BY_NAME: Final = {kind.kind: kind for kind in CHILD_KINDS}
 
 PODS: Final = ObjectKind("Pod", "v1", "pods")

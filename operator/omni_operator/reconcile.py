@@ -1,6 +1,6 @@
-"""One reconcile of one pipeline: observe, decide, write. It is idempotent, and its only state is in the Kubernetes API.
+"""One reconcile of one pipeline: observe, decide, write. It is idempotent. Only the Kubernetes API holds lasting state.
 
-`_pass` is a sequence of numbered steps. Every decision in it is a pure function in another module.
+`_pass` is a sequence of numbered steps. Its decisions are pure functions, nearly all in other modules.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Report:
     again_after_s: float | None = None
     """Seconds after which to reconcile again even if no event arrives; with retry, the shortest pause."""
     progressed: bool = False
-    """With retry: whether it got further than the previous reconcile."""
+    """With retry: whether some of its writes succeeded."""
 
 
 class Reconciler:
@@ -100,7 +100,7 @@ class Reconciler:
         """Whether the cluster has PodMonitors and the settings enable them."""
 
     async def reconcile(self, key: NamespacedName, failures: int = 0) -> Report:
-        """Bring one pipeline closer to its spec and its status up to date. Raises ApiError, NotLeaderError.
+        """Bring one pipeline closer to its spec, and update its status. Raises ApiError, NotLeaderError.
 
         failures: number of consecutive failures before this call.
         """

@@ -34,7 +34,7 @@ class BuildSettings:
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
     """For every container. None uses Kubernetes' default: Always for :latest, else IfNotPresent."""
     pod_monitors: bool = False
-    """Whether the cluster has the PodMonitor API."""
+    """Whether to write PodMonitors: the cluster has their API, and the administrator wants them."""
     pod_monitor_labels: tuple[tuple[str, str], ...] = ()
     """Labels by which the administrator's Prometheus selects PodMonitors."""
     hub_endpoint: str | None = None

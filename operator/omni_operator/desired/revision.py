@@ -1,8 +1,8 @@
 """Revisions: a hash of everything that two stages must agree on to communicate, and the snapshot of a revision's spec.
 
-compat = hash(image, model uri and revision, graph, every stage's component, dtype, quantization), computed from the
-resource alone. Pods call only pods of their own revision, so incompatible stages never exchange a request. See
-docs/adr/0010-a-set-for-each-revision.md.
+compat = hash(model uri and revision, graph, every stage's image, component, dtype, quantization and outputs), computed
+from the resource and the operator's default image alone. Pods call only pods of their own revision, so incompatible
+stages never exchange a request. See docs/adr/0010-a-set-for-each-revision.md.
 """
 
 from __future__ import annotations

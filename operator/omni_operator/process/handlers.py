@@ -1,4 +1,4 @@
-"""Handlers that kopf calls: the login, and the events of OmniPipelines, which go to the store and the queue.
+"""Handlers that kopf calls: the login, the events of OmniPipelines (which go to the store and the queue), the cleanup.
 
 Of kopf's event handlers only `on.event` is used, because it adds no annotation and no finalizer to any object. kopf
 manages the process (signals, exit) and a watch with re-authentication. kopf does not report deletions that happened
@@ -23,7 +23,8 @@ WATCH_TIMEOUT_S = 60
 
 
 class EndlessBackoffs:
-    """Infinite sequence of pauses before kopf's next attempt, in seconds. kopf exits after a finite one."""
+    """Infinite sequence of pauses before kopf's next attempt, in seconds. kopf exits when a finite sequence
+    ends."""
 
     def __iter__(self) -> Iterator[float]:
         pause = 0.5
@@ -55,7 +56,7 @@ class PipelineWatcher(Protocol):
         """Returns credentials for kopf's own calls."""
 
     def pipeline_seen(self, event_type: str | None, manifest: dict[str, Any]) -> None:
-        """Process an event of kopf's watch; type None is an item of its list."""
+        """Process an event of kopf's watch, or an item of its list (type None)."""
 
     async def stop(self) -> None:
         """End all work, because the process ends."""

@@ -66,7 +66,7 @@ class Readings:
     queue_length: Callable[[], int]
     """Pipelines that wait for a reconcile."""
     longest_due_s: Callable[[], float]
-    """The longest time that a pipeline has been due or its reconcile has run."""
+    """The longest time for which a pipeline has been due, or its reconcile has been running."""
 
 
 class Metrics:

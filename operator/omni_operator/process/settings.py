@@ -36,7 +36,7 @@ _HTTP_URL: Final = re.compile(r"https?://[^\s/?#]+(/[^\s?#]*)?")
 
 
 class SettingsError(Exception):
-    """A setting, or the object it refers to, is wrong. str() names the setting, its value and the allowed values."""
+    """A setting, or the object it refers to, is wrong. str() says what is wrong and what to give instead."""
 
 
 class _WrongValue(ValueError):

@@ -61,7 +61,7 @@ class Watches:
                 self._add(kind)
 
     async def synced(self) -> None:
-        """Wait until every first list is complete."""
+        """Wait until every reflector's first list is complete."""
         for reflector in self._reflectors:
             await reflector.synced.wait()
 
@@ -114,7 +114,7 @@ class Watches:
         return ages | {reflector.name: reflector.age_s for reflector in self._reflectors}
 
     async def sweep(self) -> None:
-        """Make the stored pipelines equal to a list, scope by scope."""
+        """Make the stored pipelines equal to a new list, scope by scope. Only logs an ApiError."""
         for scope in self._scopes:
             try:
                 await self._sweep(scope)

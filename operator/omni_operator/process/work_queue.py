@@ -1,4 +1,5 @@
-"""Queue of keys to reconcile. Each key waits at most once, and at most one worker processes it (it is in work).
+"""Queue of keys to reconcile. Each key waits at most once, and at most one worker processes it. Such a key is
+in work.
 
 Keys are debounced, and a key that fails is retried with growing pauses. The queue is level-triggered: a key says that
 something about a pipeline may have changed, and does not say what. A key that is added while in work is processed once
@@ -21,7 +22,7 @@ from omni_kube.pacing import Backoff
 Key = TypeVar("Key", bound=Hashable)
 
 SHORTEST_PAUSE_S = 1.0
-"""Shortest pause after a failure, used when a new event for the key arrives."""
+"""A longer pause after a failure is shortened to this when a new event for the key arrives."""
 
 
 _NONE = object()
@@ -72,7 +73,10 @@ class WorkQueue(Generic[Key]):
         return len(self._busy)
 
     def add(self, key: Key, delay_s: float | None = None) -> None:
-        """Queue key, ready after delay_s (default: the debounce time), or earlier if it is already due earlier."""
+        """Queue key, ready after delay_s (default: the debounce time), or earlier if it is already due earlier.
+
+        After a failure, it is not ready before the time that `retry` has set.
+        """
         if key in self._busy:
             self._again.add(key)
             return
@@ -126,8 +130,9 @@ class WorkQueue(Generic[Key]):
 
         If it progressed, its pauses start again with the shortest one.
 
-        A new event for the key shortens the pause to SHORTEST_PAUSE_S or at_least_s, because the event may be the fix.
-        The pause is not shorter, so that a key that always fails does not cause a busy loop.
+        A new event for the key shortens a longer pause to SHORTEST_PAUSE_S, or at_least_s if that is longer, because
+        the event may be the fix. It does not shorten the pause further, so that a key that always fails does not cause
+        a busy loop.
         """
         failures = self._failures[key] = (0 if progressed else self._failures.get(key, 0)) + 1
         pause = max(self._backoff.pause(failures), at_least_s)

@@ -167,7 +167,8 @@ def _type_checked(document: bytes, source: str) -> OmniPipeline:
 def read_snapshots(observed: Observed, target: str) -> dict[str, OmniPipeline]:
     """Returns the specs of revisions other than the target, by revision, from their ControllerRevisions.
 
-    A revision whose spec cannot be read is omitted: the rollout then does not change that revision's live children.
+    A revision whose spec cannot be read is omitted. The rollout then leaves its live children unchanged while it
+    serves, and prunes them afterwards.
     """
     kept = [
         child

@@ -54,7 +54,7 @@ class Plan:
     waiting: tuple[ChildKey, ...] = ()
     """Children that are being deleted, to be applied again when they no longer exist."""
     unread: tuple[ChildKey, ...] = ()
-    """Children of which the store has only the metadata. Their desired-hash annotation matches; the rest of the object
+    """Children of which the store has only some fields. Their desired-hash annotation matches; the rest of the object
     must be read from the API server and compared."""
     why: tuple[str, ...] = ()
     """The difference for each apply, for logs: `missing`, `desired` (the desired manifest has changed) or the path of a
@@ -191,7 +191,7 @@ def _prunes(retained: set[ChildKey], observed: Observed) -> tuple[Prune, ...]:
 
 
 def _used_config_maps(observed: Observed) -> Iterator[str]:
-    """Yields the names of ConfigMaps that a pod, a ReplicaSet with replicas or a live Deployment mounts or reads.
+    """Yields the names of ConfigMaps that a pod, or a ReplicaSet or Deployment with replicas, mounts or reads.
 
     The Deployment is the one that was observed before this reconcile's writes. A write may have changed it since, but
     its pods are not replaced yet.

@@ -3,8 +3,9 @@
 A revision is a complete set of stages that call only one another. All inputs of a decision are in the API: which sets
 exist, and which of them the entry Service selects. So a restarted operator decides as the previous one would have.
 
-    build     build the target's set while the other one serves (BlueGreen), or after that one has ended (Recreate)
-    switch    the entry Service selects the target once every stage of it is available
+    build     build the target's set while the old set serves (BlueGreen), or after the old set has ended (Recreate)
+    switch    the entry Service selects the target once every stage of it is available, or immediately if no other set
+              is to keep serving (Recreate, a suspended pipeline, an old set that failed)
     retire    a set that neither serves nor is the target is scaled down from the entry stage downstream. A stage is
               scaled to zero once its upstream stage has no pods: until then, requests in flight need it. When no pod
               is left, the set is pruned.
@@ -66,7 +67,7 @@ class RevisionPart:
     replicas: Mapping[str, int]
     """Replicas that the Deployment of each stage must have now."""
     stages: frozenset[str] | None = None
-    """Stages that have a Deployment; None: all."""
+    """Stages whose Deployment and PodDisruptionBudget must exist; None: all."""
 
     def wants(self, manifest: Manifest) -> bool:
         """Returns whether a child that was built for the revision must exist now."""

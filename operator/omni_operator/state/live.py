@@ -17,7 +17,8 @@ from omni_operator.state.observed import Observed
 from omni_proto.pod_contract import PIPELINE_LABEL, REVISION_LABEL, STAGE_LABEL
 
 LOST_POD_SLACK: Final = timedelta(seconds=60)
-"""How long a terminating pod still counts after its grace period. Then kubelet has killed it or its node is lost."""
+"""How long a terminating pod still counts after its grace period. By then, kubelet has killed it or its node is
+lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,8 @@ class LiveSet:
 
 
 def compute_live_sets(observed: Observed, now: datetime) -> dict[str, LiveSet]:
-    """Returns every revision that has a Deployment, a ReplicaSet with pods, or a pod, sorted by name."""
+    """Returns every revision with a Deployment, a ReplicaSet that is not scaled to zero, or a pod that may still
+    run."""
     deployments = {
         _member(child["spec"]["selector"].get("matchLabels", {})): child
         for key, child in observed.children.items()

@@ -28,7 +28,7 @@ class Observed:
     """ReplicaSets that carry the pipeline's label."""
     endpoints: Mapping[str, int] = field(default_factory=dict)
     """Ready endpoints by Service name, from EndpointSlices: an address that appears in several of them counts once.
-    A Service without one is 0 or absent."""
+    A Service without a ready endpoint has 0 or is absent."""
 
     @property
     def uid(self) -> str:

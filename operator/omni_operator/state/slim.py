@@ -33,7 +33,10 @@ _METADATA: Final = (
 
 
 def slim_seen(manifest: Manifest) -> Manifest:
-    """Returns the part of a received object to store. Children are stored whole, except ConfigMaps (large data)."""
+    """Returns the part of a received object to store. A pipeline's own children lose only managedFields;
+    ConfigMaps also lose their data. Of other owners' objects, pods, ReplicaSets and EndpointSlices, only the fields
+    that decisions read are kept.
+    """
     kind = manifest["kind"]
     if kind == PIPELINE_KIND:
         metadata = {key: value for key, value in manifest["metadata"].items() if key not in _UNREAD_METADATA}

@@ -60,7 +60,7 @@ async def write_status(client: ApiClient, observed: Observed, status: Mapping[st
 async def write_events(
     client: ApiClient, observed: Observed, events: Iterable[EventData], identity: str, now: datetime
 ) -> None:
-    """Write Events about the pipeline. If a write fails it is only logged, because the status has the same content."""
+    """Write Events about the pipeline. A failed write is only logged, because the status has the same content."""
     for event in events:
         try:
             await client.create(EVENTS, build_event(observed, event, identity, now))

@@ -28,7 +28,7 @@ class StageState:
     name: str
     revision: str
     wanted: int
-    """Replicas that the spec requests."""
+    """Final number of replicas (see rollout/replicas.py): that in the spec, or 0 while the pipeline is suspended."""
     available: int
     ready_replicas: int
     reachable: bool
@@ -49,7 +49,7 @@ class StageState:
 
 @dataclass(frozen=True, slots=True)
 class ChildError:
-    """A write that the API server refuses."""
+    """A write that failed, and that the status reports."""
 
     what: str
     """The object, e.g. `Deployment tiny-thinker-1a2b3c4`."""
@@ -204,7 +204,7 @@ def judge_degraded(assessment: Assessment) -> Verdict:
     failing = _worst(stage for stage in assessment.stages if stage.cause is not None and stage.cause.hard)
     if failing is not None and failing.cause is not None:
         return Verdict(True, failing.cause.reason, f"stage {failing.name}: {failing.cause.message}")
-    # Replicas that are missing from a set that was complete were lost; in a set that is starting they are not.
+    # Replicas that are missing from a set that was complete were lost. A set that is starting has lost none.
     was_complete = assessment.settled if assessment.serving == assessment.target else True
     lost = [stage for stage in assessment.stages if stage.is_short]
     if was_complete and lost and not assessment.suspended:

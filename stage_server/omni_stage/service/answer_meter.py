@@ -1,4 +1,4 @@
-"""Measures when the response to one request reached its caller, and how much audio it contained."""
+"""Measures when the response to one request was written to its caller, and how much audio it contained."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ AUDIBLE_S: Final = 0.02
 
 @dataclass(slots=True)
 class AnswerMeter:
-    """What the caller got, and when. Times are seconds since the request's start; None if there was no such output."""
+    """What the caller got, and when. Times are seconds since the request's start. Without such an output, they are
+    None, or 0 for last_audio_s."""
 
     clock: Callable[[], float] = time.monotonic
     began: float = field(default_factory=time.monotonic)
@@ -28,7 +29,7 @@ class AnswerMeter:
     underruns: int = 0
     """How often a listener who plays from the first audio on ran out of audio before more arrived."""
     silence_s: float = 0.0
-    """How long that listener heard nothing, in total."""
+    """How long those underruns lasted, in total."""
     _played_until_s: float = 0.0
     """When that listener will have played all audio that has arrived."""
 

@@ -1,7 +1,8 @@
-"""The one place where errors become gRPC statuses: code, message, ErrorInfo, BadRequest, RetryInfo.
+"""Turns errors into gRPC statuses: code, message, ErrorInfo, BadRequest, RetryInfo.
 
-Every error that leaves a stage passes through `to_status`. An unexpected error becomes INTERNAL with a fixed message,
-because its own text may hold a prompt.
+Every error of a Generate call, except its cancellation, passes through `to_status`. The bounds of other calls
+(server/side_calls.py) end such calls themselves. An unexpected error becomes INTERNAL with a fixed message, because its
+own text may hold a prompt.
 """
 
 from __future__ import annotations

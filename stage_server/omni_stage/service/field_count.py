@@ -26,7 +26,7 @@ class _TooManyError(Exception):
 
 
 def has_too_many_fields(data: bytes, most: int = MAX_FIELDS) -> bool:
-    """Returns whether a GenerateRequest has more than `most` fields. False for bytes that do not parse."""
+    """Returns whether a GenerateRequest has more than `most` fields. False for bytes that end early."""
     if len(data) <= _SMALL_BYTES:
         return False
     try:

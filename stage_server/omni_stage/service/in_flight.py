@@ -56,7 +56,7 @@ class InFlight:
                 self._idle.set()
 
     def fail_all(self, error: OmniStageError) -> int:
-        """End every call with `error`. Returns the number of calls."""
+        """End with `error` every call that is not ending already. Returns the number of those calls."""
         ended = 0
         for entry in self._entries:
             if entry.failure is None:

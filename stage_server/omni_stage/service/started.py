@@ -12,7 +12,7 @@ class Started(Generic[_T]):
     """The constructor runs a coroutine up to its first wait. Await the object once, in a task, to run the rest.
 
     The part before the first wait runs in no task of its own, so it must not use asyncio.timeout or
-    asyncio.current_task. From Python 3.12 on, an eager task does the same.
+    asyncio.current_task. From Python 3.12 on, an eager task also begins immediately.
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, _T]) -> None:

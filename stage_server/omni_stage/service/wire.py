@@ -42,7 +42,7 @@ class OutgoingChunk:
 
 
 def deserialize_request(data: bytes) -> WireMessage:
-    """Returns one decoded message of the caller. Never raises: gRPC would then end the call without a reason."""
+    """Returns one decoded message of the caller. Never raises, because gRPC would end the call without a reason."""
     if has_too_many_fields(data):
         return WireError(f"it has more than {MAX_FIELDS} fields; a chat has at most 1,024 parts")
     try:
@@ -64,7 +64,7 @@ def serialize_response(message: stage_service_pb2.GenerateResponse | EncodedResp
 class TextEncoder:
     """Encodes a stage's texts as GenerateResponses, with the same bytes as protobuf.
 
-    Building the protobuf message and its two parts would take four times as long, for every token.
+    Building the protobuf message and the TextDelta in it would take four times as long, for every token.
     """
 
     def __init__(self, stage: str) -> None:

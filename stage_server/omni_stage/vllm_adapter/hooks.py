@@ -10,10 +10,10 @@
 
 A one-shot model streams when its component cuts its input into parts (models/edge_stream.py): each part is a request.
 
-The runners call a hook under inference mode, on the device, once for all requests of a step. A hook must not wait for
-the device (no `.item()`, `.cpu()`, `nonzero`), because that would delay the launch of the next step. The tensors that
-it returns must own their memory, because the next step overwrites the hook's inputs. This module imports torch for its
-types only.
+The runners call `publish_positions`, `after_sampling` and `generate` under inference mode, once for all requests of a
+step. An autoregressive model's hooks must not wait for the device (no `.item()`, `.cpu()`, `nonzero`), because that
+would delay the launch of the next step. The tensors that they return must own their memory, because the next step
+overwrites their inputs. This module imports torch for its types only.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SupportsInputRows(Protocol):
     """
 
     input_row_size: int
-    """Values of a row, D."""
+    """Number of values in a row, D."""
 
     def bind_input_rows(self, buffer: torch.Tensor) -> None:
         """Take the buffer [max_num_tokens, D] (the engine's dtype, the model's device); called once, after loading."""
@@ -83,7 +83,7 @@ class PublishesPositions(Protocol):
     """A model that chooses what a downstream stage reads for each position.
 
     It may also have `select_positions(stretch)`, which returns the ranges [begin, end), relative to `stretch.start`, of
-    the positions to publish. It is called on the host. Without it, all positions are published.
+    the positions to publish. The runner calls it on the host. Without `select_positions`, all positions are published.
     """
 
     def publish_positions(self, positions: Positions) -> Mapping[str, torch.Tensor]:

@@ -83,7 +83,7 @@ def pack_tensors(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     Tensors on other devices are copied to the host here, which waits for the device.
 
     Raises:
-        InvalidTensorError: a dtype is not supported, or a name is empty.
+        InvalidTensorError: a dtype is not supported, a name is empty, or the names and shapes are too long together.
     """
     headers: list[_TensorHeader] = []
     parts: list[torch.Tensor] = []

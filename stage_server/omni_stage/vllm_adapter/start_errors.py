@@ -1,9 +1,9 @@
 """Reports to the stage server why its engine's process cannot start with a configuration.
 
 vLLM 0.32 reports an engine core's end to the process that started it, but only logs its exception. When our worker
-refuses a configuration (a checkpoint that does not fit, settings that cannot give correct rows), its message, field and
-remedy belong in the stage's termination message. So the starting process names a file in the environment, and the
-worker writes its refusal there before it raises it.
+refuses a configuration (a checkpoint that does not fit, settings that cannot give correct rows), the error's message
+(with its remedy) and field belong in the stage's termination message. So the starting process names a file in the
+environment, and the worker writes its refusal there before it raises it.
 """
 
 from __future__ import annotations

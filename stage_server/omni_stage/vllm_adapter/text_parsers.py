@@ -58,7 +58,8 @@ class TextParsers:
     ) -> TextParse | None:
         """Returns the parser of one request's text; None if neither reasoning nor tool calls are to be parsed.
 
-        `messages`: the conversation, in OpenAI's form. Raises InvalidRequestError for tools that a parser refuses.
+        `messages`: the conversation, in OpenAI's form. Raises InvalidRequestError for tools that a parser refuses, or
+        whose strict schema it cannot enforce.
         """
         if self._parser_class is None or not (tools or self._parses_reasoning):
             return None

@@ -8,7 +8,7 @@ from omni_operator.desired.stage_build import StageBuild
 
 
 def build_disruption_budget(build: StageBuild) -> Manifest | None:
-    """Returns the stage's PodDisruptionBudget; None below two replicas, because it could only block every drain."""
+    """Returns the stage's PodDisruptionBudget; None below two replicas, where it would protect nothing."""
     if build.replicas < 2:
         return None
     spec = {

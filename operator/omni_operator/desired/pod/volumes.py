@@ -1,4 +1,5 @@
-"""Volumes of a stage's pod. The root file system is read-only, so all writes go to emptyDirs with a size limit."""
+"""Volumes of a stage's pod. The root file system is read-only, so writes go to emptyDirs with a size limit, and
+downloads to the model volume."""
 
 from __future__ import annotations
 

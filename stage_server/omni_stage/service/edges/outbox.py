@@ -38,7 +38,8 @@ class Outbox:
         self._timer: asyncio.TimerHandle | None = None
 
     def put(self, tensors: Mapping[str, Array], complete: frozenset[str] = frozenset()) -> bool:
-        """Queue the rows of a step. Returns whether they are among a request's first rows, which are sent immediately.
+        """Queue the rows of a step. Returns whether they are among the first rows of a Stream edge, which are sent
+        immediately.
 
         `complete`: tensors that end with these rows.
         """

@@ -64,7 +64,7 @@ class Pacing:
         return now if now + gap > self._due else self._due
 
     def sent(self) -> None:
-        """Record that all waiting rows were sent."""
+        """Record that the waiting rows are sent now."""
         self._due = math.inf
 
     def _longest_s(self, now: float, open_calls: int) -> float:

@@ -30,7 +30,8 @@ class DecoderProcess:
 
     @classmethod
     async def start(cls) -> DecoderProcess:
-        """Start a process and wait until it can decode. Raises OmniStageError."""
+        """Start a process and wait until it can decode. Raises OmniStageError if it ends, TimeoutError if it is too
+        slow."""
         process, ours = spawn_decoder()
         ours.setblocking(False)
         worker = cls(process, ours)

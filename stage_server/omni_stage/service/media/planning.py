@@ -129,7 +129,7 @@ def plan_medium(message: prompt_pb2.Media, field: str, kind: MediaKind, rules: M
 
 
 def check_media(media: Sequence[MediaSlot], rules: MediaRules) -> None:
-    """Check all media of a request together against its limits. Raises OmniStageError."""
+    """Check all media of a request together against the limits. Raises OmniStageError."""
     ids = [slot.media_id for slot in media if slot.media_id is not None]
     if len(set(ids)) != len(ids):
         raise InvalidRequestError("two media have the same media_id", field="start.chat")

@@ -61,7 +61,8 @@ class MediaPool:
     async def decode(self, slots: Sequence[MediaSlot], rules: MediaRules, timeout_s: float) -> list[MediaPart]:
         """Returns the decoded media of a request: images and frames as RGB, audio as mono at the model's rate.
 
-        Raises InvalidMediaError, and PrepareTimeoutError if a worker took longer than timeout_s.
+        Raises InvalidMediaError, PrepareTimeoutError if a worker took longer than timeout_s, and what
+        DecoderProcess.start raises.
         """
         async with self._places:
             job = _Job.plan(slots, rules, timeout_s)

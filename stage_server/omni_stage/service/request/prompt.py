@@ -1,4 +1,4 @@
-"""The prompt of a request: validates it, then builds the component's UserPrompt. Pure.
+"""Validates the prompt of a request, then builds the component's UserPrompt. Pure.
 
 Errors name the path of the wrong field and the limit, never the content of a field.
 """
@@ -18,8 +18,8 @@ from omni_stage.service.request.reply_form import read_called_tools, read_reply,
 
 ROLES = ("system", "user", "assistant", "tool")
 MAX_PARTS = 1024
-"""Most parts in all messages of a chat together. The bound is on the sum, because the cost of a conversation does not
-depend on how it is divided into messages."""
+"""Most parts and tool calls in all messages of a chat together. The bound is on the sum, because the cost of a
+conversation does not depend on how it is divided into messages."""
 _LIGHT_PARTS = 64
 _MESSAGE_OVERHEAD_TOKENS = 64
 """Upper bound of the tokens that a chat template adds to a message."""

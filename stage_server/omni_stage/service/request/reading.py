@@ -85,7 +85,7 @@ class RequestReader:
     def feed(self, message: WireMessage) -> None:
         """Take one message after Start.
 
-        Raises ProtocolViolationError, and TensorError for an error inside a tensor chunk.
+        Raises ProtocolViolationError, and TensorError for tensor chunks that are wrong or missing.
         """
         kind = _kind(message)
         if self._state is _State.ENDED:

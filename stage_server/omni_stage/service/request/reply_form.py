@@ -20,7 +20,8 @@ from omni_stage.reply_form import CalledTool, GivenReply, StructuredText, Tool, 
 MAX_TOOLS: Final = 128
 MAX_CHOICES: Final = 1024
 MAX_FORM_BYTES: Final = 64 << 10
-"""Largest schema, regular expression or grammar, which vLLM compiles before the request runs."""
+"""Largest requested form of the text (vLLM compiles it before the request runs), and most bytes of all tools
+together."""
 MAX_JSON_DEPTH: Final = 64
 _TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MODES: Final = {

@@ -82,7 +82,7 @@ class RequestRun:
             self._all_open.set()
 
     async def _accept(self, accept: Callable[[], Awaitable[None]]) -> None:
-        """Send Accepted once the stages of Stream edges have accepted: it promises that they did."""
+        """Send Accepted once each Stream edge's stage has accepted, or has failed under allow_partial."""
         await self._all_open.wait()
         # gRPC cannot end a call while a write is in progress, so a failure waits until this write is done.
         writing = asyncio.ensure_future(accept())
@@ -126,9 +126,9 @@ class RequestRun:
         `accept` sends Accepted to the caller, once the stages of Stream edges have accepted the request too. The engine
         starts before that, with two exceptions: it waits if it needs the complete input first (Reads.BEFORE), or if one
         of those stages refused a request recently, so that it does no useless work. Its rows are sent to each of those
-        stages as soon as that stage accepts, the rest of its output after Accepted. `read` reads the input up to its
-        end. Raises the first failure, after ending everything else. With allow_partial a failure becomes a StageFailed
-        event instead, and the stages that can continue do so.
+        stages as soon as that stage accepts. The rest of its output is sent after Accepted. `read` reads the input up
+        to its end. Raises the first failure, after ending everything else. With allow_partial a failure becomes a
+        StageFailed event instead, and the stages that can continue do so.
         """
         try:
             async with asyncio.TaskGroup() as group:

@@ -1,4 +1,4 @@
-"""Sampling parameters of a request as plain data; errors name the path of the wrong one. Pure."""
+"""Converts a request's sampling parameters to plain data. Errors name the path of the wrong parameter. Pure."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ from omni_stage.service.wire import WireMessage
 
 _Source = RequestReader | EdgeStream
 PLANNERS: Final = 2
-"""Threads that plan large requests before they are admitted."""
+"""Threads that plan large requests before admission, and check media before they are decoded."""
 
 
 @dataclass(slots=True)
@@ -215,7 +215,7 @@ class StageServicer:
     async def _stage_request(
         self, plan: RequestPlan, received: _Source, want_tensors: bool, timeline: Timeline
     ) -> StageRequest:
-        """Returns the engine's request. Raises InvalidMediaError, PrepareTimeoutError, TensorError."""
+        """Returns the engine's request. Raises InvalidRequestError, TensorError, and what `_decode` raises."""
         source: UserPrompt | EdgeInput | EdgeStream
         if isinstance(received, EdgeStream):
             source = received
@@ -241,7 +241,7 @@ class StageServicer:
     async def _decode(self, prompt: PromptPlan, reader: RequestReader, timeline: Timeline) -> list[MediaPart]:
         """Returns the prompt's decoded media.
 
-        Raises InvalidMediaError, RequestTooLargeError, PromptTooLongError, PrepareTimeoutError.
+        Raises InvalidRequestError (or a subclass), RequestTooLargeError, PromptTooLongError, PrepareTimeoutError.
         """
         runtime, config, engine = self._runtime, self._config, self._runtime.engine
         rules = media_rules(config, engine.component, engine.max_model_len)

@@ -114,7 +114,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         grpc.aio's client replaces the status with INTERNAL if it writes to a stream that has ended. Reading stops when
         the caller pauses, for example to wait for Accepted, because its deadline may be near. Neither admission nor
-        places bound discarded messages, so at most DISCARDING calls are read at a time, even in a flood of refusals.
+        places limit how many messages are discarded, so at most DISCARDING calls are read at a time, even in a flood of
+        refusals.
         """
         if self._discarding >= DISCARDING:
             return

@@ -119,7 +119,8 @@ def build_main_server(
 
 
 def build_health_server(health_state: StageHealth) -> grpc.aio.Server:
-    """Returns the health-only server: kubelet's probe has no client certificate, and load must not starve it."""
+    """Returns the health-only server. Kubelet's probe has no client certificate, and requests must not delay the
+    probe."""
     server = grpc.aio.server(
         interceptors=(SideCallInterceptor(HEALTH_IN_ALL, HEALTH_PER_PEER),), options=health_options()
     )

@@ -3,7 +3,7 @@
     refused call -> charges its client's bucket -> within the rate: answered immediately; beyond: held, then answered
 
 A refused call costs the stage server milliseconds, mostly of parsing, and the client nothing. A client that sends such
-calls in a loop would take most of a core from all others, so holding back its refusals slows that loop down. Only
+calls in a loop would take most of a core from all others. Holding back its refusals slows that loop down. Only
 refusals wait: the client's other calls, and those of clients with the same address, are served as before.
 """
 
@@ -30,7 +30,7 @@ MAX_WAIT_S: Final = 1.0
 BURST_S: Final = 5.0
 """Size of a bucket, in seconds of its rate. A client may use up the bucket in one burst before a refusal waits."""
 USERS: Final = 16
-"""All users that one address names get together this many times the rate of one client."""
+"""All users that one address names together get this many times the rate of one client."""
 CLIENTS: Final = 4096
 """Most buckets. When there are more, those that were charged least recently are forgotten."""
 HELD_IN_ALL, HELD_PER_CLIENT = 512, 128

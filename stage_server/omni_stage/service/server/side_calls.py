@@ -97,7 +97,8 @@ async def _answer(outcome: Any, context: Any) -> None:
 
 
 async def _read_only(messages: AsyncIterator[Any], context: Any) -> Any:
-    """Returns the only message of a call. Ends the call if the message is late or another follows, to bound memory."""
+    """Returns the only message of a call. Ends the call unless exactly one message and the stream's end arrive in
+    time."""
     requests = []
     try:
         async with asyncio.timeout(REQUEST_TIMEOUT_S):

@@ -55,7 +55,7 @@ class StageServer:
         self.admission = Admission(limits.max_concurrent_requests, limits.max_inflight_bytes or default_byte_budget())
         self.metrics = StageMetrics(config, registry, installed_versions().get("omnipipeline", ""))
         entry = self.metrics.entry
-        # Only the entry stage holds refusals: other stages are called by stages, each of which calls for many clients.
+        # Only the entry stage holds refusals: the callers of other stages are stages, and each acts for many clients.
         self.held = HeldRefusals(limits, entry.held_refusals) if entry is not None else None
         self.ports: Ports | None = None
         self.runtime: StageRuntime | None = None
@@ -64,7 +64,7 @@ class StageServer:
         self._engine: StageEngine | None = None
 
     async def start(self, build_engine: EngineBuilder) -> Ports:
-        """Open the health port, load the engine, open the main port, become ready. Raises OmniStageError.
+        """Open the health and metrics ports, load the engine, open the main port, become ready. Raises OmniStageError.
 
         The engine's processes start before the main port exists. build_engine runs in a thread, because importing an
         engine takes seconds, during which probes must be answered.

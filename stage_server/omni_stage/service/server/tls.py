@@ -138,7 +138,7 @@ class ServingCertificate:
     def refresh(self) -> bool:
         """Read the files. Returns True if new connections get another certificate from now on.
 
-        Files that cannot be used change nothing; each distinct problem is logged once.
+        Files that cannot be used change nothing; their problem is logged once, until it changes.
         """
         try:
             found = read_certificate(self._settings)
@@ -190,7 +190,7 @@ class ServingCertificate:
 
 
 def _read_settled(settings: ServerTls, names: tuple[str, ...]) -> dict[str, bytes]:
-    """Returns the files in a consistent state: reads them until two reads agree, at most _READS more times."""
+    """Reads the files until two reads in a row agree, with at most _READS repeats. Returns what the last read found."""
     files = {name: _read(settings, name) for name in names}
     for _ in range(_READS):
         again = {name: _read(settings, name) for name in names}

@@ -1,7 +1,7 @@
 """Watches the engine. If it dies, the stage ends. If it is stuck, calls end, new ones are refused and liveness fails.
 
-A stuck engine's process is left running, so that a person can inspect it, until kubelet or `omnipipe run` ends it. Both
-find the cause in the termination message.
+A stuck engine's process is left running, so that a person can inspect it, until kubelet or `omnipipe run` ends it.
+Kubelet and `omnipipe run` find the cause in the termination message.
 """
 
 from __future__ import annotations

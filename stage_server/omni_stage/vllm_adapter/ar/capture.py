@@ -1,4 +1,5 @@
-"""The rows that an autoregressive stage sends: exactly one per position, in order, whatever the scheduler does.
+"""The rows that an autoregressive stage sends: each captured position's row once, in order, whatever the scheduler
+does.
 
 A step computes spans of positions. Chunked prefill splits a prompt over steps, batching mixes requests, and a preempted
 request is computed again from its start, so positions repeat. The ledger keeps, for each request, the first position

@@ -62,16 +62,17 @@ class Rehearsed:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The tokens that a step would choose, and how it rates those that the other run (eager or configured) chose."""
+    """The tokens that a step would choose, and how it rates the tokens that the configured run chose."""
 
     best: torch.Tensor
     """[B], int64: the token with the largest logit."""
     behind: torch.Tensor
-    """[B], float32: how far the other run's token is below the largest logit, as a share of the range of the logits."""
+    """[B], float32: how far the configured run's token is below the largest logit, as a share of the range of the
+    logits."""
 
 
 def rate(logits: torch.Tensor, chosen: torch.Tensor | None) -> Choices:
-    """Returns the choices of logits [B, V]. `chosen` [B]: the other run's tokens; None: those chosen here.
+    """Returns the choices of logits [B, V]. `chosen` [B]: the configured run's tokens; None: those chosen here.
 
     Works on some rows at a time, since V is large. Minus infinity marks a token that can never be chosen: it does not
     widen the range.

@@ -111,8 +111,8 @@ class InputRowStore:
     def fill(self, spans: Sequence[ScheduledSpan], num_input_tokens: int) -> None:
         """Write the step's rows, and zeros for requests without rows and for the padding up to num_input_tokens.
 
-        A step takes one host-to-device copy. The staging memory is pinned and reused: the caller makes sure that the
-        previous step's copy has ended (vLLM's `synchronize_input_prep`).
+        A step needs at most one host-to-device copy. The staging memory is pinned and reused: the caller makes sure
+        that the previous step's copy has ended (vLLM's `synchronize_input_prep`).
         """
         if not any(span.request_id in self._requests for span in spans):
             self.clear()

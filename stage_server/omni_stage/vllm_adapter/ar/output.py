@@ -51,7 +51,7 @@ class StepOutput:
 
 
 class AsyncRowsOutput(AsyncModelRunnerOutput):
-    """vLLM's asynchronous output, to which the rows are added once both copies have arrived."""
+    """vLLM's asynchronous output, to which the rows are added once tokens and rows have arrived."""
 
     def __init__(self, inner: AsyncModelRunnerOutput, step: StepOutput) -> None:
         self._inner = inner

@@ -61,7 +61,7 @@ class PublishingMixin(_Base):
         """The model's hooks, once it is loaded."""
         self._ledger = CaptureLedger()
         self._failures: dict[str, OmniStageError] = {}
-        """Requests whose payload or rows are wrong: each gets its error in place of its first output."""
+        """Requests whose payload or rows are wrong: each gets its error in place of its next output."""
         self._sampling: ExecuteModelState | None = None
         """The step that is being sampled."""
         self._sampled: dict[str, HostSlice] = {}

@@ -2,10 +2,11 @@
 
     python -m omni_stage.vllm_adapter.checks.image        prints problems, and exits 1 if any; run as the image's user
 
-These are requirements of vLLM 0.32 and Triton 3.7. Without this check, an image that lacks one would fail only when the
-first GPU pod starts:
+vLLM 0.32 and Triton 3.7 require what is listed here. Without this check, an image that lacks any of it would fail only
+when the first GPU pod starts:
 - `vllm.envs.VLLM_USE_FLASHINFER_SAMPLER` is on by default, and FlashInfer compiles its sampler with nvcc, which the
-  image lacks (v1/sample/ops/topk_topp_sampler.py). It must be off, or FlashInfer's precompiled kernels installed.
+  image lacks (v1/sample/ops/topk_topp_sampler.py). Either it must be off, or FlashInfer's precompiled kernels must be
+  installed.
 - Triton and torch.compile call a C and a C++ compiler, with Python's headers, when a kernel is first used.
 - The workers are imported by the engine's process, and so are the model classes (`registry._LazyRegisteredModel`).
 """
@@ -108,7 +109,8 @@ def _list_model_modules() -> list[str]:
 
 
 def try_compiler(name: str) -> str:
-    """Build a small library with the compiler. Returns its error output if that fails; empty if it works."""
+    """Build a small library with the compiler. Returns why that fails (the end of its error output); empty if it
+    works."""
     if shutil.which(name) is None:
         return "it is not installed"
     file, source = _SOURCES[name]

@@ -65,7 +65,7 @@ class InprocOmniLLM:
         self.error: Exception | None = None
 
     def add(self, request_id: str, prompt: Mapping[str, Any], params: Params, sink: Sink, priority: int = 0) -> None:
-        """Take a request. Raises what vLLM raises on a request it refuses."""
+        """Take a request. Raises what vLLM raises on a request it refuses, and EngineDeadStageError."""
         if self.error is not None:
             raise EngineDeadStageError("the engine failed in an earlier step") from self.error
         request = self._inputs.process_inputs(
@@ -152,7 +152,7 @@ class InprocOmniLLM:
         return self.error is None and bool(core.scheduler.has_requests() or core.batch_queue)
 
     def step(self) -> None:
-        """Run one engine step. An exception ends the engine and all its requests, as in a process of its own."""
+        """Run one engine step. An exception ends the engine and all its requests, as it ends an engine's process."""
         try:
             outputs = self.engine_core.get_output()
             stats = IterationStats() if outputs.outputs else None

@@ -32,7 +32,7 @@ class CorePart:
 
 
 class EngineCore(Protocol):
-    """A vLLM engine. All methods are called on one event loop."""
+    """A vLLM engine. All methods except check_structured are called on one event loop."""
 
     @property
     def max_model_len(self) -> int:
@@ -51,7 +51,7 @@ class EngineCore(Protocol):
 
     @property
     def embeds_size(self) -> int:
-        """Values of one row of the model's input embeddings."""
+        """Number of values in one row of the model's input embeddings."""
         ...
 
     @property

@@ -64,7 +64,8 @@ class Capture:
 def convert_output(output: RequestOutput | PoolingRequestOutput[Any], capture: Capture, *, first: bool) -> EngineStep:
     """Returns the engine step of one vLLM output, with the tensors captured since the previous output.
 
-    Raises the OmniStageError that the worker packed, QueueTimeoutError, ModelExecutionError.
+    Raises the OmniStageError that the worker packed, CorruptTensorError, InvalidTensorError (the scheduler could not
+    read the payload), QueueTimeoutError, ModelExecutionError.
     """
     prompt_token_ids = list(output.prompt_token_ids or []) if first else None
     if isinstance(output, RequestOutput):
@@ -100,7 +101,7 @@ def convert_output(output: RequestOutput | PoolingRequestOutput[Any], capture: C
 def join_tensors(parts: Iterable[torch.Tensor], default_name: str) -> dict[str, torch.Tensor]:
     """Unpack a request's worker outputs. Returns them by name; outputs of equal name are joined along their rows.
 
-    Raises the error that a part packs (see packing.pack_error).
+    Raises the error that a part packs (see packing.pack_error), and CorruptTensorError.
     """
     named: dict[str, list[torch.Tensor]] = {}
     for part in parts:

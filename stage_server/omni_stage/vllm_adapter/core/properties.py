@@ -18,7 +18,8 @@ from omni_stage.vllm_adapter.core.executor import keep_worker_in_engine
 
 
 class EngineProperties(ABC):
-    """Properties of EngineCore that follow from vLLM's configuration. Each raises NotReadyError before start."""
+    """Properties of EngineCore that follow from vLLM's configuration. All but `generation_defaults` raise NotReadyError
+    before start."""
 
     def __init__(self, make_config: Callable[[], VllmConfig]) -> None:
         """`make_config` is called on the engine's thread; it raises ConfigurationError."""
@@ -49,7 +50,7 @@ class EngineProperties(ABC):
 
     @property
     def embeds_size(self) -> int:
-        """Values of one row of the model's input embeddings."""
+        """Number of values in one row of the model's input embeddings."""
         return int(self.loaded_config.model_config.get_inputs_embeds_size())
 
     @property

@@ -46,7 +46,7 @@ class EngineThread:
             return cls._shared
 
     def submit(self, call: Callable[[], Any]) -> Future[Any]:
-        """Run a call on the thread, between steps."""
+        """Run a call on the thread, between steps. Returns the future of its result."""
         future: Future[Any] = Future()
         self._calls.put((call, future))
         return future

@@ -75,7 +75,7 @@ def _encode(result: DiffusionResult | OmniStageError | None) -> torch.Tensor | N
     try:
         return encode_output(tensors, OUTPUT_NAME)
     except OmniStageError as error:
-        # Packing does not support the dtype. That is the model's fault, and only this request fails.
+        # Packing refused the tensors, for example their dtype. That is the model's fault; only this request fails.
         return pack_error(ModelExecutionError.__name__, str(error))
 
 

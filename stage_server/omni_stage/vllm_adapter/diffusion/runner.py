@@ -159,7 +159,7 @@ class GPUDiffusionModelRunner:
         """Generate for every request whose (placeholder) prompt ends in this step, as one batch.
 
         `pooler_output[i]` is a tensor, several tensors packed, or a packed error; None for a request that waits for
-        the rest of its prompt.
+        the rest of its prompt, or whose payload could not be read.
         """
         for request_id in scheduler_output.finished_req_ids:
             self._waiting.pop(request_id, None)

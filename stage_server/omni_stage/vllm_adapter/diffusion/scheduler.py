@@ -5,8 +5,8 @@ in the same queue. vLLM's own scheduling of pooling requests does most of the wo
 and each ends with its first output. This class only
 
 - bounds the payload bytes, the work and the number of diffusion requests in flight, in queue order,
-- ends requests that waited too long (stop reason `queue_timeout`), and requests whose output is missing or is not a
-  tensor,
+- ends requests that waited too long (stop reason `queue_timeout`), requests with more tokens than a step takes, and
+  requests whose output is missing or is not a dense CPU tensor,
 - orders requests of equal priority by when they are due (playback.py decides that),
 - sets the stop reason `diffusion_done` where vLLM leaves the stop reason empty,
 - gives a request without tokens the one placeholder token that scheduling needs.
@@ -43,7 +43,7 @@ from omni_stage.vllm_adapter.scheduling.scheduler import OmniSchedulerMixin, log
 from omni_stage.vllm_adapter.scheduling.scheduler_output import find_raw_payload
 
 INVALID_OUTPUT = "invalid_output"
-"""Start of the stop reason of a request for which the worker returned no tensor."""
+"""Start of the stop reason of a request for which the worker returned no tensor that can be sent."""
 PROMPT_TOO_LONG = "prompt_too_long"
 """Start of the stop reason of a request with more tokens than one step takes."""
 
@@ -144,7 +144,8 @@ def find_due(request: Request, now: float) -> float:
 
 
 def payload_bytes(request: Request) -> int:
-    """Returns the size of the request's payload in bytes; 0 if it is not bytes, which ends the request later."""
+    """Returns the size of the request's payload in bytes; 0 if the payload is not bytes, which ends the request
+    later."""
     raw = find_raw_payload(request.sampling_params, request.pooling_params)
     return len(raw) if isinstance(raw, bytes | bytearray | memoryview) else 0
 

@@ -1,6 +1,6 @@
 """Adds videos with their audio to vLLM's processor and model classes of Qwen-Omni. The prompt marks each such video.
 
-vLLM 0.32 has an option of its own for it, `use_audio_in_video`, which falls short in these points:
+vLLM 0.32 has an option of its own for such videos, `use_audio_in_video`, which falls short in these points:
 
 - It applies to all videos of a prompt, needs one audio clip for each of them, and allows no other audio.
 - If its cache holds a video, it guesses from token counts whether the option is set.

@@ -1,4 +1,4 @@
-"""The process environment that the stage server and its engine run in. vLLM 0.32 reads it when it is imported.
+"""The process environment that the stage server and its engine run in. vLLM 0.32 reads it while vLLM is imported.
 
 Each entry point (`python -m omni_stage`, `OmniLLM`) calls `apply_environment` before vLLM is imported. Calling it again
 is harmless. Importing this module imports neither vLLM nor torch.

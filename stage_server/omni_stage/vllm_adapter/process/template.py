@@ -190,7 +190,7 @@ def _run_template(parent: int, listener: socket.socket, alive_r: int, alive_w: i
     status = 1
     try:
         os.close(alive_w)
-        # A terminal or a supervisor signals whole process groups; only the stage server must react.
+        # A terminal or a supervisor signals whole process groups. Only the stage server reacts to such a signal.
         os.setsid()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)

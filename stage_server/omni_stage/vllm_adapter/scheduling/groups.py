@@ -26,7 +26,7 @@ _FEWEST_STEPS: Final = 8
 
 @dataclass(slots=True)
 class StepCost:
-    """A step's fixed cost and its cost per token: a line through the seconds of recent steps, by least squares."""
+    """A step's fixed cost and its cost per token: the least-squares line through the durations of recent steps."""
 
     _weight: float = 0.0
     _x: float = 0.0

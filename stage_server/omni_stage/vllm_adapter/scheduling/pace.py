@@ -36,7 +36,8 @@ class Pace:
 
     @classmethod
     def from_additional_config(cls, additional_config: object) -> Pace | None:
-        """Returns the pace in vllm_config.additional_config; None if no audio is played. Raises ConfigurationError."""
+        """Returns the pace in vllm_config.additional_config; None if it holds none: no audio is played. Raises
+        ConfigurationError."""
         values: Any = additional_config.get(PACE_KEY) if isinstance(additional_config, Mapping) else None
         if values is None:
             return None
@@ -63,7 +64,7 @@ class Listener:
 
     @classmethod
     def at(cls, now: float, tokens: int) -> Listener:
-        """Returns the listener of a request that arrived `now` with `tokens` tokens."""
+        """Returns the listener of a request that arrived at time `now` with `tokens` tokens."""
         return cls(tokens, Playback().due(now))
 
     def unheard(self, pace: Pace, tokens: int) -> int:
@@ -71,7 +72,7 @@ class Listener:
         return max(0, pace.first_tokens - (tokens - self.begin))
 
     def note(self, pace: Pace, now: float, tokens: int) -> float:
-        """Record that the request has `tokens` tokens `now`. Returns when the next one is due."""
+        """Record that the request has `tokens` tokens at time `now`. Returns when the next one is due."""
         made = tokens - self.begin
         if made > self._heard and made >= pace.first_tokens:
             self._playback.add(now, (made - self._heard) / pace.tokens_per_second)

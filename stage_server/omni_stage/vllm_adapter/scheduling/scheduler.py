@@ -3,8 +3,8 @@
 - Payloads: `schedule` runs vLLM's own and then adds the decoded payload to new requests that carry one.
 - Order: where a component says how fast its tokens are played (pace.py), requests of equal priority are ordered by when
   their audio will run out. If a step cannot hold all requests, the one whose audio runs out first goes first. If the KV
-  cache is full, the request with the most audio ahead is preempted. A new request waits where its prompt would delay
-  the first audio of earlier requests by more than it saves the waiting ones (groups.py).
+  cache is full, the request with the most audio ahead is preempted. A new request waits if reading its prompt now
+  would delay the first audio of earlier requests by more time than it saves the waiting requests (groups.py).
 - Media are encoded in turns with the tokens of other requests (media_turns.py). While media must wait, requests that
   still have media to encode are taken out of vLLM's queue for the step, because vLLM would not look past a request
   that cannot start.
@@ -17,10 +17,10 @@ cache, and other requests would hit entries that were never computed.
 Private interfaces of vLLM 0.32, which has no public scheduler interface:
 - `v1.core.sched.scheduler.Scheduler` and `async_scheduler.AsyncScheduler`: `schedule`, `add_request`,
   `update_from_output`, `finish_requests`, `_free_request`, `_update_request_as_session`, and
-  `_try_schedule_encoder_inputs`, which takes and returns vLLM's budget of encoders. Also
+  `_try_schedule_encoder_inputs`, which takes and returns vLLM's encoder budget. Also
   `v1.engine.EngineCoreOutput(s)` and `v1.request.Request`.
 - `Request.arrival_time` orders `PriorityRequestQueue`, picks the request to preempt, and is used for nothing else. It
-  may not change while the request is in that queue. `Scheduler.running` is a list; a step reads it in its order.
+  may not change while the request is in that queue. `Scheduler.running` is a list; a step reads it in list order.
 - A step calls `Scheduler._handle_blocked_waiting_request` at most once for each waiting request, in queue order, before
   anything is allocated. A request for which it returns False keeps its place.
 """
@@ -74,7 +74,7 @@ class OmniSchedulerMixin:
     """Seconds, monotonic."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Take vLLM's arguments. Raises ConfigurationError if additional_config holds wrong limits."""
+        """Take vLLM's arguments. Raises ConfigurationError if additional_config holds wrong settings."""
         super().__init__(*args, **kwargs)
         # The front end checked every value before it admitted the request: here a checksum is enough.
         self._payload_limits = _read_limits(self.vllm_config.additional_config).already_checked()  # type: ignore[attr-defined]
@@ -267,7 +267,8 @@ def _awaits_media(request: Request) -> bool:
 
 
 def _is_new(request: Request) -> bool:
-    """Returns whether none of its prompt was read yet. A preempted request, or a session's next part, is not new."""
+    """Returns whether none of the request's prompt was read. A preempted request, or a session's next part, is not
+    new."""
     return request.num_computed_tokens == 0 and request.num_output_tokens == 0 and not request.num_preemptions
 
 

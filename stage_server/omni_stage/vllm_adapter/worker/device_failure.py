@@ -29,10 +29,10 @@ def judge_failure(error: Exception, probe: Probe) -> OmniStageError:
     """Returns the error that a request gets for a model's exception; raises if the device is broken.
 
     torch reports a lost CUDA context as AcceleratorError. cuBLAS and cuDNN report it as RuntimeError, as they do for a
-    shape that they refuse. So the device is tested after any failure that may not be the request's fault.
+    shape that they refuse. So the device is tested after every other failure, except our own errors and lack of memory.
 
-    Our own errors say what is wrong with the request and hold no contents. Of any other error, only the class is
-    reported, and only where it was raised is logged, because its message may quote values.
+    Our own errors say what is wrong with the request and hold no contents. Of any other error, the client
+    gets at most the class. The log gets the class and where the error was raised, because its message may quote values.
 
     Raises EngineDeadStageError, or the AcceleratorError itself.
     """
