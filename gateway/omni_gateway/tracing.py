@@ -27,7 +27,7 @@ class RequestSpan:
         """Add an event that happened now, e.g. "first audio"."""
 
     def end(self, route: str, status: int, attributes: Mapping[str, str]) -> None:
-        """End the span with the request."""
+        """End the span when the request ends."""
 
 
 class OtlpSpan(RequestSpan):

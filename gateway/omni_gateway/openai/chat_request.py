@@ -1,7 +1,7 @@
 """The body of POST /v1/chat/completions, with OpenAI's field names.
 
 Unknown fields are refused, and the error names them. Fields that OpenAI supports and this gateway does not are declared
-too, so that `find_unsupported` can name the refused value.
+too, so that `find_unsupported` can name the field and the remedy.
 """
 
 from __future__ import annotations
