@@ -111,7 +111,7 @@ def write_model(directory: Path, family: str, console: Console) -> Path:
 
 
 def make_prompts(out: Path) -> list[DemoPrompt]:
-    """Writes the files of three prompts and returns the prompts: text, audio (espeak-ng) and an image (a red disc)."""
+    """Returns three prompts: text, audio (made by espeak-ng) and an image (a red disc). Writes the two files to out."""
     from PIL import Image, ImageDraw
 
     picture = Image.new("RGB", (IMAGE_SIZE, IMAGE_SIZE), "white")

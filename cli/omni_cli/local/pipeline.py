@@ -136,7 +136,7 @@ class LocalPipeline:
 
     @property
     def endpoint(self) -> str:
-        """HOST:PORT of the entry stage, with the prefix grpcs:// if it uses TLS. Raises KeyError until it is ready."""
+        """HOST:PORT of the entry stage, or grpcs://HOST:PORT with TLS. Raises KeyError until the stage is ready."""
         scheme = "" if self.options.tls_dir is None else "grpcs://"
         return f"{scheme}{LOOPBACK}:{self.addresses[order_stages(self.pipeline)[0].name].grpc}"
 

@@ -54,7 +54,7 @@ def field_path(loc: Sequence[str | int], body: Any, *, missing: bool) -> str:
 
 
 def describe_validation(error: RequestValidationError) -> InvalidRequestError:
-    """Returns the first problem that pydantic found as an error with OpenAI's code."""
+    """Returns an error with OpenAI's code for the first problem that pydantic found."""
     problem = error.errors()[0]
     kind, loc = problem["type"], problem["loc"]
     if kind == "json_invalid":
