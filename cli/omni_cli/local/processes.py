@@ -167,7 +167,7 @@ class StageProcess:
             self._popen.send_signal(number)
 
     def list_tree(self) -> set[ProcessId]:
-        """Returns the stage server, if it runs, and all its running descendants."""
+        """Returns the running processes of the stage's session and all their running descendants."""
         return list_tree(self.session)
 
     def _read_termination(self) -> Termination:

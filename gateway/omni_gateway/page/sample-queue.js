@@ -1,4 +1,4 @@
-// The buffer between the network and the loudspeaker. It runs in the audio thread, and has no dependencies, so that tests can run
+// The buffer between the network and the loudspeaker, which runs in the audio thread. It has no dependencies, so tests can run
 // it.
 
 /** Queues samples. Playback begins when enough samples are buffered. The same applies after the queue has run empty. */

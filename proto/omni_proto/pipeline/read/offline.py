@@ -131,7 +131,7 @@ def _to_json_schema(schema: Schema) -> Schema:
 
 
 def _children(schema: Schema, value: Any) -> Iterator[tuple[str | int, Schema, Any]]:
-    """Yields the direct children of a value, as part of the path, schema and value."""
+    """Yields the direct children of a value: the key or index of each, its schema and its value."""
     if isinstance(value, Mapping):
         known = schema.get("properties", {})
         for name, item in value.items():
