@@ -1,4 +1,5 @@
-"""Renders the metric tables of docs/observability.md from the objects that the processes register."""
+"""Renders the metric tables of docs/observability.md, from the metrics that the processes register and a list of
+vLLM's."""
 
 from __future__ import annotations
 

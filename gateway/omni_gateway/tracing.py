@@ -55,7 +55,7 @@ class OtlpSpan(RequestSpan):
         self._span.add_event(what)
 
     def end(self, route: str, status: int, attributes: Mapping[str, str]) -> None:
-        """See RequestSpan. The attribute names are OpenTelemetry's semantic conventions for HTTP servers."""
+        """See RequestSpan. The http.* names follow OpenTelemetry's semantic conventions for HTTP servers."""
         from opentelemetry.trace import Status, StatusCode
 
         self._span.update_name(f"{self._method} {route}")

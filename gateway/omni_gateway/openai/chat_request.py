@@ -138,7 +138,7 @@ class ChatRequest(Body):
     parallel_tool_calls: bool | None = None
     """Only true, if there are tools: the model decides how many tools it calls."""
     response_format: ResponseFormat | None = None
-    """Form of the text. Only for models that do not speak their text."""
+    """Form of the text. Only for requests without the modality audio, and models that support it."""
 
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     """vLLM extension: sample only from this number of most likely tokens."""
