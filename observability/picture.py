@@ -1,4 +1,5 @@
-"""Draws a dashboard for the docs, without Grafana: laid out as Grafana does, from its JSON and Prometheus' answers."""
+"""Draws a dashboard for the docs without Grafana, but in Grafana's layout, from its JSON file and Prometheus'
+answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes pieces of PromQL that panels and alerts share. Pure text."""
+"""Makes pieces of PromQL that panels and alerts share. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ STAGES = f'{SELECTOR}, stage=~"$stage"'
 BY_PIPELINE = "namespace, pipeline"
 BY_STAGE = "namespace, pipeline, stage"
 FAULTS = "UNAVAILABLE|RESOURCE_EXHAUSTED|DEADLINE_EXCEEDED|INTERNAL|UNKNOWN|DATA_LOSS|FAILED_PRECONDITION"
-"""gRPC codes that count as the pipeline's fault; the others count as the client's."""
+"""gRPC codes that count as the pipeline's fault. Other error codes count as the client's."""
 LEADS = "* on (job, instance) group_left () omni_operator_leader"
 """PromQL that multiplies a query by 1 for the leading operator and by 0 for standbys."""
 QUANTILES = (0.5, 0.95, 0.99)

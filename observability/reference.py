@@ -1,4 +1,5 @@
-"""Renders the metric tables of docs/observability.md from the objects that the processes register."""
+"""Renders the metric tables of docs/observability.md, from the metrics that the processes register and a list of
+vLLM's."""
 
 from __future__ import annotations
 
@@ -77,8 +78,8 @@ def render_vllm_table() -> str:
 
 
 def fill_page(page: str, tables: dict[str, str]) -> str:
-    """Returns the page with the text between `<!-- NAME -->` and `<!-- /NAME -->` replaced by the table of that
-    name."""
+    """Returns the page with the text between `<!-- NAME -->` and `<!-- /NAME -->` replaced by the table of that name.
+    Raises ValueError if the page has no such place."""
     for name, table in tables.items():
         between = re.compile(f"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
         if not between.search(page):

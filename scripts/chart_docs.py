@@ -89,7 +89,7 @@ def read_notes(text: str) -> dict[str, Notes]:
 
 
 def build_schema(values: dict[str, Any], notes: dict[str, Notes], prefix: str = "") -> dict[str, Any]:
-    """Returns the JSON schema of a map of values. Keys that values.yaml does not name are refused."""
+    """Returns the JSON schema of a map of values. Keys that values.yaml does not name are refused, except `global`."""
     properties: dict[str, Any] = {}
     for key, value in values.items():
         path = f"{prefix}{key}"

@@ -1,4 +1,4 @@
-"""`make lint`: finds words in prose that scripts/words.toml forbids, and prints the words to use instead.
+"""`make lint`: finds words that scripts/words.toml forbids in prose, and prints the words to use instead.
 
     files -> prose without code -> findings, one per line: FILE:LINE: "word": use ...
 

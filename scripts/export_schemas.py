@@ -1,4 +1,4 @@
-"""Writes the CRD, the reference page and schema in docs/reference, and the facts of the built-in components.
+"""Writes the CRD, its reference page and the stage file's schema in docs/reference, and the built-in components' facts.
 
 `--check` writes nothing and fails if a file is stale.
 """

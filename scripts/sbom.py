@@ -4,9 +4,9 @@ licences.
     python scripts/sbom.py --out sbom
 
 The packages of an image are found by following the requirements of the image's extra through the installed packages.
-These come from the same constraints as the packages of the images. Exits with 1 and names the package if a licence is
-not accepted. The bills do not contain Debian packages of the base image or libraries inside wheels. There is no bill
-for the GPU image, whose packages are not installed here.
+The installed packages come from the same constraints as the packages of the images. Exits with 1 and names the package
+if a licence is not accepted. The bills do not contain Debian packages of the base image or libraries inside wheels.
+There is no bill for the GPU image, whose packages are not installed here.
 """
 
 from __future__ import annotations

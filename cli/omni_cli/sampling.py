@@ -17,7 +17,8 @@ _TEXT_LISTS = ("stop",)
 
 
 class SamplingOptionError(ValueError):
-    """An option does not have the form STAGE.KEY=VALUE, names no sampling parameter, or has a wrong value."""
+    """An option does not have the form STAGE.KEY=VALUE, names no sampling parameter, is repeated, or has a wrong
+    value."""
 
 
 def parse_sampling(options: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -2,5 +2,5 @@
 
 request -> guard/ (id, key, limits, bounds) -> api/ (routes) -> openai/ (fields) -> entries.py -> the entry stage
 
-Only connections and counters outlive a request, so any number of replicas may run.
+Only connections, caches and counters outlive a request, so any number of replicas may run.
 """

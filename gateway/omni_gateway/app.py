@@ -43,7 +43,7 @@ def create_app(
 
     running: functions whose context managers keep pipelines and replicas up to date while the app serves. replicas:
     returns the number of the gateway's ready replicas, which share the limits of keys. Raises KeyFileError or OSError
-    if the key file cannot be used.
+    if the key file cannot be used, and SettingsError if tracing is requested without OpenTelemetry.
     """
     settings = settings or GatewaySettings()
     gateway = Gateway(

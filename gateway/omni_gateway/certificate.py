@@ -23,7 +23,7 @@ class Certificate:
         """Modification times of the files that could not be used, so that the problem is reported only once."""
 
     def renew(self, context: ssl.SSLContext) -> bool:
-        """Use the files for new connections, if they have changed. Returns whether they are in use now.
+        """Use the files for new connections, if they have changed. Returns whether changed files were loaded.
 
         Files that cannot be used are logged once, and the earlier certificate stays in use.
         """

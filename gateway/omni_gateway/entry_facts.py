@@ -17,7 +17,7 @@ class EntryFacts:
     """Name of the entry stage."""
     stages: tuple[str, ...]
     modalities: tuple[str, ...]
-    """Those of "text" and "audio" that the pipeline returns."""
+    """The modalities that the pipeline returns: "text", "audio" or both."""
     voices: tuple[str, ...]
     """Names of the voices, the default first; empty if the pipeline does not speak."""
     max_model_len: int

@@ -26,7 +26,7 @@ def entry_tls(endpoint: str, settings: GatewaySettings, *, server_name: str = ""
 
 
 def file_times(tls: ClientTls | None) -> tuple[int, ...]:
-    """Returns the files' modification times in ns, which change when files are renewed; 0 for a missing file."""
+    """Returns the TLS files' modification times in ns, which change when files are renewed; 0 for a missing file."""
     files = (tls.ca, tls.certificate, tls.key) if tls else ()
     return tuple(_written_at(Path(file)) for file in files if file is not None)
 

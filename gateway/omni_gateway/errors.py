@@ -50,7 +50,7 @@ class UnsupportedError(InvalidRequestError):
 
 
 class InvalidMediaError(InvalidRequestError):
-    """An image or audio that cannot be read, or may not be fetched."""
+    """An image, audio or video that cannot be read, or may not be fetched."""
 
     code = "invalid_media"
 

@@ -26,7 +26,7 @@ class ServedPipeline:
     voices: tuple[str, ...] = ()
     """Names of the voices, the default first."""
     modalities: tuple[str, ...] = ()
-    """Those of "text" and "audio" that the pipeline returns."""
+    """The modalities that the pipeline returns: "text", "audio" or both."""
     ready: bool = True
     """Whether it accepts requests now."""
     created: int = 0

@@ -45,7 +45,8 @@ class ReadyReplicas:
         self._failing = False
 
     def count(self) -> int:
-        """Returns the number of replicas in the last DNS answer, at least 1."""
+        """Returns the number of replicas in the last DNS answer, at least 1; before the first answer, the assumed
+        number."""
         return self._count
 
     @asynccontextmanager

@@ -147,7 +147,7 @@ def serve(
     If the address is in use, uvicorn logs the error and raises SystemExit.
     """
     server = make_server(create_app(pipelines, settings, replicas=replicas, running=running), settings, listen)
-    # Later collections skip the imported modules. To traverse them in a collection takes tens of milliseconds.
+    # Later collections skip the imported modules. Traversing them takes tens of milliseconds in each collection.
     gc.collect()
     gc.freeze()
     server.run()

@@ -11,7 +11,8 @@ from pydantic.alias_generators import to_camel
 
 
 class SettingsError(ValueError):
-    """The settings file cannot be read, or has a wrong field, which the message names."""
+    """The settings file cannot be read or has a wrong field, or tracing is requested but OpenTelemetry is not
+    installed."""
 
 
 class _Model(BaseModel):

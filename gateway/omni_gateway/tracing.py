@@ -27,7 +27,7 @@ class RequestSpan:
         """Add an event that happened now, e.g. "first audio"."""
 
     def end(self, route: str, status: int, attributes: Mapping[str, str]) -> None:
-        """End the span with the request."""
+        """End the span when the request ends."""
 
 
 class OtlpSpan(RequestSpan):
@@ -55,7 +55,7 @@ class OtlpSpan(RequestSpan):
         self._span.add_event(what)
 
     def end(self, route: str, status: int, attributes: Mapping[str, str]) -> None:
-        """See RequestSpan. The attribute names are OpenTelemetry's semantic conventions for HTTP servers."""
+        """See RequestSpan. The http.* names follow OpenTelemetry's semantic conventions for HTTP servers."""
         from opentelemetry.trace import Status, StatusCode
 
         self._span.update_name(f"{self._method} {route}")

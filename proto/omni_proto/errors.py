@@ -1,7 +1,7 @@
 """The base class of all errors of omni_proto, and the errors of schemas, messages and tensors.
 
 Each tensor error says whether the transfer or the sender is at fault. This module imports nothing of the project, so
-that the control plane can use it too. Messages name the tensor, the limit and the remedy; they never hold tensor values
+that the control plane can use it too. The message of a tensor error names the tensor. No message contains tensor values
 or prompt text. Errors of a call are in `client/errors.py`.
 """
 

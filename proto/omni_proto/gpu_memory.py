@@ -64,8 +64,8 @@ class TextShape:
     def activation_bytes(self, *, batched_tokens: int, sequences: int, element_bytes: int = 2) -> int:
         """Returns an upper estimate of a step's activations: the widest layer, input rows, the sampler's logits.
 
-        Per token: residual, normalized and input rows of the hidden size, and the wider of attention (queries, keys,
-        values, output) and feed-forward (gate, up, and their product).
+        Per token: four rows of the hidden size, for residual, normalized and input values, and the wider of attention
+        (queries, keys, values, output) and feed-forward (gate, up, and their product).
         """
         attention = (2 * self.heads + 2 * self.kv_heads) * self.head_size
         widest = max(attention, 3 * self.intermediate)

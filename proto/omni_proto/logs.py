@@ -51,7 +51,7 @@ def describe_by_frames(error: BaseException, trace: TracebackType | None = None)
 
 
 class LineFormatter(logging.Formatter):
-    """Formats each record as one line.
+    """Formats each record as one line, except that text keeps the line breaks of a message or traceback.
 
     JSON: one object. Text: `TIME LEVEL LEAD... LOGGER: MESSAGE KEY=VALUE ...`, with a dash for an empty lead field.
     """
@@ -63,7 +63,8 @@ class LineFormatter(logging.Formatter):
         about: Fields = no_fields,
         describe_error: Callable[[BaseException, TracebackType | None], str] = describe_fully,
     ) -> None:
-        """lead returns the fields before the logger's name, always the same. about returns those after the message."""
+        """lead returns the fields before the logger's name, and must always return the same ones. about returns those
+        after the message."""
         super().__init__()
         self._log_format = log_format
         self._lead = lead
@@ -90,7 +91,7 @@ class LineFormatter(logging.Formatter):
 
 
 def configure_logging(formatter: LineFormatter, level: str = "info", stream: TextIO | None = None) -> None:
-    """Send every logger of the process to stream (stderr), replacing earlier handlers of the root logger."""
+    """Send every logger of the process to stream (default: stderr), replacing earlier handlers of the root logger."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(formatter)
     root = logging.getLogger()

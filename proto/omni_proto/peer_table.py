@@ -1,4 +1,4 @@
-"""Items of a limited resource, such as connections, by the peer that holds them and in order of arrival. Pure."""
+"""A table of the items, such as connections, that each peer holds, in the order in which they were added. Pure."""
 
 from __future__ import annotations
 

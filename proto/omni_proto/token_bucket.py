@@ -1,4 +1,4 @@
-"""A token bucket: the refill that rate limits share. Pure; the clock is passed in."""
+"""A token bucket for rate limits. Pure; the caller passes in the time."""
 
 from __future__ import annotations
 

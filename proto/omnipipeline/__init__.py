@@ -107,8 +107,8 @@ except PackageNotFoundError:  # a source tree on the path that nobody installed
 def validate_pipeline(path: str | Path) -> OmniPipeline:
     """Returns the pipeline in the file at path, checked by every rule of the API server, as `omnipipe validate` does.
 
-    load_pipeline checks only the type of each field. Raises PipelineError with every problem; ImportError, naming the
-    extra to install, if omnipipeline[cli] is not installed.
+    load_pipeline checks only each field, and that the stages form a tree. Raises PipelineError with every problem;
+    ImportError, naming the extra to install, if omnipipeline[cli] is not installed.
     """
     try:
         from omni_proto.pipeline.read.offline import load_checked

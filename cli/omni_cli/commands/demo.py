@@ -111,7 +111,7 @@ def write_model(directory: Path, family: str, console: Console) -> Path:
 
 
 def make_prompts(out: Path) -> list[DemoPrompt]:
-    """Returns three prompts: a text, an audio file (speech made by espeak-ng) and an image (a red disc on white)."""
+    """Returns three prompts: text, audio (made by espeak-ng) and an image (a red disc). Writes the two files to out."""
     from PIL import Image, ImageDraw
 
     picture = Image.new("RGB", (IMAGE_SIZE, IMAGE_SIZE), "white")
@@ -132,7 +132,7 @@ def serve_and_ask(
 ) -> tuple[dict[str, GenerationResult], set[ProcessId]]:
     """Returns the answers by prompt, and the processes that served them, which have been stopped.
 
-    Raises LocalRunError, OmniRequestError, DemoError.
+    Raises LocalRunError, OmniRequestError, InputFileError, OSError, DemoError.
     """
     pipeline = load_pipeline(file)
     names = [stage.name for stage in order_stages(pipeline)]
@@ -159,7 +159,7 @@ def serve_and_ask(
 def ask_one(endpoint: str, prompt: DemoPrompt, directory: Path) -> GenerationResult:
     """Send one prompt and save the answer as text.txt, speech.wav, timeline.png and answer.json. Returns the answer.
 
-    Raises OmniRequestError; DemoError if text or audio is missing.
+    Raises OmniRequestError, InputFileError, OSError; DemoError if text or audio is missing.
     """
     directory.mkdir(parents=True, exist_ok=True)
     options = GenerateOptions(

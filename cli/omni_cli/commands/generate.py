@@ -131,7 +131,8 @@ def read_embeds(path: Path) -> Any:
 
 
 def ask(options: GenerateOptions, prompt: Mapping[str, Any], show: TextIO) -> GenerationResult:
-    """Send the request and write the text to show as it arrives. Returns the answer. An exception cancels the request.
+    """Send the request and write the text as it arrives to the stream `show`. Returns the answer. An exception cancels
+    the request.
 
     Raises OmniRequestError, ArgumentError.
     """

@@ -38,7 +38,7 @@ def format_manifests(manifests: Iterable[Manifest]) -> str:
 
 
 class _ManifestDumper(yaml.SafeDumper):
-    """Writes text of several lines as literal blocks, and no aliases, which kubectl's users do not expect."""
+    """Writes text of several lines as literal blocks. Writes no aliases, because kubectl's users do not expect them."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True

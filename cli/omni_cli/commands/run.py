@@ -39,7 +39,7 @@ class StopRequest:
 
 
 def run_pipeline(pipeline: OmniPipeline, options: LocalOptions, address_file: Path | None = None) -> int:
-    """Run the pipeline until a stop signal. Returns 0 after an orderly stop, 1 if a stage failed or could not start."""
+    """Run the pipeline until a stop signal. Returns 0 after an orderly stop, 1 if a process failed or did not start."""
     console = Console(stderr=True, soft_wrap=True)
     stop = StopRequest()
     stop.install()

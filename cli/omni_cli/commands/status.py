@@ -22,7 +22,7 @@ _TIMEOUT_S = 10.0
 
 
 class StatusError(Exception):
-    """The pipeline cannot be read; the message says why and what to do."""
+    """The pipeline cannot be read; the message says why."""
 
 
 def connect(kubeconfig: Path | None, namespace: str | None) -> tuple[Callable[[str], Document], str]:
@@ -89,7 +89,7 @@ def show_status(name: str, kubeconfig: Path | None, namespace: str | None, watch
 
 
 def changes(read: Callable[[], Document], pause: Callable[[], None]) -> Iterator[Document]:
-    """Yields the document whenever it has changed.
+    """Yields the document first as it is, then whenever it has changed.
 
     Raises StatusError if the first read fails, or once the pipeline no longer exists.
     """

@@ -11,13 +11,14 @@ from omni_stage.models.registry import resolve, tiny_checkpoints
 
 
 class TinyModelError(ValueError):
-    """The family or shape is missing or unknown. The message lists the known ones."""
+    """The family is missing or unknown, the shape is unknown, or the family's checkpoint writer cannot be used."""
 
 
 def pick_tiny(known: Mapping[str, TinyCheckpoint], family: str | None, shape: str | None) -> tuple[TinyCheckpoint, str]:
     """Returns the tiny checkpoint of the named family, and the shape: the given one, else the checkpoint's first.
 
-    If family is None, the only family with a tiny checkpoint is used; several are an error. Raises TinyModelError.
+    If family is None, the only family with a tiny checkpoint is used; several, or none, are an error. Raises
+    TinyModelError.
     """
     listed = ", ".join(sorted(known)) or "none"
     if family is None and len(known) != 1:

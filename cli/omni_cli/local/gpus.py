@@ -33,8 +33,7 @@ def list_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> list[
 def gpu_environments(pipeline: OmniPipeline, gpus: Sequence[str]) -> dict[str, dict[str, str]]:
     """Returns the environment variables that assign GPUs to each stage. Stages without GPUs are left out.
 
-    The result is empty if gpus is empty. Raises ValueError, which names the stage and the remedy, if the stages do not
-    fit the GPUs.
+    The result is empty if gpus is empty. Raises ValueError, which names a stage, if the stages do not fit the GPUs.
     """
     if not gpus:
         return {}
@@ -59,7 +58,7 @@ class _Gpu:
 
 @dataclass(frozen=True, slots=True)
 class GpuDemand:
-    """What a stage requests: a number of GPUs, and its share of one if stages must share."""
+    """What a stage requests: a number of GPUs, and the share of one GPU that it uses if stages must share GPUs."""
 
     stage: str
     gpus: int
@@ -71,8 +70,8 @@ def assign_gpus(demands: Iterable[GpuDemand], count: int) -> dict[str, tuple[int
     """Returns the GPU indices of each stage that requests GPUs, on a machine with `count` GPUs.
 
     If there are enough GPUs, no stages share one. Otherwise stages with several GPUs get theirs first, and stages with
-    one GPU share the rest by their gpuMemoryUtilization, first fit. Raises ValueError, which names the stage and the
-    remedy.
+    one GPU share the rest by their gpuMemoryUtilization, first fit. Raises ValueError, which names the stage that does
+    not fit.
     """
     wanted = [demand for demand in demands if demand.gpus]
     free = list(range(count))

@@ -30,13 +30,14 @@ from omni_proto.stage_config import ClientCertificates, Listen, ServerTls, Stage
 
 STAGE_COMMAND = (sys.executable, "-m", "omni_stage", "serve")
 START_ATTEMPTS = 3
-"""Attempts to start the stages, if another program takes a picked port first."""
+"""Maximum number of attempts to start the stages. Another attempt follows only if a program took a picked port."""
 POLL_S = 0.1
 LOG_TAIL_LINES = 20
 
 
 class LocalRunError(RuntimeError):
-    """The pipeline cannot run here, or a stage ended. The message names the stage and quotes the end of its log."""
+    """The pipeline cannot run here, or a process ended. In that case the message names it and quotes the end of its
+    log."""
 
 
 class PortTakenError(LocalRunError):
@@ -135,7 +136,7 @@ class LocalPipeline:
 
     @property
     def endpoint(self) -> str:
-        """HOST:PORT of the entry stage, with the prefix grpcs:// if it uses TLS. Set once all stages are ready."""
+        """HOST:PORT of the entry stage, or grpcs://HOST:PORT with TLS. Raises KeyError until the stage is ready."""
         scheme = "" if self.options.tls_dir is None else "grpcs://"
         return f"{scheme}{LOOPBACK}:{self.addresses[order_stages(self.pipeline)[0].name].grpc}"
 
@@ -146,8 +147,8 @@ class LocalPipeline:
     def start(self, progress: StartProgress, is_stopping: Callable[[], bool] = lambda: False) -> bool:
         """Start every stage, and the gateway if one is requested. Returns True once all are ready.
 
-        Returns False if is_stopping became true first. Raises LocalRunError if a process ends or is not ready in time;
-        the other processes keep running until stop().
+        Returns False if is_stopping became true first. Raises LocalRunError if GPUs or ports are missing, or if a
+        process ends or is not ready in time; the other processes keep running until stop().
         """
         try:
             environments = gpu_environments(self.pipeline, list_gpus(os.environ))
@@ -171,7 +172,8 @@ class LocalPipeline:
                 self._end_processes(grace_s=0)
 
     def check(self) -> None:
-        """Raises LocalRunError if a stage has ended, or reports that it cannot continue (kubelet would restart it)."""
+        """Raises LocalRunError if a process has ended, or reports that it cannot continue (kubelet would restart
+        it)."""
         for process in self._processes:
             if process.poll() is not None or process.has_given_up():
                 self._failed = True

@@ -49,7 +49,7 @@ class StageFiles:
 
 
 class Guard:
-    """The guard process: kills the sessions registered with it when this process ends, for any reason."""
+    """The guard process. When `omnipipe` ends, for any reason, it kills the sessions that are registered with it."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -61,7 +61,7 @@ class Guard:
         )
 
     def watch(self, session: int) -> None:
-        """Register a session, to be killed if this process ends."""
+        """Register a session, to be killed if `omnipipe` ends."""
         self._send(f"+{session}")
 
     def forget(self, session: int) -> None:
@@ -167,7 +167,7 @@ class StageProcess:
             self._popen.send_signal(number)
 
     def list_tree(self) -> set[ProcessId]:
-        """Returns the stage server, if it runs, and all its running descendants."""
+        """Returns the running processes of the stage's session and all their running descendants."""
         return list_tree(self.session)
 
     def _read_termination(self) -> Termination:

@@ -85,5 +85,5 @@ class TerminalProgress:
 
 
 def make_progress(console: Console, stages: Sequence[str]) -> StartProgress:
-    """Returns the progress that fits the console."""
+    """Returns the progress display that suits the console."""
     return TerminalProgress(console, stages) if console.is_terminal else PlainProgress(console)

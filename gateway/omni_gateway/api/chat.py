@@ -44,7 +44,7 @@ ROUTE: Final = "/v1/chat/completions"
 
 @router.post(ROUTE)
 async def create_chat_completion(request: Request, body: ChatRequest) -> Response:
-    """Answers a conversation with text, and with speech where the model speaks."""
+    """Answers a conversation with text, and with speech if the request asks for it."""
     gateway, call = gateway_of(request), call_of(request)
     refuse_unsupported(body)
     key, pipeline = find_pipeline(gateway.pipelines.list_pipelines(), body.model)
@@ -112,7 +112,8 @@ async def read_arguments(
 
 
 def check_modalities(body: ChatRequest, facts: EntryFacts) -> list[str]:
-    """Returns the requested modalities, without duplicates. Raises InvalidRequestError."""
+    """Returns the requested modalities without duplicates, and text if audio is among them. Raises
+    InvalidRequestError."""
     modalities = list(dict.fromkeys(body.modalities or ["text"]))
     for wanted in modalities:
         if facts.modalities and wanted not in facts.modalities:

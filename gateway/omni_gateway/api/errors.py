@@ -24,14 +24,15 @@ _CODES = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_p
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Make the app answer every error in OpenAI's shape."""
+    """Make the app answer GatewayErrors, invalid bodies and HTTP errors in OpenAI's shape. The guard answers all
+    others."""
     app.add_exception_handler(GatewayError, _answer)
     app.add_exception_handler(RequestValidationError, _answer_validation)
     app.add_exception_handler(HTTPException, _answer_http)
 
 
 def respond(request: Request, error: GatewayError) -> Response:
-    """Returns the answer to a failed request."""
+    """Returns the answer to a failed request, and counts the error."""
     answer = answer_error(error)
     gateway_of(request).metrics.refused.labels(answer.body["error"]["code"]).inc()
     return JSONResponse(answer.body, answer.status, dict(answer.headers))
@@ -53,7 +54,7 @@ def field_path(loc: Sequence[str | int], body: Any, *, missing: bool) -> str:
 
 
 def describe_validation(error: RequestValidationError) -> InvalidRequestError:
-    """Returns the first problem that pydantic found, with OpenAI's wording and error code."""
+    """Returns an error with OpenAI's code for the first problem that pydantic found."""
     problem = error.errors()[0]
     kind, loc = problem["type"], problem["loc"]
     if kind == "json_invalid":

@@ -37,7 +37,8 @@ def event(value: Mapping[str, Any], name: str = "") -> bytes:
 
 
 class Template:
-    """Makes events that differ in one string. Their rest is encoded only once, as a stream has an event per token."""
+    """Makes events that differ in one string. Everything else is encoded only once, as a stream has an event per
+    token."""
 
     def __init__(self, make: Callable[[str], Mapping[str, Any]]) -> None:
         """make: returns the value of the event that contains the given string."""

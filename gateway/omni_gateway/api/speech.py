@@ -25,7 +25,7 @@ from omni_proto.client import AudioChunk, Event, GenerateArguments, Summary
 router = APIRouter(tags=["speech"])
 ROUTE: Final = "/v1/audio/speech"
 PROMPT: Final = "Read the text aloud."
-"""The prompt before the given reply. The model speaks the words of the reply; the prompt affects only its tone."""
+"""The prompt before the given reply. The model speaks the words of the reply; the prompt affects only the tone."""
 
 
 @router.post(

@@ -89,7 +89,8 @@ class AvEncoder:
     """Encodes MP3, Opus in Ogg, FLAC, or AAC in ADTS."""
 
     def __init__(self, name: str, rate_hz: int, channels: int, file: io.BytesIO | None = None) -> None:
-        """name: a key of MEDIA_TYPES other than pcm and wav. file: gets all output; encode and finish then return b"".
+        """name: a key of MEDIA_TYPES other than pcm and wav. file: if given, it gets all output, and encode and finish
+        return b"".
 
         Raises InternalError for more than two channels.
         """
@@ -148,14 +149,16 @@ class AvEncoder:
 
 
 def make_encoder(name: str, rate_hz: int, channels: int) -> Encoder:
-    """Returns an encoder for a key of MEDIA_TYPES, or for pcm16 (= pcm). Raises InternalError; KeyError for others."""
+    """Returns an encoder for a key of MEDIA_TYPES, or for pcm16 (= pcm). Raises InternalError; KeyError for another
+    name."""
     if name in ("pcm", "pcm16"):
         return PcmEncoder()
     return WavEncoder(rate_hz, channels) if name == "wav" else AvEncoder(name, rate_hz, channels)
 
 
 def encode_whole(name: str, pcm: bytes, rate_hz: int, channels: int) -> bytes:
-    """Returns the complete audio of an answer as one file, whose header gives its length."""
+    """Returns the complete audio of an answer as one file, which contains its duration if the format has a field for
+    it."""
     if name == "wav":
         return wav_header(rate_hz, channels, len(pcm)) + pcm
     if name in ("pcm", "pcm16"):

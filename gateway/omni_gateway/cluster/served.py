@@ -63,6 +63,6 @@ def balanced_endpoint(url: str, name: str) -> tuple[str, str]:
 
 
 def read_pipelines(manifests: Sequence[Manifest], settings: GatewaySettings) -> tuple[ServedPipeline, ...]:
-    """Returns the pipelines that have an address, sorted by name and namespace."""
+    """Returns the pipelines that have an address and are not being deleted, sorted by name and namespace."""
     read = (read_pipeline(manifest, settings) for manifest in manifests)
     return tuple(sorted((one for one in read if one is not None), key=lambda one: (one.name, one.namespace)))

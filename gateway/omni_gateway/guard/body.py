@@ -1,4 +1,5 @@
-"""Reads the body of a request, with limits on its size, its time, and the memory that all bodies use together."""
+"""Reads the body of a request, with limits on its size, on the time until it has arrived, and on the memory that all
+bodies use together."""
 
 from __future__ import annotations
 

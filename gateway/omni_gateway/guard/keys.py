@@ -34,7 +34,7 @@ PREFIX: Final = "sk-omni-"
 
 
 class KeyFileError(ValueError):
-    """The key file cannot be used. The message names the wrong field, but not its value."""
+    """The key file is not YAML, or has a wrong field. The message names the field, but not its value."""
 
 
 class _Model(BaseModel):
@@ -58,7 +58,7 @@ class ApiKey(_Model):
     """One key."""
 
     name: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9._-]+$")]
-    """Shown in logs and metrics."""
+    """Shown in logs."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     """Hash of the key, lower-case hex."""
     limits: KeyLimits = KeyLimits()

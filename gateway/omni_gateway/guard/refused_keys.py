@@ -1,4 +1,5 @@
-"""Limits the log lines about requests without a valid API key: the first is logged, then their number once a period.
+"""Limits the log lines about requests without a valid API key: the first is logged, then only their number, once a
+period.
 
 Anyone who can reach the gateway can send such requests as fast as it answers. A line for each would fill the log.
 """

@@ -14,7 +14,8 @@ _FINISH: Final[Mapping[str, str]] = {"stop": "stop", "length": "length"}
 
 @dataclass(slots=True)
 class ChatAnswer:
-    """Builds one answer. Its fields are those that all chunks of the answer share."""
+    """Builds one answer. The fields hold what all chunks share, options of the request, and what the stages have
+    reported."""
 
     id: str
     model: str
@@ -149,8 +150,8 @@ def read_usage(summary: Summary) -> dict[str, Any]:
 def stage_facts(item: Accepted | StageFinished) -> dict[str, Any]:
     """Returns a stage's report about a request: name, event, and either accepted_unix_ms or finish_reason and timings.
 
-    `timings` has the field names of StageTimings without _ns, in ms since the stage accepted the request. Events that
-    did not happen are left out.
+    `timings` has accepted_unix_ms (wall clock), and the other fields of StageTimings except step_ns: named without _ns,
+    in ms since the stage accepted the request. Events that did not happen are left out.
     """
     if isinstance(item, Accepted):
         return {"name": item.stage, "event": "accepted", "accepted_unix_ms": item.accepted_unix_ns / 1e6}

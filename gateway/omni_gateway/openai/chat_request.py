@@ -1,7 +1,7 @@
 """The body of POST /v1/chat/completions, with OpenAI's field names.
 
 Unknown fields are refused, and the error names them. Fields that OpenAI supports and this gateway does not are declared
-too, so that `find_unsupported` can name the refused value.
+too, so that `find_unsupported` can name the field and the remedy.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class ChatRequest(Body):
     parallel_tool_calls: bool | None = None
     """Only true, if there are tools: the model decides how many tools it calls."""
     response_format: ResponseFormat | None = None
-    """Form of the text. Only for models that do not speak their text."""
+    """Form of the text. Only for requests without the modality audio, and models that support it."""
 
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     """vLLM extension: sample only from this number of most likely tokens."""

@@ -1,4 +1,5 @@
-// The buffer between the network and the loudspeaker. It runs in the audio thread. Without dependencies, so that tests can run it.
+// The buffer between the network and the loudspeaker, which runs in the audio thread. It has no dependencies, so tests can run
+// it.
 
 /** Queues samples. Playback begins when enough samples are buffered. The same applies after the queue has run empty. */
 export class SampleQueue {

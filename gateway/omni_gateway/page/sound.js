@@ -36,7 +36,7 @@ export function wavOf(pieces, sampleRate) {
   return bytes;
 }
 
-/** Returns the peak, 0 to 1, of each `width` samples, for drawing a waveform. */
+/** Returns the peak, 0 to 1, of each group of `width` samples, for drawing a waveform. */
 export function peaksOf(samples, width) {
   const peaks = [];
   for (let at = 0; at < samples.length; at += width) {

@@ -102,7 +102,7 @@ export class Trace {
   }
 }
 
-/** Returns at most six round times, beginning with 0, as ticks of an axis that ends at ms. */
+/** Returns at most six round times, beginning with 0, as ticks of an axis that ends at `ms`. */
 export function ticksOf(ms) {
   const rough = ms / 5;
   const power = 10 ** Math.floor(Math.log10(rough));

@@ -1,4 +1,5 @@
-"""The Python client of a pipeline. Needs only grpcio, grpcio-status, protobuf and the standard library.
+"""The Python client of a pipeline. It needs only grpcio, grpcio-status and protobuf; for prompt embeddings also
+google-crc32c.
 
 Sending: arguments -> request.py -> messages. Receiving: messages -> events.py -> events, which your loop consumes, or
 result.py collects into one GenerationResult.

@@ -72,7 +72,7 @@ class AsyncOmniClient:
     ) -> stage_service_pb2.GetStageResponse:
         """Returns the entry stage's description. With wait_for_ready, waits up to timeout seconds for its server.
 
-        Raises OmniRequestError.
+        Raises OmniRequestError; ArgumentError if timeout is not positive.
         """
         async with self._borrow() as loan:
             try:

@@ -22,7 +22,8 @@ from omni_proto.stage.v1.stage_service_pb2 import GenerateResponse
 
 
 class Attempts:
-    """The calls that one request makes. For each: begin, then take for each response, then finish or fail."""
+    """The calls that one request makes. For each call use `begin`, then `take` for each response, then `finish` or
+    `fail`."""
 
     def __init__(
         self,

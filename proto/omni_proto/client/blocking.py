@@ -66,7 +66,7 @@ class OmniClient:
     ) -> stage_service_pb2.GetStageResponse:
         """Returns the entry stage's description. With wait_for_ready, waits up to timeout seconds for its server.
 
-        Raises OmniRequestError.
+        Raises OmniRequestError; ArgumentError if timeout is not positive.
         """
         with self._borrow() as loan:
             try:
@@ -82,10 +82,10 @@ class OmniClient:
         """Run a request. Returns a generator of its events as they arrive. GenerateArguments documents the arguments.
 
         Give exactly one prompt: text, chat, raw_text, token_ids or prompt_embeds. Closing the generator cancels the
-        call in all stages, and so does leaving a `for` loop over it.
-        Before Accepted, a call that fails with UNAVAILABLE, with RESOURCE_EXHAUSTED and RetryInfo, or with CANCELLED by
-        the server is retried, with at most 3 attempts. After Accepted nothing is retried. Raises ArgumentError
-        immediately, OmniRequestError while iterating.
+        call in all stages. Python also closes it when the last reference to it is gone, for example when a `for` loop
+        over generate() is left. Before Accepted, a call that fails with UNAVAILABLE, with RESOURCE_EXHAUSTED and
+        RetryInfo, or with CANCELLED by the server is retried, with at most 3 attempts. After Accepted nothing is
+        retried. Raises ArgumentError immediately, OmniRequestError while iterating.
         """
         call = prepare_call(arguments)
         return self._events(call.request, call.metadata, call.timeout_s)

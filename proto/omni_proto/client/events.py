@@ -47,7 +47,7 @@ class ToolCallDelta:
     name: str
     """Name of the function; only in its first piece."""
     arguments: str
-    """More of the arguments; the pieces, joined, are a JSON object."""
+    """More of the arguments; the pieces, joined, are a JSON object, unless the text ended early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class AudioChunk:
     channels: int
     """Number of interleaved channels."""
     first_sample: int
-    """Number of the first sample, counted for each channel."""
+    """Position of the chunk's first sample in the answer's audio, in samples of one channel."""
     last: bool
     """Whether this is the last chunk of the request."""
 
@@ -96,14 +96,15 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     audio_samples: int = 0
-    """Counted for each channel."""
+    """Samples of one channel; all channels have the same number."""
     tensor_bytes_sent: int = 0
     """Bytes of tensors sent downstream."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageTimings:
-    """Times in ns since the stage's Accepted; 0 means that the event did not happen. See events.proto."""
+    """Times in ns since the stage's Accepted; 0 means that the event did not happen. Only accepted_unix_ns, the time of
+    Accepted itself, counts from the epoch. See events.proto."""
 
     accepted_unix_ns: int = 0
     input_complete_ns: int = 0

@@ -32,7 +32,8 @@ Part = str | MediaPart
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One message of a conversation. Raises ArgumentError if role is unknown or there are no parts."""
+    """One message of a conversation. Raises ArgumentError if role is unknown, a part has a wrong type, or a message
+    without tool_calls has no parts."""
 
     role: str
     """"system", "user", "assistant" or "tool"."""

@@ -1,4 +1,5 @@
-"""Turns the arguments of a request into its messages: Start, MediaChunks and End. Pure; raises ArgumentError."""
+"""Turns the arguments of a request into its messages: Start, MediaChunks or TensorChunks, and End. Pure; raises
+ArgumentError."""
 
 from __future__ import annotations
 
@@ -137,7 +138,7 @@ def prepare_request(
 def call_metadata(
     request_id: str | None, traceparent: str | None, extra: Sequence[tuple[str, str | bytes]] = ()
 ) -> tuple[tuple[str, str | bytes], ...]:
-    """Returns the metadata of a call. Raises ArgumentError if an id is not a valid header value."""
+    """Returns the metadata of a call. Raises ArgumentError if request_id or traceparent is no valid header value."""
     metadata: list[tuple[str, str | bytes]] = list(extra)
     for key, value in (("x-request-id", request_id), ("traceparent", traceparent)):
         if value is None:
@@ -151,7 +152,7 @@ def call_metadata(
 def sampling_params(stage: str, values: Mapping[str, Any]) -> sampling_pb2.SamplingParams:
     """Returns the sampling parameters of one stage; a value of None means not set.
 
-    Raises ArgumentError that names the field and the known ones.
+    Raises ArgumentError, which names the field.
     """
     params = sampling_pb2.SamplingParams()
     for name, value in values.items():

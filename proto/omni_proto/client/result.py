@@ -94,7 +94,7 @@ class ResultBuilder:
         self._summary: Summary | None = None
 
     def add(self, event: Event) -> None:
-        """Add the next event. Raises ProtocolError if audio has a gap or changes its format."""
+        """Add the next event. Raises ProtocolError if audio has a gap or an overlap, or changes its stage or format."""
         match event:
             case Accepted():
                 self._request_id = self._request_id or event.request_id

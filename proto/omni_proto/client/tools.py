@@ -23,7 +23,7 @@ class Tool:
 
     name: str
     description: str = ""
-    """What it does; the model reads it."""
+    """What the function does; the model reads this text."""
     parameters: Mapping[str, Any] | str = ""
     """JSON Schema of its arguments, as a mapping or as JSON text; empty if it takes no arguments."""
     strict: bool = False

@@ -153,7 +153,8 @@ def refuse_engine_args(facts: ComponentFacts, args: EngineArgs, *, is_read: bool
 
 
 def refuse_sampling(facts: ComponentFacts, sampling: SamplingDefaults, *, is_streamed: bool) -> list[Objection]:
-    """Returns the fields of a request's sampling or a stage's defaultSampling that the component refuses.
+    """Returns the fields of a request's sampling or a stage's defaultSampling that the component refuses, and
+    min_tokens if it is above max_tokens.
 
     is_streamed: whether the stage starts before its input is complete.
     """

@@ -96,7 +96,7 @@ class ChannelPool(Generic[Channel]):
 
 @contextmanager
 def borrow(pool: ChannelPool[grpc.Channel]) -> Iterator[Loan[grpc.Channel]]:
-    """Yields a blocking channel for one call, and closes it afterwards if no other call needs it."""
+    """Lends a blocking channel to one call. Afterwards closes it if it was replaced and no other call uses it."""
     loan = pool.take()
     try:
         yield loan
@@ -107,7 +107,7 @@ def borrow(pool: ChannelPool[grpc.Channel]) -> Iterator[Loan[grpc.Channel]]:
 
 @asynccontextmanager
 async def borrow_aio(pool: ChannelPool[grpc.aio.Channel]) -> AsyncIterator[Loan[grpc.aio.Channel]]:
-    """Yields an asyncio channel for one call, and closes it afterwards if no other call needs it."""
+    """Lends an asyncio channel to one call. Afterwards closes it if it was replaced and no other call uses it."""
     loan = pool.take()
     try:
         yield loan

@@ -43,8 +43,8 @@ def compute_retry_wait_s(failure: Failure, *, attempt: int, remaining_s: float |
     """Returns the seconds to wait before the next attempt, or None to give up.
 
     attempt is the number, from 1, of the attempt that just failed before Accepted. remaining_s is the time to the
-    deadline, None without one. jitter, in [0, 1), spreads callers: waits are 1 to 1.5 times the base. The wait is
-    never shorter than RetryInfo asks for.
+    deadline, None without one. The base is RetryInfo's delay; without RetryInfo, 0.2 s after the first attempt and 0.6
+    s after the second. jitter, in [0, 1), spreads callers: the wait is 1 to 1.5 times the base.
     """
     if attempt >= MAX_ATTEMPTS or not may_retry(failure):
         return None

@@ -3,8 +3,8 @@
 settings.py  what the file shares with a stage of the OmniPipeline resource
 file.py      the file as a whole, and how it is read
 
-The operator writes the file to a ConfigMap, `omnipipe run` to a temporary file; the stage server reads it once.
-Defaults are not written, so that a new optional field changes no existing file.
+The operator writes the file to a ConfigMap, and `omnipipe run` writes it to a directory. The stage server reads it
+once. Defaults are not written, so that a new optional field changes no existing file.
 """
 
 from omni_proto.stage_config.file import (

@@ -28,7 +28,7 @@ SCHEMA_VERSION: Final = 1
 
 
 class StageConfigError(ValueError):
-    """The stage file is missing, not YAML, or not a StageConfig. The message names each field."""
+    """The stage file is missing, not YAML, or not a StageConfig. The message names each wrong field."""
 
 
 class Timeouts(ConfigModel):
@@ -186,7 +186,7 @@ emoji."""
 def parse_stage_config(text: str) -> StageConfig:
     """Parse and validate a stage file.
 
-    Raises StageConfigError that names every wrong field with its reason, but never quotes values.
+    Raises StageConfigError, which names every wrong field with its reason.
     """
     try:
         data = yaml.safe_load(text)

@@ -1,4 +1,4 @@
-"""Settings that a stage's part of the OmniPipeline resource and the stage file have in common."""
+"""Settings of a stage that occur both in the OmniPipeline resource and in the stage file."""
 
 from __future__ import annotations
 

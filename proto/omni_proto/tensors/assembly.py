@@ -181,7 +181,8 @@ class EdgeAssembler:
     """Reassembles every tensor of an edge.
 
     headers are those of Start. Raises WrongHeaderError if they do not match the schema exactly, and
-    OversizedTensorError if a tensor announces more than max_rows rows, or all together more than max_bytes.
+    OversizedTensorError if a tensor announces more than max_rows rows, or all tensors together announce more than
+    max_bytes.
     """
 
     def __init__(

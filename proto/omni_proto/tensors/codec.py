@@ -143,7 +143,8 @@ def encode_rows(
 
 
 def decode_generate_request(data: bytes) -> GenerateRequest | TensorChunkView | tuple[TensorChunkView, ...]:
-    """Returns one message of the caller. A TensorChunk, or each chunk of a TensorChunks message, is a view into data.
+    """Returns one message of the caller. A TensorChunk, or each chunk of a TensorChunks message, is returned as a
+    TensorChunkView.
 
     Raises WireError if data is not a GenerateRequest. A GenerateRequest in which no message is set is returned as is.
     """

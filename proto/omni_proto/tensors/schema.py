@@ -224,7 +224,8 @@ def header_for(spec: TensorSpec, max_rows: int) -> tensors_pb2.TensorHeader:
 
 
 def prompt_embeds_spec(hidden_size: int, dtype: str) -> TensorSpec:
-    """Returns the specification of a prompt of embeddings. Raises SchemaError for a dtype that edges do not support."""
+    """Returns the specification of a prompt of embeddings. Raises SchemaError if edges do not support the size or
+    dtype."""
     return TensorSpec(PROMPT_EMBEDS, dtype, (hidden_size,), "One input embedding for each position of the prompt.")
 
 

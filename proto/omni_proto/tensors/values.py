@@ -65,8 +65,9 @@ def is_finite(data: bytes | memoryview, dtype: DTypeInfo) -> bool:
     bits = numpy.frombuffer(data, dtype=f"<u{dtype.size}")
     if not bits.size:
         return True
-    # Read as signed integers, positive infinity and NaN are larger than all finite numbers; read as unsigned integers,
-    # negative infinity and NaN are. Two maxima only read the data; masking would copy it first (1.6x the time at 1 MB).
+    # As signed integers, infinity and NaN without the sign bit are larger than every finite number. As unsigned
+    # integers, infinity and NaN with the sign bit are larger than every finite number. Two maxima only read the data;
+    # masking would copy it first (1.6x the time at 1 MB).
     sign = 1 << (8 * dtype.size - 1)
     return int(bits.view(f"<i{dtype.size}").max()) < mask and int(bits.max()) < sign | mask
 

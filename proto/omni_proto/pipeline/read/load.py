@@ -1,8 +1,8 @@
 """Reads an OmniPipeline from YAML or JSON text into its types.
 
-The types check each field, as strictly as the API server does. Rules between fields are in CEL and need a CEL library:
-see `read/offline.py`, which the commands of `omnipipe` use for a user's file. A stage server's image does not need that
-library.
+The types check each field, as strictly as the API server does. The types also check that the stages form a tree. All
+other rules between fields are in CEL and need a CEL library: see `read/offline.py`, which the commands of `omnipipe`
+use for a user's file. A stage server's image does not need that library.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def load_checked(path: str | Path) -> OmniPipeline:
 def parse_checked(text: str, *, source: str = "pipeline") -> OmniPipeline:
     """Parse YAML or JSON text that holds one OmniPipeline and check it as the API server would.
 
-    Raises PipelineError with every wrong field. A rule between fields is checked only if these fields are valid.
+    Raises PipelineError with every wrong field. A rule between fields is checked only if those fields are valid.
     """
     document = fill_in(parse_document(text, source))
     if problems := check_document(document):
@@ -131,7 +131,7 @@ def _to_json_schema(schema: Schema) -> Schema:
 
 
 def _children(schema: Schema, value: Any) -> Iterator[tuple[str | int, Schema, Any]]:
-    """Yields the direct children of a value, as part of the path, schema and value."""
+    """Yields the direct children of a value: the key or index of each, its schema and its value."""
     if isinstance(value, Mapping):
         known = schema.get("properties", {})
         for name, item in value.items():

@@ -1,6 +1,6 @@
 """The rules of the API that types cannot express, in CEL. The API server and `omnipipe` evaluate the same rules.
 
-Each has a message that names the wrong value and the remedy. crd/schema.py adds them to the CRD. Messages are built
+Each has a message that says what is wrong and what to do. crd/schema.py adds them to the CRD. Messages are built
 with `format`, whose cost the API server counts once; `+` and `join` would exceed its cost limit.
 """
 

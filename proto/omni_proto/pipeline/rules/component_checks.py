@@ -45,7 +45,7 @@ def list_unknown_components(pipeline: OmniPipeline) -> list[Problem]:
 
 
 def list_late_edges(pipeline: OmniPipeline) -> list[Problem]:
-    """Returns a warning for each edge without `mode` whose component could start on the first rows (ADR 0023)."""
+    """Returns a warning for each input without `mode` of a stage that could start on the first rows (ADR 0023)."""
     facts = built_in_components()
     return [
         Problem(

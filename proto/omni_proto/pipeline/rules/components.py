@@ -103,7 +103,8 @@ class _Merged:
         return [to_camel(item.field) for item in self.refusals]
 
     def found(self, section: _Section, stage: str) -> tuple[str, str]:
-        """Returns a text with %s, and the CEL expression for it: a field's value, or the names of several fields."""
+        """Returns a text with %s, and the CEL expression that fills it in: a field's value, or the names of several
+        fields."""
         if len(self.fields) == 1:
             return f"{self.fields[0]} %s", f"{stage}.{section.name}.{self.fields[0]}"
         choices = [(quote(to_camel(item.field)), section.given(item, stage)) for item in self.refusals]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule on a value of a type, map or text; the value is `self`."""
+    """One rule on a value: an object, a map or a text. In CEL, the value is `self`."""
 
     summary: str
     """The rule in words, for the reference page."""

@@ -1,4 +1,4 @@
-"""Kubernetes-shaped parts of an OmniPipeline: what a cluster needs to place and pull a stage's pods.
+"""Kubernetes-shaped parts of an OmniPipeline: what a cluster needs to place a stage's pods and to pull their image.
 
 Field names and meanings are those of core/v1 (https://kubernetes.io/docs/reference/kubernetes-api/). Only fields that
 the resource supports are here: no hostPath, no securityContext, no service account. Every list, map and string is
