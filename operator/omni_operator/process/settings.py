@@ -152,7 +152,7 @@ class OperatorSettings:
     )
     status_pause_s: float = _setting(
         1.0,
-        "minimum seconds between two writes of a status that differ only in numbers",
+        "minimum seconds between two writes of a status that differ only in numbers and messages",
         _number(float, 0, 60, " seconds"),
     )
     resync_s: float = _setting(
@@ -213,7 +213,7 @@ def _build_parser() -> argparse.ArgumentParser:
         prog="python -m omni_operator",
         description="Runs OmniPipelines: one Deployment of stage pods per stage.",
         epilog=f"Every flag can be given as an environment variable: --api-qps as {ENV_PREFIX}API_QPS. "
-        "Exit codes: 0 stopped by SIGTERM or SIGINT, 70 internal error, 78 bad settings.",
+        "Exit codes: 0 stopped by SIGTERM or SIGINT, 70 internal error, 78 bad settings or unreadable credentials.",
         allow_abbrev=False,
     )
     for item in fields(OperatorSettings):

@@ -256,7 +256,7 @@ def _describe_conflicts(conflicts: Sequence[Conflict]) -> str:
 def _describe_errors(errors: Sequence[ChildError]) -> str:
     first = errors[0]
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    return f"the API server refuses {first.what}{more}: {' '.join(first.message.split())}; the operator retries"
+    return f"writing {first.what}{more} failed: {' '.join(first.message.split())}; the operator retries"
 
 
 def _stages(names: Sequence[str]) -> str:

@@ -30,14 +30,16 @@ class DecoderProcess:
 
     @classmethod
     async def start(cls) -> DecoderProcess:
-        """Start a process and wait until it can decode. Raises OmniStageError if it ends, TimeoutError if it is too
-        slow."""
+        """Start a process and wait until it can decode. Raises OmniStageError if it ends or is too slow."""
         process, ours = spawn_decoder()
         ours.setblocking(False)
         worker = cls(process, ours)
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 greeting = await worker._receive()
+        except TimeoutError as error:
+            worker.kill()
+            raise OmniStageError(f"a process that decodes media did not start within {START_TIMEOUT_S:g} s") from error
         except BaseException:
             worker.kill()
             raise

@@ -199,12 +199,15 @@ def _check_size(chat: prompt_pb2.ChatPrompt, limits: Limits) -> None:
     for number, message in enumerate(chat.messages):
         if not message.parts and not message.tool_calls:
             raise InvalidRequestError(
-                "a message has at least one part", field=f"start.chat.messages[{number}].parts", limit=MAX_PARTS
+                "a message has at least one part or tool call",
+                field=f"start.chat.messages[{number}].parts",
+                limit=MAX_PARTS,
             )
         parts += len(message.parts) + len(message.tool_calls)
     if parts > MAX_PARTS:
         raise InvalidRequestError(
-            f"the messages of a chat have at most {MAX_PARTS} parts together, got {parts}; join text parts",
+            f"the messages of a chat have at most {MAX_PARTS} parts and tool calls together, got {parts}; join text "
+            "parts",
             field="start.chat.messages",
             limit=MAX_PARTS,
         )

@@ -119,7 +119,9 @@ def try_compiler(name: str) -> str:
         path.write_text(source, encoding="utf-8")
         command = [name, "-shared", "-fPIC", "-I", sysconfig.get_paths()["include"], str(path), "-o", f"{path}.so"]
         result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own source
-    return result.stderr.strip()[-500:] if result.returncode else ""
+    if not result.returncode:
+        return ""
+    return result.stderr.strip()[-500:] or f"it ended with exit code {result.returncode}"
 
 
 def _import(name: str) -> str:

@@ -238,7 +238,7 @@ CASES: dict[str, tuple[Assessment, str, str, str, str]] = {
         "False ApplyFailed",
         "True Starting",
         "True ApplyFailed",
-        "the API server refuses Deployment a: denied by policy; the operator retries",
+        "writing Deployment a failed: denied by policy; the operator retries",
     ),
 }
 

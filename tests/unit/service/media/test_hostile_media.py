@@ -13,9 +13,15 @@ import pytest
 import pytest_asyncio
 
 from omni_proto.stage_config import Limits, MediaLimits
-from omni_stage.errors import InvalidMediaError, InvalidRequestError, PrepareTimeoutError, RequestTooLargeError
+from omni_stage.errors import (
+    InvalidMediaError,
+    InvalidRequestError,
+    OmniStageError,
+    PrepareTimeoutError,
+    RequestTooLargeError,
+)
 from omni_stage.models.component import AudioPart, VideoPart
-from omni_stage.service.media import worker_pool
+from omni_stage.service.media import decoder_process, worker_pool
 from omni_stage.service.media.planning import MediaRules, MediaSlot, check_media, judge_medium
 from omni_stage.service.media.worker_pool import MediaPool
 from support.hostile_media import CORPUS, REFUSED, TAKEN, Hostile, taken
@@ -139,6 +145,16 @@ async def test_killed_processes_are_replaced_one_for_one(pool: MediaPool) -> Non
     await asyncio.gather(*pool._warming)
     assert len(pool._idle) == 1
     assert not pool._busy
+
+
+async def test_a_process_that_is_too_slow_to_start_fails_its_request_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoder_process, "START_TIMEOUT_S", 0.001)
+    pool = MediaPool(1)
+    with pytest.raises(OmniStageError, match="did not start within 0.001 s"):
+        await pool.decode([judge(next(m for m in CORPUS if m.name == "wav"))], RULES, PATIENCE_S)
+    await pool.warm()
+    assert not pool._idle, "warm() only logs the failure"
+    pool.close()
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -52,6 +52,14 @@ def test_a_compiler_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert try_compiler("cc") == "it is not installed"
 
 
+def test_a_compiler_that_fails_without_a_word(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    silent = tmp_path / "cc"
+    silent.write_text("#!/bin/sh\nexit 3\n")
+    silent.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert try_compiler("cc") == "it ended with exit code 3"
+
+
 def test_the_dockerfile_runs_it_as_the_images_user() -> None:
     stage = DOCKERFILE[DOCKERFILE.index("AS stage-gpu") :]
     user, check = stage.index("USER 10001:10001"), stage.index("python -m omni_stage.vllm_adapter.checks.image")
