@@ -137,8 +137,8 @@ EXPLANATIONS: Final[dict[Reason, Explanation]] = {
     ),
     Reason.APPLY_FAILED: Explanation(
         "Degraded=True",
-        "The operator could not write an object: the API server refuses it (an admission policy, a quota on objects, missing "
-        "rights) or fails.",
+        "The operator could not write an object: the API server refuses it (an admission policy, a quota on objects, "
+        "missing rights) or fails.",
         "Read the API server's answer in the message; the operator retries with growing pauses.",
     ),
     Reason.STAGES_NOT_READY: Explanation(
