@@ -4,7 +4,7 @@
 
 config.json, names, shapes, dtypes and shards are the published ones (tests/data/published), and so are the ids of the
 tokenizer's special tokens. The output is meaningless; memory use, speed and concurrency are those of the release.
-7b takes 22 GB of disk, 3b takes 12 GB.
+7b takes 22 GB of disk, 3b takes 12 GB. 30b-a3b writes only the weights of talker and code2wav, 7.7 GB.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def fill_shard(file: Path) -> None:
 def draw(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Returns the values of a weight of this shape, flattened.
 
-    Norms are 1, biases 0, and matrices random with gain 1, all on the GPU if there is one. The rotary table has its
-    true values, on the CPU.
+    Norms are 1, other vectors such as biases are 0, and matrices are random with gain 1, all on the GPU if there is
+    one. The rotary table has its true values, on the CPU.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if name == ROTARY_TABLE:

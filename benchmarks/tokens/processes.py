@@ -1,4 +1,4 @@
-"""Starts the processes of the case, and reads the servers' processor time."""
+"""Starts a benchmark's servers and its client process, and reads the servers' processor time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Callers:
-    """A process that sends the requests of runs."""
+    """A client process. `start` makes it send a run's requests, and `finish` returns what it received."""
 
     process: subprocess.Popen[str]
 

@@ -1,6 +1,6 @@
-"""A thinker whose decoder is quantized by AWQ or GPTQ loads, and computes with the dequantized weights.
+"""vLLM loads a thinker whose decoder is quantized by AWQ or GPTQ. It computes with the dequantized weights.
 
-On the CPU vLLM's own 4-bit kernel runs. The GPU kernels (Marlin, Exllama) are not tested here.
+On the CPU, this uses vLLM's own 4-bit kernel. The GPU kernels (Marlin, Exllama) are not tested here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROWS_TOLERANCE = 2e-2
 @pytest.mark.parametrize(
     "layout",
     [
-        # The same kernels and packing as "awq without a list", whose configuration has no modules_to_not_convert.
+        # The same kernels and packing as "awq without a list", whose modules_to_not_convert is null.
         pytest.param("awq", marks=pytest.mark.full),
         "awq without a list",
         "gptq",

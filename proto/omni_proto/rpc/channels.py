@@ -1,4 +1,4 @@
-"""Opens all channels to stages, with the options that every channel needs."""
+"""The one place where channels to stages are opened, so that each has the options that every channel needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ def open_channel(
     credentials: grpc.ChannelCredentials | None = None,
     options: Iterable[tuple[str, int | str]] | None = None,
 ) -> grpc.Channel:
-    """Open a blocking channel; without credentials it is plaintext. options replace channel_options()."""
+    """Open a blocking channel; without credentials it is plaintext.
+
+    options: used instead of the defaults of `omni_proto.rpc.options.channel_options`. Options that every channel needs
+    are always added.
+    """
     complete = complete_options(options)
     if credentials is None:
         return grpc.insecure_channel(target, options=complete)
@@ -29,7 +33,11 @@ def open_aio_channel(
     credentials: grpc.ChannelCredentials | None = None,
     options: Iterable[tuple[str, int | str]] | None = None,
 ) -> grpc.aio.Channel:
-    """Open an asyncio channel; without credentials it is plaintext. options replace channel_options()."""
+    """Open an asyncio channel; without credentials it is plaintext.
+
+    options: used instead of the defaults of `omni_proto.rpc.options.channel_options`. Options that every channel needs
+    are always added.
+    """
     complete = complete_options(options)
     if credentials is None:
         return grpc.aio.insecure_channel(target, options=complete)

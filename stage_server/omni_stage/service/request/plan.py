@@ -34,7 +34,7 @@ MAX_CACHE_SALT_BYTES = 128
 
 @dataclass(frozen=True, slots=True)
 class RequestPlan:
-    """What a stage does for one request, validated and with every default applied."""
+    """What a stage does for one request. It is validated, and `sampling` has every default applied."""
 
     prompt: PromptPlan | None
     """The user's prompt; None if the input is an edge."""
@@ -52,9 +52,10 @@ class RequestPlan:
     priority: int
     cache_salt: str
     input_bytes: int
-    """Bytes that the input may hold: tensors by their headers (prompt embeddings twice), and media_bytes."""
+    """Most memory that the input can use: the tensors' sizes as declared in their headers (doubled for prompt
+    embeddings, which are copied), plus media_bytes."""
     output_rows: int
-    """Most rows that the stage publishes."""
+    """Maximum number of rows that the stage publishes."""
     output_bytes: int
     """Bytes that published rows may hold until downstream stages have taken them."""
 
@@ -89,7 +90,7 @@ def plan_request(
         raise InvalidRequestError(f"seed must be at most {MAX_SEED}", field="start.seed", limit=MAX_SEED)
     sampling = _resolve(start, config, component)
     if prompt is not None and prompt.reply is not None:
-        # A given reply is not sampled: its own length replaces max_tokens.
+        # A given reply is not sampled: an upper bound of its length replaces max_tokens.
         sampling = sampling.model_copy(update={"max_tokens": bound_reply(prompt.reply, max_model_len)})
     if start.audio.encoding not in _ENCODINGS:
         raise InvalidRequestError("the audio encoding is not known", field="start.audio.encoding")
@@ -131,7 +132,7 @@ def reads_stream(config: StageConfig) -> bool:
 
 
 def bound_rows(prompt_rows: int, max_tokens: int | None, max_model_len: int) -> int:
-    """Returns the most rows of a sequence, prompt and output together: at most the engine's longest sequence."""
+    """Returns an upper bound of the rows of a sequence, prompt and output together; never more than max_model_len."""
     return min(max_model_len, prompt_rows + (max_model_len if max_tokens is None else max_tokens))
 
 

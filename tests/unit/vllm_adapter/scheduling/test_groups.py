@@ -1,4 +1,7 @@
-"""Which prompts wait for the first audio of earlier requests. Tests the rule, and OmniScheduler with a fake clock."""
+"""Tests the rule that decides which prompts wait until earlier requests have their first audio.
+
+First the rule alone, then OmniScheduler with a fake clock.
+"""
 
 from __future__ import annotations
 
@@ -97,8 +100,9 @@ def test_first_audio_of_a_burst(
     ar_request: Any,
     run_step: Any,
 ) -> None:
-    """Where tokens are expensive (CPU), the median first audio comes at least 15 % sooner. Where they are cheap (GPU),
-    it comes at most 1 % later. In both cases the last reply ends at most 25 % later."""
+    """Compares runs with `heard_early` to runs without it. Where tokens are expensive (CPU), the median first audio
+    comes at least 15 % sooner with it. Where they are cheap (GPU), it comes at most 1 % later. In both cases the last
+    reply ends at most 25 % later."""
     runs = {}
     for early in (True, False):
         pace = {"tokens_per_second": 50.0, "first_tokens": FIRST, "heard_early": early}

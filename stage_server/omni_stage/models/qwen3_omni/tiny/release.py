@@ -146,7 +146,7 @@ def write_preprocessor_config(directory: Path, *, max_pixels: int, min_pixels: i
 
 
 def release_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields names and bfloat16 tensors as the shards hold them: thinker, talker, code2wav, experts one by one."""
+    """Yields names and bfloat16 tensors in the shards' order: thinker, talker, code2wav. Experts are separate."""
     state = model.state_dict()
     for part in ("thinker", "talker", "code2wav"):
         for name, tensor in state.items():
