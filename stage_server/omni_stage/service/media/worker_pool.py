@@ -25,7 +25,7 @@ from PIL import Image
 
 from omni_proto.media_header import BYTES_PER_SAMPLE, AudioHeader, ImageHeader
 from omni_proto.video_header import VideoHeader
-from omni_stage.errors import InvalidMediaError, OmniStageError
+from omni_stage.errors import DrainingError, InvalidMediaError, OmniStageError
 from omni_stage.media.decode import WORK_BYTES_PER_PIXEL
 from omni_stage.models.component import AudioPart, ImagePart, MediaPart, VideoPart
 from omni_stage.service.media.decoder_process import DecoderProcess
@@ -49,20 +49,17 @@ class MediaPool:
         self._places = asyncio.Semaphore(workers)
         self._idle: list[DecoderProcess] = []
         self._busy: set[DecoderProcess] = set()
-        self._starts = asyncio.Lock()
-        """Held while a process starts, so that a job which needs one waits for that process instead of starting a
-        second one."""
-        self._warming: set[asyncio.Task[None]] = set()
-        # These threads copy to and from shared memory, so that neither the event loop nor the threads that prepare text
-        # do it.
+        self._start: asyncio.Task[None] | None = None
+        """Starts a process. All jobs that need one wait for this task, and it continues if their clients disconnect."""
+        # These threads copy to and from shared memory. The event loop and the threads that prepare text do not.
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="media-copy")
         self._closed = False
 
     async def decode(self, slots: Sequence[MediaSlot], rules: MediaRules, timeout_s: float) -> list[MediaPart]:
         """Returns the decoded media of a request: images and frames as RGB, audio as mono at the model's rate.
 
-        Raises InvalidMediaError, PrepareTimeoutError if a worker took longer than timeout_s, and what
-        DecoderProcess.start raises.
+        Raises InvalidMediaError, PrepareTimeoutError if a worker took longer than timeout_s, DrainingError, and
+        OmniStageError if no worker starts.
         """
         async with self._places:
             job = _Job.plan(slots, rules, timeout_s)
@@ -80,18 +77,10 @@ class MediaPool:
 
     async def warm(self) -> None:
         """Start a process now if there is none, so that the next request need not wait for it."""
-        async with self._starts:
-            if self._idle or self._busy or self._closed:
-                return
-            try:
-                worker = await DecoderProcess.start()
-            except OmniStageError:
-                _log.exception("no process that decodes media can be started")
-                return
-            if self._closed:
-                worker.kill()
-            else:
-                self._idle.append(worker)
+        if self._idle or self._busy or self._closed:
+            return
+        with suppress(OmniStageError):  # logged by _log_failure
+            await asyncio.shield(self._start_one())
 
     def close(self) -> None:
         """End the processes. Idempotent."""
@@ -119,16 +108,16 @@ class MediaPool:
                 self._idle.append(worker)
             else:
                 worker.kill()
-                if not self._closed:
-                    self._start_another()
+                if not (self._idle or self._busy or self._closed):
+                    self._start_one()
         return job.read(answer)
 
     async def _take(self) -> DecoderProcess:
         """Returns a worker that is busy from now on."""
-        if not self._idle:
-            async with self._starts:
-                if not self._idle:
-                    self._idle.append(await DecoderProcess.start())
+        while not self._idle:
+            if self._closed:
+                raise DrainingError("the stage server is shutting down")
+            await asyncio.shield(self._start_one())
         worker = self._idle.pop()
         self._busy.add(worker)
         return worker
@@ -151,10 +140,24 @@ class MediaPool:
             raise
         return future.result()
 
-    def _start_another(self) -> None:
-        task = asyncio.get_running_loop().create_task(self.warm())
-        self._warming.add(task)
-        task.add_done_callback(self._warming.discard)
+    def _start_one(self) -> asyncio.Task[None]:
+        """Returns the task that adds a process to the idle ones: the one that runs, else a new one."""
+        if self._start is None or self._start.done():
+            self._start = asyncio.get_running_loop().create_task(self._add_process())
+            self._start.add_done_callback(_log_failure)
+        return self._start
+
+    async def _add_process(self) -> None:
+        worker = await DecoderProcess.start()
+        if self._closed:
+            worker.kill()
+        else:
+            self._idle.append(worker)
+
+
+def _log_failure(start: asyncio.Task[None]) -> None:
+    if not start.cancelled() and (error := start.exception()) is not None:
+        _log.error("no process that decodes media can be started", exc_info=error)
 
 
 @dataclass(frozen=True, slots=True)

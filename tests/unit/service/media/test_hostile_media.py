@@ -22,6 +22,7 @@ from omni_stage.errors import (
 )
 from omni_stage.models.component import AudioPart, VideoPart
 from omni_stage.service.media import decoder_process, worker_pool
+from omni_stage.service.media.decoder_process import DecoderProcess
 from omni_stage.service.media.planning import MediaRules, MediaSlot, check_media, judge_medium
 from omni_stage.service.media.worker_pool import MediaPool
 from support.hostile_media import CORPUS, REFUSED, TAKEN, Hostile, taken
@@ -142,9 +143,33 @@ async def test_killed_processes_are_replaced_one_for_one(pool: MediaPool) -> Non
         with pytest.raises(PrepareTimeoutError):
             await pool.decode([slow], RULES, 0.05)
         await asyncio.gather(*(pool.decode([quick], RULES, PATIENCE_S) for _ in range(2)))
-    await asyncio.gather(*pool._warming)
+    if pool._start is not None:
+        await pool._start
     assert len(pool._idle) == 1
     assert not pool._busy
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_client_that_leaves_while_a_process_starts_leaves_it_to_the_next_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise clients that come and go would cause one start after another, none of which is ever used."""
+    starts, start = 0, DecoderProcess.start
+
+    async def count() -> DecoderProcess:
+        nonlocal starts
+        starts += 1
+        return await start()
+
+    monkeypatch.setattr(DecoderProcess, "start", count)
+    pool = MediaPool(1)
+    quick = judge(next(m for m in CORPUS if m.name == "wav"))
+    for _ in range(5):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(pool.decode([quick], RULES, PATIENCE_S), 0.001)
+    assert len(await pool.decode([quick], RULES, PATIENCE_S)) == 1
+    pool.close()
+    assert starts == 1
 
 
 async def test_a_process_that_is_too_slow_to_start_fails_its_request_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
