@@ -50,7 +50,7 @@ full: coverage ## Everything that takes too long for `make test`: coverage, long
 mutations: setup ## Break thirty behaviours, one at a time, and check that the unit tests notice (about half an hour)
 	@PYTHONPATH=tests $(PY) -m mutation
 
-test-unit: setup ## Only the tests without engines and servers: two minutes
+test-unit: setup ## Only the tests without real engines and server processes: two minutes
 	@PYTHONPATH=tests $(PY) -m runner --logs test-logs --only unit-stage --only unit-models --only unit -- -p no:cacheprovider
 
 lint: setup ## ruff, import layers, the Dockerfile, standard words
@@ -85,7 +85,7 @@ dashboards: setup ## Regenerate dashboards, alert rules and the tables of docs/o
 goldens: setup ## Regenerate tests/golden/operator: the objects that the operator creates for each sample
 	@$(PY) scripts/render_goldens.py
 
-bench: ## Our speed as ratios to peers, stock vLLM and transformers; fails if a ratio misses its bound or has regressed (CASE=name runs one)
+bench: ## Our speed as ratios to peers, stock vLLM and transformers; fails if a ratio misses a bound that is not a goal, or has regressed (CASE=name runs one)
 	@scripts/setup.sh bench
 	@$(PY) -m benchmarks $(CASE)
 

@@ -73,6 +73,7 @@ class Explanation:
 
 
 _FAILS: Final = "Ready=False, Degraded=True"
+_REFUSED: Final = "Ready=False, Progressing=False, Degraded=True"
 _WAITS: Final = "Ready=False, then Degraded=True"
 
 EXPLANATIONS: Final[dict[Reason, Explanation]] = {
@@ -119,13 +120,13 @@ EXPLANATIONS: Final[dict[Reason, Explanation]] = {
         "Ready=False", "A stage has replicas: 0.", "Set replicas of that stage to 1 or more."
     ),
     Reason.INVALID_SPEC: Explanation(
-        _FAILS,
+        _REFUSED,
         "The spec exceeds 64 KiB, or an older version of the resource accepted it and it is no longer valid. "
         "The operator changes nothing.",
         "Correct the fields in the message.",
     ),
     Reason.TOO_MANY_PIPELINES: Explanation(
-        _FAILS,
+        _REFUSED,
         "The namespace has more pipelines than the operator manages (100 by default), and this is not among the "
         "oldest. The operator changes nothing for it.",
         "Delete other pipelines, or raise the chart's operator.maxPipelinesPerNamespace.",
