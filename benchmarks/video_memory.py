@@ -1,4 +1,4 @@
-"""Measures a video's peak memory in bytes per pixel: in the decoder, and in the processor of the engine's input.
+"""Measures the peak memory per pixel of decoding a video, and of transformers' video processor, which makes the input.
 
     python -m benchmarks.video_memory
 
@@ -20,7 +20,7 @@ import numpy as np
 
 WIDTH, HEIGHT, FRAMES = 1920, 1088, 40
 SEEN = (20, 28 * 24, 28 * 36)
-"""Frames, height and width of the processor's input. A frame has 24 by 36 of Qwen2.5's patches of 28 pixels."""
+"""Frames, height and width of the processor's input. A frame is 24 by 36 squares of 28 pixels (2 x 2 patches)."""
 CODECS: dict[str, tuple[str, dict[str, str], str]] = {
     "h264": ("libx264", {"preset": "ultrafast"}, "yuv420p"),
     "h264, 16 references": ("libx264", {"preset": "ultrafast", "refs": "16", "level": "6.2"}, "yuv420p"),
@@ -59,7 +59,7 @@ def peak_of(work: Callable[[], object]) -> int:
 
 
 def decode_case(file: Path) -> float:
-    """Returns the decoder's bytes per pixel of one frame as encoded, without the frames that are kept."""
+    """Returns the decoder's peak memory divided by the pixels of one encoded frame. Kept frames are tiny here."""
     from omni_stage.media.video import decode_video
 
     data = file.read_bytes()
@@ -70,7 +70,7 @@ def decode_case(file: Path) -> float:
 
 
 def process_case(patch: int) -> float:
-    """Returns the bytes per pixel of all frames in transformers' video processor, as vLLM calls it."""
+    """Calls transformers' video processor as vLLM does. Returns its peak memory divided by the pixels of all frames."""
     import torch
     from transformers import Qwen2VLVideoProcessor
 

@@ -169,7 +169,7 @@ def test_omnipipe_generate_over_tls(start: Callable[..., Entry], authority: Auth
     assert done.stdout.startswith("www")
     for flags, words in (
         (["--endpoint", url, "--ca", trusted], "has other names"),
-        (["--endpoint", url, "--server-name", HOST], "no CA that this client trusts"),
+        (["--endpoint", url, "--server-name", HOST], "CA is not one that this client trusts"),
         (["--endpoint", f"127.0.0.1:{entry.port}"], "it may require TLS"),
         (["--endpoint", url, "--ca", "/nowhere"], "tls.ca: cannot read /nowhere"),
         (["--endpoint", url, "--cert", trusted], "tls.key is missing"),

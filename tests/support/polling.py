@@ -1,4 +1,4 @@
-"""Waits by polling for changes that nothing signals: of tables, counters, files and other processes."""
+"""Waits, by polling, for changes in tables, counters, files and other processes, where nothing signals the change."""
 
 from __future__ import annotations
 

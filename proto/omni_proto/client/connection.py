@@ -17,7 +17,7 @@ TLS_SCHEME: Final = "grpcs://"
 
 _HINTS: Final = (
     ("certificate has expired", "the server's certificate has expired: its Secret must be renewed"),
-    ("CERTIFICATE_VERIFY_FAILED", "no CA that this client trusts signed the server's certificate: give that CA's"),
+    ("CERTIFICATE_VERIFY_FAILED", "the server's CA is not one that this client trusts: give the CA's certificate"),
     ("Hostname Verification Check failed", "the server's certificate has other names: use one, or give server_name"),
     ("WRONG_VERSION_NUMBER", "the server does not speak TLS: connect without"),
     (
@@ -68,8 +68,8 @@ class ClientTls:
                 context.load_cert_chain(self.certificate, self.key, password=b"")
             except (ssl.SSLError, OSError) as error:
                 raise ArgumentError(
-                    f"tls.certificate: {self.certificate} and {self.key} are no certificate and its key in PEM, "
-                    "without a passphrase"
+                    f"tls.certificate: {self.certificate} and {self.key} must be a PEM certificate and its key, "
+                    "which has no passphrase"
                 ) from error
 
 

@@ -1,4 +1,4 @@
-"""TextEncoder, which encodes text without protobuf, writes the same bytes as protobuf."""
+"""TextEncoder, which encodes short texts without protobuf, writes the same bytes as protobuf."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from omni_stage.models.component import TextPart, UserPrompt
 from omni_stage.models.sim.manifest import SAMPLE_RATE_HZ, VOICES
 
 VOCABULARY: Final = 152_064
-"""Size of the published models' text vocabulary. The ids that `prompt_ids` makes up are below this."""
+"""Size of the text vocabulary of Qwen2.5-Omni-7B and Qwen3-Omni. The ids that `prompt_ids` makes up are below this."""
 END_OF_TEXT: Final = 151_645
 _CHARACTERS_PER_TOKEN: Final = 4
 _TOKENS_PER_MESSAGE: Final = 5
@@ -48,7 +48,7 @@ def word_id(seed: int, position: int) -> int:
 
 
 def word_text(token_id: int, position: int) -> str:
-    """Returns a token's text, with the space before it."""
+    """Returns a token's text: capitalized at the beginning of a reply, else with a space before it."""
     word = _WORDS[token_id % len(_WORDS)]
     return word.capitalize() if position == 0 else f" {word}"
 

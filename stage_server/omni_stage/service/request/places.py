@@ -18,8 +18,8 @@ from omni_stage.service.request.admission import RETRY_AFTER_S
 FEWEST_START_PLACES = 8
 """At least this many calls may be sending their Start (or max_requests, if less), however small the byte budget is."""
 START_GRACE_S = 0.5
-"""Seconds after which a call without Start needs a place. Start mostly arrives with the call, even with hundreds of
-calls at a time. Before that, a call can hold only what its client sent in half a second."""
+"""Seconds after which a call without Start needs a place. Until then, a call can hold only what its client sent in half
+a second. Start mostly arrives with the call, even with hundreds of calls at a time."""
 GRACE_STEPS = 5
 """Number of timers that START_GRACE_S is divided into. Each starts when the previous one has fired, so that a delayed
 event loop does not shorten the time that a call gets."""
@@ -53,7 +53,7 @@ class Places:
 
     @contextmanager
     def hold(self, peer: str, end: Callable[[], None], *, after_s: float = 0.0) -> Iterator[Place]:
-        """Hold a place while the context is open, from after_s seconds after it was opened.
+        """Take a place after_s seconds after the context is opened, and hold it until the context is closed.
 
         Calls `end` when the place is lost to another call. If the peer holds per_peer places when this place is to be
         taken: raises TooManyRequestsError if after_s is 0, else calls `end`.

@@ -76,7 +76,7 @@ class ResponseWriter:
         )
 
     async def send_failed(self, status: status_pb2.Status, default_stage: str) -> None:
-        """Send StageFailed in the name of the stage that the status names, else of default_stage."""
+        """Send StageFailed for the stage that the status names, or for default_stage if it names none."""
         stage = read_status(status).stage or default_stage
         failed = events_pb2.StageFailed(status=status)
         await self.relay(stage_service_pb2.GenerateResponse(stage=stage, failed=failed))

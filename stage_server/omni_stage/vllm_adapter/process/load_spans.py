@@ -19,7 +19,7 @@ _READ_BY_VLLM = ENDPOINTS[0]
 
 @contextmanager
 def without_load_spans() -> Iterator[None]:
-    """Hide the OTLP endpoint that vLLM would use from processes that are started within this context."""
+    """Processes started within this context do not see the OTLP endpoint, so vLLM exports no spans from them."""
     endpoint = os.environ.pop(_READ_BY_VLLM, None)
     try:
         yield

@@ -127,9 +127,9 @@ def test_contradictions(kind: Any, target: str, arguments: dict[str, Any], words
         ({"ca": "key"}, "tls.ca: .* holds no certificates"),
         ({"certificate": "missing", "key": "key"}, "tls.certificate: cannot read"),
         ({"certificate": "cert", "key": "missing"}, "tls.key: cannot read"),
-        ({"certificate": "cert", "key": "other_key"}, "are no certificate and its key"),
+        ({"certificate": "cert", "key": "other_key"}, "must be a PEM certificate and its key"),
         ({"certificate": "cert", "key": "encrypted"}, "without a passphrase"),
-        ({"certificate": "junk", "key": "key"}, "are no certificate and its key"),
+        ({"certificate": "junk", "key": "key"}, "must be a PEM certificate and its key"),
     ],
     ids=["no CA", "junk CA", "key as CA", "no certificate", "no key", "wrong key", "encrypted key", "junk certificate"],
 )
@@ -182,8 +182,8 @@ async def test_both_clients_with_a_certificate_of_their_own(serve: Any, files: d
 @pytest.mark.parametrize(
     ("pair", "ca", "words"),
     [
-        (CA.issue(), "other_ca", "no CA that this client trusts"),
-        (CA.issue(), None, "no CA that this client trusts"),
+        (CA.issue(), "other_ca", "CA is not one that this client trusts"),
+        (CA.issue(), None, "CA is not one that this client trusts"),
         (CA.issue(lasts=-DAY), "ca", "has expired: its Secret must be renewed"),
         (CA.issue(hosts=["omni.models.svc"]), "ca", "has other names: use one, or give server_name"),
         (None, "ca", "does not speak TLS: connect without"),

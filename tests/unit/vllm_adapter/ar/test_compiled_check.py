@@ -1,4 +1,4 @@
-"""Which differences between compiled and eager code count, and at which batch sizes the two are compared."""
+"""Which differences between compiled and eager code are reported, and at which batch sizes the two are compared."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def changed(tensor: torch.Tensor, row: int, factor: float) -> torch.Tensor:
 
 
 def runner_up(by: float) -> torch.Tensor:
-    """Returns logits in which the token of request 2 that LOGITS rate second leads by `by`, a share of their range."""
+    """Returns LOGITS with request 2's second-best token made the best, by `by` times the range of the logits."""
     result = LOGITS.clone()
     best, second = LOGITS[2].topk(2).indices
     result[2, second] = LOGITS[2, best] + by * (LOGITS[2].max() - LOGITS[2].min())

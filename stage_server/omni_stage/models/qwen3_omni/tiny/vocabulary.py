@@ -51,4 +51,4 @@ CHAT_TEMPLATE = build_chat_template(
         "{%- endif -%}\n"
     ),
 )
-"""Adds no system message of its own, like the published template."""
+"""Like the published template, it adds no system message of its own."""
