@@ -128,7 +128,7 @@ def test_contradictions(kind: Any, target: str, arguments: dict[str, Any], words
         ({"certificate": "missing", "key": "key"}, "tls.certificate: cannot read"),
         ({"certificate": "cert", "key": "missing"}, "tls.key: cannot read"),
         ({"certificate": "cert", "key": "other_key"}, "must be a PEM certificate and its key"),
-        ({"certificate": "cert", "key": "encrypted"}, "without a passphrase"),
+        ({"certificate": "cert", "key": "encrypted"}, "which has no passphrase"),
         ({"certificate": "junk", "key": "key"}, "must be a PEM certificate and its key"),
     ],
     ids=["no CA", "junk CA", "key as CA", "no certificate", "no key", "wrong key", "encrypted key", "junk certificate"],
