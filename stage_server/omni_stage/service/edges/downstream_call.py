@@ -245,9 +245,8 @@ class EdgeCall:
                 if not sent:
                     return
         finally:
+            # `close`, which follows, ends a batch that is still being sent.
             self._sending = None
-            if self._batch is not None:
-                self._batch.close()
         self.transfer_end = time.monotonic_ns()
         self._context.metrics.tensors_sent(self.edge.stage, len(self._context.schema.names))
         done = stage_service_pb2.End(upstream_finish_reason=reason)
