@@ -36,6 +36,8 @@ class RawConnection:
 
     port: int
     peer: str = "127.0.0.1"
+    receive_window: int | None = None
+    """The flow-control window that it grants to each of the server's streams, in bytes (default: HTTP/2's 65,535)."""
     ended: dict[int, str] = field(default_factory=dict)
     """Stream -> how the server ended it: `trailers` or `reset`."""
     alive: bool = True
@@ -48,7 +50,8 @@ class RawConnection:
         self._stream = -1
         self._buffer = b""
         self._socket = socket.create_connection(("127.0.0.1", self.port), 10, (self.peer, 0))
-        self._socket.sendall(PREFACE + self._frame(SETTINGS, 0, 0, b""))
+        granted = b"" if self.receive_window is None else struct.pack(">HI", _INITIAL_WINDOW_SIZE, self.receive_window)
+        self._socket.sendall(PREFACE + self._frame(SETTINGS, 0, 0, granted))
         self.read(lambda: self._initial != 65_535 or self._settled)
 
     _settled = False

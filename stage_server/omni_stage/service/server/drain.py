@@ -21,7 +21,7 @@ async def drain(
     2. Refuse new calls (DRAINING, which callers retry elsewhere).
     3. Wait up to grace_s for the calls in flight. Calls still in flight after that end with DRAINING.
     """
-    await health.set_ready(False)
+    health.set_ready(False)
     _log.info("draining: not ready, still accepting", extra={"notice_s": notice_s, "calls": len(in_flight)})
     if not await _wait_for(abort, notice_s):
         in_flight.refuse()

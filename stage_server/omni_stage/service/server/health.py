@@ -6,14 +6,55 @@ stage's fault would take all others out of service. `liveness` reports whether a
 
 from __future__ import annotations
 
-from grpc_health.v1 import health_pb2
-from grpc_health.v1._async import HealthServicer
+import asyncio
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from omni_proto.pod_contract import LIVENESS, READINESS
 from omni_stage.service.wire import SERVICE_NAME
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+class HealthServicer(health_pb2_grpc.HealthServicer):
+    """The statuses of one port's services.
+
+    grpcio-health-checking 1.85 writes to a watcher while it holds the lock that every change of the status needs. One
+    watcher that does not read thereby blocks all others, and the stage's own drain. Here a change never waits: it
+    replaces an event, and each watcher reads the newest status when it has sent the one before.
+    """
+
+    def __init__(self) -> None:
+        self._statuses: dict[str, int] = {}
+        self._changed = asyncio.Event()
+
+    def set(self, service: str, status: int) -> None:
+        """Set the service's status and wake every watcher."""
+        self._statuses[service] = status
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def Check(
+        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
+    ) -> health_pb2.HealthCheckResponse:
+        """Return the service's status. NOT_FOUND if no status was ever set."""
+        if request.service not in self._statuses:
+            await context.abort(grpc.StatusCode.NOT_FOUND)
+        return health_pb2.HealthCheckResponse(status=self._statuses[request.service])
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext) -> None:
+        """Send the service's status, and again after each change that the watcher is fast enough to see."""
+        sent: int | None = None
+        while True:
+            changed = self._changed  # before the status is read, so that no change is missed
+            status = self._statuses.get(request.service, _UNKNOWN)
+            if status != sent:
+                await context.write(health_pb2.HealthCheckResponse(status=status))
+                sent = status
+            await changed.wait()
 
 
 class StageHealth:
@@ -24,22 +65,19 @@ class StageHealth:
         self.probes = HealthServicer()
         self.ready = False
         self.alive = True
+        self.set_ready(self.ready)
+        self.set_alive(self.alive)
 
-    async def publish(self) -> None:
-        """Publish the initial state, before any change."""
-        await self.set_ready(self.ready)
-        await self.set_alive(self.alive)
-
-    async def set_ready(self, ready: bool) -> None:
+    def set_ready(self, ready: bool) -> None:
         """Set whether the stage accepts requests: the status of "", `readiness` and the service's name."""
         self.ready = ready
         status = _SERVING if ready else _NOT_SERVING
         for service in ("", SERVICE_NAME):
-            await self.main.set(service, status)
+            self.main.set(service, status)
         for service in ("", READINESS):
-            await self.probes.set(service, status)
+            self.probes.set(service, status)
 
-    async def set_alive(self, alive: bool) -> None:
+    def set_alive(self, alive: bool) -> None:
         """Set whether the process can still do its work: the status of `liveness`."""
         self.alive = alive
-        await self.probes.set(LIVENESS, _SERVING if alive else _NOT_SERVING)
+        self.probes.set(LIVENESS, _SERVING if alive else _NOT_SERVING)

@@ -75,7 +75,6 @@ class StageServer:
         tracing = open_tracing(config.pipeline, config.stage)
         # In a thread, because exporting the pending spans may take until OpenTelemetry's timeout.
         self._stack.push_async_callback(asyncio.to_thread, tracing.close)
-        await self.health.publish()
         probes = build_health_server(self.health)
         health_port = bind(probes, config.listen.host, config.listen.health_port, "listen.healthPort")
         await probes.start()
@@ -108,7 +107,7 @@ class StageServer:
             self._stack.callback(watch.cancel)
         self.metrics.compiled_check_failed.set(float(engine.compiled_check_failed))
         runtime.engine_ready = True
-        await self.health.set_ready(True)
+        self.health.set_ready(True)
         self.metrics.ready.set_function(lambda: float(self.health.ready))
         self.metrics.engine_healthy.set_function(lambda: float(self.health.alive and not engine.is_dead))
         self.ports = Ports(grpc_port, health_port, metrics_port)

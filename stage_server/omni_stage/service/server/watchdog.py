@@ -77,8 +77,8 @@ class Watchdog:
         error = EngineDeadStageError(f"the engine of stage {self._stage!r} died; the stage server restarts")
         ended = self._in_flight.fail_all(error)
         _log.critical("the engine is dead", extra={"calls_ended": ended})
-        await self._health.set_ready(False)
-        await self._health.set_alive(False)
+        self._health.set_ready(False)
+        self._health.set_alive(False)
 
     async def _on_stuck(self) -> None:
         error = StepTimeoutError(
@@ -90,5 +90,5 @@ class Watchdog:
         self._in_flight.refuse()
         _log.critical("the engine makes no step", extra={"calls_ended": ended, "limit_s": self._step_timeout_s})
         write_termination(TerminationReason.STEP_TIMEOUT, str(error))
-        await self._health.set_ready(False)
-        await self._health.set_alive(False)
+        self._health.set_ready(False)
+        self._health.set_alive(False)

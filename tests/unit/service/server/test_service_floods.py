@@ -32,8 +32,8 @@ def connect() -> Iterator[Callable[..., RawConnection]]:
     """Yields a function that opens raw connections, which are closed after the test. It blocks: call it in a thread."""
     opened: list[RawConnection] = []
 
-    def open_one(port: int, peer: str = "127.0.0.1") -> RawConnection:
-        opened.append(RawConnection(port, peer))
+    def open_one(port: int, peer: str = "127.0.0.1", receive_window: int | None = None) -> RawConnection:
+        opened.append(RawConnection(port, peer, receive_window))
         return opened[-1]
 
     yield open_one
@@ -148,6 +148,29 @@ async def test_one_address_has_a_share_of_the_watches(kit: Any, connect: Callabl
         await hoard(watcher, WATCH, share + 7, grpc_message(b""), end=True)
         assert await asyncio.to_thread(watcher.read, lambda: len(watcher.ended) >= 7)  # noqa: B023
         assert len(watcher.ended) == 7
+
+
+async def test_a_watcher_that_does_not_read_delays_nobody(kit: Any, connect: Callable[..., RawConnection]) -> None:
+    """grpcio's own servicer writes under the lock that other watchers and every change of the status need."""
+    stage = await kit.serve()
+    for port in (stage.server.ports.grpc, stage.server.ports.health):
+        silent = await asyncio.to_thread(connect, port, receive_window=0)
+        await hoard(silent, WATCH, 1, grpc_message(b""), end=True)
+        seen: list[int] = []
+
+        async def watch(port: int, seen: list[int]) -> None:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                watched = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=20)
+                while len(seen) < 2:
+                    seen.append((await watched.read()).status)
+                watched.cancel()
+
+        watching = asyncio.create_task(watch(port, seen))
+        await until(lambda: len(seen) == 1)  # noqa: B023
+        stage.server.health.set_ready(False)
+        await watching
+        assert seen == [health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING]
+        stage.server.health.set_ready(True)
 
 
 @pytest.mark.parametrize("method", [GET_STAGE, WATCH, "/grpc.health.v1.Health/Check"])

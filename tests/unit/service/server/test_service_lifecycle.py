@@ -118,7 +118,7 @@ async def test_health_on_both_ports(kit: Any) -> None:
     ports = stage.server.ports
     assert [await check(ports.grpc, name) for name in ("", SERVICE)] == [SERVING, SERVING]
     assert [await check(ports.health, name) for name in ("", "readiness", "liveness")] == [SERVING] * 3
-    await stage.server.health.set_ready(False)
+    stage.server.health.set_ready(False)
     assert await check(ports.grpc, "") == NOT_SERVING
     assert await check(ports.health, "readiness") == NOT_SERVING
     assert await check(ports.health, "liveness") == SERVING
