@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 import soundfile
-from PIL import Image, ImageCms
+from PIL import ExifTags, Image, ImageCms
 from PIL.PngImagePlugin import PngInfo
 
 from support.media import make_image
@@ -102,11 +102,12 @@ def photo(**options: object) -> bytes:
     return save(make_image(), "JPEG", **options)
 
 
-def exif() -> bytes:
+def on_its_side(image: Image.Image, description: str = "") -> bytes:
+    """Returns a JPEG whose EXIF data say that it must be turned by 90 degrees."""
     tags = Image.Exif()
-    tags[0x0112] = 6
-    tags[0x010E] = "x" * 60_000
-    return photo(exif=tags)
+    tags[ExifTags.Base.Orientation] = 6
+    tags[ExifTags.Base.ImageDescription] = description
+    return save(image, "JPEG", exif=tags)
 
 
 def icc() -> bytes:

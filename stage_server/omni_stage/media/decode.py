@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 import soundfile
-from PIL import Image
+from PIL import ExifTags, Image
 
 from omni_stage.media.resample import resample_blocks
 
@@ -24,10 +24,12 @@ class UndecodableError(Exception):
     """The bytes cannot be decoded. The message is sent to the client and quotes no content."""
 
 
-def decode_image(data: bytes, kind: str, out: np.ndarray) -> None:
-    """Decode a PNG or JPEG (`kind`) as RGB into `out`, uint8 [height, width, 3].
+def decode_image(data: bytes, kind: str, out: np.ndarray) -> np.ndarray:
+    """Decode a PNG or JPEG (`kind`) as RGB into the memory of `out`, uint8 [height, width, 3] as the header says.
 
-    Raises UndecodableError or Pillow's errors.
+    Returns a view of that memory, uint8 [height, width, 3] as the image is displayed: an orientation in its EXIF data
+    is applied, and may exchange width and height. A transparent image is shown on white. Both as vLLM does
+    (vllm/multimodal/image.py). Raises UndecodableError or Pillow's errors.
     """
     height, width, _ = out.shape
     with warnings.catch_warnings():
@@ -37,11 +39,40 @@ def decode_image(data: bytes, kind: str, out: np.ndarray) -> None:
             if image.size != (width, height):
                 raise UndecodableError("the image is not as large as its header says")
             image.load()
-            picture = image if image.mode == "RGB" else image.convert("RGB")
-    rows = max(1, _STRIP_PIXELS // width)
-    for top in range(0, height, rows):
-        bottom = min(top + rows, height)
-        out[top:bottom] = np.asarray(picture.crop((0, top, width, bottom)))
+            shown, encoded = _orient(out, _orientation(image))
+            rows = max(1, _STRIP_PIXELS // width)
+            for top in range(0, height, rows):
+                bottom = min(top + rows, height)
+                encoded[top:bottom] = np.asarray(_as_rgb(image.crop((0, top, width, bottom))))
+    return shown
+
+
+def _orientation(image: Image.Image) -> int:
+    """Returns the orientation of TIFF and EXIF, 1 to 8: how the encoded image must be turned and mirrored; 1 is not."""
+    try:
+        value = image.getexif().get(ExifTags.Base.Orientation)
+    except Exception:  # noqa: BLE001 - damaged EXIF data can raise anything, and leave the image itself intact
+        return 1
+    return value if value in range(1, 9) else 1
+
+
+def _orient(out: np.ndarray, orientation: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns two views of the same memory: [height, width, 3] of the displayed image, and of the encoded one."""
+    height, width, channels = out.shape
+    turned = orientation >= 5
+    shown = out.reshape(width, height, channels) if turned else out
+    mirrored = shown[:, ::-1] if orientation in (2, 3, 6, 7) else shown
+    flipped = mirrored[::-1] if orientation in (3, 4, 7, 8) else mirrored
+    return shown, flipped.transpose(1, 0, 2) if turned else flipped
+
+
+def _as_rgb(image: Image.Image) -> Image.Image:
+    if image.mode not in ("RGBA", "LA", "PA") and "transparency" not in image.info:
+        return image.convert("RGB")
+    opaque = Image.new("RGB", image.size, "white")
+    layered = image.convert("RGBA")
+    opaque.paste(layered, mask=layered.getchannel("A"))
+    return opaque
 
 
 def decode_audio(data: bytes, max_frames: int, rate_hz: int, channels: int, to_hz: int, out: np.ndarray) -> int:

@@ -43,7 +43,10 @@ def main(descriptor: int) -> None:
 
 
 def run_job(job: dict[str, Any], descriptor: int) -> dict[str, Any]:
-    """Decode a request's media. Returns {"sizes": [[frames, samples], ...]}, or {"error": text, "medium": index}."""
+    """Decode a request's media. Returns {"sizes": [[frames, samples], ...]}, or {"error": text, "medium": index}.
+
+    An image's size is [width, height].
+    """
     if any("seconds" in medium for medium in job["media"]):
         # FFmpeg is loaded only for a video, and before memory is limited.
         import omni_stage.media.video  # noqa: F401
@@ -70,16 +73,15 @@ def run_job(job: dict[str, Any], descriptor: int) -> dict[str, Any]:
 
 
 def _decode(shared: mmap.mmap, medium: dict[str, Any]) -> tuple[int, int]:
-    """Decode one medium into shared memory. Returns its numbers of frames and samples."""
+    """Decode one medium into shared memory. Returns its frames and samples, or an image's width and height."""
     begin, size = medium["offset"], medium["size"]
     data = shared[begin : begin + size]
     if "seconds" in medium:
         return _decode_video(shared, medium, data)
     if "width" in medium:
-        shape = (medium["height"], medium["width"], 3)
-        pixels = np.ndarray(shape, np.uint8, shared, medium["out"])
-        decode_image(data, medium["kind"], pixels)
-        return 1, 0
+        pixels = np.ndarray((medium["height"], medium["width"], 3), np.uint8, shared, medium["out"])
+        shown = decode_image(data, medium["kind"], pixels)
+        return shown.shape[1], shown.shape[0]
     out = np.ndarray((medium["max_samples"],), np.float32, shared, medium["out"])
     count = decode_audio(data, medium["max_frames"], medium["rate_hz"], medium["channels"], medium["to_hz"], out)
     return 0, count

@@ -48,6 +48,11 @@ class DecoderProcess:
             raise OmniStageError(f"a process that decodes media ended while it started ({process.returncode})")
         return worker
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process still runs. The kernel may end an idle one, for example for want of memory."""
+        return self._process.poll() is None
+
     async def ask(self, message: bytes, descriptor: int, timeout_s: float) -> dict[str, Any]:
         """Send a job and wait for its answer. Raises PrepareTimeoutError, and InvalidMediaError if the process died."""
         try:

@@ -87,7 +87,8 @@ async def test_decoder_holds_no_more_than_was_reserved(pool: MediaPool, medium: 
             assert part.frames.shape[1:] == (slot.frames.height, slot.frames.width, 3)
             assert 2 <= len(part.frames) <= slot.frames.count
         else:
-            assert (part.image.mode, part.image.size) == ("RGB", (slot.header.width, slot.header.height))
+            size = (slot.header.width, slot.header.height)
+            assert (part.image.mode, part.image.size) == ("RGB", size[::-1] if "on its side" in medium.name else size)
     else:
         with pytest.raises(InvalidMediaError) as caught:
             await pool.decode([slot], RULES, PATIENCE_S)
@@ -147,6 +148,18 @@ async def test_killed_processes_are_replaced_one_for_one(pool: MediaPool) -> Non
         await pool._start
     assert len(pool._idle) == 1
     assert not pool._busy
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_idle_process_that_was_killed_costs_no_request(pool: MediaPool) -> None:
+    """The kernel's out-of-memory killer may choose any process."""
+    quick = judge(next(m for m in CORPUS if m.name == "wav"))
+    await pool.decode([quick], RULES, PATIENCE_S)
+    (worker,) = pool._idle
+    worker._process.kill()
+    await asyncio.to_thread(worker._process.wait)
+    assert len(await pool.decode([quick], RULES, PATIENCE_S)) == 1
+    assert len(pool._idle) == 1
 
 
 @pytest.mark.asyncio(loop_scope="module")

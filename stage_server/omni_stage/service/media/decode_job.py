@@ -1,0 +1,162 @@
+"""A request's media as a job for a worker: their layout in shared memory, the instructions, and the answer."""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from PIL import Image
+
+from omni_proto.media_header import BYTES_PER_SAMPLE, AudioHeader, ImageHeader
+from omni_proto.video_header import VideoHeader
+from omni_stage.errors import InvalidMediaError
+from omni_stage.media.decode import WORK_BYTES_PER_PIXEL
+from omni_stage.models.component import AudioPart, ImagePart, MediaPart, VideoPart
+from omni_stage.service.media.planning import VIDEO_WORK_BYTES_PER_PIXEL, MediaRules, MediaSlot, audio_samples
+
+_WORK_SLACK_BYTES: Final = 64 << 20
+"""Memory that a worker needs in addition to its media: tables of the decoders, blocks, the resampler."""
+_MAX_ERROR_CHARS: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeJob:
+    """A request's media and their layout in shared memory: encoded media first, then space for the decoded ones."""
+
+    slots: Sequence[MediaSlot]
+    media: list[dict[str, Any]]
+    shared_bytes: int
+    message: bytes
+
+    @classmethod
+    def plan(cls, slots: Sequence[MediaSlot], rules: MediaRules, seconds: float) -> DecodeJob:
+        """Returns the job for these media, laid out by their headers."""
+        media: list[dict[str, Any]] = []
+        position = work = 0
+        for slot in slots:
+            media.append({"offset": position, "size": slot.size})
+            position += slot.size
+        for slot, medium in zip(slots, media, strict=True):
+            position += -position % mmap.PAGESIZE
+            medium["out"] = position
+            needed, room, described = _describe(slot, rules)
+            medium |= described
+            if "seconds" in described:
+                # The audio follows the frames, which take a whole number of pages.
+                medium["sound_out"] = position + room - described["max_samples"] * BYTES_PER_SAMPLE
+            position += room
+            work = max(work, needed + slot.size)
+        job = {
+            "media": media,
+            "shared_bytes": position,
+            "work_bytes": work + _WORK_SLACK_BYTES,
+            "seconds": seconds,
+        }
+        return cls(slots, media, position, json.dumps(job).encode())
+
+    def fill(self, shared: mmap.mmap) -> None:
+        """Copy the encoded bytes into shared memory."""
+        for slot, medium in zip(self.slots, self.media, strict=True):
+            shared[medium["offset"] : medium["offset"] + slot.size] = bytes(slot.data)
+
+    def read(self, answer: dict[str, Any]) -> list[tuple[int, int]]:
+        """Returns frames and samples of each medium, of an image width and height.
+
+        Raises InvalidMediaError, also for sizes beyond the plan.
+        """
+        if "error" in answer:
+            number = answer.get("medium")
+            fields = {index: slot.field for index, slot in enumerate(self.slots)}
+            raise InvalidMediaError(
+                f"a medium cannot be used: {str(answer['error'])[:_MAX_ERROR_CHARS]}",
+                field=fields.get(number, "start.chat") if type(number) is int else "start.chat",
+            )
+        sizes = answer.get("sizes")
+        fits = isinstance(sizes, list) and len(sizes) == len(self.media)
+        if not fits or not all(map(_fits, sizes or (), self.media)):
+            raise InvalidMediaError("the request's media cannot be decoded", field="start.chat")
+        return [(frames, samples) for frames, samples in sizes or ()]
+
+    def take(self, shared: mmap.mmap, sizes: Sequence[tuple[int, int]]) -> list[MediaPart]:
+        """Returns copies of the decoded media, because the worker may still write to the shared memory."""
+        parts: list[MediaPart] = []
+        for medium, (frames, count) in zip(self.media, sizes, strict=True):
+            begin = medium["out"]
+            if "seconds" in medium:
+                seen = np.ndarray((frames, medium["height"], medium["width"], 3), np.uint8, shared, begin).copy()
+                sound = _take_sound(shared, medium["sound_out"], count, medium["to_hz"]) if count else None
+                parts.append(VideoPart(seen, sound))
+            elif "width" in medium:
+                width, height = frames, count
+                pixels = np.ndarray((height, width, 3), np.uint8, shared, begin)
+                parts.append(ImagePart(Image.fromarray(pixels)))
+            else:
+                parts.append(_take_sound(shared, begin, count, medium["to_hz"]))
+        return parts
+
+
+def _fits(size: Any, medium: dict[str, Any]) -> bool:
+    """Returns whether a worker's answer is possible for the requested medium: [frames, samples] within its bounds, or
+    an image's [width, height], which an orientation in its EXIF data may exchange."""
+    if not isinstance(size, list) or len(size) != 2 or any(type(count) is not int for count in size):
+        return False
+    if "width" in medium and "seconds" not in medium:
+        return size in ([medium["width"], medium["height"]], [medium["height"], medium["width"]])
+    frames, samples = size
+    least = 2 if "seconds" in medium else 0
+    return bool(least <= frames <= max(1, medium.get("frames", 1)) and 0 <= samples <= medium.get("max_samples", 0))
+
+
+def _take_sound(shared: mmap.mmap, begin: int, count: int, rate_hz: int) -> AudioPart:
+    waveform = np.ndarray((count,), np.float32, shared, begin).copy()
+    if not np.isfinite(waveform).all():
+        raise InvalidMediaError("audio holds NaN or infinity", field="start.chat")
+    return AudioPart(waveform, rate_hz)
+
+
+def _paged(size: int) -> int:
+    return size + -size % mmap.PAGESIZE
+
+
+def _describe(slot: MediaSlot, rules: MediaRules) -> tuple[int, int, dict[str, Any]]:
+    """Returns the bytes that a worker needs for a medium, the bytes of its result, and the worker's instructions."""
+    header = slot.header
+    if isinstance(header, ImageHeader):
+        kind = header.media_type.removeprefix("image/").upper()
+        described = {"kind": kind, "width": header.width, "height": header.height}
+        return WORK_BYTES_PER_PIXEL * header.pixels, header.decoded_bytes, described
+    if isinstance(header, AudioHeader):
+        samples = audio_samples(header, rules)
+        return (
+            3 * samples * BYTES_PER_SAMPLE,
+            samples * BYTES_PER_SAMPLE,
+            {
+                "max_samples": samples,
+                "max_frames": header.frames,
+                "rate_hz": header.rate_hz,
+                "channels": header.channels,
+                "to_hz": rules.takes.audio_rate_hz,
+            },
+        )
+    if isinstance(header, VideoHeader) and slot.frames is not None:
+        plan = slot.frames
+        samples = header.sound_samples if plan.is_heard else 0
+        return (
+            VIDEO_WORK_BYTES_PER_PIXEL * header.pixels + 3 * samples * BYTES_PER_SAMPLE,
+            _paged(plan.bytes) + samples * BYTES_PER_SAMPLE,
+            {
+                "kind": header.media_type,
+                "seconds": header.seconds,
+                "width": plan.width,
+                "height": plan.height,
+                "frames": plan.count,
+                "max_frames": rules.media.max_video_frames,
+                "max_samples": samples,
+                "to_hz": rules.takes.audio_rate_hz,
+            },
+        )
+    raise InvalidMediaError("a medium has no header", field=slot.field)

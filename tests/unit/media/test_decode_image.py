@@ -1,0 +1,96 @@
+"""Images as they are displayed: orientations and transparency, held against Pillow's and vLLM's own functions."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from PIL import ExifTags, Image, ImageOps
+
+from omni_stage.media.decode import decode_image
+
+WIDTH, HEIGHT = 5, 3
+
+
+@pytest.fixture(scope="module")
+def vllm_image() -> ModuleType:
+    """vllm/multimodal/image.py alone: importing vLLM takes seconds."""
+    vllm = importlib.util.find_spec("vllm")
+    assert vllm is not None
+    assert vllm.submodule_search_locations is not None
+    file = Path(vllm.submodule_search_locations[0]) / "multimodal" / "image.py"
+    spec = importlib.util.spec_from_file_location("vllm_image", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def random_pixels(channels: int) -> np.ndarray:
+    return np.random.default_rng(7).integers(0, 256, (HEIGHT, WIDTH, channels), np.uint8)
+
+
+def encode(image: Image.Image, kind: str, orientation: int | None = None, **options: object) -> bytes:
+    tags = Image.Exif()
+    if orientation is not None:
+        tags[ExifTags.Base.Orientation] = orientation
+    file = io.BytesIO()
+    image.save(file, kind, exif=tags, **options)
+    return file.getvalue()
+
+
+def decode(data: bytes, kind: str) -> np.ndarray:
+    return decode_image(data, kind, np.zeros((HEIGHT, WIDTH, 3), np.uint8)).copy()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+@pytest.mark.parametrize("orientation", [None, *range(10)])
+def test_every_orientation_is_applied(orientation: int | None, kind: str) -> None:
+    data = encode(Image.fromarray(random_pixels(3)), kind, orientation)
+    with Image.open(io.BytesIO(data)) as image:
+        expected = np.asarray(ImageOps.exif_transpose(image))
+    assert np.array_equal(decode(data, kind), expected)
+
+
+def test_damaged_exif_data_leave_the_image_as_it_is() -> None:
+    data = encode(Image.fromarray(random_pixels(3)), "JPEG", 6)
+    damaged = data.replace(b"MM\x00*", b"MM\x00!").replace(b"II*\x00", b"II!\x00")
+    assert damaged != data
+    with Image.open(io.BytesIO(data)) as image:
+        expected = np.asarray(image)
+    assert np.array_equal(decode(damaged, "JPEG"), expected)
+
+
+def palette_image() -> Image.Image:
+    image = Image.fromarray(np.arange(WIDTH * HEIGHT, dtype=np.uint8).reshape(HEIGHT, WIDTH), "P")
+    image.putpalette([value for index in range(256) for value in (index, 255 - index, 128)])
+    return image
+
+
+@pytest.mark.parametrize(
+    ("image", "options"),
+    [
+        pytest.param(Image.fromarray(random_pixels(4), "RGBA"), {}, id="RGBA"),
+        pytest.param(Image.fromarray(random_pixels(2), "LA"), {}, id="grey with alpha"),
+        pytest.param(palette_image(), {"transparency": 3}, id="palette with one transparent colour"),
+        pytest.param(palette_image(), {"transparency": bytes(range(0, 256, 16))}, id="palette with alphas"),
+        pytest.param(
+            Image.fromarray(random_pixels(3)), {"transparency": (1, 2, 3)}, id="RGB with a transparent colour"
+        ),
+        pytest.param(Image.fromarray(random_pixels(1)[..., 0], "L"), {"transparency": 9}, id="grey with one"),
+        pytest.param(palette_image(), {}, id="palette"),
+        pytest.param(Image.fromarray(random_pixels(1)[..., 0], "L"), {}, id="grey"),
+    ],
+)
+def test_a_transparent_image_is_shown_on_white_as_by_vllm(
+    vllm_image: ModuleType, image: Image.Image, options: dict[str, object]
+) -> None:
+    data = encode(image, "PNG", **options)
+    with Image.open(io.BytesIO(data)) as loaded:
+        expected = np.asarray(vllm_image.convert_image_mode(loaded, "RGB"))
+    assert np.array_equal(decode(data, "PNG"), expected)
