@@ -33,13 +33,18 @@ the other requests."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command. Returns its ExitCode: 0 on success, 1 failed, 70 engine dead, 78 bad configuration."""
+    """Runs a command. Returns its ExitCode: 0 on success, 1 failed, 70 engine dead, 78 bad configuration, 143 ended."""
     args = _parser().parse_args(argv)
     if args.command == "fetch":
+        # As process 1 of a container it would otherwise ignore SIGTERM and download until SIGKILL. It ends without
+        # waiting for threads that download; the next run resumes their files.
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(ExitCode.ABORTED))
         from omni_stage.fetch.checkpoint import run_fetch
+        from omni_stage.fetch.hub_logs import tame_hub_logs
         from omni_stage.fetch.request import FetchRequest
 
         configure_stage_logging("fetch", args.log_format)
+        tame_hub_logs()
         request = FetchRequest(args.uri, args.revision, args.dest, args.component, args.commit_file)
         return int(run_fetch(request, args.token_file))
     return int(_serve(args.config, args.address_file, args.log_format))

@@ -13,6 +13,12 @@ from typing import Any, Self
 
 COMMIT = "c" * 40
 TOKEN = "hf_" + "right"
+FILES = {
+    "config.json": b"{}",
+    "model.safetensors": b"weights" * 1000,
+    "README.md": b"not needed",
+    "pytorch_model.bin": b"a pickle",
+}
 
 
 class Hub(ThreadingHTTPServer):
@@ -36,6 +42,12 @@ class Hub(ThreadingHTTPServer):
         self.hangs = False
         """Whether a transfer that stops keeps its connection open until the client closes it."""
         self.stopped = threading.Event()
+        self.tells_sizes = True
+        """Whether answers to HEAD have a Content-Length. Some proxies remove it."""
+        self.failures: list[int] = []
+        """HTTP statuses of the next answers about files."""
+        self.signature = ""
+        """If set, weights are redirected to an address of this server whose query is this text."""
         self.sent: list[tuple[str, int]] = []
         """(file, offset of the first byte) of every transfer."""
         self.refused: list[str] = []
@@ -99,13 +111,23 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send_file(self, name: str, body: bool) -> None:
         hub, data = self.server, self.server.files[name]
+        if hub.failures:
+            self._send(hub.failures.pop(0), {"error": "busy"}, body, {"Retry-After": "0"})
+            return
+        if hub.signature and name.endswith(".safetensors") and not self.path.endswith(hub.signature):
+            # Only another host may be refused the token: the hub's client follows redirects on the same one itself.
+            place = f"http://localhost:{hub.server_port}{self.path}?{hub.signature}"
+            linked = {"X-Linked-Size": str(len(data)), "X-Linked-Etag": f'"{etag_of(data)}"'}
+            self._send(302, {}, body, {"Location": place, "X-Repo-Commit": self._commit(), **linked})
+            return
         asked = self.headers.get("Range", "")
         start = int(asked.removeprefix("bytes=").partition("-")[0]) if asked else 0
         if start > len(data):
             self._send(416, {"error": "Range not satisfiable"}, body, {"Content-Range": f"bytes */{len(data)}"})
             return
         self.send_response(206 if asked else 200)
-        self.send_header("Content-Length", str(len(data) - start))
+        if body or hub.tells_sizes:
+            self.send_header("Content-Length", str(len(data) - start))
         self.send_header("ETag", f'"{etag_of(data)}"')
         self.send_header("X-Repo-Commit", self._commit())
         self.send_header("Accept-Ranges", "bytes")

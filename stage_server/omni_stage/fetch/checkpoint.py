@@ -8,7 +8,7 @@ names the commit. A later run for the same commit or revision then does nothing 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatch
 from pathlib import Path
@@ -64,15 +64,18 @@ def fetch(request: FetchRequest, token: str | None) -> str:
     pinned = read_pin(request.commit_file, repository, request.revision)
     wanted = pinned or request.revision
     try:
-        commit, files = _look_up(repository, wanted, token)
+        commit, sizes = _look_up(repository, wanted, token)
         if request.commit_file is not None and pinned is None:
             commit = write_pin(request.commit_file, repository, request.revision, commit)
-        _download(request, repository, commit, files, token)
+        _download(request, repository, commit, sizes, token)
         write_marker(request, repository, commit)
     except GatedRepoError as error:
         raise _refused(repository, "is gated; accept its licence and give a token that may read it") from error
     except RevisionNotFoundError as error:
-        raise ConfigurationError(f"{repository} has no revision {wanted!r}", field="model.revision") from error
+        recorded = f"; {request.commit_file} records it, so delete that file to look the revision up again"
+        raise ConfigurationError(
+            f"{repository} has no revision {wanted!r}{recorded if pinned else ''}", field="model.revision"
+        ) from error
     except RepositoryNotFoundError as error:
         raise _refused(repository, "does not exist, or the token may not read it") from error
     except HfHubHTTPError as error:
@@ -111,27 +114,36 @@ def run_fetch(request: FetchRequest, token_file: Path | None) -> ExitCode:
     return ExitCode.DRAINED
 
 
-def _look_up(repository: str, revision: str, token: str | None) -> tuple[str, frozenset[str]]:
-    """Returns the commit of a revision, and the names of its files."""
+def _look_up(repository: str, revision: str, token: str | None) -> tuple[str, dict[str, int | None]]:
+    """Returns the commit of a revision, and the size of each of its files.
+
+    Raises ConfigurationError if the commit holds no checkpoint that engines read.
+    """
     # False: never use a token from the environment.
-    info = HfApi(token=token or False).model_info(repository, revision=revision, timeout=60)
+    info = HfApi(token=token or False).model_info(repository, revision=revision, files_metadata=True, timeout=60)
     commit = info.sha or ""
     if not COMMIT.match(commit):
         raise FetchError(f"the hub names no commit for revision {revision!r} of {repository}", field="model.revision")
-    return commit, frozenset(item.rfilename for item in info.siblings or ())
+    sizes = {item.rfilename: item.size for item in info.siblings or ()}
+    if "config.json" not in sizes or not any(fnmatch(name, ALL_WEIGHTS) for name in sizes):
+        raise ConfigurationError(
+            f"{repository} holds no config.json with safetensors weights at commit {commit}", field="model.uri"
+        )
+    return commit, sizes
 
 
-def _download(request: FetchRequest, repository: str, commit: str, names: Collection[str], token: str | None) -> None:
+def _download(
+    request: FetchRequest, repository: str, commit: str, sizes: Mapping[str, int | None], token: str | None
+) -> None:
+    def ask(name: str) -> RemoteFile:
+        return find_file(repository, commit, name, sizes.get(name), token)
+
     prefixes = weight_prefixes(request.component)
-    wanted = {name for name in names if any(fnmatch(name, pattern) for pattern in (*PATTERNS, ALL_WEIGHTS))}
-    if prefixes and INDEX in names:
-        index = find_file(repository, commit, INDEX, token)
-        download_file(request.dest / FULL_INDEX_FOLDER, index, constants.ENDPOINT, token)
+    wanted = {name for name in sizes if any(fnmatch(name, pattern) for pattern in (*PATTERNS, ALL_WEIGHTS))}
+    if prefixes and INDEX in sizes:
+        download_file(request.dest / FULL_INDEX_FOLDER, ask(INDEX), constants.ENDPOINT, token)
         selected = reduce_index(request.dest, repository, prefixes)
         wanted = {name for name in wanted if not fnmatch(name, ALL_WEIGHTS)} - {INDEX} | selected
-
-    def ask(name: str) -> RemoteFile:
-        return find_file(repository, commit, name, token)
 
     def get(file: RemoteFile) -> None:
         if not has_file(request.dest, file):

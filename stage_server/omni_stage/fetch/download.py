@@ -58,13 +58,18 @@ class RemoteFile:
     size: int
 
 
-def find_file(repository: str, commit: str, name: str, token: str | None) -> RemoteFile:
-    """Returns the hub's description of a file. Raises FetchError and the errors of the hub's client."""
+def find_file(repository: str, commit: str, name: str, listed_size: int | None, token: str | None) -> RemoteFile:
+    """Returns the hub's description of a file. Raises FetchError and the errors of the hub's client.
+
+    `listed_size` is the size in the hub's list of files. It is used if the answer for the file has no Content-Length,
+    which some proxies remove.
+    """
     address = hf_hub_url(repository, name, revision=commit)
-    metadata = get_hf_file_metadata(address, token=token or False)
-    if metadata.etag is None or metadata.size is None:
+    metadata = get_hf_file_metadata(address, token=token or False, retry_on_errors=True)
+    size = listed_size if metadata.size is None else metadata.size
+    if metadata.etag is None or size is None:
         raise FetchError(f"the hub does not say how large {name} is", field="model.uri")
-    return RemoteFile(name, metadata.location, metadata.etag, metadata.size)
+    return RemoteFile(name, metadata.location, metadata.etag, size)
 
 
 def has_file(directory: Path, file: RemoteFile) -> bool:
@@ -163,10 +168,10 @@ def _receive(stream: BinaryIO, file: RemoteFile, hub: str, token: str | None) ->
     os.fsync(stream.fileno())
 
 
-def _origin(url: str) -> tuple[str, str]:
-    """Returns scheme and host. Both are compared, since a redirect to http would send the token in the clear."""
+def _origin(url: str) -> tuple[str, str, int | None]:
+    """Returns scheme, host and port. The scheme counts too: a redirect to http would send the token in the clear."""
     parts = urlsplit(url)
-    return parts.scheme, parts.netloc
+    return parts.scheme, parts.hostname or "", parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
 def _is_intact(part: Path, file: RemoteFile) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Final
 
-from omni_stage.errors import ConfigurationError
 from omni_stage.fetch.json_files import write_part
 from omni_stage.fetch.request import FetchRequest
 
@@ -29,15 +28,13 @@ def fetched_commit(request: FetchRequest, repository: str) -> str | None:
 
 
 def write_marker(request: FetchRequest, repository: str, commit: str) -> None:
-    """Mark request.dest as complete. Raises ConfigurationError if it holds no checkpoint."""
+    """Mark request.dest as complete."""
     dest = request.dest
     files = {
         str(path.relative_to(dest)): path.stat().st_size
         for path in sorted(dest.rglob("*"))
         if path.is_file() and not any(part.startswith(".") for part in path.relative_to(dest).parts)
     }
-    if not any(name.endswith(".safetensors") for name in files) or "config.json" not in files:
-        raise ConfigurationError(f"{repository} holds no config.json with safetensors weights", field="model.uri")
     marker = {
         "repository": repository,
         "revision": request.revision,
