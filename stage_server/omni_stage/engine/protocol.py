@@ -41,7 +41,8 @@ class StageEngine(Protocol):
 
     @property
     def unfinished_requests(self) -> int:
-        """Requests that the engine has work for: submitted, not ended, and not waiting for more streamed input."""
+        """Requests that wait for the engine: submitted, not ended, and waiting neither for more streamed input nor for
+        their caller to take a step."""
         ...
 
     @property

@@ -63,7 +63,9 @@ class StreamedRuns:
                         if ended is not None:
                             final = step
                             break
+                        work.lend()
                         yield step
+                        work.take_back()
         if final is not None:
             # Yielded after the block has closed the session, so that a slow reader of the steps keeps no KV cache.
             yield final
@@ -107,7 +109,9 @@ class StreamedRuns:
                             step = emitter.emit(replace(output, finish_reason=reason))
                             if step.audio is not None and rate:
                                 playback.add(time.monotonic(), step.audio.shape[-1] / rate)
+                            work.lend()
                             yield step, reason is not None
+                            work.take_back()
             finally:
                 self.windows.pop(request.request_id, None)
             if part.last:

@@ -99,7 +99,8 @@ class VllmStageEngine:
 
     @property
     def unfinished_requests(self) -> int:
-        """Requests that the engine has work for: submitted, not ended, and not waiting for more streamed input."""
+        """Requests that wait for the engine: submitted, not ended, and waiting neither for more streamed input nor for
+        their caller to take a step."""
         return len(self._work)
 
     @property
@@ -199,7 +200,10 @@ class VllmStageEngine:
                 while output is not None:
                     self._work.note_step()
                     step = replace(output, finish_reason=finish_reason(output, self.component.facts.kind))
-                    yield emitter.emit(step if prepared.reply is None else as_if_sampled(step, prepared.reply))
+                    emitted = emitter.emit(step if prepared.reply is None else as_if_sampled(step, prepared.reply))
+                    work.lend()
+                    yield emitted
+                    work.take_back()
                     output = await anext(outputs, None)
 
     async def abort(self, request_id: str) -> None:

@@ -12,18 +12,39 @@ from omni_stage.errors import InvalidRequestError
 
 @dataclass(slots=True)
 class Work:
-    """One request. It rests, unseen by the watchdog, while it is prepared and while it waits for streamed input."""
+    """One request, which is busy while the engine has work for it and the caller waits for the result.
+
+    It is unseen by the watchdog while it is prepared, while it waits for streamed input, and while the caller has one
+    of its steps: a caller that reads slowly says nothing about the engine.
+    """
 
     ledger: WorkLedger
     request_id: str
+    _has_input: bool = False
+    _is_lent: bool = False
 
     def begin(self) -> None:
         """Note that the engine has work for the request. Idempotent."""
-        self.ledger.set_busy(self.request_id, True)
+        self._has_input = True
+        self._update()
 
     def rest(self) -> None:
-        """Note that the engine waits for the request's input: the watchdog no longer counts the request. Idempotent."""
-        self.ledger.set_busy(self.request_id, False)
+        """Note that the engine waits for the request's input. Idempotent."""
+        self._has_input = False
+        self._update()
+
+    def lend(self) -> None:
+        """Note that the caller has a step of the request. It may keep it as long as it likes."""
+        self._is_lent = True
+        self._update()
+
+    def take_back(self) -> None:
+        """Note that the caller asks for the next step."""
+        self._is_lent = False
+        self._update()
+
+    def _update(self) -> None:
+        self.ledger.set_busy(self.request_id, self._has_input and not self._is_lent)
 
 
 class WorkLedger:
@@ -53,8 +74,8 @@ class WorkLedger:
         try:
             yield work
         finally:
-            work.rest()
             self._open.discard(request_id)
+            self._busy.discard(request_id)
 
     def set_busy(self, request_id: str, busy: bool) -> None:
         """Count a request as the engine's work if `busy`; stop counting it otherwise."""
