@@ -152,10 +152,11 @@ class RequestRun:
                         raise
                     reading.cancel()
                     await self._accepted.wait()
-                    for task, call in tasks.items():
-                        task.cancel()
-                        if call.opened and call in self._calls:
-                            self._writer.note_cancelled(call.edge.stage)
+                    async with self._writer.quiet:
+                        for task, call in tasks.items():
+                            task.cancel()
+                            if call.opened and call in self._calls:
+                                self._writer.note_cancelled(call.edge.stage)
                     await self._report(error, self._stage)
         except BaseExceptionGroup as group_error:
             raise first_error(group_error) from None

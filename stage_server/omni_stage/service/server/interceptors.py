@@ -72,18 +72,22 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 with self._metrics.in_flight.track_inprogress():
                     result = await behavior(request, context)
                 ended = _End(grpc.StatusCode.OK)
-            except (asyncio.CancelledError, CallerLeftError):
+            except asyncio.CancelledError:
                 result, ended = None, _End(grpc.StatusCode.CANCELLED, "CANCELLED")
+            except CallerLeftError as error:
+                # If gRPC does not cancel the call, the caller is still there and must not wait for its deadline.
+                status = status_pb2.Status(code=grpc.StatusCode.CANCELLED.value[0], message=str(error))
+                result, ended = None, _End(grpc.StatusCode.CANCELLED, "CANCELLED", status)
             except Exception as error:  # noqa: BLE001 - the one place that turns any error into a status
                 result, ended = None, self._judge(error, request_id)
             # The error is out of scope here: its traceback must not keep the call's data alive while a refusal waits.
             try:
                 wait_s = self._count(context, ended, time.monotonic() - began) if counted else 0.0
-                if ended.code is grpc.StatusCode.CANCELLED:
-                    raise asyncio.CancelledError
                 if ended.status is None:
+                    if ended.code is grpc.StatusCode.CANCELLED:
+                        raise asyncio.CancelledError
                     return result
-                if counted:
+                if counted and ended.code is not grpc.StatusCode.CANCELLED:
                     await self._discard(request)
                 if wait_s and self._held is not None:
                     await self._held.hold(_client_of(context), wait_s, context.time_remaining())

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import torch
 
+from omni_proto.stage.v1 import stage_service_pb2_grpc
+from omni_proto.stage_config import EdgeMode
 from omni_stage import errors
 from omni_stage.models.component import FinishReason, StageStep
 from support import scripted_stages as lab
+
+SMALL_WINDOW = [("grpc.http2.lookahead_bytes", 65_536), ("grpc.http2.bdp_probe", 0)]
+"""Options of a client that holds few unread messages."""
 
 
 async def test_failure_below_is_relayed_unchanged(kit: Any) -> None:
@@ -47,6 +53,46 @@ async def test_allow_partial_of_the_own_engine(kit: Any) -> None:
     assert answer.text == "so far"
     assert [f.status.message for f in answer.of("failed", "thinker")] == ["lost"]
     assert middle.engine.requests == []
+
+
+async def test_allow_partial_while_a_message_is_being_written_to_a_slow_caller(kit: Any) -> None:
+    """gRPC allows one write at a time, and goes on with one whose task was cancelled."""
+    fail, sent = asyncio.Event(), 0
+
+    async def thinker(request: Any) -> AsyncIterator[StageStep]:
+        yield StageStep(token_ids=[7], prompt_token_ids=[1, 2, 3], tensors={"x": lab.rows(3), "ids": torch.arange(3)})
+        await fail.wait()
+        raise errors.ModelExecutionError("lost")
+
+    async def speak(request: Any) -> AsyncIterator[StageStep]:
+        nonlocal sent
+        while True:
+            yield StageStep(audio=torch.zeros(24_000))
+            sent += 1
+
+    last = await kit.serve(
+        speak,
+        stage="talker",
+        outputs=["Audio"],
+        input={"source": "thinker", "mode": "Stream"},
+        component=lab.ScriptedComponent(input_schema=lab.EDGE_A),
+    )
+    edge = kit.edge("talker", last.target, ["talker"]).model_copy(update={"mode": EdgeMode.STREAM})
+    first = await kit.serve(thinker, downstream=[edge], component=lab.ScriptedComponent(output_schema=lab.EDGE_A))
+    async with grpc.aio.insecure_channel(first.target, options=SMALL_WINDOW) as channel:
+        messages = iter([lab.start(allow_partial=True), lab.END])
+        call = stage_service_pb2_grpc.StageServiceStub(channel).Generate(messages, timeout=60)
+        responses = aiter(call)
+        await anext(responses)
+        # The caller pauses until the talker can send no more.
+        before = -1
+        while sent == 0 or sent > before:
+            before = sent
+            await asyncio.sleep(0.3)
+        fail.set()
+        kinds = [(response.stage, response.WhichOneof("message")) async for response in responses]
+    assert await call.code() is grpc.StatusCode.OK
+    assert kinds[-2:] == [("thinker", "failed"), ("thinker", "summary")]
 
 
 async def test_unreachable_stage_is_named(kit: Any) -> None:
