@@ -16,8 +16,19 @@ _SMALL_BYTES: Final = 16 << 10
 """The fields of a smaller message are not counted: a field takes at least two bytes, so the message parses quickly."""
 
 _Tree = Mapping[int, Any]
-_REPEATING: Final[_Tree] = {1: {2: {1: {}}, 5: {2: {}}}, 14: {}}
-"""Field numbers to descend into: start.chat.messages, start.sampling with its values, and tensors with its chunks."""
+_PACKED: Final[_Tree] = {0: {}}
+"""Marks numbers that are packed into one field. Each of their bytes counts as a field."""
+_START: Final[_Tree] = {
+    2: {1: {}},  # chat.messages
+    4: {2: {3: _PACKED}},  # tensors.tensors, and their row_shape
+    5: {2: {12: _PACKED}},  # sampling, with its values and their stop_token_ids
+    7: _PACKED,  # modalities
+    12: {3: _PACKED},  # prompt_embeds.row_shape
+    17: {4: {}},  # structured_output.choice.texts
+}
+_REPEATING: Final[_Tree] = {1: _START, 14: {}}
+"""Field numbers to descend into: start, and tensors with its chunks. Token ids are not counted: protobuf holds them as
+an array, and their number is checked before any is read."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
@@ -55,7 +66,11 @@ def _count(data: bytes, position: int, end: int, tree: _Tree, left: int) -> int:
         elif kind == _BYTES:
             size, position = _varint(data, position)
             below = tree.get(tag >> 3)
-            if below is not None:
+            if below is _PACKED:
+                left -= size
+                if left < 0:
+                    raise _TooManyError
+            elif below is not None:
                 left = _count(data, position, min(position + size, end), below, left)
             position += size
         else:

@@ -32,6 +32,10 @@ def chunks(count: int, data: bytes) -> bytes:
     return pb.GenerateRequest(tensors={"chunks": [{"data": data}] * count}).SerializeToString()
 
 
+def start(**fields: object) -> bytes:
+    return pb.GenerateRequest(start=pb.Start(**fields)).SerializeToString()
+
+
 @pytest.mark.parametrize(
     ("data", "refused"),
     [
@@ -46,6 +50,18 @@ def chunks(count: int, data: bytes) -> bytes:
         pytest.param(b"\x0b\x0c" + chat(1, 1 << 20), True, id="a group before it"),
         pytest.param(chat(1, 1 << 20) + chat(1, 1), True, id="two that are merged"),
         pytest.param(chunks(1 << 20, b""), True, id="a million empty tensor chunks"),
+        pytest.param(start(modalities=[1] * (1 << 20)), True, id="a million packed modalities"),
+        pytest.param(start(tensors={"tensors": [{}] * (1 << 20)}), True, id="a million headers"),
+        pytest.param(start(tensors={"tensors": [{"row_shape": [1] * (1 << 20)}]}), True, id="a million dimensions"),
+        pytest.param(start(prompt_embeds={"row_shape": [1] * (1 << 20)}), True, id="the same of embeddings"),
+        pytest.param(
+            start(sampling={"thinker": {"stop_token_ids": [1] * (1 << 20)}}), True, id="a million packed stop tokens"
+        ),
+        pytest.param(
+            start(structured_output={"choice": {"texts": [""] * (1 << 20)}}), True, id="a million empty choices"
+        ),
+        pytest.param(start(token_ids={"ids": [1] * (1 << 20)}), False, id="token ids, which are counted later"),
+        pytest.param(start(structured_output={"choice": {"texts": ["x" * 60] * 1024}}), False, id="all choices"),
         pytest.param(chunks(8, bytes(1 << 17)), False, id="the chunks of a step"),
     ],
 )

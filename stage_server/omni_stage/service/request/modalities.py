@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from omni_proto.stage.v1 import sampling_pb2
 from omni_proto.stage_config import DownstreamStage, Modality, StageConfig
 from omni_stage.errors import InvalidRequestError
 
+MAX_MODALITIES: Final = 16
+"""Most modalities that a request may name, repetitions included."""
 _FROM_PROTO: dict[int, Modality] = {
     sampling_pb2.MODALITY_TEXT: Modality.TEXT,
     sampling_pb2.MODALITY_AUDIO: Modality.AUDIO,
@@ -41,8 +44,15 @@ def declared(config: StageConfig) -> frozenset[Modality]:
 def plan_modalities(config: StageConfig, requested: Sequence[int]) -> ModalityPlan:
     """Decide which modalities this stage sends and which stages it calls. An empty list requests all declared ones.
 
-    Raises InvalidRequestError for a modality that is unknown, or that neither this nor a downstream stage declares.
+    Raises InvalidRequestError for a modality that is unknown, or that neither this nor a downstream stage declares, and
+    for more than MAX_MODALITIES.
     """
+    if len(requested) > MAX_MODALITIES:
+        raise InvalidRequestError(
+            f"a request names at most {MAX_MODALITIES} modalities, got {len(requested)}",
+            field="start.modalities",
+            limit=MAX_MODALITIES,
+        )
     known = declared(config)
     wanted: set[Modality] = set()
     for index, number in enumerate(requested):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from omni_proto.peer_table import PeerTable
@@ -93,7 +93,9 @@ class Places:
     @staticmethod
     def _end(place: Place) -> None:
         place.lost = True
-        place.end()
+        # A call whose own timeout has just expired is ending already, and its asyncio.Timeout refuses another time.
+        with suppress(RuntimeError):
+            place.end()
 
     def refusal(self, limit: str = "") -> TooManyRequestsError:
         """Returns the error for a call that gets no place or has lost it."""

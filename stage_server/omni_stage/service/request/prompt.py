@@ -133,12 +133,17 @@ def _plan_tokens(ids: Sequence[int], max_model_len: int) -> PromptPlan:
 
 def _plan_chat(chat: prompt_pb2.ChatPrompt, limits: Limits, max_model_len: int, rules: MediaRules | None) -> PromptPlan:
     _check_size(chat, limits)
+    # Before any arguments are parsed as JSON, which takes a second for each MiB.
+    called_chars = sum(len(message.tool_call_id) for message in chat.messages) + sum(
+        len(call.id) + len(call.name) + len(call.arguments) for message in chat.messages for call in message.tool_calls
+    )
+    _check_chars(called_chars, limits, "start.chat")
     tools = read_tools(chat)
     if rules is not None and chat.use_audio_in_video:
         rules = replace(rules, hear_videos=True)
     media: list[MediaSlot] = []
     called: list[tuple[CalledTool, ...]] = []
-    chars = tokens = 0
+    chars, tokens = called_chars, 0
     for number, message in enumerate(chat.messages):
         path = f"start.chat.messages[{number}]"
         if message.role not in ROLES:
@@ -147,7 +152,6 @@ def _plan_chat(chat: prompt_pb2.ChatPrompt, limits: Limits, max_model_len: int, 
             )
         _check_tool_fields(message, path)
         called.append(read_called_tools(message.tool_calls, f"{path}.tool_calls"))
-        chars += sum(len(call.name) + len(call.arguments) for call in message.tool_calls)
         tokens += _MESSAGE_OVERHEAD_TOKENS
         for index, part in enumerate(message.parts):
             kind = part.WhichOneof("part")

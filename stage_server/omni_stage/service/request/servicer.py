@@ -10,11 +10,10 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2
 from omni_proto.stage_config import StageConfig
@@ -37,6 +36,7 @@ from omni_stage.service.request.admission import Admission
 from omni_stage.service.request.call_messages import read_message, read_start
 from omni_stage.service.request.places import Places, peer_address
 from omni_stage.service.request.plan import RequestPlan, downstream_start, media_rules, plan_request, requested_below
+from omni_stage.service.request.planners import Planners
 from omni_stage.service.request.prompt import PromptPlan, build_prompt, is_light
 from omni_stage.service.request.prompt_embeds import build_embeds
 from omni_stage.service.request.reading import RequestReader
@@ -48,8 +48,6 @@ from omni_stage.service.request.tracing import RequestTrace, Tracing
 from omni_stage.service.wire import WireMessage
 
 _Source = RequestReader | EdgeStream
-PLANNERS: Final = 2
-"""Threads that plan large requests before admission, and check media before they are decoded."""
 
 
 @dataclass(slots=True)
@@ -66,9 +64,12 @@ class StageRuntime:
     """Places of calls that have not sent Start: no bytes are reserved for them yet."""
     tracing: Tracing = field(default_factory=Tracing)
     media: MediaPool = field(default_factory=MediaPool)
-    planners: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(PLANNERS, "plan"))
+    planners: Planners = field(init=False)
     engine_ready: bool = False
     """Whether the engine has loaded and completed its warm-up request."""
+
+    def __post_init__(self) -> None:
+        self.planners = Planners(self.starting.in_all)
 
 
 class StageServicer:
@@ -159,7 +160,7 @@ class StageServicer:
         plan = partial(plan_request, start, self._config, engine.component, engine.max_model_len, engine.prompt_embeds)
         if is_light(start):
             return plan()
-        return await asyncio.get_running_loop().run_in_executor(self._runtime.planners, plan)
+        return await self._runtime.planners.plan(plan)
 
     def _check_engine(self) -> None:
         if self._runtime.engine.is_dead:
@@ -250,9 +251,7 @@ class StageServicer:
         rules = replace(rules, hear_videos=prompt.chat is not None and prompt.chat.use_audio_in_video)
         data = {media_id: buffer.data for media_id, buffer in reader.media.items()}
         reader.media = {}
-        slots = await asyncio.get_running_loop().run_in_executor(
-            runtime.planners, receive_media, prompt.media, data, rules
-        )
+        slots = await runtime.planners.check(receive_media, prompt.media, data, rules)
         del data
         timeline.decode_start = timeline.now()
         parts = await runtime.media.decode(slots, rules, config.timeouts.prepare)

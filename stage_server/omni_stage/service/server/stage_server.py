@@ -89,7 +89,7 @@ class StageServer:
         runtime = self.runtime = self._build_runtime(engine, tracing)
         self._stack.push_async_callback(runtime.channels.close)
         self._stack.callback(runtime.media.close)
-        self._stack.callback(runtime.planners.shutdown, wait=False)
+        self._stack.callback(runtime.planners.shutdown)
         main = build_main_server(
             config, StageServicer(runtime), self.health, self.metrics, runtime.starting.in_all, self.held
         )

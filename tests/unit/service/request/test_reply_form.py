@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from omni_proto.stage.v1 import stage_service_pb2 as pb
-from omni_proto.stage_config import StageConfig
+from omni_proto.stage_config import Limits, StageConfig
 from omni_stage.errors import InvalidRequestError, OmniStageError, PromptTooLongError, RequestTooLargeError
 from omni_stage.models.component import UserPrompt
 from omni_stage.reply_form import CalledTool, GivenReply, StructuredText, Tool, ToolMode, Tools
@@ -16,6 +16,8 @@ from omni_stage.service.request.plan import RequestPlan, plan_request
 from omni_stage.service.request.prompt import build_prompt
 from omni_stage.service.request.reply_form import MAX_FORM_BYTES, MAX_JSON_DEPTH, MAX_TOOLS
 from support.scripted_component import ScriptedComponent
+
+TOO_MANY_CHARS = Limits().max_prompt_chars + 1
 
 SPEECH = {
     "stage": "talker",
@@ -194,6 +196,16 @@ REFUSED: list[Any] = [
             ({"role": "tool", "tool_call_id": "c"}, "parts"),
         ]
     ),
+    # Counted before they are parsed as JSON, which this is not.
+    *(
+        ({"chat": {"messages": [*ASK["messages"], message]}}, RequestTooLargeError, "start.chat", {})
+        for message in [
+            {"role": "assistant", "tool_calls": [{"name": "x", "arguments": "[" * TOO_MANY_CHARS}]},
+            {"role": "assistant", "tool_calls": [{"name": "x", "id": "c" * TOO_MANY_CHARS}]},
+            {"role": "tool", "tool_call_id": "c" * TOO_MANY_CHARS, "parts": [{"text": "x"}]},
+        ]
+    ),
+    ({"text": "x", "modalities": [1] * 17}, InvalidRequestError, "start.modalities", {}),
 ]
 
 

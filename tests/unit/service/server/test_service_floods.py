@@ -65,6 +65,17 @@ async def test_which_call_gets_a_place(peers: str, became: str) -> None:
     assert len(places) == 0
 
 
+def test_a_call_that_is_ending_already_gives_way() -> None:
+    """The oldest call may be one whose own timeout has just expired; asyncio.Timeout then refuses another time."""
+
+    def end() -> None:
+        raise RuntimeError("Cannot change state of expired Timeout")
+
+    places = Places("calls", 1)
+    with places.hold("a", end) as old, places.hold("b", lambda: None) as new:
+        assert (old.lost, new.lost) == (True, False)
+
+
 @pytest.mark.parametrize(
     ("peer", "address"),
     [("ipv4:10.0.0.7:41234", "10.0.0.7"), ("ipv6:%5Bfd00::7%5D:41234", "%5Bfd00::7%5D"), ("unix:/a:b", "unix:/a:b")],
