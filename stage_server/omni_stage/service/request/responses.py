@@ -29,8 +29,8 @@ class ResponseWriter:
         self._context = context
         self._meter = meter
         self._lock = self.quiet = asyncio.Lock()
-        """Whoever holds `quiet` knows that no write is in progress. A cancelled write goes on inside gRPC, and the next
-        one would fail: hold it to cancel tasks that may write, if other messages follow."""
+        """While this lock is held, no write is in progress. Hold it to cancel tasks that may write, if other messages
+        follow: a cancelled write continues inside gRPC, and the next one would fail."""
         self.outcomes: dict[str, events_pb2.StageOutcome] = {}
         self._held: list[stage_service_pb2.GenerateResponse] | None = []
         self._texts = TextEncoder(stage)
