@@ -50,10 +50,10 @@ def decode_image(data: bytes, kind: str, out: np.ndarray) -> np.ndarray:
 def _orientation(image: Image.Image) -> int:
     """Returns the orientation of TIFF and EXIF, 1 to 8: how the encoded image must be turned and mirrored; 1 is not."""
     try:
-        value = image.getexif().get(ExifTags.Base.Orientation)
+        value = image.getexif().get(ExifTags.Base.Orientation, 1)
     except Exception:  # noqa: BLE001 - damaged EXIF data can raise anything, and leave the image itself intact
         return 1
-    return value if value in range(1, 9) else 1
+    return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 
 def _orient(out: np.ndarray, orientation: int) -> tuple[np.ndarray, np.ndarray]:

@@ -19,7 +19,7 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 _UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
-class HealthServicer(health_pb2_grpc.HealthServicer):
+class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     """The statuses of one port's services.
 
     grpcio-health-checking 1.85 writes to a watcher while it holds the lock that every change of the status needs. One
