@@ -159,6 +159,11 @@ def test_what_the_figures_say(prometheus: PrometheusProcess) -> None:
     assert value_of(prometheus, entries) == 1, "of the entry alone"
 
 
+def test_every_stage_reports_its_time_in_the_queue(prometheus: PrometheusProcess) -> None:
+    found = prometheus.query('sum by (stage) (omni_stage_queue_seconds_count{pipeline="tiny-omni"}) > 0')
+    assert sorted(sample["metric"]["stage"] for sample in found) == ["talker", "thinker", "token2wav"]
+
+
 async def test_help_units_and_labels_and_no_series_for_a_request(
     prometheus: PrometheusProcess, tiny_pipeline: RunningPipeline
 ) -> None:

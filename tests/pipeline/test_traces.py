@@ -52,7 +52,7 @@ CASES = {
     "vllm": Case(
         "tiny-omni.yaml",
         _hear(),
-        {"thinker": TOKENS | {"decode"}, "talker": TOKENS, "token2wav": {"input", "generate"}},
+        {"thinker": TOKENS | {"decode"}, "talker": TOKENS, "token2wav": {"input", "queue", "generate"}},
     ),
 }
 

@@ -2,8 +2,8 @@
 
 vLLM 0.32 forwards `pooler_output` with the tokens (`v1/core/sched/scheduler.py`). But its OutputProcessor treats every
 output with `pooling_output` as that of a pooling request, and does not detokenize it (`v1/engine/output_processor.py`).
-The subclass moves these tensors to the request's Capture first. It also keeps the stop reason of pooling requests, for
-which vLLM's PoolingRequestOutput has no field.
+The subclass moves these tensors to the request's Capture first. It also keeps, of pooling requests, the stop reason and
+when they were scheduled: vLLM's PoolingRequestOutput has no fields for them.
 
 Order: a tensor is kept before the output that it came with is handed to the request's queue, on the same thread. A
 consumer that gets an output (vLLM may have merged several) therefore finds exactly the tensors of the tokens it got.
@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
+from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
 
 from omni_stage.step_order import order_step
@@ -68,7 +68,7 @@ class OmniOutputProcessor(OutputProcessor):
     def process_outputs(
         self, engine_core_outputs: list[EngineCoreOutput], *args: Any, **kwargs: Any
     ) -> OutputProcessorOutput:
-        """Keep tensors of autoregressive requests and stop reasons of pooling requests, then do what vLLM does.
+        """Keep what vLLM's outputs have no fields for, then do what vLLM does.
 
         The outputs are ordered first (`order_step`): the tasks that read the requests' queues wake in that order.
         """
@@ -94,8 +94,18 @@ class OmniOutputProcessor(OutputProcessor):
                 capture.tensors.append(output.pooling_output)
             output.pooling_output = None
             return
-        if capture is not None and output.stop_reason is not None:
-            capture.stop_reason = str(output.stop_reason)
+        if capture is not None:
+            capture.scheduled_ns = _find_scheduled(output)
+            if output.stop_reason is not None:
+                capture.stop_reason = str(output.stop_reason)
         if output.pooling_output is None:
             # A pooling request that ends without a result would otherwise end the output loop with an AssertionError.
             output.pooling_output = torch.empty(0)
+
+
+def _find_scheduled(output: EngineCoreOutput) -> int | None:
+    """Returns time.monotonic_ns() when the output's request was first scheduled. A preemption does not count."""
+    for event in output.events or ():
+        if event.type == EngineCoreEventType.SCHEDULED:
+            return int(event.timestamp * 1e9)
+    return None

@@ -50,6 +50,8 @@ class Capture:
     """Worker outputs since the last `take`, in order, unchanged (plain or packed)."""
     stop_reason: str = ""
     """Stop reason of a pooling request, which PoolingRequestOutput has no field for."""
+    scheduled_ns: int | None = None
+    """time.monotonic_ns() when a pooling request was first scheduled, if known; PoolingRequestOutput has no field."""
     on_submit: Callable[[], None] | None = None
     """Called when the request is sent to the engine core."""
     outputs: int = 0
@@ -95,6 +97,7 @@ def convert_output(output: RequestOutput | PoolingRequestOutput[Any], capture: C
         tensors=tensors,
         finish_reason=FinishReason.DIFFUSION_DONE,
         stop_reason=capture.stop_reason or FinishReason.DIFFUSION_DONE.value,
+        scheduled_ns=capture.scheduled_ns,
     )
 
 

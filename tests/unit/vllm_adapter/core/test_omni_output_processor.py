@@ -8,7 +8,7 @@ import pytest
 import torch
 from vllm import PoolingParams, SamplingParams
 from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
+from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, EngineCoreOutput, EngineCoreRequest, FinishReason
 
 from omni_stage.engine_step import FinishReason as StepEnd
 from omni_stage.errors import InvalidTensorError, ModelExecutionError, QueueTimeoutError
@@ -121,6 +121,17 @@ def test_a_diffusion_output(processor: OmniOutputProcessor) -> None:
     converted = convert_output(output, capture, first=True)
     assert converted.tensors["output"].tolist() == [1, 1, 1, 1]
     assert (converted.finish_reason, converted.stop_reason) == (StepEnd.DIFFUSION_DONE, "diffusion_done")
+
+
+def test_when_a_diffusion_request_was_first_scheduled(processor: OmniOutputProcessor) -> None:
+    capture = processor.open_capture("d")
+    processor.add_request(make_request("d-1", "d", pooling=True), None)
+    done = step("d-1", [], torch.ones(4), FinishReason.STOP)
+    kinds = EngineCoreEventType
+    happened = [(kinds.QUEUED, 1.5), (kinds.SCHEDULED, 2.5), (kinds.PREEMPTED, 3.5), (kinds.SCHEDULED, 4.5)]
+    done.events = [EngineCoreEvent(kind, at) for kind, at in happened]
+    output = processor.process_outputs([done]).request_outputs[0]
+    assert convert_output(output, capture, first=True).scheduled_ns == 2_500_000_000
 
 
 @pytest.mark.parametrize(
