@@ -45,6 +45,7 @@ class StreamedRuns:
         emitter, kind = component.emitter(request, part.input), component.facts.kind
         params = self.lowering.sampling_params(request, part.input)
         plan = PartPlan(params.max_tokens or 1)
+        submitted = time.monotonic_ns()
         longest = len(part.input.prompt["prompt_token_ids"]) + (params.max_tokens or 1)
         final: StageStep | None = None
         async with self.sessions.enter(min(longest, self.lowering.traits.max_model_len), request.priority):
@@ -59,7 +60,7 @@ class StreamedRuns:
                         if output.finish_reason is not None:
                             work.rest()
                         ended = plan.observe(output.token_ids, finish_reason(output, kind))
-                        step = emitter.emit(replace(output, finish_reason=ended))
+                        step = emitter.emit(replace(output, finish_reason=ended, submitted_ns=submitted))
                         if ended is not None:
                             final = step
                             break
@@ -93,7 +94,7 @@ class StreamedRuns:
         """Yields steps, each with a flag: true for the last output of a last part that the engine ran."""
         component = self.lowering.component
         emitter, kind = component.emitter(request, part.input), component.facts.kind
-        playback, rate = Playback(), component.facts.sample_rate_hz
+        playback, rate, submitted = Playback(), component.facts.sample_rate_hz, time.monotonic_ns()
         for window in itertools.count():
             prompt, params = self.lowering.lower(request, part.input, self.lowering.params(request, part.input))
             _set_due(params, playback.due(time.monotonic()))
@@ -106,7 +107,7 @@ class StreamedRuns:
                         async for output in outputs:
                             self.work.note_step()
                             reason = finish_reason(output, kind) if part.last else None
-                            step = emitter.emit(replace(output, finish_reason=reason))
+                            step = emitter.emit(replace(output, finish_reason=reason, submitted_ns=submitted))
                             if step.audio is not None and rate:
                                 playback.add(time.monotonic(), step.audio.shape[-1] / rate)
                             work.lend()

@@ -45,7 +45,7 @@ class StageMetrics:
         )
         self._queue = _histogram(
             StageMetric.QUEUE_SECONDS,
-            "Time from handing a request to the engine until its scheduler took it.",
+            "Time from handing a request (Stream edges: its first part) to the engine until its scheduler took it.",
             registry,
         )
         self._first_output = _histogram(

@@ -28,6 +28,8 @@ class StageStep:
     """float32 [samples] in [-1, 1] at the sample_rate_hz of the component's facts."""
     finish_reason: FinishReason | None = None
     stop_reason: str = ""
+    submitted_ns: int | None = None
+    """See EngineStep."""
     scheduled_ns: int | None = None
 
     @classmethod
@@ -44,5 +46,6 @@ class StageStep:
             audio=audio,
             finish_reason=step.finish_reason,
             stop_reason=step.stop_reason,
+            submitted_ns=step.submitted_ns,
             scheduled_ns=step.scheduled_ns,
         )

@@ -132,9 +132,11 @@ class PacedTokens(PacedEngine):
             if isinstance(run, CodecRun) and run.is_empty:
                 yield StageStep(finish_reason=FinishReason.EMPTY_INPUT)
                 return
+            submitted: int | None = None
             async with AsyncExitStack() as session:
                 if isinstance(run, CodecRun) and isinstance(request.source, EdgeStream):
                     longest = min(run.prompt_tokens + run.limit, self.max_model_len)
+                    submitted = time.monotonic_ns()
                     await session.enter_async_context(self._sessions.enter(longest, request.priority))
                     if not run.has_all:
                         reader = asyncio.create_task(self._read(request.request_id, run, request.source, mail))
@@ -142,6 +144,7 @@ class PacedTokens(PacedEngine):
                 finish: FinishReason | None = None
                 while finish is None:
                     step = run.step(await mail.take())
+                    step.submitted_ns = submitted
                     finish = step.finish_reason
                     yield step
         finally:

@@ -88,7 +88,9 @@ class SoundRuns:
                     ended = rows.ended
                     self._check(frames)
                     continue
+                submitted = time.monotonic_ns()
                 step = await self._make(request, window, sound, due=began + sounded * self._frame_s)
+                step.submitted_ns = submitted
                 began = time.monotonic() if not sounded else began
                 sounded = window.until
                 # A window that reads the last frame so far is not the last window unless the input has ended.

@@ -201,6 +201,9 @@ class RequestRun:
         timeline.last_output = now
         if step.scheduled_ns is not None and not timeline.engine_scheduled:
             timeline.engine_scheduled = timeline.since(step.scheduled_ns)
+            if step.submitted_ns is not None:
+                # The engine was called before its input came: the wait for the upstream stage is no time in a queue.
+                timeline.engine_submitted = timeline.since(step.submitted_ns)
         if self._plan.include.timings:
             timeline.steps.append(now)
         if step.prompt_token_ids is not None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +13,7 @@ import torch
 
 from omni_proto.stage.v1 import events_pb2, sampling_pb2
 from omni_proto.stage.v1 import stage_service_pb2 as pb
-from omni_stage.models.component import AudioPart, FinishReason, ImagePart, StageStep
+from omni_stage.models.component import AudioPart, FinishReason, ImagePart, StageRequest, StageStep
 from omni_stage.reply_form import ToolCallPiece
 from support import scripted_stages as lab
 from support.media import encode_png, encode_wav, make_image
@@ -48,6 +51,22 @@ async def test_timings_are_ordered(kit: Any) -> None:
     assert times.first_output_ns <= times.transfer_start_ns <= times.transfer_end_ns <= times.finished_ns
     assert len(times.step_ns) == 3
     assert answer.of("finished", "token2wav")[0].timings.first_audio_ns > 0
+
+
+async def test_the_queue_begins_when_the_engine_had_what_it_needed_to_start(kit: Any) -> None:
+    """With streamed input the engine is called earlier, and names the time itself. Later windows do not count."""
+
+    async def speak(request: StageRequest) -> AsyncIterator[StageStep]:
+        now = time.monotonic_ns()
+        for step in (StageStep(token_ids=[7]), StageStep(finish_reason=FinishReason.STOP)):
+            yield replace(step, submitted_ns=now, scheduled_ns=now + 5_000)
+            now += 1_000_000
+
+    stage = await kit.serve(speak)
+    answer = await lab.ask(stage)
+    times = answer.of("finished")[0].timings
+    assert times.engine_scheduled_ns - times.engine_submitted_ns == 5_000
+    await stage.wait_for_metric("omni_stage_queue_seconds_sum", 5e-6)
 
 
 async def test_three_stages_hand_tensors_on_byte_for_byte(kit: Any) -> None:

@@ -1,0 +1,64 @@
+"""Streamed requests that wait for an engine that simulates a GPU's pace: what counts as its queue."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from omni_proto.stage_config import ModelSource, SamplingDefaults, StageConfig
+from omni_stage.engine.factory import build_stage_engine
+from omni_stage.models.component import StageRequest, StageStep
+from omni_stage.models.edge_stream import EdgeStream
+from support.fast_table import write_fast_table
+
+TEXT = {
+    "x": np.zeros((7, 3584), np.uint16),
+    "token_ids": np.zeros(7, np.int64),
+    "mrope_positions": np.zeros((4, 3), np.int64),
+    "mrope_delta": np.zeros(1, np.int64),
+}
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_fast_table(tmp_path_factory.mktemp("table"))
+
+
+def engine(stage: str, path: Path, **args: Any) -> Any:
+    config = StageConfig(
+        pipeline="test",
+        stage=stage,
+        component=f"sim/{stage}",
+        model=ModelSource(path=str(path)),
+        input={"source": "above", "mode": "Stream"},
+        engine_args=args,
+    )
+    return build_stage_engine(config)
+
+
+def ask(name: str, stream: EdgeStream) -> StageRequest:
+    return StageRequest(name, stream, SamplingDefaults(max_tokens=8))
+
+
+async def collect(steps: AsyncIterator[StageStep]) -> list[StageStep]:
+    return [step async for step in steps]
+
+
+@pytest.mark.parametrize(("stage", "rows"), [("talker", TEXT), ("decoder", {"codes": np.zeros(30, np.int64)})])
+async def test_a_request_is_submitted_when_its_first_rows_have_arrived(
+    table: Path, stage: str, rows: dict[str, Any]
+) -> None:
+    paced, stream = engine(stage, table), EdgeStream()
+    task = asyncio.create_task(collect(paced.generate(ask("a", stream))))
+    await asyncio.sleep(0)
+    put = time.monotonic_ns()
+    stream.put(rows)
+    stream.end()
+    steps = await task
+    assert put <= steps[0].submitted_ns <= steps[0].scheduled_ns
