@@ -17,7 +17,10 @@ from omni_stage.service.server.tls import CertificateMetrics
 _PREFIXES = ("omni_stage", "omni_pipeline", "omni_operator")
 # vLLM has about fifty series. These are the ones that the dashboards and alerts use.
 VLLM = {
-    "vllm:num_requests_waiting": ("gauge", "Requests that wait in the engine's scheduler."),
+    "vllm:num_requests_waiting": (
+        "gauge",
+        "Requests that wait in the engine's scheduler. Those that wait for rows of the upstream stage are not counted.",
+    ),
     "vllm:num_requests_running": ("gauge", "Requests in the engine's batches."),
     "vllm:kv_cache_usage_perc": ("gauge", "Share of the KV cache that is in use, 0 to 1."),
     "vllm:prompt_tokens_total": ("counter", "Prompt tokens that the engine processed."),

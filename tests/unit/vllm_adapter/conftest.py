@@ -45,6 +45,7 @@ def make_scheduler(model_dir: Path) -> Callable[..., Any]:
         runner: str = "generate",
         policy: str = "priority",
         additional_config: dict[str, Any] | None = None,
+        log_stats: bool = False,
     ) -> Any:
         model_config = ModelConfig(
             model=str(model_dir),
@@ -79,7 +80,7 @@ def make_scheduler(model_dir: Path) -> Callable[..., Any]:
             kv_cache_config=KVCacheConfig(num_blocks=kv_blocks or 1, kv_cache_tensors=[], kv_cache_groups=groups),
             structured_output_manager=StructuredOutputManager(config),
             block_size=BLOCK_SIZE,
-            log_stats=False,
+            log_stats=log_stats,
         )
 
     return build

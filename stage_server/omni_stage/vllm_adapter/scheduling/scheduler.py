@@ -21,6 +21,7 @@ Private interfaces of vLLM 0.32, which has no public scheduler interface:
   `v1.engine.EngineCoreOutput(s)` and `v1.request.Request`.
 - `Request.arrival_time` orders `PriorityRequestQueue`, picks the request to preempt, and is used for nothing else. It
   may not change while the request is in that queue. `Scheduler.running` is a list; a step reads it in list order.
+- `Scheduler.make_stats` counts requests that wait for their next part (`num_waiting_for_streaming_input`) as deferred.
 - A step calls `Scheduler._handle_blocked_waiting_request` at most once for each waiting request, in queue order, before
   anything is allocated. A request for which it returns False keeps its place.
 """
@@ -42,16 +43,21 @@ from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from omni_stage.errors import ConfigurationError, OmniStageError
-from omni_stage.payloads import DEFAULT_LIMITS, PayloadLimits
-from omni_stage.vllm_adapter.names import INVALID_PAYLOAD, PAYLOAD_LIMITS
+from omni_stage.errors import OmniStageError
+from omni_stage.vllm_adapter.names import INVALID_PAYLOAD
 from omni_stage.vllm_adapter.scheduling.groups import Group, StepCost
 from omni_stage.vllm_adapter.scheduling.media_turns import MediaStep, MediaTurns, cap_budget
 from omni_stage.vllm_adapter.scheduling.pace import Listener, Pace
-from omni_stage.vllm_adapter.scheduling.scheduler_output import OmniNewRequestData, decode_payload, find_raw_payload
+from omni_stage.vllm_adapter.scheduling.scheduler_output import (
+    OmniNewRequestData,
+    decode_payload,
+    find_raw_payload,
+    read_limits,
+)
 
 _ACTIVE = (RequestStatus.RUNNING, RequestStatus.WAITING, RequestStatus.PREEMPTED)
 """Statuses of requests that wait for tokens. A session that waits for its next part has another status."""
@@ -68,6 +74,7 @@ class OmniSchedulerMixin:
     requests: dict[str, Request]
     running: list[Request]
     waiting: RequestQueue
+    num_waiting_for_streaming_input: int
     max_num_encoder_input_tokens: int
     encoder_cache_manager: EncoderCacheManager
     clock: Callable[[], float] = staticmethod(time.monotonic)
@@ -77,7 +84,7 @@ class OmniSchedulerMixin:
         """Take vLLM's arguments. Raises ConfigurationError if additional_config holds wrong settings."""
         super().__init__(*args, **kwargs)
         # The front end checked every value before it admitted the request: here a checksum is enough.
-        self._payload_limits = _read_limits(self.vllm_config.additional_config).already_checked()  # type: ignore[attr-defined]
+        self._payload_limits = read_limits(self.vllm_config.additional_config).already_checked()  # type: ignore[attr-defined]
         self._rejected: dict[str, str] = {}
         self._pace = Pace.from_additional_config(self.vllm_config.additional_config)  # type: ignore[attr-defined]
         self._listeners: dict[str, Listener] = {}
@@ -129,6 +136,14 @@ class OmniSchedulerMixin:
             client = outputs.setdefault(request.client_index, EngineCoreOutputs())
             client.outputs.append(_build_last_output(request, rejected[request.request_id]))
         return outputs
+
+    def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
+        """Returns vLLM's statistics, without requests that wait for rows of the upstream stage: they are in no queue
+        here, and this stage cannot serve them sooner."""
+        stats: SchedulerStats | None = super().make_stats(*args, **kwargs)  # type: ignore[misc]
+        if stats is not None:
+            stats.num_skipped_waiting_reqs -= self.num_waiting_for_streaming_input
+        return stats
 
     def _schedule_in_turns(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         if not self.max_num_encoder_input_tokens:
@@ -283,12 +298,3 @@ def _build_last_output(request: Request, stop_reason: str) -> EngineCoreOutput:
         events=request.take_events(),
         trace_headers=request.trace_headers,
     )
-
-
-def _read_limits(additional_config: object) -> PayloadLimits:
-    values = additional_config.get(PAYLOAD_LIMITS) if isinstance(additional_config, dict) else None
-    if values is None:
-        return DEFAULT_LIMITS
-    if not isinstance(values, dict):
-        raise ConfigurationError(f"additional_config.{PAYLOAD_LIMITS} must be a mapping", field=PAYLOAD_LIMITS)
-    return PayloadLimits.from_mapping(values)

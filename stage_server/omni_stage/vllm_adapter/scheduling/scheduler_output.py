@@ -14,8 +14,9 @@ from typing import Any
 from vllm.v1.core.sched.output import NewRequestData
 from vllm.v1.request import Request
 
-from omni_stage.errors import InvalidTensorError
-from omni_stage.payloads import OMNI_PAYLOAD_KEY, AdditionalInformationPayload, PayloadLimits
+from omni_stage.errors import ConfigurationError, InvalidTensorError
+from omni_stage.payloads import DEFAULT_LIMITS, OMNI_PAYLOAD_KEY, AdditionalInformationPayload, PayloadLimits
+from omni_stage.vllm_adapter.names import PAYLOAD_LIMITS
 
 
 @dataclass
@@ -76,3 +77,13 @@ def decode_payload(raw: object, limits: PayloadLimits) -> AdditionalInformationP
             field="additional_information",
         )
     return AdditionalInformationPayload.from_bytes(bytes(raw), limits)
+
+
+def read_limits(additional_config: object) -> PayloadLimits:
+    """Returns the limits of payloads in vLLM's additional_config. Raises ConfigurationError if they are wrong."""
+    values = additional_config.get(PAYLOAD_LIMITS) if isinstance(additional_config, dict) else None
+    if values is None:
+        return DEFAULT_LIMITS
+    if not isinstance(values, dict):
+        raise ConfigurationError(f"additional_config.{PAYLOAD_LIMITS} must be a mapping", field=PAYLOAD_LIMITS)
+    return PayloadLimits.from_mapping(values)

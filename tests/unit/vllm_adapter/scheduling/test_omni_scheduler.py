@@ -92,6 +92,24 @@ def test_a_request_in_parts_keeps_its_place_in_the_queue(scheduler_class, make_s
 
 
 @BOTH
+def test_a_request_that_waits_for_its_next_part_is_not_in_the_queue(scheduler_class, make_scheduler, ar_request, step):
+    """Such requests wait for the upstream stage: more replicas of this stage would not help them."""
+    scheduler = make_scheduler(scheduler_class, log_stats=True)
+    for name in ("a", "b"):
+        session = ar_request(name, max_tokens=1)
+        session.resumable = True
+        scheduler.add_request(session)
+    step(scheduler)
+    assert {request.status for request in scheduler.requests.values()} == {RequestStatus.WAITING_FOR_STREAMING_REQ}
+    scheduler.add_request(ar_request("queued"))
+    scheduler.add_request(session)
+    stats = scheduler.make_stats()
+    # vLLM exports the sum as vllm:num_requests_waiting. "b" has its next part and waits for a step, as "queued" does.
+    assert stats.num_waiting_reqs + stats.num_skipped_waiting_reqs == 2
+    assert (stats.num_waiting_reqs, stats.num_running_reqs) == (1, 0)
+
+
+@BOTH
 def test_payload_reaches_the_worker_and_no_field_is_lost(scheduler_class, make_scheduler, ar_request, payload):
     stock_class = scheduler_class.__bases__[1]
     stock, omni = make_scheduler(stock_class), make_scheduler(scheduler_class)
