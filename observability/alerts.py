@@ -175,7 +175,8 @@ PIPELINES = Group(
         Alert(
             name="OmniStageQueueGrowing",
             # delta(), not deriv() * 600: from the two samples of a new pod, deriv() would extrapolate to hundreds.
-            signal=f"sum by ({BY_STAGE}) (delta(vllm:num_requests_waiting[10m]))",
+            signal=f"sum by ({BY_STAGE}) "
+            "(delta(vllm:num_requests_waiting[10m]) or delta(omni_stage_waiting_requests[10m]))",
             fires="> 10",
             wait="10m",
             severity="warning",

@@ -69,8 +69,14 @@ ENGINES_ROW = Row(
     [
         Panel(
             "Queue",
-            [Query(f"sum by ({BY_STAGE}) (vllm:num_requests_waiting{{{STAGES}}})", STAGE)],
-            "Requests that wait in the engine's scheduler.",
+            [
+                Query(
+                    f"sum by ({BY_STAGE}) "
+                    f"(vllm:num_requests_waiting{{{STAGES}}} or omni_stage_waiting_requests{{{STAGES}}})",
+                    STAGE,
+                )
+            ],
+            "Requests that wait in the engine's scheduler, and those of a Stream edge that wait for KV cache.",
         ),
         Panel(
             "Time in the queue",

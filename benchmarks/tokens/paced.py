@@ -60,6 +60,7 @@ class PacedEngine:
 
     is_dead = False
     compiled_check_failed = False
+    waiting_requests = 0
     prompt_embeds = None
     max_model_len = 1 << 14
 

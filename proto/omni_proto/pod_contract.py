@@ -57,6 +57,7 @@ class StageMetric(StrEnum):
     DOWNSTREAM_ERRORS = "omni_stage_downstream_errors_total"
     INFLIGHT_REQUESTS = "omni_stage_inflight_requests"
     INFLIGHT_LIMIT_REQUESTS = "omni_stage_inflight_limit_requests"
+    WAITING_REQUESTS = "omni_stage_waiting_requests"
     INFLIGHT_BYTES = "omni_stage_inflight_bytes"
     INFLIGHT_LIMIT_BYTES = "omni_stage_inflight_limit_bytes"
     READY = "omni_stage_ready"

@@ -84,6 +84,7 @@ class CheapEngine:
 
     is_dead = False
     compiled_check_failed = False
+    waiting_requests = 0
     prompt_embeds = None
 
     def __init__(self, component: ScriptedComponent, script: Script) -> None:

@@ -25,6 +25,7 @@ class ScriptedEngine:
     is_dead: bool = False
     compiled_check_failed: bool = False
     unfinished_requests: int = 0
+    waiting_requests: int = 0
     last_step_monotonic: float = 0.0
     requests: list[StageRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)

@@ -46,6 +46,12 @@ class StageEngine(Protocol):
         ...
 
     @property
+    def waiting_requests(self) -> int:
+        """Requests with streamed input that wait until the engine has room for them. Its scheduler does not count them.
+        May be read in any thread."""
+        ...
+
+    @property
     def last_step_monotonic(self) -> float:
         """time.monotonic() of the last output of any request, or of the first submission after the engine was idle."""
         ...

@@ -35,6 +35,11 @@ class StreamedRuns:
     windows: dict[str, str] = field(default_factory=dict)
     """Request id -> the engine's id of the window that runs for it."""
 
+    @property
+    def waiting_requests(self) -> int:
+        """Number of sessions that wait until they may open."""
+        return len(self.sessions.queue.waiting)
+
     async def run_session(self, request: StageRequest, stream: EdgeStream) -> AsyncGenerator[StageStep, None]:
         """Run an autoregressive request; see part_plan. Closing the generator aborts it."""
         feed, part = await self._open_feed(request, stream)

@@ -104,6 +104,11 @@ class VllmStageEngine:
         return len(self._work)
 
     @property
+    def waiting_requests(self) -> int:
+        """See StageEngine. Raises NotReadyError before start."""
+        return self._started.waiting_requests
+
+    @property
     def last_step_monotonic(self) -> float:
         """time.monotonic() of the last output of any request, or of the first submission after the engine was idle."""
         return self._work.last_step

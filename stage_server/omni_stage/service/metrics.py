@@ -83,6 +83,12 @@ class StageMetrics:
             StageMetric.INFLIGHT_LIMIT_REQUESTS, "Most requests that the stage serves at once.", registry=registry
         )
         self.inflight_requests_limit.set(config.limits.max_concurrent_requests)
+        self.waiting_requests = Gauge(
+            StageMetric.WAITING_REQUESTS,
+            "Requests over Stream edges that wait until the engine has KV cache for them. They are not in "
+            "vllm:num_requests_waiting.",
+            registry=registry,
+        )
         self.inflight_bytes = Gauge(
             StageMetric.INFLIGHT_BYTES, "Bytes that admitted requests have reserved.", unit="bytes", registry=registry
         )

@@ -114,7 +114,8 @@ async def test_a_session_that_waits_for_kv_cache_is_submitted_and_waits_in_the_q
         request, stream = ask()
         stream.put({}, ["x"])
         task = asyncio.create_task(collect(streamed.run_session(request, stream)))
-        await until(lambda: streamed.sessions.queue.waiting)
+        await until(lambda: streamed.waiting_requests == 1)
         left = time.monotonic_ns()
     (step,) = await task
     assert step.submitted_ns <= left <= step.scheduled_ns
+    assert streamed.waiting_requests == 0

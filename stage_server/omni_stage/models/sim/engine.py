@@ -107,6 +107,11 @@ class PacedTokens(PacedEngine):
         return sum(one.has_work for queue in (self._clock.waiting, self._clock.running) for one in queue)
 
     @property
+    def waiting_requests(self) -> int:
+        """Number of requests with streamed input that wait for KV cache, which the clock does not know of yet."""
+        return len(self._sessions.queue.waiting)
+
+    @property
     def load(self) -> Load:
         """The engine's current load and its totals."""
         clock = self._clock
@@ -214,6 +219,11 @@ class PacedSound(PacedEngine):
     def unfinished_requests(self) -> int:
         """Number of requests with a window that is waiting or running."""
         return self._runs.open_windows
+
+    @property
+    def waiting_requests(self) -> int:
+        """Always 0: a decoder has no KV cache to wait for, and all of its windows wait in the clock."""
+        return 0
 
     @property
     def last_step_monotonic(self) -> float:

@@ -16,6 +16,7 @@ from omni_stage.engine.factory import build_stage_engine
 from omni_stage.models.component import StageRequest, StageStep
 from omni_stage.models.edge_stream import EdgeStream
 from support.fast_table import write_fast_table
+from support.polling import until
 
 TEXT = {
     "x": np.zeros((7, 3584), np.uint16),
@@ -62,3 +63,16 @@ async def test_a_request_is_submitted_when_its_first_rows_have_arrived(
     stream.end()
     steps = await task
     assert put <= steps[0].submitted_ns <= steps[0].scheduled_ns
+
+
+async def test_a_request_that_waits_for_its_place_in_the_engine_is_counted(table: Path) -> None:
+    talker, streams = engine("talker", table, maxNumSeqs=1), [EdgeStream(), EdgeStream()]
+    tasks = [asyncio.create_task(collect(talker.generate(ask(str(at), stream)))) for at, stream in enumerate(streams)]
+    for stream in streams:
+        stream.put(TEXT, ["mrope_positions", "mrope_delta"])
+    await until(lambda: talker.waiting_requests == 1)
+    assert talker.load.waiting == 0, "vLLM's scheduler does not know of it"
+    for stream in streams:
+        stream.end()
+    await asyncio.gather(*tasks)
+    assert talker.waiting_requests == 0

@@ -142,10 +142,12 @@ async def test_metrics_over_http(kit: Any) -> None:
     stage = await kit.serve()
     await lab.ask(stage)
     await stage.wait_for_metric("omni_stage_requests_total", 1, code="OK", reason="")
+    stage.engine.waiting_requests = 3
     url = f"http://127.0.0.1:{stage.server.ports.metrics}/metrics"
     text = (await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=10).read())).decode()
     assert 'omni_stage_requests_total{code="OK",reason=""} 1.0' in text
     assert "# HELP omni_stage_queue_seconds Time from" in text
+    assert "omni_stage_waiting_requests 3.0" in text
 
 
 # Drain ------------------------------------
