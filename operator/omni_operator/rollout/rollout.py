@@ -155,18 +155,19 @@ def _choose_serving(view: RolloutView) -> str:
 def _is_worth_keeping(view: RolloutView, revision: str) -> bool:
     """Returns whether a selected set that is not the target should keep serving until the target can serve.
 
-    It should not if stages of the set never became available (e.g. because of a wrong image) and either the entry stage
-    is one of them or the target needs their capacity. Such a set serves nothing, and the corrected target would wait
-    forever for the failed set.
+    It should not if its entry stage never became available (e.g. because of a wrong image). Nor should it if any stage
+    stays without an available pod while the target lacks capacity: the corrected target would wait forever for the
+    failed set. A target that needs a correction itself gets no capacity, because it could not use it.
     """
     pipeline = view.pipelines.get(revision)
     if pipeline is None or pipeline.spec.suspend:
         # A set with a lost spec cannot be repaired, and a suspended set must not be started.
         return view.can_serve(revision)
-    missing = view.never_came_up(revision)
-    if order_stages(pipeline)[0].name in missing:
+    if order_stages(pipeline)[0].name in view.never_came_up(revision):
         return False
-    return not (view.lacks_capacity(view.target) and any(view.fails(revision, name) for name in missing))
+    if not view.lacks_capacity(view.target) or view.needs_correction(view.target):
+        return True
+    return not any(view.fails(revision, name) for name in view.idle(revision))
 
 
 def _target_waits(view: RolloutView) -> bool:

@@ -1,4 +1,4 @@
-"""Queries of the rollout decision on existing revisions: which are available, can serve, or never became available."""
+"""Queries of the rollout decision on existing revisions: which are available, can serve, or cannot become available."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from omni_operator.names import stage_name
 from omni_operator.rollout.replicas import Fate, Replicas, decide_replicas, fate_of
 from omni_operator.state.live import LiveSet
 from omni_operator.state.observed import Observed
-from omni_operator.state.pod_causes import find_cause, lacks_capacity
+from omni_operator.state.pod_causes import find_cause, lacks_capacity, needs_correction
 from omni_proto.pipeline import OmniPipeline
 
 
@@ -82,27 +82,38 @@ class RolloutView:
         wanted = {name for name, replicas in self.wanted(revision).items() if replicas}
         return bool(wanted) and all(self.live(revision).stage(name).available for name in wanted)
 
-    def never_came_up(self, revision: str) -> list[str]:
-        """Returns the stages without an available pod whose current template never had one.
+    def idle(self, revision: str) -> list[str]:
+        """Returns the stages that should have replicas, but have no available pod."""
+        live = self.live(revision)
+        return [name for name, replicas in self.wanted(revision).items() if replicas and not live.stage(name).available]
 
-        They are still starting, or cannot start.
+    def never_came_up(self, revision: str) -> list[str]:
+        """Returns the idle stages whose current template never had an available pod, as far as is known.
+
+        They are still starting, or cannot start. A Deployment that was completed with 0 replicas is not recognised.
         """
         live = self.live(revision)
-        return [
-            name
-            for name, replicas in self.wanted(revision).items()
-            if replicas and not live.stage(name).available and not live.stage(name).completed
-        ]
+        return [name for name in self.idle(revision) if not live.stage(name).completed]
 
     def fails(self, revision: str, name: str) -> bool:
-        """Returns whether a stage stays unavailable however long one waits: it failed, or does not fit the cluster."""
+        """Returns whether an idle stage stays idle however long one waits.
+
+        A stage that never came up does if it failed or does not fit the cluster. One that completed may have worked, so
+        it does only if a person must correct something: another failure may pass with the next restart.
+        """
         stage = self.live(revision).stage(name)
+        if stage.completed:
+            return needs_correction(stage, self.now)
         cause = find_cause(stage, self.now)
         return lacks_capacity(stage) or (cause is not None and cause.hard)
 
     def is_empty(self, revision: str) -> bool:
         """Returns whether the revision has no pods and will get none."""
         return all(stage.empty for stage in self.live(revision).stages.values())
+
+    def needs_correction(self, revision: str) -> bool:
+        """Returns whether the revision cannot become available until a person corrects something."""
+        return any(needs_correction(stage, self.now) for stage in self.live(revision).stages.values())
 
     def lacks_capacity(self, revision: str) -> bool:
         """Returns whether a pod of the revision does not fit the cluster."""

@@ -67,7 +67,11 @@ class LiveStage:
 
     @property
     def completed(self) -> bool:
-        """Whether all replicas of the Deployment's current template were available at some time."""
+        """Whether all replicas of the Deployment's current template were available at some time.
+
+        A Deployment with 0 replicas is complete at once, and Kubernetes does not judge a complete one again when it is
+        scaled up.
+        """
         condition = self.condition("Progressing")
         return condition is not None and condition.get("reason") == "NewReplicaSetAvailable"
 

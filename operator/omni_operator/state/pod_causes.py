@@ -47,6 +47,19 @@ _RANKS: Final = (
 )
 """The order in which causes are reported: those that only a person can fix come before transient ones."""
 
+_CORRECTED_BY_HAND: Final = frozenset(
+    {
+        Reason.INVALID_IMAGE_NAME,
+        Reason.TOKEN_REJECTED,
+        Reason.MODEL_NOT_FOUND,
+        Reason.CERTIFICATE_REJECTED,
+        Reason.CONFIG_REJECTED,
+        Reason.MISSING_REFERENCE,
+        Reason.IMAGE_PULL_BACK_OFF,
+    }
+)
+"""Causes that do not pass by themselves, and that no restart of a pod fixes."""
+
 _QUOTA: Final = re.compile(r"exceeded quota: (?P<quota>[^,\s]+), requested: (?P<requested>\S+?), used:")
 # The message may begin with the name of the pod that was not created, which is different at each attempt.
 _FORBIDDEN: Final = re.compile(r'(?:[Pp]ods? "[^"]*" is (?:forbidden|invalid): )?(?P<why>.*)', re.DOTALL)
@@ -70,6 +83,11 @@ def lacks_capacity(stage: LiveStage) -> bool:
     if any(_QUOTA.search(message) for message in _refusals(stage)):
         return True
     return any(_LACKING.search(_unschedulable(pod) or "") for pod in stage.pods if not is_terminating(pod))
+
+
+def needs_correction(stage: LiveStage, now: datetime) -> bool:
+    """Returns whether a pod of the stage cannot start until a person corrects the spec, or an object that it names."""
+    return any(cause.reason in _CORRECTED_BY_HAND for cause in _causes(stage, now))
 
 
 def next_check(stage: LiveStage, now: datetime) -> datetime | None:

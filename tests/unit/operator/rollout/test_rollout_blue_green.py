@@ -125,6 +125,36 @@ class TestBlueGreen:
         cluster.settle()
         assert reasons(cluster) == ("AllStagesReady", "RolloutComplete", "AsExpected")
 
+    def test_the_correction_of_a_mistake_made_while_suspended_does_not_wait_for_its_room(self) -> None:
+        """Deployments with 0 replicas count as completed. The set still gives up its GPUs if it cannot start."""
+        created = make_cluster(capacity=3, suspend=True, defaults={"image": BAD_IMAGE})
+        edited = settled(capacity=3)
+        edited.edit(suspend=True)
+        edited.settle()
+        edited.edit(defaults={"image": BAD_IMAGE})
+        for cluster in (created, edited):
+            cluster.settle()
+            cluster.edit(suspend=None)
+            cluster.settle()
+            assert cluster.condition("Ready") == ("False", "ImagePullBackOff")
+            cluster.edit(defaults={"image": "stage:2"})
+            cluster.settle()
+            assert reasons(cluster) == ("AllStagesReady", "RolloutComplete", "AsExpected")
+
+    def test_a_target_that_needs_a_correction_takes_no_room(self) -> None:
+        """A set with a broken stage is kept if the target could not use its GPUs: the other stages serve text."""
+        stages = make_stages()
+        stages[1]["image"] = BAD_IMAGE
+        cluster = make_cluster(capacity=4, stages=stages)
+        cluster.settle()
+        first = cluster.selected()
+        cluster.edit(defaults={"image": BAD_IMAGE}, stages=make_stages())
+        cluster.settle()
+        assert cluster.selected() == first
+        cluster.edit(defaults={"image": "stage:2"})
+        cluster.settle()
+        assert reasons(cluster) == ("AllStagesReady", "RolloutComplete", "AsExpected")
+
     def test_the_correction_of_one_broken_stage_takes_its_room_only_when_it_needs_it(self) -> None:
         """A set with a broken stage ends early only if the corrected set does not fit beside it."""
         stages = make_stages()
