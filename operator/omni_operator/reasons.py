@@ -95,7 +95,7 @@ EXPLANATIONS: Final[dict[Reason, Explanation]] = {
     ),
     Reason.ROLLOUT_NEEDS_CAPACITY: Explanation(
         "Progressing=True",
-        "The new revision does not fit beside the one that serves, which keeps serving.",
+        "The new revision does not fit beside the old one, which is kept.",
         "Add nodes or quota, or accept a pause in serving: spec.rollout.strategy: Recreate.",
     ),
     Reason.WAITING_FOR_OLD_REVISION: Explanation(

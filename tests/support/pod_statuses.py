@@ -103,10 +103,10 @@ def unscheduled(message: str, reason: str = "Unschedulable") -> list[Json]:
     return [condition("PodScheduled", "False", reason=reason, message=message)]
 
 
-def deployment(replicas: int = 1, available: int = 0, **conditions: Json) -> Json:
+def deployment(replicas: int = 1, available: int = 0, grace_s: int = 30, **conditions: Json) -> Json:
     return {
         "metadata": {"name": "demo-talker-1a2b3c4", "generation": 1},
-        "spec": {"replicas": replicas},
+        "spec": {"replicas": replicas, "template": {"spec": {"terminationGracePeriodSeconds": grace_s}}},
         "status": {
             "observedGeneration": 1,
             "availableReplicas": available,

@@ -140,6 +140,7 @@ class SimulatedWorkloads(SimulatedApi):
             "metadata": {
                 "name": name,
                 "uid": f"uid-{number}",
+                "creationTimestamp": format_time(self.now),
                 "labels": {**template["metadata"]["labels"], "pod-template-hash": name.rsplit("-", 2)[1]},
                 "ownerReferences": [{"kind": "ReplicaSet", "controller": True, **owner}],
             },

@@ -8,9 +8,10 @@ from datetime import datetime
 
 from omni_operator.names import stage_name
 from omni_operator.rollout.replicas import Fate, Replicas, decide_replicas, fate_of
+from omni_operator.state.capacity import lacks_capacity, lost_capacity_at
 from omni_operator.state.live import LiveSet
 from omni_operator.state.observed import Observed
-from omni_operator.state.pod_causes import find_cause, lacks_capacity, needs_correction
+from omni_operator.state.pod_causes import find_cause, needs_correction
 from omni_proto.pipeline import OmniPipeline
 
 
@@ -99,11 +100,13 @@ class RolloutView:
         """Returns whether an idle stage stays idle however long one waits.
 
         A stage that never came up does if it failed or does not fit the cluster. One that completed may have worked, so
-        it does only if a person must correct something: another failure may pass with the next restart.
+        it does only if a person must correct something, or if others took the capacity of its pods: another failure may
+        pass with the next restart.
         """
         stage = self.live(revision).stage(name)
         if stage.completed:
-            return needs_correction(stage, self.now)
+            lost_at = lost_capacity_at(stage)
+            return needs_correction(stage, self.now) or (lost_at is not None and lost_at <= self.now)
         cause = find_cause(stage, self.now)
         return lacks_capacity(stage) or (cause is not None and cause.hard)
 

@@ -7,13 +7,14 @@ choice does not depend on the order or the names of pods.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 from omni_kube.objects import Manifest, find_condition, is_terminating, parse_time, value_at
 from omni_operator.reasons import Reason
+from omni_operator.state.capacity import QUOTA, lost_capacity_at, refusals, unschedulable
 from omni_operator.state.container_causes import Cause, find_container_cause
 from omni_operator.state.live import LiveStage
 from omni_proto.pipeline import GPU_RESOURCES
@@ -60,14 +61,12 @@ _CORRECTED_BY_HAND: Final = frozenset(
 )
 """Causes that do not pass by themselves, and that no restart of a pod fixes."""
 
-_QUOTA: Final = re.compile(r"exceeded quota: (?P<quota>[^,\s]+), requested: (?P<requested>\S+?), used:")
 # The message may begin with the name of the pod that was not created, which is different at each attempt.
 _FORBIDDEN: Final = re.compile(r'(?:[Pp]ods? "[^"]*" is (?:forbidden|invalid): )?(?P<why>.*)', re.DOTALL)
 _NODES: Final = re.compile(
     r"\d+/\d+ nodes are available: (?P<why>.*?)(?:\. preemption: .*|\. no new claims .*)?\.?\Z", re.DOTALL
 )
 _NODE_COUNT: Final = re.compile(r"^\d+ ")
-_LACKING: Final = re.compile(r"Insufficient |Too many pods")
 
 
 def find_cause(stage: LiveStage, now: datetime) -> Cause | None:
@@ -78,13 +77,6 @@ def find_cause(stage: LiveStage, now: datetime) -> Cause | None:
     return replace(cause, hard=True) if cause is not None and _is_late(stage) else cause
 
 
-def lacks_capacity(stage: LiveStage) -> bool:
-    """Returns whether a pod of the stage does not fit: no node has the resources, or the quota is used up."""
-    if any(_QUOTA.search(message) for message in _refusals(stage)):
-        return True
-    return any(_LACKING.search(_unschedulable(pod) or "") for pod in stage.pods if not is_terminating(pod))
-
-
 def needs_correction(stage: LiveStage, now: datetime) -> bool:
     """Returns whether a pod of the stage cannot start until a person corrects the spec, or an object that it names."""
     return any(cause.reason in _CORRECTED_BY_HAND for cause in _causes(stage, now))
@@ -93,6 +85,7 @@ def needs_correction(stage: LiveStage, now: datetime) -> bool:
 def next_check(stage: LiveStage, now: datetime) -> datetime | None:
     """Returns the time at which a cause may appear without an event, because a time limit passes; None if none can."""
     times = [since + SLOW_SETUP for pod in stage.pods if (since := _in_setup_since(pod)) is not None]
+    times += [time for time in (lost_capacity_at(stage),) if time is not None]
     return min((time for time in times if time > now), default=None)
 
 
@@ -112,7 +105,7 @@ def _urgency(cause: Cause) -> tuple[int, str]:
 
 
 def _causes(stage: LiveStage, now: datetime) -> Iterator[Cause]:
-    for message in _refusals(stage):
+    for message in refusals(stage):
         yield _refusal_cause(message)
     for pod in stage.pods:
         if not is_terminating(pod):
@@ -133,16 +126,8 @@ def _is_late(stage: LiveStage) -> bool:
     return progressing is not None and progressing.get("reason") == "ProgressDeadlineExceeded"
 
 
-def _refusals(stage: LiveStage) -> list[str]:
-    """Returns the API server's messages from failed attempts to create pods."""
-    conditions = [find_condition(item, "ReplicaFailure") for item in (*stage.replica_sets, stage.deployment)]
-    return sorted(
-        {str(item.get("message", "")) for item in conditions if item is not None and item.get("status") == "True"}
-    )
-
-
 def _refusal_cause(message: str) -> Cause:
-    quota = _QUOTA.search(message)
+    quota = QUOTA.search(message)
     if quota is not None:
         return Cause(
             Reason.QUOTA_EXCEEDED,
@@ -158,9 +143,9 @@ def _refusal_cause(message: str) -> Cause:
 
 
 def _pod_causes(pod: Manifest, now: datetime) -> Iterator[Cause]:
-    unschedulable = _unschedulable(pod)
-    if unschedulable is not None:
-        yield _scheduling_cause(pod, unschedulable)
+    message = unschedulable(pod)
+    if message is not None:
+        yield _scheduling_cause(pod, message)
         return
     spec, status = pod["spec"], pod.get("status") or {}
     found = False
@@ -217,18 +202,6 @@ def _scheduling_cause(pod: Manifest, message: str) -> Cause:
         f"no node{wants} for a pod: {_short(_without_counts(message))}; add nodes, or lower resources or replicas",
         hard=False,
     )
-
-
-def _unschedulable(pod: Manifest) -> str | None:
-    """Returns the scheduler's message about a pod that fits no node; None if the pod has a node or is not stuck."""
-    condition = find_condition(pod, "PodScheduled")
-    if condition is None or condition.get("status") != "False" or pod["spec"].get("nodeName"):
-        return None
-    return str(condition.get("message", "") or condition.get("reason", "")) if _is_stuck(condition) else None
-
-
-def _is_stuck(condition: Mapping[str, Any]) -> bool:
-    return condition.get("reason") in ("Unschedulable", "SchedulingGated")
 
 
 def _without_counts(message: str) -> str:

@@ -114,10 +114,11 @@ def _slim_endpoints(manifest: Manifest) -> Manifest:
 
 
 def _workload(manifest: Manifest) -> Manifest:
-    """Returns replicas, selector, references to ConfigMaps, and status of a Deployment or ReplicaSet."""
+    """Returns replicas, selector, references to ConfigMaps, grace period and status of a Deployment or ReplicaSet."""
     spec = manifest.get("spec") or {}
     pod = (spec.get("template") or {}).get("spec") or {}
-    kept = _pick(spec, "replicas", "selector") | {"template": {"spec": _references(pod)}}
+    template = _references(pod) | _pick(pod, "terminationGracePeriodSeconds")
+    kept = _pick(spec, "replicas", "selector") | {"template": {"spec": template}}
     return {"spec": kept} | _pick(manifest, "status")
 
 

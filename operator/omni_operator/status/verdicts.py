@@ -78,6 +78,11 @@ class Assessment:
     """Whether the rollout of this generation was complete before. Then missing replicas were lost."""
 
     @property
+    def serves(self) -> bool:
+        """Whether every stage of the serving revision serves."""
+        return all(stage.is_ready for stage in self.stages)
+
+    @property
     def foreign(self) -> Sequence[Conflict]:
         """Conflicts that somebody has to solve."""
         return [conflict for conflict in self.conflicts if not conflict.leftover]
@@ -164,8 +169,7 @@ def judge_progressing(assessment: Assessment) -> Verdict:
         return Verdict(False, Reason.ROLLOUT_COMPLETE, f"revision {assessment.target} is rolled out")
     if phase is Phase.INCOMPLETE:
         # The pods start for the first time, or there are more of them than before.
-        first = not all(stage.is_ready for stage in assessment.stages)
-        reason = Reason.STARTING if first else Reason.UPDATING
+        reason = Reason.UPDATING if assessment.serves else Reason.STARTING
     else:
         reason = _PROGRESS[phase]
     return Verdict(True, reason, _describe_progress(assessment))
@@ -176,11 +180,13 @@ def _describe_progress(assessment: Assessment) -> str:
     cause = _describe_cause(_worst(assessment.rising))
     match assessment.phase:
         case Phase.ROLLING_OUT:
-            return f"revision {target} starts beside {serving}, which serves; waiting for {waiting}{cause}"
+            serves = ", which serves" if assessment.serves else ""
+            return f"revision {target} starts beside {serving}{serves}; waiting for {waiting}{cause}"
         case Phase.NEEDS_CAPACITY:
+            serves = ", which keeps serving" if assessment.serves else ""
             return (
-                f"revision {target} does not fit beside {serving}, which keeps serving{cause}; add nodes or quota, "
-                "or set spec.rollout.strategy: Recreate, which pauses serving"
+                f"revision {target} does not fit beside {serving}{serves}{cause}; add nodes or quota, or set "
+                "spec.rollout.strategy: Recreate, which pauses serving"
             )
         case Phase.WAITING:
             return f"revision {target} starts once requests to the old one have ended; waiting for {waiting}"
@@ -188,7 +194,7 @@ def _describe_progress(assessment: Assessment) -> str:
             return f"revision {target} serves; the old one drains" + (f": {waiting}" if waiting else "")
         case Phase.SUSPENDING:
             return f"spec.suspend is true, pods drain: {waiting}"
-        case _ if all(stage.is_ready for stage in assessment.stages):
+        case _ if assessment.serves:
             return f"pods of revision {target} are being updated to the spec: {waiting}"
         case _:
             # Only Ready names the missing stages, so that a change of these stages changes only one message.
@@ -214,11 +220,11 @@ def judge_degraded(assessment: Assessment) -> Verdict:
         return Verdict(True, Reason.REPLICAS_MISSING, _describe_losses(lost))
     failing = _worst(stage for stage in assessment.rising if stage.cause is not None and stage.cause.hard)
     if failing is not None and failing.cause is not None and not _is_capacity(assessment, failing.cause):
+        serves = f"; revision {assessment.serving} keeps serving" if assessment.serves else ""
         return Verdict(
             True,
             failing.cause.reason,
-            f"revision {failing.revision}, stage {failing.name}: {failing.cause.message}; revision "
-            f"{assessment.serving} keeps serving",
+            f"revision {failing.revision}, stage {failing.name}: {failing.cause.message}{serves}",
         )
     return Verdict(False, Reason.AS_EXPECTED, "nothing failed")
 

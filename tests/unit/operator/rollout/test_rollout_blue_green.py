@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from support.operator_pipelines import make_stages
 from support.rollout_scenarios import make_cluster, protocols_of, reasons, replicas_of, settled, step, told
 from support.simulated_api import member_of
+from support.simulated_cluster import SimulatedCluster
 from support.simulated_workloads import BAD_IMAGE
+
+
+def lose_talker(cluster: SimulatedCluster) -> None:
+    """Ends the talker's pod of the serving set, as an eviction would."""
+    cluster.terminate(cluster.revision_pods(str(cluster.selected()), "talker")[0])
+    cluster.end_pods()
 
 
 class TestBlueGreen:
@@ -173,6 +182,38 @@ class TestBlueGreen:
         tight.edit(stages=make_stages())
         tight.settle()
         assert reasons(tight) == ("AllStagesReady", "RolloutComplete", "AsExpected")
+
+    def test_a_lost_pod_whose_room_the_target_takes_does_not_block_both_sets(self) -> None:
+        """If pods of the target take the room of a lost pod, neither set fits, and the serving set gives up its own."""
+        cluster = settled(capacity=4)
+        cluster.edit(defaults={"image": "stage:2"})
+        cluster.settle()
+        old = cluster.selected()
+        lose_talker(cluster)
+        cluster.schedule()  # pods of the target, which are older than the replacement, go first
+        cluster.settle()
+        assert cluster.selected() == old, "the lost pod may still hold its room"
+        assert reasons(cluster) == ("Unschedulable", "RolloutNeedsCapacity", "Unschedulable")
+        assert not any("keeps serving" in item["message"] for item in cluster.pipeline["status"]["conditions"])
+        recheck = cluster.decide().rollout.recheck_at
+        assert recheck is not None
+        cluster.now = recheck
+        cluster.settle()
+        assert cluster.revisions() == {cluster.selected()} != {old}
+        assert reasons(cluster) == ("AllStagesReady", "RolloutComplete", "AsExpected")
+
+    def test_a_lost_pod_does_not_end_a_set_for_a_broken_target(self) -> None:
+        """A set that lost a pod keeps the rest of its room if the target could not use it."""
+        cluster = settled(capacity=4)
+        cluster.edit(defaults={"image": BAD_IMAGE})
+        cluster.settle()
+        old = cluster.selected()
+        lose_talker(cluster)
+        cluster.schedule()
+        cluster.settle()
+        cluster.now += timedelta(days=7)
+        cluster.settle()
+        assert cluster.selected() == old
 
     def test_replicas_edited_midway_count_before_the_switch(self) -> None:
         """Replicas that change during a rollout apply to the new set before the switch."""

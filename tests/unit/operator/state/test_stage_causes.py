@@ -7,7 +7,8 @@ from datetime import timedelta
 import pytest
 
 from omni_operator.reasons import Reason
-from omni_operator.state.pod_causes import find_cause, lacks_capacity, next_check
+from omni_operator.state.capacity import lacks_capacity, lost_capacity_at
+from omni_operator.state.pod_causes import find_cause, next_check
 from support.pod_cases import POD_CASES
 from support.pod_statuses import (
     NO_GPU,
@@ -174,3 +175,17 @@ def test_when_to_look_again() -> None:
     setup = stage_of(HEALTHY["volumes for seconds"])
     assert next_check(setup, NOW) == NOW + timedelta(minutes=1)
     assert next_check(stage_of(HEALTHY["ready"]), NOW) is None
+
+
+def test_when_the_capacity_of_lost_pods_is_lost() -> None:
+    """A stage that lost its pods waits until they must have ended. A pod with a node may still become available."""
+    done = {"Progressing": {"status": "True", "reason": "NewReplicaSetAvailable"}}
+    stuck = pod(conditions=unscheduled(NO_GPU))  # created five minutes ago
+    stage = stage_of(stuck, grace_s=330, **done)
+    assert lost_capacity_at(stage) == NOW + timedelta(seconds=90)
+    assert next_check(stage, NOW) == lost_capacity_at(stage)
+    assert lost_capacity_at(stage_of(stuck, HEALTHY["loading"], grace_s=330, **done)) is None
+    assert lost_capacity_at(stage_of(stuck, available=1, grace_s=330, **done)) is None
+    assert lost_capacity_at(stage_of(stuck, grace_s=330)) is None, "the stage never was available"
+    refused = {"status": "True", "message": REFUSED["quota"][0], "lastTransitionTime": ago(minutes=2)}
+    assert lost_capacity_at(stage_of(grace_s=330, ReplicaFailure=refused, **done)) == NOW + timedelta(seconds=270)

@@ -1,0 +1,61 @@
+"""Finds out whether a stage lacks capacity: pods that no node has room for, and pods that a quota does not admit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from omni_kube.objects import Manifest, find_condition, is_terminating, parse_time, value_at
+from omni_operator.state.live import LOST_POD_SLACK, LiveStage
+
+QUOTA: Final = re.compile(r"exceeded quota: (?P<quota>[^,\s]+), requested: (?P<requested>\S+?), used:")
+"""The part of a refusal that names the quota, and what a pod requested of it."""
+_LACKING: Final = re.compile(r"Insufficient |Too many pods")
+
+
+def lacks_capacity(stage: LiveStage) -> bool:
+    """Returns whether a pod of the stage does not fit: no node has the resources, or the quota is used up."""
+    if any(QUOTA.search(message) for message in refusals(stage)):
+        return True
+    return any(_LACKING.search(unschedulable(pod) or "") for pod in stage.pods if not is_terminating(pod))
+
+
+def lost_capacity_at(stage: LiveStage) -> datetime | None:
+    """Returns when a completed stage without available pods counts as unable to get back the capacity that it had.
+
+    Until their grace period and LOST_POD_SLACK have passed, its lost pods may still hold it, and new ones wait for it.
+    None if capacity is not what the stage lacks, or if one of its pods has a node and may become available.
+    """
+    pods = [pod for pod in stage.pods if not is_terminating(pod)]
+    idle = stage.completed and not stage.available and not any(pod["spec"].get("nodeName") for pod in pods)
+    if not idle or not lacks_capacity(stage):
+        return None
+    since = [pod["metadata"]["creationTimestamp"] for pod in pods]
+    since += [item["lastTransitionTime"] for item in _failures(stage) if "lastTransitionTime" in item]
+    grace_s = value_at(stage.deployment, "spec", "template", "spec", "terminationGracePeriodSeconds", default=0)
+    waits = timedelta(seconds=grace_s) + LOST_POD_SLACK
+    return max((parse_time(str(time)) + waits for time in since), default=None)
+
+
+def refusals(stage: LiveStage) -> list[str]:
+    """Returns the API server's messages from failed attempts to create pods."""
+    return sorted({str(item.get("message", "")) for item in _failures(stage)})
+
+
+def unschedulable(pod: Manifest) -> str | None:
+    """Returns the scheduler's message about a pod that fits no node; None if the pod has a node or is not stuck."""
+    condition = find_condition(pod, "PodScheduled")
+    if condition is None or condition.get("status") != "False" or pod["spec"].get("nodeName"):
+        return None
+    return str(condition.get("message", "") or condition.get("reason", "")) if _is_stuck(condition) else None
+
+
+def _failures(stage: LiveStage) -> list[Mapping[str, Any]]:
+    conditions = [find_condition(item, "ReplicaFailure") for item in (*stage.replica_sets, stage.deployment)]
+    return [item for item in conditions if item is not None and item.get("status") == "True"]
+
+
+def _is_stuck(condition: Mapping[str, Any]) -> bool:
+    return condition.get("reason") in ("Unschedulable", "SchedulingGated")
