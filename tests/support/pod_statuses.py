@@ -103,10 +103,16 @@ def unscheduled(message: str, reason: str = "Unschedulable") -> list[Json]:
     return [condition("PodScheduled", "False", reason=reason, message=message)]
 
 
-def deployment(replicas: int = 1, available: int = 0, grace_s: int = 30, **conditions: Json) -> Json:
+def deployment(
+    replicas: int = 1, available: int = 0, grace_s: int = 30, deadline_s: int = 1200, **conditions: Json
+) -> Json:
     return {
         "metadata": {"name": "demo-talker-1a2b3c4", "generation": 1},
-        "spec": {"replicas": replicas, "template": {"spec": {"terminationGracePeriodSeconds": grace_s}}},
+        "spec": {
+            "replicas": replicas,
+            "progressDeadlineSeconds": deadline_s,
+            "template": {"spec": {"terminationGracePeriodSeconds": grace_s}},
+        },
         "status": {
             "observedGeneration": 1,
             "availableReplicas": available,

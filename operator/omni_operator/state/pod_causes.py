@@ -74,7 +74,7 @@ def find_cause(stage: LiveStage, now: datetime) -> Cause | None:
     if stage.deployment is not None and not stage.replicas:
         return None
     cause = min(_causes(stage, now), key=_urgency, default=None)
-    return replace(cause, hard=True) if cause is not None and _is_late(stage) else cause
+    return replace(cause, hard=True) if cause is not None and _is_late(stage, now) else cause
 
 
 def needs_correction(stage: LiveStage, now: datetime) -> bool:
@@ -85,7 +85,7 @@ def needs_correction(stage: LiveStage, now: datetime) -> bool:
 def next_check(stage: LiveStage, now: datetime) -> datetime | None:
     """Returns the time at which a cause may appear without an event, because a time limit passes; None if none can."""
     times = [since + SLOW_SETUP for pod in stage.pods if (since := _in_setup_since(pod)) is not None]
-    times += [time for time in (lost_capacity_at(stage),) if time is not None]
+    times += [*_deadlines(stage), *(time for time in (lost_capacity_at(stage),) if time is not None)]
     return min((time for time in times if time > now), default=None)
 
 
@@ -113,17 +113,38 @@ def _causes(stage: LiveStage, now: datetime) -> Iterator[Cause]:
     # Ended pods stay in the API for a long time, so they count only while replicas are missing.
     if stage.available < stage.replicas:
         yield from (cause for pod in stage.ended_pods if (cause := _ended_pod_cause(pod)) is not None)
-        if _is_late(stage):
+        if _is_late(stage, now):
             yield Cause(
                 Reason.PROGRESS_DEADLINE_EXCEEDED,
                 "pods have not become ready for longer than any stage may take; see kubectl describe pod",
             )
 
 
-def _is_late(stage: LiveStage) -> bool:
+def _is_late(stage: LiveStage, now: datetime) -> bool:
     """Returns whether the progress deadline has passed. Then even a cause that may be transient counts as a failure."""
     progressing = stage.condition("Progressing")
-    return progressing is not None and progressing.get("reason") == "ProgressDeadlineExceeded"
+    exceeded = progressing is not None and progressing.get("reason") == "ProgressDeadlineExceeded"
+    return exceeded or any(time <= now for time in _deadlines(stage))
+
+
+def _deadlines(stage: LiveStage) -> list[datetime]:
+    """Returns when the progress deadline of each pod that is not ready passes, if the Deployment is completed.
+
+    Kubernetes checks the deadline only until the Deployment is completed, and not when it is scaled up or loses pods.
+    """
+    deadline_s = value_at(stage.deployment, "spec", "progressDeadlineSeconds", default=None)
+    if not stage.completed or deadline_s is None:
+        return []
+    since = [_unready_since(pod) for pod in stage.pods if not is_terminating(pod)]
+    return [time + timedelta(seconds=deadline_s) for time in since if time is not None]
+
+
+def _unready_since(pod: Manifest) -> datetime | None:
+    """Returns the time since which the pod is not ready; None if it is ready."""
+    ready = find_condition(pod, "Ready") or {}
+    if ready.get("status") == "True":
+        return None
+    return parse_time(str(ready.get("lastTransitionTime") or pod["metadata"]["creationTimestamp"]))
 
 
 def _refusal_cause(message: str) -> Cause:

@@ -114,11 +114,11 @@ def _slim_endpoints(manifest: Manifest) -> Manifest:
 
 
 def _workload(manifest: Manifest) -> Manifest:
-    """Returns replicas, selector, references to ConfigMaps, grace period and status of a Deployment or ReplicaSet."""
+    """Returns replicas, selector, time limits, references to ConfigMaps, and status of a Deployment or ReplicaSet."""
     spec = manifest.get("spec") or {}
     pod = (spec.get("template") or {}).get("spec") or {}
     template = _references(pod) | _pick(pod, "terminationGracePeriodSeconds")
-    kept = _pick(spec, "replicas", "selector") | {"template": {"spec": template}}
+    kept = _pick(spec, "replicas", "selector", "progressDeadlineSeconds") | {"template": {"spec": template}}
     return {"spec": kept} | _pick(manifest, "status")
 
 

@@ -69,15 +69,17 @@ def compute_events(previous: Mapping[str, Any] | None, new: Mapping[str, Any]) -
     """Returns the Events for the change from one status to the next, the most severe first."""
     before, after = _by_type(previous), _by_type(new)
     events: list[EventData] = []
+    short = any(stage.get("readyReplicas", 0) < stage.get("replicas", 0) for stage in new.get("stages", ()))
     for kind in (DEGRADED, READY, PROGRESSING):
-        event = _transition(kind, before.get(kind, {}), after[kind])
+        event = _transition(kind, before.get(kind, {}), after[kind], short)
         # Ready and Degraded often change for the same reason, which is reported once.
         if event is not None and event.reason not in {told.reason for told in events}:
             events.append(event)
     return events
 
 
-def _transition(kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> EventData | None:
+def _transition(kind: str, before: Mapping[str, Any], after: Mapping[str, Any], short: bool) -> EventData | None:
+    """Returns the Event for the change of one condition. short: whether replicas are missing."""
     if (before.get("status"), before.get("reason")) == (after["status"], after["reason"]):
         return None
     holds, reason, message = after["status"] == "True", str(after["reason"]), str(after["message"])
@@ -85,7 +87,9 @@ def _transition(kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) 
     if kind == DEGRADED:
         if holds:
             return EventData("Warning", reason, message)
-        return EventData("Normal", reason, "recovered: nothing is failing") if flips_to_good else None
+        # After an edit, missing replicas are no failure until they are late, but they have not recovered.
+        news = "no failure is known any more; replicas are still missing" if short else "recovered: nothing is failing"
+        return EventData("Normal", reason, news) if flips_to_good else None
     if kind == READY:
         if holds:
             return EventData("Normal", reason, message)

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from support.operator_pipelines import make_stages
 from support.rollout_scenarios import reasons, replicas_of, settled, step, told
+from support.simulated_cluster import SimulatedCluster
+
+
+def wait_for_deadline(cluster: SimulatedCluster) -> None:
+    """Lets time pass until the operator has looked at all pods again without an event."""
+    while (recheck := cluster.decide().rollout.recheck_at) is not None:
+        cluster.now = recheck
+        cluster.settle()
 
 
 class TestInPlace:
@@ -46,6 +54,41 @@ class TestInPlace:
         cluster.settle()
         assert told(cluster) == ["Updating", "RolloutComplete"]
         assert [stage["readyReplicas"] for stage in cluster.pipeline["status"]["stages"]] == [3, 3, 3]
+
+    def test_missing_replicas_become_a_failure(self) -> None:
+        """Replicas that a scale-up or the end of a suspension lacks are a failure once they are late."""
+        larger = make_stages()
+        larger[1]["replicas"] = 3
+        scaled, resumed = settled(capacity=3), settled(capacity=3)
+        scaled.edit(stages=larger)
+        resumed.edit(suspend=True)
+        resumed.settle()
+        resumed.capacity = 2
+        resumed.edit(suspend=None)
+        for cluster in (scaled, resumed):
+            cluster.settle()
+            assert cluster.condition("Degraded") == ("False", "AsExpected")
+            wait_for_deadline(cluster)
+            assert cluster.condition("Degraded") == ("True", "Unschedulable")
+
+    def test_a_replica_that_is_still_missing_after_an_edit_has_not_recovered(self) -> None:
+        """After an edit, a missing replica is a failure only once it is late. No Event says that it recovered."""
+        stages = make_stages()
+        stages[1]["replicas"] = 2
+        cluster = settled(capacity=4, stages=stages)
+        cluster.capacity = 3
+        cluster.terminate(cluster.revision_pods(str(cluster.selected()), "talker")[0])
+        cluster.settle()
+        assert cluster.condition("Degraded") == ("True", "Unschedulable")
+        cluster.edit(rollout={"maxSurge": 2})
+        cluster.settle()
+        assert cluster.condition("Degraded") == ("False", "AsExpected")
+        assert not any("recovered" in event.message for event in cluster.events)
+        wait_for_deadline(cluster)
+        assert cluster.condition("Degraded") == ("True", "Unschedulable")
+        cluster.edit(rollout={})
+        cluster.settle()
+        assert cluster.condition("Degraded") == ("True", "Unschedulable"), "it is late already"
 
     def test_a_stage_without_replicas_is_told(self) -> None:
         """A stage with 0 replicas makes Ready False with the reason ScaledToZero."""

@@ -136,6 +136,29 @@ def test_after_the_progress_deadline_a_temporary_cause_is_a_failure() -> None:
     assert cause.reason == Reason.PROGRESS_DEADLINE_EXCEEDED
 
 
+def test_a_completed_deployment_has_a_deadline_for_each_pod() -> None:
+    """Kubernetes checks no deadline of a completed Deployment, e.g. after it is scaled up, so the operator does."""
+    done = {"Progressing": {"status": "True", "reason": "NewReplicaSetAvailable"}}
+    stuck = pod(conditions=unscheduled(NO_GPU))  # created five minutes ago
+    for deadline_s, late in ((301, False), (300, True)):
+        stage = stage_of(HEALTHY["ready"], stuck, replicas=2, available=1, deadline_s=deadline_s, **done)
+        cause = find_cause(stage, NOW)
+        assert cause is not None
+        assert (cause.reason, cause.hard) == (Reason.UNSCHEDULABLE, late)
+        assert next_check(stage, NOW) == (None if late else NOW + timedelta(seconds=1))
+    # A pod that was ready counts from the time at which it ceased to be.
+    restarted = pod(
+        [container(running={"startedAt": ago(minutes=1)})],
+        conditions=[*PLACED, condition("Ready", "False", lastTransitionTime=ago(minutes=2))],
+    )
+    stage = stage_of(restarted, deadline_s=180, **done)
+    assert find_cause(stage, NOW) is None
+    assert next_check(stage, NOW) == NOW + timedelta(minutes=1)
+    cause = find_cause(stage, NOW + timedelta(minutes=1))
+    assert cause is not None
+    assert cause.reason == Reason.PROGRESS_DEADLINE_EXCEEDED
+
+
 def test_of_several_causes_the_one_that_a_user_must_fix_is_reported() -> None:
     """Of several causes, the one that only a user can correct is reported."""
     unplaced = pod(conditions=unscheduled(NO_GPU), name="a")

@@ -61,6 +61,14 @@ def test_events(name: str) -> None:
     assert all(isinstance(event, EventData) and event.message for event in events)
 
 
+@pytest.mark.parametrize(("ready", "words"), [(1, "replicas are still missing"), (2, "recovered")])
+def test_only_what_has_all_replicas_has_recovered(ready: int, words: str) -> None:
+    after = STARTS | {"stages": [{"name": "llm", "replicas": 2, "readyReplicas": ready}]}
+    (event,) = compute_events(BROKEN, after)
+    assert event.reason == Reason.AS_EXPECTED
+    assert words in event.message
+
+
 class TestReasons:
     """Every Reason is explained, and every Reason that is the cause of a pod's failure has a rank."""
 
