@@ -196,8 +196,11 @@ def _readiness_causes(pod: Manifest) -> Iterator[Cause]:
         return
     name = pod["metadata"]["name"]
     if all(entry.get("ready") for entry in entries):
-        node = pod["spec"].get("nodeName", "")
-        yield Cause(Reason.NODE_LOST, f"node {node} of pod {name} does not answer; repair or remove it")
+        # Kubelet gives a reason, e.g. for a readiness gate or a sidecar. The node controller, which only turns the
+        # status of a Ready=True to False when the node does not answer, gives none.
+        if not ready.get("reason"):
+            node = pod["spec"].get("nodeName", "")
+            yield Cause(Reason.NODE_LOST, f"node {node} of pod {name} does not answer; repair or remove it")
         return
     for entry in entries:
         running = (entry.get("state") or {}).get("running")

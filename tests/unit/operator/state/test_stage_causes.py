@@ -52,6 +52,15 @@ HEALTHY: dict[str, Json] = {
     "ready": pod(
         [container(ready=True, running={"startedAt": ago(hours=2)})], conditions=[*PLACED, condition("Ready", "True")]
     ),
+    "waits for a readiness gate": pod(
+        [container(ready=True, running={"startedAt": ago(minutes=2)})],
+        conditions=[*PLACED, condition("Ready", "False", reason="ReadinessGatesNotReady")],
+    ),
+    "waits for a sidecar": pod(
+        [container(ready=True, running={"startedAt": ago(minutes=2)})],
+        inits=[container("istio-proxy", running={"startedAt": ago(minutes=3)})],
+        conditions=[*PLACED, condition("Ready", "False", reason="ContainersNotReady")],
+    ),
     "ready again": pod(
         [container(ready=True, restarts=4, last=ended(70), running={"startedAt": ago(hours=2)})],
         conditions=[*PLACED, condition("Ready", "True")],
