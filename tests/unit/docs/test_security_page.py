@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from omni_operator import names
+from omni_operator.desired.revision import compute_revision
 from omni_operator.process.settings import OperatorSettings
 from omni_proto.pipeline.read.offline import parse_checked
 from omni_proto.pod_contract import GRPC_PORT, HEALTH_PORT, METRICS_PORT
 from omni_proto.stage_config import Listen
 from support.doc_examples import EXAMPLES
+from support.network_policies import PodPeer, is_allowed
+from support.operator_pipelines import OWNER, SETTINGS, build_all, make_pipeline
 
 GATEWAY_PORT = 8000
 PLAINTEXT = "unauthenticated plaintext inside the cluster"
@@ -73,10 +78,13 @@ def test_plaintext_is_said_where_people_look(page: str, root: Path) -> None:
     assert "docs/security.md" in notes
 
 
+def yaml_of(page: str) -> list[Any]:
+    """Returns the YAML blocks of a page, in order."""
+    return [yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)]
+
+
 def test_the_yaml_is_a_pipelines(tls_page: str) -> None:
-    blocks = [
-        yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```$", tls_page, re.MULTILINE | re.DOTALL)
-    ]
+    blocks = yaml_of(tls_page)
     entry = next(block["spec"]["entry"] for block in blocks if "kind" not in block)
     pipeline = yaml.safe_load(EXAMPLES["pipelines-encrypted"])
     pipeline["spec"]["entry"] = entry
@@ -86,3 +94,27 @@ def test_the_yaml_is_a_pipelines(tls_page: str) -> None:
     assert all(
         name.startswith(("omni.models.svc", "omni-headless.models.svc")) for name in certificate["spec"]["dnsNames"]
     )
+
+
+def test_the_policies_for_a_mesh_open_what_a_mesh_needs(tls_page: str) -> None:
+    """With the page's policies, stages reach the mesh's control plane and one another's tunnels; clients only the
+    entry's."""
+    pipeline = make_pipeline(name="omni")
+    revision = compute_revision(pipeline, SETTINGS.default_image)
+    own = [child for child in build_all(pipeline) if child["kind"] == "NetworkPolicy"]
+    mesh = [block for block in yaml_of(tls_page) if block.get("kind") == "NetworkPolicy"]
+    thinker, talker = (
+        PodPeer(OWNER.namespace, names.stage_selector("omni", stage, revision)) for stage in ("thinker", "talker")
+    )
+    istiod, client, neighbour = PodPeer("istio-system"), PodPeer("apps"), PodPeer(OWNER.namespace, {"app": "notebook"})
+    for source, destination, port, opened in (
+        (thinker, istiod, 15012, True),
+        (thinker, talker, 15008, True),
+        (client, thinker, 15008, True),
+        (client, talker, 15008, False),
+        (neighbour, talker, 15008, False),
+        (thinker, neighbour, 15008, False),
+        (thinker, client, 15012, False),
+    ):
+        assert not is_allowed(own, source, destination, port)
+        assert is_allowed([*own, *mesh], source, destination, port) is opened, (source, destination, port)
