@@ -119,6 +119,9 @@ RUN apt-get update && apt-get install -y --no-install-recommends g++ gcc libc6-d
 # fetches weights. With NVIDIA_REQUIRE_CUDA the container runtime refuses to start on a node whose driver is too old.
 ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     NVIDIA_REQUIRE_CUDA="cuda>=13.0"
+# NVIDIA's container runtime puts the driver where the dynamic linker searches. GKE only mounts it here; elsewhere the folder is absent.
+ENV LD_LIBRARY_PATH=/usr/local/nvidia/lib64 \
+    PATH=$PATH:/usr/local/nvidia/bin
 RUN --mount=type=bind,from=builder,source=/opt/uv,target=/opt/uv \
     --mount=type=bind,from=requirements-gpu,source=/requirements/stage-gpu.txt,target=/opt/requirements.txt \
     sh /opt/uv/install-venv --no-deps --requirement /opt/requirements.txt

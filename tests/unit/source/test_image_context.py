@@ -1,4 +1,4 @@
-"""The image build has access to all files that it copies, and copies every folder of packages."""
+"""The image build gets all files that it copies and copies every folder of packages. The GPU image finds the driver."""
 
 from __future__ import annotations
 
@@ -26,3 +26,11 @@ def test_every_folder_of_packages_is_copied() -> None:
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     assert set(build["dev-mode-dirs"]) <= copied()
     assert {package.split("/")[0] for package in build["targets"]["wheel"]["packages"]} == set(build["dev-mode-dirs"])
+
+
+def test_the_gpu_image_finds_a_driver_that_only_a_mount_provides() -> None:
+    """GKE mounts the driver at /usr/local/nvidia, where the dynamic linker does not search by itself."""
+    stage = (ROOT / "Dockerfile").read_text().split(" AS stage-gpu\n")[1]
+    variables = dict(re.findall(r"^(?:ENV|   ) (\w+)=(\S+)", stage, re.MULTILINE))
+    assert variables["LD_LIBRARY_PATH"] == "/usr/local/nvidia/lib64"
+    assert variables["PATH"] == "$PATH:/usr/local/nvidia/bin"
