@@ -2,9 +2,9 @@
 value, and copies of the CRD and the operator's rules from manifests/.
 
 `# -- TEXT` before a value is its description. Rules for the schema may follow: `# @enum A B` lists the allowed words,
-`# @min N` is the smallest number, `# @pattern REGEX` restricts a text, and `# @items string|object|REGEX` restricts the
-items of a list. Types come from the defaults. A map with a description may have any keys; a map without one may have
-only the keys in values.yaml. `--check` writes nothing and fails if a file is stale.
+`# @min N` is the smallest number, `# @pattern REGEX` restricts a text, and `# @items string|integer|object|REGEX`
+restricts the items of a list. Types come from the defaults. A map with a description may have any keys; a map without
+one may have only the keys in values.yaml. `--check` writes nothing and fails if a file is stale.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _read_rule(tag: str, rest: str) -> dict[str, Any]:
             return {"minimum": int(rest)}
         case "@pattern":
             return {"pattern": rest}
-        case "@items" if rest in ("string", "object"):
+        case "@items" if rest in ("string", "integer", "object"):
             return {"items": {"type": rest}}
         case "@items":
             return {"items": {"type": "string", "pattern": rest}, "uniqueItems": True}

@@ -183,6 +183,7 @@ def test_images(helm: Helm, values: Mapping[str, Any], image: str, stage_image: 
         ({"operator": {"logLevel": "loud"}}, "at '/operator/logLevel'"),
         ({"operator": {"workers": 0}}, "at '/operator/workers': minimum: got 0, want 1"),
         ({"operator": {"extraArgs": [1]}}, "at '/operator/extraArgs/0': got number, want string"),
+        ({"gateway": {"networkPolicy": {"apiServerPorts": ["https"]}}}, "apiServerPorts/0': got string, want integer"),
         ({"tolerations": ["x"]}, "at '/tolerations/0': got string, want object"),
         ({"fullnameOverride": "Omni"}, "at '/fullnameOverride'"),
     ],

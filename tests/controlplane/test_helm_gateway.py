@@ -10,9 +10,12 @@ from omni_gateway.settings import load_settings
 from omni_proto.pod_contract import GRPC_PORT, ROLE_LABEL
 from support.controlplane.chart_variants import VARIANTS
 from support.controlplane.helm import (
+    NAMESPACE,
     Helm,
+    Manifest,
     pick_one,
 )
+from support.network_policies import AddressPeer, PodPeer, is_allowed
 
 pytestmark = pytest.mark.controlplane
 
@@ -77,11 +80,33 @@ def test_the_gateway_may_list_and_watch_pipelines_and_nothing_else(
     )
 
 
+def gateway_pod(manifests: list[Manifest]) -> PodPeer:
+    """Returns a pod of the gateway, as the Deployment makes it."""
+    template = pick_one(manifests, "Deployment", suffix="-gateway")["spec"]["template"]
+    return PodPeer(NAMESPACE, template["metadata"]["labels"])
+
+
+@pytest.mark.parametrize(
+    ("policy", "opened", "closed"),
+    [
+        ({}, [443, 6443, 8443, 16443], [80, 9443]),
+        ({"apiServerPorts": [9443]}, [443, 9443], [6443, 16443]),
+        ({"apiServerPorts": []}, [443], [6443, 16443]),
+    ],
+    ids=["default", "another port", "behind 443"],
+)
+def test_the_gateway_reaches_api_servers_on_their_ports(
+    helm: Helm, policy: dict[str, list[int]], opened: list[int], closed: list[int]
+) -> None:
+    """The ports of minikube (8443) and MicroK8s (16443) are open by default."""
+    manifests = helm.template({"gateway": {"enabled": True, "networkPolicy": policy}})
+    policies, pod = [pick_one(manifests, "NetworkPolicy", suffix="-gateway")], gateway_pod(manifests)
+    node = AddressPeer("10.0.0.7")
+    assert [port for port in opened + closed if is_allowed(policies, pod, node, port)] == opened
+
+
 def test_the_gateway_s_policy_lets_it_call_entry_stages(helm: Helm) -> None:
-    manifests = helm.template(VARIANTS["gateway"])
-    (policy,) = [
-        item for item in manifests if item["kind"] == "NetworkPolicy" and item["metadata"]["name"].endswith("-gateway")
-    ]
+    policy = pick_one(helm.template(VARIANTS["gateway"]), "NetworkPolicy", suffix="-gateway")
     entry = policy["spec"]["egress"][-1]
     assert entry["ports"] == [{"port": GRPC_PORT, "protocol": "TCP"}]
     assert entry["to"][0]["podSelector"]["matchLabels"] == {ROLE_LABEL: "entry"}

@@ -94,7 +94,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
                 "hostnames": ["speech.example.com", "*.speech.example.com"],
                 "annotations": {"example.com/note": "a"},
             },
-            "networkPolicy": {"from": [{"namespaceSelector": {}}]},
+            "networkPolicy": {"from": [{"namespaceSelector": {}}], "apiServerPorts": [9443]},
         },
     },
     "bare pods": {"resources": None, "podSecurityContext": None, "securityContext": None},
