@@ -105,6 +105,19 @@ def test_the_gateway_reaches_api_servers_on_their_ports(
     assert [port for port in opened + closed if is_allowed(policies, pod, node, port)] == opened
 
 
+@pytest.mark.parametrize("protocol", ["UDP", "TCP"])
+@pytest.mark.parametrize(
+    ("namespace", "port", "allowed"),
+    [("kube-system", 53, True), ("openshift-dns", 5353, True), ("kube-system", 5353, False)],
+)
+def test_the_gateway_reaches_resolvers_also_those_of_openshift(
+    helm: Helm, namespace: str, port: int, allowed: bool, protocol: str
+) -> None:
+    manifests = helm.template(VARIANTS["gateway"])
+    policy = pick_one(manifests, "NetworkPolicy", suffix="-gateway")
+    assert is_allowed([policy], gateway_pod(manifests), PodPeer(namespace), port, protocol) is allowed
+
+
 def test_the_gateway_s_policy_lets_it_call_entry_stages(helm: Helm) -> None:
     policy = pick_one(helm.template(VARIANTS["gateway"]), "NetworkPolicy", suffix="-gateway")
     entry = policy["spec"]["egress"][-1]

@@ -63,4 +63,4 @@ def test_user_cache_and_ports(page: str) -> None:
     assert f"user and group {deployment.USER_ID}" in page
     assert f"{model_files.CACHE_GIB_PER_GPU}Gi a GPU" in page
     ports = {row[2].split(",")[0] for row in rows(page, "## The network")}
-    assert ports == {str(GRPC_PORT), str(HEALTH_PORT), str(METRICS_PORT), "53", "443"}
+    assert ports == {str(GRPC_PORT), str(HEALTH_PORT), str(METRICS_PORT), "53", "5353", "443"}

@@ -33,6 +33,8 @@ _INSIDE: Final = (
     "fe80::/10",
 )
 """Private address blocks, for DNS servers and collectors outside of pods. Access to public blocks could leak data."""
+_OPENSHIFT_DNS: Final = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "openshift-dns"}}}
+"""OpenShift's DNS servers. They listen on 5353; its network plugin checks that port, not the 53 of their Service."""
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
@@ -60,8 +62,7 @@ def _ingress(build: StageBuild) -> list[Manifest]:
 
 def _egress(build: StageBuild) -> list[Manifest]:
     inside: list[Manifest] = [{"namespaceSelector": {}}, *({"ipBlock": {"cidr": block}} for block in _INSIDE)]
-    dns = [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]
-    rules: list[Manifest] = [{"ports": dns, "to": inside}]
+    rules: list[Manifest] = [{"ports": _dns(53), "to": inside}, {"ports": _dns(5353), "to": [_OPENSHIFT_DNS]}]
     readers = sorted(reader.name for reader in readers_of(build.pipeline, build.stage.name))
     if readers:
         rules.append({"ports": _tcp(GRPC_PORT), "to": [_stage_pods(build, reader) for reader in readers]})
@@ -92,6 +93,10 @@ def hub_port(endpoint: str | None) -> int:
 
 def _stage_pods(build: StageBuild, stage: str) -> Manifest:
     return {"podSelector": {"matchLabels": names.stage_selector(build.owner.name, stage, build.revision)}}
+
+
+def _dns(port: int) -> list[Manifest]:
+    return [{"protocol": protocol, "port": port} for protocol in ("UDP", "TCP")]
 
 
 def _tcp(port: int) -> list[Manifest]:

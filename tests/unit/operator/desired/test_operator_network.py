@@ -93,6 +93,13 @@ def test_names_are_resolved_within_the_network(stage: Peer, resolver: Peer, allo
     assert not is_allowed(policies, stage, resolver, 5353, protocol)
 
 
+@pytest.mark.parametrize("protocol", ["UDP", "TCP"])
+def test_openshifts_resolvers_listen_on_another_port(protocol: str) -> None:
+    policies = policies_of(build_all(PIPELINE))
+    for stage in (THINKER, TALKER, TOKEN2WAV):
+        assert is_allowed(policies, stage, PodPeer("openshift-dns"), 5353, protocol)
+
+
 class TestDownload:
     """Egress to the hub is allowed only if the model's uri needs it."""
 
