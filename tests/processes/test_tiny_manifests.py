@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
+from omni_cli.commands.render import render_children
+from omni_operator.desired.build_settings import BuildSettings
 from omni_operator.desired.children.deployment import USER_ID
 from omni_proto.pipeline.read.offline import load_checked
 from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
+from support.network_policies import matches_selector
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "manifests" / "tiny"
@@ -44,6 +47,19 @@ def test_the_job_writes_where_the_pipeline_reads(model: dict[str, Any]) -> None:
     assert container["image"] == pipeline.spec.defaults.image
     # The Job writes as the user that the stages run as.
     assert pod["securityContext"]["runAsUser"] == pod["securityContext"]["fsGroup"] == USER_ID
+
+
+def test_the_stages_run_on_the_node_that_holds_the_volume(model: dict[str, Any]) -> None:
+    """Only one node at a time can use a ReadWriteOnce volume, so every stage's pod needs the node of the others."""
+    assert model["PersistentVolumeClaim"]["spec"]["accessModes"] == ["ReadWriteOnce"]
+    children = render_children(load_checked(TINY / "pipeline.yaml"), "any", BuildSettings(default_image="stage"))
+    templates = [child["spec"]["template"] for child in children if child["kind"] == "Deployment"]
+    assert len(templates) == 3
+    for template in templates:
+        (term,) = template["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert term["topologyKey"] == "kubernetes.io/hostname"
+        # The first pod can be scheduled only because it matches its own term.
+        assert all(matches_selector(term["labelSelector"], each["metadata"]["labels"]) for each in templates)
 
 
 def test_the_jobs_script_writes_the_checkpoint(model: dict[str, Any], tmp_path: Path) -> None:
