@@ -174,16 +174,17 @@ PIPELINES = Group(
         ),
         Alert(
             name="OmniStageQueueGrowing",
-            # delta(), not deriv() * 600: from the two samples of a new pod, deriv() would extrapolate to hundreds.
+            # The shortest queue of each pod, so that the brief queues of many pods do not add up.
             signal=f"sum by ({BY_STAGE}) "
-            "(delta(vllm:num_requests_waiting[10m]) or delta(omni_stage_waiting_requests[10m]))",
+            "(min_over_time(vllm:num_requests_waiting[5m]) or min_over_time(omni_stage_waiting_requests[5m]))",
             fires="> 10",
-            wait="10m",
+            wait="5m",
             severity="warning",
-            when="the queue of a stage's engines has grown by more than 10 requests in 10 minutes",
-            summary=f"The queue of {_STAGE} grows.",
-            description="{{ $value | humanize }} more requests wait than 10 minutes ago, for 10 minutes: the stage "
-            "receives more than it can serve. Clients will soon see missed deadlines and refusals.",
+            when="more than 10 requests have waited in the queue of a stage's engines throughout the last 5 minutes",
+            summary=f"Requests queue up at {_STAGE}.",
+            description="For 10 minutes more than 10 requests have waited, and for the last 5 minutes at least "
+            "{{ $value | humanize }}: the stage receives more than it can serve. Clients will soon see missed "
+            "deadlines and refusals.",
         ),
         Alert(
             name="OmniStageMemoryBudgetNearlyFull",
