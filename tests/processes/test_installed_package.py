@@ -54,6 +54,14 @@ def test_every_package_says_that_it_is_typed(distributions: tuple[Path, Path]) -
     assert "omni_proto/stage/v1/stage_service.proto" in names, "other languages make their stubs from it"
 
 
+def test_the_example_of_a_model_family_is_built(tmp_path: Path) -> None:
+    _, wheel = build_distributions(tmp_path, ROOT / "examples" / "tones")
+    with zipfile.ZipFile(wheel) as archive:
+        assert "tones/manifest.py" in archive.namelist()
+        (entry_points,) = [name for name in archive.namelist() if name.endswith("/entry_points.txt")]
+        assert b"tones = tones.manifest:FAMILY" in archive.read(entry_points)
+
+
 def test_the_public_names_are_there_and_load_no_more_than_they_need(bare: Path, tmp_path: Path) -> None:
     program = (
         "import sys, omnipipeline as o; o.OmniClient, o.user\n"

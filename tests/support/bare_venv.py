@@ -16,9 +16,9 @@ def find_uv() -> str:
     return shutil.which("uv") or str(cache / "uv" / "bin" / "uv")
 
 
-def build_distributions(out: Path) -> tuple[Path, Path]:
-    """Builds both distributions into `out`. Returns the sdist, and the wheel that was built from it."""
-    _uv("build", "--quiet", "--out-dir", str(out), str(ROOT))
+def build_distributions(out: Path, project: Path = ROOT) -> tuple[Path, Path]:
+    """Builds both distributions of a project into `out`. Returns the sdist, and the wheel that was built from it."""
+    _uv("build", "--quiet", "--out-dir", str(out), str(project))
     (sdist,), (wheel,) = out.glob("*.tar.gz"), out.glob("*.whl")
     return sdist, wheel
 

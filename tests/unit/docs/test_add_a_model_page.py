@@ -20,6 +20,16 @@ def test_excerpts_are_in_the_files() -> None:
         assert text in (ROOT / name).read_text(encoding="utf-8"), name
 
 
+def test_the_dockerfile_installs_into_the_stages_environment() -> None:
+    """The stage image's user may not install, and the image's own pip installs into another Python."""
+    (block,) = re.findall(r"```dockerfile\n(.*?)```", PAGE, re.DOTALL)
+    *_, become_root, install, become_user = block.splitlines()
+    assert become_root == "USER root"
+    assert install.startswith("RUN pip --python /opt/venv/bin/python install ")
+    assert "-m venv --without-pip /opt/venv\n" in (ROOT / "scripts" / "images-venv.sh").read_text(encoding="utf-8")
+    assert become_user in (ROOT / "Dockerfile").read_text(encoding="utf-8").split(" AS stage-gpu\n")[1].splitlines()
+
+
 def test_the_tables_name_what_exists() -> None:
     rows = re.findall(r"^\| (`.+?`) \|", PAGE, re.MULTILINE)
     names = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
