@@ -80,6 +80,16 @@ def test_the_gateway_may_list_and_watch_pipelines_and_nothing_else(
     )
 
 
+@pytest.mark.parametrize("name", ["a" * 52, f"{'a' * 45}-{'b' * 6}"])
+def test_the_longest_name_of_a_release_fits(helm: Helm, name: str) -> None:
+    """A Service's name is a DNS label, which has at most 63 characters."""
+    manifests = helm.template({"fullnameOverride": name, "gateway": {"enabled": True}})
+    names = [item["metadata"]["name"] for item in manifests if item["kind"] == "Service"]
+    assert len(names) == 3
+    assert max(map(len, names)) <= 63
+    assert not any("--" in name for name in names)
+
+
 def gateway_pod(manifests: list[Manifest]) -> PodPeer:
     """Returns a pod of the gateway, as the Deployment makes it."""
     template = pick_one(manifests, "Deployment", suffix="-gateway")["spec"]["template"]
