@@ -123,6 +123,16 @@ def test_every_object_says_where_it_comes_from(helm: Helm) -> None:
             assert manifest["metadata"]["namespace"] in (NAMESPACE, "team-a", "team-b")
 
 
+def test_a_label_of_one_kind_of_object_replaces_the_common_one(helm: Helm) -> None:
+    """The loader of Helm.template refuses a label that is rendered twice."""
+    manifests = helm.template(VARIANTS["labels that repeat others"])
+    assert {item["metadata"]["labels"]["app.kubernetes.io/part-of"] for item in manifests} == {"speech"}
+    replaced = {item["kind"] for item in manifests if item["metadata"]["labels"]["team"] == "metrics"}
+    assert replaced == {"ServiceMonitor", "PrometheusRule", "ConfigMap"}
+    template = pick_operators(manifests, "Deployment")["spec"]["template"]
+    assert template["metadata"]["labels"]["team"] == "operators"
+
+
 def test_a_tenant_needs_no_rights_in_the_cluster(helm: Helm) -> None:
     """With these values the chart renders no cluster-scoped object."""
     manifests = helm.template(VARIANTS["no rights in the cluster"])
@@ -193,6 +203,14 @@ def test_wrong_values_are_refused_by_name(helm: Helm, values: Mapping[str, Any],
     done = helm.run(*command, values=values, check=False)
     assert done.returncode != 0
     assert says in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize("label", ["name", "instance", "component"])
+def test_labels_that_select_pods_are_refused(helm: Helm, label: str) -> None:
+    key = f"app.kubernetes.io/{label}"
+    command = ("template", RELEASE, CHART, f"--kube-version={KUBERNETES_VERSION}")
+    done = helm.run(*command, values={"commonLabels": {key: "mine"}}, check=False)
+    assert f"commonLabels must not contain {key}: " in done.stdout
 
 
 def test_an_old_cluster_is_refused(helm: Helm) -> None:

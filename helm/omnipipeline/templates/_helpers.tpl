@@ -18,21 +18,29 @@ app.kubernetes.io/name: omnipipeline-operator
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
-{{/* Labels of every object: which chart and release it comes from. */}}
+{{/* Labels of every object: which chart and release it comes from, and commonLabels, which may replace them. */}}
 {{- define "omnipipeline.origin" -}}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/part-of: omnipipeline
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
-{{- with .Values.commonLabels }}
-{{ toYaml . }}
+{{- range $part := list "name" "instance" "component" }}
+{{- $key := printf "app.kubernetes.io/%s" $part }}
+{{- if hasKey (default dict $.Values.commonLabels) $key }}
+{{- fail (printf "commonLabels must not contain %s: the chart selects its pods by that label; choose another key" $key) }}
 {{- end }}
+{{- end }}
+{{- $own := dict "app.kubernetes.io/version" .Chart.AppVersion "app.kubernetes.io/part-of" "omnipipeline" }}
+{{- $own = set $own "app.kubernetes.io/managed-by" .Release.Service }}
+{{- $own = set $own "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version) }}
+{{- toYaml (merge (dict) (default dict .Values.commonLabels) $own) }}
 {{- end -}}
 
 {{- define "omnipipeline.labels" -}}
 {{ include "omnipipeline.selector" . }}
 app.kubernetes.io/component: operator
 {{ include "omnipipeline.origin" . }}
+{{- end -}}
+
+{{/* The operator's labels with additional ones, which may replace them. Include it with (dict "labels" LABELS "root" $). */}}
+{{- define "omnipipeline.labelsWith" -}}
+{{- toYaml (merge (dict) (default dict .labels) (include "omnipipeline.labels" .root | fromYaml)) }}
 {{- end -}}
 
 {{/* Labels of the pod of `helm test`. The operator's labels would make Services and policies select that pod too. */}}

@@ -75,6 +75,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "an account of somebody else": {"serviceAccount": {"create": False, "name": "somebody"}},
     "users of the platform": {"podSecurityContext": {"runAsUser": None, "runAsGroup": None}},
+    "labels that repeat others": {
+        "commonLabels": {"app.kubernetes.io/part-of": "speech", "team": "all"},
+        "podLabels": {"team": "operators"},
+        "metrics": {
+            "serviceMonitor": {"enabled": True, "labels": {"team": "metrics"}},
+            "prometheusRule": {"enabled": True, "labels": {"team": "metrics"}},
+            "dashboards": {"enabled": True, "labels": {"team": "metrics"}},
+        },
+        "gateway": {"enabled": True},
+    },
     "gateway": {"gateway": {"enabled": True}},
     "gateway of two namespaces, with everything": {
         "watchNamespaces": ["team-a", "team-b"],

@@ -20,6 +20,17 @@ RELEASE = "omnipipeline"
 NAMESPACE = "omnipipeline-system"
 
 
+# libyaml is ten times as fast as the parser in Python.
+class UniqueKeys(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+    """A YAML loader that refuses a map with a repeated key."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        if repeated := {key for key in keys if keys.count(key) > 1}:
+            raise yaml.constructor.ConstructorError(None, None, f"repeated: {sorted(repeated)}", node.start_mark)
+        return dict(super().construct_mapping(node, deep))
+
+
 class Helm:
     """Runs helm with its own home directory, on the cluster of `kubeconfig` if one is given."""
 
@@ -61,15 +72,17 @@ class Helm:
         return done
 
     def template(self, values: Mapping[str, Any] | None = None, *arguments: str) -> list[Manifest]:
-        """Returns the rendered manifests, including hooks. helm runs only once for the same values and arguments."""
+        """Returns the rendered manifests, including hooks. helm runs only once for the same values and arguments.
+
+        Raises:
+            ConstructorError: a map has a key twice, which helm accepts and kustomize refuses.
+        """
         key = repr((values or {}, arguments))
         if key not in self._rendered:
             text = self.run(
                 "template", RELEASE, CHART, f"--kube-version={KUBERNETES_VERSION}", *arguments, values=values or {}
             ).stdout
-            # libyaml is ten times as fast as the parser in Python.
-            loaded = yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-            self._rendered[key] = [document for document in loaded if document]
+            self._rendered[key] = [document for document in yaml.load_all(text, Loader=UniqueKeys) if document]
         return copy.deepcopy(self._rendered[key])
 
 
