@@ -3,8 +3,9 @@ value, and copies of the CRD and the operator's rules from manifests/.
 
 `# -- TEXT` before a value is its description. Rules for the schema may follow: `# @enum A B` lists the allowed words,
 `# @min N` is the smallest number, `# @pattern REGEX` restricts a text, and `# @items string|integer|object|REGEX`
-restricts the items of a list. Types come from the defaults. A map with a description may have any keys; a map without
-one may have only the keys in values.yaml. `--check` writes nothing and fails if a file is stale.
+restricts the items of a list, and `# @values string` the values of a map. Types come from the defaults. A map with a
+description may have any keys; a map without one may have only the keys in values.yaml. `--check` writes nothing and
+fails if a file is stale.
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ def _read_rule(tag: str, rest: str) -> dict[str, Any]:
             return {"items": {"type": rest}}
         case "@items":
             return {"items": {"type": "string", "pattern": rest}, "uniqueItems": True}
+        case "@values":
+            return {"additionalProperties": {"type": rest}}
         case _:
             raise SystemExit(f"values.yaml: unknown tag {tag}")
 

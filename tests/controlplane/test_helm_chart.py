@@ -194,6 +194,8 @@ def test_images(helm: Helm, values: Mapping[str, Any], image: str, stage_image: 
         ({"operator": {"workers": 0}}, "at '/operator/workers': minimum: got 0, want 1"),
         ({"operator": {"extraArgs": [1]}}, "at '/operator/extraArgs/0': got number, want string"),
         ({"gateway": {"networkPolicy": {"apiServerPorts": ["https"]}}}, "apiServerPorts/0': got string, want integer"),
+        ({"metrics": {"podMonitors": {"labels": {"a": 1}}}}, "/podMonitors/labels/a': got number, want string"),
+        ({"podAnnotations": {"a": True}}, "at '/podAnnotations/a': got boolean, want string"),
         ({"tolerations": ["x"]}, "at '/tolerations/0': got string, want object"),
         ({"fullnameOverride": "Omni"}, "at '/fullnameOverride'"),
     ],

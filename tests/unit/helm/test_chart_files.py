@@ -56,7 +56,14 @@ def test_schema_is_closed_where_the_chart_names_the_keys() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     assert schema["additionalProperties"] is False
     assert find_property(schema, "image")["additionalProperties"] is False
-    assert "additionalProperties" not in find_property(schema, "nodeSelector")
+    assert "additionalProperties" not in find_property(schema, "resources")
+
+
+def test_labels_and_annotations_are_strings() -> None:
+    """Kubernetes refuses a number as a label, and `--set` makes a number of 1."""
+    maps = {name: part for name, part in list_parts().items() if name.lower().endswith(("labels", "annotations"))}
+    assert len(maps) > 12
+    assert [name for name, part in maps.items() if part.get("additionalProperties") != {"type": "string"}] == []
 
 
 def rules_in(file: str) -> dict[str, Any]:
@@ -77,21 +84,19 @@ def test_the_charts_rules_are_those_of_the_plain_manifests() -> None:
     assert charted == rules_in("cluster.yaml")["omnipipeline-operator"]
 
 
-def list_items() -> dict[str, Any]:
-    """Returns every list of the schema: path -> the schema of its items."""
-    schema = json.loads((CHART / "values.schema.json").read_text())
+def list_parts() -> dict[str, Any]:
+    """Returns every part of the schema: path -> schema."""
     found: dict[str, Any] = {}
-    pending = [("", schema)]
+    pending = [("", json.loads((CHART / "values.schema.json").read_text()))]
     while pending:
         name, part = pending.pop()
-        if part.get("type") == "array":
-            found[name] = part.get("items")
+        found[name] = part
         pending += [(f"{name}.{key}", value) for key, value in part.get("properties", {}).items()]
     return found
 
 
 def test_every_list_says_what_it_holds() -> None:
-    lists = list_items()
+    lists = {name: part.get("items") for name, part in list_parts().items() if part.get("type") == "array"}
     assert len(lists) > 8
     assert [path for path, items in lists.items() if not items] == []
 
