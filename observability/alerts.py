@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import yaml
 
-from observability.queries import BY_PIPELINE, BY_STAGE, FAULTS, LEADS, quantile, rate, ratio
+from observability.queries import BY_OPERATOR, BY_PIPELINE, BY_STAGE, FAULTS, LEADS, quantile, rate, ratio
 
 RUNBOOKS = "https://omnipipeline.io/docs/runbooks"
 """Base URL of the runbooks. The chart replaces it with metrics.prometheusRule.runbookUrl."""
@@ -223,14 +223,13 @@ PIPELINES = Group(
     ],
 )
 
-_BY_OPERATOR = "namespace, job"
 
 OPERATOR = Group(
     "omnipipeline-operator",
     [
         Alert(
             name="OmniOperatorNotReconciling",
-            signal=f"sum by ({_BY_OPERATOR}) (omni_operator_leader)",
+            signal=f"sum by ({BY_OPERATOR}) (omni_operator_leader)",
             fires="< 1",
             or_absent="omni_operator_leader",
             wait="5m",
@@ -243,7 +242,7 @@ OPERATOR = Group(
         Alert(
             name="OmniOperatorStuck",
             # Only the leader counts: on standbys all work waits all the time.
-            signal=f"max by ({_BY_OPERATOR}) (omni_operator_longest_due_seconds {LEADS})",
+            signal=f"max by ({BY_OPERATOR}) (omni_operator_longest_due_seconds {LEADS})",
             fires="> 150",
             wait="5m",
             severity="warning",
@@ -255,8 +254,8 @@ OPERATOR = Group(
         Alert(
             name="OmniOperatorReconcileErrors",
             signal=ratio(
-                rate('omni_operator_reconcile_total{result="error"}', _BY_OPERATOR, "15m"),
-                rate("omni_operator_reconcile_total", _BY_OPERATOR, "15m"),
+                rate('omni_operator_reconcile_total{result="error"}', BY_OPERATOR, "15m"),
+                rate("omni_operator_reconcile_total", BY_OPERATOR, "15m"),
             ),
             fires="> 0.2",
             wait="15m",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from observability.grafana import Dashboard, Panel, Query, Row, Variable
-from observability.queries import LEADS, QUANTILES, quantile, rate
+from observability.queries import BY_OPERATOR, LEADS, QUANTILES, quantile, rate
 
 _OPERATOR = 'namespace=~"$namespace"'
 _INFO = f"omni_operator_info{{{_OPERATOR}}}"
@@ -14,8 +14,13 @@ _READINESS = Row(
     [
         Panel(
             "Pipelines by readiness",
-            # Standbys report the same pipelines, so a sum over pods would count them twice.
-            [Query(f"max by (ready) (omni_operator_pipelines{{{_OPERATOR}}})", "Ready={{ready}}")],
+            # The standbys of an operator report the same pipelines, so a sum over pods would count them twice.
+            [
+                Query(
+                    f"sum by (ready) (max by (ready, {BY_OPERATOR}) (omni_operator_pipelines{{{_OPERATOR}}}))",
+                    "Ready={{ready}}",
+                )
+            ],
             "Pipelines by the status of their Ready condition.",
             stacked=True,
         ),

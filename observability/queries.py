@@ -6,6 +6,8 @@ SELECTOR = 'namespace=~"$namespace", pipeline=~"$pipeline"'
 STAGES = f'{SELECTOR}, stage=~"$stage"'
 BY_PIPELINE = "namespace, pipeline"
 BY_STAGE = "namespace, pipeline, stage"
+BY_OPERATOR = "namespace, job"
+"""Labels that identify an operator. Its pods, the leader and the standbys, have them in common."""
 FAULTS = "UNAVAILABLE|RESOURCE_EXHAUSTED|DEADLINE_EXCEEDED|INTERNAL|UNKNOWN|DATA_LOSS|FAILED_PRECONDITION"
 """gRPC codes that count as the pipeline's fault. Other error codes count as the client's."""
 LEADS = "* on (job, instance) group_left () omni_operator_leader"
