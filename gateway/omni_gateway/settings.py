@@ -56,7 +56,7 @@ class GatewaySettings(_Model):
     keep_alive_seconds: Annotated[float, Field(gt=0, le=3600)] = 15.0
     """After this time without an event, a streamed answer gets a comment, which keeps the connection open."""
     max_requests: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
-    """Maximum number of concurrent requests in this process; further ones get 503."""
+    """Maximum number of concurrent requests in this process; further ones get 503, except /health, /ready, /metrics."""
     keys_file: Path | None = None
     """File of API keys, e.g. from a mounted Secret; see docs/gateway.md. None: every request is accepted."""
     cors_origins: tuple[Annotated[str, Field(max_length=512)], ...] = ()

@@ -24,7 +24,9 @@ from omni_gateway.tracing import RequestSpan
 log = logging.getLogger(__name__)
 
 PROTECTED: Final = "/v1/"
-"""Beginning of the paths that need a key, if keys are configured."""
+"""Beginning of the paths that need a key, if keys are configured. No other path takes a body."""
+PROBES: Final = ("/health", "/ready", "/metrics")
+"""Paths that are answered at the limit of requests, too. Otherwise kubelet would restart a busy gateway."""
 WRONG_KEY_STATUS: Final = 401
 LEFT_STATUS: Final = 499
 """nginx's status for clients that disconnected, used in logs and metrics."""
@@ -79,7 +81,7 @@ class Guard:
             self._record(scope, call, reply)
 
     async def _serve(self, scope: Scope, headers: Headers, receive: Receive, reply: _Reply) -> None:
-        if self._inflight > self._gateway.settings.max_requests:
+        if scope["path"] not in PROBES and self._inflight > self._gateway.settings.max_requests:
             raise UnavailableError("The gateway is at its limit of concurrent requests; try again.", retry_after_s=1)
         if self._keys is None or not scope["path"].startswith(PROTECTED):
             await self._pass(scope, headers, receive, reply)
@@ -95,7 +97,7 @@ class Guard:
             reply.end()
 
     async def _pass(self, scope: Scope, headers: Headers, receive: Receive, reply: _Reply) -> None:
-        if scope["method"] not in ("POST", "PUT", "PATCH"):
+        if scope["method"] not in ("POST", "PUT", "PATCH") or not scope["path"].startswith(PROTECTED):
             await self._app(scope, receive, reply)
             return
         body = await self._bodies.read(receive, headers.get("content-length"))
@@ -111,7 +113,7 @@ class Guard:
         self._gateway.metrics.seconds.labels(route).observe(took, exemplar_of(call))
         facts = {"omnipipeline.request_id": call.id, "omnipipeline.model": call.model}
         call.span.end(route, reply.status, facts)
-        if route in ("/health", "/ready", "/metrics"):
+        if route in PROBES:
             return
         if reply.status == WRONG_KEY_STATUS and not self._refused_keys.note():
             return

@@ -1,12 +1,15 @@
-"""The guard around every request: when a request stops counting towards its key's limit of concurrent requests."""
+"""The guard around every request: which requests are counted, and for how long."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
+import httpx
 from starlette.types import Message, Receive, Scope, Send
 
 from omni_gateway.api.context import Gateway
+from omni_gateway.app import create_app
 from omni_gateway.entries import Entries
 from omni_gateway.guard.keys import KeyRing, hash_key
 from omni_gateway.guard.middleware import Guard
@@ -52,3 +55,43 @@ async def test_who_read_an_answer_to_its_end_may_ask_again_at_once(tmp_path: Pat
     await ask("second", b"one", "during it")
     await ask("third")
     assert statuses == {"first": 200, "after its end": 200, "second": 200, "during it": 429, "third": 200}
+
+
+async def test_probes_are_answered_at_the_limit_of_requests() -> None:
+    """A full gateway is alive: kubelet must not restart it."""
+    app = create_app(StaticPipelines(()), GatewaySettings(max_requests=1))
+    reading, let_go = asyncio.Event(), asyncio.Event()
+
+    async def slow_body() -> Message:
+        reading.set()
+        await let_go.wait()
+        return {"type": "http.disconnect"}
+
+    async def ignore(message: Message) -> None:
+        pass
+
+    slow = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
+    held = asyncio.create_task(app(slow, slow_body, ignore))
+    await reading.wait()
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        paths = ("/health", "/ready", "/metrics", "/v1/models")
+        statuses = {path: (await client.get(path)).status_code for path in paths}
+    let_go.set()
+    await held
+    assert statuses == {"/health": 200, "/ready": 200, "/metrics": 200, "/v1/models": 503}
+
+
+async def test_no_body_is_read_outside_the_api() -> None:
+    """Without a key, nobody can occupy the gateway's requests with bodies that never arrive."""
+    gateway = Gateway(GatewaySettings(), StaticPipelines(()), Entries(), GatewayMetrics())
+    guard = Guard(answer_in_two, gateway, None, lambda: 1)
+    sent: list[Message] = []
+
+    async def body() -> Message:
+        raise AssertionError("the body was read")
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await guard({"type": "http", "method": "POST", "path": "/", "headers": []}, body, send)
+    assert sent[0]["status"] == 200
