@@ -52,7 +52,7 @@ class GatewaySettings(_Model):
     request_seconds: Annotated[float, Field(gt=0, le=86_400)] = 300.0
     """Deadline of a request, in seconds, for all stages together."""
     send_seconds: Annotated[float, Field(gt=0, le=3600)] = 30.0
-    """If a client reads nothing of a streamed answer for this time, its request is cancelled."""
+    """If a client reads nothing of an answer for this time, it is disconnected and its request is cancelled."""
     keep_alive_seconds: Annotated[float, Field(gt=0, le=3600)] = 15.0
     """After this time without an event, a streamed answer gets a comment, which keeps the connection open."""
     max_requests: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
