@@ -33,7 +33,7 @@ class ConnectionBounds:
     less time (httpx 5 s; nginx and AWS' load balancer 60 s). If the server closed first, a request that is already on
     its way could be lost."""
     header_bytes: int = 64 << 10
-    """Maximum bytes of a header."""
+    """Maximum bytes of a header, and of the trailers after a chunked body."""
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -66,13 +66,15 @@ class BoundedHttp(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Count the received bytes. A header that is too large ends the connection with status 431."""
-        if not self._in_body:
-            self._header_bytes += len(data)
+        """Count the received bytes. A header that is too large ends the connection with status 431, or without one if
+        a request is in progress."""
+        self._header_bytes += len(data)
         super().data_received(data)
-        if self._deadline is None or self._in_body or self._header_bytes <= self._bounds.header_bytes:
+        if self._header_bytes <= self._bounds.header_bytes or self.transport.is_closing():
             return
-        if not self.transport.is_closing():
+        if self._deadline is None or self._in_body:
+            self.transport.abort()
+        else:
             self.transport.write(_TOO_LARGE)
             self.transport.close()
 
@@ -88,9 +90,15 @@ class BoundedHttp(HttpToolsProtocol):
         self._in_body = True
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        """Pass on a piece of the body, which does not count towards a header."""
+        self._header_bytes = 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
-        """Count bytes towards the next header again, because the request's body is complete."""
+        """Count bytes towards the next header, because the request is complete."""
         self._in_body = False
+        self._header_bytes = 0
         super().on_message_complete()
 
     def on_response_complete(self) -> None:

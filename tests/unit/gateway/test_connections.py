@@ -18,13 +18,16 @@ Serve = contextlib.AbstractAsyncContextManager[int]
 
 
 async def tell(scope: dict[str, Any], receive: Any, send: Any) -> None:
-    """An ASGI app that answers with the number of bytes and of headers that it received. /slow takes half a second."""
+    """An ASGI app that answers with the number of bytes and of headers that it received. /slow takes half a second, and
+    /never waits until the client has left."""
     size = 0
     while True:
         message = await receive()
         size += len(message.get("body", b""))
         if not message.get("more_body", False):
             break
+    while scope["path"] == "/never" and message["type"] != "http.disconnect":
+        message = await receive()
     if scope["path"] == "/slow":
         await asyncio.sleep(0.5)
     body = f"{size} bytes, {len(scope['headers'])} lines".encode()
@@ -36,6 +39,7 @@ async def tell(scope: dict[str, Any], receive: Any, send: Any) -> None:
 async def serve(bounds: Bounds) -> AsyncIterator[int]:
     """Yields the port of a server with these bounds."""
     config = uvicorn.Config(tell, port=0, http=bounded_http(bounds), ws="none", log_config=None, lifespan="off")
+    config.timeout_graceful_shutdown = 5  # seconds; a test that fails leaves its connections open
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
     running = asyncio.create_task(server.serve())
@@ -139,6 +143,26 @@ async def test_a_header_without_end_is_refused() -> None:
             writer.write(b"x-more: " + b"y" * 100 + b"\r\n")
             await writer.drain()
         assert (await asyncio.wait_for(reader.read(), 10)).startswith(b"HTTP/1.1 431 ")
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\nz\r\n0\r\nx-more: ",
+        b"GET /never HTTP/1.1\r\nhost: x\r\n\r\nGET / HTTP/1.1\r\nx-more: ",
+    ],
+    ids=["a trailer", "the next header during an answer"],
+)
+async def test_what_follows_a_request_is_limited_too(before: bytes) -> None:
+    """The connection is closed without status 431, which the client would take for a part of the answer."""
+    async with serve(Bounds(header_bytes=4096)) as port:
+        reader, writer = await connect(port)
+        writer.write(before)
+        for _ in range(50):
+            writer.write(b"y" * 200)
+            await asyncio.sleep(0)  # the server reads
+        assert await is_cut(reader)
         writer.close()
 
 
