@@ -1,4 +1,4 @@
-"""Limits HTTP/1.1 connections on which no request is in progress.
+"""Limits HTTP/1.1 connections on which no request is in progress, and ignores offers of other protocols.
 
 uvicorn (0.54) waits for a header without a time limit, and buffers it without a size limit. Here a connection without a
 request has a deadline and a limit in bytes, and the number of such connections is limited. A connection with a request
@@ -8,6 +8,7 @@ is never closed in favour of another one; the guard limits such requests.
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -17,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from omni_proto.bounded_connections import ConnectionTable
 
 _TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+_UPGRADE: Final = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ class BoundedHttp(HttpToolsProtocol):
         """Count the received bytes. A header that is too large ends the connection with status 431, or without one if
         a request is in progress."""
         self._header_bytes += len(data)
-        super().data_received(data)
+        super().data_received(data if self._in_body else without_upgrade(data))
         if self._header_bytes <= self._bounds.header_bytes or self.transport.is_closing():
             return
         if self._deadline is None or self._in_body:
@@ -126,6 +128,18 @@ class BoundedHttp(HttpToolsProtocol):
             self._deadline.cancel()
             self._deadline = None
         self._table.remove(self._peer, self)
+
+
+def without_upgrade(data: bytes) -> bytes:
+    """Returns the data with another name for the header Upgrade, as long as the old one.
+
+    A server may ignore this header. But httptools drops the body of a request that has it, and the JDK's HttpClient
+    offers h2c with each of its requests over http (uvicorn's issue 2722).
+    """
+    if not _UPGRADE.search(data):
+        return data
+    header, blank, body = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"\r\nignored:", header) + blank + body
 
 
 def bounded_http(bounds: ConnectionBounds | None = None) -> type[asyncio.Protocol]:

@@ -166,6 +166,17 @@ async def test_what_follows_a_request_is_limited_too(before: bytes) -> None:
         writer.close()
 
 
+async def test_an_offer_of_another_protocol_is_ignored() -> None:
+    """The JDK's HttpClient offers h2c with each request over http. Its bodies still arrive."""
+    offer = b"connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nhttp2-settings: AAEAAEAA\r\n"
+    async with serve(Bounds()) as port:
+        reader, writer = await connect(port)
+        for body in (b"7 bytes", b"", b"\r\nupgrade: 13"):
+            writer.write(b"POST / HTTP/1.1\r\n" + offer + b"content-length: %d\r\n\r\n" % len(body) + body)
+            assert b"%d bytes, 4 lines" % len(body) in await asyncio.wait_for(reader.readuntil(b"lines"), 10)
+        writer.close()
+
+
 async def test_a_body_may_be_larger_and_what_follows_its_chunks_is_dropped() -> None:
     """header_bytes does not limit the body. Trailers of a chunked body are dropped."""
     async with serve(Bounds(header_bytes=4096, header_s=5)) as port:
