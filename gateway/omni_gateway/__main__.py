@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="DNS name with an address of each ready replica, as a headless Service's: counted every few seconds.",
     )
     parser.add_argument("--config", type=Path, metavar="YAML", help="Settings; see docs/gateway.md.")
-    parser.add_argument("--host", default="0.0.0.0", help="Address to listen on.")
+    parser.add_argument("--host", default="", help="Address to listen on. Default: all, of IPv4 and IPv6.")
     parser.add_argument("--port", type=int, default=8000, help="Port to listen on; 0 takes a free one.")
     parser.add_argument("--tls-dir", type=Path, metavar="DIR", help="Serve https with tls.crt and tls.key of DIR.")
     parser.add_argument("--address-file", type=Path, help="File to write the address to, as JSON, once it listens.")

@@ -59,6 +59,9 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the deadline of the first header."""
         super().connection_made(transport)
+        if self.client is not None:
+            # A socket for both families gives IPv4 addresses another form, which FORWARDED_ALLOW_IPS would not match.
+            self.client = (self.client[0].removeprefix("::ffff:"), self.client[1])
         self._peer = self.client[0] if self.client else ""
         self._wait(self._bounds.header_s)
 

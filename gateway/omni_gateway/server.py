@@ -9,6 +9,7 @@ import logging
 import math
 import signal
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Final
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.config import STARTUP_FAILURE
 
 from omni_gateway.api.context import Gateway
 from omni_gateway.app import Running, create_app
@@ -24,6 +26,7 @@ from omni_gateway.certificate import Certificate
 from omni_gateway.connections import ConnectionBounds, bounded_http
 from omni_gateway.pipelines import Pipelines
 from omni_gateway.settings import GatewaySettings
+from omni_proto.bounded_connections import open_listener
 
 log = logging.getLogger(__name__)
 BACKLOG: Final = 2048
@@ -37,6 +40,7 @@ class Listen:
     """The address at which a gateway listens."""
 
     host: str = "127.0.0.1"
+    """Empty: every address, of IPv4 and, where available, IPv6."""
     port: int = 8000
     """0: any free port."""
     tls_dir: Path | None = None
@@ -63,13 +67,11 @@ class GatewayServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, then log the address and write it to the address file."""
-        await super().startup(sockets)
+        await super().startup([self._open_listener()] if sockets is None else sockets)
         if not self.started:
             return
         if self._certificate is not None and self.config.ssl is not None:
             self._renewing = asyncio.create_task(self._certificate.keep_renewed(self.config.ssl))
-        for listener in self.servers[0].sockets:
-            bound_unsent(listener, self._gateway.settings.send_seconds)
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         url = f"{'https' if self.config.is_ssl else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
         log.info("listening", extra={"url": url})
@@ -77,6 +79,15 @@ class GatewayServer(uvicorn.Server):
             partial = self._address_file.with_name(f"{self._address_file.name}.partial")
             partial.write_text(json.dumps({"http": url}), encoding="utf-8")
             partial.replace(self._address_file)
+
+    def _open_listener(self) -> socket.socket:
+        try:
+            listener = open_listener(self.config.host, self.config.port)
+        except OSError as error:
+            log.error("cannot listen", extra={"host": self.config.host, "port": self.config.port, "reason": str(error)})
+            sys.exit(STARTUP_FAILURE)
+        bound_unsent(listener, self._gateway.settings.send_seconds)
+        return listener
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Wait for answers to end, at most drain_seconds."""
@@ -146,7 +157,7 @@ def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT. Raises the errors of create_app and make_server.
 
-    If the address is in use, uvicorn logs the error and raises SystemExit.
+    If the address is in use, this is logged, and SystemExit is raised.
     """
     server = make_server(create_app(pipelines, settings, replicas=replicas, running=running), settings, listen)
     # Later collections skip the imported modules. Traversing them takes tens of milliseconds in each collection.

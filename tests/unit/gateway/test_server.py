@@ -1,26 +1,62 @@
-"""The gateway's server disconnects clients that stop reading."""
+"""The gateway's server: where it listens, and that it disconnects clients that stop reading."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
+import httpx
 import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from omni_gateway import __main__ as program
 from omni_gateway.app import create_app
 from omni_gateway.pipelines import StaticPipelines
-from omni_gateway.server import Listen, make_server
+from omni_gateway.server import GatewayServer, Listen, make_server
 from omni_gateway.settings import GatewaySettings
 
 
 def answer_much(request: Request) -> Response:
     """Answers with more bytes than the kernel buffers."""
     return Response(bytes(8 << 20))
+
+
+def tell_address(request: Request) -> Response:
+    """Answers with the client's address."""
+    return Response(request.client.host if request.client else "")
+
+
+def has_ipv6() -> bool:
+    """Returns whether this machine has IPv6's loopback address."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@contextlib.asynccontextmanager
+async def serve(settings: GatewaySettings, host: str) -> AsyncIterator[GatewayServer]:
+    """Yields a server with the two routes above."""
+    app = create_app(StaticPipelines(()), settings)
+    app.router.routes[:0] = [Route("/much", answer_much), Route("/address", tell_address)]
+    server = make_server(app, settings, Listen(host, 0))
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
+    running = asyncio.create_task(server.serve())
+    try:
+        await until(lambda: server.started)
+        yield server
+    finally:
+        server.should_exit = True
+        await running
+
+
+def port_of(server: GatewayServer) -> int:
+    return int(server.servers[0].sockets[0].getsockname()[1])
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -32,21 +68,33 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_a_client_that_reads_nothing_of_a_complete_answer_is_disconnected(connection: str) -> None:
     """Its unsent answer is dropped after sendSeconds, even if uvicorn has closed the connection already: closing alone
     waits until everything is sent."""
-    settings = GatewaySettings(send_seconds=0.2)
-    app = create_app(StaticPipelines(()), settings)
-    app.router.routes.insert(0, Route("/much", answer_much))
-    server = make_server(app, settings, Listen(port=0))
-    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
-    running = asyncio.create_task(server.serve())
-    with socket.socket() as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.setblocking(False)
-        async with asyncio.timeout(60):
-            await until(lambda: server.started)
-            loop = asyncio.get_running_loop()
-            await loop.sock_connect(client, server.servers[0].sockets[0].getsockname())
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(60), serve(GatewaySettings(send_seconds=0.2), "127.0.0.1") as server:
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.setblocking(False)
+            await loop.sock_connect(client, ("127.0.0.1", port_of(server)))
             await loop.sock_sendall(client, f"GET /much HTTP/1.1\r\nconnection: {connection}\r\n\r\n".encode())
             await until(lambda: server.server_state.total_requests == 1)
             await until(lambda: not server.server_state.connections)
-    server.should_exit = True
-    await running
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+async def test_it_listens_on_every_address_of_both_families(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default, as in the chart. The address of an IPv4 client has its usual form, as in FORWARDED_ALLOW_IPS."""
+    given: list[Listen] = []
+    monkeypatch.setattr(program, "serve", lambda pipelines, settings, listen, **rest: given.append(listen))
+    program.main(["--endpoint", "m=grpc://127.0.0.1:1"])
+    async with serve(GatewaySettings(), given[0].host) as server, httpx.AsyncClient() as client:
+        for host in ("127.0.0.1", "[::1]"):
+            answer = await client.get(f"http://{host}:{port_of(server)}/address")
+            assert answer.text == host.strip("[]")
+
+
+async def test_a_port_that_is_taken_ends_the_gateway(caplog: pytest.LogCaptureFixture) -> None:
+    async with serve(GatewaySettings(), "127.0.0.1") as server:
+        app = create_app(StaticPipelines(()))
+        second = make_server(app, GatewaySettings(), Listen("127.0.0.1", port_of(server)))
+        with pytest.raises(SystemExit):
+            await second.startup()
+    assert "cannot listen" in caplog.text
