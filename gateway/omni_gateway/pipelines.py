@@ -28,7 +28,10 @@ class ServedPipeline:
     modalities: tuple[str, ...] = ()
     """The modalities that the pipeline returns: "text", "audio" or both."""
     ready: bool = True
-    """Whether it accepts requests now."""
+    """Whether each of its stages serves, so that it can be offered to clients."""
+    accepts: bool = True
+    """Whether requests are sent to it. A request may need only some of the stages, so this may be true if `ready` is
+    not."""
     created: int = 0
     """Creation time, in seconds since the epoch."""
     tls: ClientTls | None = None
@@ -85,6 +88,6 @@ def find_pipeline(pipelines: Sequence[ServedPipeline], model: str) -> tuple[str,
     if len(found) > 1:
         raise ModelNotFoundError(f"The model {model[:128]!r} is an alias of {' and '.join(sorted(found))}; name one.")
     ((key, pipeline),) = found.items()
-    if not pipeline.ready:
+    if not pipeline.accepts:
         raise ModelNotReadyError(f"The model {key!r} takes no requests now.")
     return key, pipeline

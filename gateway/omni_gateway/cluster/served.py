@@ -11,6 +11,9 @@ from omni_gateway.settings import GatewaySettings
 from omni_kube.objects import Manifest, ObjectKind, find_condition, is_terminating, parse_time, value_at
 from omni_proto.pod_contract import DOMAIN
 
+REFUSED: Final = ("Suspended", "ChildConflict")
+"""The operator's reasons for Ready=False with which no request is sent: no pod runs, or the Service may be somebody
+else's. With any other reason the entry stage may serve, and the error of a stage that is missing names it."""
 PIPELINES: Final = ObjectKind("OmniPipeline", f"{DOMAIN}/v1alpha1", "omnipipelines")
 
 
@@ -46,6 +49,7 @@ def read_pipeline(manifest: Manifest, settings: GatewaySettings) -> ServedPipeli
         aliases=tuple(value_at(manifest, "spec", "aliases", "models", default=())),
         voice_aliases=dict(value_at(manifest, "spec", "aliases", "voices", default={})),
         ready=ready is not None and ready.get("status") == "True",
+        accepts=ready is not None and ready.get("reason") not in REFUSED,
         created=int(parse_time(metadata["creationTimestamp"]).timestamp()),
         tls=entry_tls(endpoint, settings, server_name=host),
     )

@@ -12,7 +12,8 @@ from omni_gateway.settings import GatewaySettings
 QWEN = ServedPipeline("qwen", "grpc://a:1", namespace="models", aliases=("tts-1", "gpt-4o-audio"))
 OTHER = ServedPipeline("other", "grpc://b:1", namespace="models", aliases=("tts-1",))
 TWIN = ServedPipeline("qwen", "grpc://c:1", namespace="team")
-AWAY = ServedPipeline("away", "grpc://d:1", ready=False)
+AWAY = ServedPipeline("away", "grpc://d:1", ready=False, accepts=False)
+PARTLY = ServedPipeline("partly", "grpc://e:1", ready=False)
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,7 @@ def test_names_that_clash_get_their_namespace(served: tuple[ServedPipeline, ...]
         ((QWEN, OTHER), "gpt-4o-audio", QWEN),
         ((QWEN, TWIN), "team/qwen", TWIN),
         ((OTHER, TWIN), "tts-1", OTHER),
+        ((PARTLY,), "partly", PARTLY),
     ],
 )
 def test_a_model_is_found(served: tuple[ServedPipeline, ...], model: str, found: ServedPipeline) -> None:

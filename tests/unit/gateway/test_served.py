@@ -1,0 +1,47 @@
+"""Which OmniPipelines the gateway lists, and to which it sends requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from omni_gateway.cluster.served import REFUSED, keep_what_matters, read_pipeline
+from omni_gateway.settings import GatewaySettings
+from omni_operator.reasons import Reason
+
+
+def manifest(*conditions: dict[str, str]) -> dict[str, Any]:
+    metadata = {"name": "omni", "namespace": "models", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    return {"metadata": metadata, "status": {"url": "grpc://omni.models.svc:50051", "conditions": list(conditions)}}
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "ready", "accepts"),
+    [
+        ("True", Reason.ALL_STAGES_READY, True, True),
+        ("False", Reason.REPLICAS_MISSING, False, True),
+        ("False", Reason.STAGES_NOT_READY, False, True),
+        ("False", Reason.SCALED_TO_ZERO, False, True),
+        ("False", Reason.SUSPENDED, False, False),
+        ("False", Reason.CHILD_CONFLICT, False, False),
+    ],
+)
+def test_a_pipeline_without_a_stage_still_gets_requests(
+    status: str, reason: Reason, ready: bool, accepts: bool
+) -> None:
+    """Ready is False if any stage has no pod. Requests that do not need this stage are served, so all are sent."""
+    found = manifest({"type": "Ready", "status": status, "reason": reason})
+    read = read_pipeline(keep_what_matters(found), GatewaySettings())
+    assert read is not None
+    assert (read.ready, read.accepts) == (ready, accepts)
+
+
+def test_a_pipeline_that_the_operator_has_not_judged_gets_no_requests() -> None:
+    read = read_pipeline(manifest(), GatewaySettings())
+    assert read is not None
+    assert (read.ready, read.accepts) == (False, False)
+
+
+def test_the_reasons_are_those_of_the_operator() -> None:
+    assert set(REFUSED) == {Reason.SUSPENDED.value, Reason.CHILD_CONFLICT.value}
