@@ -116,6 +116,10 @@ class AssistantMessage(Body):
     name: str | None = None
     audio: PastAudio | None = None
     refusal: str | None = None
+    reasoning: str | None = None
+    """Without effect: models do not read their earlier reasoning."""
+    reasoning_content: str | None = None
+    """Another name of `reasoning`; without effect."""
     tool_calls: Annotated[list[PastCall], Field(max_length=128)] | None = None
 
 

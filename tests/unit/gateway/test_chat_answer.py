@@ -1,10 +1,11 @@
-"""The finish_reason of a chat answer, in OpenAI's terms."""
+"""Chat answers: their finish_reason in OpenAI's terms, and their message as a message of the next request."""
 
 from __future__ import annotations
 
 import pytest
 
 from omni_gateway.openai.chat_events import ChatAnswer
+from omni_gateway.openai.chat_messages import AssistantMessage
 from omni_proto.client import ToolCall, ToolCallDelta
 
 
@@ -28,3 +29,12 @@ def test_finish_reason(named_tool: bool, calls: bool, reason: str, expected: str
     made = [ToolCall(id="c", name="f", arguments="{}")] if calls else []
     whole = answer().whole("", None, {}, calls=made)
     assert whole["choices"][0]["finish_reason"] == expected
+
+
+def test_the_message_of_an_answer_is_one_of_the_next_request() -> None:
+    """Clients append it unchanged, with its reasoning; some name this field reasoning_content."""
+    made = [ToolCall(id="c", name="f", arguments="{}")]
+    answer = ChatAnswer(id="chatcmpl-1", model="m", created=1).whole("", None, {}, calls=made, reasoning="Hm.")
+    message = answer["choices"][0]["message"]
+    assert AssistantMessage.model_validate(message).reasoning == "Hm."
+    AssistantMessage.model_validate({**message, "reasoning_content": "Hm."})
