@@ -66,7 +66,7 @@ def create_app(
             CORSMiddleware,
             allow_origins=list(gateway.settings.cors_origins),
             allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type", "x-request-id", "traceparent"],
+            allow_headers=["*"],  # clients add headers of their own, such as x-stainless-arch
             expose_headers=["x-request-id", "retry-after", *LIMIT_HEADERS],
         )
         middleware.insert(0, cors)

@@ -14,7 +14,9 @@ from omni_gateway.settings import GatewaySettings
 
 ORIGIN = "https://app.example.com"
 ALLOWED = "access-control-allow-origin"
-PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
+HEADERS = "authorization,content-type,x-stainless-arch,x-stainless-retry-count,x-stainless-timeout"
+"""Some of the headers that OpenAI's client for JavaScript sends."""
+PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": HEADERS}
 
 
 def client_of(settings: GatewaySettings) -> httpx.AsyncClient:
