@@ -77,11 +77,13 @@ def create_app(
         lifespan=lifespan,
         docs_url=None,  # FastAPI's own page loads scripts from another host
         redoc_url=None,
+        redirect_slashes=False,
     )
     app.state.gateway = gateway
     add_error_handlers(app)
     for part in (health, models, chat, speech, refused):
         app.include_router(part.router)
     app.add_route("/docs", lambda request: HTMLResponse(render_docs(app.openapi()), headers=HEADERS))
-    app.mount("/", PageFiles(), name="page")
+    # Not a mount: that would take the requests whose method another route does not allow.
+    app.router.default = PageFiles()
     return app

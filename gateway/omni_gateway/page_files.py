@@ -6,6 +6,7 @@ from os import PathLike, stat_result
 from pathlib import Path
 from typing import Final
 
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
@@ -37,10 +38,17 @@ HEADERS: Final = {
 
 
 class PageFiles(StaticFiles):
-    """Serves the page."""
+    """Serves the page, and answers all requests that no route takes."""
 
     def __init__(self) -> None:
         super().__init__(directory=FOLDER, html=True)
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        """Returns the response with a file. Raises HTTPException with status 404 if there is none, or if the method is
+        neither GET nor HEAD."""
+        if scope["method"] not in ("GET", "HEAD"):
+            raise HTTPException(404)
+        return await super().get_response(path, scope)
 
     def file_response(
         self, full_path: str | PathLike[str], stat_result: stat_result, scope: Scope, status_code: int = 200

@@ -64,6 +64,23 @@ def test_each_file_comes_with_the_policy(client: TestClient, path: str) -> None:
     assert "content-security-policy" in again.headers
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("POST", "/chat/completions", 404, "not_found"),
+        ("POST", "/v1/chat/completions/", 404, "not_found"),
+        ("GET", "/chat/completions", 404, "not_found"),
+        ("POST", "/v1/models", 405, "method_not_allowed"),
+        ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
+    ],
+)
+def test_the_page_answers_for_no_route_of_the_api(
+    client: TestClient, method: str, path: str, status: int, code: str
+) -> None:
+    answer = client.request(method, path)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+
+
 def test_the_page_loads_its_own_files_and_has_nothing_inline(client: TestClient) -> None:
     tags = Tags()
     tags.feed((FOLDER / "index.html").read_text())
