@@ -91,7 +91,9 @@ async def _get(parts: SplitResult, address: str, types: Sequence[str], param: st
     )
     try:
         accepted = ", ".join(types)
-        head = f"GET {path} HTTP/1.1\r\nhost: {host}\r\naccept: {accepted}\r\nconnection: close\r\n\r\n"
+        head = f"GET {path} HTTP/1.1\r\nhost: {host}\r\naccept: {accepted}\r\n"
+        # Wikimedia, for one, refuses requests without a name of the program.
+        head += "user-agent: omnipipeline-gateway\r\nconnection: close\r\n\r\n"
         writer.write(head.encode())
         await writer.drain()
         answer = _Answer(param, max_bytes)

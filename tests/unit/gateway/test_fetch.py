@@ -83,7 +83,8 @@ def images(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Images:
 async def test_an_image_is_fetched(images: Images, given: bytes) -> None:
     assert await images.fetch(given) == BODY
     assert images.asked == [
-        f"GET /a.png?size=1 HTTP/1.1\r\nhost: {HOST}\r\naccept: image/png\r\nconnection: close\r\n\r\n"
+        f"GET /a.png?size=1 HTTP/1.1\r\nhost: {HOST}\r\naccept: image/png\r\n"
+        "user-agent: omnipipeline-gateway\r\nconnection: close\r\n\r\n"
     ]
 
 
