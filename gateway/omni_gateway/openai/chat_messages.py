@@ -117,7 +117,7 @@ class AssistantMessage(Body):
     audio: PastAudio | None = None
     refusal: str | None = None
     reasoning: str | None = None
-    """Without effect: models do not read their earlier reasoning."""
+    """Without effect: the prompt does not contain it."""
     reasoning_content: str | None = None
     """Another name of `reasoning`; without effect."""
     tool_calls: Annotated[list[PastCall], Field(max_length=128)] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from omni_gateway.openai.chat_messages import AssistantMessage, ImagePart, SystemMessage, UserMessage
-from omni_gateway.openai.chat_request import ChatRequest
+from omni_gateway.openai.chat_request import ChatRequest, NamedTool
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "store": (False,),
@@ -44,7 +44,8 @@ def find_unsupported(request: ChatRequest) -> tuple[str, str] | None:
             if isinstance(part, ImagePart) and part.image_url.detail not in (None, "auto"):
                 where = f"messages[{index}].content[{place}].image_url.detail"
                 return where, "detail must be 'auto': the model decides by the image's size"
-    if request.tools and request.parallel_tool_calls is False:
+    # A named tool is called exactly once in any case.
+    if request.tools and request.parallel_tool_calls is False and not isinstance(request.tool_choice, NamedTool):
         return "parallel_tool_calls", "parallel_tool_calls must be true: the model decides how many tools it calls"
     if request.stream_options is not None:
         if not request.stream:

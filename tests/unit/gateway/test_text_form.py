@@ -9,11 +9,13 @@ import pytest
 from omni_gateway.entry_facts import EntryFacts
 from omni_gateway.errors import GatewayError
 from omni_gateway.openai.chat_request import ChatRequest
+from omni_gateway.openai.chat_unsupported import find_unsupported
 from omni_gateway.openai.text_form import add_form, add_tools
 from omni_proto.client import CallTool, GenerateArguments, StructuredOutput, Tool
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 WEATHER = {"name": "weather", "description": "Of a city.", "parameters": SCHEMA, "strict": True}
+NAMED = {"type": "function", "function": {"name": "weather"}}
 
 
 def facts(*, able: bool = True) -> EntryFacts:
@@ -42,12 +44,19 @@ def translate(body: ChatRequest, entry: EntryFacts) -> GenerateArguments:
 
 def test_a_tool_keeps_its_schema_and_strict() -> None:
     arguments: GenerateArguments = {}
-    named = {"type": "function", "function": {"name": "weather"}}
-    add_tools(arguments, request(tools=[{"type": "function", "function": WEATHER}], tool_choice=named), facts())
+    add_tools(arguments, request(tools=[{"type": "function", "function": WEATHER}], tool_choice=NAMED), facts())
     assert arguments == {
         "tools": [Tool("weather", "Of a city.", SCHEMA, strict=True)],
         "tool_choice": CallTool("weather"),
     }
+
+
+@pytest.mark.parametrize(("choice", "refused"), [(NAMED, False), ("required", True), (None, True)])
+def test_parallel_tool_calls_may_be_false_if_the_tool_is_named(choice: Any, refused: bool) -> None:
+    """There is then exactly one call. LangChain's with_structured_output sends both."""
+    tools = [{"type": "function", "function": WEATHER}]
+    found = find_unsupported(request(tools=tools, tool_choice=choice, parallel_tool_calls=False))
+    assert (found is not None) is refused
 
 
 def test_without_strict_any_json_will_do() -> None:
