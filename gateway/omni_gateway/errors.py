@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
@@ -24,7 +25,13 @@ class GatewayError(Exception):
     code: ClassVar[str | None] = None
 
     def __init__(
-        self, message: str, *, param: str | None = None, code: str | None = None, retry_after_s: float | None = None
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -33,6 +40,8 @@ class GatewayError(Exception):
         self.specific_code = code
         """A code that is more specific than the code of the class."""
         self.retry_after_s = retry_after_s
+        self.headers = headers or {}
+        """Further headers of the answer."""
 
 
 class InvalidRequestError(GatewayError):
@@ -207,10 +216,10 @@ class ErrorAnswer:
 
 
 def answer_error(error: GatewayError) -> ErrorAnswer:
-    """Returns the answer that the client gets. Retry-After is in whole seconds, at least 1."""
-    headers = {}
+    """Returns the answer that the client gets. Retry-After is in whole seconds, at least 1, and never too early."""
+    headers = dict(error.headers)
     if error.retry_after_s is not None or isinstance(error, RateLimitError):
-        headers["retry-after"] = str(max(1, round(error.retry_after_s or 1)))
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s or 1)))
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     body = {

@@ -36,38 +36,44 @@ class KeyLimiter:
     def enter(self, key: ApiKey) -> dict[str, str]:
         """Count a request that begins. Returns its x-ratelimit-* headers; call `leave` once when it has ended.
 
-        Raises RateLimitError, and then does not count the request.
+        Raises RateLimitError with these headers, and then does not count the request.
         """
         use = self._uses.setdefault(key.name, _Use())
         now, replicas = self._clock(), max(1, self._replicas())
         limits = key.limits
         headers: dict[str, str] = {}
+        if limits.requests_per_minute is not None:
+            requests_share = max(1.0, limits.requests_per_minute / replicas)
+            use.requests = use.requests or TokenBucket(requests_share, now)
+            use.requests.refill(requests_share / 60, requests_share, now)
+            headers |= _headers("requests", requests_share, use.requests)
+        if limits.audio_seconds_per_minute is not None:
+            audio_share = limits.audio_seconds_per_minute / replicas
+            use.audio = use.audio or TokenBucket(audio_share, now)
+            use.audio.refill(audio_share / 60, audio_share, now)
+            headers |= _headers("audio-seconds", audio_share, use.audio)
+            if use.audio.level <= 0:
+                raise RateLimitError(
+                    f"The key {key.name!r} has used its {limits.audio_seconds_per_minute} s of audio a minute.",
+                    retry_after_s=use.audio.wait_s(min(1.0, audio_share), audio_share / 60),
+                    headers=headers,
+                )
         if limits.concurrent_requests is not None:
             at_once = max(1, limits.concurrent_requests // replicas)
             if use.running >= at_once:
                 raise RateLimitError(
-                    f"The key {key.name!r} has {use.running} requests at once, its limit here.", retry_after_s=1
+                    f"The key {key.name!r} has {use.running} requests at once, its limit here.",
+                    retry_after_s=1,
+                    headers=headers,
                 )
-        if limits.audio_seconds_per_minute is not None:
-            share = limits.audio_seconds_per_minute / replicas
-            use.audio = use.audio or TokenBucket(share, now)
-            use.audio.refill(share / 60, share, now)
-            headers |= _headers("audio-seconds", share, use.audio)
-            if use.audio.level <= 0:
-                raise RateLimitError(
-                    f"The key {key.name!r} has used its {limits.audio_seconds_per_minute} s of audio a minute.",
-                    retry_after_s=use.audio.wait_s(min(1.0, share), share / 60),
-                )
-        if limits.requests_per_minute is not None:
-            share = max(1.0, limits.requests_per_minute / replicas)
-            use.requests = use.requests or TokenBucket(share, now)
-            use.requests.refill(share / 60, share, now)
+        if limits.requests_per_minute is not None and use.requests is not None:
             if not use.requests.take():
                 raise RateLimitError(
                     f"The key {key.name!r} has used its {limits.requests_per_minute} requests a minute.",
-                    retry_after_s=use.requests.wait_s(1, share / 60),
+                    retry_after_s=use.requests.wait_s(1, requests_share / 60),
+                    headers=headers,
                 )
-            headers |= _headers("requests", share, use.requests)
+            headers |= _headers("requests", requests_share, use.requests)
         use.running += 1
         return headers
 

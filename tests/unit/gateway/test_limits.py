@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_gateway.errors import RateLimitError
+from omni_gateway.errors import RateLimitError, answer_error
 from omni_gateway.guard.keys import ApiKey, KeyLimits
 from omni_gateway.guard.limits import KeyLimiter
 
@@ -87,3 +87,22 @@ def test_a_replica_that_comes_takes_its_share_at_once() -> None:
     limiter.enter(key)
     replicas[0] = 3
     assert limiter.enter(key)["x-ratelimit-remaining-requests"] == "9"
+
+
+@pytest.mark.parametrize(("wait_s", "says"), [(None, "1"), (0.2, "1"), (2.0, "2"), (2.01, "3"), (31.49, "32")])
+def test_retry_after_is_never_too_early(wait_s: float | None, says: str) -> None:
+    assert answer_error(RateLimitError("full", retry_after_s=wait_s)).headers["retry-after"] == says
+
+
+def test_a_refusal_has_the_headers_of_all_limits() -> None:
+    limiter, key = KeyLimiter(lambda: 1), make_key(requests_per_minute=1, audio_seconds_per_minute=60)
+    limiter.enter(key)
+    with pytest.raises(RateLimitError) as caught:
+        limiter.enter(key)
+    headers = answer_error(caught.value).headers
+    assert headers["x-ratelimit-remaining-requests"] == "0"
+    assert headers["x-ratelimit-remaining-audio-seconds"] == "60"
+    limiter.leave(key, 90)
+    with pytest.raises(RateLimitError) as caught:
+        limiter.enter(key)
+    assert {"x-ratelimit-limit-requests", "x-ratelimit-reset-audio-seconds"} <= set(answer_error(caught.value).headers)
