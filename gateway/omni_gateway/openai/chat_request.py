@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from omni_gateway.openai.chat_messages import Body, Message
+from omni_gateway.openai.surrogates import Utf8Body
 
 
 class FunctionTool(Body):
@@ -110,7 +111,7 @@ class ProcessorOptions(Body):
     """Whether the model also gets the audio of the videos. Set it in every turn of a conversation or in none."""
 
 
-class ChatRequest(Body):
+class ChatRequest(Utf8Body):
     """A chat completion."""
 
     model: str

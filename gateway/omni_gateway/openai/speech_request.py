@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from omni_gateway.openai.chat_messages import Body
 from omni_gateway.openai.chat_request import VoiceId
+from omni_gateway.openai.surrogates import Utf8Body
 
 
-class SpeechRequest(Body):
+class SpeechRequest(Utf8Body):
     """Text to speak, word for word."""
 
     model: str
