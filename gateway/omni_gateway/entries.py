@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Final, Unpack
@@ -11,11 +12,13 @@ import grpc
 
 from omni_gateway.entry_facts import EntryFacts, read_facts
 from omni_gateway.entry_tls import file_times
-from omni_gateway.errors import to_error
+from omni_gateway.errors import UnavailableError, to_error
 from omni_gateway.pipelines import ServedPipeline
 from omni_proto.client import ArgumentError, AsyncOmniClient, ClientTls, Event, GenerateArguments, OmniRequestError
 from omni_proto.rpc.options import Options, channel_options
 from omni_proto.stage.v1.stage_service_pb2 import GetStageResponse
+
+log = logging.getLogger(__name__)
 
 FACTS_S: Final = 30.0
 """How long an answer of GetStage is cached, in seconds."""
@@ -44,6 +47,7 @@ class Entries:
         self._clients: dict[_Key, AsyncOmniClient] = {}
         self._closing: list[asyncio.Future[None]] = []
         self._facts: dict[_Key, tuple[float, GetStageResponse]] = {}
+        self._unusable: set[_Key] = set()
 
     async def facts(self, pipeline: ServedPipeline) -> EntryFacts:
         """Returns the entry stage's description, at most FACTS_S seconds old, or older while the stage is unreachable.
@@ -64,7 +68,7 @@ class Entries:
     def generate(self, pipeline: ServedPipeline, **arguments: Unpack[GenerateArguments]) -> AsyncGenerator[Event, None]:
         """Returns the events of a request; see AsyncOmniClient.generate.
 
-        Raises InvalidRequestError; the returned generator raises OmniRequestError.
+        Raises InvalidRequestError, UnavailableError; the returned generator raises OmniRequestError.
         """
         try:
             return self._client(pipeline).generate(**arguments)
@@ -95,19 +99,34 @@ class Entries:
     def _client(self, pipeline: ServedPipeline) -> AsyncOmniClient:
         key = _key(pipeline)
         client = self._clients.get(key)
+        if client is None and key in self._unusable:
+            client = self._older_client(key)
         if client is None:
             try:
-                client = self._clients[key] = AsyncOmniClient(
-                    pipeline.endpoint, tls=pipeline.tls, options=entry_options()
-                )
+                client = AsyncOmniClient(pipeline.endpoint, tls=pipeline.tls, options=entry_options())
             except ArgumentError as error:
-                raise to_error(error) from error
+                return self._do_without(key, error)
+            self._clients[key] = client
             self._retire(key)
         return client
+
+    def _do_without(self, key: _Key, error: ArgumentError) -> AsyncOmniClient:
+        """Returns the client that had older TLS files, as the present ones are wrong. Raises UnavailableError."""
+        if key not in self._unusable:
+            self._unusable.add(key)
+            log.error("the TLS files of an entry stage cannot be used", extra={"entry": key[0], "reason": str(error)})
+        older = self._older_client(key)
+        if older is None:
+            raise UnavailableError("The gateway's TLS files cannot be used; its log says why.") from error
+        return older
+
+    def _older_client(self, key: _Key) -> AsyncOmniClient | None:
+        return next((client for old, client in self._clients.items() if old[:2] == key[:2]), None)
 
     def _retire(self, key: _Key) -> None:
         """Retire the client that had older TLS files. Close clients that were retired more than request_s ago."""
         now = self._clock()
+        self._unusable = {old for old in self._unusable if old[:2] != key[:2]}
         for old in [old for old in self._clients if old[:2] == key[:2] and old != key]:
             self._retired.append((now, self._clients.pop(old)))
             self._facts.pop(old, None)

@@ -1,14 +1,20 @@
-"""What the gateway knows about an entry stage while the stage's pods start and stop."""
+"""What the gateway knows about an entry stage while the stage's pods start and stop, and its connections to one."""
 
 from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
 
 import grpc
 import pytest
 
 from omni_gateway.entries import FACTS_S, Entries
-from omni_gateway.errors import GatewayError
+from omni_gateway.errors import GatewayError, UnavailableError
 from omni_gateway.pipelines import ServedPipeline
+from omni_proto.client import ClientTls
 from omni_proto.stage.v1 import stage_service_pb2, stage_service_pb2_grpc
+from support.certificates import Authority
 
 
 class Entry(stage_service_pb2_grpc.StageServiceServicer):
@@ -52,3 +58,29 @@ async def test_facts_are_asked_for_twice_and_old_ones_serve_while_nobody_answers
     finally:
         await entries.close()
         await server.stop(None)
+
+
+async def test_a_renewed_file_that_is_wrong_leaves_the_old_connection(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The problem is logged once. Before a connection was ever made, requests are refused: it is not their fault."""
+    ca = tmp_path / "ca.crt"
+
+    def renew(text: bytes, at: int) -> None:
+        ca.write_bytes(text)
+        os.utime(ca, (at, at))  # the file system's clock may be coarser than this test
+
+    renew(b"damaged", 1)
+    pipeline = ServedPipeline("omni", "grpcs://127.0.0.1:1", tls=ClientTls(ca=ca))
+    entries = Entries()
+    with caplog.at_level(logging.ERROR):
+        with pytest.raises(UnavailableError):
+            entries.generate(pipeline, text="hi")
+        renew(Authority("good").certificate, 2)
+        entries.generate(pipeline, text="hi")
+        renew(b"damaged again", 3)
+        for _ in range(3):
+            entries.generate(pipeline, text="hi")
+    await entries.close()
+    assert [record.message for record in caplog.records] == ["the TLS files of an entry stage cannot be used"] * 2
+    assert "tls.ca" in caplog.records[-1].reason  # type: ignore[attr-defined]
