@@ -108,9 +108,12 @@ async def test_more_sessions_than_kv_end(checkpoint: Path) -> None:
                 stage_request(talker, stream, **GREEDY, max_tokens=most, ignore_eos=True)
                 for stream, most in zip(streams, longest, strict=True)
             ]
-            tasks = [asyncio.create_task(collect(talker, request)) for request in requests]
-            for stream in streams:
+            tasks = []
+            for number, (request, stream) in enumerate(zip(requests, streams, strict=True), 1):
+                tasks.append(asyncio.create_task(collect(talker, request)))
                 stream.put({**{name: thought.tensors[name] for name in HEAD}, "x": rows[: prompt + 5]}, HEAD)
+                # One after another: the first rows are read in threads, which end in any order.
+                await until(lambda: table_sizes(talker)["scheduler"] + talker.waiting_requests == number)  # noqa: B023
             # The sessions inside the engine have used up their rows; the others wait outside the engine.
             await until(lambda: table_sizes(talker)["waiting for input"] == inside)
             assert table_sizes(talker)["scheduler"] == inside
