@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 import torch
 from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from omni_proto.pipeline.components import EngineKind
@@ -266,13 +267,10 @@ class Kit:
             ),
             max_model_len=max_model_len,
         )
+        edge = self.edge("talker", via("talker", middle.target), ["talker", "token2wav"])
         first = await self.serve(
             thinker,
-            downstream=[
-                self.edge("talker", via("talker", middle.target), ["talker", "token2wav"]).model_copy(
-                    update={"mode": mode}
-                )
-            ],
+            downstream=[edge.model_copy(update={"mode": mode})],
             component=ScriptedComponent(output_schema=EDGE_A, default_sampling=sampling),
             max_model_len=max_model_len,
             **config,
@@ -284,3 +282,18 @@ class Kit:
         return DownstreamStage(
             stage=stage, target=target, component="test/stage", stages=stages, outputs=[Modality.AUDIO]
         )
+
+
+async def check_health(port: int, service: str) -> int:
+    """Returns the status of a service on this port of 127.0.0.1."""
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        request = health_pb2.HealthCheckRequest(service=service)
+        return int((await health_pb2_grpc.HealthStub(channel).Check(request, timeout=10)).status)
+
+
+async def begin(stage: Any, timeout_s: float | None = 30) -> tuple[Any, asyncio.Task[Any]]:
+    """Returns a call whose request the engine has begun, and the task that collects its answer."""
+    call = stage.stub.Generate(iter([start(), END]), timeout=timeout_s)
+    task = asyncio.create_task(collect(call))
+    await asyncio.wait_for(stage.engine.started.wait(), 10)
+    return call, task

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from omni_stage.errors import DrainingError
 from omni_stage.service.in_flight import InFlight
@@ -13,18 +14,26 @@ _log = logging.getLogger(__name__)
 
 
 async def drain(
-    health: StageHealth, in_flight: InFlight, *, notice_s: float, grace_s: float, abort: asyncio.Event
+    health: StageHealth,
+    in_flight: InFlight,
+    *,
+    close_port: Callable[[], None],
+    notice_s: float,
+    grace_s: float,
+    abort: asyncio.Event,
 ) -> bool:
     """Drain the stage; `abort` (a second signal) cuts it short. Returns whether every call ended by itself.
 
     1. Report NOT_SERVING for notice_s: load balancers stop sending calls, and late calls are still served.
-    2. Refuse new calls (DRAINING, which callers retry elsewhere).
+    2. Refuse new calls (DRAINING, which callers retry elsewhere), and `close_port`, which tells every connection to end
+       with its last call. Behind a Service, a client without health checks would otherwise retry on this pod.
     3. Wait up to grace_s for the calls in flight. Calls still in flight after that end with DRAINING.
     """
     health.set_ready(False)
     _log.info("draining: not ready, still accepting", extra={"notice_s": notice_s, "calls": len(in_flight)})
     if not await _wait_for(abort, notice_s):
         in_flight.refuse()
+        close_port()
         _log.info("draining: refusing new calls", extra={"grace_s": grace_s, "calls": len(in_flight)})
         if await _idle_or_abort(in_flight, grace_s, abort):
             _log.info("drained")

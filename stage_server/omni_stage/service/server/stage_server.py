@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import grpc
 import prometheus_client
 
 from omni_proto.pod_contract import ExitCode, TerminationReason
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from omni_stage.service.server.tls import ServingCertificate
 
 ENGINE_STOP_S = 20.0
+CLOSE_SLACK_S = 5.0
+"""Seconds beyond timeouts.request after which gRPC itself ends the calls of a port that is being closed."""
 
 _log = logging.getLogger(__name__)
 EngineBuilder = Callable[[StageConfig], StageEngine]
@@ -62,6 +65,8 @@ class StageServer:
         self._registry = registry
         self._stack = AsyncExitStack()
         self._engine: StageEngine | None = None
+        self._main: grpc.aio.Server | None = None
+        self._closing: asyncio.Task[None] | None = None
 
     async def start(self, build_engine: EngineBuilder) -> Ports:
         """Open the health and metrics ports, load the engine, open the main port, become ready. Raises OmniStageError.
@@ -101,6 +106,7 @@ class StageServer:
             certificate and certificate.credentials(),
         )
         await main.start()
+        self._main = main
         self._stack.push_async_callback(main.stop, 0.2)
         if certificate is not None:
             watch = asyncio.create_task(certificate.watch())
@@ -131,7 +137,12 @@ class StageServer:
             timeouts = self.config.timeouts
             drained = asyncio.create_task(
                 drain(
-                    self.health, self.in_flight, notice_s=timeouts.drain_notice, grace_s=timeouts.request, abort=abort
+                    self.health,
+                    self.in_flight,
+                    close_port=self._close_port,
+                    notice_s=timeouts.drain_notice,
+                    grace_s=timeouts.request,
+                    abort=abort,
                 )
             )
             await asyncio.wait({drained, watchdog}, return_when=asyncio.FIRST_COMPLETED)
@@ -160,6 +171,12 @@ class StageServer:
                     await self._engine.shutdown()
             except TimeoutError:
                 _log.error("the engine did not stop in time", extra={"limit_s": ENGINE_STOP_S})
+
+    def _close_port(self) -> None:
+        """Accept no connection any more, and send GOAWAY on those that exist. Calls in flight continue."""
+        if self._main is not None:
+            # Nobody waits for it: health watches last until its grace period ends, or until `close`.
+            self._closing = asyncio.create_task(self._main.stop(self.config.timeouts.request + CLOSE_SLACK_S))
 
     async def _load_certificate(self) -> ServingCertificate | None:
         tls = self.config.listen.tls

@@ -1,4 +1,4 @@
-"""What ends calls and servers: deadlines, cancellation, admission, drain, engine death, watchdog. Also health."""
+"""What ends calls and servers: deadlines, cancellation, admission, engine death, watchdog. Also health."""
 
 from __future__ import annotations
 
@@ -14,32 +14,15 @@ from typing import Any
 import grpc
 import pytest
 from google.rpc import error_details_pb2
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from omni_proto.pod_contract import ExitCode
 from support import scripted_stages as lab
-from support.polling import until
 
 SERVICE = "omni_proto.stage.v1.StageService"
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-
-
-async def check(port: int, service: str) -> int:
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        answer = await health_pb2_grpc.HealthStub(channel).Check(
-            health_pb2.HealthCheckRequest(service=service), timeout=10
-        )
-    return int(answer.status)
-
-
-async def begin(stage: Any, timeout_s: float | None = 30) -> tuple[Any, asyncio.Task[Any]]:
-    """Returns a call whose request the engine has begun, and the task that collects its answer."""
-    call = stage.stub.Generate(iter([lab.start(), lab.END]), timeout=timeout_s)
-    task = asyncio.create_task(lab.collect(call))
-    await asyncio.wait_for(stage.engine.started.wait(), 10)
-    return call, task
 
 
 # Deadlines and cancellation ------------------------------------
@@ -66,7 +49,7 @@ async def test_deadline_shrinks_on_every_hop_and_the_last_stage_speaks(kit: Any)
 
 async def test_cancelling_reaches_every_stage(kit: Any) -> None:
     stages = await kit.chain(token2wav=lab.wait_forever)
-    call, task = await begin(stages[0])
+    call, task = await lab.begin(stages[0])
     await asyncio.wait_for(stages[2].engine.started.wait(), 10)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -83,7 +66,7 @@ async def test_cancelling_reaches_every_stage(kit: Any) -> None:
 
 async def test_too_many_requests_carries_retry_info(kit: Any) -> None:
     stage = await kit.serve(lab.wait_forever, limits={"maxConcurrentRequests": 1})
-    call, task = await begin(stage)
+    call, task = await lab.begin(stage)
     answer = await lab.ask(stage)
     assert (answer.code, answer.info.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_REQUESTS")
     assert answer.detail(error_details_pb2.RetryInfo).retry_delay.seconds == 1
@@ -96,7 +79,7 @@ async def test_byte_budget(kit: Any) -> None:
     stages = await kit.chain(thinker=lab.wait_forever, limits={"maxInflightBytes": 1 << 20}, max_model_len=40_000)
     stage = stages[0]
     stage.server.admission.max_bytes = 1000
-    call, task = await begin(stage)
+    call, task = await lab.begin(stage)
     reserved = stage.server.admission.bytes
     assert reserved == (len("hello") + 8 + 16) * (16 + 8)
     answer = await lab.ask(stage)
@@ -116,12 +99,12 @@ async def test_byte_budget(kit: Any) -> None:
 async def test_health_on_both_ports(kit: Any) -> None:
     stage = await kit.serve()
     ports = stage.server.ports
-    assert [await check(ports.grpc, name) for name in ("", SERVICE)] == [SERVING, SERVING]
-    assert [await check(ports.health, name) for name in ("", "readiness", "liveness")] == [SERVING] * 3
+    assert [await lab.check_health(ports.grpc, name) for name in ("", SERVICE)] == [SERVING, SERVING]
+    assert [await lab.check_health(ports.health, name) for name in ("", "readiness", "liveness")] == [SERVING] * 3
     stage.server.health.set_ready(False)
-    assert await check(ports.grpc, "") == NOT_SERVING
-    assert await check(ports.health, "readiness") == NOT_SERVING
-    assert await check(ports.health, "liveness") == SERVING
+    assert await lab.check_health(ports.grpc, "") == NOT_SERVING
+    assert await lab.check_health(ports.health, "readiness") == NOT_SERVING
+    assert await lab.check_health(ports.health, "liveness") == SERVING
 
 
 async def test_reflection_lists_the_service(kit: Any) -> None:
@@ -150,51 +133,6 @@ async def test_metrics_over_http(kit: Any) -> None:
     assert "omni_stage_waiting_requests 3.0" in text
 
 
-# Drain ------------------------------------
-
-
-async def test_drain_lets_calls_end_and_refuses_new_ones(kit: Any) -> None:
-    release = asyncio.Event()
-
-    async def held(request: Any) -> Any:
-        await release.wait()
-        async for step in lab.say_hello(request):
-            yield step
-
-    stage = await kit.serve(held, timeouts={"drainNotice": 1.0})
-    _, early = await begin(stage)
-    stop = asyncio.Event()
-    serving = asyncio.create_task(stage.server.serve(stop, asyncio.Event()))
-    stop.set()
-    await until(lambda: not stage.server.health.ready)
-    late = stage.stub.Generate(iter([lab.start(), lab.END]), timeout=20)
-    assert (await late.read()).WhichOneof("message") == "accepted"
-    await until(lambda: stage.server.in_flight.refusing)
-    refused = await lab.ask(stage)
-    assert (refused.code, refused.info.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
-    assert await check(stage.server.ports.health, "readiness") == NOT_SERVING
-    assert await check(stage.server.ports.health, "liveness") == SERVING
-    release.set()
-    assert (await early).text == "Hello"
-    while await late.read() is not grpc.aio.EOF:
-        pass
-    assert await late.code() is grpc.StatusCode.OK
-    assert await asyncio.wait_for(serving, 10) is ExitCode.DRAINED
-
-
-async def test_second_signal_aborts(kit: Any) -> None:
-    stage = await kit.serve(lab.wait_forever, timeouts={"drainNotice": 0})
-    _, task = await begin(stage)
-    stop, abort = asyncio.Event(), asyncio.Event()
-    serving = asyncio.create_task(stage.server.serve(stop, abort))
-    stop.set()
-    abort.set()
-    answer = await task
-    assert (answer.code, answer.info.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
-    assert await asyncio.wait_for(serving, 10) is ExitCode.ABORTED
-    assert len(stage.engine.aborted) == 1
-
-
 # The engine ------------------------------------
 
 
@@ -203,7 +141,7 @@ async def test_engine_death_ends_calls_and_the_server(
 ) -> None:
     monkeypatch.setenv("OMNI_TERMINATION_LOG", str(tmp_path / "termination"))
     stage = await kit.serve(lab.wait_forever)
-    _, task = await begin(stage)
+    _, task = await lab.begin(stage)
     await asyncio.wait_for(stage.engine.read.wait(), 10)
     serving = asyncio.create_task(stage.server.serve(asyncio.Event(), asyncio.Event()))
     stage.engine.is_dead = True
@@ -211,7 +149,7 @@ async def test_engine_death_ends_calls_and_the_server(
     assert (answer.code, answer.info.reason) == (grpc.StatusCode.UNAVAILABLE, "ENGINE_DEAD")
     assert answer.text == "so far"
     assert await asyncio.wait_for(serving, 30) is ExitCode.ENGINE_DEAD
-    assert await check(stage.server.ports.health, "liveness") == NOT_SERVING
+    assert await lab.check_health(stage.server.ports.health, "liveness") == NOT_SERVING
     assert json.loads((tmp_path / "termination").read_text())["reason"] == "EngineDead"
     assert (await lab.ask(stage)).info.reason == "ENGINE_DEAD"
 
@@ -222,7 +160,7 @@ async def test_watchdog_ends_calls_of_a_stuck_engine(kit: Any) -> None:
     serving = asyncio.create_task(stage.server.serve(stop, asyncio.Event()))
     answer = await lab.ask(stage)
     assert (answer.code, answer.info.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "STEP_TIMEOUT")
-    assert await check(stage.server.ports.health, "liveness") == NOT_SERVING
+    assert await lab.check_health(stage.server.ports.health, "liveness") == NOT_SERVING
     serving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await serving
