@@ -25,10 +25,17 @@ SLIM: Final = "slim"
 SPEC_BYTES: Final = "specBytes"
 """The only field that is stored of a spec that is too large: its size in bytes."""
 
+MOST_BYTES: Final = 64 << 10
+"""Largest reduced pod, ReplicaSet or EndpointSlice, and largest child that is kept whole. Only objects that somebody
+else made are larger: a stage's pod has a few KiB, mostly messages of containers that ended."""
+MOST_REVISION_BYTES: Final = 2 * MAX_SPEC_BYTES
+"""The same for a ControllerRevision, which holds a spec."""
+_MOST_NAME: Final = 253
+"""Longest text that is kept of a reference to an owner."""
+
 _LABELS: Final = (PIPELINE_LABEL, STAGE_LABEL, REVISION_LABEL, "kubernetes.io/service-name")
 _METADATA: Final = (
     "name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp",
-    "ownerReferences",
 )  # fmt: skip
 
 
@@ -42,13 +49,16 @@ def slim_seen(manifest: Manifest) -> Manifest:
         metadata = {key: value for key, value in manifest["metadata"].items() if key not in _UNREAD_METADATA}
         return manifest | {"metadata": metadata} | _bounded_spec(manifest)
     if kind in _OTHERS:
-        return _OTHERS[kind](manifest)
+        reduced = _OTHERS[kind](manifest)
+        return reduced if _size(reduced) <= MOST_BYTES else _bare(manifest) | {"spec": {}}
     if kind in KIND_BY_NAME and _controller_kind(manifest) != PIPELINE_KIND:
         return _bare(manifest) | {SLIM: True}
     if kind == "ConfigMap":
         return slim_child(manifest)
     metadata = {key: value for key, value in manifest["metadata"].items() if key != "managedFields"}
-    return manifest | {"metadata": metadata}
+    whole = manifest | {"metadata": metadata}
+    most = MOST_REVISION_BYTES if kind == "ControllerRevision" else MOST_BYTES
+    return whole if _size(whole) <= most else slim_child(manifest)
 
 
 def slim_child(manifest: Manifest) -> Manifest:
@@ -73,18 +83,33 @@ def _bare(manifest: Manifest) -> Manifest:
     kept = {key: metadata[key] for key in _METADATA if key in metadata}
     labels = metadata.get("labels") or {}
     kept["labels"] = {key: labels[key] for key in _LABELS if key in labels}
+    if owner := _controller(manifest):
+        # Of the owners, decisions read only the controller. Anyone can list thousands of others, with long names.
+        kept["ownerReferences"] = [
+            {key: value[:_MOST_NAME] if isinstance(value, str) else value for key, value in owner.items()}
+        ]
     return {"apiVersion": manifest.get("apiVersion", ""), "kind": manifest["kind"], "metadata": kept}
 
 
 def _bounded_spec(manifest: Manifest) -> Manifest:
     """Returns a spec that holds only the size, if the manifest's spec is too large; otherwise an empty dict."""
-    size = len(msgspec.json.encode(manifest.get("spec")))
+    size = _size(manifest.get("spec") or {})
     return {"spec": {SPEC_BYTES: size}} if size > MAX_SPEC_BYTES else {}
 
 
-def _controller_kind(manifest: Manifest) -> str:
+def _controller(manifest: Manifest) -> Manifest:
+    """Returns the reference to the object's controller; empty if it has none."""
     owners = manifest["metadata"].get("ownerReferences") or ()
-    return next((str(owner.get("kind", "")) for owner in owners if owner.get("controller")), "")
+    owner = next((owner for owner in owners if owner.get("controller")), {})
+    return _pick(owner, "apiVersion", "kind", "name", "uid", "controller")
+
+
+def _controller_kind(manifest: Manifest) -> str:
+    return str(_controller(manifest).get("kind", ""))
+
+
+def _size(manifest: Manifest) -> int:
+    return len(msgspec.json.encode(manifest))
 
 
 def _slim_pod(manifest: Manifest) -> Manifest:

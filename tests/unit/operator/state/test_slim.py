@@ -53,6 +53,50 @@ def test_almost_nothing_of_foreign_objects_is_kept(kind: ObjectKind) -> None:
         assert msgspec.json.decode(kept)["metadata"]["name"] == "s"
 
 
+OWNER = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "u", "controller": True}
+PIPELINE = OWNER | {"apiVersion": "omnipipeline.io/v1alpha1", "kind": "OmniPipeline"}
+VARIABLE = {"name": "V", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+
+
+def foreign(kind: str, *owners: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    metadata = {"name": "s", "namespace": "ns", "uid": "u", "ownerReferences": list(owners)}
+    return {"apiVersion": "v1", "kind": kind, "metadata": metadata | {"annotations": {"a": "x" * 200_000}}} | fields
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        pytest.param(foreign("ConfigMap", *[PIPELINE | {"controller": False}] * 10_000), id="10,000 owners"),
+        pytest.param(foreign("ConfigMap", OWNER | {"name": "x" * MIB, "uid": "x" * MIB}), id="an owner's long name"),
+        pytest.param(
+            foreign("Pod", OWNER, spec={"containers": [{"name": "c", "env": [VARIABLE] * 12_000}]}),
+            id="a pod of 12,000 variables",
+        ),
+        pytest.param(
+            foreign("Pod", OWNER, spec={"containers": [{"name": "c", "image": "i"}] * 10_000}),
+            id="a pod of 10,000 containers",
+        ),
+        pytest.param(
+            foreign("ReplicaSet", OWNER, spec={"selector": {"matchLabels": {f"k{n}": "x" * 63 for n in range(9000)}}}),
+            id="a ReplicaSet with a long selector",
+        ),
+        pytest.param(
+            foreign("EndpointSlice", endpoints=[{"addresses": ["10.0.0.1"] * 100}] * 1000), id="100,000 addresses"
+        ),
+        pytest.param(foreign("NetworkPolicy", PIPELINE, spec={}), id="a NetworkPolicy that claims to be a child"),
+    ],
+)
+def test_of_objects_that_are_too_large_little_is_kept(manifest: dict[str, Any]) -> None:
+    kept = slim_seen(manifest)
+    assert len(msgspec.json.encode(kept)) < 2 * MOST_OF_A_STRANGER
+    assert kept["metadata"]["name"] == "s"
+
+
+def test_the_controller_of_a_reduced_object_is_kept() -> None:
+    kept = slim_seen(foreign("ConfigMap", OWNER | {"controller": False, "uid": "other"}, OWNER))
+    assert kept["metadata"]["ownerReferences"] == [OWNER]
+
+
 def test_foreign_objects_do_not_fill_the_store() -> None:
     store = new_store()
     for number in range(300):
