@@ -7,13 +7,14 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from enum import StrEnum
+from typing import Final
 
 from omni_proto.errors import OmniProtoError
 from omni_proto.rpc.rich_status import read_status
 from omni_proto.stage.v1 import events_pb2
 from omni_proto.stage_config import Modality
 from omni_stage.engine.protocol import StageEngine
-from omni_stage.errors import ModelExecutionError, OmniStageError
+from omni_stage.errors import EngineDeadStageError, ModelExecutionError, OmniStageError
 from omni_stage.models.component import FinishReason, ServedComponent, StageRequest, StageStep
 from omni_stage.service.audio import AudioEncoder
 from omni_stage.service.edges.downstream_call import EdgeCall
@@ -24,6 +25,8 @@ from omni_stage.service.request.responses import ResponseWriter
 from omni_stage.service.request.timeline import Timeline
 
 _log = logging.getLogger(__name__)
+ACCEPT_WRITE_S: Final = 0.5
+"""Longest time for which the end of a call waits until Accepted is written."""
 _FINISH_REASONS = {
     FinishReason.STOP: events_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: events_pb2.FINISH_REASON_LENGTH,
@@ -89,8 +92,11 @@ class RequestRun:
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
-            await asyncio.wait([writing])
-            if writing.exception() is not None:
+            done, _ = await asyncio.wait([writing], timeout=ACCEPT_WRITE_S)
+            if not done:
+                # The client accepts no bytes, so it would not get a status either.
+                writing.cancel()
+            elif writing.exception() is not None:
                 _log.debug("Accepted was not written: the call had ended")
             raise
         self._accepted.set()
@@ -148,7 +154,8 @@ class RequestRun:
                     await self._accepted.wait()
                     await self._finish(last)
                 except (OmniStageError, OmniProtoError) as error:
-                    if not self._plan.allow_partial:
+                    # A dead engine ends all calls of the stage, whether the watchdog or this request notices it first.
+                    if not self._plan.allow_partial or isinstance(error, EngineDeadStageError):
                         raise
                     reading.cancel()
                     await self._accepted.wait()

@@ -225,6 +225,18 @@ async def test_half_sent_starts_give_way_to_whole_ones(
     assert [answer.text for answer in answers] == ["Hello"] * 3
 
 
+async def test_a_client_that_accepts_no_bytes_holds_its_places_no_longer_than_timeouts_request(
+    kit: Any, connect: Callable[..., RawConnection]
+) -> None:
+    """Not even Accepted can be written to it, and it sets no deadline."""
+    stage = await kit.serve(lab.wait_forever, timeouts={"request": 1.0})
+    silent = await asyncio.to_thread(connect, stage.server.ports.grpc, receive_window=0)
+    start = grpc_message(lab.start().SerializeToString()) + grpc_message(lab.END.SerializeToString())
+    await hoard(silent, GENERATE, 3, start, end=True)
+    await until(lambda: stage.server.admission.requests == 3)
+    await until(lambda: stage.server.admission.requests == 0)
+
+
 async def test_a_call_that_loses_its_place_is_told_so(kit: Any, connect: Callable[..., RawConnection]) -> None:
     stage = await kit.serve(limits={"maxConcurrentRequests": 1})
 
