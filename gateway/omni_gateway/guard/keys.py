@@ -88,12 +88,15 @@ def hash_key(key: str) -> str:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def parse_keys(text: str) -> tuple[ApiKey, ...]:
+def parse_keys(text: str | bytes) -> tuple[ApiKey, ...]:
     """Returns the keys of a file. Raises KeyFileError."""
     try:
-        return KeyFile.model_validate(yaml.safe_load(text)).keys
-    except yaml.YAMLError as error:
+        document = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # PyYAML raises ValueError for a date such as 2024-99-99.
         raise KeyFileError("the file of keys is not YAML") from error
+    try:
+        return KeyFile.model_validate(document).keys
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         raise KeyFileError(wrong) from None  # pydantic's own message quotes values
@@ -121,7 +124,7 @@ class KeyRing:
         self._clock = clock
         self._checked = clock()
         self._seen = self._stamp()
-        self._keys = parse_keys(path.read_text(encoding="utf-8"))
+        self._keys = parse_keys(path.read_bytes())
 
     def authenticate(self, authorization: str | None) -> ApiKey:
         """Returns the key of a header `Authorization: Bearer KEY`. Raises AuthenticationError."""
@@ -144,7 +147,7 @@ class KeyRing:
             if seen == self._seen:
                 return
             self._seen = seen
-            self._keys = parse_keys(self._path.read_text(encoding="utf-8"))
+            self._keys = parse_keys(self._path.read_bytes())
         except (KeyFileError, OSError) as error:
             log.error("the file of keys cannot be read; the earlier keys stay", extra={"reason": str(error)})
             return

@@ -57,11 +57,14 @@ def fetch(request: FetchRequest, token: str | None) -> str:
     (address, revision, token), and FetchError for all others.
     """
     repository = parse_uri(request.uri)
+    pinned = read_pin(request.commit_file, repository, request.revision)
     known = fetched_commit(request, repository)
-    if known is not None:
+    if known is not None and pinned is None and request.commit_file is not None:
+        # Somebody deleted the file. Without it, stages that fetch later would look the revision up again.
+        pinned = write_pin(request.commit_file, repository, request.revision, known)
+    if known is not None and pinned in (None, known):
         _log.info("the checkpoint is there", extra={"repository": repository, "commit": known})
         return known
-    pinned = read_pin(request.commit_file, repository, request.revision)
     wanted = pinned or request.revision
     try:
         commit, sizes = _look_up(repository, wanted, token)
@@ -72,7 +75,7 @@ def fetch(request: FetchRequest, token: str | None) -> str:
     except GatedRepoError as error:
         raise _refused(repository, "is gated; accept its licence and give a token that may read it") from error
     except RevisionNotFoundError as error:
-        recorded = f"; {request.commit_file} records it, so delete that file to look the revision up again"
+        recorded = f", which {request.commit_file} records; to look the revision up again, delete that file's folder"
         raise ConfigurationError(
             f"{repository} has no revision {wanted!r}{recorded if pinned else ''}", field="model.revision"
         ) from error

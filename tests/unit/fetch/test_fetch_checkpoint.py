@@ -148,6 +148,22 @@ def test_stages_that_share_a_cache_share_the_commit_though_the_branch_moves(hub:
     assert fetch(request_into(tmp_path / "c"), TOKEN) == moved
 
 
+def test_stages_serve_one_commit_although_somebody_deletes_its_record(hub: Hub, tmp_path: Path) -> None:
+    hub.files = SHARDED
+    pin = tmp_path / "commit.json"
+    thinker, talker = (
+        request_into(tmp_path / name, f"qwen2_5_omni/{name}", commit_file=pin) for name in ("thinker", "talker")
+    )
+    assert fetch(thinker, TOKEN) == COMMIT
+    pin.unlink()
+    hub.commit = moved = "e" * 40
+    assert fetch(talker, TOKEN) == moved, "it cannot know of the other stage's folder"
+    assert fetch(thinker, TOKEN) == moved
+    pin.unlink()
+    assert [fetch(talker, None), fetch(thinker, None)] == [moved, moved], "without the network"
+    assert json.loads(pin.read_text())["commit"] == moved
+
+
 def test_a_commit_without_weights_is_not_recorded(hub: Hub, tmp_path: Path) -> None:
     """Otherwise a repository that is still being uploaded would fail for all later pods of a shared cache."""
     pin = tmp_path / "commit.json"

@@ -34,6 +34,9 @@ def test_a_new_key_is_found_by_its_hash_alone() -> None:
     ("text", "says"),
     [
         ("keys: [", "not YAML"),
+        (b"keys: \xff", "not YAML"),
+        ("keys: 2024-99-99", "not YAML"),
+        ("[" * 5000, "not YAML"),
         ("keys:\n- {name: a}", "sha256"),
         ("keys:\n- {name: a, sha256: secret-in-plain}", "sha256"),
         ("keys:\n- {name: a b, sha256: " + "0" * 64 + "}", "name"),
@@ -41,7 +44,7 @@ def test_a_new_key_is_found_by_its_hash_alone() -> None:
         ("keys:\n- {name: a, sha256: " + "0" * 64 + ", limits: {requests: 1}}", "requests"),
     ],
 )
-def test_a_wrong_file_names_the_field_and_no_value(text: str, says: str) -> None:
+def test_a_wrong_file_names_the_field_and_no_value(text: str | bytes, says: str) -> None:
     with pytest.raises(KeyFileError, match=says) as caught:
         parse_keys(text)
     assert "secret-in-plain" not in str(caught.value)

@@ -119,6 +119,7 @@ class ServingCertificate:
         self._metrics = CertificateMetrics(registry)
         self._lock = threading.Lock()
         self._current = self._given = read_certificate(settings)
+        self._told_expired = False
         self._problem = ""
         self._tell("certificate loaded")
 
@@ -153,6 +154,8 @@ class ServingCertificate:
         if found == self._current:
             if recovered:
                 self._tell("certificate files match the served certificate again")
+            elif self._current.not_after <= datetime.now(UTC) and not self._told_expired:
+                self._tell("certificate in use")
             return False
         with self._lock:
             self._current = found
@@ -179,7 +182,7 @@ class ServingCertificate:
     def _tell(self, event: str) -> None:
         found = self._current
         self._metrics.expiry.set(found.not_after.timestamp())
-        expired = found.not_after <= datetime.now(UTC)
+        expired = self._told_expired = found.not_after <= datetime.now(UTC)
         _log.log(
             logging.WARNING if expired else logging.INFO,
             "%s%s",

@@ -6,15 +6,19 @@ import asyncio
 import logging
 import socket
 import ssl
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import grpc
 import pytest
 from cryptography import x509
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import CollectorRegistry
 
+from omni_proto.stage_config import ServerTls
 from omni_stage.service.server import tls
 from support import scripted_stages as lab
 from support.certificates import DAY, MountedSecret, tls_files
@@ -163,6 +167,22 @@ async def test_a_broken_renewal_keeps_the_certificate_and_is_told_once(
     secret.write(tls_files(renewed))
     await until(lambda: stage.registry.get_sample_value(EXPIRY) == renewed.not_after.timestamp(), 20)
     assert await shown_serial(stage) == renewed.serial
+
+
+async def test_a_certificate_that_expires_while_it_is_served_is_told_once(
+    secret: MountedSecret, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    issued = CA.issue(lasts=DAY)
+    secret.write(tls_files(issued))
+    served = tls.ServingCertificate(ServerTls(**listen(secret)["tls"]), CollectorRegistry())
+    assert not served.refresh()
+    assert "expired" not in caplog.text
+    clock = mock.Mock(wraps=datetime)
+    clock.now.return_value = issued.not_after + timedelta(seconds=1)
+    monkeypatch.setattr("omni_stage.service.server.tls.datetime", clock)
+    for _ in range(2):
+        assert not served.refresh()
+    assert caplog.text.count("it has expired") == 1
 
 
 async def test_an_expired_certificate_is_served_and_told(
