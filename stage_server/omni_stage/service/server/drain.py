@@ -25,8 +25,8 @@ async def drain(
     """Drain the stage; `abort` (a second signal) cuts it short. Returns whether every call ended by itself.
 
     1. Report NOT_SERVING for notice_s: load balancers stop sending calls, and late calls are still served.
-    2. Refuse new calls (DRAINING, which callers retry elsewhere), and `close_port`, which tells every connection to end
-       with its last call. Behind a Service, a client without health checks would otherwise retry on this pod.
+    2. Refuse new calls (DRAINING, which callers retry elsewhere), and call `close_port`: every connection ends with its
+       last call. Behind a Service, a client without health checks would otherwise retry on this pod.
     3. Wait up to grace_s for the calls in flight. Calls still in flight after that end with DRAINING.
     """
     health.set_ready(False)
