@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -150,6 +152,14 @@ def test_the_api_server_comes_back_at_its_address(control_plane: ControlPlane, a
     control_plane.restart(kill=True)
     assert api.get("ConfigMap", "kept")
     # The controllers, the scheduler and kwok work again as well.
+    api.apply(build_deployment("later", replicas=1))
+    eventually(lambda: api.get("Deployment", "later")["status"].get("readyReplicas") == 1, timeout_s=120)
+
+
+def test_kwok_is_started_again_when_it_crashes(control_plane: ControlPlane, api: Api) -> None:
+    shell = next(child.pid for child in control_plane._controllers if child.name == "kwok")
+    (kwok,) = Path(f"/proc/{shell}/task/{shell}/children").read_text().split()
+    os.kill(int(kwok), signal.SIGKILL)
     api.apply(build_deployment("later", replicas=1))
     eventually(lambda: api.get("Deployment", "later")["status"].get("readyReplicas") == 1, timeout_s=120)
 

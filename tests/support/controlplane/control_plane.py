@@ -10,9 +10,16 @@ import yaml
 
 from support.controlplane.api import Manifest, eventually
 from support.controlplane.api_server import ApiServer
-from support.controlplane.process import ChildProcess
+from support.controlplane.process import ENDS_WITH_PARENT, ChildProcess
 
 GPU = "nvidia.com/gpu"
+_RESTARTS = (
+    "sh",
+    "-c",
+    f'for i in 1 2 3 4 5; do {" ".join(ENDS_WITH_PARENT)} "$0" "$@" && exit; sleep 0.2; done; exit 2',
+)
+"""Prefix of a command that is started again when it fails, as in a cluster. kwok 0.7 sometimes crashes while it starts:
+its controllers of nodes and of pods write to one map at the same time (pkg/utils/lifecycle, Stage.init)."""
 _KWOK_STAGES = Path(__file__).with_name("kwok.yaml")
 
 
@@ -94,7 +101,7 @@ class ControlPlane(ApiServer):
         self._controllers += (
             self._child("kube-controller-manager", *self._controller_manager_flags(kubeconfig)),
             self._child("kube-scheduler", f"--config={self._scheduler_config(kubeconfig)}", "--secure-port=0"),
-            self._child("kwok", *self._kwok_flags(kubeconfig)),
+            self._child("kwok", *self._kwok_flags(kubeconfig), prefix=_RESTARTS),
         )
         for controller in self._controllers:
             controller.start()
