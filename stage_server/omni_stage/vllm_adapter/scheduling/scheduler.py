@@ -49,6 +49,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from omni_stage.errors import OmniStageError
 from omni_stage.vllm_adapter.names import INVALID_PAYLOAD
+from omni_stage.vllm_adapter.scheduling.error_dump import disable_dump
 from omni_stage.vllm_adapter.scheduling.groups import Group, StepCost
 from omni_stage.vllm_adapter.scheduling.media_turns import MediaStep, MediaTurns, cap_budget
 from omni_stage.vllm_adapter.scheduling.pace import Listener, Pace
@@ -61,7 +62,6 @@ from omni_stage.vllm_adapter.scheduling.scheduler_output import (
 
 _ACTIVE = (RequestStatus.RUNNING, RequestStatus.WAITING, RequestStatus.PREEMPTED)
 """Statuses of requests that wait for tokens. A session that waits for its next part has another status."""
-
 logger = logging.getLogger(__name__)
 
 _MOST_STEPS = 8
@@ -77,12 +77,12 @@ class OmniSchedulerMixin:
     num_waiting_for_streaming_input: int
     max_num_encoder_input_tokens: int
     encoder_cache_manager: EncoderCacheManager
-    clock: Callable[[], float] = staticmethod(time.monotonic)
-    """Seconds, monotonic."""
+    clock: Callable[[], float] = staticmethod(time.monotonic)  # seconds
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Take vLLM's arguments. Raises ConfigurationError if additional_config holds wrong settings."""
         super().__init__(*args, **kwargs)
+        disable_dump()
         # The front end checked every value before it admitted the request: here a checksum is enough.
         self._payload_limits = read_limits(self.vllm_config.additional_config).already_checked()  # type: ignore[attr-defined]
         self._rejected: dict[str, str] = {}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import fields
 
 import pytest
 import torch
 from vllm.config import SchedulerConfig
+from vllm.logging_utils import dump_input
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import NewRequestData
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -150,6 +152,19 @@ def test_only_requests_with_a_payload_are_enriched(make_scheduler, ar_request, p
     scheduler.add_request(ar_request("plain"))
     scheduler.add_request(ar_request("rich", raw=payload().to_bytes()))
     assert [type(data) for data in scheduler.schedule().scheduled_new_reqs] == [NewRequestData, OmniNewRequestData]
+
+
+@BOTH
+def test_a_step_that_fails_is_not_logged(scheduler_class, make_scheduler, ar_request, payload, monkeypatch, caplog):
+    """vLLM's engine core would log the step's sampling parameters, which hold stop strings and our payload's bytes."""
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)  # to caplog
+    scheduler = make_scheduler(scheduler_class)
+    caplog.clear()
+    request = ar_request("a", raw=payload().to_bytes())
+    request.sampling_params.stop = ["a client's word"]
+    scheduler.add_request(request)
+    dump_input.dump_engine_exception(scheduler.vllm_config, scheduler.schedule(), None)
+    assert caplog.text == ""
 
 
 def test_values_are_shared_not_copied(make_scheduler, ar_request, payload):

@@ -1,0 +1,15 @@
+"""Keeps what clients sent out of the log of an engine whose step failed.
+
+Private interface of vLLM 0.32: `EngineCore.log_error_detail` calls `vllm.logging_utils.dump_input`, whose logger then
+writes the whole step as an error. Tensors appear by their shape only, but sampling parameters and media are written in
+full: stop strings, grammars, pixels, and the bytes of our payloads. vLLM has no setting for this.
+"""
+
+from __future__ import annotations
+
+import logging
+
+
+def disable_dump() -> None:
+    """Stop vLLM from logging the step that failed. The exception and its traceback are still logged."""
+    logging.getLogger("vllm.logging_utils.dump_input").setLevel(logging.CRITICAL)
