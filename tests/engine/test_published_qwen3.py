@@ -18,10 +18,10 @@ from omni_stage.errors import ConfigurationError
 from omni_stage.models.qwen3_omni.checkpoint import read_checkpoint
 from omni_stage.models.qwen3_omni.thinker.component import (
     DEFAULT_SAMPLING,
+    MAX_SAMPLES,
     PATCH,
     SAMPLES_PER_TOKEN,
     Thinker,
-    read_audio_limit,
 )
 from omni_stage.models.shared.media_cost import MediaCosts
 from omni_stage.models.shared.prompts import PromptBuilder
@@ -82,12 +82,10 @@ def thinker_of(checkpoint: Path) -> Thinker:
         max_media=4,
         default_sampling=DEFAULT_SAMPLING,
         end_token_ids=(facts.text.message_end,),
-        media_costs=MediaCosts(4 << 10, 64 << 10, 4_800_000, PATCH, SAMPLES_PER_TOKEN),
+        media_costs=MediaCosts(4 << 10, 64 << 10, MAX_SAMPLES, PATCH, SAMPLES_PER_TOKEN),
         pace={"tokens_per_second": 12.5},
     )
-    prompts = PromptBuilder(
-        MediaTokens(), facts, max_audio_samples=read_audio_limit(checkpoint), speech_needs_chat=True
-    )
+    prompts = PromptBuilder(MediaTokens(), facts, max_audio_samples=MAX_SAMPLES, speech_needs_chat=True)
     return Thinker(facts, prompts, settings)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoProcessor, WhisperFeatureExtractor
 
 from omni_proto.stage_config import SamplingDefaults
 from omni_proto.tensors import encode_rows
-from omni_stage.errors import ConfigurationError, InvalidMediaError, InvalidRequestError, InvalidTensorError
+from omni_stage.errors import InvalidMediaError, InvalidRequestError, InvalidTensorError
 from omni_stage.models.component import (
     AudioPart,
     ChatMessage,
@@ -30,7 +32,7 @@ from omni_stage.models.qwen3_omni.manifest import TALKER
 from omni_stage.models.qwen3_omni.schemas import thinker2talker_schema
 from omni_stage.models.qwen3_omni.talker.component import GREEDY, SEED
 from omni_stage.models.qwen3_omni.talker.component import build_component as build_talker
-from omni_stage.models.qwen3_omni.thinker.component import ThinkerEmitter, read_audio_limit
+from omni_stage.models.qwen3_omni.thinker.component import ThinkerEmitter
 from omni_stage.models.qwen3_omni.thinker.component import build_component as build_thinker
 from omni_stage.reply_form import GivenReply
 from support.hostile_edges import HOSTILE_FAMILIES
@@ -119,26 +121,27 @@ def test_the_predictor_is_greedy_where_the_talker_is_and_has_its_seed(talker: An
     assert settings()[SEED] != settings()[SEED], "without a seed, each request gets a random one"
 
 
-def test_audio_is_cut_at_no_thirty_seconds(thinker: Any, checkpoint: Path, tmp_path: Path) -> None:
-    """The limit is n_samples of preprocessor_config.json, 300 s, and not transformers' default chunk_length, 30 s."""
-    published = write_published_qwen3(tmp_path)
-    assert read_audio_limit(published) == read_audio_limit(checkpoint) == 300 * 16_000
+def hear(thinker: Any, seconds: float) -> int:
+    """Returns how many samples of silence of this length the engine gets."""
+    sound = AudioPart(np.zeros(int(seconds * 16_000), np.float32), 16_000)
+    prepared = thinker.prepare(ask(UserPrompt(messages=[ChatMessage("user", [sound])])))
+    ((samples, _),) = prepared.prompt["multi_modal_data"]["audio"]
+    return int(samples.size)
 
-    def hear(seconds: float) -> Any:
-        sound = AudioPart(np.zeros(int(seconds * 16_000), np.float32), 16_000)
-        return thinker.prepare(ask(UserPrompt(messages=[ChatMessage("user", [sound])])))
 
-    ((samples, _),) = hear(40).prompt["multi_modal_data"]["audio"]
-    assert samples.size == 40 * 16_000
+def test_audio_is_cut_at_no_thirty_seconds(thinker: Any) -> None:
+    assert hear(thinker, 40) == 40 * 16_000
     with pytest.raises(InvalidMediaError, match="longer than 300 s"):
-        hear(300.1)
+        hear(thinker, 300.1)
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"n_samples": 0}', '{"n_samples": true}', "{}"])
-def test_a_checkpoint_that_does_not_say_how_long_audio_may_be_cannot_start(tmp_path: Path, content: str) -> None:
-    (tmp_path / "preprocessor_config.json").write_text(content)
-    with pytest.raises(ConfigurationError, match="n_samples"):
-        read_audio_limit(tmp_path)
+@pytest.mark.parametrize("saved", [WhisperFeatureExtractor, AutoProcessor])
+def test_a_checkpoint_saved_again_hears_as_long(saved: Any, checkpoint: Path, tmp_path: Path) -> None:
+    """transformers then writes n_samples for 30 s, or processor_config.json in place of preprocessor_config.json."""
+    again = tmp_path / "again"
+    shutil.copytree(checkpoint, again, ignore=shutil.ignore_patterns("preprocessor_config.json"))
+    saved.from_pretrained(checkpoint, local_files_only=True).save_pretrained(again)
+    assert hear(build_thinker(stage_config("thinker", again, family="qwen3_omni")), 40) == 40 * 16_000
 
 
 def test_what_a_text_prompt_costs_on_the_edge_at_published_widths(tmp_path: Path) -> None:

@@ -6,10 +6,8 @@ publishes the hidden states of one layer.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 import torch
@@ -24,13 +22,16 @@ from omni_stage.models.qwen3_omni.schemas import find_pace, thinker2talker_schem
 from omni_stage.models.qwen3_omni.turns import find_media, find_reply, find_user_tokens
 from omni_stage.models.shared.config_file import torch_dtype
 from omni_stage.models.shared.media_cost import MediaCosts
-from omni_stage.models.shared.prompts import PromptBuilder
+from omni_stage.models.shared.prompts import SOUND_RATE_HZ, PromptBuilder
 from omni_stage.models.shared.thinker import MAX_TOKENS, OmniThinker, ThinkerSettings
 
 PATCH: Final = 32
 """Side, in pixels, of the image square that becomes one token."""
 SAMPLES_PER_TOKEN: Final = 1231
 """Audio samples per token: 100 frames of 10 ms become 13 tokens."""
+MAX_SAMPLES: Final = 300 * SOUND_RATE_HZ
+"""Samples of the longest audio. The published preprocessor_config.json names 300 s (`n_samples`). transformers does not
+cut audio there, and writes the value for 30 s when it saves the checkpoint again, so the file decides nothing."""
 DEFAULT_SAMPLING: Final = SamplingDefaults(temperature=0.0, max_tokens=MAX_TOKENS)
 """Greedy, as in transformers' generate(), because no published file has sampling values for the thinker."""
 _FIRST_TENSORS: Final = frozenset({"prompt_tokens", "media", "media_positions"})
@@ -120,26 +121,6 @@ class ThinkerEmitter:
         return tensors
 
 
-def read_audio_limit(path: Path) -> int:
-    """Returns the longest audio in samples at 16 kHz: `n_samples` of preprocessor_config.json, 300 s as published.
-
-    The published file lacks `chunk_length`, for which transformers assumes 30 s. That value is not a limit, because the
-    processor does not cut off audio. Raises ConfigurationError.
-    """
-    file = path / "preprocessor_config.json"
-    try:
-        samples = json.loads(file.read_text(encoding="utf-8"))["n_samples"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigurationError(
-            f"{file} does not name n_samples ({type(error).__name__}); the checkpoint must hold its preprocessor's "
-            "settings",
-            field="model.path",
-        ) from error
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
-        raise ConfigurationError(f"{file}: n_samples must be a positive integer", field="model.path")
-    return samples
-
-
 def build_component(config: StageConfig) -> Thinker:
     """Build the thinker of config.model.path. Raises ConfigurationError."""
     checkpoint = read_checkpoint(config.model.path)
@@ -149,15 +130,14 @@ def build_component(config: StageConfig) -> Thinker:
             "can read its thinker; leave the other stages out",
             field="downstream",
         )
-    max_samples = read_audio_limit(checkpoint.path)
-    prompts = PromptBuilder.load(checkpoint, max_audio_samples=max_samples, speech_needs_chat=True)
+    prompts = PromptBuilder.load(checkpoint, max_audio_samples=MAX_SAMPLES, speech_needs_chat=True)
     settings = ThinkerSettings(
         feeds=bool(config.downstream),
         max_media=config.limits.max_media_per_request,
         default_sampling=DEFAULT_SAMPLING,
         end_token_ids=(checkpoint.text.message_end,),
         media_costs=MediaCosts.load(
-            checkpoint.path, max_samples=max_samples, patch=PATCH, samples_per_token=SAMPLES_PER_TOKEN
+            checkpoint.path, max_samples=MAX_SAMPLES, patch=PATCH, samples_per_token=SAMPLES_PER_TOKEN
         ),
         pace=find_pace(config),
         known_voices=checkpoint.speech.voices if config.downstream and checkpoint.speech else (),
