@@ -1,4 +1,4 @@
-"""Reads a checkpoint's config.json."""
+"""Reads a checkpoint's config.json, and files that it may lack."""
 
 from __future__ import annotations
 
@@ -29,6 +29,19 @@ def read_config(directory: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ConfigurationError(f"{file} must hold a mapping", field="model.path")
     return config
+
+
+def read_if_there(file: Path) -> dict[str, Any]:
+    """Returns the mapping in a JSON file; empty if there is no such file. Raises ConfigurationError."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"cannot read {file}: {type(error).__name__}", field="model.path") from error
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"{file} must hold a mapping", field="model.path")
+    return content
 
 
 def find_dtype(parts: Iterable[Mapping[str, Any]]) -> str:

@@ -32,12 +32,12 @@ from omni_stage.models.qwen3_omni.manifest import TALKER
 from omni_stage.models.qwen3_omni.schemas import thinker2talker_schema
 from omni_stage.models.qwen3_omni.talker.component import GREEDY, SEED
 from omni_stage.models.qwen3_omni.talker.component import build_component as build_talker
-from omni_stage.models.qwen3_omni.thinker.component import ThinkerEmitter
+from omni_stage.models.qwen3_omni.thinker.component import ThinkerEmitter, read_text_sampling
 from omni_stage.models.qwen3_omni.thinker.component import build_component as build_thinker
 from omni_stage.reply_form import GivenReply
 from support.hostile_edges import HOSTILE_FAMILIES
 from support.omni_stages import stage_config
-from support.published import write_published, write_published_qwen3
+from support.published import DATA, write_published, write_published_qwen3
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def ask(source: Any, *, spoken: bool = True, voice: str = "", **sampling: Any) -
 
 def test_the_talkers_defaults_are_the_published_files() -> None:
     """The defaults are in the Instruct release's generation_config.json, under names that vLLM does not know."""
-    published = json.loads(Path("tests/data/published/qwen3_omni_30b_a3b.generation_config.json").read_text())
+    published = json.loads((DATA / "qwen3_omni_30b_a3b.generation_config.json").read_text())
     ours = TALKER.default_sampling
     assert ours.model_dump(exclude_none=True) == {
         "temperature": published["talker_temperature"],
@@ -77,6 +77,31 @@ def test_the_thinker_is_greedy_and_ends_where_a_message_ends(thinker: Any, check
     end = read_checkpoint(checkpoint).text.message_end
     assert thinker.prepare(ask(UserPrompt(text="Hello"))).stop_token_ids == (end,)
     assert thinker.prepare(ask(UserPrompt(text="Hello"), ignore_eos=True)).stop_token_ids == ()
+
+
+@pytest.mark.parametrize(
+    ("release", "ours"),
+    [("30b_a3b", SamplingDefaults(temperature=0.0, max_tokens=1024)), ("30b_a3b_thinking", SamplingDefaults())],
+)
+def test_a_published_file_that_has_values_for_the_thinker_decides(
+    release: str, ours: SamplingDefaults, checkpoint: Path, tmp_path: Path
+) -> None:
+    """vLLM reads Thinking's values itself. Instruct's are all the talker's, and transformers' thinker is greedy."""
+    published = tmp_path / "published"
+    shutil.copytree(checkpoint, published)
+    shutil.copy(DATA / f"qwen3_omni_{release}.generation_config.json", published / "generation_config.json")
+    assert build_thinker(stage_config("thinker", published, family="qwen3_omni")).default_sampling == ours
+
+
+@pytest.mark.parametrize("values", [{}, {"temperature": 0.6, "do_sample": False}, {"repetition_penalty": 1.1}])
+def test_the_thinker_is_greedy_where_the_file_does_not_sample(values: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(values))
+    assert read_text_sampling(tmp_path) == SamplingDefaults(temperature=0.0, max_tokens=1024)
+
+
+def test_a_file_without_a_length_samples_as_many_tokens_as_transformers(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"top_p": 0.9}')
+    assert read_text_sampling(tmp_path) == SamplingDefaults(max_tokens=1024)
 
 
 def test_a_text_that_is_spoken_is_a_users_message_and_nothing_is_put_before_it(thinker: Any, checkpoint: Path) -> None:

@@ -8,12 +8,12 @@ it derives the thinker's generation settings only from that part of config.json.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from omni_proto.stage_config import SamplingDefaults
 from omni_stage.errors import ConfigurationError
+from omni_stage.models.shared.config_file import read_if_there
 from omni_stage.models.shared.thinker import MAX_TOKENS
 
 
@@ -22,7 +22,7 @@ def read_text_sampling(path: Path) -> SamplingDefaults:
 
     In that case the sampling values in that file apply, which vLLM reads by itself. Raises ConfigurationError.
     """
-    if _read_json(path / "generation_config.json").get("do_sample") is True:
+    if read_if_there(path / "generation_config.json").get("do_sample") is True:
         return SamplingDefaults(max_tokens=MAX_TOKENS)
     return SamplingDefaults(temperature=0.0, max_tokens=MAX_TOKENS)
 
@@ -35,8 +35,8 @@ def read_text_ends(path: Path, *, vocab_size: int, tokenizer_end: int | None) ->
     vocabulary. Raises ConfigurationError if neither these files nor the tokenizer name an end, because every reply
     would then run to max_tokens.
     """
-    thinker = _read_json(path / "config.json").get("thinker_config") or {}
-    settings = _read_json(path / "generation_config.json")
+    thinker = read_if_there(path / "config.json").get("thinker_config") or {}
+    settings = read_if_there(path / "generation_config.json")
     for source, part in (("thinker_config", thinker), ("thinker_config.text_config", thinker.get("text_config") or {})):
         ends = _read_ids(part, f"{path / 'config.json'}: {source}", vocab_size)
         if ends:
@@ -62,16 +62,3 @@ def _read_ids(part: dict[str, Any], source: str, vocab_size: int) -> tuple[int, 
                 limit=vocab_size,
             )
     return tuple(sorted(set(ids)))
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    """Returns the mapping in the file; empty if there is no such file."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"cannot read {file}: {type(error).__name__}", field="model.path") from error
-    if not isinstance(content, dict):
-        raise ConfigurationError(f"{file} must hold a mapping", field="model.path")
-    return content

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -20,7 +21,7 @@ from omni_stage.models.qwen3_omni.manifest import THINKER
 from omni_stage.models.qwen3_omni.model_configs import name_thinker
 from omni_stage.models.qwen3_omni.schemas import find_pace, thinker2talker_schema
 from omni_stage.models.qwen3_omni.turns import find_media, find_reply, find_user_tokens
-from omni_stage.models.shared.config_file import torch_dtype
+from omni_stage.models.shared.config_file import read_if_there, torch_dtype
 from omni_stage.models.shared.media_cost import MediaCosts
 from omni_stage.models.shared.prompts import SOUND_RATE_HZ, PromptBuilder
 from omni_stage.models.shared.thinker import MAX_TOKENS, OmniThinker, ThinkerSettings
@@ -33,7 +34,8 @@ MAX_SAMPLES: Final = 300 * SOUND_RATE_HZ
 """Samples of the longest audio. The published preprocessor_config.json names 300 s (`n_samples`). transformers does not
 cut audio there, and writes the value for 30 s when it saves the checkpoint again, so the file decides nothing."""
 DEFAULT_SAMPLING: Final = SamplingDefaults(temperature=0.0, max_tokens=MAX_TOKENS)
-"""Greedy, as in transformers' generate(), because no published file has sampling values for the thinker."""
+"""Greedy, as in transformers' generate(), for a checkpoint whose file has no sampling values for the thinker."""
+_SAMPLING_NAMES: Final = frozenset({"temperature", "top_p", "top_k", "do_sample"})
 _FIRST_TENSORS: Final = frozenset({"prompt_tokens", "media", "media_positions"})
 """Tensors that have rows only in a request's first step, if at all."""
 
@@ -121,6 +123,18 @@ class ThinkerEmitter:
         return tensors
 
 
+def read_text_sampling(path: Path) -> SamplingDefaults:
+    """Returns the thinker's default sampling: DEFAULT_SAMPLING, unless generation_config.json has values for it.
+
+    Those values apply then; vLLM reads them by itself. Instruct's published file has only values for the talker, under
+    other names; Thinking's has values for the thinker. Raises ConfigurationError.
+    """
+    values = read_if_there(path / "generation_config.json")
+    if values.get("do_sample") is False or not _SAMPLING_NAMES & values.keys():
+        return DEFAULT_SAMPLING
+    return SamplingDefaults(max_tokens=None if "max_new_tokens" in values else MAX_TOKENS)
+
+
 def build_component(config: StageConfig) -> Thinker:
     """Build the thinker of config.model.path. Raises ConfigurationError."""
     checkpoint = read_checkpoint(config.model.path)
@@ -134,7 +148,7 @@ def build_component(config: StageConfig) -> Thinker:
     settings = ThinkerSettings(
         feeds=bool(config.downstream),
         max_media=config.limits.max_media_per_request,
-        default_sampling=DEFAULT_SAMPLING,
+        default_sampling=read_text_sampling(checkpoint.path),
         end_token_ids=(checkpoint.text.message_end,),
         media_costs=MediaCosts.load(
             checkpoint.path, max_samples=MAX_SAMPLES, patch=PATCH, samples_per_token=SAMPLES_PER_TOKEN
