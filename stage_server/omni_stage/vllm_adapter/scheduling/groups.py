@@ -58,7 +58,7 @@ class StepCost:
 
 @dataclass(slots=True)
 class Group:
-    """The requests that have no audio yet, and those that wait to join them."""
+    """The requests that have no audio yet, and those that wait to join them. Make a new one for each step."""
 
     cost: tuple[float, float] | None
     """See StepCost.line."""
@@ -68,15 +68,19 @@ class Group:
     """Requests whose prompt waits to be read."""
     steps_left: int
     """Steps until all unheard requests have their first audio."""
+    closed: bool = False
+    """Set by the first refusal: later prompts must not overtake the refused one, or a long one could wait forever."""
 
     def admits(self, prompt_tokens: int, first_tokens: int) -> bool:
-        """Returns whether the next prompt joins the group, and counts it if so. Any prompt joins an empty group."""
-        if not self.unheard or self.cost is None or self._pays(prompt_tokens):
-            self.unheard += 1
-            self.waiting -= 1
-            self.steps_left = max(self.steps_left, first_tokens)
-            return True
-        return False
+        """Returns whether the queue's next prompt joins the group, and counts it if so. Any prompt joins an empty
+        group."""
+        if self.closed or not self._pays(prompt_tokens):
+            self.closed = True
+            return False
+        self.unheard += 1
+        self.waiting -= 1
+        self.steps_left = max(self.steps_left, first_tokens)
+        return True
 
     def _pays(self, prompt_tokens: int) -> bool:
         fixed, per_token = self.cost or (0.0, 0.0)

@@ -57,6 +57,12 @@ def test_long_prompts_wait_on_a_gpu_too() -> None:
     assert sum(group.admits(30_000, 24) for _ in range(8)) < 8
 
 
+def test_nobody_overtakes_a_prompt_that_waits() -> None:
+    """Otherwise short prompts that keep coming would join step after step, and a long one before them never."""
+    group = Group(GPU_COST, unheard=1, waiting=4, steps_left=FIRST)
+    assert [group.admits(tokens, FIRST) for tokens in (100, 30_000, 100)] == [True, False, False]
+
+
 def run_burst(scheduler: Any, ar_request: Any, run_step: Any, cost: tuple[float, float]) -> list[tuple[float, float]]:
     """Runs one request, which shows what steps cost, and then eight concurrently.
 
