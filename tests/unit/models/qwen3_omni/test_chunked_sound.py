@@ -13,6 +13,7 @@ from transformers import Qwen3OmniMoeForConditionalGeneration
 from omni_stage.errors import ModelExecutionError
 from omni_stage.models.qwen3_omni.code2wav.sound.decoder import ChunkDecoder
 from omni_stage.models.qwen3_omni.code2wav.sound.pool import SoundPool
+from omni_stage.models.qwen3_omni.code2wav.sound.state import StateLayout, States
 
 TOLERANCE = 1e-5
 FRAME, LOOKAHEAD = 1920, 555
@@ -123,3 +124,24 @@ def test_rows_are_lent_and_given_back(code2wav: Any) -> None:
         pool.write([f"later-{turn}"], [1], pool.read([None]))
         pool.drop(f"later-{turn}")
     assert pool.rows == 16
+
+
+def test_a_step_for_which_there_is_no_memory_advances_no_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ninth stream needs more rows. Without memory for them, the first eight can run their step again."""
+    cpu = torch.device("cpu")
+    layout = StateLayout((1, 2, 1, 3, 4), ((2, 2),))
+    pool = SoundPool(layout, cpu)
+    old = [f"sound-{index}" for index in range(8)]
+    pool.write(old, [5] * 8, layout.zeros(8, cpu))
+
+    def grow(states: States, rows: int) -> States:
+        raise torch.OutOfMemoryError
+
+    with monkeypatch.context() as full:
+        full.setattr(States, "grow", grow)
+        with pytest.raises(torch.OutOfMemoryError):
+            pool.write([*old, "new"], [6] * 8 + [1], layout.zeros(9, cpu))
+    for name, frames in {**dict.fromkeys(old, 5), "new": 0}.items():
+        pool.check(name, frames)
+    pool.write([*old, "new"], [6] * 8 + [1], layout.zeros(9, cpu))
+    assert (len(pool), pool.rows) == (9, 16)

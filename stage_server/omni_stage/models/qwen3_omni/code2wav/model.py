@@ -115,11 +115,12 @@ class Code2WavModel(nn.Module, IsAttentionFree):
                 for chunk, samples in zip(group, audio, strict=True):
                     chunk.audio.append(samples)
                     chunk.done += key[0]
+            # All audio before any state: a failure must leave every stream as it was.
+            results |= {index: torch.cat(chunk.audio) for index, chunk in chunks.items()}
             pool.write(names, [chunk.position for chunk in batch], states)
             for chunk in batch:
                 if chunk.last and chunk.stream is not None:
                     pool.drop(chunk.stream)
-        results |= {index: torch.cat(chunk.audio) for index, chunk in chunks.items()}
         return [results[index] for index in range(len(requests))]
 
     def end_stream(self, stream: str) -> None:

@@ -15,7 +15,7 @@ MAX_SOUNDS = 256
 """Most streams that may be open concurrently: 1.3 GB in the published model."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Sound:
     row: int
     frames: int
@@ -64,19 +64,23 @@ class SoundPool:
         return states
 
     def write(self, sounds: Sequence[str | None], frames: Sequence[int], states: States) -> None:
-        """Store the states of the streams that have an id. `frames`: each stream's number of frames so far."""
-        places: list[tuple[int, int]] = []
-        for at, (name, count) in enumerate(zip(sounds, frames, strict=True)):
-            if name is None:
-                continue
-            known = self._sounds.get(name)
-            if known is None:
-                known = self._sounds[name] = _Sound(self._lend(), 0)
-            known.frames = count
-            places.append((at, known.row))
-        if places:
-            at_index, rows = (torch.tensor(column).to(self._device) for column in zip(*places, strict=True))
-            self._states.put(rows, states.take(at_index))
+        """Store the states of the streams that have an id. `frames`: each stream's number of frames so far.
+
+        Raises torch.OutOfMemoryError if the device has no memory for new streams. No stream has advanced then.
+        """
+        kept = [(at, name) for at, name in enumerate(sounds) if name is not None]
+        if not kept:
+            return
+        new = [name for _, name in kept if name not in self._sounds]
+        self._reserve(len(new))
+        lent = dict(zip(new, self._free, strict=False))
+        rows = [lent[name] if name in lent else self._sounds[name].row for _, name in kept]
+        values = states.take(torch.tensor([at for at, _ in kept]).to(self._device))
+        self._states.put(torch.tensor(rows).to(self._device), values)
+        # Nothing below this line allocates memory on the device.
+        del self._free[: len(new)]
+        for (at, name), row in zip(kept, rows, strict=True):
+            self._sounds[name] = _Sound(row, frames[at])
 
     def drop(self, sound: str) -> None:
         """Free a stream that has ended or was cancelled. Unknown ids are ignored."""
@@ -84,12 +88,12 @@ class SoundPool:
         if known is not None:
             self._free.append(known.row)
 
-    def _lend(self) -> int:
-        if not self._free:
+    def _reserve(self, count: int) -> None:
+        """Make so many rows free."""
+        while len(self._free) < count:
             first = self.rows
             more = max(_FIRST_ROWS, first)
             # These tensors are written inside and outside of inference mode, so they must not be inference tensors.
             with torch.inference_mode(False):
                 self._states = self._states.grow(more)
-            self._free = list(range(first + more - 1, first - 1, -1))
-        return self._free.pop()
+            self._free.extend(range(first, first + more))
