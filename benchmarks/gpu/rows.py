@@ -59,7 +59,7 @@ def rows_out(context: Context) -> Iterator[Finding]:
                 yield Finding("", name=name, skipped=_CPU_ONLY)
                 continue
             # This process may have initialized CUDA, which does not survive a fork.
-            spawned = environment(VLLM_WORKER_MULTIPROCESSING_METHOD="spawn")
+            spawned = environment(VLLM_WORKER_MULTIPROC_METHOD="spawn")
             with spawned, engine_arguments(**_arguments(context, mode, asynchronous)):
                 yield from asyncio.run(_compare_rows(context, name))
 
