@@ -31,6 +31,7 @@ class InprocEngineCore(EngineProperties):
         super().__init__(make_config)
         self._thread = EngineThread.shared()
         self._llm: InprocOmniLLM | None = None
+        self._closed = False
 
     @property
     def loaded_config(self) -> VllmConfig:
@@ -145,10 +146,11 @@ class InprocEngineCore(EngineProperties):
             await asyncio.shield(asyncio.wrap_future(self._thread.submit(call)))
 
     async def shutdown(self) -> None:
-        """Free the model."""
+        """Free the model, also after a step failed. Calls after the first do nothing."""
         llm, thread = self._llm, self._thread
-        if llm is None or llm.error is not None:
+        if llm is None or self._closed:
             return
+        self._closed = True
 
         def close() -> None:
             thread.unregister(llm)
