@@ -10,7 +10,7 @@ import numpy as np
 from omni_proto.stage_config import StageConfig
 from omni_proto.tensors import TensorSchema
 from omni_stage.arrays import Array
-from omni_stage.errors import InvalidRequestError, InvalidTensorError
+from omni_stage.errors import InvalidRequestError, InvalidTensorError, PromptTooLongError
 from omni_stage.models.component import EdgeInput, FinishReason, StageRequest, StageStep
 from omni_stage.models.edge_stream import EdgeRows, EdgeStream
 from omni_stage.models.shared.voices import pick_voice
@@ -42,7 +42,7 @@ class Talker:
     def open(self, request: StageRequest) -> CodecRun:
         """Returns the run of a request. If the input is streamed, its rows must still be added.
 
-        Raises InvalidRequestError, InvalidTensorError.
+        Raises InvalidRequestError, InvalidTensorError, PromptTooLongError.
         """
         if not isinstance(request.source, EdgeInput | EdgeStream):
             raise InvalidRequestError(f"component {TALKER.id} reads tensors of a thinker, not a prompt")
@@ -100,7 +100,7 @@ class CodecRun:
         return self._ended
 
     def add(self, rows: EdgeRows) -> None:
-        """Add rows. Raises InvalidTensorError."""
+        """Add rows. Raises InvalidTensorError, PromptTooLongError."""
         self._rows += rows.tensors["token_ids"].shape[0] if "token_ids" in rows.tensors else 0
         self._positions += rows.tensors["mrope_positions"].shape[0] if "mrope_positions" in rows.tensors else 0
         self._ended = self._ended or rows.ended
@@ -113,12 +113,23 @@ class CodecRun:
         if not self.prompt_tokens and not (known and self._rows > self._positions):
             return
         self.prompt_tokens = self._positions + _FRAMING
+        room = self._max_model_len - self.prompt_tokens
+        if room < 1:
+            fits = self._max_model_len - _FRAMING - 1
+            raise PromptTooLongError(
+                f"mrope_positions: the thinker's prompt has {self._positions} tokens, at most {fits} fit "
+                "(engineArgs.maxModelLen of this stage); shorten the prompt",
+                field="tensors.mrope_positions",
+                limit=f"{fits} tokens",
+            )
         text_rows = self._rows - self._positions
-        most = min(self._most, max(1, self._max_model_len - self.prompt_tokens))
-        self.limit, self.allowed = most, min(text_rows, most)
+        spoken = math.ceil(text_rows * self._frames_per_row)
+        most = min(self._most, room)
+        # Not more frames than these rows have if the text ends here: the run must not be past its end by then.
+        self.limit, self.allowed = most, min(text_rows, spoken, most)
         if self._ended:
             # The end of speech takes one further step.
-            natural = max(math.ceil(text_rows * self._frames_per_row), self._least) + 1
+            natural = max(spoken, self._least) + 1
             self._ends_speech = not self._goes_on and natural <= most
             self.limit = self.allowed = natural if self._ends_speech else most
 
