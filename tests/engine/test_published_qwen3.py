@@ -82,7 +82,7 @@ def thinker_of(checkpoint: Path) -> Thinker:
         max_media=4,
         default_sampling=DEFAULT_SAMPLING,
         end_token_ids=(facts.text.message_end,),
-        media_costs=MediaCosts(4 << 10, 64 << 10, MAX_SAMPLES, PATCH, SAMPLES_PER_TOKEN),
+        media_costs=MediaCosts(4 << 10, 64 << 10, MAX_SAMPLES, PATCH, SAMPLES_PER_TOKEN, pads_to_limit=False),
         pace={"tokens_per_second": 12.5},
     )
     prompts = PromptBuilder(MediaTokens(), facts, max_audio_samples=MAX_SAMPLES, speech_needs_chat=True)

@@ -20,7 +20,8 @@ from omni_stage.media.decode import UndecodableError, decode_audio, decode_image
 from omni_stage.media.resample import resample, resample_blocks
 from omni_stage.media.video import decode_sound, decode_video
 from omni_stage.service.media.kinds import MEDIA_TYPES, MediaKind
-from omni_stage.service.media.planning import MediaRules, MediaSlot, audio_samples, check_media, judge_medium
+from omni_stage.service.media.planning import audio_samples, check_media, judge_medium
+from omni_stage.service.media.slots import MediaRules, MediaSlot
 from support.hostile_media import CORPUS, TAKEN
 from support.scripted_stages import ScriptedComponent
 from support.videos import encode_video

@@ -57,7 +57,7 @@ def published_component(stage: str, checkpoint: Path, family: str = "qwen2_5_omn
         max_media=4,
         default_sampling=read_text_sampling(checkpoint),
         end_token_ids=read_text_ends(checkpoint, vocab_size=facts.vocab_size, tokenizer_end=None),
-        media_costs=MediaCosts(56 * 56, 50_176, 480_000, 28, 640),
+        media_costs=MediaCosts(56 * 56, 50_176, 480_000, 28, 640, pads_to_limit=True),
         pace={"tokens_per_second": 50.0},
         known_voices=tuple(read_voices(checkpoint)),
     )

@@ -20,8 +20,8 @@ resizing and reordering need about as much again: 534 MiB for 12.8 million pixel
 SMALLEST_PIXELS: Final = 32 << 10
 """Upper bound of the pixels to which a small image is enlarged."""
 BYTES_PER_SOUND_SAMPLE: Final = 72
-"""Bytes per sample of the longest audio, to which the feature extractor pads every clip: 317 MiB for 300 s, measured
-with transformers 5."""
+"""Bytes per sample of audio, the feature extractor's padding included: 317 MiB for 300 s, measured with transformers
+5."""
 
 FRAME_TOKENS: Final = (128, 768)
 """Fewest and most tokens to which a frame of a video is scaled. The same for both families, and independent of the
@@ -47,16 +47,21 @@ class MediaCosts:
     """Side, in pixels, of the image square that becomes one token."""
     samples_per_token: int
     """Most samples of audio that become one token."""
+    pads_to_limit: bool
+    """Whether the feature extractor pads every clip to max_samples. Otherwise it pads to a request's longest clip."""
 
     @classmethod
-    def load(cls, path: Path, *, max_samples: int, patch: int, samples_per_token: int) -> MediaCosts:
+    def load(
+        cls, path: Path, *, max_samples: int, patch: int, samples_per_token: int, pads_to_limit: bool
+    ) -> MediaCosts:
         """Read the image processor's bounds in `path`; the other arguments become the other fields.
 
         Raises ConfigurationError.
         """
         try:
             size = Qwen2VLImageProcessor.from_pretrained(str(path), local_files_only=True).size
-            return cls(int(size["shortest_edge"]), int(size["longest_edge"]), max_samples, patch, samples_per_token)
+            smallest, largest = int(size["shortest_edge"]), int(size["longest_edge"])
+            return cls(smallest, largest, max_samples, patch, samples_per_token, pads_to_limit)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigurationError(
                 f"no image processor can be read from model.path {path} ({type(error).__name__}); the checkpoint must "
@@ -93,4 +98,5 @@ class MediaCosts:
     def sound(self, samples: int) -> MediaCost:
         """See TakesMedia."""
         check_sound_length(samples, self.max_samples)
-        return MediaCost(samples // self.samples_per_token, self.max_samples * BYTES_PER_SOUND_SAMPLE)
+        padded = self.max_samples if self.pads_to_limit else samples
+        return MediaCost(samples // self.samples_per_token, padded * BYTES_PER_SOUND_SAMPLE)

@@ -16,7 +16,8 @@ from omni_proto.video_header import VideoHeader
 from omni_stage.errors import InvalidMediaError
 from omni_stage.media.decode import WORK_BYTES_PER_PIXEL
 from omni_stage.models.component import AudioPart, ImagePart, MediaPart, VideoPart
-from omni_stage.service.media.planning import VIDEO_WORK_BYTES_PER_PIXEL, MediaRules, MediaSlot, audio_samples
+from omni_stage.service.media.planning import VIDEO_WORK_BYTES_PER_PIXEL, audio_samples
+from omni_stage.service.media.slots import MediaRules, MediaSlot
 
 _WORK_SLACK_BYTES: Final = 64 << 20
 """Memory that a worker needs in addition to its media: tables of the decoders, blocks, the resampler."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from omni_proto.media_header import (
@@ -21,13 +21,13 @@ from omni_proto.media_header import (
     read_header,
 )
 from omni_proto.stage.v1 import prompt_pb2
-from omni_proto.stage_config import Limits, MediaLimits
 from omni_proto.video_header import FRAME_PIXELS, FRAMES_PER_SECOND, MAX_FRAMES, MIN_FRAMES, SOUND_RATE_HZ, VideoHeader
 from omni_stage.errors import InvalidMediaError, InvalidRequestError, PromptTooLongError, RequestTooLargeError
 from omni_stage.media.decode import WORK_BYTES_PER_PIXEL
 from omni_stage.models.component import MediaCost, TakesMedia, TakesVideo
 from omni_stage.service.media.kinds import FRAME_COPIES, MEDIA_TYPES, FramePlan, MediaKind
 from omni_stage.service.media.limits import MIN_RATE_HZ, check_audio, check_image, check_video
+from omni_stage.service.media.slots import MediaRules, MediaSlot
 
 MAX_INLINE_MEDIA_BYTES: Final = 4 << 20
 IMAGE_COPIES_BYTES: Final = WORK_BYTES_PER_PIXEL + 7
@@ -53,46 +53,6 @@ _ALIASES: Final = {
     "video/mov": "video/quicktime",
     "video/matroska": "video/x-matroska",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class MediaSlot:
-    """One medium of a prompt: where its bytes are and, once they have been read, their header."""
-
-    field: str
-    kind: MediaKind
-    media_type: str
-    data: bytes | bytearray
-    media_id: int | None
-    size: int
-    """Bytes as encoded."""
-    declared_bytes: int = 0
-    """Decoded size stated in Start; 0 if Start states none, and for media inside Start."""
-    header: ImageHeader | AudioHeader | VideoHeader | None = None
-    frames: FramePlan | None = None
-    """The frame plan of a video, once its header is known."""
-    tokens: int = 0
-    held_bytes: int = 0
-    """Most bytes that the stage holds for this medium until the request ends."""
-
-
-@dataclass(frozen=True, slots=True)
-class MediaRules:
-    """The limits and the model that media are checked against."""
-
-    limits: Limits
-    media: MediaLimits
-    takes: TakesMedia
-    max_model_len: int
-    reads_video: bool = True
-    """Whether the component's facts name video."""
-    hear_videos: bool = False
-    """ChatPrompt.use_audio_in_video."""
-
-    @property
-    def max_audio_samples(self) -> int:
-        """Most samples of one audio, at the model's rate."""
-        return self.media.max_audio_seconds * self.takes.audio_rate_hz
 
 
 def plan_medium(message: prompt_pb2.Media, field: str, kind: MediaKind, rules: MediaRules) -> MediaSlot:
@@ -125,7 +85,8 @@ def plan_medium(message: prompt_pb2.Media, field: str, kind: MediaKind, rules: M
         )
     if slot.media_id is None:
         return judge_medium(slot, rules)
-    return replace(slot, held_bytes=ENCODED_COPIES * slot.size + _bound_unseen(slot, rules))
+    unseen, sound = _bound_unseen(slot, rules)
+    return replace(slot, held_bytes=ENCODED_COPIES * slot.size + unseen + sound, sound_input_bytes=sound)
 
 
 def check_media(media: Sequence[MediaSlot], rules: MediaRules) -> None:
@@ -188,13 +149,14 @@ def judge_medium(slot: MediaSlot, rules: MediaRules) -> MediaSlot:
     if isinstance(header, ImageHeader):
         check_image(header, slot.field, rules.media)
         cost = rules.takes.image_cost(header.width, header.height)
-        copies = _image_copies(header.pixels)
+        copies, sound = _image_copies(header.pixels), 0
     else:
         check_audio(header, slot.field, rules.media)
         samples = audio_samples(header, rules)
         cost, copies = rules.takes.audio_cost(samples), _audio_copies(samples)
+        sound = cost.engine_input_bytes
     held = ENCODED_COPIES * slot.size + copies + cost.engine_input_bytes
-    return replace(slot, header=header, tokens=cost.tokens, held_bytes=held)
+    return replace(slot, header=header, tokens=cost.tokens, held_bytes=held, sound_input_bytes=sound)
 
 
 def audio_samples(header: AudioHeader, rules: MediaRules) -> int:
@@ -221,7 +183,8 @@ def _judge_video(slot: MediaSlot, header: VideoHeader, rules: MediaRules) -> Med
     )
     # A video may be shorter than its header says. Only the tokens of two frames are certain.
     least = rules.takes.video_cost(width, height, 2).tokens
-    return replace(slot, header=header, frames=plan, tokens=least, held_bytes=held)
+    sound = heard.engine_input_bytes
+    return replace(slot, header=header, frames=plan, tokens=least, held_bytes=held, sound_input_bytes=sound)
 
 
 def _cost_of_track(header: VideoHeader, rules: MediaRules) -> MediaCost:
@@ -246,23 +209,26 @@ def _decoded_bytes(slot: MediaSlot) -> int:
     return slot.declared_bytes if slot.header is None else slot.header.decoded_bytes
 
 
-def _bound_unseen(slot: MediaSlot, rules: MediaRules) -> int:
-    """Returns an upper bound of a medium's bytes, without the encoded ones, while its header is not known."""
+def _bound_unseen(slot: MediaSlot, rules: MediaRules) -> tuple[int, int]:
+    """Returns upper bounds of a medium's bytes while its header is not known.
+
+    The first is without the encoded bytes and without the second, the engine's input of its audio.
+    """
     if slot.kind == "video":
         return _bound_unseen_video(slot, rules)
     if slot.kind == "image":
         pixels = rules.media.max_image_pixels
         if slot.declared_bytes:
             pixels = min(pixels, -(-slot.declared_bytes // BYTES_PER_PIXEL))
-        return _image_copies(pixels) + _worst_image(pixels, rules.takes)
+        return _image_copies(pixels) + _worst_image(pixels, rules.takes), 0
     samples = rules.max_audio_samples
     if slot.declared_bytes:
         slowest = slot.declared_bytes // BYTES_PER_SAMPLE
         samples = min(samples, math.ceil(slowest * rules.takes.audio_rate_hz / MIN_RATE_HZ))
-    return _audio_copies(samples) + rules.takes.audio_cost(samples).engine_input_bytes
+    return _audio_copies(samples), rules.takes.audio_cost(samples).engine_input_bytes
 
 
-def _bound_unseen_video(slot: MediaSlot, rules: MediaRules) -> int:
+def _bound_unseen_video(slot: MediaSlot, rules: MediaRules) -> tuple[int, int]:
     frames = min(MAX_FRAMES, max(MIN_FRAMES, FRAMES_PER_SECOND * rules.media.max_video_seconds))
     seen = frames * max(FRAME_PIXELS)
     samples = (rules.media.max_video_seconds + 1) * SOUND_RATE_HZ
@@ -272,11 +238,11 @@ def _bound_unseen_video(slot: MediaSlot, rules: MediaRules) -> int:
     # Sides are rounded up to patches, which makes a very elongated frame up to 1.5 times as large.
     seen = decoded // 2 + max(FRAME_PIXELS)
     if not isinstance(rules.takes, TakesVideo):
-        return 0
+        return 0, 0
     cost = rules.takes.video_cost(seen // MIN_FRAMES, 1, MIN_FRAMES).engine_input_bytes
     sound = rules.takes.audio_cost(min(samples, rules.max_audio_samples)).engine_input_bytes
     work = rules.media.max_video_pixels * VIDEO_WORK_BYTES_PER_PIXEL
-    return 3 * seen * FRAME_COPIES + work + _audio_copies(min(samples, decoded // 4 + 1)) + cost + sound
+    return 3 * seen * FRAME_COPIES + work + _audio_copies(min(samples, decoded // 4 + 1)) + cost, sound
 
 
 def _worst_image(pixels: int, takes: TakesMedia) -> int:

@@ -22,7 +22,7 @@ from omni_stage.errors import DrainingError, OmniStageError
 from omni_stage.models.component import MediaPart
 from omni_stage.service.media.decode_job import DecodeJob
 from omni_stage.service.media.decoder_process import DecoderProcess
-from omni_stage.service.media.planning import MediaRules, MediaSlot
+from omni_stage.service.media.slots import MediaRules, MediaSlot
 
 WORKERS: Final = 2
 LEFT_S: Final = 0.25

@@ -12,7 +12,7 @@ from omni_stage.engine.requests.sampling import check_stage_sampling, resolve_sa
 from omni_stage.errors import InvalidRequestError
 from omni_stage.models.component import ServedComponent, TakesMedia
 from omni_stage.service.edges.input import check_edge
-from omni_stage.service.media.planning import MediaRules
+from omni_stage.service.media.slots import MediaRules
 from omni_stage.service.request import modalities
 from omni_stage.service.request.modalities import plan_modalities
 from omni_stage.service.request.prompt import PromptPlan, plan_prompt

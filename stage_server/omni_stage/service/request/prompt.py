@@ -13,7 +13,8 @@ from omni_proto.stage_config import Limits
 from omni_stage.errors import InvalidRequestError, PromptTooLongError, RequestTooLargeError
 from omni_stage.models.component import ChatMessage, MediaPart, TextPart, UserPrompt
 from omni_stage.reply_form import CalledTool, GivenReply, StructuredText, Tools
-from omni_stage.service.media.planning import MediaRules, MediaSlot, check_media, plan_medium
+from omni_stage.service.media.planning import check_media, plan_medium
+from omni_stage.service.media.slots import MediaRules, MediaSlot
 from omni_stage.service.request.reply_form import read_called_tools, read_reply, read_structured, read_tools
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -52,8 +53,13 @@ class PromptPlan:
 
     @property
     def media_bytes(self) -> int:
-        """Bytes that the stage holds for all media: encoded, decoded and as the engine's input."""
-        return sum(slot.held_bytes for slot in self.media)
+        """Bytes that the stage holds for all media: encoded, decoded and as the engine's input.
+
+        vLLM's processor pads all audio of a request to the longest, so each clip takes as much input as that one.
+        """
+        sounds = [slot.sound_input_bytes for slot in self.media if slot.sound_input_bytes]
+        padding = len(sounds) * max(sounds, default=0) - sum(sounds)
+        return sum(slot.held_bytes for slot in self.media) + padding
 
 
 def is_light(start: stage_service_pb2.Start) -> bool:

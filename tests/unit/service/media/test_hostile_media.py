@@ -23,7 +23,8 @@ from omni_stage.errors import (
 from omni_stage.models.component import AudioPart, VideoPart
 from omni_stage.service.media import decoder_process, worker_pool
 from omni_stage.service.media.decoder_process import DecoderProcess
-from omni_stage.service.media.planning import MediaRules, MediaSlot, check_media, judge_medium
+from omni_stage.service.media.planning import check_media, judge_medium
+from omni_stage.service.media.slots import MediaRules, MediaSlot
 from omni_stage.service.media.worker_pool import MediaPool
 from support.hostile_media import CORPUS, REFUSED, TAKEN, Hostile, taken
 from support.polling import until

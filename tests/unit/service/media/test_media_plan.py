@@ -25,7 +25,8 @@ from omni_stage.errors import (
 )
 from omni_stage.models.component import MediaCost
 from omni_stage.service.media.kinds import MediaKind
-from omni_stage.service.media.planning import MediaRules, MediaSlot, plan_medium, receive_media
+from omni_stage.service.media.planning import plan_medium, receive_media
+from omni_stage.service.media.slots import MediaRules, MediaSlot
 from omni_stage.service.request.admission import Admission
 from omni_stage.service.request.prompt import MAX_PARTS, is_light, plan_prompt
 from support import scripted_stages as lab
@@ -65,7 +66,7 @@ def test_what_is_announced_covers_what_comes(width: int, height: int) -> None:
     """Uses the costs of the real thinker, which rounds sides up to whole patches and enlarges small images."""
     from omni_stage.models.shared.media_cost import MediaCosts
 
-    costs = MediaCosts(3136, 12_845_056, 4_800_000, 28, 640)
+    costs = MediaCosts(3136, 12_845_056, 4_800_000, 28, 640, pads_to_limit=True)
     takes = SimpleNamespace(audio_rate_hz=16_000, max_aspect_ratio=200, image_cost=costs.image, audio_cost=costs.sound)
     rules = replace(RULES, takes=takes, max_model_len=32_768)
     data = flat_png(width, height)
@@ -95,6 +96,37 @@ def test_more_than_was_announced_is_refused(slot: MediaSlot, data: bytes) -> Non
     with pytest.raises(InvalidMediaError, match="Start announced") as caught:
         receive_media([slot], {1: bytearray(data)}, RULES)
     assert caught.value.details.field == "f.chunked.decoded_bytes"
+
+
+def sound(seconds: float, *, chunked: bool = False) -> prompt_pb2.ContentPart:
+    data = encode_wav(make_sound(seconds=seconds))
+    if not chunked:
+        return prompt_pb2.ContentPart(audio=prompt_pb2.Media(data=data))
+    reference = prompt_pb2.MediaReference(
+        media_id=1, total_bytes=len(data), decoded_bytes=read_header(data).decoded_bytes
+    )
+    return prompt_pb2.ContentPart(audio=prompt_pb2.Media(chunked=reference))
+
+
+@pytest.mark.parametrize(("pads_to_limit", "alone", "together"), [(True, 300, 600), (False, 2, 6)])
+def test_audio_reserves_what_the_feature_extractor_pads_to(pads_to_limit: bool, alone: int, together: int) -> None:
+    """Qwen2.5-Omni's pads every clip to 300 s. Qwen3-Omni's pads a request's clips to the longest of them."""
+    from omni_stage.models.shared.media_cost import BYTES_PER_SOUND_SAMPLE, MediaCosts
+
+    costs = MediaCosts(3136, 12_845_056, 4_800_000, 28, 640, pads_to_limit=pads_to_limit)
+    takes = SimpleNamespace(audio_rate_hz=16_000, max_aspect_ratio=200, image_cost=costs.image, audio_cost=costs.sound)
+    rules = replace(RULES, takes=takes, max_model_len=32_768)
+
+    def reserve(*parts: prompt_pb2.ContentPart) -> float:
+        """Returns the seconds of padded audio that a request reserves beside its copies of images and audio."""
+        plan = plan_prompt(chat(*parts), Limits(), 32_768, rules)
+        copies = sum(slot.held_bytes - slot.sound_input_bytes for slot in plan.media)
+        return (plan.media_bytes - copies) / (16_000 * BYTES_PER_SOUND_SAMPLE)
+
+    assert reserve(sound(2)) == reserve(image(), sound(2)) == alone
+    assert reserve(sound(2), sound(3)) == together
+    assert reserve(sound(2, chunked=True)) >= alone
+    assert reserve(sound(2, chunked=True), sound(3)) >= together
 
 
 def test_media_of_a_request_are_bounded_together() -> None:

@@ -101,7 +101,11 @@ def build_component(config: StageConfig) -> Thinker:
             checkpoint.path, vocab_size=checkpoint.vocab_size, tokenizer_end=prompts.end_token_id
         ),
         media_costs=MediaCosts.load(
-            checkpoint.path, max_samples=max_samples, patch=PATCH, samples_per_token=SAMPLES_PER_TOKEN
+            checkpoint.path,
+            max_samples=max_samples,
+            patch=PATCH,
+            samples_per_token=SAMPLES_PER_TOKEN,
+            pads_to_limit=True,
         ),
         pace=find_pace(checkpoint, config),
         known_voices=tuple(read_voices(config.model.path)) if config.downstream else (),

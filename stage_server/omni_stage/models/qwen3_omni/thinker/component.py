@@ -151,7 +151,11 @@ def build_component(config: StageConfig) -> Thinker:
         default_sampling=read_text_sampling(checkpoint.path),
         end_token_ids=(checkpoint.text.message_end,),
         media_costs=MediaCosts.load(
-            checkpoint.path, max_samples=MAX_SAMPLES, patch=PATCH, samples_per_token=SAMPLES_PER_TOKEN
+            checkpoint.path,
+            max_samples=MAX_SAMPLES,
+            patch=PATCH,
+            samples_per_token=SAMPLES_PER_TOKEN,
+            pads_to_limit=False,
         ),
         pace=find_pace(config),
         known_voices=checkpoint.speech.voices if config.downstream and checkpoint.speech else (),

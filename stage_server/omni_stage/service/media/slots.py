@@ -1,0 +1,53 @@
+"""One medium of a prompt, and what media are checked against. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from omni_proto.media_header import AudioHeader, ImageHeader
+from omni_proto.stage_config import Limits, MediaLimits
+from omni_proto.video_header import VideoHeader
+from omni_stage.models.component import TakesMedia
+from omni_stage.service.media.kinds import FramePlan, MediaKind
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSlot:
+    """One medium of a prompt: where its bytes are and, once they have been read, their header."""
+
+    field: str
+    kind: MediaKind
+    media_type: str
+    data: bytes | bytearray
+    media_id: int | None
+    size: int
+    """Bytes as encoded."""
+    declared_bytes: int = 0
+    """Decoded size stated in Start; 0 if Start states none, and for media inside Start."""
+    header: ImageHeader | AudioHeader | VideoHeader | None = None
+    frames: FramePlan | None = None
+    """The frame plan of a video, once its header is known."""
+    tokens: int = 0
+    held_bytes: int = 0
+    """Most bytes that the stage holds for this medium until the request ends."""
+    sound_input_bytes: int = 0
+    """Of these, the engine's input of its audio."""
+
+
+@dataclass(frozen=True, slots=True)
+class MediaRules:
+    """The limits and the model that media are checked against."""
+
+    limits: Limits
+    media: MediaLimits
+    takes: TakesMedia
+    max_model_len: int
+    reads_video: bool = True
+    """Whether the component's facts name video."""
+    hear_videos: bool = False
+    """ChatPrompt.use_audio_in_video."""
+
+    @property
+    def max_audio_samples(self) -> int:
+        """Most samples of one audio, at the model's rate."""
+        return self.media.max_audio_seconds * self.takes.audio_rate_hz
