@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from omni_cli.commands.generate import GenerateOptions, InputFileError, ask, read_prompt, save_answer
+from omni_cli.commands.tiny_model import TinyModelError, check_directory
 from omni_cli.local.guard import ProcessId, list_running
 from omni_cli.local.pipeline import LocalOptions, LocalPipeline, LocalRunError
 from omni_cli.local.progress import make_progress
@@ -100,7 +101,14 @@ def describe_next(pipeline: Path, model: Path) -> str:
 
 
 def write_model(directory: Path, family: str, console: Console) -> Path:
-    """Write the tiny checkpoint and return its path. A separate process writes it, to keep torch out of this one."""
+    """Write the tiny checkpoint, in place of one of an earlier demo, and return its path.
+
+    A separate process writes it, to keep torch out of this one. Raises DemoError; OSError.
+    """
+    try:
+        check_directory(directory)
+    except TinyModelError as error:
+        raise DemoError(f"{error} with --out") from error
     console.print(f"writing a tiny checkpoint to {directory}", highlight=False, markup=False)
     shutil.rmtree(directory, ignore_errors=True)
     command = [sys.executable, "-m", "omni_cli", "tiny-model", str(directory), "--seed", str(SEED), "--family", family]

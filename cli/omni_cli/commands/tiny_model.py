@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.manifest import TinyCheckpoint
 from omni_stage.models.registry import resolve, tiny_checkpoints
 
+MARKER: Final = ".omnipipe-tiny-model"
+"""Empty file in a directory that `omnipipe tiny-model` wrote. Only such a directory may be overwritten."""
+
 
 class TinyModelError(ValueError):
-    """The family is missing or unknown, the shape is unknown, or the family's checkpoint writer cannot be used."""
+    """The family is missing or unknown, the shape is unknown, the family's checkpoint writer cannot be used, or the
+    directory holds other files."""
+
+
+def check_directory(directory: Path) -> None:
+    """Raises TinyModelError if the directory holds files that `omnipipe tiny-model` did not write; OSError."""
+    if directory.is_dir() and any(directory.iterdir()) and not (directory / MARKER).exists():
+        raise TinyModelError(f"{directory} holds files that omnipipe tiny-model did not write; choose another folder")
 
 
 def pick_tiny(known: Mapping[str, TinyCheckpoint], family: str | None, shape: str | None) -> tuple[TinyCheckpoint, str]:
@@ -34,6 +45,7 @@ def pick_tiny(known: Mapping[str, TinyCheckpoint], family: str | None, shape: st
 
 def write_tiny_model(directory: Path, *, family: str | None, seed: int, shape: str | None) -> None:
     """Write the checkpoint. Raises TinyModelError, OSError, and ImportError where no engine is installed."""
+    check_directory(directory)
     tiny, chosen = pick_tiny(tiny_checkpoints(), family, shape)
     try:
         write = resolve(tiny.writer, what="the writer of the tiny model")
@@ -44,4 +56,6 @@ def write_tiny_model(directory: Path, *, family: str | None, seed: int, shape: s
         raise TinyModelError(str(error)) from error
     if not callable(write):
         raise TinyModelError(f"{tiny.writer} cannot be called")
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / MARKER).touch()
     write(directory, seed=seed, shape=chosen)

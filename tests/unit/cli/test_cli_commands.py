@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from omni_cli.commands import demo
 from omni_cli.commands.generate import GenerateOptions, InputFileError, read_prompt
+from omni_cli.commands.tiny_model import MARKER
 from omni_cli.main import app
 
 SAMPLES = sorted((Path(__file__).parents[3] / "manifests" / "samples").glob("*.yaml"))
@@ -85,6 +87,32 @@ def test_run_without_a_local_checkpoint(tmp_path: Path) -> None:
     status, _, err = invoke("run", str(sample), "--model-dir", str(tmp_path))
     assert status == 1
     assert f"{tmp_path} holds no checkpoint (config.json is missing)" in err
+
+
+def test_commands_that_write_a_tiny_model_overwrite_no_other_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    weights = tmp_path / "real" / "model.safetensors"
+    weights.write_text("trained for weeks")
+    (tmp_path / "model").symlink_to("real")
+    for arguments, remedy in (
+        (("demo", "--out", str(tmp_path)), "choose another folder with --out"),
+        (("tiny-model", str(tmp_path / "real"), "--family", "qwen2_5_omni"), "choose another folder"),
+    ):
+        status, _, err = invoke(*arguments)
+        assert status == 1
+        assert f"holds files that omnipipe tiny-model did not write; {remedy}" in err
+    assert weights.read_text() == "trained for weeks"
+
+
+def test_demo_replaces_the_checkpoint_of_an_earlier_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = subprocess.CompletedProcess("tiny-model", 1, "", "no space left")
+    monkeypatch.setattr(demo.subprocess, "run", lambda *_, **__: refused)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / MARKER).touch()
+    (tmp_path / "model" / "spk_dict.pt").touch()
+    status, _, err = invoke("demo", "--out", str(tmp_path))
+    assert (status, (tmp_path / "model").exists()) == (1, False)
+    assert "no space left" in err
 
 
 GENERATE = ("generate", "--endpoint", "127.0.0.1:1")
