@@ -76,7 +76,7 @@ class AudioChunk(_message.Message):
     first_sample: int
     last: bool
     data: bytes
-    def __init__(self, encoding: _Optional[_Union[_sampling_pb2.AudioEncoding, str]] = ..., sample_rate_hz: _Optional[int] = ..., channels: _Optional[int] = ..., first_sample: _Optional[int] = ..., last: _Optional[bool] = ..., data: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, encoding: _Optional[_Union[_sampling_pb2.AudioEncoding, str]] = ..., sample_rate_hz: _Optional[int] = ..., channels: _Optional[int] = ..., first_sample: _Optional[int] = ..., last: bool = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class StageFinished(_message.Message):
     __slots__ = ("finish_reason", "stop_reason", "usage", "timings")

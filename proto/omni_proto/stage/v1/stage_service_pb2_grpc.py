@@ -5,7 +5,7 @@ import warnings
 
 from omni_proto.stage.v1 import stage_service_pb2 as omni__proto_dot_stage_dot_v1_dot_stage__service__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.80.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class StageServiceStub:
+class StageServiceStub(object):
     """One stage of an any-to-any pipeline. A client calls the entry stage; every
     stage calls the stages that read from it, and relays their responses.
     """
@@ -48,7 +48,7 @@ class StageServiceStub:
                 _registered_method=True)
 
 
-class StageServiceServicer:
+class StageServiceServicer(object):
     """One stage of an any-to-any pipeline. A client calls the entry stage; every
     stage calls the stages that read from it, and relays their responses.
     """
@@ -90,7 +90,7 @@ def add_StageServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class StageService:
+class StageService(object):
     """One stage of an any-to-any pipeline. A client calls the entry stage; every
     stage calls the stages that read from it, and relays their responses.
     """

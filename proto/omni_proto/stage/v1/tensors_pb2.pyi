@@ -66,7 +66,7 @@ class TensorChunk(_message.Message):
     crc32c: int
     last: bool
     data: bytes
-    def __init__(self, name: _Optional[str] = ..., row_offset: _Optional[int] = ..., rows: _Optional[int] = ..., crc32c: _Optional[int] = ..., last: _Optional[bool] = ..., data: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., row_offset: _Optional[int] = ..., rows: _Optional[int] = ..., crc32c: _Optional[int] = ..., last: bool = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class TensorChunks(_message.Message):
     __slots__ = ("chunks",)
