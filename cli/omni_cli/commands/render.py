@@ -6,6 +6,7 @@ The operator's own builders make them.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 import yaml
 
@@ -15,6 +16,7 @@ from omni_operator.desired.build_settings import BuildSettings, Owner
 from omni_operator.desired.revision import compute_revision
 from omni_operator.rollout.replicas import first_replicas
 from omni_proto.pipeline import OmniPipeline
+from omni_proto.pipeline.read.strict_yaml import StrictLoader
 
 
 def render_children(pipeline: OmniPipeline, namespace: str, settings: BuildSettings) -> list[Manifest]:
@@ -44,8 +46,14 @@ class _ManifestDumper(yaml.SafeDumper):
         return True
 
 
+_TEXT: Final = "tag:yaml.org,2002:str"
+_KUBECTL: Final = StrictLoader("")
+
+
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    # PyYAML leaves text such as 69710e2 without quotes, which kubectl then reads as a number.
+    is_plain = _KUBECTL.resolve(yaml.ScalarNode, text, (True, False)) == _TEXT
+    return dumper.represent_scalar(_TEXT, text, style="|" if "\n" in text else None if is_plain else "'")
 
 
 _ManifestDumper.add_representer(str, _represent_text)

@@ -10,10 +10,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from omni_cli.commands.render import format_manifests
 from omni_cli.main import app
 from omni_operator.kinds import key_of
 from omni_proto.pipeline import load_pipeline
 from omni_proto.pipeline.read.offline import load_checked
+from omni_proto.pipeline.read.strict_yaml import StrictLoader
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +100,12 @@ class TestRender:
         text = self.render(request)
         assert "stage.yaml: |\n" in text
         assert "&id" not in text
+
+    @pytest.mark.parametrize("text", ["69710e2", "0952791", "0o17", "y", "12:30", "2026-11-23", "1_0", "", "=", "aged"])
+    def test_kubectl_reads_every_text_as_text(self, text: str) -> None:
+        """A revision has seven hexadecimal digits, and some of these are numbers to kubectl, though not to PyYAML."""
+        (labels,) = yaml.load_all(format_manifests([{"revision": text}]), Loader=StrictLoader)
+        assert labels == {"revision": text}
 
     def test_a_bad_file_is_an_error(self, tmp_path: Path) -> None:
         file = tmp_path / "bad.yaml"
