@@ -20,6 +20,7 @@ from omni_proto.client.events import Event
 from omni_proto.client.request import PreparedRequest
 from omni_proto.client.result import GenerationResult, ResultBuilder
 from omni_proto.client.timing import check_timeout
+from omni_proto.errors import ArgumentError
 from omni_proto.rpc.aio_status import StatusKeeper
 from omni_proto.rpc.channels import open_aio_channel
 from omni_proto.rpc.options import Options
@@ -36,6 +37,8 @@ class AsyncOmniClient:
     pipeline's status: grpc://HOST:PORT, grpcs://HOST:PORT for TLS. tls turns on TLS for any target: True trusts the
     public CAs, ClientTls can name others. credentials are gRPC's own and are given instead of tls. options replace
     channel_options(), except the options that keep gRPC from crashing. Raises ArgumentError.
+
+    A client may be made before an event loop runs. It belongs to the event loop of its first call.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class AsyncOmniClient:
         self._pool = ChannelPool(
             partial(open_aio_channel, plan.target, credentials=plan.credentials, options=plan.options)
         )
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -72,7 +76,7 @@ class AsyncOmniClient:
     ) -> stage_service_pb2.GetStageResponse:
         """Returns the entry stage's description. With wait_for_ready, waits up to timeout seconds for its server.
 
-        Raises OmniRequestError; ArgumentError if timeout is not positive.
+        Raises OmniRequestError; ArgumentError if timeout is not positive, or in another event loop.
         """
         async with self._borrow() as loan:
             try:
@@ -137,9 +141,16 @@ class AsyncOmniClient:
 
     @asynccontextmanager
     async def _borrow(self) -> AsyncIterator[Loan[grpc.aio.Channel]]:
-        """Yields a channel for one call. Raises OmniRequestError if the client is closed, before or during the call."""
+        """Yields a channel for one call. Raises OmniRequestError if the client is closed, before or during the call;
+        ArgumentError in another event loop than that of the first call."""
         if self._pool.closed:
             raise closed_error()
+        loop = asyncio.get_running_loop()
+        self._loop = self._loop or loop
+        if self._loop is not loop:
+            raise ArgumentError(
+                "an AsyncOmniClient belongs to the event loop of its first call; make one in each event loop"
+            )
         try:
             async with borrow_aio(self._pool) as loan:
                 yield loan

@@ -46,13 +46,16 @@ class Loan(Generic[Channel]):
 
 
 class ChannelPool(Generic[Channel]):
-    """Holds the channel for new calls, and replaced channels until their calls have ended. Threads may share it."""
+    """Holds the channel for new calls, and replaced channels until their calls have ended. Threads may share it.
+
+    The first call opens the first channel, because a channel of grpc.aio belongs to the event loop that runs then.
+    """
 
     def __init__(self, open_channel: Callable[[], Channel], *, renew_after_s: float = RENEW_AFTER_S) -> None:
         self._open = open_channel
         self._renew_after_s = renew_after_s
         self._lock = threading.Lock()
-        self._current = self._new()
+        self._current: _Opened[Channel] | None = None
         self._retired: list[_Opened[Channel]] = []
         self.closed = False
         """Whether the pool is closed: no more calls can be made."""
@@ -60,6 +63,8 @@ class ChannelPool(Generic[Channel]):
     def take(self) -> Loan[Channel]:
         """Returns a channel for a call; give_back must follow."""
         with self._lock:
+            if self._current is None:
+                self._current = self._new()
             self._current.calls += 1
             return Loan(self._current.channel, self._current)
 
@@ -88,7 +93,7 @@ class ChannelPool(Generic[Channel]):
         with self._lock:
             self.closed = True
             retired, self._retired = self._retired, []
-            return [opened.channel for opened in (*retired, self._current)]
+            return [opened.channel for opened in (*retired, self._current) if opened is not None]
 
     def _new(self) -> _Opened[Channel]:
         return _Opened(self._open(), time.monotonic())

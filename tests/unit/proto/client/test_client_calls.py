@@ -13,6 +13,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from omni_proto.client import (
     Accepted,
+    ArgumentError,
     AsyncOmniClient,
     Event,
     OmniClient,
@@ -27,6 +28,7 @@ from omni_proto.stage.v1 import events_pb2
 from omni_proto.stage.v1.stage_service_pb2 import (
     GenerateRequest,
 )
+from support.answering_entry import WORDS, serve_entry
 from support.plain_servers import Call, Context, Run, Script, both, hello, serving
 
 
@@ -39,6 +41,16 @@ async def test_a_request_runs_to_its_end(run: Run) -> None:
     assert result.summary is not None
     assert stage.calls[0].metadata["x-request-id"] == "req-1"
     assert stage.calls[0].metadata["traceparent"] == "00-1-2-01"
+
+
+def test_an_asyncio_client_belongs_to_the_event_loop_of_its_first_call() -> None:
+    with serve_entry() as (port, _):
+        client = AsyncOmniClient(f"127.0.0.1:{port}")  # no loop is running, as at the top level of a module
+        assert asyncio.run(client.run(text="hi", timeout=20)).text == "".join(WORDS)
+        for call in (lambda: client.run(text="hi"), client.get_stage):
+            with pytest.raises(ArgumentError, match="make one in each event loop"):
+                asyncio.run(call())
+        asyncio.run(client.close())
 
 
 @both

@@ -59,6 +59,12 @@ def test_a_young_channel_is_kept_and_closing_takes_all() -> None:
     assert give_back(old, running, unreached=False) is None, "its channel is closed already"
 
 
+def test_the_first_call_opens_the_channel() -> None:
+    """A channel of grpc.aio belongs to the event loop that runs when it is opened."""
+    pool: ChannelPool[int] = ChannelPool(lambda: pytest.fail("opened without a call"))
+    assert pool.close() == []
+
+
 class _Stage(stage_service_pb2_grpc.StageServiceServicer):
     def GetStage(self, request: GetStageRequest, context: object) -> GetStageResponse:
         return GetStageResponse(stage="thinker")
