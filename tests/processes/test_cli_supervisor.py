@@ -13,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from omni_cli.commands.demo import tiny_model_command
+from omni_cli.local.gateway import gateway_command
 from omni_cli.local.guard import list_tree
+from omni_cli.local.pipeline import STAGE_COMMAND
 from omni_cli.local.processes import Guard, StageFiles, StageProcess
 from omni_proto.pod_contract import Termination, TerminationReason
 from support.polling import wait_until
@@ -137,6 +140,18 @@ def test_refused_configuration_names_stage_reason_and_last_log_lines(launch: Cal
     assert "talker.log" in err
     assert "| the last words of the stage" in err
     assert not any(is_alive(pid) for pid in run.pids())
+
+
+def test_no_process_imports_modules_of_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("omni_stage", "omni_gateway", "omni_cli"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a module of the current directory')")
+    monkeypatch.chdir(tmp_path)
+    for command in (STAGE_COMMAND, gateway_command("omni", "127.0.0.1:1", 0), tiny_model_command(tmp_path, "tones")):
+        done = subprocess.run([*command, "--help"], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        assert done.returncode == 0, done.stderr
+    guard = Guard()
+    guard.close()
+    assert guard._process.returncode == 0
 
 
 @pytest.mark.parametrize("reason", list(TerminationReason))

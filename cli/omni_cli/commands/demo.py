@@ -21,6 +21,7 @@ from omni_cli.commands.generate import GenerateOptions, InputFileError, ask, rea
 from omni_cli.commands.tiny_model import TinyModelError, check_directory
 from omni_cli.local.guard import ProcessId, list_running
 from omni_cli.local.pipeline import LocalOptions, LocalPipeline, LocalRunError
+from omni_cli.local.processes import RUN_MODULE
 from omni_cli.local.progress import make_progress
 from omni_proto.client import GenerationResult, OmniRequestError
 from omni_proto.pipeline import load_pipeline, order_stages
@@ -111,11 +112,15 @@ def write_model(directory: Path, family: str, console: Console) -> Path:
         raise DemoError(f"{error} with --out") from error
     console.print(f"writing a tiny checkpoint to {directory}", highlight=False, markup=False)
     shutil.rmtree(directory, ignore_errors=True)
-    command = [sys.executable, "-m", "omni_cli", "tiny-model", str(directory), "--seed", str(SEED), "--family", family]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = subprocess.run(tiny_model_command(directory, family), capture_output=True, text=True, check=False)
     if result.returncode != 0:
         raise DemoError(f"the checkpoint could not be written:\n{result.stderr}")
     return directory.resolve()
+
+
+def tiny_model_command(directory: Path, family: str) -> list[str]:
+    """Returns the program and its arguments that write the tiny checkpoint."""
+    return [*RUN_MODULE, "omni_cli", "tiny-model", str(directory), "--seed", str(SEED), "--family", family]
 
 
 def make_prompts(out: Path) -> list[DemoPrompt]:

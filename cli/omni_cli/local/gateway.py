@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import yaml
 
 from omni_cli.local.ports import LOOPBACK
+from omni_cli.local.processes import RUN_MODULE
 
 if TYPE_CHECKING:
     from omni_cli.local.pipeline import LocalOptions
@@ -22,7 +22,7 @@ GATEWAY: Final = "gateway"
 def gateway_command(pipeline: str, endpoint: str, port: int) -> tuple[str, ...]:
     """Returns the program and its arguments, without --config and --address-file, which StageProcess adds."""
     url = endpoint if "://" in endpoint else f"grpc://{endpoint}"
-    command = (sys.executable, "-m", "omni_gateway", "--log-format", "text")
+    command = (*RUN_MODULE, "omni_gateway", "--log-format", "text")
     return (*command, "--endpoint", f"{pipeline}={url}", "--host", LOOPBACK, "--port", str(port))
 
 

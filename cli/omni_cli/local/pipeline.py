@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -23,12 +22,12 @@ from omni_cli.local.gateway import GATEWAY, gateway_command, gateway_settings, r
 from omni_cli.local.gpus import gpu_environments, list_gpus
 from omni_cli.local.guard import ProcessId
 from omni_cli.local.ports import LOOPBACK, NoFreePortError, is_free, pick_ports
-from omni_cli.local.processes import Guard, StageAddress, StageFiles, StageProcess, stop_processes
+from omni_cli.local.processes import RUN_MODULE, Guard, StageAddress, StageFiles, StageProcess, stop_processes
 from omni_cli.local.progress import StartProgress
 from omni_proto.pipeline import OmniPipeline, compile_stages, order_stages
 from omni_proto.stage_config import ClientCertificates, Listen, ServerTls, StageConfig
 
-STAGE_COMMAND = (sys.executable, "-m", "omni_stage", "serve")
+STAGE_COMMAND = (*RUN_MODULE, "omni_stage", "serve")
 START_ATTEMPTS = 3
 """Maximum number of attempts to start the stages. Another attempt follows only if a program took a picked port."""
 POLL_S = 0.1

@@ -23,6 +23,8 @@ from typing import IO
 from omni_cli.local.guard import ProcessId, end_tree, list_running, list_tree
 from omni_proto.pod_contract import TERMINATION_LOG_VARIABLE, Termination, TerminationReason, parse_termination
 
+RUN_MODULE = (sys.executable, "-P", "-m")
+"""Runs a module as a program. Without -P, modules of the current directory would take the place of installed ones."""
 PR_SET_PDEATHSIG = 1
 LEFTOVER_WAIT_S = 3.0
 """How long processes that a stage started may outlive it in an orderly stop."""
@@ -53,7 +55,7 @@ class Guard:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "omni_cli.local.guard"],
+            [*RUN_MODULE, "omni_cli.local.guard"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
