@@ -24,9 +24,10 @@ class StopRequest:
         self.requested = False
 
     def install(self) -> None:
-        """Take over the stop signals of this process."""
+        """Take over the stop signals of this process. SIGHUP stays ignored under nohup."""
         for number in STOP_SIGNALS:
-            signal.signal(number, self._handle)
+            if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._handle)
 
     def __call__(self) -> bool:
         return self.requested
