@@ -51,7 +51,7 @@ def run_pipeline(pipeline: OmniPipeline, options: LocalOptions, address_file: Pa
             style="yellow",
             markup=False,
         )
-    failure: LocalRunError | None = None
+    failure: LocalRunError | OSError | None = None
     with LocalPipeline(pipeline, options) as running:
         console.print(
             f"pipeline {pipeline.metadata.name}: {' -> '.join(names)}; logs in {running.log_dir}",
@@ -59,12 +59,14 @@ def run_pipeline(pipeline: OmniPipeline, options: LocalOptions, address_file: Pa
             markup=False,
         )
         try:
+            if address_file is not None:
+                check_writable(address_file)
             with make_progress(console, names) as progress:
                 ready = running.start(progress, stop)
             if ready:
                 _announce(running, console, address_file)
                 running.watch(stop)
-        except LocalRunError as error:
+        except (LocalRunError, OSError) as error:
             failure = error
             console.print(f"error: {error}", style="red", highlight=False, markup=False)
         console.print("stopping; press Ctrl-C again to stop without waiting", highlight=False, markup=False)
@@ -72,6 +74,23 @@ def run_pipeline(pipeline: OmniPipeline, options: LocalOptions, address_file: Pa
     if late:
         console.print(f"killed after {options.grace_s:g} s: {', '.join(late)}", style="yellow", markup=False)
     return 1 if failure else 0
+
+
+def check_writable(address_file: Path) -> None:
+    """Raises LocalRunError if the address file cannot be written."""
+    if address_file.is_dir():
+        raise LocalRunError(f"{address_file} is a directory; choose another --address-file")
+    try:
+        partial = _partial(address_file)
+        partial.touch()
+        partial.unlink()
+    except OSError as error:
+        raise LocalRunError(f"cannot write {address_file}: {error.strerror}; choose another --address-file") from error
+
+
+def _partial(address_file: Path) -> Path:
+    """Returns the path where the addresses are written before they are moved to the address file."""
+    return address_file.with_name(f"{address_file.name}.partial")
 
 
 def _announce(running: LocalPipeline, console: Console, address_file: Path | None) -> None:
@@ -95,7 +114,7 @@ def _announce(running: LocalPipeline, console: Console, address_file: Path | Non
         name: {"grpc": address.grpc, "health": address.health, "metrics": address.metrics}
         for name, address in running.addresses.items()
     }
-    partial = address_file.with_name(f"{address_file.name}.partial")
+    partial = _partial(address_file)
     addresses: dict[str, object] = {"endpoint": running.endpoint, "stages": stages}
     if running.http_url:
         addresses["http"] = running.http_url

@@ -146,14 +146,18 @@ class LocalPipeline:
     def start(self, progress: StartProgress, is_stopping: Callable[[], bool] = lambda: False) -> bool:
         """Start every stage, and the gateway if one is requested. Returns True once all are ready.
 
-        Returns False if is_stopping became true first. Raises LocalRunError if GPUs or ports are missing, or if a
-        process ends or is not ready in time; the other processes keep running until stop().
+        Returns False if is_stopping became true first. Raises LocalRunError if GPUs, ports or the directory for logs
+        are missing, or if a process ends or is not ready in time; the other processes keep running until stop().
+        Raises OSError if a file cannot be written.
         """
         try:
             environments = gpu_environments(self.pipeline, list_gpus(os.environ))
         except ValueError as error:
             raise LocalRunError(str(error)) from error
-        self.log_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            self.log_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LocalRunError(f"cannot make {self.log_dir}: {error.strerror}; choose another --log-dir") from error
         self._guard = Guard()
         attempts_left = START_ATTEMPTS
         while True:

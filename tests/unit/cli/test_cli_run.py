@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from omni_cli.commands.run import STOP_SIGNALS, StopRequest
+from omni_cli.commands.run import STOP_SIGNALS, StopRequest, run_pipeline
+from omni_cli.local.pipeline import LocalOptions
+from omni_proto.pipeline import load_pipeline
+
+PIPELINE = load_pipeline(Path(__file__).parents[3] / "manifests" / "samples" / "tiny-omni.yaml")
 
 
 @pytest.fixture
@@ -29,3 +34,29 @@ def test_a_closed_terminal_stops_the_run_unless_it_was_started_by_nohup(
     stop.install()
     signal.raise_signal(signal.SIGHUP)
     assert stop() is stops
+
+
+@pytest.mark.parametrize(
+    ("log_dir", "address_file", "message"),
+    [
+        (
+            "logs",
+            "absent/address.json",
+            "absent/address.json: No such file or directory; choose another --address-file",
+        ),
+        ("logs", ".", " is a directory; choose another --address-file"),
+        ("file/logs", "address.json", "file/logs: Not a directory; choose another --log-dir"),
+        ("taken", "address.json", "taken/thinker.log"),
+    ],
+)
+@pytest.mark.usefixtures("signals")
+def test_files_that_cannot_be_written_are_found_before_a_stage_starts(
+    log_dir: str, address_file: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "taken" / "thinker.log").mkdir(parents=True)
+    options = LocalOptions("/model", log_dir=tmp_path / log_dir, stage_command=("touch", str(tmp_path / "started")))
+    assert run_pipeline(PIPELINE, options, tmp_path / address_file) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "started").exists()
+    assert not list(tmp_path.glob("*.partial"))
