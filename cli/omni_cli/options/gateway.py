@@ -41,7 +41,7 @@ def gateway(
 
 
 def gateway_key(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the key, for logs.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the key, for logs: letters, digits, . _ and -.")],
 ) -> None:
     """Make an API key for a gateway. Prints the key, and its entry for the gateway's key file. The key itself is not
     stored.
@@ -51,8 +51,17 @@ def gateway_key(
       omnipipe gateway-key alice
     """
     require_gateway()
-    from omni_gateway.guard.keys import make_key
+    from pydantic import ValidationError
+
+    from omni_gateway.guard.keys import ApiKey, make_key
 
     key, digest = make_key()
+    try:
+        ApiKey(name=name, sha256=digest)
+    except ValidationError as error:
+        raise typer.BadParameter(
+            "the name must have 1 to 63 letters, digits, dots, underscores and hyphens", param_hint="NAME"
+        ) from error
     sys.stderr.write(f"key: {key}\n")
-    print(f"- {{name: {name}, sha256: {digest}}}")
+    # The quotes keep a name such as 123 from being read as a number.
+    print(f'- {{name: "{name}", sha256: {digest}}}')

@@ -7,7 +7,9 @@ import os
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from omni_cli.main import app
 from omni_gateway.errors import AuthenticationError
 from omni_gateway.guard.keys import KeyFileError, KeyRing, find_key, hash_key, make_key, parse_keys
 
@@ -28,6 +30,21 @@ def test_a_new_key_is_found_by_its_hash_alone() -> None:
     assert find_key(keys, digest) is None
     assert len(key) > 40
     assert make_key()[0] != key
+
+
+@pytest.mark.parametrize("name", ["alice", "123", "null", "1.5", "2026-11-23", "yes"])
+def test_the_command_prints_an_entry_that_the_gateway_reads(name: str) -> None:
+    made = CliRunner().invoke(app, ["gateway-key", name])
+    (key,) = parse_keys(f"keys:\n{made.stdout}")
+    assert key.name == name
+    assert key.sha256 == hash_key(made.stderr.removeprefix("key: ").strip())
+
+
+@pytest.mark.parametrize("name", ["a: b", "bob@example.com", "x" * 64, "", "a\nb"])
+def test_the_command_refuses_names_that_the_gateway_refuses(name: str) -> None:
+    made = CliRunner().invoke(app, ["gateway-key", name])
+    assert (made.exit_code, made.stdout) == (2, "")
+    assert "1 to 63 letters, digits, dots, underscores and hyphens" in " ".join(made.stderr.replace("│", "").split())
 
 
 @pytest.mark.parametrize(
