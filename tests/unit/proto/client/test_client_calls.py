@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 
 import grpc
@@ -41,6 +42,12 @@ async def test_a_request_runs_to_its_end(run: Run) -> None:
     assert result.summary is not None
     assert stage.calls[0].metadata["x-request-id"] == "req-1"
     assert stage.calls[0].metadata["traceparent"] == "00-1-2-01"
+
+
+@both
+async def test_a_timeout_beyond_grpcs_clock_does_not_fail_the_call(run: Run) -> None:
+    async with serving(hello) as (_, target):
+        assert (await run(target, raw_text="hi", timeout=threading.TIMEOUT_MAX)).text == "hello"
 
 
 def test_an_asyncio_client_belongs_to_the_event_loop_of_its_first_call() -> None:
