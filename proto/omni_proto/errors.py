@@ -7,11 +7,16 @@ or prompt text. Errors of a call are in `client/errors.py`.
 
 from __future__ import annotations
 
+import copyreg
 from enum import StrEnum
 
 
 class OmniProtoError(Exception):
-    """Root of every error that omni_proto raises on purpose."""
+    """Root of every error that omni_proto raises on purpose. Errors can be pickled, as process pools need."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Exception's own __reduce__ passes the message to __init__, which takes other arguments in some classes.
+        return (copyreg.__newobj__, (type(self), *self.args), self.__dict__)  # type: ignore[attr-defined]
 
 
 class SchemaError(OmniProtoError):

@@ -48,19 +48,12 @@ class OmniRequestError(OmniProtoError):
         label = f"{self.code.name}/{self.reason}" if self.reason else self.code.name
         return f"{where}{label}: {self.message or 'no message'}"
 
-    def __reduce__(self) -> tuple[object, ...]:
-        # Exception's own __reduce__ passes only the message to __init__, which needs the code too.
-        return (type(self), (self.code, self.message), self.__dict__)
-
 
 class ProtocolError(OmniRequestError):
     """The server broke the protocol. Never retried."""
 
     def __init__(self, message: str) -> None:
         super().__init__(grpc.StatusCode.INTERNAL, message, reason="DOWNSTREAM_PROTOCOL")
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (type(self), (self.message,), self.__dict__)
 
 
 def closed_error() -> OmniRequestError:
