@@ -10,6 +10,7 @@ from omni_proto.client.media import ChatMessage
 from omni_proto.client.request import GenerateOptions, PreparedRequest, Sampling, call_metadata, prepare_request
 from omni_proto.client.timing import check_timeout
 from omni_proto.client.tools import StructuredOutput, Tool, ToolChoice
+from omni_proto.errors import ArgumentError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -91,13 +92,19 @@ def prepare_call(arguments: GenerateArguments) -> PreparedCall:
     if unknown := arguments.keys() - GenerateArguments.__annotations__.keys():
         raise TypeError(f"unknown arguments: {', '.join(sorted(unknown))}")
     options: dict[str, Any] = {name: value for name, value in arguments.items() if name in _OPTIONS}
-    request = prepare_request(
-        text=arguments.get("text"),
-        chat=arguments.get("chat"),
-        raw_text=arguments.get("raw_text"),
-        token_ids=arguments.get("token_ids"),
-        prompt_embeds=arguments.get("prompt_embeds"),
-        options=GenerateOptions(**options),
-    )
+    try:
+        request = prepare_request(
+            text=arguments.get("text"),
+            chat=arguments.get("chat"),
+            raw_text=arguments.get("raw_text"),
+            token_ids=arguments.get("token_ids"),
+            prompt_embeds=arguments.get("prompt_embeds"),
+            options=GenerateOptions(**options),
+        )
+    except UnicodeEncodeError as error:
+        field = next((name for name, value in arguments.items() if value is error.object), "a text of the request")
+        raise ArgumentError(
+            f"{field} holds half of a surrogate pair (character {error.start}), which UTF-8 does not have; replace it"
+        ) from error
     metadata = call_metadata(arguments.get("request_id"), arguments.get("traceparent"), arguments.get("metadata", ()))
     return PreparedCall(request, metadata, check_timeout(arguments.get("timeout")))

@@ -112,12 +112,12 @@ def prepare_request(
     elif raw_text is not None:
         start.text = raw_text
     elif token_ids is not None:
-        if not token_ids:
-            raise ArgumentError("token_ids must hold at least one id")
         try:
             start.token_ids.ids.extend(token_ids)
         except (TypeError, ValueError) as error:
             raise ArgumentError("token_ids must be integers from 0 to 4294967295") from error
+        if not start.token_ids.ids:
+            raise ArgumentError("token_ids must hold at least one id")
     elif prompt_embeds is not None:
         embeds = embeds_prompt(prompt_embeds)
         start.prompt_embeds.CopyFrom(embeds.header)
@@ -184,6 +184,8 @@ def sampling_type(name: str) -> str:
 def _start(options: GenerateOptions) -> Start:
     try:
         start = Start(allow_partial=options.allow_partial, priority=options.priority, cache_salt=options.cache_salt)
+    except UnicodeEncodeError:
+        raise  # a ValueError too; prepare_call explains it
     except (TypeError, ValueError) as error:
         raise ArgumentError("priority must be an integer from -1000 to 1000, cache_salt text") from error
     for stage, values in (options.sampling or {}).items():

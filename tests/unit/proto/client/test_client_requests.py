@@ -12,13 +12,14 @@ from omni_proto.client import (
     ArgumentError,
     ChatMessage,
     OmniClient,
+    Tool,
     assistant,
     audio_part,
     image_part,
     system,
     user,
 )
-from omni_proto.client.arguments import GenerateArguments
+from omni_proto.client.arguments import GenerateArguments, prepare_call
 from omni_proto.client.media import as_chat
 from omni_proto.client.request import (
     GenerateOptions,
@@ -30,6 +31,7 @@ from omni_proto.stage.v1 import sampling_pb2, tensors_pb2
 from omni_proto.tensors import TensorAssembler, TensorChunkView, decode_generate_request, prompt_embeds_spec
 from support.client_requests import PNG, PROMPTS, WAV, prepare, sent
 
+HALF = "ab\ud83d"
 CALL = ("timeout", "request_id", "traceparent", "metadata")
 
 
@@ -185,6 +187,30 @@ def test_an_unknown_argument_is_refused_at_once() -> None:
 def test_every_option_is_an_argument() -> None:
     options = {field.name for field in dataclasses.fields(GenerateOptions)}
     assert set(GenerateArguments.__annotations__) == {*PROMPTS, *options, *CALL}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"text": HALF}, "text"),
+        ({"raw_text": HALF}, "raw_text"),
+        ({"text": "a", "voice": HALF}, "voice"),
+        ({"text": "a", "cache_salt": HALF}, "cache_salt"),
+        ({"text": "a", "reply": HALF}, "reply"),
+        ({"chat": user(HALF)}, "a text of the request"),
+        ({"text": "a", "tools": [Tool("look_up", HALF)]}, "a text of the request"),
+    ],
+)
+def test_text_that_utf8_does_not_have_is_refused(arguments: GenerateArguments, field: str) -> None:
+    """JSON can hold half of a surrogate pair, so a model's answer may bring it into a program."""
+    with pytest.raises(ArgumentError, match=rf"^{field} holds half of a surrogate pair \(character 2\)"):
+        prepare_call(arguments)
+
+
+def test_token_ids_may_be_an_array() -> None:
+    assert list(sent(token_ids=np.arange(1, 4))[0].start.token_ids.ids) == [1, 2, 3]
+    with pytest.raises(ArgumentError, match="at least one"):
+        prepare(token_ids=np.arange(0))
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf")])
