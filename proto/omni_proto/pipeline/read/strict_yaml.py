@@ -25,6 +25,17 @@ class StrictLoader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, "aliases are not supported", self.get_mark())
         return super().compose_node(parent, index)
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        if not isinstance(node, yaml.ScalarNode):
+            return super().construct_object(node, deep)
+        try:
+            # JSON writes some characters as two escapes, such as "\ud83d\ude00". One of them alone is refused here.
+            node.value.encode("utf-16", "surrogatepass").decode("utf-16")
+            return super().construct_object(node, deep)
+        except (AttributeError, IndexError, ValueError) as error:
+            # PyYAML converts the value of an explicit tag such as !!float without a check.
+            raise _error(f"{node.value[:24]!r} is no {node.tag.rpartition(':')[2]}", node) from error
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         keys: set[str] = set()
         for key, _ in node.value:

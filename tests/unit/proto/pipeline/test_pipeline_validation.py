@@ -116,11 +116,18 @@ NOT_A_PIPELINE = {
     "key twice": ("kind: A\nkind: B\n", "is not YAML: key 'kind' is given twice"),
     "digits that are none": ("a: 0x_\n", "line 1, column 4: is not YAML: '0x_' is no whole number"),
     "digits without end": ("a: " + "9" * 5000, "is no whole number of at most 64 digits"),
+    "tag that does not fit": ("a: !!float ''\n", "line 1, column 4: is not YAML: '' is no float"),
+    "a date that is none": ("a: !!timestamp x\n", "line 1, column 4: is not YAML: 'x' is no timestamp"),
+    "half a character": ('a: "\\ud83d"\n', r"line 1, column 4: is not YAML: '\ud83d' is no str"),
     "alias": ("a: &x [1]\nb: *x\n", "is not YAML: aliases are not supported"),
     "Python tag": ("a: !!python/object/apply:os.system ['true']\n", "is not YAML: could not determine a constructor"),
     "not a number": ("a: .nan\n", "file: holds a value that JSON cannot"),
     "deep nesting": ("[" * 5000, "is not YAML"),
 }
+
+
+def test_characters_that_json_writes_as_two_escapes_are_read() -> None:
+    assert parse_document('{"a": "\\ud83d\\ude00"}', "test") == {"a": "\N{GRINNING FACE}"}
 
 
 def test_keys_are_compared_once_each() -> None:
