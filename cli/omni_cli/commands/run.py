@@ -96,7 +96,7 @@ def _partial(address_file: Path) -> Path:
 def _announce(running: LocalPipeline, console: Console, address_file: Path | None) -> None:
     print(running.endpoint, flush=True)
     console.print(f"ready at {running.endpoint}; try:", highlight=False, markup=False)
-    trust = "" if running.options.tls_dir is None else f" --ca {running.options.tls_dir / 'ca.crt'}"
+    trust = "" if running.options.ca is None else f" --ca {running.options.ca}"
     console.print(
         f'  omnipipe generate --endpoint {running.endpoint}{trust} --text "Hello"', highlight=False, markup=False
     )

@@ -35,8 +35,8 @@ def gateway_settings(pipeline: OmniPipeline, options: LocalOptions) -> str:
         "modelAliases": dict.fromkeys(aliases.models, pipeline.metadata.name),
         "voiceAliases": dict(aliases.voices),
     }
-    if options.tls_dir is not None:
-        settings["entryCa"] = str(options.tls_dir / "ca.crt")
+    if options.ca is not None:
+        settings["entryCa"] = str(options.ca)
     return yaml.safe_dump(settings)
 
 

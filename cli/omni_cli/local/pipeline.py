@@ -64,6 +64,12 @@ class LocalOptions:
     stage_command: Sequence[str] = STAGE_COMMAND
     """Program and arguments that start a stage server."""
 
+    @property
+    def ca(self) -> Path | None:
+        """The ca.crt of tls_dir, for the entry's clients. None: tls_dir has none, and clients trust the public CAs."""
+        path = self.tls_dir and self.tls_dir / "ca.crt"
+        return path if path and path.exists() else None
+
 
 def compile_local(
     pipeline: OmniPipeline, model_path: str, ports: dict[str, int], tls_dir: Path | None = None
@@ -104,9 +110,15 @@ def stage_files(directory: Path, log_dir: Path, name: str) -> StageFiles:
     return files
 
 
-def _tls(pipeline: OmniPipeline, directory: Path) -> ServerTls:
+def requires_client_certificates(pipeline: OmniPipeline) -> bool:
+    """Returns whether clients of the entry must present a certificate, if it serves TLS."""
     asked = pipeline.spec.entry.tls
-    clients = asked.client_certificates if asked else ClientCertificates.IGNORED
+    return asked is not None and asked.client_certificates is ClientCertificates.REQUIRED
+
+
+def _tls(pipeline: OmniPipeline, directory: Path) -> ServerTls:
+    required = requires_client_certificates(pipeline)
+    clients = ClientCertificates.REQUIRED if required else ClientCertificates.IGNORED
     return ServerTls(directory=str(directory), client_certificates=clients)
 
 

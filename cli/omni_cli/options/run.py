@@ -47,7 +47,7 @@ def run(
     """
     from omni_cli.commands.run import run_pipeline
     from omni_cli.local.engines import find_model, needs_vllm
-    from omni_cli.local.pipeline import LocalOptions
+    from omni_cli.local.pipeline import LocalOptions, requires_client_certificates
     from omni_proto.pipeline import ModelPathError, resolve_model_path
 
     pipeline = read_pipeline(pipeline_file)
@@ -55,6 +55,11 @@ def run(
         require_engine()
     if http is not None:
         require_gateway()
+        if tls_dir is not None and requires_client_certificates(pipeline):
+            raise fail(
+                "spec.entry.tls.clientCertificates is Required, and the gateway of --http has no certificate; leave "
+                "out --http, and give one to omnipipe gateway (entryCertificate and entryKey of its settings)"
+            )
     try:
         model_path = find_model(Path(resolve_model_path(pipeline, str(model_dir) if model_dir else None))).resolve()
     except ModelPathError as error:

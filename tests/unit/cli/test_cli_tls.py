@@ -8,8 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
+from omni_cli.local.gateway import gateway_settings
 from omni_cli.local.pipeline import LocalOptions, LocalPipeline, compile_local
 from omni_cli.local.processes import StageAddress
 from omni_cli.main import app
@@ -51,6 +53,23 @@ def test_the_endpoint_tells_it(directory: str | None, scheme: str) -> None:
     with LocalPipeline(TLS, options) as running:
         running.addresses["thinker"] = StageAddress(grpc=7, health=8, metrics=9)
         assert running.endpoint == f"{scheme}127.0.0.1:7"
+
+
+def test_the_gateway_trusts_the_directorys_ca_if_there_is_one(tmp_path: Path) -> None:
+    """Without ca.crt, the public CAs are trusted."""
+    options = LocalOptions(model_path="/model", tls_dir=tmp_path)
+    assert "entryCa" not in yaml.safe_load(gateway_settings(TLS, options))
+    (tmp_path / "ca.crt").touch()
+    assert yaml.safe_load(gateway_settings(TLS, options))["entryCa"] == str(tmp_path / "ca.crt")
+
+
+def test_a_gateway_that_could_not_call_the_entry_is_not_started(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    asked = "tls: {secretName: tiny-omni-tls, clientCertificates: Required}"
+    file.write_text((SAMPLES / "tiny-omni-tls.yaml").read_text().replace("tls: {secretName: tiny-omni-tls}", asked))
+    ran = CliRunner().invoke(app, ["run", str(file), "--tls-dir", str(tmp_path), "--http", "0"])
+    assert ran.exit_code == 1
+    assert "spec.entry.tls.clientCertificates is Required, and the gateway of --http has no certificate" in ran.stderr
 
 
 @pytest.mark.parametrize("name", ["--tls", "--ca", "--cert", "--key", "--server-name"])
