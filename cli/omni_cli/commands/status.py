@@ -8,6 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import yaml
 from rich.console import Console
 from rich.live import Live
 
@@ -19,6 +20,7 @@ POLL_S = 1.0
 _GROUP, _, _VERSION = API_VERSION.partition("/")
 _PLURAL = "omnipipelines"
 _TIMEOUT_S = 10.0
+_REMEDY = "give a file by --kubeconfig or KUBECONFIG"
 
 
 class StatusError(Exception):
@@ -39,7 +41,11 @@ def connect(kubeconfig: Path | None, namespace: str | None) -> tuple[Callable[[s
         config.load_config(config_file=file)  # type: ignore[no-untyped-call]
         context = _context_namespace(config, file)
     except (ConfigException, OSError) as error:
-        raise StatusError(f"cannot find a cluster: {error}; give a file by --kubeconfig or KUBECONFIG") from error
+        raise StatusError(f"cannot find a cluster: {error}; {_REMEDY}") from error
+    except (AttributeError, TypeError, ValueError, yaml.YAMLError) as error:
+        # The client reads the fields of the file without checking their types.
+        words = " ".join(str(error).split())
+        raise StatusError(f"cannot find a cluster: the kubeconfig is damaged: {words}; {_REMEDY}") from error
     api = client.CustomObjectsApi()
     where = namespace or context
 

@@ -23,6 +23,14 @@ from support.operator_pipelines import make_stages
 Json = dict[str, Any]
 
 
+GOOD_KUBECONFIG = """
+current-context: c
+contexts: [{name: c, context: {cluster: k, user: u}}]
+clusters: [{name: k, cluster: {server: "https://127.0.0.1:1", certificate-authority-data: YWJj}}]
+users: [{name: u, user: {token: t}}]
+"""
+
+
 def make_document(**status: Any) -> Json:
     return {
         "apiVersion": "omnipipeline.io/v1alpha1",
@@ -221,3 +229,17 @@ def test_a_server_that_is_not_there(tmp_path: Path) -> None:
     code, _, err = invoke("demo", "--kubeconfig", str(write_kubeconfig(tmp_path / "config", port)))
     assert code == 1
     assert "does not answer" in err
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["contexts: [", "[]", "clusters: 5", "\0", GOOD_KUBECONFIG.replace("YWJj", "abc")],
+    ids=["not YAML", "a list", "a number", "no text", "not base64"],
+)
+def test_a_damaged_kubeconfig_is_an_error(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "config"
+    file.write_text(text)
+    result = CliRunner().invoke(app, ["status", "demo", "--kubeconfig", str(file)])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: cannot find a cluster: the kubeconfig is damaged: ")
+    assert "give a file by --kubeconfig or KUBECONFIG" in result.stderr
