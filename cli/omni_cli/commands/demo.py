@@ -186,7 +186,7 @@ def ask_one(endpoint: str, prompt: DemoPrompt, directory: Path) -> GenerationRes
         json_file=directory / "answer.json",
     )
     with (directory / "text.txt").open("w", encoding="utf-8") as text:
-        answer = ask(options, read_prompt(options), text)
+        answer = ask(options, read_prompt(options), text.write)
     save_answer(answer, options)
     if not answer.text:
         raise DemoError(f"the {prompt.name} prompt was answered without text")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
+from omni_cli.views.screen import Screen
 from omni_cli.views.timeline import compute_timeline
 from omni_cli.views.trace_file import render_trace
 from omni_proto.client import (
@@ -64,6 +66,11 @@ class GenerateOptions:
     tls: ClientTls | None = None
     """None: the endpoint's scheme decides whether the client uses TLS."""
 
+    @property
+    def saves(self) -> bool:
+        """Whether the answer is written to a file."""
+        return any((self.out, self.timeline, self.trace, self.json_file))
+
 
 def run_generate(options: GenerateOptions) -> int:
     """Send the request, show and save the answer. Returns 0 on success, 1 on failure, 130 after Ctrl-C.
@@ -71,14 +78,17 @@ def run_generate(options: GenerateOptions) -> int:
     Raises InputFileError.
     """
     prompt = read_prompt(options)
+    screen = Screen(sys.stdout, required=not options.saves)
     try:
-        answer = ask(options, prompt, sys.stdout)
+        answer = ask(options, prompt, screen.write)
     except OmniRequestError as error:
         sys.stderr.write(f"\nerror: {options.endpoint}: {error}{_describe_error(error)}\n")
         return 1
     except ArgumentError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
+    except OSError as error:
+        return _report_hidden_text(error)
     except KeyboardInterrupt:
         sys.stderr.write("\ncancelled\n")
         return 130
@@ -89,7 +99,12 @@ def run_generate(options: GenerateOptions) -> int:
         return 1
     for line in saved:
         sys.stderr.write(f"{line}\n")
-    return 0
+    return 0 if screen.error is None else _report_hidden_text(screen.error)
+
+
+def _report_hidden_text(error: OSError) -> int:
+    sys.stderr.write(f"error: cannot write the text: {error.strerror}\n")
+    return 1
 
 
 def read_prompt(options: GenerateOptions) -> dict[str, Any]:
@@ -130,11 +145,10 @@ def read_embeds(path: Path) -> Any:
         raise InputFileError(f"cannot read {path}: it is not a .npy file of numbers") from error
 
 
-def ask(options: GenerateOptions, prompt: Mapping[str, Any], show: TextIO) -> GenerationResult:
-    """Send the request and write the text as it arrives to the stream `show`. Returns the answer. An exception cancels
-    the request.
+def ask(options: GenerateOptions, prompt: Mapping[str, Any], show: Callable[[str], object]) -> GenerationResult:
+    """Send the request and pass the text as it arrives to `show`. Returns the answer. An exception cancels the request.
 
-    Raises OmniRequestError, ArgumentError.
+    Raises OmniRequestError, ArgumentError, and what show raises.
     """
     builder = ResultBuilder()
     wrote_text = False
@@ -159,37 +173,49 @@ def ask(options: GenerateOptions, prompt: Mapping[str, Any], show: TextIO) -> Ge
             builder.add(event)
             if isinstance(event, TextDelta):
                 wrote_text = True
-                show.write(event.text)
-                show.flush()
+                show(event.text)
     if wrote_text:
-        show.write("\n")
-        show.flush()
+        show("\n")
     return builder.result()
 
 
 def save_answer(answer: GenerationResult, options: GenerateOptions) -> list[str]:
-    """Write the requested files. Returns one line about each. Raises OSError."""
+    """Write the requested files. Returns one line about each. Raises OSError, which names the file."""
     lines: list[str] = []
     if options.out is not None and answer.audio:
-        answer.write_wav(options.out)
+        with _named(options.out):
+            answer.write_wav(options.out)
         lines.append(f"{options.out}: {answer.audio_seconds:.2f} s of audio")
     elif options.out is not None:
         lines.append(f"the response holds no audio; {options.out} was not written")
     if options.trace is not None:
         timings = {stage.stage: stage.timings for stage in list_finished(answer)}
         text = render_trace(compute_timeline(timings), request_id=answer.request_id)
-        options.trace.write_text(text, encoding="utf-8")
+        with _named(options.trace):
+            options.trace.write_text(text, encoding="utf-8")
         lines.append(f"{options.trace}: trace of the stages, for ui.perfetto.dev")
     if options.timeline is not None:
         from omni_cli.views.timeline_plot import draw_timeline
 
         timings = {stage.stage: stage.timings for stage in list_finished(answer)}
-        draw_timeline(compute_timeline(timings), options.timeline, title=f"request {answer.request_id}")
+        with _named(options.timeline):
+            draw_timeline(compute_timeline(timings), options.timeline, title=f"request {answer.request_id}")
         lines.append(f"{options.timeline}: timeline of the stages")
     if options.json_file is not None:
-        options.json_file.write_text(json.dumps(describe_answer(answer), indent=2) + "\n", encoding="utf-8")
+        with _named(options.json_file):
+            options.json_file.write_text(json.dumps(describe_answer(answer), indent=2) + "\n", encoding="utf-8")
         lines.append(f"{options.json_file}: the response")
     return lines
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Adds the path to an OSError. That of a full disk names no file."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def list_finished(answer: GenerationResult) -> list[StageFinished]:
