@@ -52,8 +52,8 @@ _KUBECTL: Final = StrictLoader("")
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     # PyYAML leaves text such as 69710e2 without quotes, which kubectl then reads as a number.
-    is_plain = _KUBECTL.resolve(yaml.ScalarNode, text, (True, False)) == _TEXT
-    return dumper.represent_scalar(_TEXT, text, style="|" if "\n" in text else None if is_plain else "'")
+    tag = _KUBECTL.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
+    return dumper.represent_scalar(_TEXT, text, style="|" if "\n" in text else None if tag == _TEXT else "'")
 
 
 _ManifestDumper.add_representer(str, _represent_text)
