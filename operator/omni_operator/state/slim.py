@@ -100,7 +100,7 @@ def _bounded_spec(manifest: Manifest) -> Manifest:
 def _controller(manifest: Manifest) -> Manifest:
     """Returns the reference to the object's controller; empty if it has none."""
     owners = manifest["metadata"].get("ownerReferences") or ()
-    owner = next((owner for owner in owners if owner.get("controller")), {})
+    owner: Manifest = next((owner for owner in owners if owner.get("controller")), {})
     return _pick(owner, "apiVersion", "kind", "name", "uid", "controller")
 
 
