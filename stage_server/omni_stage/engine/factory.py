@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from omni_proto.pipeline.components import ComponentFacts
 from omni_proto.stage_config import StageConfig
 from omni_stage.engine.protocol import StageEngine
@@ -34,11 +36,13 @@ def needs_vllm(config: StageConfig) -> bool:
     return not installed_families().component(config.component).engine
 
 
-def build_stage_engine(config: StageConfig, in_process: bool = False) -> StageEngine:
+def build_stage_engine(config: StageConfig, in_process: bool = False, alone: bool = True) -> StageEngine:
     """Returns the engine of a stage, not started. Raises ConfigurationError.
 
     in_process: whether the model runs in a thread of this process (tests, offline use) instead of a process of its own.
-    A component with an engine of its own ignores it.
+    alone: whether it is the only such engine. On GPUs several engines never share a process: vLLM 0.32 has one
+    workspace for each process (v1/worker/workspace.py), and torch one limit of GPU memory. A component with an engine
+    of its own ignores both.
     """
     families = installed_families()
     check_known_component(config, families)
@@ -47,6 +51,10 @@ def build_stage_engine(config: StageConfig, in_process: bool = False) -> StageEn
         return engine
     apply_environment()
     # vLLM reads the environment when it is imported.
-    from omni_stage.engine.vllm_engine import VllmStageEngine
+    from omni_stage.engine.vllm_engine import VllmStageEngine, current_platform
 
+    in_process = in_process and (alone or current_platform.is_cpu())
+    if not in_process:
+        # vLLM's default is a fork, which takes over the locks of this process's other threads.
+        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     return VllmStageEngine(config, build_component(config), in_process=in_process)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from omni_proto.stage_config import StageConfig
+from omni_stage.engine import factory, vllm_engine
 from omni_stage.engine.factory import build_component
 from omni_stage.errors import ConfigurationError
 
@@ -58,3 +59,21 @@ def test_what_it_cannot_do(checkpoint: Path, stage: str, settings: dict[str, Any
     with pytest.raises(ConfigurationError, match=message) as caught:
         build_component(configure(checkpoint, stage, **settings))
     assert caught.value.details.field == field
+
+
+@pytest.mark.parametrize(
+    ("on_cpu", "alone", "shares"),
+    [(True, True, True), (True, False, True), (False, True, True), (False, False, False)],
+)
+def test_on_a_gpu_several_engines_never_share_a_process(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, on_cpu: bool, alone: bool, shares: bool
+) -> None:
+    """vLLM has one workspace for each process, and torch one limit of GPU memory."""
+    built: list[bool] = []
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    monkeypatch.setattr(vllm_engine.current_platform, "is_cpu", lambda: on_cpu)
+    monkeypatch.setattr(
+        vllm_engine, "VllmStageEngine", lambda config, component, *, in_process: built.append(in_process)
+    )
+    factory.build_stage_engine(configure(checkpoint, "thinker", outputs=["Text"]), in_process=True, alone=alone)
+    assert built == [shares]

@@ -1,4 +1,4 @@
-"""OmniLLM: a whole pipeline offline, every stage's engine in this process.
+"""OmniLLM: a whole pipeline offline. On GPUs each of several engines has a process, else all are in this one.
 
 It reads the same OmniPipeline, compiles it to the same StageConfigs and runs the same StageEngines, components and
 processors as the stage servers do, without gRPC. Edges are Full: a stage starts when its input is complete. Stages that
@@ -60,7 +60,8 @@ class AsyncOmniLLM:
         """
         self.pipeline = read_pipeline(pipeline)
         self.configs = compile_offline(self.pipeline, model_dir)
-        self._stages = {config.stage: StageLLM(config) for config in self.configs}
+        alone = len(self.configs) == 1
+        self._stages = {config.stage: StageLLM(config, alone=alone) for config in self.configs}
         components = {name: stage.engine.component for name, stage in self._stages.items()}
         check_edges(self.configs, components)
         limit = min(config.limits.max_concurrent_requests for config in self.configs)

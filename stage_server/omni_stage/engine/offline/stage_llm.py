@@ -40,10 +40,10 @@ class StageResult:
 class StageLLM:
     """One stage. `await start()` before `generate`, `await shutdown()` at the end, all on one event loop."""
 
-    def __init__(self, config: StageConfig, *, in_process: bool = True) -> None:
-        """Check the configuration; `start` loads the model. Raises ConfigurationError."""
+    def __init__(self, config: StageConfig, *, in_process: bool = True, alone: bool = True) -> None:
+        """Check the configuration; `start` loads the model. See build_stage_engine. Raises ConfigurationError."""
         self.config = config
-        self.engine: StageEngine = build_stage_engine(config, in_process=in_process)
+        self.engine: StageEngine = build_stage_engine(config, in_process=in_process, alone=alone)
 
     async def start(self) -> None:
         """Load the model. Raises ConfigurationError, EngineDeadStageError."""

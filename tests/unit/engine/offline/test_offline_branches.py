@@ -42,7 +42,8 @@ def build(
         "right": ScriptedEngine(replace(reader), right),
     }
 
-    def build_engine(config: StageConfig, *, in_process: bool) -> ScriptedEngine:
+    def build_engine(config: StageConfig, *, in_process: bool, alone: bool) -> ScriptedEngine:
+        assert (in_process, alone) == (True, False)
         return engines[config.stage]
 
     monkeypatch.setattr(stage_llm, "build_stage_engine", build_engine)
