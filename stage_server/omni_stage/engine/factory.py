@@ -51,7 +51,9 @@ def build_stage_engine(config: StageConfig, in_process: bool = False, alone: boo
         return engine
     apply_environment()
     # vLLM reads the environment when it is imported.
-    from omni_stage.engine.vllm_engine import VllmStageEngine, current_platform
+    from vllm.platforms import current_platform
+
+    from omni_stage.engine.vllm_engine import VllmStageEngine
 
     in_process = in_process and (alone or current_platform.is_cpu())
     if not in_process:
