@@ -123,7 +123,9 @@ class AsyncOmniClient:
                 try:
                     async for response in call:
                         event = attempts.take(response)
-                        gate.set()
+                        if not gate.is_set():
+                            gate.set()
+                            del prepared  # it is not sent again; without this, its media would stay in memory
                         if event is not None:
                             yield event
                     error = None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 import grpc
 import grpc.aio
@@ -157,6 +159,33 @@ async def test_a_call_that_ends_while_media_are_sent_keeps_its_status(run: Run, 
             with pytest.raises(OmniRequestError) as caught:
                 await run(target, chat=user(image), timeout=60)
             assert (caught.value.code, caught.value.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_MEDIA")
+
+
+async def test_media_are_freed_once_they_are_sent() -> None:
+    """Nothing is sent again after Accepted, so a call that goes on for minutes does not hold its media."""
+    arrived = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await anext(call.requests)
+        await call.accept()
+        async for _ in call.requests:
+            pass
+        arrived.set()
+        await asyncio.Event().wait()
+
+    image = b"\x89PNG\r\n\x1a\n" + bytes(5 * 1024 * 1024)
+    ours = sys.getrefcount(image)
+    async with (
+        serving(script) as (_, target),
+        AsyncOmniClient(target) as client,
+        aclosing(client.generate(chat=user(image_part(image)))) as events,
+    ):
+        await anext(events)
+        reading = asyncio.ensure_future(anext(events))
+        await asyncio.wait_for(arrived.wait(), 20)
+        assert sys.getrefcount(image) == ours
+        reading.cancel()
+        await asyncio.wait({reading})
 
 
 async def silent(call: Call) -> None:
