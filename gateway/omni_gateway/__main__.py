@@ -10,6 +10,7 @@ from pathlib import Path
 from omni_gateway.app import Running
 from omni_gateway.clock import unix_seconds
 from omni_gateway.entry_tls import entry_tls
+from omni_gateway.malloc import return_large_buffers
 from omni_gateway.pipelines import Pipelines, ServedPipeline, StaticPipelines
 from omni_gateway.replicas import ReadyReplicas
 from omni_gateway.server import Listen, serve
@@ -71,6 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"modelAliases name {', '.join(sorted(unknown))}, which no --endpoint has; "
             "pipelines of a cluster have theirs in spec.aliases.models"
         )
+    return_large_buffers()
     listen = Listen(options.host, options.port, options.tls_dir, options.address_file)
     found: Pipelines = StaticPipelines(pipelines)
     running: list[Running] = []

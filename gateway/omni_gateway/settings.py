@@ -43,6 +43,9 @@ class GatewaySettings(_Model):
     """Maximum size of a request's body in bytes. If content-length is larger, the body is not read."""
     body_seconds: Annotated[float, Field(gt=0, le=3600)] = 60.0
     """Maximum time for a request's body to arrive, in seconds."""
+    max_held_bytes: Annotated[int, Field(ge=1024, le=1 << 40)] = 384 << 20
+    """Maximum memory of the bodies and media of all requests together, in bytes. The process needs about 90 MiB more,
+    twice max_body_bytes while it parses a body, and a reserve for freed memory that is not returned yet."""
     max_prompt_chars: Annotated[int, Field(ge=1, le=1 << 24)] = 1 << 20
     """Maximum number of characters of text in a request's messages."""
     max_speech_chars: Annotated[int, Field(ge=1, le=1 << 20)] = 4096

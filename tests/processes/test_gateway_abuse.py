@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import socket
@@ -35,7 +36,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.05)
 
 
-def asked(content: str = "Hello", *, stream: bool = False) -> dict[str, object]:
+def asked(content: object = "Hello", *, stream: bool = False) -> dict[str, object]:
     return {"model": MODEL, "messages": [{"role": "user", "content": content}], "stream": stream}
 
 
@@ -55,14 +56,14 @@ def counter(url: str, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines if re.match(rf"{name}_total[ {{]", line))
 
 
-def connect_stalled(url: str) -> socket.socket:
-    """Requests an endless text and reads nothing of it. Returns the socket."""
+def connect_stalled(url: str, content: object = ENDLESS) -> socket.socket:
+    """Requests a text, an endless one by default, and reads nothing of it. Returns the socket."""
     client = socket.socket()
     # Set before connecting, so that TCP offers only this window and unread data stays with the gateway.
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     host, port = url.removeprefix("http://").split(":")
     client.connect((host, int(port)))
-    body = json.dumps(asked(ENDLESS, stream=True)).encode()
+    body = json.dumps(asked(content, stream=True)).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
     client.sendall(f"{head}content-type: application/json\r\n\r\n".encode() + body)
     return client
@@ -113,6 +114,22 @@ def test_readers_that_stall_harm_nobody_and_are_left(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_two_hundred_readers_that_stall_harm_nobody_and_are_left(tmp_path: Path) -> None:
     check_stalled_readers(tmp_path, 200, 200)
+
+
+def test_media_leave_the_memory_once_they_are_sent(tmp_path: Path) -> None:
+    """A request that runs holds neither its body nor its video."""
+    video = base64.b64encode(b"\0\0\0\x20ftypisom" + bytes(20 * MIB)).decode()
+    content = [
+        {"type": "video_url", "video_url": {"url": f"data:video/mp4;base64,{video}"}},
+        {"type": "text", "text": ENDLESS},
+    ]
+    with serve_flood() as (port, entry), run_gateway(tmp_path, f"{MODEL}=grpc://127.0.0.1:{port}") as gateway:
+        with httpx.Client(base_url=gateway.url, timeout=120) as client:
+            ask(client)
+        before = gateway.rss_bytes()
+        with connect_stalled(gateway.url, content):
+            until(lambda: entry.endless == 1, "the request does not run")
+            until(lambda: gateway.rss_bytes() - before < 10 * MIB, "the media are still in memory")
 
 
 class WrongKeys:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Final
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from omni_gateway.api.answer import AudioWriter, open_answer
+from omni_gateway.api.body_route import BodyRoute
 from omni_gateway.api.context import Call, Gateway, call_of, gateway_of
-from omni_gateway.api.live import DONE, EVENT_STREAM, LiveResponse, Template, error_event, event, run_until_gone
+from omni_gateway.api.live import DONE, EVENT_STREAM, DeferredResponse, LiveResponse, Template, error_event, event
 from omni_gateway.audio.encode import encode_whole
 from omni_gateway.clock import unix_seconds
 from omni_gateway.entry_facts import EntryFacts
@@ -38,7 +39,7 @@ from omni_proto.client import (
     ToolCallDelta,
 )
 
-router = APIRouter(tags=["chat"])
+router = APIRouter(tags=["chat"], route_class=BodyRoute)
 ROUTE: Final = "/v1/chat/completions"
 
 
@@ -59,18 +60,13 @@ async def create_chat_completion(request: Request, body: ChatRequest) -> Respons
         include_stages=bool(body.stream_options and body.stream_options.include_stages),
         named_tool=isinstance(body.tool_choice, NamedTool),
     )
-    arguments = await read_arguments(gateway, pipeline, facts, body)
+    arguments = await read_arguments(gateway, call, pipeline, facts, body)
     audio_format = body.audio.format if body.audio and answer.speaks else ""
+    # Only this coroutine holds the arguments, and with them the media: until the entry stage has accepted the request.
+    opening = open_answer(gateway, call, ROUTE, pipeline, **arguments)
     if body.stream:
-        events = await run_until_gone(request, open_answer(gateway, call, ROUTE, pipeline, **arguments))
-        return LiveResponse(
-            stream_chat(events, answer, facts, audio_format),
-            media_type=EVENT_STREAM,
-            send_s=gateway.settings.send_seconds,
-            comment_s=gateway.settings.keep_alive_seconds,
-        )
-    whole = collect_chat(gateway, call, pipeline, arguments, answer, facts, audio_format)
-    return JSONResponse(await run_until_gone(request, whole))
+        return DeferredResponse(respond_live(gateway, opening, answer, facts, audio_format))
+    return DeferredResponse(respond_whole(opening, answer, facts, audio_format))
 
 
 def refuse_unsupported(body: ChatRequest) -> None:
@@ -81,9 +77,9 @@ def refuse_unsupported(body: ChatRequest) -> None:
 
 
 async def read_arguments(
-    gateway: Gateway, pipeline: ServedPipeline, facts: EntryFacts, body: ChatRequest
+    gateway: Gateway, call: Call, pipeline: ServedPipeline, facts: EntryFacts, body: ChatRequest
 ) -> GenerateArguments:
-    """Returns the arguments of the call. Raises InvalidRequestError."""
+    """Returns the arguments of the call. Raises GatewayError."""
     chars = count_chars(body.messages)
     if chars > gateway.settings.max_prompt_chars:
         raise InvalidRequestError(
@@ -92,7 +88,7 @@ async def read_arguments(
             code="string_above_max_length",
         )
     modalities = check_modalities(body, facts)
-    media = await read_media(list_media(body.messages), gateway.settings.media)
+    media = await read_media(list_media(body.messages), gateway.settings.media, call.media_share.add)
     arguments = GenerateArguments(
         chat=build_chat(body.messages, media), modalities=modalities, sampling={facts.stage: entry_sampling(body)}
     )
@@ -138,6 +134,22 @@ def read_voice(gateway: Gateway, pipeline: ServedPipeline, facts: EntryFacts, au
     return pick_voice(wanted, facts.voices, aliases, param="audio.voice")
 
 
+async def respond_live(
+    gateway: Gateway,
+    opening: Awaitable[AsyncGenerator[Event, None]],
+    answer: ChatAnswer,
+    facts: EntryFacts,
+    audio_format: str,
+) -> Response:
+    """Returns the streamed answer. opening: see open_answer. Raises GatewayError."""
+    return LiveResponse(
+        stream_chat(await opening, answer, facts, audio_format),
+        media_type=EVENT_STREAM,
+        send_s=gateway.settings.send_seconds,
+        comment_s=gateway.settings.keep_alive_seconds,
+    )
+
+
 async def stream_chat(
     events: AsyncGenerator[Event, None], answer: ChatAnswer, facts: EntryFacts, audio_format: str
 ) -> AsyncGenerator[bytes, None]:
@@ -173,18 +185,12 @@ async def stream_chat(
         yield DONE
 
 
-async def collect_chat(
-    gateway: Gateway,
-    call: Call,
-    pipeline: ServedPipeline,
-    arguments: GenerateArguments,
-    answer: ChatAnswer,
-    facts: EntryFacts,
-    audio_format: str,
-) -> dict[str, Any]:
-    """Returns the complete answer as one JSON object. Raises GatewayError."""
+async def respond_whole(
+    opening: Awaitable[AsyncGenerator[Event, None]], answer: ChatAnswer, facts: EntryFacts, audio_format: str
+) -> Response:
+    """Returns the complete answer as one JSON object. opening: see open_answer. Raises GatewayError."""
     builder = ResultBuilder()
-    async with aclosing(await open_answer(gateway, call, ROUTE, pipeline, **arguments)) as events:
+    async with aclosing(await opening) as events:
         async for item in events:
             builder.add(item)
             if isinstance(item, StageFinished) and item.stage == facts.stage:
@@ -198,4 +204,5 @@ async def collect_chat(
         audio = await asyncio.to_thread(encode_whole, audio_format, result.audio, rate_hz, channels)
     calls = result.tool_calls.get(facts.stage, ())
     reasoning = result.reasoning.get(facts.stage, "")
-    return answer.whole(result.text, audio, read_usage(result.summary), calls=calls, reasoning=reasoning)
+    whole = answer.whole(result.text, audio, read_usage(result.summary), calls=calls, reasoning=reasoning)
+    return JSONResponse(whole)

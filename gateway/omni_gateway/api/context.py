@@ -9,6 +9,7 @@ from typing import cast
 from starlette.requests import Request
 
 from omni_gateway.entries import Entries
+from omni_gateway.guard.budget import Share
 from omni_gateway.guard.pseudonyms import Pseudonyms
 from omni_gateway.metrics import GatewayMetrics
 from omni_gateway.pipelines import Pipelines
@@ -36,6 +37,10 @@ class Call:
 
     id: str
     """The request's id in all logs and in the header x-request-id."""
+    body_share: Share
+    """Memory of the body, until its values are read."""
+    media_share: Share
+    """Memory of the media, until the request ends."""
     traceparent: str | None = None
     """The traceparent header for the entry stage: that of the gateway's span if there is one, else the client's."""
     span: RequestSpan = field(default_factory=RequestSpan)

@@ -8,7 +8,6 @@ import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -34,6 +33,21 @@ def event(value: Mapping[str, Any], name: str = "") -> bytes:
     """Returns a server-sent event with the value as JSON."""
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {encode_json(value)}\n\n".encode()
+
+
+class DeferredResponse(Response):
+    """Does the work of an answer after the route has returned. What the route and the web framework held, such as the
+    parsed body, is freed before."""
+
+    def __init__(self, work: Awaitable[Response]) -> None:
+        """work: returns the response to send."""
+        super().__init__()
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer. Raises ClientLeftError, and any error of the work."""
+        response = await run_until_gone(receive, self._work)
+        await response(scope, receive, send)
 
 
 class Template:
@@ -135,13 +149,13 @@ class LiveResponse(Response):
                 await asyncio.sleep(every_s)
 
 
-async def run_until_gone(request: Request, work: Awaitable[Result]) -> Result:
+async def run_until_gone(receive: Receive, work: Awaitable[Result]) -> Result:
     """Returns the result of work, or raises its error.
 
     If the client disconnects, cancels work and raises ClientLeftError. The request's body must have been read before.
     """
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_wait_gone(request.receive))
+    gone = asyncio.ensure_future(_wait_gone(receive))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if task.done():

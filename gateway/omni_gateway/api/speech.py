@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from omni_gateway.api.answer import AudioWriter, open_answer
+from omni_gateway.api.body_route import BodyRoute
 from omni_gateway.api.context import call_of, gateway_of
 from omni_gateway.api.live import EVENT_STREAM, LiveResponse, error_event, event, run_until_gone
 from omni_gateway.audio.encode import MEDIA_TYPES
@@ -22,7 +23,7 @@ from omni_gateway.openai.voices import pick_voice
 from omni_gateway.pipelines import find_pipeline
 from omni_proto.client import AudioChunk, Event, GenerateArguments, Summary
 
-router = APIRouter(tags=["speech"])
+router = APIRouter(tags=["speech"], route_class=BodyRoute)
 ROUTE: Final = "/v1/audio/speech"
 PROMPT: Final = "Read the text aloud."
 """The prompt before the given reply. The model speaks the words of the reply; the prompt affects only the tone."""
@@ -61,7 +62,7 @@ async def create_speech(request: Request, body: SpeechRequest) -> Response:
     )
     if body.seed is not None:
         arguments["seed"] = body.seed
-    events = await run_until_gone(request, open_answer(gateway, call, ROUTE, pipeline, **arguments))
+    events = await run_until_gone(request.receive, open_answer(gateway, call, ROUTE, pipeline, **arguments))
     writer = AudioWriter(body.response_format)
     if body.stream_format == "sse":
         return LiveResponse(
@@ -73,7 +74,7 @@ async def create_speech(request: Request, body: SpeechRequest) -> Response:
     chunks = stream_bytes(events, writer)
     try:
         # Read before the answer begins: if a stage fails before the first audio, the error still gets an HTTP status.
-        first = await run_until_gone(request, anext(chunks, b""))
+        first = await run_until_gone(request.receive, anext(chunks, b""))
     except BaseException:
         await chunks.aclose()
         raise

@@ -15,6 +15,7 @@ from omni_gateway.api.context import Call, Gateway, exemplar_of
 from omni_gateway.api.live import ClientLeftError
 from omni_gateway.errors import GatewayError, InternalError, UnavailableError, answer_error
 from omni_gateway.guard.body import BodyGoneError, BodyReader
+from omni_gateway.guard.budget import Budget, Share
 from omni_gateway.guard.keys import KeyRing
 from omni_gateway.guard.limits import KeyLimiter
 from omni_gateway.guard.refused_keys import RefusedKeys
@@ -42,6 +43,7 @@ class Guard:
         self._keys = keys
         self._limiter = KeyLimiter(replicas)
         self._bodies = BodyReader(gateway.settings.max_body_bytes, gateway.settings.body_seconds)
+        self.budget = Budget(gateway.settings.max_held_bytes)
         self._inflight = 0
         self._refused_keys = RefusedKeys()
 
@@ -54,6 +56,8 @@ class Guard:
         traced = scope["path"].startswith(PROTECTED)
         span = self._gateway.tracing.begin(scope["method"], given) if traced else RequestSpan()
         call = scope["omni_call"] = Call(
+            body_share=Share(self.budget),
+            media_share=Share(self.budget),
             id=request_id(headers.get("x-request-id")),
             traceparent=span.traceparent(given),
             span=span,
@@ -76,6 +80,8 @@ class Guard:
             await reply.refuse(InternalError("The gateway failed; its log says why, by the request's id."))
             del error
         finally:
+            call.body_share.release()
+            call.media_share.release()
             self._inflight -= 1
             self._gateway.metrics.inflight.dec()
             self._record(scope, call, reply)
@@ -100,11 +106,9 @@ class Guard:
         if scope["method"] not in ("POST", "PUT", "PATCH") or not scope["path"].startswith(PROTECTED):
             await self._app(scope, receive, reply)
             return
-        body = await self._bodies.read(receive, headers.get("content-length"))
-        try:
-            await self._app(scope, _Replay(body, receive), reply)
-        finally:
-            self._bodies.release(len(body))
+        call: Call = scope["omni_call"]
+        body = await self._bodies.read(receive, headers.get("content-length"), call.body_share)
+        await self._app(scope, _Replay(body, receive), reply)
 
     def _record(self, scope: Scope, call: Call, reply: _Reply) -> None:
         route = getattr(scope.get("route"), "path", "other")
@@ -124,8 +128,8 @@ class Guard:
 class _Replay:
     """Passes to the app the body that was read, and afterwards the messages of the server, such as a disconnect."""
 
-    def __init__(self, body: bytes, receive: Receive) -> None:
-        self._body: bytes | None = body
+    def __init__(self, body: bytearray, receive: Receive) -> None:
+        self._body: bytearray | None = body
         self._receive = receive
 
     async def __call__(self) -> Message:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import binascii
 from collections.abc import Sequence
 from typing import Final
@@ -18,8 +17,8 @@ def decode_base64(text: str, *, param: str, max_bytes: int) -> bytes:
     if len(text) * 3 // 4 > max_bytes + 3:
         raise TooLargeError(f"{param} holds more than {max_bytes} bytes, the limit for one file.", param=param)
     try:
-        data = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
+        data = binascii.a2b_base64(text, strict_mode=True)
+    except ValueError as error:
         raise InvalidMediaError(f"{param} is not base64.", param=param) from error
     if not data:
         raise InvalidMediaError(f"{param} is empty.", param=param)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 from urllib.parse import SplitResult
 
 import httptools
 
-from omni_gateway.errors import InvalidMediaError, TooLargeError
+from omni_gateway.errors import GatewayError, InvalidMediaError, TooLargeError
 from omni_gateway.media.addresses import check_url, is_public
 
 PORT: Final = 443
@@ -23,16 +23,19 @@ _READ: Final = 64 << 10
 _MAX_HEADER_BYTES: Final = 32 << 10
 
 
-async def fetch_media(url: str, types: Sequence[str], *, param: str, max_bytes: int, max_seconds: float) -> bytes:
-    """Returns the body of an answer with status 200. `types` are sent in the accept header, but not checked.
+async def fetch_media(
+    url: str, types: Sequence[str], *, param: str, max_bytes: int, max_seconds: float, hold: Callable[[int], None]
+) -> bytes:
+    """Returns the body of an answer with status 200. `types` are sent in the accept header, but not checked. hold
+    counts bytes before they are kept.
 
-    Raises InvalidMediaError, TooLargeError.
+    Raises InvalidMediaError, TooLargeError, and the errors of hold.
     """
     parts = check_url(url, param=param)
     try:
         async with asyncio.timeout(max_seconds):
             address = await resolve(parts.hostname or "", param=param)
-            return await _get(parts, address, types, param, max_bytes)
+            return await _get(parts, address, types, _Answer(param, max_bytes, hold), param)
     except TimeoutError as error:
         raise InvalidMediaError(f"{param} did not answer within {max_seconds:g} s.", param=param) from error
     except (OSError, ssl.SSLError, httptools.HttpParserError) as error:
@@ -51,9 +54,10 @@ async def resolve(host: str, *, param: str) -> str:
 class _Answer:
     """The answer that httptools parses; it calls the on_* methods."""
 
-    def __init__(self, param: str, max_bytes: int) -> None:
+    def __init__(self, param: str, max_bytes: int, hold: Callable[[int], None]) -> None:
         self._param = param
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
+        self._hold = hold
         self.body = bytearray()
         self.complete = False
         self._says_its_end = False
@@ -61,8 +65,8 @@ class _Answer:
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
         self._says_its_end |= name in (b"content-length", b"transfer-encoding")
-        if name == b"content-length" and value.isdigit() and int(value) > self._max_bytes:
-            raise self._too_large()
+        if name == b"content-length" and value.isdigit() and int(value) > self.max_bytes:
+            raise self.too_large()
 
     @property
     def is_cut(self) -> bool:
@@ -70,18 +74,20 @@ class _Answer:
         return self._says_its_end and not self.complete
 
     def on_body(self, piece: bytes) -> None:
+        if len(self.body) + len(piece) > self.max_bytes:
+            raise self.too_large()
+        self._hold(len(piece))
         self.body += piece
-        if len(self.body) > self._max_bytes:
-            raise self._too_large()
 
     def on_message_complete(self) -> None:
         self.complete = True
 
-    def _too_large(self) -> TooLargeError:
-        return TooLargeError(f"{self._param} is larger than {self._max_bytes} bytes.", param=self._param)
+    def too_large(self) -> TooLargeError:
+        """Returns the error for a body above the limit."""
+        return TooLargeError(f"{self._param} is larger than {self.max_bytes} bytes.", param=self._param)
 
 
-async def _get(parts: SplitResult, address: str, types: Sequence[str], param: str, max_bytes: int) -> bytes:
+async def _get(parts: SplitResult, address: str, types: Sequence[str], answer: _Answer, param: str) -> bytes:
     host = parts.hostname or ""
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     if any(not 33 <= ord(char) <= 126 for char in path + host):
@@ -96,7 +102,6 @@ async def _get(parts: SplitResult, address: str, types: Sequence[str], param: st
         head += "user-agent: omnipipeline-gateway\r\nconnection: close\r\n\r\n"
         writer.write(head.encode())
         await writer.drain()
-        answer = _Answer(param, max_bytes)
         parser = httptools.HttpResponseParser(answer)
         seen = 0
         while not answer.complete:
@@ -104,12 +109,12 @@ async def _get(parts: SplitResult, address: str, types: Sequence[str], param: st
             if not piece:
                 break
             seen += len(piece)
-            if seen > max_bytes + _MAX_HEADER_BYTES:
-                raise TooLargeError(f"{param} is larger than {max_bytes} bytes.", param=param)
+            if seen > answer.max_bytes + _MAX_HEADER_BYTES:
+                raise answer.too_large()
             try:
                 parser.feed_data(piece)
             except httptools.HttpParserCallbackError as error:
-                raise error.__context__ if isinstance(error.__context__, TooLargeError) else error from None
+                raise error.__context__ if isinstance(error.__context__, GatewayError) else error from None
         if parser.get_status_code() != 200:
             raise InvalidMediaError(
                 f"{param} answered {parser.get_status_code()}; redirects are not followed.", param=param

@@ -8,16 +8,17 @@ from collections.abc import Sequence
 from omni_gateway.errors import InvalidMediaError, TooLargeError, UnsupportedError
 from omni_gateway.media.data_uri import IMAGE_TYPES, VIDEO_TYPES, decode_base64, read_data_uri
 from omni_gateway.media.fetch import fetch_media
-from omni_gateway.media.transcode import DEMUXERS, to_wav
+from omni_gateway.media.transcode import DEMUXERS, Hold, to_wav
 from omni_gateway.openai.chat_messages import AudioPart, ImagePart, VideoPart
 from omni_gateway.settings import MediaSettings
 from omni_proto.client import ArgumentError, MediaPart, audio_part, image_part, video_part
 
 
 async def read_media(
-    found: Sequence[tuple[str, ImagePart | AudioPart | VideoPart]], settings: MediaSettings
+    found: Sequence[tuple[str, ImagePart | AudioPart | VideoPart]], settings: MediaSettings, hold: Hold
 ) -> list[MediaPart]:
-    """Returns the media in order. found: each part with the path of its field.
+    """Returns the media in order. found: each part with the path of its field. hold counts bytes before they are
+    kept.
 
     Raises GatewayError, whose param is the field.
     """
@@ -27,32 +28,33 @@ async def read_media(
     media = []
     for path, part in found:
         if isinstance(part, ImagePart):
-            media.append(await _image(part, f"{path}.image_url.url", settings))
+            media.append(await _image(part, f"{path}.image_url.url", settings, hold))
         elif isinstance(part, VideoPart):
-            media.append(await _video(part, f"{path}.video_url.url", settings))
+            media.append(await _video(part, f"{path}.video_url.url", settings, hold))
         else:
-            media.append(await _audio(part, path, settings))
+            media.append(await _audio(part, path, settings, hold))
     return media
 
 
-async def _image(part: ImagePart, param: str, settings: MediaSettings) -> MediaPart:
-    data = await _read_url(part.image_url.url, IMAGE_TYPES, param, settings)
+async def _image(part: ImagePart, param: str, settings: MediaSettings, hold: Hold) -> MediaPart:
+    data = await _read_url(part.image_url.url, IMAGE_TYPES, param, settings, hold)
     try:
         return image_part(data)
     except ArgumentError as error:
         raise InvalidMediaError(f"{param} is no PNG or JPEG.", param=param) from error
 
 
-async def _video(part: VideoPart, param: str, settings: MediaSettings) -> MediaPart:
-    data = await _read_url(part.video_url.url, VIDEO_TYPES, param, settings)
+async def _video(part: VideoPart, param: str, settings: MediaSettings, hold: Hold) -> MediaPart:
+    data = await _read_url(part.video_url.url, VIDEO_TYPES, param, settings, hold)
     try:
         return video_part(data)
     except ArgumentError as error:
         raise InvalidMediaError(f"{param} is no MP4, WebM, Matroska or QuickTime.", param=param) from error
 
 
-async def _read_url(url: str, types: Sequence[str], param: str, settings: MediaSettings) -> bytes:
+async def _read_url(url: str, types: Sequence[str], param: str, settings: MediaSettings, hold: Hold) -> bytes:
     if url[:5].lower() == "data:":
+        hold(len(url) * 3 // 4)
         return read_data_uri(url, types, param=param, max_bytes=settings.max_bytes)
     if url[:8].lower() != "https://":
         raise InvalidMediaError(f"{param} must be a data: URI.", param=param)
@@ -60,15 +62,20 @@ async def _read_url(url: str, types: Sequence[str], param: str, settings: MediaS
         raise UnsupportedError(
             "This gateway fetches no media: send a data: URI, or switch media.fetchHttps on.", param=param
         )
-    return await fetch_media(url, types, param=param, max_bytes=settings.max_bytes, max_seconds=settings.fetch_seconds)
+    return await fetch_media(
+        url, types, param=param, max_bytes=settings.max_bytes, max_seconds=settings.fetch_seconds, hold=hold
+    )
 
 
-async def _audio(part: AudioPart, path: str, settings: MediaSettings) -> MediaPart:
+async def _audio(part: AudioPart, path: str, settings: MediaSettings, hold: Hold) -> MediaPart:
     param = f"{path}.input_audio.data"
+    hold(len(part.input_audio.data) * 3 // 4)
     data = decode_base64(part.input_audio.data, param=param, max_bytes=settings.max_bytes)
     form = part.input_audio.format
     if form in DEMUXERS:
-        data = await asyncio.to_thread(to_wav, data, form, param=param, max_seconds=settings.max_audio_seconds)
+        data = await asyncio.to_thread(
+            to_wav, data, form, param=param, max_seconds=settings.max_audio_seconds, hold=hold
+        )
     try:
         return audio_part(data)
     except ArgumentError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from typing import Final
 
 import av
@@ -18,33 +19,44 @@ demuxer from bytes that may be hostile."""
 CODECS: Final = {"mp3": ("mp3", "mp3float"), "opus": ("opus", "libopus")}
 MAX_RATE_HZ: Final = 48_000
 
+Hold = Callable[[int], None]
+"""Counts bytes that will be kept, see Share.add."""
 
-def to_wav(data: bytes, form: str, *, param: str, max_seconds: int) -> bytes:
-    """Returns a mono WAV at the file's sample rate. form: a key of DEMUXERS.
+
+def to_wav(data: bytes, form: str, *, param: str, max_seconds: int, hold: Hold) -> bytes:
+    """Returns a mono WAV at the file's sample rate. form: a key of DEMUXERS. hold counts bytes before they are
+    kept, on the calling thread.
 
     Decoding stops after max_seconds of audio, because a small file may hold hours of silence. Raises InvalidMediaError;
-    TooLargeError for longer audio.
+    TooLargeError for longer audio; the errors of hold.
     """
     try:
         with av.open(io.BytesIO(data), "r", format=DEMUXERS[form]) as container:
-            return _decode(container, form, param, max_seconds)
+            return _decode(container, form, param, max_seconds, hold)
     except (av.FFmpegError, ValueError, IndexError) as error:
         raise InvalidMediaError(f"{param} is no {form} that can be decoded.", param=param) from error
 
 
-def _decode(container: InputContainer, form: str, param: str, max_seconds: int) -> bytes:
+def _decode(container: InputContainer, form: str, param: str, max_seconds: int, hold: Hold) -> bytes:
     stream = container.streams.audio[0]
     rate_hz = stream.rate or 0
     if stream.codec_context.name not in CODECS[form] or not 0 < rate_hz <= MAX_RATE_HZ:
         raise InvalidMediaError(f"{param} is no {form}.", param=param)
     stream.codec_context.thread_type = "NONE"
     resampler = AudioResampler(format="s16", layout="mono", rate=rate_hz)
-    pcm = bytearray()
+    # BytesIO returns its bytes without a copy.
+    wav = io.BytesIO()
+    wav.write(wav_header(rate_hz, 1, None))
+    pcm_bytes = 0
     for frame in container.decode(stream):
         for ready in resampler.resample(frame):
-            pcm += bytes(ready.planes[0])[: 2 * ready.samples]
-        if len(pcm) > 2 * rate_hz * max_seconds:
+            piece = bytes(ready.planes[0])[: 2 * ready.samples]
+            hold(len(piece))
+            pcm_bytes += wav.write(piece)
+        if pcm_bytes > 2 * rate_hz * max_seconds:
             raise TooLargeError(f"{param} is longer than {max_seconds} s, the limit for one file.", param=param)
-    if not pcm:
+    if not pcm_bytes:
         raise InvalidMediaError(f"{param} holds no audio.", param=param)
-    return wav_header(rate_hz, 1, len(pcm)) + bytes(pcm)
+    wav.seek(0)
+    wav.write(wav_header(rate_hz, 1, pcm_bytes))
+    return wav.getvalue()

@@ -13,11 +13,14 @@ import soundfile
 
 from omni_gateway.audio.encode import MEDIA_TYPES, encode_whole, make_encoder
 from omni_gateway.errors import InvalidMediaError, TooLargeError
+from omni_gateway.guard.budget import Budget, Share
 from omni_gateway.media.transcode import to_wav
 
 RATE = 24_000
 TONE = [int(12_000 * math.sin(2 * math.pi * 440 * i / RATE)) for i in range(RATE)]
 PCM = struct.pack(f"<{len(TONE)}h", *TONE)
+
+HOLD = Share(Budget(1 << 30)).add
 
 
 def encode(name: str, pcm: bytes, step: int) -> list[bytes]:
@@ -73,7 +76,7 @@ def test_no_audio_is_no_error(name: str) -> None:
 
 @pytest.mark.parametrize("form", ["mp3", "opus"])
 def test_what_was_encoded_comes_back_as_wav(form: str) -> None:
-    wav = to_wav(encode_whole(form, PCM, RATE, 1), form, param="x", max_seconds=10)
+    wav = to_wav(encode_whole(form, PCM, RATE, 1), form, param="x", max_seconds=10, hold=HOLD)
     samples, rate = soundfile.read(io.BytesIO(wav), dtype="float64")
     assert samples.ndim == 1
     assert len(samples) / rate == pytest.approx(1.0, abs=0.08)
@@ -83,7 +86,7 @@ def test_what_was_encoded_comes_back_as_wav(form: str) -> None:
 @pytest.mark.parametrize("form", ["mp3", "opus"])
 def test_longer_audio_is_refused_while_it_is_decoded(form: str) -> None:
     with pytest.raises(TooLargeError, match="longer than 2 s"):
-        to_wav(encode_whole(form, PCM * 4, RATE, 1), form, param="x", max_seconds=2)
+        to_wav(encode_whole(form, PCM * 4, RATE, 1), form, param="x", max_seconds=2, hold=HOLD)
 
 
 @pytest.mark.parametrize("form", ["mp3", "opus"])
@@ -103,7 +106,7 @@ def test_longer_audio_is_refused_while_it_is_decoded(form: str) -> None:
 )
 def test_hostile_bytes_are_refused(form: str, data: bytes) -> None:
     with pytest.raises(InvalidMediaError):
-        to_wav(data, form, param="x", max_seconds=10)
+        to_wav(data, form, param="x", max_seconds=10, hold=HOLD)
 
 
 @pytest.mark.parametrize("form", ["mp3", "opus"])
@@ -113,7 +116,7 @@ def test_damaged_files_are_refused_or_heard_in_part(form: str) -> None:
     for place in range(0, len(good), max(1, len(good) // 40)):
         for damaged in (good[:place], good[:place] + b"\xff\0" * 8 + good[place + 16 :]):
             try:
-                assert to_wav(damaged, form, param="x", max_seconds=10)[:4] == b"RIFF"
+                assert to_wav(damaged, form, param="x", max_seconds=10, hold=HOLD)[:4] == b"RIFF"
             except InvalidMediaError:
                 refused += 1
     assert refused

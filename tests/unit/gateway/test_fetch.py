@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from omni_gateway.errors import GatewayError, InvalidMediaError, TooLargeError
+from omni_gateway.errors import GatewayError, InvalidMediaError, TooLargeError, UnavailableError
+from omni_gateway.guard.budget import Budget, Share
 from omni_gateway.media import fetch
 from support.certificates import Authority
 
@@ -43,6 +44,7 @@ class Images:
         self._tls.load_cert_chain(folder / "crt", folder / "key")
         self._monkeypatch = monkeypatch
         self.asked: list[str] = []
+        self.budget = Budget(1 << 20)
 
     async def fetch(self, given: bytes, url: str = URL, max_seconds: float = 20) -> bytes:
         """Returns the media at `url`. The server answers with the bytes `given` and then closes the connection.
@@ -66,7 +68,12 @@ class Images:
         self._monkeypatch.setattr(fetch, "resolve", resolve)
         async with server:
             return await fetch.fetch_media(
-                url, ["image/png"], param="image_url", max_bytes=MOST, max_seconds=max_seconds
+                url,
+                ["image/png"],
+                param="image_url",
+                max_bytes=MOST,
+                max_seconds=max_seconds,
+                hold=Share(self.budget).add,
             )
 
 
@@ -118,3 +125,11 @@ async def test_a_certificate_of_another_host_is_refused(images: Images) -> None:
     with pytest.raises(InvalidMediaError, match="cannot be fetched"):
         await images.fetch(answer(), "https://other.example.com/a.png")
     assert images.asked == []
+
+
+async def test_media_are_counted_before_they_are_kept(images: Images) -> None:
+    await images.fetch(answer())
+    assert images.budget.total - images.budget.left == len(BODY)
+    images.budget.left = len(BODY) - 1
+    with pytest.raises(UnavailableError, match="at once"):
+        await images.fetch(answer())

@@ -8,11 +8,13 @@ import socket
 import pytest
 
 from omni_gateway.errors import GatewayError, InvalidMediaError
+from omni_gateway.guard.budget import Budget, Share
 from omni_gateway.media import fetch
 from omni_gateway.media.addresses import check_url, is_public
 from omni_gateway.media.data_uri import IMAGE_TYPES, read_data_uri
 
 PIXEL = b"\x89PNG\r\n\x1a\n" + b"\0" * 30
+HOLD = Share(Budget(1 << 20)).add
 
 
 @pytest.mark.parametrize("head", ["data:image/png;base64,", "data:image/JPEG;base64,", "data:image/png;a=b;base64,"])
@@ -97,4 +99,6 @@ async def test_a_name_with_one_internal_address_is_refused(monkeypatch: pytest.M
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "0x7f000001", "2130706433", "127.1", "[::1]"])
 async def test_this_host_is_never_fetched(host: str) -> None:
     with pytest.raises(InvalidMediaError):
-        await fetch.fetch_media(f"https://{host}/a.png", IMAGE_TYPES, param="x", max_bytes=1000, max_seconds=5)
+        await fetch.fetch_media(
+            f"https://{host}/a.png", IMAGE_TYPES, param="x", max_bytes=1000, max_seconds=5, hold=HOLD
+        )

@@ -1,0 +1,50 @@
+"""Routes that free the body of a request as soon as its values are read.
+
+Starlette and FastAPI keep the body and the parsed JSON until the answer is complete.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
+
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
+
+from omni_gateway.api.context import call_of
+
+
+class _OnceRequest(Request):
+    """A request whose body can be read once. The guard passes it on in one piece, as a bytearray."""
+
+    async def body(self) -> bytes:
+        """Returns the body, which `json` empties."""
+        if not hasattr(self, "_body"):
+            self._body = cast(bytes, (await self.receive())["body"])
+        return self._body
+
+    async def json(self) -> Any:
+        """Returns the parsed body. Raises JSONDecodeError, UnicodeDecodeError."""
+        body = await self.body()
+        try:
+            return json.loads(body)
+        finally:
+            if isinstance(body, bytearray):
+                body.clear()
+
+
+class BodyRoute(APIRoute):
+    """A route that keeps neither the body nor its values once it has returned its response."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Returns the function that handles a request."""
+        handler = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            response = await handler(_OnceRequest(request.scope, request.receive))
+            call_of(request).body_share.release()
+            return response
+
+        return handle
