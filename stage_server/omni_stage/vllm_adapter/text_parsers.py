@@ -6,6 +6,7 @@ Interfaces of vLLM 0.32 used here, none of which is documented for other program
 - `Parser.adjust_request`, `Parser.parse_delta` (parser/abstract_parser.py): the first adds the constraints on sampling
   that tool calls need; the second parses the text piece by piece. Both read a ChatCompletionRequest.
 - `ToolParserManager.lazy_parsers`, `ReasoningParserManager.list_registered`: the names that a user may give.
+- `get_cached_tokenizer` (tokenizers/hf.py): the tokenizer with which vLLM constructs parsers.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from vllm.exceptions import VLLMClientError
 from vllm.parser import ParserManager
 from vllm.reasoning import ReasoningParserManager
 from vllm.sampling_params import StructuredOutputsParams
+from vllm.tokenizers.hf import get_cached_tokenizer
 from vllm.tool_parsers import ToolParserManager
 
 from omni_stage.errors import ConfigurationError, InvalidRequestError, ModelExecutionError
@@ -37,14 +39,15 @@ class TextParsers:
         """
         _check_name("toolCallParser", tool_parser, {*ToolParserManager.lazy_parsers, *ToolParserManager.tool_parsers})
         _check_name("reasoningParser", reasoning_parser, set(ReasoningParserManager.list_registered()))
-        self._tokenizer = tokenizer
+        # Each request's parsers read the vocabulary. A plain tokenizer of transformers would build it for each of them.
+        self._tokenizer = get_cached_tokenizer(tokenizer)
         self._parses_reasoning = bool(reasoning_parser)
         try:
             self._parser_class = ParserManager.get_parser(
                 tool_parser_name=tool_parser or None,
                 reasoning_parser_name=reasoning_parser or None,
                 enable_auto_tools=bool(tool_parser),
-                tokenizer=tokenizer,
+                tokenizer=self._tokenizer,
             )
         except TypeError as error:
             raise ConfigurationError(
