@@ -6,6 +6,7 @@ By where it runs::
                  process/      the engine's process: its environment, the template it is forked from, its end
                  media/        videos with their audio, in vLLM's processors (and in its models, in the worker)
                  text_parsers  vLLM's parsers of reasoning and tool calls
+                 chat_templates  the form of messages that a chat template reads
     scheduler    scheduling/   which requests make up a step, and what the workers get of them
     worker       ar/           autoregressive stages: rows in, rows out, hooks after sampling
                  diffusion/    one-shot stages, their scheduler included: one step is one generation

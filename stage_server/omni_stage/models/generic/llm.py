@@ -86,10 +86,13 @@ class TextTokenizer:
             raise InvalidRequestError(
                 "this checkpoint has no chat template; send the prompt as text", field="start.chat"
             )
-        conversation = [describe_message(message) for message in messages]
         offered = None if tools is None or tools.mode is ToolMode.NONE else tools.as_openai()
         from jinja2 import TemplateError
 
+        from omni_stage.vllm_adapter.chat_templates import reads_parts
+
+        as_parts = reads_parts(self._tokenizer.get_chat_template(tools=offered))
+        conversation = [describe_message(message, as_parts=as_parts) for message in messages]
         try:
             with self._lock:
                 ids = self._tokenizer.apply_chat_template(
@@ -104,13 +107,20 @@ class TextTokenizer:
         return list(ids)
 
 
-def describe_message(message: ChatMessage, dumps: Callable[[Any], Any] = dict) -> dict[str, Any]:
+def describe_message(
+    message: ChatMessage, *, as_parts: bool = False, dumps: Callable[[Any], Any] = dict
+) -> dict[str, Any]:
     """Returns the message in OpenAI's form. `dumps` converts the arguments of tool calls.
 
-    By default the arguments stay mappings, which chat templates read. Raises InvalidRequestError if the message holds
-    media.
+    `as_parts`: whether the content is a list of parts. If not, it is one text with a line break between two parts, as
+    with vLLM. The result of a tool is always one text. By default the arguments stay mappings, which chat templates
+    read. Raises InvalidRequestError if the message holds media.
     """
-    described: dict[str, Any] = {"role": message.role, "content": _text_of(message)}
+    texts = _texts_of(message)
+    content: Any = "\n".join(texts)
+    if as_parts and message.role != "tool":
+        content = [{"type": "text", "text": text} for text in texts]
+    described: dict[str, Any] = {"role": message.role, "content": content}
     if message.tool_calls:
         described["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": dumps(call.arguments)}}
@@ -121,7 +131,7 @@ def describe_message(message: ChatMessage, dumps: Callable[[Any], Any] = dict) -
     return described
 
 
-def _text_of(message: ChatMessage) -> str:
+def _texts_of(message: ChatMessage) -> list[str]:
     texts: list[str] = []
     for part in message.parts:
         if not isinstance(part, TextPart):
@@ -129,7 +139,7 @@ def _text_of(message: ChatMessage) -> str:
                 f"component {LLM.id} reads text only; leave out images and audio", field="start.chat"
             )
         texts.append(part.text)
-    return "".join(texts)
+    return texts
 
 
 class _TextEmitter:

@@ -163,7 +163,8 @@ def _plan_chat(chat: prompt_pb2.ChatPrompt, limits: Limits, max_model_len: int, 
             kind = part.WhichOneof("part")
             if kind == "text":
                 chars += len(part.text)
-                tokens += len(part.text.encode())
+                # One more for a line break before the next part.
+                tokens += len(part.text.encode()) + 1
             elif kind == "image" or kind == "audio" or kind == "video":
                 field = f"{path}.parts[{index}].{kind}"
                 if rules is None:

@@ -1,0 +1,50 @@
+"""How generic/llm renders a chat."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from omni_stage.models.component import ChatMessage, TextPart, UserPrompt
+from omni_stage.models.generic.llm import TextTokenizer
+from omni_stage.reply_form import CalledTool
+from support.generic_checkpoint import train_tokenizer
+
+AS_TEXT = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}|{% endfor %}"
+AS_PARTS = (
+    "{% for message in messages %}{{ message['role'] }}: "
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for content in message['content'] %}"
+    "{% if content['type'] == 'text' %}[{{ content['text'] }}]{% endif %}{% endfor %}{% endif %}|{% endfor %}"
+)
+"""Llama Guard's and LLaVA's form."""
+
+
+def render(template: str, *messages: ChatMessage) -> str:
+    tokenizer: Any = train_tokenizer()
+    tokenizer.chat_template = template
+    text: str = tokenizer.decode(TextTokenizer(tokenizer).encode(UserPrompt(messages=messages)))
+    return text
+
+
+def message(role: str, *texts: str, **fields: Any) -> ChatMessage:
+    return ChatMessage(role, [TextPart(text) for text in texts], **fields)
+
+
+@pytest.mark.parametrize(
+    ("template", "rendered"),
+    [
+        (AS_TEXT, "user: The sky is green.\nWhich colour has it?|assistant: |tool: green\nor blue|"),
+        (AS_PARTS, "user: [The sky is green.][Which colour has it?]|assistant: |tool: green\nor blue|"),
+    ],
+)
+def test_a_template_gets_the_form_of_messages_that_it_reads(template: str, rendered: str) -> None:
+    """As with vLLM: a list of parts if the template loops over them, else one text with a line for each part."""
+    call = CalledTool("c1", "look", {})
+    chat = (
+        message("user", "The sky is green.", "Which colour has it?"),
+        message("assistant", tool_calls=[call]),
+        message("tool", "green", "or blue", tool_call_id="c1"),
+    )
+    assert render(template, *chat) == rendered
