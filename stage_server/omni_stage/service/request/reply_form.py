@@ -160,9 +160,26 @@ def read_called_tools(calls: Sequence[prompt_pb2.ToolCall], field: str) -> tuple
         path = f"{field}[{number}]"
         if not _TOOL_NAME.fullmatch(call.name):
             raise InvalidRequestError(_NAME_RULE, field=f"{path}.name")
-        arguments = read_json_object(call.arguments, f"{path}.arguments", "arguments") if call.arguments else {}
-        read.append(CalledTool(call.id, call.name, arguments))
+        read.append(CalledTool(call.id, call.name, _read_arguments(call.arguments, f"{path}.arguments")))
     return tuple(read)
+
+
+def _read_arguments(text: str, field: str) -> Mapping[str, Any]:
+    """Returns the arguments of an earlier call. They are empty if the text is not a JSON object, as with vLLM.
+
+    The model wrote this text, perhaps only up to max_tokens. A refusal would end the conversation, because each later
+    request repeats it. Raises InvalidRequestError for arguments that are nested too deep.
+    """
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except ValueError:
+        return {}
+    except RecursionError as error:
+        raise _too_deep("arguments", field) from error
+    if not isinstance(value, dict):
+        return {}
+    _check_depth(value, "arguments", field)
+    return value
 
 
 def read_json_object(text: str, field: str, what: str) -> Mapping[str, Any]:
@@ -173,10 +190,7 @@ def read_json_object(text: str, field: str, what: str) -> Mapping[str, Any]:
         raise InvalidRequestError(f"{what} must be JSON text", field=field) from error
     if not isinstance(value, dict):
         raise InvalidRequestError(f"{what} must be a JSON object", field=field)
-    if _depth(value) > MAX_JSON_DEPTH:
-        raise InvalidRequestError(
-            f"{what} may be nested {MAX_JSON_DEPTH} deep at most", field=field, limit=MAX_JSON_DEPTH
-        )
+    _check_depth(value, what, field)
     return value
 
 
@@ -232,6 +246,15 @@ def _check_bytes(size: int, field: str) -> None:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
+
+
+def _check_depth(value: Any, what: str, field: str) -> None:
+    if _depth(value) > MAX_JSON_DEPTH:
+        raise _too_deep(what, field)
+
+
+def _too_deep(what: str, field: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{what} may be nested {MAX_JSON_DEPTH} deep at most", field=field, limit=MAX_JSON_DEPTH)
 
 
 def _depth(value: Any) -> int:

@@ -110,6 +110,15 @@ def test_tool_messages_of_a_conversation_are_read() -> None:
     assert (read[2].role, read[2].tool_call_id) == ("tool", "c1")
 
 
+@pytest.mark.parametrize("arguments", ["", '{"city": "Ro', "[1]", '{"wind": NaN}'])
+def test_a_malformed_call_of_the_model_does_not_end_the_conversation(arguments: str) -> None:
+    """The client sends back what the model wrote, which may have been cut at max_tokens."""
+    call = {"id": "c1", "name": "weather", "arguments": arguments}
+    read = prompt({"chat": {"messages": [*ASK["messages"], {"role": "assistant", "tool_calls": [call]}]}}).messages
+    assert read is not None
+    assert read[1].tool_calls == (CalledTool("c1", "weather", {}),)
+
+
 DEEP = "[" * MAX_JSON_DEPTH + "]" * MAX_JSON_DEPTH
 REFUSED: list[Any] = [
     # Given replies.
@@ -189,12 +198,20 @@ REFUSED: list[Any] = [
         for message, field in [
             ({"role": "user", "tool_calls": [{"name": "x"}]}, "tool_calls"),
             ({"role": "assistant", "tool_calls": [{"name": ""}]}, "tool_calls[0].name"),
-            ({"role": "assistant", "tool_calls": [{"name": "x", "arguments": "1"}]}, "tool_calls[0].arguments"),
             ({"role": "tool", "parts": [{"text": "x"}]}, "tool_call_id"),
             ({"role": "user", "parts": [{"text": "x"}], "tool_call_id": "c"}, "tool_call_id"),
             ({"role": "tool", "tool_call_id": "c", "parts": [{"image": {"data": b"x"}}]}, "parts"),
             ({"role": "tool", "tool_call_id": "c"}, "parts"),
         ]
+    ),
+    *(
+        (
+            {"chat": {"messages": [{"role": "assistant", "tool_calls": [{"name": "x", "arguments": deep}]}]}},
+            InvalidRequestError,
+            "start.chat.messages[0].tool_calls[0].arguments",
+            {"limits": {"maxPromptChars": 20_000}},
+        )
+        for deep in (f'{{"x": {DEEP}}}', "[" * 10_000)
     ),
     # Counted before they are parsed as JSON, which this is not.
     *(
