@@ -87,8 +87,6 @@ class TextTokenizer:
                 "this checkpoint has no chat template; send the prompt as text", field="start.chat"
             )
         offered = None if tools is None or tools.mode is ToolMode.NONE else tools.as_openai()
-        from jinja2 import TemplateError
-
         from omni_stage.vllm_adapter.chat_templates import reads_parts
 
         as_parts = reads_parts(self._tokenizer.get_chat_template(tools=offered))
@@ -98,10 +96,11 @@ class TextTokenizer:
                 ids = self._tokenizer.apply_chat_template(
                     conversation, tools=offered, add_generation_prompt=True, tokenize=True, return_dict=False
                 )
-        except TemplateError as error:
+        except Exception as error:
+            # A template is a program. It may fail with any error on messages or tools that it does not expect.
             raise InvalidRequestError(
-                "the checkpoint's chat template refused the messages (roles and their order); "
-                "most templates want user and assistant in turns",
+                "the checkpoint's chat template refused the messages (roles and their order) or the tools "
+                f"({type(error).__name__}); most want user and assistant in turns, and tools with descriptions",
                 field="start.chat",
             ) from error
         return list(ids)

@@ -1,4 +1,4 @@
-"""How generic/llm renders a chat."""
+"""How generic/llm renders a chat: the form of messages that a template reads, and templates that fail."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from omni_stage.errors import InvalidRequestError
 from omni_stage.models.component import ChatMessage, TextPart, UserPrompt
 from omni_stage.models.generic.llm import TextTokenizer
-from omni_stage.reply_form import CalledTool
+from omni_stage.reply_form import CalledTool, Tool, Tools
 from support.generic_checkpoint import train_tokenizer
 
 AS_TEXT = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}|{% endfor %}"
@@ -21,10 +22,10 @@ AS_PARTS = (
 """Llama Guard's and LLaVA's form."""
 
 
-def render(template: str, *messages: ChatMessage) -> str:
+def render(template: str, *messages: ChatMessage, tools: Tools | None = None) -> str:
     tokenizer: Any = train_tokenizer()
     tokenizer.chat_template = template
-    text: str = tokenizer.decode(TextTokenizer(tokenizer).encode(UserPrompt(messages=messages)))
+    text: str = tokenizer.decode(TextTokenizer(tokenizer).encode(UserPrompt(messages=messages, tools=tools)))
     return text
 
 
@@ -48,3 +49,17 @@ def test_a_template_gets_the_form_of_messages_that_it_reads(template: str, rende
         message("tool", "green", "or blue", tool_call_id="c1"),
     )
     assert render(template, *chat) == rendered
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ raise_exception('Conversation roles must alternate') }}",
+        "{% for tool in tools %}{{ '- ' + tool.function.description }}{% endfor %}",
+    ],
+)
+def test_a_template_that_fails_refuses_the_chat(template: str) -> None:
+    """A template may also fail with an error of Python, here because a description is missing."""
+    with pytest.raises(InvalidRequestError, match="chat template refused") as caught:
+        render(template, message("user", "hi"), tools=Tools((Tool("look", "", {}),)))
+    assert caught.value.details.field == "start.chat"
