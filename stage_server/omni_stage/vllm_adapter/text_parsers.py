@@ -3,8 +3,10 @@
 vLLM's API server uses the same parsers. Nothing else in vLLM turns a model's own notation of tool calls into calls.
 Interfaces of vLLM 0.32 used here, none of which is documented for other programs:
 - `vllm.parser.ParserManager.get_parser` (parser/parser_manager.py): one Parser class of a tool and a reasoning parser.
-- `Parser.adjust_request`, `Parser.parse_delta` (parser/abstract_parser.py): the first adds the constraints on sampling
-  that tool calls need; the second parses the text piece by piece. Both read a ChatCompletionRequest.
+- `Parser.adjust_request`, `Parser.parse_delta`, `Parser.parse` (parser/abstract_parser.py): the first adds the
+  constraints on sampling that tool calls need; the second parses the text piece by piece; the third parses a whole
+  answer, and keeps text that the second may lose. All read a ChatCompletionRequest.
+- `Parser.set_prompt_token_ids`: from the prompt, a parser of a whole answer sees whether the reasoning has begun.
 - `ToolParserManager.lazy_parsers`, `ReasoningParserManager.list_registered`: the names that a user may give.
 - `get_cached_tokenizer` (tokenizers/hf.py): the tokenizer with which vLLM constructs parsers.
 """
@@ -12,7 +14,8 @@ Interfaces of vLLM 0.32 used here, none of which is documented for other program
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
@@ -68,7 +71,10 @@ class TextParsers:
             return None
         try:
             request = ChatCompletionRequest.model_validate(_request(tools, structured, messages))
-            parser = self._parser_class(self._tokenizer, request.tools, chat_template_kwargs={}, model_config=None)
+            make_parser = partial(
+                self._parser_class, self._tokenizer, request.tools, chat_template_kwargs={}, model_config=None
+            )
+            parser = make_parser()
             if self._parses_reasoning or request.tool_choice != "none":
                 request = parser.adjust_request(request)
             _check_strict(tools, request)
@@ -76,16 +82,20 @@ class TextParsers:
             raise InvalidRequestError(
                 "the tools cannot be offered to this model: its parser refuses their schemas", field="start.chat.tools"
             ) from error
-        return TextParse(parser, request)
+        return TextParse(parser, make_parser, request)
 
 
 class TextParse:
     """The parser of one request's text."""
 
-    def __init__(self, parser: Any, request: ChatCompletionRequest) -> None:
+    def __init__(self, parser: Any, make_parser: Callable[[], Any], request: ChatCompletionRequest) -> None:
         self._parser = parser
+        self._make_parser = make_parser
         self._request = request
         self._prompt_token_ids: list[int] | None = None
+        self._written: list[str] = []
+        self._token_ids: list[int] = []
+        self._parsed: list[ParsedText] = []
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -107,23 +117,51 @@ class TextParse:
         if not text and not token_ids and not finished:
             return ParsedText()
         try:
-            delta = self._parser.parse_delta(
-                text,
-                list(token_ids),
-                self._request,
-                self._prompt_token_ids,
-                finished=finished,
-            )
+            parsed = self._parse_piece(text, list(token_ids), finished=finished)
+            if not finished or self._request.tool_choice != "auto":
+                return parsed
+            rest = self._find_withheld()
         except Exception as error:
             # Log only the type: the message may quote the model's text, which belongs to the caller.
             _log.error("vLLM's parser failed on a model's text: %s", type(error).__name__)
             raise ModelExecutionError(
                 f"the stage's parser cannot read what the model wrote ({type(error).__name__})"
             ) from error
-        if delta is None:
+        return ParsedText(parsed.text + rest.text, parsed.reasoning, (*parsed.tool_calls, *rest.tool_calls))
+
+    def _parse_piece(self, text: str, token_ids: list[int], *, finished: bool) -> ParsedText:
+        delta = self._parser.parse_delta(text, token_ids, self._request, self._prompt_token_ids, finished=finished)
+        parsed = ParsedText()
+        if delta is not None:
+            calls = tuple(_piece(call) for call in delta.tool_calls or ())
+            parsed = ParsedText(delta.content or "", delta.reasoning or "", calls)
+        self._written.append(text)
+        self._token_ids += token_ids
+        self._parsed.append(parsed)
+        return parsed
+
+    def _find_withheld(self) -> ParsedText:
+        """Returns what the parser did not return of an answer in which it found no call, for example a last "<".
+
+        A parser withholds text that could begin a call. Some parsers lose it at the end, and `phi4_mini_json` withholds
+        every answer. vLLM's server has no such loss without streaming, because `parse` reads the whole answer.
+        """
+        if any(parsed.tool_calls for parsed in self._parsed):
             return ParsedText()
-        calls = tuple(_piece(call) for call in delta.tool_calls or ())
-        return ParsedText(delta.content or "", delta.reasoning or "", calls)
+        fresh = self._make_parser()
+        fresh.set_prompt_token_ids(self._prompt_token_ids or [])
+        reasoning, content, calls = fresh.parse(
+            "".join(self._written), self._request, enable_auto_tools=True, model_output_token_ids=self._token_ids
+        )
+        text = "".join(parsed.text for parsed in self._parsed)
+        thought = "".join(parsed.reasoning for parsed in self._parsed)
+        # The two ways may disagree, for example about where the reasoning ends. What is sent stays as it is.
+        if (reasoning or "").strip() != thought.strip() or not (content or "").startswith(text):
+            return ParsedText()
+        found = tuple(
+            ToolCallPiece(number, call.id, call.name, call.arguments) for number, call in enumerate(calls or ())
+        )
+        return ParsedText((content or "")[len(text) :], tool_calls=found)
 
 
 def structured_sampling(structured: StructuredText) -> dict[str, Any]:

@@ -58,3 +58,51 @@ def test_a_strict_tool_needs_a_parser_that_can_enforce_it() -> None:
         pythonic.open(weather(strict=True), None)
     assert pythonic.open(weather(strict=False), None) is not None
     assert pythonic.open(weather(strict=True, mode=ToolMode.NONE), None) is not None
+
+
+def answer(parser: str, text: str, *, size: int, reasoning: str = "") -> tuple[str, list[list[str]]]:
+    """Returns the text and the calls [name, arguments] of an answer that is fed `size` tokens at a time."""
+    tokenizer = tokenizer_with_tools()
+    parse = TextParsers(tokenizer, parser, reasoning).open(weather(strict=False), None)
+    assert parse is not None
+    ids, written, calls = tokenizer.encode(text, add_special_tokens=False), "", {}
+    for start in range(0, len(ids), size):
+        piece = ids[start : start + size]
+        prompt = None if start else [1]
+        parsed = parse.feed(tokenizer.decode(piece), piece, prompt, finished=start + size >= len(ids))
+        written += parsed.text
+        for call in parsed.tool_calls:
+            name, arguments = calls.get(call.index, ("", ""))
+            calls[call.index] = [name + call.name, arguments + call.arguments]
+    return written, list(calls.values())
+
+
+CALL = '{"name": "weather", "arguments": {"city": "Rome"}}'
+CALLED = [["weather", '{"city": "Rome"}']]
+
+
+@pytest.mark.parametrize("size", [1, 100])
+@pytest.mark.parametrize(
+    ("parser", "text", "expected"),
+    [
+        ("hermes", "Is x <", ("Is x <", [])),
+        ("hermes", "Is x < 5?", ("Is x < 5?", [])),
+        ("hermes", f"Well. <tool_call>\n{CALL}\n</tool_call>", ("Well. ", CALLED)),
+        ("pythonic", "[1, 2] is a list", ("[1, 2] is a list", [])),
+        ("pythonic", "[weather(city='Rome')]", ("", CALLED)),
+        ("phi4_mini_json", "Hello, how are you?", ("Hello, how are you?", [])),
+        ("phi4_mini_json", f"functools[{CALL}]", ("", CALLED)),
+    ],
+)
+def test_no_text_is_lost_that_vllm_keeps_in_whole_answers(
+    parser: str, text: str, size: int, expected: tuple[str, list[list[str]]]
+) -> None:
+    """vLLM's streaming parsers withhold text that could begin a call; some of them never return it."""
+    assert answer(parser, text, size=size) == expected
+
+
+@pytest.mark.parametrize("size", [1, 100])
+@pytest.mark.parametrize("reasoning", ["qwen3", "deepseek_r1"])
+@pytest.mark.parametrize(("text", "expected"), [("Hm", ""), ("Hm</think>Well <", "Well <")])
+def test_reasoning_is_not_repeated_as_text(text: str, expected: str, reasoning: str, size: int) -> None:
+    assert answer("hermes", text, size=size, reasoning=reasoning) == (expected, [])
