@@ -30,6 +30,8 @@ from omni_stage.errors import ConfigurationError, InvalidRequestError, ModelExec
 from omni_stage.reply_form import ParsedText, StructuredText, ToolCallPiece, ToolMode, Tools
 
 _log = logging.getLogger(__name__)
+_HARMONY = frozenset({"openai", "openai_gptoss"})
+"""Parsers of gpt-oss's format. For gpt-oss, vLLM's server uses HarmonyParser and renders prompts in another way."""
 
 
 class TextParsers:
@@ -38,7 +40,8 @@ class TextParsers:
     def __init__(self, tokenizer: Any, tool_parser: str, reasoning_parser: str) -> None:
         """`tokenizer`: the checkpoint's. `tool_parser`, `reasoning_parser`: vLLM's names of them; empty for none.
 
-        Raises ConfigurationError for a name that vLLM does not know, or a tokenizer that a parser cannot read.
+        Raises ConfigurationError for a name that vLLM does not know, a parser of gpt-oss, or a tokenizer that a parser
+        cannot read.
         """
         _check_name("toolCallParser", tool_parser, {*ToolParserManager.lazy_parsers, *ToolParserManager.tool_parsers})
         _check_name("reasoningParser", reasoning_parser, set(ReasoningParserManager.list_registered()))
@@ -221,6 +224,13 @@ def _piece(call: Any) -> ToolCallPiece:
 
 
 def _check_name(field: str, name: str, known: set[str]) -> None:
+    known = known - _HARMONY
+    if name in _HARMONY:
+        raise ConfigurationError(
+            f"engineArgs.{field}: {name} reads the harmony format of gpt-oss, which stages do not support; "
+            "choose the parser of the checkpoint's model",
+            field=f"engineArgs.{field}",
+        )
     if name and name not in known:
         listed = ", ".join(sorted(known))
         raise ConfigurationError(

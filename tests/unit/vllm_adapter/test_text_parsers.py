@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from omni_stage.errors import InvalidRequestError
+from omni_stage.errors import ConfigurationError, InvalidRequestError
 from omni_stage.reply_form import Tool, ToolMode, Tools
 from omni_stage.vllm_adapter.text_parsers import TextParsers
 from support.generic_checkpoint import THINK, TOOL_CALL, train_tokenizer
@@ -27,6 +27,17 @@ def tokenizer_with_tools() -> Any:
 
 def parsers(name: str) -> TextParsers:
     return TextParsers(tokenizer_with_tools(), name, "")
+
+
+@pytest.mark.parametrize(
+    ("tool_parser", "reasoning_parser", "field"),
+    [("openai", "", "toolCallParser"), ("", "openai_gptoss", "reasoningParser")],
+)
+def test_parsers_of_harmony_are_refused_at_start(tool_parser: str, reasoning_parser: str, field: str) -> None:
+    """They fail with each request, because vLLM's server replaces them for gpt-oss."""
+    with pytest.raises(ConfigurationError, match="harmony") as caught:
+        TextParsers(tokenizer_with_tools(), tool_parser, reasoning_parser)
+    assert caught.value.details.field == f"engineArgs.{field}"
 
 
 def test_requests_do_not_build_the_vocabulary_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Component generic/llm: any text model that vLLM serves, as a stage that reads a prompt and writes text.
+"""Component generic/llm: any text model that vLLM serves (except gpt-oss), as a stage that reads and writes text.
 
 This component turns text and chat into token ids with the checkpoint's own tokenizer and chat template (local files
 only, no remote code). So the stage refuses a prompt that is too long before it reaches the engine.
@@ -216,6 +216,14 @@ def build_component(config: StageConfig) -> GenericLlm:
     if not (path / "config.json").is_file():
         raise ConfigurationError(
             f"model.path {path} holds no config.json; it must be a checkpoint as Hugging Face serves it",
+            field="model.path",
+        )
+    from omni_stage.models.shared.config_file import read_config
+
+    if read_config(path).get("model_type") == "gpt_oss":
+        raise ConfigurationError(
+            f"model.path {path} holds gpt-oss, which writes in the harmony format; stages cannot read it; "
+            "choose another model",
             field="model.path",
         )
     tokenizer, args = TextTokenizer.load(path), config.engine_args

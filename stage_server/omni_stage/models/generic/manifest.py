@@ -1,4 +1,4 @@
-"""The manifest of the generic family, whose stages serve any text model that vLLM supports."""
+"""The manifest of the generic family, whose stages serve any text model that vLLM supports except gpt-oss."""
 
 from __future__ import annotations
 

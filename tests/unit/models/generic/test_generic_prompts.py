@@ -1,14 +1,16 @@
-"""How generic/llm renders a chat: the form of messages that a template reads, and templates that fail."""
+"""How generic/llm renders a chat: the form of messages that templates read, failing templates; unsupported models."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from omni_stage.errors import InvalidRequestError
+from omni_proto.stage_config import StageConfig
+from omni_stage.errors import ConfigurationError, InvalidRequestError
 from omni_stage.models.component import ChatMessage, TextPart, UserPrompt
-from omni_stage.models.generic.llm import TextTokenizer
+from omni_stage.models.generic.llm import TextTokenizer, build_component
 from omni_stage.reply_form import CalledTool, Tool, Tools
 from support.generic_checkpoint import train_tokenizer
 
@@ -63,3 +65,12 @@ def test_a_template_that_fails_refuses_the_chat(template: str) -> None:
     with pytest.raises(InvalidRequestError, match="chat template refused") as caught:
         render(template, message("user", "hi"), tools=Tools((Tool("look", "", {}),)))
     assert caught.value.details.field == "start.chat"
+
+
+def test_gpt_oss_is_refused_at_start(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt_oss"}')
+    fields = {"pipeline": "p", "stage": "llm", "component": "generic/llm", "outputs": ["Text"]}
+    config = StageConfig.model_validate({**fields, "model": {"path": str(tmp_path)}})
+    with pytest.raises(ConfigurationError, match="harmony") as caught:
+        build_component(config)
+    assert caught.value.details.field == "model.path"
