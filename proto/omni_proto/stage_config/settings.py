@@ -70,7 +70,8 @@ class EngineArgs(ConfigModel):
     enforce_eager: bool | None = None
     """Run without CUDA graphs and compilation."""
     enable_prefix_caching: bool | None = None
-    """Reuse the KV cache of equal prefixes. Refused for stages whose hidden states are read."""
+    """Reuse the KV cache of equal prefixes. Default: as in vLLM, true where the model supports it; false turns it off.
+    Off, and refused, for stages whose hidden states are read."""
     enable_prompt_embeds: bool | None = None
     """Accept embeddings instead of a prompt's tokens. Every request is then embedded outside CUDA graphs, which slows
     text requests down. Only for an entry stage whose rows no other stage reads."""
