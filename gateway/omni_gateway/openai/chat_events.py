@@ -143,7 +143,7 @@ def read_usage(summary: Summary) -> dict[str, Any]:
         "prompt_tokens": prompt,
         "completion_tokens": text + audio,
         "total_tokens": prompt + text + audio,
-        "completion_tokens_details": {"audio_tokens": audio, "text_tokens": text, "reasoning_tokens": 0},
+        "completion_tokens_details": {"audio_tokens": audio, "text_tokens": text},
     }
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from omni_gateway.openai.chat_events import ChatAnswer
+from omni_gateway.openai.chat_events import ChatAnswer, read_usage
 from omni_gateway.openai.chat_messages import AssistantMessage
-from omni_proto.client import ToolCall, ToolCallDelta
+from omni_proto.client import StageOutcome, Summary, ToolCall, ToolCallDelta, Usage
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,17 @@ def test_the_message_of_an_answer_is_one_of_the_next_request() -> None:
     message = answer["choices"][0]["message"]
     assert AssistantMessage.model_validate(message).reasoning == "Hm."
     AssistantMessage.model_validate({**message, "reasoning_content": "Hm."})
+
+
+def test_usage_claims_no_number_of_reasoning_tokens() -> None:
+    """Stages do not count them. Cost trackers would take 0 for the truth."""
+    outcomes = (
+        StageOutcome("thinker", "stop", Usage(prompt_tokens=3, completion_tokens=5), 0),
+        StageOutcome("talker", "stop", Usage(prompt_tokens=8, completion_tokens=7), 0),
+    )
+    assert read_usage(Summary("thinker", "r", outcomes, 1)) == {
+        "prompt_tokens": 3,
+        "completion_tokens": 12,
+        "total_tokens": 15,
+        "completion_tokens_details": {"audio_tokens": 7, "text_tokens": 5},
+    }
