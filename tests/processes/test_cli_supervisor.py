@@ -81,6 +81,14 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         wait_until(lambda run=run: not any(is_alive(pid) for pid in run.pids()))  # type: ignore[misc]
 
 
+@pytest.fixture(autouse=True)
+def _heed_hangups() -> Iterator[None]:
+    """Resets SIGHUP, which the tests' own process may ignore under nohup. `omnipipe run` would inherit that."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_stop_signal_ends_everything_and_exits_zero(launch: Callable[..., Run], number: signal.Signals) -> None:
     run = launch()
