@@ -23,9 +23,7 @@ SLOW_SETUP: Final = timedelta(minutes=2)
 """How long the setup of a pod's volumes and network may take before it counts as a failure."""
 _MAX_DETAIL: Final = 600
 
-_RANKS: Final = (
-    Reason.QUOTA_EXCEEDED,
-    Reason.PODS_REFUSED,
+_CORRECTED_BY_HAND: Final = (
     Reason.INVALID_IMAGE_NAME,
     Reason.TOKEN_REJECTED,
     Reason.MODEL_NOT_FOUND,
@@ -33,6 +31,13 @@ _RANKS: Final = (
     Reason.CONFIG_REJECTED,
     Reason.MISSING_REFERENCE,
     Reason.IMAGE_PULL_BACK_OFF,
+)
+"""Causes that do not pass by themselves, and that no restart of a pod fixes."""
+
+_RANKS: Final = (
+    Reason.QUOTA_EXCEEDED,
+    Reason.PODS_REFUSED,
+    *_CORRECTED_BY_HAND,
     Reason.CONTAINER_NOT_STARTED,
     Reason.FETCH_FAILED,
     Reason.OOM_KILLED,
@@ -47,19 +52,6 @@ _RANKS: Final = (
     Reason.PROGRESS_DEADLINE_EXCEEDED,
 )
 """The order in which causes are reported: those that only a person can fix come before transient ones."""
-
-_CORRECTED_BY_HAND: Final = frozenset(
-    {
-        Reason.INVALID_IMAGE_NAME,
-        Reason.TOKEN_REJECTED,
-        Reason.MODEL_NOT_FOUND,
-        Reason.CERTIFICATE_REJECTED,
-        Reason.CONFIG_REJECTED,
-        Reason.MISSING_REFERENCE,
-        Reason.IMAGE_PULL_BACK_OFF,
-    }
-)
-"""Causes that do not pass by themselves, and that no restart of a pod fixes."""
 
 # The message may begin with the name of the pod that was not created, which is different at each attempt.
 _FORBIDDEN: Final = re.compile(r'(?:[Pp]ods? "[^"]*" is (?:forbidden|invalid): )?(?P<why>.*)', re.DOTALL)
