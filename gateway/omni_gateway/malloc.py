@@ -6,17 +6,13 @@ the process.
 
 from __future__ import annotations
 
-import ctypes
 from typing import Final
 
-_M_MMAP_THRESHOLD: Final = -3
+from omni_proto.malloc import M_MMAP_THRESHOLD, set_malloc_options
+
 LARGE_BYTES: Final = 1 << 20
 
 
 def return_large_buffers() -> None:
     """Map each buffer of LARGE_BYTES or more separately. Call at start-up. Without glibc it has no effect."""
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return
-    mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
+    set_malloc_options({M_MMAP_THRESHOLD: LARGE_BYTES})
