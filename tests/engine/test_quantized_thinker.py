@@ -1,6 +1,7 @@
 """vLLM loads a thinker whose decoder is quantized by AWQ or GPTQ. It computes with the dequantized weights.
 
-On the CPU, this uses vLLM's own 4-bit kernel. The GPU kernels (Marlin, Exllama) are not tested here.
+On the CPU, this uses vLLM's own 4-bit kernel, which needs AVX-512. On a processor without it, the stage must refuse the
+checkpoint. The GPU kernels (Marlin, Exllama) are not tested here.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from omni_stage.errors import ConfigurationError
+from omni_stage.vllm_adapter.checks.cpu_kernels import has_four_bit_kernel
 from support.omni_stages import run_omni_stages
 from support.quantized import AWQ_CONFIG, GPTQ_CONFIG, write_quantized
 from support.reference import ReferenceModel, ReferencePrompt, ReferenceSettings
@@ -49,6 +52,11 @@ async def test_rows_are_those_of_the_weights_that_are_meant(
         for name, meaning in meanings.items():
             assert not torch.equal(parameters[name], meaning)
             parameters[name].copy_(meaning)
+    if not has_four_bit_kernel():
+        with pytest.raises(ConfigurationError, match="AVX-512"):
+            async with run_omni_stages(directory, "thinker"):
+                pass
+        return
     expected = reference.run(PROMPT, ReferenceSettings(thinker_tokens=TOKENS, talker_tokens=1))
     async with run_omni_stages(directory, "thinker") as stages:
         thinker = await stages.ask("thinker", PROMPT.to_user_prompt(), temperature=0.0, max_tokens=TOKENS)

@@ -14,6 +14,8 @@ Private interfaces of vLLM 0.32 used here, and why:
 
 from __future__ import annotations
 
+from typing import Any
+
 from vllm.v1.worker.cpu_worker import CPUWorker  # isort: skip - first, as vLLM's own modules do
 
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
@@ -21,6 +23,7 @@ from vllm.v1.worker.worker_base import CompilationTimes
 
 from omni_stage.vllm_adapter.ar.runner import OmniARRunnerMixin
 from omni_stage.vllm_adapter.ar.worker import ComparesWithEager
+from omni_stage.vllm_adapter.checks.cpu_kernels import check_four_bit_kernel
 from omni_stage.vllm_adapter.diffusion.runner import GPUDiffusionModelRunner
 from omni_stage.vllm_adapter.diffusion.worker import EndsStreams, warm_up
 from omni_stage.vllm_adapter.worker.runner_version import check_runner_version
@@ -31,6 +34,10 @@ class CPUARModelRunner(OmniARRunnerMixin, CPUModelRunner):
 
     `host_memory` decides about streams and pinned memory, so the mixin needs no second path.
     """
+
+    def _load_model(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_model(*args, **kwargs)
+        check_four_bit_kernel(self.get_model())
 
 
 class CPUARWorker(ComparesWithEager, CPUWorker):
