@@ -1,14 +1,16 @@
-"""A real API server accepts every pipeline of the docs and samples, applied by kubectl as users would."""
+"""A real API server accepts every pipeline and Job of the docs and samples, applied by kubectl as users would."""
 
 from __future__ import annotations
 
 import pytest
 
 from support.controlplane.api_server import ApiServer
+from support.doc_blocks import ROOT, blocks_of
 from support.doc_examples import EXAMPLES, sample_pipelines
 
 pytestmark = pytest.mark.controlplane
-SHOWN = {**EXAMPLES, **sample_pipelines()}
+JOBS = [block.text for block in blocks_of(ROOT / "docs" / "pipelines.md") if "kind: Job\n" in block.text]
+SHOWN = {**EXAMPLES, **sample_pipelines(), **{f"job {number}": text for number, text in enumerate(JOBS)}}
 
 
 @pytest.mark.parametrize("name", SHOWN)

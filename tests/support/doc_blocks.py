@@ -50,6 +50,8 @@ class Use:
 USES = (
     # Mostly blocks that tests read from the page and use.
     Use("*", "yaml", r"^kind: OmniPipeline", "controlplane/test_crd_pages.py"),
+    Use("docs/pipelines.md", "yaml", r"^kind: Job", "controlplane/test_crd_pages.py"),
+    Use("docs/page.md", "yaml", r"^gateway:", "controlplane/test_helm_chart.py"),
     Use("docs/tls.md", "yaml", "", "unit/docs/test_security_page.py"),
     Use("docs/observability.md", "yaml", "^scrape_configs", "processes/test_scrape_labels.py"),
     Use("docs/observability.md", "console", "", "controlplane/test_chart_observability.py"),
@@ -91,6 +93,7 @@ USES = (
     Use("README.md", "console", "samples/qwen25-omni.yaml", reason="needs GPUs and the model hub"),
     Use("docs/kind.md", "console", "", reason="needs kind or minikube"),
     Use("docs/gpu-check.md", "console", "", reason="needs a GPU"),
+    Use("docs/gpu-sizing.md", "console", "", reason="needs GPUs and the model hub"),
     Use("docs/load-tests.md", "console", "", reason="fixed port; processes/test_paced_pipeline.py runs the sample"),
     Use(
         "docs/operations.md",

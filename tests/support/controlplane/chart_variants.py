@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import yaml
+
+from support.doc_examples import ROOT
+
 NOTHING_OPTIONAL: dict[str, Any] = {
     "rbac": {"create": False},
     "crds": {"install": False},
@@ -61,6 +65,7 @@ EVERYTHING: dict[str, Any] = {
         "dashboards": {"enabled": True, "annotations": {"grafana_folder": "omnipipeline"}},
     },
 }
+_INGRESS_PAGE = (ROOT / "docs" / "page.md").read_text(encoding="utf-8")
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
     "everything": EVERYTHING,
@@ -107,6 +112,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "networkPolicy": {"from": [{"namespaceSelector": {}}], "apiServerPorts": [9443]},
         },
     },
+    "the Ingress of docs/page.md": yaml.safe_load(_INGRESS_PAGE.split("```yaml\n")[1].split("```")[0]),
     "bare pods": {"resources": None, "podSecurityContext": None, "securityContext": None},
     "below a chart with globals": {"global": {"imageRegistry": "elsewhere"}},
 }
