@@ -27,9 +27,8 @@ AGAIN_S: Final = 0.2
 """Pause before another call to an entry stage that could not be reached."""
 
 AHEAD_BYTES: Final = 64 << 10
-"""Maximum bytes of an answer that gRPC reads ahead. With channel_options' 4 MiB, which are meant for tensors, that much
-memory would be held for each client that stalls. gRPC's bdp_probe is off, because it would raise this limit on fast
-connections."""
+"""Maximum bytes of an answer that gRPC reads ahead. The 4 MiB of channel_options are meant for tensors; here they would
+be held for each client that stalls. gRPC's bdp_probe is off, because it would raise this limit on fast connections."""
 
 _Key = tuple[str, ClientTls | None, tuple[int, ...]]
 """Endpoint, its TLS settings, and the modification times of the TLS files."""

@@ -70,7 +70,7 @@ class Tracing:
     """The traces of one gateway. This base class does nothing and is used if tracing is off."""
 
     def begin(self, method: str, traceparent: str | None) -> RequestSpan:
-        """Begin the span of a request. traceparent: the client's."""
+        """Begin the span of a request. traceparent: the header that the client sent."""
         return RequestSpan()
 
     def close(self) -> None:

@@ -212,7 +212,7 @@ class ApiClient:
         return any(resource.get("name") == kind.plural for resource in document.get("resources", ()))
 
     async def _repeat(self, call: Callable[[], Awaitable[Manifest]], also: tuple[type[ApiError], ...] = ()) -> Manifest:
-        """Make an idempotent call, with retries after errors of the server (not after timeouts) and after those in
+        """Make an idempotent call. Retries after errors of the server (not after timeouts) and after the errors in
         `also`.
 
         If one call in a hundred fails, a reconcile of fifty calls must not start over because of it.

@@ -1,9 +1,9 @@
 """Leader election by a coordination Lease: the process that holds the Lease may write; the others only watch.
 
-The protocol is client-go's. A candidate takes over the Lease when its resource version has not changed for the duration
-in its spec, *by the candidate's own clock*, so clocks need not agree. A leader whose renewals fail stops sending writes
-renew_deadline_s after the last successful renewal, before another process may take over. Writes in flight at that
-moment time out before the takeover too.
+The protocol is the same as in client-go. A candidate takes over the Lease when its resource version has not changed for
+the duration in its spec, *by the candidate's own clock*, so clocks need not agree. A leader whose renewals fail stops
+sending writes renew_deadline_s after the last successful renewal, before another process may take over. Writes in
+flight at that moment time out before the takeover too.
 """
 
 from __future__ import annotations

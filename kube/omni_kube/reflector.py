@@ -1,4 +1,5 @@
-"""Keeps one collection of the store equal to the API server's: list, then watch, and a new list when the watch is lost.
+"""Keeps one collection of the store in step with the API server: list, then watch, and a new list when the watch is
+lost.
 
 A list replaces the stored collection: objects that the list lacks were deleted while no watch was open. (kopf's own
 watches do not do this: after a relist they report only existing objects, so a deletion during an outage would never be

@@ -57,7 +57,7 @@ class Transport:
             await self._session.close()
 
     async def call(self, verb: str, method: str, path: str, **arguments: Any) -> Manifest:
-        """Returns the response to a request as JSON; arguments are those of `read`."""
+        """Returns the response to a request as JSON. Takes the same arguments as `read`."""
         document: Manifest = await self.read(msgspec.json.decode, verb, method, path, **arguments)
         return document
 
@@ -93,7 +93,7 @@ class Transport:
     async def request(
         self, verb: str, method: str, path: str, **arguments: Any
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Yields a response of any status, open so that its body can be read. arguments are those of aiohttp."""
+        """Yields a response of any status, open so that its body can be read. arguments are passed to aiohttp."""
         if self._session is None:
             self._session = self._connection.new_session()
         counted, began = False, time.monotonic()

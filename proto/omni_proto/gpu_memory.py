@@ -5,7 +5,7 @@ twice. When a stage starts, `request_memory` (v1/worker/utils.py) requires gpuMe
 whatever kvCacheMemoryMib says. Later, without kvCacheMemoryMib, vLLM profiles the model and gives the rest of that
 share to the KV cache; with kvCacheMemoryMib it allocates that much and measures nothing. This module has the same
 formulas, so that tables in the docs, samples and `omnipipe run` can be checked without a GPU. Tests compare them with
-vLLM's.
+vLLM's formulas.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ topk_topp_sampler.py): bfloat16 and float32 logits, sorted values, int64 indices
 
 @dataclass(frozen=True, slots=True)
 class KvShape:
-    """The shape of a transformer's KV cache on one GPU. With tensor parallelism, kv_heads counts those of one rank."""
+    """The shape of a transformer's KV cache on one GPU. With tensor parallelism, kv_heads is for one rank."""
 
     layers: int
     kv_heads: int

@@ -35,7 +35,7 @@ def no_fields() -> Mapping[str, object]:
 
 
 def describe_fully(error: BaseException, trace: TracebackType | None) -> str:
-    """Returns an error with its messages and those of its causes, as Python prints it."""
+    """Returns an error with its causes and all messages, as Python prints it."""
     return "".join(traceback.format_exception(type(error), error, trace)).rstrip("\n")
 
 

@@ -1,4 +1,4 @@
-"""A table of the items, such as connections, that each peer holds, in the order in which they were added. Pure."""
+"""A table of each peer's items, for example connections, in the order in which they were added. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Member = TypeVar("Member")
 
 
 class PeerTable(Generic[Member]):
-    """Members by peer; those of one peer are in the order in which they were added."""
+    """Members by peer. The members of one peer are in the order in which they were added."""
 
     def __init__(self) -> None:
         self._by_peer: dict[str, dict[Member, None]] = {}

@@ -72,8 +72,8 @@ class VideoHeader:
 def sample_count(frames: int, seconds: float) -> int:
     """Returns how many of a video's frames are kept, always an even number: two per second, at least 4, at most 768.
 
-    A short video keeps at most the frames that it has, so a video of a single frame gives 0. The result equals that of
-    `smart_nframes` of qwen_omni_utils and of sample_frames of transformers' Qwen2VLVideoProcessor.
+    A short video keeps at most the frames that it has, so a video of a single frame gives 0. `smart_nframes` in
+    qwen_omni_utils and sample_frames in transformers' Qwen2VLVideoProcessor give the same result.
     """
     even_most = min(MAX_FRAMES, frames) // 2 * 2
     wanted = min(max(seconds * FRAMES_PER_SECOND, MIN_FRAMES), even_most, frames)

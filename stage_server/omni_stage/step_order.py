@@ -1,4 +1,4 @@
-"""The order in which the outputs of one engine step are handled: first those of requests that have just begun.
+"""Orders the outputs of one engine step: requests that have just begun come first.
 
 Handling a step of 64 requests keeps the event loop busy for milliseconds, and vLLM lists the oldest requests first. The
 youngest requests would thus always be handled last. But the speech of a young request cannot begin without its first
@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 
 def order_step(outputs: Sequence[_T], count_before: Callable[[_T], int]) -> list[_T]:
-    """Returns the outputs, those of young requests first. Within young and old requests, the order is kept.
+    """Returns the outputs, with young requests first. Within young and old requests, the order is kept.
 
     `count_before` takes an output and returns how many outputs its request had before this step.
     """

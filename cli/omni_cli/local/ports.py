@@ -11,8 +11,8 @@ import socket
 LOOPBACK = "127.0.0.1"
 RANGE_VARIABLE = "OMNIPIPE_PORTS"
 """FIRST-LAST: the range of ports to pick from, for machines where ports of the default range are taken or blocked."""
-# Below the range from which the kernel takes ports for outgoing connections. Otherwise such a connection, which engines
-# open while they load, could take a port that was picked for a stage or that a restarted server needs again.
+# This is below the range from which the kernel takes ports for outgoing connections. Engines open such connections
+# while they load, and one of them could otherwise take a stage's port.
 DEFAULT_RANGE = range(20_000, 32_000)
 # Not the shared generator: vLLM seeds it, and two programs with the same seed would pick the same ports.
 _random = random.SystemRandom()

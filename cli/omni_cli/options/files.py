@@ -71,8 +71,8 @@ def tiny_model(
 ) -> None:
     """Write a complete checkpoint of a few megabytes with random weights, for experiments and tests.
 
-    Its output is meaningless, but the same on every run. A directory with other files than those of an earlier tiny
-    model is refused.
+    Its output is meaningless, but the same on every run. A directory is refused if it has files that are not from an
+    earlier tiny model.
 
     \b
     Example:

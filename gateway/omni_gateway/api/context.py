@@ -42,7 +42,8 @@ class Call:
     media_share: Share
     """Memory of the media, until the request ends."""
     traceparent: str | None = None
-    """The traceparent header for the entry stage: that of the gateway's span if there is one, else the client's."""
+    """The traceparent header for the entry stage. It names the gateway's span if there is one, else the client's span.
+    """
     span: RequestSpan = field(default_factory=RequestSpan)
     key: str = ""
     """Name of the API key; empty if the gateway requires none."""

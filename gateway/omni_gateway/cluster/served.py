@@ -12,8 +12,8 @@ from omni_kube.objects import Manifest, ObjectKind, find_condition, is_terminati
 from omni_proto.pod_contract import DOMAIN
 
 REFUSED: Final = ("Suspended", "ChildConflict")
-"""The operator's reasons for Ready=False with which no request is sent: no pod runs, or the Service may be somebody
-else's. With any other reason the entry stage may serve, and the error of a stage that is missing names it."""
+"""If Ready is False for one of these reasons, the gateway sends no request: no pod runs, or the Service may belong to
+somebody else. With any other reason the entry stage may serve, and an error names the stage that is missing."""
 PIPELINES: Final = ObjectKind("OmniPipeline", f"{DOMAIN}/v1alpha1", "omnipipelines")
 
 

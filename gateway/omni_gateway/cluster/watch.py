@@ -1,4 +1,4 @@
-"""Keeps the gateway's list of pipelines equal to the API server's."""
+"""Keeps the gateway's list of pipelines in step with the API server."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""OpenAI's request and response types, and their translation to and from the gRPC client's. Pure functions."""
+"""OpenAI's request and response types, and their translation to and from types of the gRPC client. Pure functions."""

@@ -133,8 +133,8 @@ def finish_reason(reason: str) -> str:
 
 
 def read_usage(summary: Summary) -> dict[str, Any]:
-    """Returns OpenAI's usage: the entry stage's prompt and text tokens, and as audio tokens those of all other
-    stages."""
+    """Returns OpenAI's usage. Prompt and text tokens are the entry stage's tokens; audio tokens are the tokens of all
+    other stages."""
     entry = next((stage.usage for stage in summary.stages if stage.stage == summary.stage), None)
     prompt = entry.prompt_tokens if entry else 0
     text = entry.completion_tokens if entry else 0

@@ -1,4 +1,4 @@
-"""Translates tools and the form of the text from OpenAI's fields to the gRPC client's. Pure functions."""
+"""Translates tools and the form of the text from OpenAI's fields to the fields of the gRPC client. Pure functions."""
 
 from __future__ import annotations
 

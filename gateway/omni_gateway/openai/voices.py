@@ -1,4 +1,4 @@
-"""Maps the names of voices that clients use to the pipeline's. Pure functions."""
+"""Maps the voice names that clients use to the pipeline's voices. Pure functions."""
 
 from __future__ import annotations
 

@@ -25,11 +25,11 @@ class Snapshot:
 
     revision: str
     pipeline: OmniPipeline
-    """With the image of every stage set. Its generation is that of the pipeline when the snapshot was made."""
+    """With the image of every stage set. Its generation is the pipeline's generation at the time of the snapshot."""
 
 
 def image_of(pipeline: OmniPipeline, stage: Stage, default_image: str) -> str:
-    """Returns the image of a stage: its own, else the pipeline's, else the operator's."""
+    """Returns the image of a stage: its own, else the pipeline's default, else the operator's default."""
     return stage.image or pipeline.spec.defaults.image or default_image
 
 

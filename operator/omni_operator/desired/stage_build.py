@@ -31,7 +31,7 @@ class StageBuild:
     settings: BuildSettings
     model: ModelFiles
     replicas: int
-    """Number of pods to run now: that in the spec, or fewer while the stage is suspended or retired."""
+    """Number of pods to run now: the spec's number, or fewer while the stage is suspended or retired."""
 
     @property
     def name(self) -> str:

@@ -111,9 +111,9 @@ def compute_plan(
 ) -> Plan:
     """Returns the plan of the writes that make the children equal to desired.
 
-    A child is skipped if two things are true: its desired-hash annotation equals that of the desired manifest (which
-    therefore has not changed), and the desired manifest is a subset of the live object (so nobody has changed it).
-    keep: children that must not be pruned (Rollout.keep). Versions in verified are not compared again.
+    A child is skipped if two things are true. Its desired-hash annotation equals the one in the desired manifest, so
+    the manifest has not changed. And the desired manifest is a subset of the live object, so nobody has changed the
+    object. keep: children that must not be pruned (Rollout.keep). Versions in verified are not compared again.
     """
     apply: list[tuple[Manifest, str]] = []
     conflicts: list[Conflict] = []

@@ -91,7 +91,8 @@ class Rollout:
     sets: Mapping[str, LiveSet]
     """The revisions that exist: the input of this decision."""
     keep: frozenset[ChildKey] = frozenset()
-    """Live children to leave unchanged: those of a serving revision whose spec is lost, which cannot be built."""
+    """Live children to leave unchanged: they belong to a serving revision whose spec is lost, so they cannot be built.
+    """
     waiting_for: tuple[str, ...] = ()
     """Stages that the phase waits for, as `STAGE (REVISION)`: to become available, or to end."""
     serving_tls: bool = False

@@ -20,7 +20,7 @@ class RolloutView:
     """The input of a rollout decision, with its queries."""
 
     pipelines: Mapping[str, OmniPipeline]
-    """Specs by revision, including the target's; the spec of an old revision may be lost."""
+    """Specs by revision, including the target revision. The spec of an old revision may be lost."""
     target: str
     """The revision of the spec."""
     observed: Observed

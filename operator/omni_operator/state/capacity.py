@@ -1,4 +1,4 @@
-"""Finds out whether a stage lacks capacity: pods that no node has room for, and pods that a quota does not admit."""
+"""Finds out whether a stage lacks capacity: pods that fit on no node, and pods that a quota does not admit."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from omni_operator.status.conditions import DEGRADED, PROGRESSING, READY
 from omni_proto.token_bucket import TokenBucket
 
 EQUAL_PAUSE_S: Final = 600.0
-"""Shortest time between two equal Events of one pipeline; those in between are added to the count of the next one."""
+"""Shortest time between two equal Events of one pipeline. Events in between are added to the count of the next one."""
 MOST_EVENTS: Final = 20
 """Largest number of Events for one pipeline, both in a burst and per hour."""
 

@@ -28,7 +28,7 @@ class StageState:
     name: str
     revision: str
     wanted: int
-    """Final number of replicas (see rollout/replicas.py): that in the spec, or 0 while the pipeline is suspended."""
+    """Final number of replicas (see rollout/replicas.py): the spec's number, or 0 while the pipeline is suspended."""
     available: int
     ready_replicas: int
     reachable: bool

@@ -101,7 +101,8 @@ class AsyncOmniClient:
         return self._events(call.request, call.metadata, call.timeout_s)
 
     async def run(self, **arguments: Unpack[GenerateArguments]) -> GenerationResult:
-        """Run a request to its end. Returns the complete answer. Arguments and errors are those of generate()."""
+        """Run a request to its end. Returns the complete answer. Takes the same arguments and raises the same errors as
+        generate()."""
         builder = ResultBuilder()
         events = self.generate(**arguments)
         try:
@@ -144,7 +145,7 @@ class AsyncOmniClient:
     @asynccontextmanager
     async def _borrow(self) -> AsyncIterator[Loan[grpc.aio.Channel]]:
         """Yields a channel for one call. Raises OmniRequestError if the client is closed, before or during the call;
-        ArgumentError in another event loop than that of the first call."""
+        ArgumentError in another event loop than the first call's."""
         if self._pool.closed:
             raise closed_error()
         loop = asyncio.get_running_loop()

@@ -91,7 +91,8 @@ class OmniClient:
         return self._events(call.request, call.metadata, call.timeout_s)
 
     def run(self, **arguments: Unpack[GenerateArguments]) -> GenerationResult:
-        """Run a request to its end. Returns the complete answer. Arguments and errors are those of generate()."""
+        """Run a request to its end. Returns the complete answer. Takes the same arguments and raises the same errors as
+        generate()."""
         builder = ResultBuilder()
         events = self.generate(**arguments)
         try:

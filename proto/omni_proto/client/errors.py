@@ -29,7 +29,7 @@ class OmniRequestError(OmniProtoError):
         self.code = code
         """The gRPC code."""
         self.message = message
-        """The stage's message, or gRPC's if no stage was reached."""
+        """The message from the stage, or from gRPC if no stage was reached."""
         self.reason = reason
         """omni_proto.stage.v1.ErrorReason without its prefix; empty if the failure is gRPC's own."""
         self.stage = stage

@@ -72,7 +72,7 @@ class GenerationResult:
         """Write the audio as a WAV file. Raises ArgumentError if there is none; OSError of the file."""
         if not self.sample_rate_hz:
             raise ArgumentError(
-                "the answer holds no audio; ask a pipeline that declares audio for modalities=['audio']"
+                "the answer has no audio; request modalities=['audio'] from a pipeline that returns audio"
             )
         write_wav(path, self.audio, sample_rate_hz=self.sample_rate_hz, channels=self.channels, encoding=self.encoding)
 

@@ -111,7 +111,8 @@ def compile_stages(
     """Returns the configuration of every stage, in the order of the graph.
 
     target_for returns the gRPC target at which the upstream stage calls a stage. model_path_for returns the
-    checkpoint's directory as the stage's server sees it. listen_for returns the address and ports, by default a pod's.
+    checkpoint's directory as the stage's server sees it. listen_for returns the address and ports to listen on; the
+    default is for a pod.
     """
 
     def compile_edge(stage: Stage) -> DownstreamStage:

@@ -1,8 +1,8 @@
 """Facts about components, by which a spec is checked before a GPU is used. Reading them imports no component.
 
 Each model family states its facts once, in its manifest (omni_stage/models/FAMILY/manifest.py). `make schemas` compiles
-those of the built-in families into components.json, which this module reads. So the operator and `omnipipe validate`
-use the same facts as the stage server, without importing it.
+the facts of the built-in families into components.json, which this module reads. So the operator and `omnipipe
+validate` use the same facts as the stage server, without importing it.
 
     built_in_components()["FAMILY/NAME"].reads      the schema that this component reads
     refuse_engine_args(facts, args, is_read=True)   what the stage server would refuse, and why

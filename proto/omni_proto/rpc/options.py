@@ -53,7 +53,7 @@ def channel_options() -> Options:
 
 
 def complete_options(options: Iterable[tuple[str, int | str]] | None) -> Options:
-    """Returns the options with which to open a channel: the caller's, or channel_options() if options is None.
+    """Returns the options for a new channel: the given ones, or channel_options() if options is None.
 
     In both cases they include the options that keep gRPC from crashing, which the caller cannot override.
     """

@@ -180,7 +180,7 @@ class TensorAssembler:
 class EdgeAssembler:
     """Reassembles every tensor of an edge.
 
-    headers are those of Start. Raises WrongHeaderError if they do not match the schema exactly, and
+    headers come from Start. Raises WrongHeaderError if they do not match the schema exactly, and
     OversizedTensorError if a tensor announces more than max_rows rows, or all tensors together announce more than
     max_bytes.
     """

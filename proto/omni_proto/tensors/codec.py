@@ -59,7 +59,7 @@ def as_byte_view(data: Buffer) -> memoryview:
 def encode_tensor_chunk(name: str, row_offset: int, rows: int, crc32c: int, last: bool, data: Buffer) -> EncodedChunk:
     """Returns a GenerateRequest with one TensorChunk; data is copied once, into the message.
 
-    The bytes equal those of protobuf's own serializer. Raises EncodeError if a value does not fit its field or the
+    Protobuf's own serializer would write the same bytes. Raises EncodeError if a value does not fit its field or the
     message is larger than MAX_MESSAGE_BYTES.
     """
     return encode_tensor_chunks((TensorChunkView(name, row_offset, rows, crc32c, last, as_byte_view(data)),))

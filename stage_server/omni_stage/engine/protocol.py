@@ -47,7 +47,7 @@ class StageEngine(Protocol):
 
     @property
     def waiting_requests(self) -> int:
-        """Requests with streamed input that wait until the engine has room for them. Its scheduler does not count them.
+        """Requests with streamed input that wait until they fit into the engine. Its scheduler does not count them.
         May be read in any thread."""
         ...
 
@@ -57,7 +57,8 @@ class StageEngine(Protocol):
         ...
 
     def open_tensors(self, received: Mapping[str, ReceivedTensor]) -> Mapping[str, Array]:
-        """Returns received tensors as the component reads them: torch's, or numpy's if the engine needs no torch."""
+        """Returns received tensors as the component reads them: as torch tensors, or as numpy arrays if the engine
+        needs no torch."""
         ...
 
     async def start(self) -> None:

@@ -85,8 +85,8 @@ def has_file(directory: Path, file: RemoteFile) -> bool:
 def download_file(directory: Path, file: RemoteFile, hub: str, token: str | None) -> None:
     """Fetch a file, or the part of it that is still missing, into the directory.
 
-    The token is sent only to the URL `hub`. Raises FetchError if size or digest differ from the hub's, or if the
-    hub's storage refuses; also the errors of the hub's client and of the disk.
+    The token is sent only to the URL `hub`. Raises FetchError if the size or digest is not what the hub states, or if
+    the hub's storage refuses. Also raises errors of the hub's client and of the disk.
     """
     target, part, note = directory / safe_path(file.name), part_path(directory, file), _note_path(directory, file)
     part.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 """Decodes a video to the frames and the audio that the model gets. FFmpeg decodes, through PyAV.
 
 Frames are decoded one at a time, on one thread. About two frames a second are kept (see `sample_count`), spread evenly
-as in qwen_omni_utils, and all others are dropped. A kept frame is scaled immediately. So memory holds the kept frames
-at the size that the model gets, and only the frames that the decoder needs at the encoded size.
+as in qwen_omni_utils, and all others are dropped. A kept frame is scaled immediately. So memory holds all kept frames,
+but scaled to the model's size. At the encoded size it holds only the frames that the decoder needs.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def run_job(job: dict[str, Any], descriptor: int) -> dict[str, Any]:
     base = _address_space() + int(job["shared_bytes"])
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (base + int(job["work_bytes"]), hard))
-    # A second time limit, in addition to the parent's. The signal's default action ends a decoder even inside C code.
+    # A second time limit: the parent has one too. The signal's default action ends a decoder even inside C code.
     signal.setitimer(signal.ITIMER_REAL, float(job["seconds"]))
     sizes: list[tuple[int, int]] = []
     try:

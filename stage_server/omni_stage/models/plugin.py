@@ -14,8 +14,8 @@ def list_model_classes() -> dict[str, str]:
 def register() -> None:
     """Register the models by name, so that no model code is imported before it is needed. Idempotent.
 
-    In an engine's process it also ties that process's lifetime to the stage server's, because this is the first of our
-    code that runs there.
+    In an engine's process it also makes that process end with the stage server, because this is the first of our code
+    that runs there.
     """
     from vllm import ModelRegistry
 

@@ -16,8 +16,8 @@ AUDIBLE_S: Final = 0.02
 
 @dataclass(slots=True)
 class AnswerMeter:
-    """What the caller got, and when. Times are seconds since the request's start. Without such an output, they are
-    None, or 0 for last_audio_s."""
+    """What the caller got, and when. Times are seconds since the request's start. A time is None (last_audio_s: 0)
+    until its output was written."""
 
     clock: Callable[[], float] = time.monotonic
     began: float = field(default_factory=time.monotonic)
@@ -27,11 +27,11 @@ class AnswerMeter:
     audio_s: float = 0.0
     """Playing time of the audio in seconds."""
     underruns: int = 0
-    """How often a listener who plays from the first audio on ran out of audio before more arrived."""
+    """How often playback had to stop for lack of audio, for a listener who plays the audio as soon as it arrives."""
     silence_s: float = 0.0
-    """How long those underruns lasted, in total."""
+    """Total length of the underruns in seconds."""
     _played_until_s: float = 0.0
-    """When that listener will have played all audio that has arrived."""
+    """When playback of all audio that has arrived ends."""
 
     def note_text(self) -> None:
         """Record that text was written to the caller's connection."""

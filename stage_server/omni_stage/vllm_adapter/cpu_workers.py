@@ -1,4 +1,4 @@
-"""The CPU's workers and runner: vLLM's CPU classes with the same hooks as the GPU's. Imported on CPUs only.
+"""The workers and the runner for CPUs: vLLM's CPU classes with the same hooks as on GPUs. Imported on CPUs only.
 
 vLLM's CPU worker first imports `vllm.v1.worker.cpu.shm`, which replaces torch.cuda's streams and events,
 `torch.Tensor.pin_memory`, `record_stream` and vLLM's own `async_tensor_h2d` with placeholders, in the whole process.
@@ -8,8 +8,8 @@ checks/image.py).
 
 Private interfaces of vLLM 0.32 used here, and why:
 - `CPUWorker.init_device` (v1/worker/cpu_worker.py): builds its runner inline and calls no factory. So our runner is
-  built after it and replaces vLLM's, which holds no model yet.
-- `CPUModelRunner` (v1/worker/cpu_model_runner.py): differs from the GPU's runner in how it is built.
+  built after it and replaces vLLM's runner, which holds no model yet.
+- `CPUModelRunner` (v1/worker/cpu_model_runner.py): is built in another way than the GPU runner.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CPUARWorker(ComparesWithEager, CPUWorker):
     """vLLM's CPU worker with `CPUARModelRunner`."""
 
     def init_device(self) -> None:
-        """Set the device up as vLLM does, then build our runner in place of vLLM's."""
+        """Set the device up as vLLM does, then replace vLLM's runner with ours."""
         check_runner_version(self.vllm_config)
         super().init_device()
         self.model_runner = CPUARModelRunner(self.vllm_config, self.device)
@@ -54,7 +54,7 @@ class CPUDiffusionWorker(EndsStreams, CPUWorker):
     """vLLM's CPU worker with the runner of diffusion stages, which runs on any device."""
 
     def init_device(self) -> None:
-        """Set the device up as vLLM does, then put our runner in place of vLLM's."""
+        """Set the device up as vLLM does, then replace vLLM's runner with ours."""
         check_runner_version(self.vllm_config)
         super().init_device()
         self.model_runner = GPUDiffusionModelRunner(self.vllm_config, self.device)

@@ -93,7 +93,7 @@ class PublishesPositions(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """The tokens that a step sampled, except those of requests that are still in their prefill."""
+    """The tokens that a step sampled, without requests that are still in their prefill."""
 
     request_ids: Sequence[str]
     token_ids: torch.Tensor

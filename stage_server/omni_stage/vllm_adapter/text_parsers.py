@@ -38,7 +38,8 @@ class TextParsers:
     """The parsers of one stage."""
 
     def __init__(self, tokenizer: Any, tool_parser: str, reasoning_parser: str) -> None:
-        """`tokenizer`: the checkpoint's. `tool_parser`, `reasoning_parser`: vLLM's names of them; empty for none.
+        """`tokenizer`: the checkpoint's tokenizer. `tool_parser`, `reasoning_parser`: their names in vLLM; empty for
+        none.
 
         Raises ConfigurationError for a name that vLLM does not know, a parser of gpt-oss, or a tokenizer that a parser
         cannot read.

@@ -84,7 +84,7 @@ def collector_port(endpoint: str) -> int:
 
 
 def hub_port(endpoint: str | None) -> int:
-    """Returns the model hub's port: the endpoint's, else the default of its scheme, else 443."""
+    """Returns the model hub's port: from the endpoint, else the default of its scheme, else 443."""
     if endpoint is None:
         return _DEFAULT_PORTS["https"]
     parts = urlsplit(endpoint)

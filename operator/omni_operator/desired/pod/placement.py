@@ -1,4 +1,4 @@
-"""Placement of a stage's pods. A setting of the stage replaces the pipeline's as a whole; they are not merged."""
+"""Placement of a stage's pods. A stage's setting replaces the pipeline's setting completely; they are not merged."""
 
 from __future__ import annotations
 

@@ -116,7 +116,8 @@ def _map_values(node: Schema) -> Schema | None:
 
 
 def resolve(node: Schema, lookup: Callable[[str], Schema]) -> Schema:
-    """Returns the node with $ref and Optional resolved; the field's own description replaces its type's."""
+    """Returns the node with $ref and Optional resolved. The field's own description replaces the description of its
+    type."""
     while True:
         if "$ref" in node:
             inner = lookup(node["$ref"])

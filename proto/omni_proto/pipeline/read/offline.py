@@ -2,7 +2,7 @@
 
 The checks come from the generated CRD's schema and run in the API server's order. First, nulls are dropped and defaults
 filled in. Then types and bounds (with jsonschema) and the keys of lists are checked, and finally the CEL rules (with a
-CEL library). tests/controlplane compares the results with a real API server's.
+CEL library). tests/controlplane compares the results with a real API server.
 """
 
 from __future__ import annotations

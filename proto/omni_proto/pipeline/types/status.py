@@ -15,7 +15,7 @@ from omni_proto.stage_config import ConfigModel, StageName
 MAX_STAGE_MESSAGE: Final = 4096
 """Maximum number of characters of a stage's message."""
 MAX_STATUS_STAGES: Final = 32
-"""Maximum stage entries: those of the spec, and those of removed stages that still complete their requests."""
+"""Maximum stage entries: the spec's stages, and removed stages that still complete their requests."""
 
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Generation = Annotated[int, Field(ge=0, le=2**63 - 1)]

@@ -87,9 +87,9 @@ class AsyncOmniLLM:
     ) -> OmniResult:
         """Run one prompt through the pipeline. Many calls may run concurrently.
 
-        sampling: by stage name. seed: for every stage whose sampling sets none. modalities: what to return, by default
-        all that the pipeline declares; stages that are not needed for them are not called. Raises OmniStageError. An
-        error from a stage has a note that names the stage.
+        sampling: by stage name. seed: for every stage whose sampling sets none. modalities: what to return; by default,
+        everything that the pipeline declares. A stage that is not needed for them is not called. Raises OmniStageError.
+        An error from a stage has a note that names the stage.
         """
         source = parse_prompt(prompt)
         chosen = parse_sampling(sampling, list(self._stages))

@@ -70,7 +70,8 @@ class Lowering:
         return lowered.lower(dataclasses.replace(self.traits, stream_fed=streamed))
 
     def lower_part(self, request: StageRequest, part: PlannedPart, params: SamplingParams) -> CorePart:
-        """Returns one part of a request; `params` are the request's. Raises as OmniEngineCoreRequest.lower does."""
+        """Returns one part of a request, which has the sampling parameters `params`. Raises as
+        OmniEngineCoreRequest.lower does."""
         own = params.clone()
         own.max_tokens = part.max_tokens
         prompt, lowered = self.lower(request, part.input, own, streamed=True)

@@ -68,7 +68,7 @@ class OmniEngineCoreRequest:
     suppress_token_ids: Sequence[int] = field(default=())
     """Token ids that must not be sampled."""
     stop_token_ids: Sequence[int] = field(default=())
-    """Token ids that end the output, in addition to those of sampling_params."""
+    """Token ids that end the output, in addition to the stop tokens in sampling_params."""
     repeat_limit: int | None = None
     """How often in a row one token may be sampled before the output ends; at least 2."""
     want_rows: bool = False
@@ -223,7 +223,7 @@ class OmniEngineCoreRequest:
     def _check_length(self, tokens: int, name: str, traits: EngineTraits) -> None:
         if tokens == 0 and self.pooling_params is None:
             raise InvalidRequestError(f"{name} must not be empty", field=name)
-        # An autoregressive request needs room for one token of output.
+        # An autoregressive request needs space for one token of output.
         most = traits.max_model_len - (0 if self.pooling_params is not None else 1)
         if tokens > most:
             raise PromptTooLongError(

@@ -57,7 +57,7 @@ class StageInput:
     suppress_token_ids: Sequence[int] = ()
     """Token ids that must not be sampled."""
     stop_token_ids: Sequence[int] = ()
-    """Token ids that always end the output; the engine adds them to those of the request's sampling."""
+    """Token ids that always end the output. The engine adds them to the request's own stop tokens."""
     repeat_limit: int | None = None
     """How often the same token may be sampled in a row. The last repetition ends the output, with the stop reason
     "repetition_detected"."""

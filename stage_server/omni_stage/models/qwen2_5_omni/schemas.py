@@ -26,7 +26,8 @@ def find_pace(checkpoint: OmniCheckpoint, config: StageConfig) -> Mapping[str, A
 
 
 def thinker2talker_schema(checkpoint: OmniCheckpoint) -> TensorSchema:
-    """Returns the schema of the edge from thinker to talker. Rows have the checkpoint's dtype, not a stage's."""
+    """Returns the schema of the edge from thinker to talker. Rows have the checkpoint's dtype, not the dtype of a
+    stage."""
     return TensorSchema(
         id=THINKER_TO_TALKER,
         version=1,

@@ -88,7 +88,7 @@ class SpeechFacts:
 
     codec: CodecTokens
     groups: int
-    """Number of codes in a frame: the talker's own code and those of its code predictor."""
+    """Number of codes in a frame: one from the talker, the others from its code predictor."""
     codebook_size: int
     """Codes are at least 0 and below this."""
     accept_hidden_layer: int

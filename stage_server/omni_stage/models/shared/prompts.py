@@ -64,7 +64,7 @@ class PromptBuilder:
 
         The other two settings apply only if the reply is to be spoken. `speech_system_prompt`: the system message for a
         chat that has none. `speech_needs_chat`: whether to send plain text as a user's message, because the talker
-        depends on the messages' markers. Raises ConfigurationError if the tokenizer is not the checkpoint's.
+        depends on the messages' markers. Raises ConfigurationError if the tokenizer does not belong to the checkpoint.
         """
         self._tokenizer = tokenizer
         self._speech_system_prompt = speech_system_prompt

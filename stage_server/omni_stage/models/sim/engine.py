@@ -1,8 +1,8 @@
 """PacedEngine: a StageEngine whose steps take the time that a table gives.
 
 A clock decides which requests make up a step and when the step ends; a ticker wakes up at that time. Virtual time
-continues while the stage server is busy, like that of an engine in its own process. So all additional delay is due to
-the stage server. The content of each request comes from its run (TextRun, CodecRun, or SoundRuns).
+continues while the stage server is busy, as an engine in its own process would. So all additional delay is due to the
+stage server. The content of each request comes from its run (TextRun, CodecRun, or SoundRuns).
 """
 
 from __future__ import annotations

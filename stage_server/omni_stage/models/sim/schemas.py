@@ -1,4 +1,4 @@
-"""The tensors on the edges of a paced pipeline, modelled on those of the published models."""
+"""The tensors on the edges of a paced pipeline, modelled on the edges of the published models."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """How long rows may wait to be sent together with later ones. Pure; the clock is passed in.
 
 Sending a message costs about as much as sending the text of a token, whether it carries one row or ten. So rows wait
-for those of the next steps, but only where that saves time and causes no audible delay:
+for the rows of the next steps, but only where that saves time and causes no audible delay:
 
 - The rows of a request's first steps are sent immediately, because speech cannot begin without them.
 - Later rows wait no longer than the reader's buffer lasts. A talker reads one row per code, so each row buffers the
@@ -19,7 +19,7 @@ from typing import Final
 from omni_stage.step_order import FIRST_OUTPUTS
 
 EARLY_STEPS: Final = FIRST_OUTPUTS
-"""Number of first steps whose rows do not wait: the prompt's, and the eight after it."""
+"""Number of first steps whose rows do not wait: the step with the prompt, and the eight after it."""
 LONGEST_S: Final = 0.04
 A_CALL_S: Final = 0.000_625
 """Longest wait per open call: with 64 open calls it reaches LONGEST_S."""

@@ -65,7 +65,7 @@ class DecodeJob:
             shared[medium["offset"] : medium["offset"] + slot.size] = bytes(slot.data)
 
     def read(self, answer: dict[str, Any]) -> list[tuple[int, int]]:
-        """Returns frames and samples of each medium, of an image width and height.
+        """Returns two numbers for each medium: width and height of an image, else its frames and audio samples.
 
         Raises InvalidMediaError, also for sizes beyond the plan.
         """

@@ -39,7 +39,7 @@ class RequestPlan:
     prompt: PromptPlan | None
     """The user's prompt; None if the input is an edge."""
     edge: EdgeAssembler | None
-    """Receives the tensors of the input edge, or those of a prompt of embeddings; None for every other prompt."""
+    """Receives the tensors of the input edge, or of a prompt of embeddings. None for every other prompt."""
     streamed: bool
     """Whether the engine starts before the edge is complete."""
     sampling: SamplingDefaults

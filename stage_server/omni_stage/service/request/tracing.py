@@ -57,7 +57,7 @@ class RequestTrace:
     """The spans of one request. This base class, for disabled tracing, creates none."""
 
     def traceparent(self, given: str) -> str:
-        """Returns the traceparent for downstream stages. `given` is the caller's, empty if it sent none."""
+        """Returns the traceparent for downstream stages. `given` is the one that the caller sent, or empty."""
         return given
 
     def end(self, timeline: Timeline, error: BaseException | None) -> None:
@@ -103,7 +103,7 @@ class Tracing:
     """The traces of one stage. This base class, for disabled tracing, records none."""
 
     def begin(self, traceparent: str, request_id: str) -> RequestTrace:
-        """Begin the span of an accepted request; `traceparent` is the caller's, empty if it sent none."""
+        """Begin the span of an accepted request; `traceparent` is the one that the caller sent, or empty."""
         return RequestTrace()
 
     def close(self) -> None:

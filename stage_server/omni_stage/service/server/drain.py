@@ -1,4 +1,4 @@
-"""Orderly shutdown: report NOT_SERVING but still accept calls, then refuse new ones and wait for those in flight."""
+"""Orderly shutdown: report NOT_SERVING but still accept calls; then refuse new calls and wait for calls in flight."""
 
 from __future__ import annotations
 

@@ -104,8 +104,8 @@ def build_main_server(
 ) -> grpc.aio.Server:
     """Returns the server of StageService, not started and not bound.
 
-    It has no common bound on all calls, because health watches would take the places of requests. Each kind of call has
-    its own bound.
+    Each kind of call has its own bound. With one bound for all calls, health watches could use it up, and requests
+    would be refused.
     """
     server = grpc.aio.server(
         interceptors=(SideCallInterceptor(MAIN_IN_ALL, MAIN_PER_PEER), CallInterceptor(config.stage, metrics, held)),

@@ -3,8 +3,8 @@
     refused call -> charges its client's bucket -> within the rate: answered immediately; beyond: held, then answered
 
 A refused call costs the stage server milliseconds, mostly of parsing, and the client nothing. A client that sends such
-calls in a loop would take most of a core from all others. Holding back its refusals slows that loop down. Only
-refusals wait: the client's other calls, and those of clients with the same address, are served as before.
+calls in a loop would take most of a core from all others. Holding back its refusals slows that loop down. Only refusals
+wait. The client's other calls, and other clients with the same address, are served as before.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class InputRows:
 
 
 class InputRowStore:
-    """The rows of all requests, and the buffer from which the model reads those of a step."""
+    """The rows of all requests, and the buffer from which the model reads the rows of a step."""
 
     def __init__(self, max_num_tokens: int, row_size: int, dtype: torch.dtype, device: torch.device) -> None:
         self._row_size = row_size
@@ -126,7 +126,7 @@ class InputRowStore:
                 target.zero_()
             else:
                 rows.copy_to(target, span.start)
-        # Also clear old rows after this step's, so that a later, larger step finds zeros.
+        # Also clear old rows behind the rows of this step, so that a later, larger step finds zeros.
         reach = max(num_input_tokens, self._filled)
         self._staging[end:reach].zero_()
         if self._staging is not self.buffer:
@@ -142,7 +142,7 @@ class InputRowStore:
 
 @dataclass(frozen=True, slots=True)
 class MropePositions:
-    """M-RoPE positions that came with a request: those of its first P tokens, and the offset of later ones."""
+    """M-RoPE positions that came with a request: for its first P tokens the positions, for later tokens an offset."""
 
     positions: torch.Tensor
     """[P, 3], int64, host."""

@@ -1,4 +1,5 @@
-"""The GPU worker of autoregressive stages: vLLM's, with our runner; `worker_cls` names it. See cpu_workers.py for CPUs.
+"""The GPU worker of autoregressive stages: vLLM's worker with our runner. `worker_cls` names it. See cpu_workers.py for
+CPUs.
 
 Private interfaces of vLLM 0.32 used here, and why:
 - `gpu_worker.Worker._make_model_runner`: vLLM's own factory method for a platform's runner.

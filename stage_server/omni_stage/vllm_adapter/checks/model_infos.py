@@ -44,7 +44,7 @@ def copy_model_infos(environ: Mapping[str, str] | None = None) -> int:
 
 
 def write_model_infos(directory: Path, architectures: Collection[str]) -> list[str]:
-    """Write the results for those of the architectures that vLLM knows. Returns the names of the files."""
+    """Write the results for each of the architectures that vLLM knows. Returns the names of the files."""
     os.environ["VLLM_CACHE_ROOT"] = str(directory)
     from vllm.model_executor.models.registry import ModelRegistry, _LazyRegisteredModel, _ModelInfo
     from vllm.plugins import load_general_plugins

@@ -61,7 +61,7 @@ class InprocOmniLLM:
         self._tasks = self.engine_core.get_supported_tasks()
         self._sinks: dict[str, Sink] = {}
         self._sessions: dict[str, str] = {}
-        """Our id -> vLLM's, of requests whose input comes in parts."""
+        """Our id -> vLLM's id, for requests whose input comes in parts."""
         self.error: Exception | None = None
 
     def add(self, request_id: str, prompt: Mapping[str, Any], params: Params, sink: Sink, priority: int = 0) -> None:

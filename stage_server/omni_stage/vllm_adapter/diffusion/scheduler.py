@@ -16,10 +16,10 @@ returns empty blocks. In an engine with a KV cache, the placeholder token takes 
 
 A forward that hangs blocks the engine's process and so this scheduler. That is why the watchdog is in the stage server.
 
-Private interfaces of vLLM 0.32: those of `scheduling/scheduler.py`. There is no public hook for admission, but a step
-calls `Scheduler._handle_blocked_waiting_request` at most once for each waiting request, in queue order, before anything
-is allocated. `Request.arrival_time` orders `PriorityRequestQueue`, picks the request to preempt, and is used for
-nothing else.
+Private interfaces of vLLM 0.32: the same as in `scheduling/scheduler.py`. There is no public hook for admission, but a
+step calls `Scheduler._handle_blocked_waiting_request` at most once for each waiting request, in queue order, before
+anything is allocated. `Request.arrival_time` orders `PriorityRequestQueue`, picks the request to preempt, and is used
+for nothing else.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The GPU worker of diffusion stages: vLLM's, with `GPUDiffusionModelRunner`. See cpu_workers.py for CPUs.
+"""The GPU worker of diffusion stages: vLLM's worker with `GPUDiffusionModelRunner`. See cpu_workers.py for CPUs.
 
 Private interfaces of vLLM 0.32 used here, and why:
 - `gpu_worker.Worker._make_model_runner`: vLLM's own factory method for a platform's runner.

@@ -43,7 +43,8 @@ from omni_stage.vllm_adapter.media.places import (
 class PairedProcessor:
     """Mixin for a vLLM processor.
 
-    A video's placeholder, directly followed by an audio clip's, stands for a video with its audio.
+    The placeholder of a video, directly followed by the placeholder of an audio clip, stands for a video with its
+    audio.
     """
 
     info: Any

@@ -1,6 +1,6 @@
 """Computes where the tokens of a video and of its own audio are in a prompt, and their M-RoPE positions. Pure.
 
-A video whose audio is heard is written as its placeholder followed by an audio clip's:
+In a prompt, a video whose audio is heard is two placeholders: one for the video, then one for its audio:
 
     <|vision_bos|> VIDEO AUDIO <|vision_eos|>
     -> <|vision_bos|><|audio_bos|> V V A A V V A A <|audio_eos|><|vision_eos|>
@@ -22,7 +22,7 @@ IMAGE, VIDEO, AUDIO = "image", "video", "audio"
 
 Interleave = Callable[[np.ndarray, int], np.ndarray]
 """Takes the time of each video token, [v], in positions, and the number of audio tokens, a. Returns bool [v + a]:
-whether a token is the video's."""
+whether a token belongs to the video."""
 
 
 def interleave_chunks(times: np.ndarray, sounds: int, chunk: int) -> np.ndarray:
@@ -50,7 +50,7 @@ class Place:
     """Tokens from the medium's first to its last. The places of a video and of its audio both list the tokens of both.
     """
     mask: np.ndarray | None = None
-    """bool [tokens]: which tokens are this medium's; None: all of them."""
+    """bool [tokens]: which tokens belong to this medium; None: all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,8 @@ def expand(
 ) -> tuple[list[int], list[Place]]:
     """Returns the prompt with each placeholder expanded to its medium's tokens, and the places of the media.
 
-    lengths: number of tokens of each medium, by modality. grids: number of each video's grids in time (FRAMES_PER_GRID
-    frames each).
+    lengths: number of tokens of each medium, by modality. grids: for each video, its number of grids in time (one grid
+    for FRAMES_PER_GRID frames).
     """
     kinds = {token: modality for modality, token in tokens.placeholders.items()}
     expanded: list[int] = []
@@ -132,7 +132,7 @@ class Block:
     positions: np.ndarray
     """int64 [3, tokens]."""
     is_video: np.ndarray | None = None
-    """For a video with its audio: bool [tokens], whether a token is the video's. Else None."""
+    """For a video with its audio: bool [tokens], whether a token belongs to the video. Else None."""
 
     @property
     def following(self) -> int:
@@ -170,10 +170,11 @@ def heard_video_positions(video: np.ndarray, sound: np.ndarray, is_video: np.nda
 
 
 def place_prompt(length: int, blocks: Iterable[Block], *, frames_share: bool) -> np.ndarray:
-    """Returns M-RoPE positions int64 [3, length] of a prompt, in which each medium and text follows the previous one.
+    """Returns M-RoPE positions int64 [3, length] of a prompt. Each medium or stretch of text begins where the previous
+    one ends.
 
-    `frames_share`: whether the two tokens that begin, and the two that end, a video with its audio share a position,
-    as Qwen2.5-Omni's do in transformers.
+    `frames_share`: a video with its audio begins and ends with two tokens each; whether the two share a position, as
+    Qwen2.5-Omni's do in transformers.
     """
     ordered = sorted(blocks, key=lambda block: block.start)
     repeats = np.zeros(length + 1, np.int64)

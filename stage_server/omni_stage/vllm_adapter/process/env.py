@@ -16,7 +16,7 @@ NO_BIND_TO_PARENT = "OMNI_NO_BIND_TO_PARENT"
 """Set to 1 to let engine processes outlive a killed stage server, for a debugger."""
 
 _REQUIRED: dict[str, str] = {
-    # The V2 runner is the default on GPUs in 0.32; our hooks are those of V1 (docs/adr/0002).
+    # The V2 runner is the default on GPUs in 0.32, but our hooks are for V1 (docs/adr/0002).
     "VLLM_USE_V2_MODEL_RUNNER": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
@@ -38,12 +38,12 @@ _DEFAULTS: dict[str, str] = {
     # FlashInfer compiles its sampling kernels when they are first used, with an nvcc that images do not have; vLLM's
     # own sampler needs none. Set it to 1 where the kernels are installed ready-made (flashinfer-jit-cache).
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
-    # torch's gloo listens without authentication on a dozen ports of the host name's address (in a pod, the pod's).
-    # All ranks of an engine are in one pod, so loopback is enough.
+    # torch's gloo listens without authentication on a dozen ports of the host name's address, which in a pod is the
+    # pod's address. All ranks of an engine are in one pod, so loopback is enough.
     "GLOO_SOCKET_IFNAME": "lo",
 }
 _GPU_DEVICES = ("nvidiactl", "dxg")
-"""Devices that drivers create in /dev if a process can reach a GPU; dxg is WSL's."""
+"""Devices that drivers create in /dev if a process can reach a GPU. dxg exists on WSL."""
 
 
 def apply_environment(environ: MutableMapping[str, str] | None = None, devices: Path = Path("/dev")) -> None:

@@ -7,7 +7,8 @@ joins the group only while that costs the group less than it saves the requests 
 
 - Cost: each of the group's `unheard` requests waits while the prompt is read. The sum is `unheard` x the prompt's time.
 - Saving: the `waiting` requests would otherwise wait for all steps that remain until the group has its first audio.
-  Each of these steps has a fixed cost (that of a step without tokens), which the waiting requests could have shared.
+  Each of these steps has a fixed cost (what a step without tokens would take), which the waiting requests could have
+  shared.
 
 The fixed cost and the time per token are measured while the engine runs. A GPU reads a short prompt in less time than a
 step's fixed cost, so all prompts join there. They also join until steps of different sizes have been measured.

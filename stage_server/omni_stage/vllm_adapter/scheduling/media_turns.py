@@ -85,9 +85,10 @@ def _delays(step: MediaStep) -> bool:
 
 
 def cap_budget(room: int, next_embeds: int, budget: int) -> int:
-    """Returns how many embeddings a request may encode in a step: `room`, or a larger medium that is the step's first.
+    """Returns how many embeddings a request may encode in a step: `room`, or more for a larger medium that comes first
+    in the step.
 
     `room`: how many of the step's STEP_EMBEDS are left. `next_embeds`: embeddings of the request's next medium.
-    `budget`: vLLM's own, which the result never exceeds.
+    `budget`: vLLM's own limit, which the result never exceeds.
     """
     return min(budget, next_embeds if room == STEP_EMBEDS and next_embeds > room else room)

@@ -188,8 +188,8 @@ class OmniSchedulerMixin:
     def _update_request_as_session(self, session: Request, update: Any) -> None:
         """Take the next part of a request whose input comes in parts, and keep the request's arrival time.
 
-        vLLM sets it to the part's arrival time. But a request that waits for its next part is in a priority queue's
-        heap, which is ordered by priority and arrival time: the change would break that order.
+        vLLM sets it to the part's arrival time. But a request that waits for its next part is in the heap of a priority
+        queue, ordered by priority and arrival time. The change would break that order.
         """
         arrival_time = session.arrival_time
         super()._update_request_as_session(session, update)  # type: ignore[misc]

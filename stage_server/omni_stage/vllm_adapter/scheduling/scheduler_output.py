@@ -46,7 +46,7 @@ class OmniNewRequestData(NewRequestData):
     def from_request(
         cls, request: Request, block_ids: tuple[list[int], ...], *args: Any, limits: PayloadLimits, **kwargs: Any
     ) -> OmniNewRequestData:
-        """Returns the data of a request, payload included; further arguments are those of NewRequestData.from_request.
+        """Returns the data of a request, payload included. Further arguments go to NewRequestData.from_request.
 
         For schedulers that build this data themselves. Ours lets vLLM build NewRequestData, and upgrades it.
         Example: `OmniNewRequestData.from_request(request, ([0, 1],), limits=DEFAULT_LIMITS)`.
@@ -60,7 +60,7 @@ class OmniNewRequestData(NewRequestData):
 def find_raw_payload(sampling_params: Any, pooling_params: Any) -> object | None:
     """Returns the value under OMNI_PAYLOAD_KEY in the request's parameters; None if the request has no payload.
 
-    The parameters are vLLM's; at most one of the two is not None.
+    Both are vLLM's types, and at least one of them is None.
     """
     extra = getattr(sampling_params, "extra_args", None) or getattr(pooling_params, "extra_kwargs", None)
     return extra.get(OMNI_PAYLOAD_KEY) if isinstance(extra, Mapping) else None

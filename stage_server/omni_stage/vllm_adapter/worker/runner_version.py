@@ -1,7 +1,7 @@
 """Refuses vLLM's V2 model runner.
 
 Private interface of vLLM 0.32 used here, and why:
-- `VllmConfig.use_v2_model_runner`: says which runner the engine would use. Our hooks are those of the V1 runner.
+- `VllmConfig.use_v2_model_runner`: says which runner the engine would use. Our hooks are for the V1 runner.
 """
 
 from __future__ import annotations

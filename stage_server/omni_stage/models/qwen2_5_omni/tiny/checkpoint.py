@@ -32,9 +32,9 @@ def write_tiny_checkpoint(
     """Writes a complete tiny Qwen2.5-Omni checkpoint of a few MB into `directory`, in seconds. Returns `directory`.
 
     Creates the directory if needed. `dtype` is written to config.json: thinker and talker compute and send rows in this
-    dtype, unless configured otherwise. It does not change the weights. Those of thinker and talker are stored in
-    bfloat16, which both dtypes represent exactly, and those of token2wav in float32. Equal seed and shape give equal
-    weights. Needs transformers. Raises ConfigurationError for an unknown shape or sizes that do not fit together.
+    dtype, unless configured otherwise. It does not change the weights. The weights of thinker and talker are stored in
+    bfloat16, which both dtypes represent exactly, and the weights of token2wav in float32. Equal seed and shape give
+    equal weights. Needs transformers. Raises ConfigurationError for an unknown shape or sizes that do not fit together.
     """
     sizes = find_shape(shape, SHAPES)
     check_shape(sizes, len(SPECIAL_TOKENS))

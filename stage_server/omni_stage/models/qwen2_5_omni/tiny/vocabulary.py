@@ -24,7 +24,7 @@ SPECIAL_TOKENS = (
     "<|tts_aiden|>",
 )
 """In the order of their ids, which are the last ids of the vocabulary. The names that the processor and the chat
-template use are those of the real model, which has no names for the tts tokens."""
+template use are the same as in the real model, which has no names for the tts tokens."""
 
 SPEAKER_BOS_TOKENS = {"Chelsie": "<|tts_chelsie|>", "Ethan": "<|tts_ethan|>", "Aiden": "<|tts_aiden|>"}
 """The token that starts the talker's text, by speaker: the published speakers in their order, then an additional one.

@@ -51,7 +51,8 @@ class Token2Wav:
     default_sampling = TOKEN2WAV.default_sampling
 
     def __init__(self, checkpoint: OmniCheckpoint, voices: Sequence[str], max_work: int | None = None) -> None:
-        """`voices`: names, the default first. `max_work`: most work per request; default: the longest utterance's."""
+        """`voices`: names, the default first. `max_work`: most work per request; by default, enough for the longest
+        utterance."""
         self._checkpoint = checkpoint
         self._max_work = min(max_work or checkpoint.max_codes, checkpoint.max_codes)
         self.voices = tuple(voices)
@@ -88,8 +89,8 @@ class Token2Wav:
     def open_feed(self, request: StageRequest) -> SoundFeed:
         """Returns a feed of windows of codes (windows.py).
 
-        The first audio of a long utterance is ready before its last code arrives. The audio differs slightly from that
-        of `prepare`.
+        The first audio of a long utterance is ready before its last code arrives. The audio differs slightly from the
+        result of `prepare`.
         """
         settings = self._settings(request)
 

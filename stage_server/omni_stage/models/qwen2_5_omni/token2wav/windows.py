@@ -15,8 +15,8 @@ twice. A window's content depends only on the tokens, not on their arrival times
 time.
 
 The solver runs all its steps for one window before it begins the next. So within a window, the lookback blocks lack
-part of their own context, and the audio differs slightly from that of all tokens in one window. docs/streaming.md has
-the measurement.
+part of their own context, and the audio differs slightly from one window with all tokens. docs/streaming.md has the
+measurement.
 
 The vocoder also sees across blocks. So if blocks have fewer than LOOKAHEAD_CODES codes, a window reads more than one
 block after the new ones. The published models' blocks have 12 codes.

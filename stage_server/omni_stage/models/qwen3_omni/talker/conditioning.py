@@ -11,8 +11,8 @@ of these two kinds, and adds the token's codec embedding; placeholders have none
 reply's text, after <|im_start|>, assistant and newline. System messages and earlier replies are left out. Source:
 transformers 5.19, Qwen3OmniMoeForConditionalGeneration.generate.
 
-M-RoPE positions are those of the talker's own get_rope_index. A medium's positions are the thinker's, shifted to where
-the medium begins in this shorter prompt.
+M-RoPE positions equal the result of the talker's own get_rope_index. A medium has the same positions as in the thinker,
+shifted to where the medium begins in this shorter prompt.
 """
 
 from __future__ import annotations

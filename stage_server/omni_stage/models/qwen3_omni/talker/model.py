@@ -105,14 +105,15 @@ class TalkerModel(nn.Module, SupportsMRoPE):
         self._settings: dict[str, tuple[bool, int]] = {}
         """By request: whether the predictor is greedy, and its seed."""
         self._ends: dict[str, int] = {}
-        """By request: the position after those that the step computes. It is that of the sampled token."""
+        """By request: the position of the token that the step samples, directly after the positions that it computes.
+        """
 
     # Input
 
     def bind_input_rows(self, buffer: torch.Tensor) -> None:
         """Keep the runner's buffer [max_num_tokens, input_row_size], whose first rows `forward` reads.
 
-        With CUDA graphs, also captures those of the code predictor.
+        With CUDA graphs, also captures the graphs of the code predictor.
         """
         self._rows = buffer
         # Captured graphs of the layers, and of the code before them, read their input at a fixed address.

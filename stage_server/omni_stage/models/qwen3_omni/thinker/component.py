@@ -126,8 +126,8 @@ class ThinkerEmitter:
 def read_text_sampling(path: Path) -> SamplingDefaults:
     """Returns the thinker's default sampling: DEFAULT_SAMPLING, unless generation_config.json has values for it.
 
-    Those values apply then; vLLM reads them by itself. Instruct's published file has only values for the talker, under
-    other names; Thinking's has values for the thinker. Raises ConfigurationError.
+    Those values apply then; vLLM reads them by itself. The published file of Instruct has only values for the talker,
+    under other names. The file of Thinking has values for the thinker. Raises ConfigurationError.
     """
     values = read_if_there(path / "generation_config.json")
     if values.get("do_sample") is False or not _SAMPLING_NAMES & values.keys():

@@ -98,7 +98,8 @@ class ThinkerModel(PairedModel, Qwen3OmniMoeThinkerForConditionalGeneration):
         self.register_buffer("_accepted", torch.zeros(tokens, thinker.text_config.hidden_size), persistent=False)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the last layer's hidden states [n, H]. Keeps those of accept_hidden_layer for publish_positions."""
+        """Returns the last layer's hidden states [n, H]. Keeps the hidden states of accept_hidden_layer for
+        publish_positions."""
         output = super().forward(*args, **kwargs)
         if not isinstance(output, tuple):
             return output
@@ -107,7 +108,7 @@ class ThinkerModel(PairedModel, Qwen3OmniMoeThinkerForConditionalGeneration):
         return hidden_states
 
     def _process_audio_input(self, audio_input: Qwen2_5OmniAudioFeatureInputs) -> tuple[torch.Tensor, ...]:
-        """Returns the rows [tokens, H] of each audio clip, equal to those of the clip alone.
+        """Returns the rows [tokens, H] of each audio clip, the same as if the clip were encoded alone.
 
         vLLM 0.32 encodes all clips of a step in one call and pads the short ones, which would change their rows.
         """

@@ -21,7 +21,7 @@ SPECIAL_TOKENS = (
     "<tts_text_eod>",
     "<|audio_pad|>",
 )
-"""In the order of their ids, which are the last ids of the vocabulary. The names are those of the published
+"""In the order of their ids, which are the last ids of the vocabulary. The names are the same as in the published
 tokenizer."""
 
 PROCESSOR_TOKENS = {

@@ -7,7 +7,7 @@ So attention needs only a block and its neighbours, and utterances are packed bl
     previous  0  0  1 | 3  3 | 5            index of the block before; at an utterance's start the block itself
     bias      0 for frames that may be seen, -inf for padding and for neighbours that do not exist
 
-If a neighbour does not exist, its index is that of the block itself. So an utterance never reads a value of another
+If a neighbour does not exist, the block's own index takes its place. So an utterance never reads a value of another
 utterance, not even a masked value, and a NaN stays within its utterance.
 """
 

@@ -26,7 +26,7 @@ GRAPH_WINDOWS = (1, 2, 4)
 
 
 def graph_blocks(block_codes: int) -> tuple[int, ...]:
-    """Returns the block counts for which packs are captured, ascending: those of one window and those of several.
+    """Returns the block counts for which packs are captured, ascending: for one window and for several.
 
     Other packs are padded to the next larger count. Packs above the largest count run uncaptured, because they have
     enough work to hide the kernel launches.

@@ -43,7 +43,7 @@ class SoundPool:
     def check(self, sound: str, first_frame: int) -> None:
         """Check that the stream continues at this frame; a new stream must begin at 0.
 
-        Raises ModelExecutionError if it does not, or if there is no room for a new stream.
+        Raises ModelExecutionError if it does not, or if a new stream does not fit.
         """
         known = self._sounds.get(sound)
         frames = 0 if known is None else known.frames
