@@ -84,6 +84,6 @@ def create_app(
     for part in (health, models, chat, speech, refused):
         app.include_router(part.router)
     app.add_route("/docs", lambda request: HTMLResponse(render_docs(app.openapi()), headers=HEADERS))
-    # Not a mount: that would take the requests whose method another route does not allow.
+    # A mount would also take requests to other routes with a method that the route does not allow.
     app.router.default = PageFiles()
     return app

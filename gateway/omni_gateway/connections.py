@@ -134,10 +134,10 @@ class BoundedHttp(HttpToolsProtocol):
 
 
 def without_upgrade(data: bytes) -> bytes:
-    """Returns the data with another name for the header Upgrade, as long as the old one.
+    """Returns the data with the header Upgrade renamed to a name of the same length.
 
-    A server may ignore this header. But httptools drops the body of a request that has it, and the JDK's HttpClient
-    offers h2c with each of its requests over http (uvicorn's issue 2722).
+    A server may ignore this header, but httptools drops the body of a request that has it. The JDK's HttpClient sends
+    it with every request over http, to offer h2c (uvicorn's issue 2722).
     """
     if not _UPGRADE.search(data):
         return data

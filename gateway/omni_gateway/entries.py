@@ -110,7 +110,7 @@ class Entries:
         return client
 
     def _do_without(self, key: _Key, error: ArgumentError) -> AsyncOmniClient:
-        """Returns the client that had older TLS files, as the present ones are wrong. Raises UnavailableError."""
+        """Returns the client with older TLS files, because the new ones cannot be used. Raises UnavailableError."""
         if key not in self._unusable:
             self._unusable.add(key)
             log.error("the TLS files of an entry stage cannot be used", extra={"entry": key[0], "reason": str(error)})

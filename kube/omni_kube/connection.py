@@ -94,7 +94,7 @@ async def iter_lines(response: aiohttp.ClientResponse, gather_s: float) -> Async
 
     After each read, nothing more is read until the loop's clock reaches the next multiple of gather_s seconds. So lines
     that arrive one by one are read together, and the lines of all responses are read at the same time. This saves CPU
-    time: to wake up for a line cost more than to process it.
+    time: waking up for a line costs more than processing it.
     """
     parts: list[bytes] = []
     async for data in response.content.iter_any():

@@ -32,7 +32,8 @@ _PORT_KEYS: Final = ("containerPort", "port")
 _QUANTITY_MAPS: Final = frozenset({"limits", "requests", "hard", "capacity"})
 _QUANTITY_FIELDS: Final = frozenset({"sizeLimit", "divisor"})
 _RULES: Final = frozenset({"ingress", "egress"})
-"""Rules of a NetworkPolicy. Their `ports` have a `port`, but the API server does not merge them by it."""
+"""Rules of a NetworkPolicy. Their `ports` also have the key `port`, but the API server does not merge them by that key.
+"""
 
 _QUANTITY: Final = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+))(?:([eE][+-]?\d{1,3})|([numkMGTPE]|[KMGTPE]i)?)\Z")
 _SUFFIXES: Final[Mapping[str, Fraction]] = {
@@ -56,7 +57,7 @@ def parse_quantity(value: object) -> Fraction | None:
 
 
 def find_difference(desired: Mapping[str, Any], live: Mapping[str, Any]) -> str | None:
-    """Returns the path of the first field of desired that live lacks or that differs in live.
+    """Returns the path of the first field of desired that is missing or different in live.
 
     For example `spec.template.spec.containers[name=stage].image`; None if desired is a subset of live.
     """

@@ -1,10 +1,10 @@
 """Caches the watched objects, grouped by the root that each belongs to (in the operator, the OmniPipeline).
 
-Of each object, the store keeps the fields that are used, as JSON bytes. In addition to lists, two sources write here.
-Watches report objects in the order of the API server's versions. Responses to our own writes may arrive before or after
-the corresponding events. The newer version wins. An event that is not newer than the stored copy changes nothing, so
-the event that follows our own write causes no reconcile. The response to a write that the watch has already passed is
-dropped, because the object may have been deleted since.
+The store keeps only the fields that are used of each object, as JSON bytes. In addition to lists, two sources write
+here. Watches report objects in the order of the API server's versions. Responses to our own writes may arrive before or
+after the corresponding events. The newer version wins. An event that is not newer than the stored copy changes nothing,
+so the event that follows our own write causes no reconcile. The response to a write that the watch has already passed
+is dropped, because the object may have been deleted since.
 
 Objects from a watch are kept undecoded until they are read, because most of them change again before that.
 

@@ -23,7 +23,7 @@ from omni_kube.objects import Manifest
 REQUEST_TIMEOUT_S: Final = 15.0
 """Timeout of a call that is neither a watch nor a list."""
 TIMEOUT: Final = "Timeout"
-"""Reason of the UnreachableError of a call that timed out: such a call is not retried immediately."""
+"""Marks the UnreachableError of a call that timed out. Such a call is not retried immediately."""
 JSON: Final = "application/json"
 
 _Answer = TypeVar("_Answer")

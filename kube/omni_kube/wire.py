@@ -62,7 +62,8 @@ def parse_page(content: bytes, kind: ObjectKind) -> Page:
 def parse_events(
     lines: Iterable[bytes], kind: ObjectKind, path: str
 ) -> tuple[list[WatchEvent], ApiError | ValueError | None]:
-    """Returns the events in lines of a path's watch, up to the first line that parse_event refuses, and its error."""
+    """Returns the events in the lines of a watch. Stops at the first line that parse_event refuses; also returns its
+    error."""
     events: list[WatchEvent] = []
     try:
         for line in lines:

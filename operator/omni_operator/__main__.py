@@ -29,8 +29,9 @@ EXIT_INTERNAL: Final = 70
 EXIT_SETTINGS: Final = 78
 
 GC_THRESHOLDS: Final = (10_000, 20, 20)
-"""Arguments of gc.set_threshold. The first is the net number of allocations that starts a collection of generation 0.
-The others are the numbers of collections of a generation that start one of the next. Python 3.11 uses 700, 10, 10."""
+"""Arguments of gc.set_threshold. The first is the net number of allocations after which generation 0 is collected. The
+others say after how many collections of one generation the next generation is collected. Python 3.11 uses 700, 10, 10.
+"""
 
 _log = logging.getLogger("omni_operator")
 

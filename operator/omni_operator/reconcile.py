@@ -175,7 +175,7 @@ class Reconciler:
         return _schedule(report, decision, outcome, now)
 
     def _slim(self, observed: Observed) -> None:
-        """Shorten the stored children that were found to match the desired state; see slim_child."""
+        """Drop the unused fields of stored children that were found to match the desired state; see slim_child."""
         for key, child in observed.children.items():
             if can_slim(child) and self._verified.holds(child):
                 name = ObjectKey(key.kind, observed.namespace, key.name)

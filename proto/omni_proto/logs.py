@@ -19,8 +19,8 @@ Fields: TypeAlias = Callable[[], Mapping[str, object]]
 """Returns additional fields for the line that is being written, in order."""
 
 NOISY: Final = ("aiohttp", "asyncio", "httpx", "httpx2", "kopf", "urllib3")
-"""Libraries whose INFO lines describe single requests, selectors and handlers. Those of httpx2, which huggingface_hub
-uses, hold whole addresses, signatures included."""
+"""Libraries whose INFO lines describe single requests, selectors and handlers. huggingface_hub uses httpx2, whose lines
+contain whole addresses, signatures included."""
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 # Attributes that kopf adds to its records: reference and settings of the object that it handles.

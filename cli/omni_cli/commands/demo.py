@@ -102,7 +102,7 @@ def describe_next(pipeline: Path, model: Path) -> str:
 
 
 def write_model(directory: Path, family: str, console: Console) -> Path:
-    """Write the tiny checkpoint, in place of one of an earlier demo, and return its path.
+    """Write the tiny checkpoint and return its path. Replaces the checkpoint of an earlier demo.
 
     A separate process writes it, to keep torch out of this one. Raises DemoError; OSError.
     """

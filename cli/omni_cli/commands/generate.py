@@ -210,7 +210,7 @@ def save_answer(answer: GenerationResult, options: GenerateOptions) -> list[str]
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Adds the path to an OSError. That of a full disk names no file."""
+    """Adds the path to an OSError, because the error of a full disk names no file."""
     try:
         yield
     except OSError as error:

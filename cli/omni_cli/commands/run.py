@@ -18,7 +18,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRequest:
-    """Set by the first stop signal. After a second one, stages are killed without waiting for their grace period."""
+    """Set by the first stop signal. After a second signal, stages are killed without waiting for their grace period."""
 
     def __init__(self) -> None:
         self.requested = False

@@ -26,7 +26,8 @@ def check_directory(directory: Path) -> None:
 
 
 def pick_tiny(known: Mapping[str, TinyCheckpoint], family: str | None, shape: str | None) -> tuple[TinyCheckpoint, str]:
-    """Returns the tiny checkpoint of the named family, and the shape: the given one, else the checkpoint's first.
+    """Returns the tiny checkpoint of the named family, and its shape: the given shape, else the checkpoint's first
+    shape.
 
     If family is None, the only family with a tiny checkpoint is used; several, or none, are an error. Raises
     TinyModelError.

@@ -201,7 +201,7 @@ class LocalPipeline:
             time.sleep(POLL_S)
 
     def stop(self) -> list[str]:
-        """End every process. Returns the names of those that had to be killed. May be called again."""
+        """End every process. Returns the names of the processes that had to be killed. May be called again."""
         late = self._end_processes(self.options.grace_s)
         if self._guard:
             self._guard.close()

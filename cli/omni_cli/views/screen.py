@@ -10,7 +10,7 @@ from typing import TextIO
 class Screen:
     """A stream that shows text. Characters that its encoding does not have are written as escapes.
 
-    If the stream takes no more text, because its disk is full or its reader has gone, `error` says why. Further text is
+    If text can no longer be written, because the disk is full or the reader has gone, `error` says why. Further text is
     then dropped.
     """
 
@@ -36,7 +36,7 @@ class Screen:
                 raise
 
     def _discard(self) -> None:
-        """Lead the stream to /dev/null. Otherwise Python would try to write the rest when it exits, and complain."""
+        """Redirect the stream to /dev/null. Otherwise Python would try to write the rest when it exits, and fail."""
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, self._stream.fileno())
         os.close(null)

@@ -61,6 +61,6 @@ class BodyReader:
 
 
 def count_values(body: bytearray) -> int:
-    """Returns an upper bound of the number of values in a JSON text, without parsing it: most of them follow one of
-    these characters. Base64 has none of them."""
+    """Returns an upper bound of the number of values in a JSON text, without parsing it. Counts the characters that
+    values follow; base64 contains none of them."""
     return sum(body.count(mark) for mark in (b",", b"[", b"{"))

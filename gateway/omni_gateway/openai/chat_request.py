@@ -137,7 +137,7 @@ class ChatRequest(Utf8Body):
     """Functions that the model may call. Only for models whose entry stage sets engineArgs.toolCallParser."""
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    """Only true, if there are tools and tool_choice names none: the model decides how many tools it calls."""
+    """With tools, false is refused unless tool_choice names the tool: the model decides how many it calls."""
     response_format: ResponseFormat | None = None
     """Form of the text. Only for requests without the modality audio, and models that support it."""
 

@@ -1,6 +1,6 @@
 """Inputs of the builders in addition to the pipeline: the owner of the children, and the administrator's settings.
 
-Pods restart when a value in their template changes. Of these values, an upgrade of the operator may change only the
+Pods restart when a value in their template changes. Among these values, an upgrade of the operator may change only the
 default image (docs/upgrade.md).
 """
 

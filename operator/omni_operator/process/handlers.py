@@ -1,8 +1,8 @@
 """Handlers that kopf calls: the login, the events of OmniPipelines (which go to the store and the queue), the cleanup.
 
-Of kopf's event handlers only `on.event` is used, because it adds no annotation and no finalizer to any object. kopf
-manages the process (signals, exit) and a watch with re-authentication. kopf does not report deletions that happened
-while it was disconnected, so every resync compares the known pipelines with a new list.
+`on.event` is the only one of kopf's event handlers that is used, because it adds no annotation and no finalizer to any
+object. kopf manages the process (signals, exit) and a watch with re-authentication. kopf does not report deletions that
+happened while it was disconnected, so every resync compares the known pipelines with a new list.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 `--api-qps 50` and `OMNI_OPERATOR_API_QPS=50` are equivalent; a flag takes precedence. Each setting is defined once, in
 OperatorSettings.
 
-pydantic-settings 2.16 is not used for two reasons. Its errors do not name the wrong flag or variable. And if a flag's
-name differs from its field's (`--debounce` sets `debounce_s`), pydantic-settings expects the environment variable
-without the prefix, and ignores the one with it.
+pydantic-settings 2.16 is not used for two reasons. Its errors do not name the wrong flag or variable. And if flag and
+field have different names (`--debounce` sets `debounce_s`), it expects the environment variable without the prefix, and
+ignores the variable with the prefix.
 """
 
 from __future__ import annotations

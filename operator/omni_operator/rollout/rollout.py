@@ -84,7 +84,7 @@ class Rollout:
     serving: str
     """The revision that the stable Services must select."""
     parts: tuple[RevisionPart, ...]
-    """The sets that must exist: the serving one, the target's unless it must wait, and those that retire."""
+    """The sets that must exist: the serving set, the target's set unless it must wait, and retiring sets."""
     phase: Phase
     goals: Mapping[str, Mapping[str, int]]
     """Final replicas of the serving revision and of the target, by revision and stage."""

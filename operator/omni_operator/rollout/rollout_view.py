@@ -99,9 +99,9 @@ class RolloutView:
     def fails(self, revision: str, name: str) -> bool:
         """Returns whether an idle stage stays idle however long one waits.
 
-        A stage that never came up does if it failed or does not fit the cluster. One that completed may have worked, so
-        it does only if a person must correct something, or if others took the capacity of its pods: another failure may
-        pass with the next restart.
+        A stage that never came up stays idle if it failed or does not fit the cluster. A stage that was complete once
+        has worked, and most failures pass with the next restart. It stays idle only if a person must correct something,
+        or if others took the capacity of its pods.
         """
         stage = self.live(revision).stage(name)
         if stage.completed:

@@ -23,9 +23,9 @@ def lacks_capacity(stage: LiveStage) -> bool:
 
 
 def lost_capacity_at(stage: LiveStage) -> datetime | None:
-    """Returns when a completed stage without available pods counts as unable to get back the capacity that it had.
+    """Returns when a completed stage without available pods counts as unable to regain its capacity.
 
-    Until their grace period and LOST_POD_SLACK have passed, its lost pods may still hold it, and new ones wait for it.
+    Until then, lost pods may still hold the capacity: for their grace period and LOST_POD_SLACK. New pods wait for it.
     None if capacity is not what the stage lacks, or if one of its pods has a node and may become available.
     """
     pods = [pod for pod in stage.pods if not is_terminating(pod)]

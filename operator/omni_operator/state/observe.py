@@ -112,7 +112,8 @@ async def observe_unlabelled(client: ApiClient, observed: Observed, wanted: Sequ
 
 
 async def observe_unread(client: ApiClient, observed: Observed, unread: Sequence[ChildKey]) -> Observed:
-    """Read the unread children. Returns observed with them, or without those that no longer exist. Raises ApiError."""
+    """Read the unread children. Returns observed with these children, except those that no longer exist. Raises
+    ApiError."""
     answers = await asyncio.gather(
         *(client.get(KIND_BY_NAME[key.kind], observed.namespace, key.name) for key in unread)
     )

@@ -51,7 +51,7 @@ _RANKS: Final = (
     Reason.EVICTED,
     Reason.PROGRESS_DEADLINE_EXCEEDED,
 )
-"""The order in which causes are reported: those that only a person can fix come before transient ones."""
+"""The order in which causes are reported: causes that only a person can fix come before transient ones."""
 
 # The message may begin with the name of the pod that was not created, which is different at each attempt.
 _FORBIDDEN: Final = re.compile(r'(?:[Pp]ods? "[^"]*" is (?:forbidden|invalid): )?(?P<why>.*)', re.DOTALL)
@@ -132,7 +132,7 @@ def _deadlines(stage: LiveStage) -> list[datetime]:
 
 
 def _unready_since(pod: Manifest) -> datetime | None:
-    """Returns the time since which the pod is not ready; None if it is ready."""
+    """Returns when the pod stopped being ready, or was created; None if it is ready."""
     ready = find_condition(pod, "Ready") or {}
     if ready.get("status") == "True":
         return None
@@ -188,8 +188,8 @@ def _readiness_causes(pod: Manifest) -> Iterator[Cause]:
         return
     name = pod["metadata"]["name"]
     if all(entry.get("ready") for entry in entries):
-        # Kubelet gives a reason, e.g. for a readiness gate or a sidecar. The node controller, which only turns the
-        # status of a Ready=True to False when the node does not answer, gives none.
+        # If kubelet sets Ready to False, it gives a reason, e.g. a readiness gate or a sidecar. The node controller
+        # gives none when it does so because the node does not answer.
         if not ready.get("reason"):
             node = pod["spec"].get("nodeName", "")
             yield Cause(Reason.NODE_LOST, f"node {node} of pod {name} does not answer; repair or remove it")
@@ -241,7 +241,7 @@ def _ended_pod_cause(pod: Manifest) -> Cause | None:
 
 
 def _in_setup_since(pod: Manifest) -> datetime | None:
-    """Returns the time since which a pod with a node waits for volumes or network; None if it does not wait."""
+    """Returns when a pod with a node began to wait for volumes or network; None if it does not wait."""
     setup, scheduled = find_condition(pod, "PodReadyToStartContainers"), find_condition(pod, "PodScheduled")
     if setup is None or setup.get("status") != "False" or scheduled is None or scheduled.get("status") != "True":
         return None

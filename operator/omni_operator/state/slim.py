@@ -23,11 +23,11 @@ SLIM: Final = "slim"
 """Set in the copy of a child that lacks fields of the live object: such a copy cannot be compared with a manifest."""
 
 SPEC_BYTES: Final = "specBytes"
-"""The only field that is stored of a spec that is too large: its size in bytes."""
+"""Size in bytes of a spec that is too large. Nothing else of such a spec is stored."""
 
 MOST_BYTES: Final = 64 << 10
-"""Largest reduced pod, ReplicaSet or EndpointSlice, and largest child that is kept whole. Only objects that somebody
-else made are larger: a stage's pod has a few KiB, mostly messages of containers that ended."""
+"""Largest reduced pod, ReplicaSet or EndpointSlice, and largest child that is kept whole. A stage's pod has a few KiB,
+mostly messages of containers that ended, so larger objects are not ours."""
 MOST_REVISION_BYTES: Final = 2 * MAX_SPEC_BYTES
 """The same for a ControllerRevision, which holds a spec."""
 _MOST_NAME: Final = 253
@@ -41,8 +41,8 @@ _METADATA: Final = (
 
 def slim_seen(manifest: Manifest) -> Manifest:
     """Returns the part of a received object to store. A pipeline's own children lose only managedFields;
-    ConfigMaps also lose their data. Of other owners' objects, pods, ReplicaSets and EndpointSlices, only the fields
-    that decisions read are kept.
+    ConfigMaps also lose their data. Pods, ReplicaSets, EndpointSlices and objects of other owners keep only the fields
+    that decisions read.
     """
     kind = manifest["kind"]
     if kind == PIPELINE_KIND:
@@ -84,7 +84,8 @@ def _bare(manifest: Manifest) -> Manifest:
     labels = metadata.get("labels") or {}
     kept["labels"] = {key: labels[key] for key in _LABELS if key in labels}
     if owner := _controller(manifest):
-        # Of the owners, decisions read only the controller. Anyone can list thousands of others, with long names.
+        # Decisions read only the owner that is the controller. Anyone can list thousands of other owners, with long
+        # names.
         kept["ownerReferences"] = [
             {key: value[:_MOST_NAME] if isinstance(value, str) else value for key, value in owner.items()}
         ]

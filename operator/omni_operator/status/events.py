@@ -87,7 +87,7 @@ def _transition(kind: str, before: Mapping[str, Any], after: Mapping[str, Any], 
     if kind == DEGRADED:
         if holds:
             return EventData("Warning", reason, message)
-        # After an edit, missing replicas are no failure until they are late, but they have not recovered.
+        # After an edit, replicas may be missing without a failure until they are late. Do not call that recovered.
         news = "no failure is known any more; replicas are still missing" if short else "recovered: nothing is failing"
         return EventData("Normal", reason, news) if flips_to_good else None
     if kind == READY:

@@ -96,7 +96,7 @@ class StreamedRuns:
     async def _windows(
         self, request: StageRequest, stream: EdgeStream, feed: InputFeed, part: InputPart
     ) -> AsyncGenerator[tuple[StageStep, bool], None]:
-        """Yields steps, each with a flag: true for the last output of a last part that the engine ran."""
+        """Yields steps, each with a flag: true if the engine ran a last part and this is its last output."""
         component = self.lowering.component
         emitter, kind = component.emitter(request, part.input), component.facts.kind
         playback, rate, submitted = Playback(), component.facts.sample_rate_hz, time.monotonic_ns()

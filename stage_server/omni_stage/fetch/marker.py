@@ -12,7 +12,7 @@ MARKER: Final = ".omni-fetched.json"
 
 
 def fetched_commit(request: FetchRequest, repository: str) -> str | None:
-    """Returns the commit that dest holds completely if the marker shows that it is the requested one, else None.
+    """Returns the requested commit if the marker shows that dest holds all of it, else None.
 
     Does not ask the hub, so a branch counts as the commit that was fetched for it.
     """

@@ -48,7 +48,7 @@ def decode_image(data: bytes, kind: str, out: np.ndarray) -> np.ndarray:
 
 
 def _orientation(image: Image.Image) -> int:
-    """Returns the orientation of TIFF and EXIF, 1 to 8: how the encoded image must be turned and mirrored; 1 is not."""
+    """Returns the orientation of TIFF and EXIF, 1 to 8: how to turn and mirror the encoded image; 1 means unchanged."""
     try:
         value = image.getexif().get(ExifTags.Base.Orientation, 1)
     except Exception:  # noqa: BLE001 - damaged EXIF data can raise anything, and leave the image itself intact

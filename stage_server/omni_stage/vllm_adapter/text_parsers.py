@@ -145,7 +145,7 @@ class TextParse:
         return parsed
 
     def _find_withheld(self) -> ParsedText:
-        """Returns what the parser did not return of an answer in which it found no call, for example a last "<".
+        """Returns the text that the parser withheld from an answer without calls, for example a last "<".
 
         A parser withholds text that could begin a call. Some parsers lose it at the end, and `phi4_mini_json` withholds
         every answer. vLLM's server has no such loss without streaming, because `parse` reads the whole answer.

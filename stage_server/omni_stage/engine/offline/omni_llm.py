@@ -1,4 +1,5 @@
-"""OmniLLM: a whole pipeline offline. On GPUs each of several engines has a process, else all are in this one.
+"""OmniLLM: a whole pipeline offline. On GPUs, several engines run in a process each; otherwise all engines run in this
+process.
 
 It reads the same OmniPipeline, compiles it to the same StageConfigs and runs the same StageEngines, components and
 processors as the stage servers do, without gRPC. Edges are Full: a stage starts when its input is complete. Stages that

@@ -27,7 +27,7 @@ FRAME_TOKENS: Final = (128, 768)
 """Fewest and most tokens to which a frame of a video is scaled. The same for both families, and independent of the
 values for images in preprocessor_config.json. In qwen_omni_utils: `VIDEO_MIN_PIXELS` and `VIDEO_MAX_PIXELS`."""
 VIDEO_TOKENS: Final = 128_000
-"""The frames of a video may take 90 % of this many tokens, or more if all frames are scaled to about the fewest tokens.
+"""The frames of a video take at most 90 % of this many tokens, or more if every frame is already close to its minimum.
 In qwen_omni_utils: `VIDEO_TOTAL_PIXELS`."""
 BYTES_PER_FRAME_PIXEL: Final = 60
 """Bytes per pixel of a video's frames while the processor makes the engine's input. The processor of transformers 5.19

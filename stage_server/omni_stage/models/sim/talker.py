@@ -125,7 +125,8 @@ class CodecRun:
         text_rows = self._rows - self._positions
         spoken = math.ceil(text_rows * self._frames_per_row)
         most = min(self._most, room)
-        # Not more frames than these rows have if the text ends here: the run must not be past its end by then.
+        # Allow only the frames that these rows would have if the text ended here. If it does, the run must not be past
+        # its end.
         self.limit, self.allowed = most, min(text_rows, spoken, most)
         if self._ended:
             # The end of speech takes one further step.

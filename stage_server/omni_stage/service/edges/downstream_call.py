@@ -1,8 +1,8 @@
 """One call to one downstream stage: sends rows and receives events.
 
-The call of a Full edge opens when the first rows, or the end without any, are due. The call of a Stream edge opens
-while the engine begins to work on the request. The queue of rows needs no bound of its own, because admission reserved
-their bytes. Before the downstream stage's Accepted, only Start is sent, so a retry never sends rows twice.
+The call of a Full edge opens when the first rows are due, or at the end if there are none. The call of a Stream edge
+opens while the engine begins to work on the request. The queue of rows needs no bound of its own, because admission
+reserved their bytes. Before the downstream stage's Accepted, only Start is sent, so a retry never sends rows twice.
 """
 
 from __future__ import annotations

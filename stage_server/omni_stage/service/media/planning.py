@@ -212,7 +212,8 @@ def _decoded_bytes(slot: MediaSlot) -> int:
 def _bound_unseen(slot: MediaSlot, rules: MediaRules) -> tuple[int, int]:
     """Returns upper bounds of a medium's bytes while its header is not known.
 
-    The first is without the encoded bytes and without the second, the engine's input of its audio.
+    The second is for the engine's input that is made from the medium's audio. The first is for everything else except
+    the encoded bytes.
     """
     if slot.kind == "video":
         return _bound_unseen_video(slot, rules)

@@ -31,7 +31,7 @@ class MediaSlot:
     held_bytes: int = 0
     """Most bytes that the stage holds for this medium until the request ends."""
     sound_input_bytes: int = 0
-    """Of these, the engine's input of its audio."""
+    """The part of held_bytes that is for the engine's input made from its audio."""
 
 
 @dataclass(frozen=True, slots=True)

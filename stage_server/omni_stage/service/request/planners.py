@@ -25,7 +25,8 @@ class Planners:
         """most: requests that may be planned or wait for it at a time."""
         self._most = most
         self._planning = 0
-        # A request waits for a thread here and not in the executor, whose queue keeps a cancelled one until its turn.
+        # A request waits for a thread here and not in the executor, whose queue would keep a cancelled request until
+        # its turn.
         self._free = asyncio.Semaphore(THREADS)
         self._threads = ThreadPoolExecutor(THREADS, "plan")
 

@@ -30,7 +30,7 @@ MAX_WAIT_S: Final = 1.0
 BURST_S: Final = 5.0
 """Size of a bucket, in seconds of its rate. A client may use up the bucket in one burst before a refusal waits."""
 USERS: Final = 16
-"""All users that one address names together get this many times the rate of one client."""
+"""The users that one address names have together this many times the rate of one client."""
 CLIENTS: Final = 4096
 """Most buckets. When there are more, those that were charged least recently are forgotten."""
 HELD_IN_ALL, HELD_PER_CLIENT = 512, 128

@@ -41,7 +41,7 @@ def select_rows(
 ) -> list[FreshRows]:
     """Returns the rows that `select` chooses. Raises ValueError if one of its ranges is not valid.
 
-    `select` returns ranges [begin, end) of one entry of `fresh`: ascending, within it, relative to its first row.
+    `select` gets one entry of `fresh` and returns ascending ranges [begin, end) of its rows, relative to its first row.
     """
     selected: list[FreshRows] = []
     for rows in fresh:

@@ -2,8 +2,9 @@
 
 vLLM 0.32 forwards `pooler_output` with the tokens (`v1/core/sched/scheduler.py`). But its OutputProcessor takes every
 output with `pooling_output` for the output of a pooling request, and does not detokenize it
-(`v1/engine/output_processor.py`). The subclass moves these tensors to the request's Capture first. It also keeps, of
-pooling requests, the stop reason and when they were scheduled: vLLM's PoolingRequestOutput has no fields for them.
+(`v1/engine/output_processor.py`). The subclass moves these tensors to the request's Capture first. For pooling requests
+it also keeps the stop reason and the time when they were scheduled, because vLLM's PoolingRequestOutput has no fields
+for them.
 
 Order: a tensor is kept before the output that it came with is handed to the request's queue, on the same thread. A
 consumer that gets an output (vLLM may have merged several) therefore finds exactly the tensors of the tokens it got.

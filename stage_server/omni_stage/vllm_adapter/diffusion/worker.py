@@ -6,10 +6,10 @@ Private interfaces of vLLM 0.32 used here, and why:
   (`request_memory`), and sets `device` and `init_snapshot`. Nothing later limits a model without a KV cache to that
   share, because `EngineCore` runs no profiling (v1/engine/core.py, `_initialize_kv_caches`). So the share becomes the
   limit of torch's allocator here.
-- `compile_or_warm_up_model`: vLLM's warms up samplers and captures CUDA graphs for token counts, which this stage does
-  not have. Ours runs the model's own `warm_up`.
-- `execute_dummy_batch`: vLLM's keeps data-parallel ranks in step through `_dummy_run`. Ours does nothing, because these
-  ranks do not communicate.
+- `compile_or_warm_up_model`: vLLM's method warms up samplers and captures CUDA graphs for token counts, which this
+  stage does not have. Ours runs the model's own `warm_up`.
+- `execute_dummy_batch`: vLLM's method keeps data-parallel ranks in step through `_dummy_run`. Ours does nothing,
+  because these ranks do not communicate.
 """
 
 from __future__ import annotations

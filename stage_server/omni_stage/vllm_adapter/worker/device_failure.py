@@ -31,8 +31,8 @@ def judge_failure(error: Exception, probe: Probe) -> OmniStageError:
     torch reports a lost CUDA context as AcceleratorError. cuBLAS and cuDNN report it as RuntimeError, as they do for a
     shape that they refuse. So the device is tested after every other failure, except our own errors and lack of memory.
 
-    Our own errors say what is wrong with the request and hold no contents. Of any other error, the client
-    gets at most the class. The log gets the class and where the error was raised, because its message may quote values.
+    Our own errors say what is wrong with the request and hold no contents. The client gets at most the class of any
+    other error. The log gets the class and where the error was raised, because its message may quote values.
 
     Raises EngineDeadStageError, or the AcceleratorError itself.
     """

@@ -39,7 +39,7 @@ FADE_SAMPLES = 240
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Codes [begin, end) are read. Of these, codes [first, until) become audio."""
+    """Codes [begin, end) are read; codes [first, until) among them become audio."""
 
     begin: int
     first: int

@@ -2,9 +2,9 @@
 
 Hooks (vllm_adapter/hooks.py): OneShotModel, KeepsStreams.
 
-A request has all codes of a reply, or a chunk of a stream's codes. Requests of a step share a forward if they
-have equally many frames left, or all at least PIECE_FRAMES, and if all or none of them are at their first frame.
-Each request's audio is the same as if it ran alone.
+A request has all codes of a reply, or a chunk of a stream's codes. Requests of a step share a forward under two
+conditions. They have equally many frames left, or each has at least PIECE_FRAMES left. And all of them are at their
+first frame, or none is. Each request's audio is the same as if it ran alone.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Code2WavModel(nn.Module, IsAttentionFree):
                 for chunk, samples in zip(group, audio, strict=True):
                     chunk.audio.append(samples)
                     chunk.done += key[0]
-            # All audio before any state: a failure must leave every stream as it was.
+            # Join all audio before any state is written: a failure must leave every stream as it was.
             results |= {index: torch.cat(chunk.audio) for index, chunk in chunks.items()}
             pool.write(names, [chunk.position for chunk in batch], states)
             for chunk in batch:

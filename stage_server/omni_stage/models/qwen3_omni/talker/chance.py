@@ -27,9 +27,9 @@ def uniform(seeds: torch.Tensor, positions: torch.Tensor, group: int) -> torch.T
 def pick_tokens(logits: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
     """Returns tokens int64 [n], sampled from logits float32 [n, V] with top-k and top-p.
 
-    Only the TOP_K likeliest tokens are considered. Of these, the candidates are the fewest likeliest ones whose
-    probabilities add up to at least TOP_P. `chance` float32 [n] in [0, 1) selects the candidate at this fraction of
-    their cumulative probability.
+    Only the TOP_K likeliest tokens are considered. The candidates are the smallest number of them, likeliest first,
+    whose probabilities add up to at least TOP_P. `chance` float32 [n] in [0, 1) selects the candidate at this fraction
+    of their cumulative probability.
     """
     likeliest, tokens = logits.topk(min(TOP_K, logits.shape[-1]), dim=-1)
     shares = likeliest.softmax(dim=-1)

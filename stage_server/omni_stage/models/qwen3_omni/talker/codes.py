@@ -28,7 +28,7 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Those tokens of a step for which codes are stored. Lists on the host, with one entry for each such token."""
+    """The tokens of a step that have stored codes. Lists on the host, with one entry for each of these tokens."""
 
     tokens: list[int]
     """Index of the token in the step's batch."""
@@ -75,7 +75,7 @@ class FrameCodes:
         self._table[places[0], places[1]] = codes.to(torch.int16)
 
     def find(self, spans: Sequence[ScheduledSpan]) -> Places:
-        """Returns those tokens of a step for which codes are stored."""
+        """Returns the tokens of a step that have stored codes."""
         places = Places([], [], [])
         for span in spans:
             kept = self._requests.get(span.request_id)
