@@ -145,7 +145,7 @@ class AsyncOmniClient:
     @asynccontextmanager
     async def _borrow(self) -> AsyncIterator[Loan[grpc.aio.Channel]]:
         """Yields a channel for one call. Raises OmniRequestError if the client is closed, before or during the call;
-        ArgumentError in another event loop than the first call's."""
+        ArgumentError if this is not the event loop of the first call."""
         if self._pool.closed:
             raise closed_error()
         loop = asyncio.get_running_loop()

@@ -37,9 +37,9 @@ class Timeouts(ConfigModel):
     request: Annotated[float, Field(gt=0, le=86_400)] = 300.0
     """Deadline of requests that have none."""
     step: Annotated[float, Field(gt=0, le=86_400)] | None = None
-    """Longest time between two steps of an engine with unfinished requests. Default: the component's."""
+    """Longest time between two steps of an engine with unfinished requests. Default: set by the component."""
     queue: Annotated[float, Field(gt=0, le=86_400)] | None = None
-    """Longest wait in the engine's queue. Default: the component's; none for autoregressive stages."""
+    """Longest wait in the engine's queue. Default: set by the component; none for autoregressive stages."""
     prepare: Annotated[float, Field(gt=0, le=3600)] = 20.0
     """Time limit for decoding a request's media, and separately for converting them to engine input."""
     drain_notice: Annotated[float, Field(ge=0, le=3600)] = 5.0
@@ -162,7 +162,8 @@ class StageConfig(ConfigModel):
         return [self.stage, *(name for edge in self.downstream for name in edge.stages)]
 
     def config_hash(self) -> str:
-        """Returns the sha256 of the configuration without addresses: equal for equal stages of any revision or host."""
+        """Returns the sha256 of the configuration without addresses, so equal stages of different revisions or hosts
+        have the same hash."""
         data = self.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude={"listen"})
         for edge in data.get("downstream", []):
             edge.pop("target", None)
@@ -178,9 +179,8 @@ class StageConfig(ConfigModel):
 
 
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-"""libyaml's dumper if PyYAML has it, as in its wheels. It takes a tenth of the time of the Python dumper, which took
-half of the time for building a pipeline's children. Both write the same text, except for control characters and
-emoji."""
+"""libyaml's dumper if PyYAML has it, as in its wheels. It is ten times as fast as the Python dumper, which took half of
+the time for building a pipeline's children. Both write the same text, except for control characters and emoji."""
 
 
 def parse_stage_config(text: str) -> StageConfig:

@@ -55,9 +55,9 @@ class EngineArgs(ConfigModel):
     max_num_batched_tokens: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
     """Maximum number of tokens that the engine computes in one step."""
     dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = None
-    """Type of weights and activations. Default: the component's, else the checkpoint's."""
+    """Type of weights and activations. Default: set by the component, else by the checkpoint."""
     quantization: Literal["awq", "gptq", "fp8", "bitsandbytes", "compressed-tensors"] | None = None
-    """Quantization of the weights. Default: the checkpoint's."""
+    """Quantization of the weights. Default: set by the checkpoint."""
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"] | None = None
     """Type of the KV cache."""
     kv_cache_memory_mib: Annotated[int, Field(ge=1, le=1_048_576)] | None = None

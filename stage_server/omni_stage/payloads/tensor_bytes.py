@@ -45,8 +45,8 @@ def write_bytes(tensor: torch.Tensor, *, field: str) -> bytes:
 def read_bytes(data: bytes, shape: Sequence[int], dtype: str, device: str | torch.device) -> torch.Tensor:
     """Returns a tensor [*shape] that owns its memory on the device. Shape, dtype and length must have been checked.
 
-    torch.frombuffer over `bytes` would be a writable view of read-only memory. The bytearray is a copy that the tensor
-    owns, so writing to the tensor is safe.
+    torch.frombuffer over `bytes` would be a writable view of read-only memory. So the bytes are copied into a
+    bytearray, which the tensor owns and may write.
     """
     import torch
 

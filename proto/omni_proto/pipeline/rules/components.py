@@ -195,7 +195,7 @@ def _edge_rule(facts: Mapping[str, ComponentFacts]) -> Rule:
         clauses.append(f"(s.component in {readers} && t.component in {others})")
     wrong = f"{_has_input('s')} && self.stages.exists(t, t.name == s.inputs[0].from && ({' || '.join(clauses)}))"
     return Rule(
-        summary="a stage reads one that publishes what it reads, as far as the components are built in",
+        summary="a stage and its upstream stage, if both components are built in, use the same tensors on their edge",
         rule=f"!self.stages.exists(s, {wrong})",
         words=f"stages %s cannot read %s, which publish other tensors or none; {list_edges(facts)}",
         values=(

@@ -50,6 +50,6 @@ class Tracing(ConfigModel):
     """Traces of requests."""
 
     otlp_endpoint: Annotated[str, StringConstraints(max_length=253, pattern=OTLP_PATTERN)] | None = None
-    """OpenTelemetry collector to which the stages send spans over gRPC, reachable from the cluster, e.g.
-    http://collector.observability.svc:4317. Default: the operator's, or none. Local runs use
+    """OpenTelemetry collector that gets the stages' spans over gRPC, reachable from the cluster, e.g.
+    http://collector.observability.svc:4317. Default: the operator's collector, if it has one. Local runs use
     OTEL_EXPORTER_OTLP_ENDPOINT instead."""

@@ -91,10 +91,10 @@ class StageInput(ConfigModel):
 
 
 class PodSettings(ConfigModel):
-    """Settings of stage pods. A stage's own value replaces the default's as a whole."""
+    """Settings of stage pods. A stage's own value replaces the default completely."""
 
     image: ImageName | None = None
-    """Image of the stage server. Default: the operator's."""
+    """Image of the stage server. Default: the operator's default image."""
     image_pull_secrets: (
         Annotated[list[LocalReference], Field(max_length=8, json_schema_extra=list_map("name"))] | None
     ) = None
@@ -123,9 +123,9 @@ class StageTimeouts(ConfigModel):
     """Times of one stage, in seconds."""
 
     step: Annotated[float, Field(gt=0, le=86_400)] | None = None
-    """Longest time between two engine steps with unfinished requests. Default: the component's."""
+    """Longest time between two engine steps with unfinished requests. Default: set by the component."""
     queue: Annotated[float, Field(gt=0, le=86_400)] | None = None
-    """Longest wait in the engine's queue. Default: the component's."""
+    """Longest wait in the engine's queue. Default: set by the component."""
     prepare: Annotated[float, Field(gt=0, le=3600)] = 20.0
     """Time limit for decoding a request's media, and separately for converting them to engine input."""
 
