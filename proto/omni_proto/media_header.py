@@ -110,7 +110,7 @@ def read_header(data: bytes | bytearray | memoryview) -> ImageHeader | AudioHead
         raise MediaHeaderError(str(error)) from error
     except (struct.error, IndexError) as error:
         raise MediaHeaderError(f"the header of the {kind} is cut off") from error
-    raise MediaHeaderError("the bytes are no PNG, JPEG, WAV, FLAC, MP4, QuickTime, WebM or Matroska")
+    raise MediaHeaderError("the bytes are not PNG, JPEG, WAV, FLAC, MP4, QuickTime, WebM or Matroska")
 
 
 def _read_png(view: memoryview) -> ImageHeader:

@@ -27,7 +27,7 @@ class PeerTable(Generic[Member]):
         self._count += 1
 
     def remove(self, peer: str, member: Member) -> None:
-        """Remove a member. It is no error if the table does not hold it."""
+        """Remove a member. Does nothing if the table does not hold it."""
         members = self._by_peer.get(peer, {})
         if member in members:
             del members[member]

@@ -101,7 +101,7 @@ def read_video_header(data: bytes | bytearray | memoryview) -> VideoHeader:
             return _finish(kind, _read_elements(view))
     except (struct.error, IndexError) as error:
         raise VideoHeaderError(f"the header of the {kind} is cut off") from error
-    raise VideoHeaderError("the bytes are no MP4, QuickTime, WebM or Matroska")
+    raise VideoHeaderError("the bytes are not MP4, QuickTime, WebM or Matroska")
 
 
 @dataclass(slots=True)

@@ -100,7 +100,7 @@ VIDEOS: tuple[Hostile, ...] = (
     Hostile("matroska of 17 tracks", VIDEO, lambda: encode_tracks(17), REFUSED, "tracks"),
     Hostile("matroska of sound alone", VIDEO, lambda: encode_tracks(1), REFUSED, "no picture track"),
     Hostile("matroska of ffv1", VIDEO, lambda: encode_video("matroska", "ffv1", None), UNDECODABLE, "codec"),
-    Hostile("animated gif", VIDEO, animated_gif, REFUSED, "no PNG"),
+    Hostile("animated gif", VIDEO, animated_gif, REFUSED, "not PNG"),
     Hostile("sound as video", VIDEO, lambda: encode_wav(make_sound()), REFUSED, "none of"),
     Hostile("video as image", IMAGE, encode_video, REFUSED, "none of"),
     Hostile("mp4 of nothing", VIDEO, lambda: b"\0\0\0\x18ftypisom" + bytes(400), REFUSED, "no picture track"),
@@ -160,9 +160,9 @@ CORPUS: tuple[Hostile, ...] = (
     Hostile("jpeg that is cut off", IMAGE, lambda: photo()[:700], UNDECODABLE),
     Hostile("jpeg and a zip file", IMAGE, lambda: photo() + b"PK\x03\x04" + bytes(5000), TAKEN),
     Hostile("jpeg and a jpeg", IMAGE, lambda: photo() * 3, TAKEN),
-    Hostile("gif", IMAGE, lambda: save(make_image(), "GIF"), REFUSED, "no PNG"),
-    Hostile("tiff", IMAGE, lambda: save(make_image(), "TIFF"), REFUSED, "no PNG"),
-    Hostile("eps", IMAGE, lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", REFUSED, "no PNG"),
+    Hostile("gif", IMAGE, lambda: save(make_image(), "GIF"), REFUSED, "not PNG"),
+    Hostile("tiff", IMAGE, lambda: save(make_image(), "TIFF"), REFUSED, "not PNG"),
+    Hostile("eps", IMAGE, lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", REFUSED, "not PNG"),
     Hostile("sound as image", IMAGE, lambda: encode_wav(make_sound()), REFUSED, "none of"),
     Hostile("image as sound", AUDIO, lambda: encode_png(make_image()), REFUSED, "none of"),
     Hostile("wav", AUDIO, lambda: encode_wav(make_sound()), TAKEN),
@@ -209,9 +209,9 @@ CORPUS: tuple[Hostile, ...] = (
     Hostile("flac that says it is longer", AUDIO, lambda: with_frames(flac(1), 10_000_000), UNDECODABLE),
     Hostile("flac that is cut off", AUDIO, lambda: flac(300)[:400], UNDECODABLE),
     Hostile("flac of its first bytes", AUDIO, lambda: flac(1)[:20], REFUSED, "cut off"),
-    Hostile("ogg", AUDIO, lambda: b"OggS" + bytes(100), REFUSED, "no PNG"),
+    Hostile("ogg", AUDIO, lambda: b"OggS" + bytes(100), REFUSED, "not PNG"),
     *VIDEOS,
-    Hostile("nothing known", AUDIO, lambda: bytes(100), REFUSED, "no PNG"),
+    Hostile("nothing known", AUDIO, lambda: bytes(100), REFUSED, "not PNG"),
 )
 
 

@@ -109,7 +109,7 @@ class AvEncoder:
         self._file = av.open(self._sink if file is None else file, "w", format=container, options=options)
         stream = self._file.add_stream(codec, rate=target_hz, options=dict(codec_options))
         if not isinstance(stream, AudioStream):
-            raise InternalError(f"{codec} is no audio codec")
+            raise InternalError(f"{codec} is not an audio codec")
         stream.layout = self._layout
         if name in _BIT_RATES:
             stream.bit_rate = _BIT_RATES[name]

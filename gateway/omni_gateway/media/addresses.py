@@ -14,7 +14,7 @@ def check_url(url: str, *, param: str) -> SplitResult:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise InvalidMediaError(f"{param} is no address.", param=param) from error
+        raise InvalidMediaError(f"{param} is not a valid URL.", param=param) from error
     if parts.scheme.lower() != "https" or not parts.hostname or port not in (None, 443) or parts.username is not None:
         raise InvalidMediaError(f"{param} must be https://HOST/..., on port 443 and without a user.", param=param)
     return parts

@@ -41,7 +41,7 @@ async def _image(part: ImagePart, param: str, settings: MediaSettings, hold: Hol
     try:
         return image_part(data)
     except ArgumentError as error:
-        raise InvalidMediaError(f"{param} is no PNG or JPEG.", param=param) from error
+        raise InvalidMediaError(f"{param} is not a PNG or JPEG.", param=param) from error
 
 
 async def _video(part: VideoPart, param: str, settings: MediaSettings, hold: Hold) -> MediaPart:
@@ -49,7 +49,7 @@ async def _video(part: VideoPart, param: str, settings: MediaSettings, hold: Hol
     try:
         return video_part(data)
     except ArgumentError as error:
-        raise InvalidMediaError(f"{param} is no MP4, WebM, Matroska or QuickTime.", param=param) from error
+        raise InvalidMediaError(f"{param} is not MP4, WebM, Matroska or QuickTime.", param=param) from error
 
 
 async def _read_url(url: str, types: Sequence[str], param: str, settings: MediaSettings, hold: Hold) -> bytes:
@@ -79,4 +79,4 @@ async def _audio(part: AudioPart, path: str, settings: MediaSettings, hold: Hold
     try:
         return audio_part(data)
     except ArgumentError as error:
-        raise InvalidMediaError(f"{param} is no {form}.", param=param) from error
+        raise InvalidMediaError(f"{param} is not {form}.", param=param) from error

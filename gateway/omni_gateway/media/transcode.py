@@ -34,14 +34,14 @@ def to_wav(data: bytes, form: str, *, param: str, max_seconds: int, hold: Hold) 
         with av.open(io.BytesIO(data), "r", format=DEMUXERS[form]) as container:
             return _decode(container, form, param, max_seconds, hold)
     except (av.FFmpegError, ValueError, IndexError) as error:
-        raise InvalidMediaError(f"{param} is no {form} that can be decoded.", param=param) from error
+        raise InvalidMediaError(f"{param} cannot be decoded as {form}.", param=param) from error
 
 
 def _decode(container: InputContainer, form: str, param: str, max_seconds: int, hold: Hold) -> bytes:
     stream = container.streams.audio[0]
     rate_hz = stream.rate or 0
     if stream.codec_context.name not in CODECS[form] or not 0 < rate_hz <= MAX_RATE_HZ:
-        raise InvalidMediaError(f"{param} is no {form}.", param=param)
+        raise InvalidMediaError(f"{param} is not {form}.", param=param)
     stream.codec_context.thread_type = "NONE"
     resampler = AudioResampler(format="s16", layout="mono", rate=rate_hz)
     # BytesIO returns its bytes without a copy.

@@ -23,7 +23,7 @@ class Utf8Body(Body):
         path = find_surrogate(value)
         if path is not None:
             raise InvalidRequestError(
-                f"{path or 'body'}: the text contains half of a surrogate pair, which is no character; cut texts "
+                f"{path or 'body'}: the text contains half of a surrogate pair, which is not a character; cut texts "
                 "between characters.",
                 param=path or None,
             )

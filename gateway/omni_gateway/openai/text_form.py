@@ -26,7 +26,7 @@ def add_tools(arguments: GenerateArguments, body: ChatRequest, facts: EntryFacts
     if isinstance(body.tool_choice, NamedTool):
         name = body.tool_choice.function.name
         if name not in [one.name for one in functions]:
-            raise InvalidRequestError(f"tool_choice names {name[:64]!r}, which tools does not.", param="tool_choice")
+            raise InvalidRequestError(f"tool_choice names {name[:64]!r}, which is not in tools.", param="tool_choice")
         arguments["tool_choice"] = CallTool(name)
     elif body.tool_choice is not None:
         arguments["tool_choice"] = body.tool_choice

@@ -79,7 +79,7 @@ def _one_of(*choices: str) -> _Reader:
 
 
 def _namespaces(names: Iterable[str]) -> tuple[str, ...]:
-    read = _text(_DNS_LABEL, "is no name of a namespace")
+    read = _text(_DNS_LABEL, "is not a valid namespace")
     return tuple(dict.fromkeys(str(read(name)) for name in names))
 
 
@@ -121,7 +121,7 @@ class OperatorSettings:
         "pull policy of stage pods: Always, IfNotPresent or Never; default: Kubernetes' choice by the image's tag",
         _one_of("Always", "IfNotPresent", "Never"),
     )
-    cluster_domain: str = _setting("cluster.local", "DNS domain of the cluster", _text(_DNS_NAME, "is no domain"))
+    cluster_domain: str = _setting("cluster.local", "DNS domain of the cluster", _text(_DNS_NAME, "is not a domain"))
     hub_endpoint: str | None = _setting(
         None,
         "URL of a mirror of the model hub; default: the public hub",
@@ -162,7 +162,7 @@ class OperatorSettings:
     metrics_port: int = _setting(9090, "/metrics; 0: any free port", _number(int, 0, 65_535))
     address_file: Path | None = _setting(None, "file that gets the ports as JSON once they are bound", Path)
     lease_name: str = _setting(
-        "omnipipeline-operator", "name of the Lease for leader election", _text(_DNS_NAME, "is no object name")
+        "omnipipeline-operator", "name of the Lease for leader election", _text(_DNS_NAME, "is not a valid object name")
     )
     lease_namespace: str = _setting(
         "default", "namespace of the Lease for leader election; default: the pod's, else the first that is served"

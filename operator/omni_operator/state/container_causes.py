@@ -69,7 +69,7 @@ def shorten_termination(text: str) -> tuple[str, str, str]:
 def _waiting_cause(spec: Manifest, reason: str, message: str) -> Cause | None:
     image = spec.get("image", "")
     if reason == "InvalidImageName":
-        return Cause(Reason.INVALID_IMAGE_NAME, f"image {image!r} is no image name; correct image in the spec")
+        return Cause(Reason.INVALID_IMAGE_NAME, f"image {image!r} is not a valid image name; correct image in the spec")
     if reason in _PULL_FAILURES:
         return Cause(
             Reason.IMAGE_PULL_BACK_OFF,

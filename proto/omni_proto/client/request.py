@@ -138,7 +138,7 @@ def prepare_request(
 def call_metadata(
     request_id: str | None, traceparent: str | None, extra: Sequence[tuple[str, str | bytes]] = ()
 ) -> tuple[tuple[str, str | bytes], ...]:
-    """Returns the metadata of a call. Raises ArgumentError if request_id or traceparent is no valid header value."""
+    """Returns the metadata of a call. Raises ArgumentError if request_id or traceparent is not a valid header value."""
     metadata: list[tuple[str, str | bytes]] = list(extra)
     for key, value in (("x-request-id", request_id), ("traceparent", traceparent)):
         if value is None:

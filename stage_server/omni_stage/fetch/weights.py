@@ -33,7 +33,7 @@ def select_weights(index: Mapping[str, Any], prefixes: Sequence[str]) -> dict[st
             field="model.uri",
         )
     if not all(_SHARD.match(file) for file in selected.values()):
-        raise ConfigurationError(f"the checkpoint's {INDEX} names a file that is no shard", field="model.uri")
+        raise ConfigurationError(f"the checkpoint's {INDEX} names a file that is not a shard", field="model.uri")
     return selected
 
 

@@ -113,7 +113,7 @@ class FamilyRegistry:
         )
         loaded = resolve(reference, what=f"the manifest of model family {name!r}")
         if not isinstance(loaded, FamilyManifest) or loaded.name != name:
-            raise ConfigurationError(f"{reference} is no FamilyManifest of the name {name!r}", field="component")
+            raise ConfigurationError(f"{reference} is not a FamilyManifest named {name!r}", field="component")
         return loaded
 
 

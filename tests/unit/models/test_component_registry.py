@@ -84,8 +84,8 @@ def test_the_same_entry_point_twice_is_one() -> None:
 @pytest.mark.parametrize(
     ("component_id", "plugins", "message"),
     [
-        pytest.param("n/b", [plugin("n", "NO_MANIFEST")], "is no FamilyManifest of the name 'n'", id="no manifest"),
-        pytest.param("n/b", [plugin("n", "A")], "is no FamilyManifest of the name 'n'", id="of another name"),
+        pytest.param("n/b", [plugin("n", "NO_MANIFEST")], "is not a FamilyManifest named 'n'", id="no manifest"),
+        pytest.param("n/b", [plugin("n", "A")], "is not a FamilyManifest named 'n'", id="of another name"),
         pytest.param("n/b", [plugin("n", "GONE")], "AttributeError", id="no attribute"),
         pytest.param("a/gone", [plugin("a")], "AttributeError", id="no function"),
         pytest.param("c/module", [plugin("c", "C")], "ModuleNotFoundError", id="no module"),

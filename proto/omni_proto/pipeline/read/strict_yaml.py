@@ -34,7 +34,7 @@ class StrictLoader(yaml.SafeLoader):
             return super().construct_object(node, deep)
         except (AttributeError, IndexError, ValueError) as error:
             # PyYAML converts the value of an explicit tag such as !!float without a check.
-            raise _error(f"{node.value[:24]!r} is no {node.tag.rpartition(':')[2]}", node) from error
+            raise _error(f"{node.value[:24]!r} is not a valid {node.tag.rpartition(':')[2]}", node) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         keys: set[str] = set()
@@ -48,7 +48,7 @@ class StrictLoader(yaml.SafeLoader):
     def construct_integer(self, node: yaml.ScalarNode) -> int:
         text = str(self.construct_scalar(node))
         if len(text) > MAX_DIGITS or not any(digit.isalnum() for digit in _PREFIX.sub("", text)):
-            raise _error(f"{text[:24]!r} is no whole number of at most {MAX_DIGITS} digits", node)
+            raise _error(f"{text[:24]!r} is not a whole number of at most {MAX_DIGITS} digits", node)
         return super().construct_yaml_int(node)
 
     def construct_boolean(self, node: yaml.ScalarNode) -> bool:

@@ -63,7 +63,7 @@ def load_model_config(path: Path) -> OmniModelConfig:
             f"{file} cannot be read as JSON ({type(error).__name__}); fetch the checkpoint again"
         ) from error
     if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
-        raise _bad_checkpoint(f"{file} names no model_type; it is no model configuration")
+        raise _bad_checkpoint(f"{file} has no model_type, so it is not a model configuration")
     architectures = data.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(item, str) for item in architectures):
         raise _bad_checkpoint(f"{file}: architectures must be a list of names")

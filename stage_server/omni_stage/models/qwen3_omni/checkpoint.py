@@ -189,7 +189,7 @@ def _speech_facts(directory: Path, config: Qwen3OmniMoeConfig) -> SpeechFacts:
         raise ConfigurationError(f"{file}: talker_config.speaker_id names no speaker", field="model.path")
     if not 0 <= talker.accept_hidden_layer < config.thinker_config.text_config.num_hidden_layers:
         raise ConfigurationError(
-            f"{file}: talker_config.accept_hidden_layer is no layer of the thinker",
+            f"{file}: talker_config.accept_hidden_layer is not a layer of the thinker",
             field="model.path",
             limit=config.thinker_config.text_config.num_hidden_layers,
         )

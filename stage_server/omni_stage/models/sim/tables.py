@@ -158,7 +158,7 @@ def read_table(directory: str | Path) -> Table:
             for item in error.errors(include_input=False)[:8]
         )
         raise ConfigurationError(
-            f"{file} is no table for paced engines: {wrong}; docs/load-tests.md describes the fields",
+            f"{file} is not a table for paced engines: {wrong}; docs/load-tests.md describes the fields",
             field="model.path",
         ) from error
 

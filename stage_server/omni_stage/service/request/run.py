@@ -209,7 +209,7 @@ class RequestRun:
         if step.scheduled_ns is not None and not timeline.engine_scheduled:
             timeline.engine_scheduled = timeline.since(step.scheduled_ns)
             if step.submitted_ns is not None:
-                # The engine was called before its input came: the wait for the upstream stage is no time in a queue.
+                # The engine was called before its input came. The wait for the upstream stage is not time in a queue.
                 timeline.engine_submitted = timeline.since(step.submitted_ns)
         if self._plan.include.timings:
             timeline.steps.append(now)

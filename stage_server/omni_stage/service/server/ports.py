@@ -64,7 +64,7 @@ class Ports:
             Path(file.name).replace(path)
         except OSError as error:
             raise OmniStageError(
-                f"cannot write {path}: {error.strerror}; give --address-file another place, or make room"
+                f"cannot write {path}: {error.strerror}; choose another --address-file, or free space"
             ) from error
 
 

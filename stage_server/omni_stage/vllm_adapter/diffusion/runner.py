@@ -78,7 +78,7 @@ class GPUDiffusionModelRunner:
     # Methods that the worker calls
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
-        """Load the model through vLLM's loader. Raises ConfigurationError if it is no `OneShotModel`."""
+        """Load the model through vLLM's loader. Raises ConfigurationError if it is not a `OneShotModel`."""
         if load_dummy_weights:
             self.vllm_config.load_config.load_format = "dummy"
         with reporting_start_errors():

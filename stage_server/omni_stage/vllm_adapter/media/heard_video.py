@@ -181,5 +181,5 @@ def _tensor(feature: MultiModalFeatureSpec, name: str) -> torch.Tensor:
         raise ValueError(f"vLLM holds no {name} of a medium")
     data = feature.data[name].data
     if not isinstance(data, torch.Tensor):
-        raise TypeError(f"{name} of a medium is no tensor")
+        raise TypeError(f"{name} of a medium is not a tensor")
     return data

@@ -17,8 +17,8 @@ from omni_stage.errors import ConfigurationError
     [
         pytest.param(None, "holds no config.json", id="missing"),
         pytest.param("{", "cannot be read as JSON", id="not JSON"),
-        pytest.param("[]", "names no model_type", id="no object"),
-        pytest.param('{"architectures": []}', "names no model_type", id="no model_type"),
+        pytest.param("[]", "has no model_type", id="no object"),
+        pytest.param('{"architectures": []}', "has no model_type", id="no model_type"),
         pytest.param('{"model_type": "x", "architectures": "X"}', "list of names", id="architectures of a wrong type"),
     ],
 )

@@ -71,7 +71,7 @@ DEFECTS: dict[str, Callable[[Any], object]] = {
     "must equal the thinker's": lambda config: config["talker_config"].update(thinker_hidden_size=7),
     "must be equal": lambda config: config["code2wav_config"].update(num_quantizers=9),
     "names no speaker": lambda config: config["talker_config"].update(speaker_id={}),
-    "is no layer of the thinker": lambda config: config["talker_config"].update(accept_hidden_layer=99),
+    "is not a layer of the thinker": lambda config: config["talker_config"].update(accept_hidden_layer=99),
     "codebook_size must be at most 64": lambda config: config["code2wav_config"].update(codebook_size=65),
     "vocab_size": lambda config: config["thinker_config"]["text_config"].update(vocab_size="many"),
 }

@@ -82,7 +82,7 @@ def test_the_lease_lies_in_the_first_namespace_that_is_served() -> None:
     [
         ("--nonsense", {}, "--help"),
         ("--log-for text", {}, "--help"),
-        ("--namespace A_B", {}, "--namespace 'A_B' is no name of a namespace"),
+        ("--namespace A_B", {}, "--namespace 'A_B' is not a valid namespace"),
         ("--cluster-domain a..b/", {}, "--cluster-domain"),
         ("--lease-name X", {}, "--lease-name"),
         ("--hub-endpoint ftp://x", {}, "must be an http or https URL"),
