@@ -120,7 +120,10 @@ class Reconciler:
         return Report("changed", again_after_s=self._settings.debounce_s)
 
     async def _pass(self, key: NamespacedName, observed: Observed, failures: int, is_last: bool) -> Report | bool:
-        """Run one pass on the observed state. Returns its Report, or, if another pass must follow, whether it wrote."""
+        """Run one pass on the observed state. Returns its Report.
+
+        If another pass must follow, returns instead whether this one wrote.
+        """
         now = self._clock.now(time.monotonic())
         scope = self._scope_of(key.namespace)
         # 1. Observe: done by the caller, except for children that no watch reports.

@@ -96,7 +96,7 @@ def fetch(request: FetchRequest, token: str | None) -> str:
             ) from error
         raise FetchError(
             f"fetching {repository} failed ({type(error).__name__}: {_first_line(error)}); "
-            "is the hub reachable, and is there room?",
+            "is the hub reachable, and does the volume have room?",
             field="model.uri",
         ) from error
     return commit

@@ -16,8 +16,8 @@ AUDIBLE_S: Final = 0.02
 
 @dataclass(slots=True)
 class AnswerMeter:
-    """What the caller got, and when. Times are seconds since the request's start. A time is None (last_audio_s: 0)
-    until its output was written."""
+    """What the caller got, and when. Times are seconds since the request's start. A time is None until its output was
+    written, except last_audio_s, which starts at 0."""
 
     clock: Callable[[], float] = time.monotonic
     began: float = field(default_factory=time.monotonic)

@@ -39,7 +39,7 @@ class AudioPart:
 
 @dataclass(frozen=True, slots=True)
 class VideoPart:
-    """Those frames of a video that the model sees, and the video's audio if the model reads it."""
+    """The frames of a video that the model sees, and the video's audio if the model reads it."""
 
     frames: np.ndarray
     """uint8 [frames, height, width, 3], RGB, about two frames a second, in the size that TakesVideo.frame_size

@@ -104,7 +104,8 @@ class PairedModel:
         """Returns positions like transformers' get_rope_index, int64 [3, tokens], and the offset of later positions.
 
         Later positions continue from the last position, as in transformers' generate(). rope_deltas would continue from
-        the largest position, which a wide video with short audio moves beyond the positions of the text after it.
+        the largest position. If the video is wide and its audio is short, the largest position lies in the video, not
+        in the text after it.
         """
         by_start: dict[int, dict[str, MultiModalFeatureSpec]] = {}
         for feature in mm_features:
@@ -155,7 +156,7 @@ def in_token_order(
 ) -> Sequence[torch.Tensor]:
     """Returns the rows of media, cut and ordered like `placeholders` (int64 [n]).
 
-    vLLM gathers the rows medium by medium. Where its check finds no interleaving, it writes them in that order.
+    vLLM gathers the rows medium by medium, and keeps that order if its own check finds no interleaved media.
     """
     kinds = [getattr(rows, "modality", None) for rows in embeddings]
     if not {VIDEO, AUDIO} <= set(kinds):
