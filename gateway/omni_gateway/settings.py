@@ -77,7 +77,8 @@ class GatewaySettings(_Model):
     entry_key: str | None = None
     """PEM file with the key of entry_certificate."""
     model_aliases: dict[str, str] = Field(default_factory=dict)
-    """Further names of the pipelines of --endpoint, e.g. {tts-1: qwen}. Those of a cluster use spec.aliases.models."""
+    """Further names of the pipelines of --endpoint, e.g. {tts-1: qwen}. Pipelines of a cluster use spec.aliases.models.
+    """
     voice_aliases: dict[str, str] = Field(default_factory=dict)
     """Names of voices in other APIs, e.g. {alloy: Chelsie}, for pipelines without aliases of their own."""
 

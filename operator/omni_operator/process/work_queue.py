@@ -168,7 +168,7 @@ class WorkQueue(Generic[Key]):
         """Returns how long the queue has made no progress, in seconds.
 
         This is the longest time that a key has been in work. If keys are ready, the time since a key was last completed
-        counts too, and the longer of the two is returned. A backlog that shrinks is no problem, however long.
+        counts too, and the longer of the two is returned. A backlog that shrinks is not a problem, however long it is.
         """
         now = asyncio.get_running_loop().time()
         busy = max((now - since for since in self._busy.values()), default=0.0)

@@ -28,7 +28,7 @@ def decode_image(data: bytes, kind: str, out: np.ndarray) -> np.ndarray:
     """Decode a PNG or JPEG (`kind`) as RGB into the memory of `out`, uint8 [height, width, 3] as the header says.
 
     Returns a view of that memory, uint8 [height, width, 3] as the image is displayed: an orientation in its EXIF data
-    is applied, and may exchange width and height. A transparent image is shown on white. Both as vLLM does
+    is applied, and may exchange width and height. A transparent image is shown on white. vLLM does the same
     (vllm/multimodal/image.py). Raises UndecodableError or Pillow's errors.
     """
     height, width, _ = out.shape

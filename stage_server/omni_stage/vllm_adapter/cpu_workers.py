@@ -9,7 +9,7 @@ checks/image.py).
 Private interfaces of vLLM 0.32 used here, and why:
 - `CPUWorker.init_device` (v1/worker/cpu_worker.py): builds its runner inline and calls no factory. So our runner is
   built after it and replaces vLLM's runner, which holds no model yet.
-- `CPUModelRunner` (v1/worker/cpu_model_runner.py): is built in another way than the GPU runner.
+- `CPUModelRunner` (v1/worker/cpu_model_runner.py): is built differently from the GPU runner.
 """
 
 from __future__ import annotations

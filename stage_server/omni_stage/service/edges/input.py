@@ -24,7 +24,7 @@ def check_edge(start: stage_service_pb2.Start, source: str, schema: TensorSchema
     expected = schema_hash(schema)
     if start.edge_schema_hash != expected:
         raise EdgeSchemaMismatchError(
-            f"upstream writes another schema than {schema.id!r} version {schema.version}, which this stage reads; "
+            f"upstream does not write schema {schema.id!r} version {schema.version}, which this stage reads; "
             "run both stages from the same checkpoint, dtype and version",
             field="start.edge_schema_hash",
             limit=expected,

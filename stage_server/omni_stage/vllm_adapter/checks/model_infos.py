@@ -21,10 +21,11 @@ _FOLDER = "modelinfos"
 
 
 def copy_model_infos(environ: Mapping[str, str] | None = None) -> int:
-    """Copy from the image the results that vLLM's cache lacks. Returns how many. Call it before vLLM is imported.
+    """Copy the image's results into vLLM's cache, where they are missing. Returns how many. Call this before importing
+    vLLM.
 
-    Does nothing unless the environment names both folders. A cache that cannot be written is no error: vLLM works
-    without it and reports it.
+    Does nothing unless the environment names both folders. A cache that cannot be written is not an error: vLLM reports
+    it and works without it.
     """
     variables = os.environ if environ is None else environ
     source, cache = variables.get(MODEL_INFOS), variables.get("VLLM_CACHE_ROOT")

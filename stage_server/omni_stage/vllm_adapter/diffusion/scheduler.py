@@ -79,7 +79,7 @@ class DiffusionScheduler(OmniSchedulerMixin, Scheduler):
             self.reject(request.request_id, f"{PROMPT_TOO_LONG}: one step takes at most {most} tokens")
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        """Schedule one step, with as many diffusion requests as the limits admit. Other requests: as vLLM does."""
+        """Schedule one step, with as many diffusion requests as the limits admit. vLLM schedules the other requests."""
         self._reject_expired()
         in_flight = [request for request in self.running if is_diffusion(request)]
         self._admission = StepAdmission(
@@ -93,7 +93,7 @@ class DiffusionScheduler(OmniSchedulerMixin, Scheduler):
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        """End the step's diffusion requests, each with its output. Other requests: as vLLM does."""
+        """End the step's diffusion requests, each with its output. vLLM handles the other requests."""
         for request_id in scheduler_output.num_scheduled_tokens:
             request = self.requests.get(request_id)
             if request is None or request.is_finished() or not is_diffusion(request):
