@@ -246,7 +246,7 @@ OPERATOR = Group(
             fires="> 150",
             wait="5m",
             severity="warning",
-            when="a pipeline has been due, or in work, for more than 150 s",
+            when="a pipeline has been due, or its reconcile has been running, for more than 150 s",
             summary="The omnipipeline operator falls behind.",
             description="A pipeline has been due for {{ $value | humanizeDuration }}: the operator hangs, or is "
             "overloaded.",

@@ -100,7 +100,7 @@ class Metrics:
         )
         self._call_duration = Histogram(
             "omni_operator_api_call_duration",
-            "Time until the API server answered a call or the call failed, by RBAC verb; of a watch, only until "
+            "Time until the API server answered a call or the call failed, by RBAC verb. For a watch, the time until "
             "it started.",
             ["verb"],
             unit="seconds",
@@ -109,7 +109,7 @@ class Metrics:
         )
         self._noops = Counter(
             "omni_operator_noop_applies",
-            "Applies that changed nothing; each one is a fault in the comparison.",
+            "Applies that changed nothing. The operator compares before it writes, so each one shows a fault there.",
             registry=self.registry,
         )
         self._status_writes = Counter(
@@ -170,7 +170,7 @@ class _Gauges(Collector):  # type: ignore[misc]  # prometheus_client is untyped 
         )
         yield GaugeMetricFamily(
             "omni_operator_longest_due_seconds",
-            "How long the longest overdue pipeline has waited or been in work.",
+            "Longest time for which a pipeline has been due, or its reconcile has been running.",
             value=readings.longest_due_s(),
             unit="seconds",
         )

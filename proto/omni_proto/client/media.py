@@ -121,5 +121,5 @@ def _expect(data: bytes, kind: str) -> str:
     found = sniff(data)
     if found is None or not found.startswith(f"{kind}/"):
         wanted = _WANTED[kind]
-        raise ArgumentError(f"{kind} must be {wanted} by its first bytes; got {found or 'something else'}")
+        raise ArgumentError(f"{kind} must be {wanted}; the file begins like {found or 'another format'}")
     return found

@@ -58,7 +58,7 @@ def _of_both(field: str) -> tuple[Rule, ...]:
             enough,
             summary=f"memory and ephemeral-storage in `{field}` are at least {LEAST_BYTES}",
             words=f"less than {LEAST_BYTES} of %s: %s; the number counts bytes, and m means a thousandth; "
-            "write it such as 512Mi or 16Gi",
+            "write for example 512Mi or 16Gi",
             shows_value=True,
         ),
     )
