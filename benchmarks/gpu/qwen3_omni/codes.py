@@ -46,7 +46,7 @@ def codes(context: Context) -> Iterator[Finding]:
     On a GPU, everything is repeated with CUDA graphs, and then with CUDA graphs and NaN in the padding.
     """
     arguments = {"gpu_memory_utilization": SHARE} if context.on_gpu else {}
-    # Triton multiplies float32 in TF32 by default. With TF32, a router may choose other experts than in float32.
+    # Triton multiplies float32 in TF32 by default. With TF32, a router's choice of experts may differ from float32's.
     with environment(TRITON_F32_DEFAULT="ieee"):
         with engine_arguments(**arguments):
             yield from asyncio.run(_compare(context, "eager"))

@@ -135,7 +135,7 @@ class MediaPool:
         return future.result()
 
     def _start_one(self) -> asyncio.Task[None]:
-        """Returns the task that adds a process to the idle ones: the one that runs, else a new one."""
+        """Returns the task that adds an idle process. Starts it unless it is running already."""
         if self._start is None or self._start.done():
             self._start = asyncio.get_running_loop().create_task(self._add_process())
             self._start.add_done_callback(_log_failure)

@@ -33,7 +33,7 @@ class MediaStep:
 
 @dataclass(slots=True)
 class MediaTurns:
-    """Decides from the steps so far how much media the next step may encode. Used from one thread."""
+    """Decides how much media the next step may encode, from the steps so far. Used from one thread."""
 
     share: float = DEFAULT_SHARE
     """Most of the engine's time that encoding may take while other requests wait for tokens; 1 removes both bounds."""

@@ -20,7 +20,8 @@ class CodesFeed:
     def __init__(
         self, check: Callable[[torch.Tensor, int], None], build: Callable[[torch.Tensor, int, bool], StageInput]
     ) -> None:
-        """`check` refuses frames without audio or too many frames; its second argument: number of earlier frames.
+        """`check` refuses frames without audio, and too many frames. Its second argument is the number of earlier
+        frames.
 
         `build` makes the engine's input from frames, the index of the first one, and whether these are the last frames.
         """
