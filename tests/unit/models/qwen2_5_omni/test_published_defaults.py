@@ -137,9 +137,9 @@ def test_end_of_text_is_what_transformers_derives_from_the_released_configuratio
     ("thinker_config", "words"),
     [
         pytest.param({"bos_token_id": 1}, "names a token that ends the text", id="nothing names one"),
-        pytest.param({"eos_token_id": VOCAB_SIZE}, "no id of the vocabulary", id="outside the vocabulary"),
-        pytest.param({"eos_token_id": -1}, "no id of the vocabulary", id="negative"),
-        pytest.param({"eos_token_id": "151645"}, "no id of the vocabulary", id="a word"),
+        pytest.param({"eos_token_id": VOCAB_SIZE}, "not in the vocabulary", id="outside the vocabulary"),
+        pytest.param({"eos_token_id": -1}, "not in the vocabulary", id="negative"),
+        pytest.param({"eos_token_id": "151645"}, "not in the vocabulary", id="a word"),
     ],
 )
 def test_a_text_without_an_end_cannot_start(tmp_path: Path, thinker_config: dict[str, Any], words: str) -> None:
