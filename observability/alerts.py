@@ -80,11 +80,13 @@ PIPELINES = Group(
     [
         Alert(
             name="OmniPipelineNotReady",
-            signal=_pipelines("Ready", "Suspended|Suspending|ScaledToZero"),
+            # The operator does not judge the pods of a pipeline that it refuses: what ran before may still serve.
+            signal=_pipelines("Ready", "Suspended|Suspending|ScaledToZero|InvalidSpec|TooManyPipelines"),
             fires="== 0",
             wait="15m",
             severity="critical",
-            when="no revision of a pipeline has a ready pod in every stage; suspended ones are left out",
+            when="no revision of a pipeline has a ready pod in every stage; suspended ones and those that the operator "
+            "refuses are left out",
             summary=f"Pipeline {_WHICH} is not ready.",
             description=f"No revision of {_WHICH} has had a ready pod in every stage for 15 minutes: requests fail. "
             "Its status names the cause: omnipipe status {{ $labels.pipeline }} -n {{ $labels.namespace }}.",

@@ -119,7 +119,8 @@ _API = Row(
         Panel(
             "Watch age",
             [Query(f"max by (watch) (omni_operator_watch_age_seconds{{{_OPERATOR}}})", "{{watch}}")],
-            "Time since each watch last received anything. Each is renewed every minute; 180 s restart the operator.",
+            "Time since each watch last received anything. Each is renewed every minute; 180 s restart the operator, "
+            "unless the API server refuses the watch (403).",
             unit="s",
             thresholds=[(120, "orange"), (180, "red")],
         ),

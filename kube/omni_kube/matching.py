@@ -1,8 +1,9 @@
 """Compares a live object with the desired manifest, so that unchanged objects need no write.
 
 The API server adds defaults, status and the fields of other managers, and normalises quantities, so the two are never
-equal. An object counts as unchanged if the desired manifest is a *subset* of it. This comparison cannot detect a field
-that is no longer desired. The hash of the last applied manifest, kept in an annotation of the object, detects it.
+equal. An object counts as unchanged if the desired manifest is a *subset* of it. Only selectors and the rules of a
+NetworkPolicy must be equal. This comparison cannot detect a field that is no longer desired. The hash of the last
+applied manifest, kept in an annotation of the object, detects it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from math import ceil
 from typing import Any, Final, NamedTuple
 
 LIST_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -34,6 +36,8 @@ _QUANTITY_FIELDS: Final = frozenset({"sizeLimit", "divisor"})
 _RULES: Final = frozenset({"ingress", "egress"})
 """Rules of a NetworkPolicy. Their `ports` also have the key `port`, but the API server does not merge them by that key.
 """
+_SELECTORS: Final = frozenset({"selector", "podSelector", "namespaceSelector"})
+"""Atomic maps, which have one owner: a key that another manager adds changes what is selected."""
 
 _QUANTITY: Final = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+))(?:([eE][+-]?\d{1,3})|([numkMGTPE]|[KMGTPE]i)?)\Z")
 _SUFFIXES: Final[Mapping[str, Fraction]] = {
@@ -56,10 +60,16 @@ def parse_quantity(value: object) -> Fraction | None:
     return Fraction(number + (exponent or "")) * _SUFFIXES[suffix or ""]
 
 
+def _thousandths(quantity: Fraction) -> int:
+    """Returns a quantity in thousandths, rounded up, as the API server stores the resources of a container."""
+    return ceil(quantity * 1000)
+
+
 def find_difference(desired: Mapping[str, Any], live: Mapping[str, Any]) -> str | None:
     """Returns the path of the first field of desired that is missing or different in live.
 
-    For example `spec.template.spec.containers[name=stage].image`; None if desired is a subset of live.
+    A key that was added to a selector, or to a rule of a NetworkPolicy, counts as a difference too. For example
+    `spec.template.spec.containers[name=stage].image`; None if there is no difference.
     """
     path = _differ_map(desired, live, _Place())
     return None if path is None else (".".join(path).replace(".[", "[") or "(object)")
@@ -91,15 +101,17 @@ def _differ(desired: Any, live: Any, place: _Place) -> _Path | None:
     if isinstance(desired, list):
         return _differ_list(desired, live, place)
     if place.name in _QUANTITY_FIELDS or place.parent in _QUANTITY_MAPS:
-        wanted = parse_quantity(desired)
+        wanted, found = parse_quantity(desired), parse_quantity(live)
         if wanted is not None:
-            return None if wanted == parse_quantity(live) else ()
+            return None if found is not None and _thousandths(wanted) == _thousandths(found) else ()
     return None if _equal_scalar(desired, live) else ()
 
 
 def _differ_map(desired: Mapping[str, Any], live: Any, place: _Place) -> _Path | None:
     if not isinstance(live, dict):
         return ()
+    if _is_exact(place) and (more := live.keys() - desired):
+        return (min(more),)
     for name, value in desired.items():
         if name not in live:
             return (name,)
@@ -110,6 +122,11 @@ def _differ_map(desired: Mapping[str, Any], live: Any, place: _Place) -> _Path |
         if path is not None:
             return (name, *path)
     return None
+
+
+def _is_exact(place: _Place) -> bool:
+    """Returns whether other managers may add nothing to a map. (The API server adds the protocol of a port.)"""
+    return (place.in_rules and place.name != "ports") or place.name in _SELECTORS or place.parent in _SELECTORS
 
 
 def _differ_list(desired: Sequence[Any], live: Any, place: _Place) -> _Path | None:

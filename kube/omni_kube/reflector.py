@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from contextlib import aclosing
 
 from omni_kube.client import ApiClient
-from omni_kube.errors import ApiError, GoneError
+from omni_kube.errors import ApiError, ForbiddenError, GoneError
 from omni_kube.objects import NamespacedName, ObjectKind, parse_version
 from omni_kube.pacing import Backoff
 from omni_kube.store import Store
@@ -57,6 +57,8 @@ class Reflector:
         self._last_seen = asyncio.get_running_loop().time()
         self.lists = 0
         """Complete lists so far."""
+        self.refused = False
+        """Whether the API server refused (403) the last list or watch: the role or the namespace does not exist."""
 
     @property
     def name(self) -> str:
@@ -85,6 +87,7 @@ class Reflector:
                 version = None
             except ApiError as error:
                 failures += 1
+                self.refused = isinstance(error, ForbiddenError)
                 pause = max(self._backoff.pause(failures), error.retry_after_s or 0.0)
                 # One warning for each outage, not for each attempt.
                 _log.log(
@@ -134,4 +137,5 @@ class Reflector:
         return take(event.seen, self.namespace)
 
     def _touch(self) -> None:
+        self.refused = False
         self._last_seen = asyncio.get_running_loop().time()

@@ -4,7 +4,8 @@
     reflectors of children, pods --+--> store, queue --> workers --> Reconciler --> API server
     resync, won leadership --------+
 
-Workers start once every reflector's first list is complete, and write only while this process holds the lease.
+Workers start once every first list of a namespace that is served (or of the cluster) is complete, and write only
+while this process holds the lease.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ EDIT_PAUSE_S: Final = 0.05
 """Longest debounce time after an edit of the pipeline itself."""
 RESYNC_SPREAD_S: Final = 30.0
 """A resync queues all pipelines, spread evenly over this time."""
+OUTDATED_PAUSE_S: Final = 1.0
+"""Pause before a pipeline is considered again whose namespace is not listed yet, or may not be watched."""
 
 _log = logging.getLogger(__name__)
 
@@ -139,6 +142,9 @@ class Controller:
                 await self._work_on(key)
 
     async def _work_on(self, key: NamespacedName) -> None:
+        if not self._watches.is_current(key.namespace):
+            self._queue.done(key, OUTDATED_PAUSE_S)
+            return
         started = asyncio.get_running_loop().time()
         try:
             # Not wait_for, which may lose a cancellation (before Python 3.12).
@@ -205,7 +211,7 @@ class Controller:
     def _check_alive(self) -> list[str]:
         # Before the watches start there are no events to wait for.
         stuck_s = self._queue.stuck_s() if self._leadership.is_leader else 0.0
-        return check_alive(self._watches.ages(), stuck_s) if self._started else []
+        return check_alive(self._watches.ages(refused=False), stuck_s) if self._started else []
 
     def _check_ready(self) -> list[str]:
         return check_ready(self._watches.unsynced() if self._started else [PIPELINE_KIND])

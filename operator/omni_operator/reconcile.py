@@ -59,7 +59,7 @@ class Report:
     """The result of a reconcile."""
 
     result: str
-    """unchanged, changed, conflict, error or gone."""
+    """unchanged, changed, conflict, refused (the pipeline, by the operator), error or gone."""
     retry: bool = False
     """Whether it failed and must be retried with growing pauses."""
     again_after_s: float | None = None
@@ -129,13 +129,13 @@ class Reconciler:
         # 1. Observe: done by the caller, except for children that no watch reports.
         if self._store.rank(key, self._settings.max_pipelines) >= self._settings.max_pipelines:
             refused = compute_too_many_status(observed, self._settings.max_pipelines, now)
-            report = await self._publish(key, observed, refused, now, "error")
+            report = await self._publish(key, observed, refused, now, "refused")
             return replace(report, again_after_s=LIMIT_RECHECK_S)
         # 2. Parse the spec. For an invalid one (accepted by an older CRD) nothing is changed.
         try:
             pipeline = parse_live_pipeline(observed.pipeline)
         except PipelineError as error:
-            return await self._publish(key, observed, compute_invalid_status(observed, str(error), now), now, "error")
+            return await self._publish(key, observed, compute_invalid_status(observed, str(error), now), now, "refused")
         # 3. to 5. Decide the rollout, build what is desired, plan the writes.
         decision = decide(pipeline, observed, self._build_settings(), now, self._verified)
         if decision.plan.unread:

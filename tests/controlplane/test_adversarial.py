@@ -84,6 +84,8 @@ def test_a_namespace_has_so_many_pipelines(api: Api, make_operator: Callable[...
         assert list_children(api, later["metadata"]["name"]) == {}
         wait_condition(api, "Ready", "first", status="True")
         assert operator.http("health", "/healthz")[0] == 200
+        # Not "error": one tenant's pipelines must not raise the alert OmniOperatorReconcileErrors.
+        assert operator.metrics()['omni_operator_reconcile_total{result="refused"}'] >= 1
 
 
 def test_another_manager_adds_fields_that_we_do_not_set(api: Api, operator: OperatorProcess) -> None:

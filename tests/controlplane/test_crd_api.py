@@ -11,7 +11,7 @@ import pytest
 
 from omni_proto.pipeline.crd.crd import build_crd
 from omni_proto.pipeline.types.status import MAX_STAGE_MESSAGE
-from support.controlplane.api import Api, ApiError, Manifest
+from support.controlplane.api import Api, ApiError, Manifest, eventually
 from support.controlplane.api_server import ApiServer
 from support.spec_edits import LETTERS, YAML_WORDS, first, make, stages
 from support.spec_table import GOOD
@@ -91,7 +91,8 @@ def test_largest_pipeline_fits_the_budget_of_the_rules(api_server: ApiServer) ->
 
 
 def test_explain_says_something_about_every_field(api_server: ApiServer) -> None:
-    output = api_server.kubectl("explain", "omni.spec.stages").stdout
+    # The API server publishes the CRD's OpenAPI schema, which kubectl reads, some time after it serves the resource.
+    output = eventually(lambda: api_server.kubectl("explain", "omni.spec.stages").stdout)
     assert "One stage of the graph: one Deployment of pods, or one local process." in output
     assert "component\t<string> -required-\n    Id in the stage server's registry" in output
     assert "replicas\t<integer>\n    Number of pods. Local runs start one process. Default: 1." in output

@@ -181,3 +181,12 @@ def test_rights_are_lost_and_regained(api: Api, make_operator: Callable[..., Ope
             api.create(binding)
         eventually(lambda: snapshot(api) == expected, timeout_s=90)
         assert api.list("Pod", labels=f"{PIPELINE_LABEL}=omni")
+
+
+def test_a_refused_namespace_holds_up_no_other(api: Api, make_operator: Callable[..., OperatorProcess]) -> None:
+    """One of the operator's namespaces was deleted, and with it the Role that lets the operator list it."""
+    with make_operator("--namespace", "deleted-long-ago") as operator:
+        api.apply(build_pipeline())
+        wait_settled(api)
+        assert operator.metrics()['omni_operator_api_calls_total{code="403",verb="list"}'] > 0
+        assert operator.is_ready()

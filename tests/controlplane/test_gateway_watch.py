@@ -114,6 +114,20 @@ async def test_pipelines_come_change_and_go(api_server: ApiServer, spaces: tuple
     assert calls == {"list", "watch"}
 
 
+async def test_a_refused_namespace_holds_up_no_other(api_server: ApiServer, spaces: tuple[Api, Api]) -> None:
+    """The gateway may not list one of its namespaces, because it was deleted. It becomes ready without it."""
+    kubeconfig = api_server.kubeconfig_for_service_account(spaces[0].namespace, "gateway")
+    write(spaces[0], "omni", ready="True", url="grpc://omni.a.svc:50051")
+    found = ClusterPipelines([spaces[0].namespace, "deleted-long-ago"], kubeconfig)
+    async with found.run(GatewayMetrics()):
+        await until(lambda: found.is_synced() and bool(found.list_pipelines()))
+    alone = ClusterPipelines(["deleted-long-ago"], kubeconfig)
+    metrics = GatewayMetrics()
+    async with alone.run(metrics):
+        await until(lambda: any(sample.value for family in metrics.api_calls.collect() for sample in family.samples))
+        assert not alone.is_synced()
+
+
 def test_the_account_may_do_nothing_else(api_server: ApiServer, spaces: tuple[Api, Api]) -> None:
     first, _ = spaces
     robot = Api(api_server.kubeconfig_for_service_account(first.namespace, "gateway"), first.namespace)

@@ -121,6 +121,15 @@ EDITS = [
         ],
     ),
     HandEdit("selector", "Service", [{"op": "replace", "path": "/spec/selector", "value": {"app": "evil"}}]),
+    HandEdit("selector narrowed", "Service", [{"op": "add", "path": "/spec/selector/evil", "value": "1"}]),
+    HandEdit(
+        "pods left out", "NetworkPolicy", [{"op": "add", "path": "/spec/podSelector/matchLabels/evil", "value": "1"}]
+    ),
+    HandEdit(
+        "callers of other namespaces",
+        "NetworkPolicy",
+        [{"op": "add", "path": "/spec/ingress/0/from/0/namespaceSelector", "value": {}}],
+    ),
     HandEdit("port", "Service", [{"op": "replace", "path": "/spec/ports/0/port", "value": 1}]),
     HandEdit("rules opened", "NetworkPolicy", [{"op": "replace", "path": "/spec/ingress", "value": [{}]}]),
     HandEdit("budget", "PodDisruptionBudget", [{"op": "replace", "path": "/spec/maxUnavailable", "value": 2}]),

@@ -45,7 +45,7 @@ def server(api_server: ApiServer) -> ApiServer:
     api_server.apply_crds(*OTHER_CRDS)
     known = ("PodMonitor", "ServiceMonitor", "PrometheusRule", "HTTPRoute")
     eventually(lambda: all(kind in json.dumps(api_server.admin.call("GET", "/openapi/v2")) for kind in known))
-    for name in (NAMESPACE, "team-a", "team-b"):
+    for name in (NAMESPACE, "team-a", "team-b", "2024"):
         api_server.create_namespace(name, labels={"pod-security.kubernetes.io/enforce": "restricted"})
     return api_server
 
@@ -146,6 +146,16 @@ def test_the_tests_pod_may_scrape_whoever_else_may_not(helm: Helm) -> None:
     peers = [peer["podSelector"]["matchLabels"] for peer in rule["from"] if "podSelector" in peer]
     labels = pick_one(manifests, "Pod")["metadata"]["labels"]
     assert [peer for peer in peers if peer.items() <= labels.items()]
+
+
+def test_a_spread_constraint_keeps_the_selector_that_it_has(helm: Helm) -> None:
+    constraint = {"topologyKey": "zone", "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"}
+    own = {"labelSelector": {"matchLabels": {"team": "speech"}}}
+    manifests = helm.template({"topologySpreadConstraints": [constraint, constraint | own]})
+    pods = pick_operators(manifests, "Deployment")["spec"]["template"]
+    filled, kept = pods["spec"]["topologySpreadConstraints"]
+    assert filled["labelSelector"]["matchLabels"].items() <= pods["metadata"]["labels"].items()
+    assert kept == constraint | own
 
 
 @pytest.mark.parametrize(

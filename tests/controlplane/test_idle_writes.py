@@ -86,6 +86,22 @@ def test_an_edit_costs_what_it_changes(make_operator: MakeOperator, proxy: Fault
         assert operator.metrics()["omni_operator_noop_applies_total"] == 0.0
 
 
+def test_what_the_api_server_stores_in_another_form_is_no_difference(make_operator: MakeOperator, api: Api) -> None:
+    """It drops a toleration's empty value, and rounds resources up to thousandths."""
+    resources = {"limits": {"cpu": "1", "memory": "0.55555Gi"}, "requests": {"cpu": "0.0105"}}
+    tolerations = [{"key": "gpu", "value": "", "effect": "NoSchedule"}]
+    with make_operator() as operator:
+        stage = build_stage("thinker", outputs=["Text"], resources=resources, tolerations=tolerations)
+        api.apply(build_pipeline(stages=[stage]))
+        wait_settled(api)
+        wait_idle(operator)
+        (deployment,) = api.list("Deployment")
+        pod = deployment["spec"]["template"]["spec"]
+        assert "value" not in pod["tolerations"][0]
+        assert pod["containers"][0]["resources"]["requests"]["cpu"] == "11m"
+        assert operator.metrics()["omni_operator_noop_applies_total"] == 0.0
+
+
 def test_foreign_objects_cost_nothing(make_operator: MakeOperator, proxy: FaultProxy, api: Api) -> None:
     """ConfigMaps without our label cause neither reconciles nor writes."""
     with make_operator(server=proxy.url) as operator:

@@ -134,7 +134,12 @@ BAD_RULES: Final[dict[str, Bad]] = {
         f"labels {_RESERVED}",
     ),
     "reserved annotation": Bad(
-        (edit("spec/defaults/podAnnotations", {"a.kubernetes.io/x": "y"}),),
+        (
+            edit(
+                "spec/defaults/podAnnotations",
+                {"a.kubernetes.io/x": "y", "cluster-autoscaler.kubernetes.io/safe-to-evict": "true"},
+            ),
+        ),
         "spec.defaults.podAnnotations",
         f'annotations {_RESERVED}: ["a.kubernetes.io/x"]; use a domain of your own',
     ),

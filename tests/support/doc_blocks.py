@@ -56,6 +56,7 @@ USES = (
     Use("docs/observability.md", "yaml", "^scrape_configs", "processes/test_scrape_labels.py"),
     Use("docs/observability.md", "console", "", "controlplane/test_chart_observability.py"),
     Use("docs/streaming.md", "yaml", "", "unit/docs/test_code_blocks.py"),
+    Use("docs/operations.md", "yaml", "", "unit/docs/test_gitops_settings.py"),
     Use("docs/pipelines.md", "text", "tinker", "unit/proto/pipeline/test_pipeline_pages.py"),
     Use("README.md", "python", "OmniClient", "unit/service/request/test_prompt_embeds.py"),
     Use("docs/requests.md", "python", "reply=", reason="needs a pipeline; pipeline/test_stream_replies.py does it"),

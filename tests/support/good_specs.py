@@ -57,7 +57,10 @@ _PLACEMENT: Final[dict[str, Any]] = {
     },
     "priorityClassName": "high",
     "podLabels": {"team": "speech", "example.com/cost": "a"},
-    "podAnnotations": {"example.com/note": "any text: at all"},
+    "podAnnotations": {
+        "example.com/note": "any text: at all",
+        "cluster-autoscaler.kubernetes.io/safe-to-evict": "true",
+    },
     "topology": [{"topologyKey": "topology.kubernetes.io/zone", "maxSkew": 2}, {}],
 }
 

@@ -45,8 +45,13 @@ class ClusterPipelines:
         return self._served
 
     def is_synced(self) -> bool:
-        """Returns whether every namespace has been listed at least once."""
-        return bool(self._reflectors) and all(reflector.synced.is_set() for reflector in self._reflectors)
+        """Returns whether every namespace has been listed at least once.
+
+        A namespace that the API server refuses (403), because it or the Role was deleted, is not waited for, unless no
+        other one is listed.
+        """
+        waiting = [one for one in self._reflectors if not one.synced.is_set()]
+        return len(waiting) < len(self._reflectors) and all(one.refused for one in waiting)
 
     @asynccontextmanager
     async def run(self, metrics: GatewayMetrics) -> AsyncGenerator[None, None]:

@@ -1,7 +1,8 @@
 """Health over HTTP: /healthz fails if a watch is silent or work is stuck; /readyz fails until the caches are filled.
 
 A watch is renewed every minute, so one that has received nothing for three minutes is dead, even if its connection is
-still open. Kubelet then restarts the process, which reads credentials and addresses again.
+still open. Kubelet then restarts the process, which reads credentials and addresses again. A watch that the API server
+refuses (403) does not count: a restart would not help.
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ from prometheus_client.registry import Collector
 from omni_kube.objects import Manifest
 from omni_operator.status.conditions import CONDITION_TYPES
 
-RESULTS = ("unchanged", "changed", "conflict", "error", "gone")
+RESULTS = ("unchanged", "changed", "conflict", "refused", "error", "gone")
+"""refused: the operator does not act on the pipeline, because of its spec or the limit of its namespace."""
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 

@@ -23,12 +23,20 @@ from omni_proto.pod_contract import PIPELINE_LABEL
 
 API_POLL_S: Final = 2.0
 """Interval at which to check whether the API server knows OmniPipelines."""
+SYNC_POLL_S: Final = 0.05
+"""Interval at which to check whether the lists of a scope are complete."""
+
+FORBIDDEN: Final = 403
 
 _log = logging.getLogger(__name__)
 
 
 class Watches:
-    """All watches, by scope: a namespace, or "" for all namespaces."""
+    """All watches, by scope: a namespace, or "" for all namespaces.
+
+    Scopes do not depend on one another. In a scope whose namespace or Role was deleted, the API server refuses every
+    list (403). The operator keeps asking, and serves the other scopes.
+    """
 
     def __init__(
         self,
@@ -48,6 +56,7 @@ class Watches:
         self._reflectors: list[Reflector] = []
         now = asyncio.get_running_loop().time()
         self._pipelines_heard = dict.fromkeys(self._scopes, now)  # when kopf's watches last received anything
+        self._pipelines_refused: set[str] = set()  # scopes whose last call of kopf's was answered with 403
 
     def scope_of(self, namespace: str) -> str:
         """Returns the scope of the watch that covers a namespace."""
@@ -61,13 +70,33 @@ class Watches:
                 self._add(kind)
 
     async def synced(self) -> None:
-        """Wait until every reflector's first list is complete."""
-        for reflector in self._reflectors:
-            await reflector.synced.wait()
+        """Wait until some scope is current."""
+        while not self._any_current():  # noqa: ASYNC110 - it follows from many watches, and only the start waits for it
+            await asyncio.sleep(SYNC_POLL_S)
+
+    def is_current(self, namespace: str) -> bool:
+        """Returns whether decisions about a namespace may rely on the store.
+
+        They may once every first list of its scope is complete, while no watch is refused. Optional kinds may be.
+        """
+        scope = self.scope_of(namespace)
+        return all(
+            reflector.kind.optional if reflector.refused else reflector.synced.is_set()
+            for reflector in self._reflectors
+            if reflector.namespace == scope
+        )
 
     def unsynced(self) -> list[str]:
-        """Returns the names of the watches whose first list is not complete."""
-        return [reflector.name for reflector in self._reflectors if not reflector.synced.is_set()]
+        """Returns the names of the watches whose first list is not complete.
+
+        Once some scope is current, watches that the API server refuses are left out: they may never be complete.
+        """
+        skip = self._any_current()
+        waiting = [reflector for reflector in self._reflectors if not reflector.synced.is_set()]
+        return [reflector.name for reflector in waiting if not (skip and reflector.refused)]
+
+    def _any_current(self) -> bool:
+        return any(self.is_current(scope) for scope in self._scopes)
 
     async def discover_optional(self) -> bool:
         """Watch optional kinds that the cluster has and that are not watched yet. Returns whether there were any."""
@@ -98,20 +127,29 @@ class Watches:
 
     def kopf_heard(self, path: str, status: int) -> None:
         """Note a response to one of kopf's calls: a successful one shows that the watch is alive."""
-        if f"/{PIPELINES.plural}?" not in path or status >= 300:
+        if f"/{PIPELINES.plural}?" not in path:
             return
         for scope in self._scopes:
-            if not scope or f"/namespaces/{scope}/" in path:
+            if scope and f"/namespaces/{scope}/" not in path:
+                continue
+            if status < 300:
                 self._pipelines_heard[scope] = asyncio.get_running_loop().time()
+                self._pipelines_refused.discard(scope)
+            elif status == FORBIDDEN:
+                self._pipelines_refused.add(scope)
 
-    def ages(self) -> dict[str, float]:
-        """Returns the seconds since each watch last received anything, by its name."""
+    def ages(self, *, refused: bool = True) -> dict[str, float]:
+        """Returns the seconds since each watch last received anything, by its name.
+
+        refused: whether to include the watches that the API server refuses.
+        """
         now = asyncio.get_running_loop().time()
         ages = {
             f"{PIPELINE_KIND}/{scope}" if scope else PIPELINE_KIND: now - heard
             for scope, heard in self._pipelines_heard.items()
+            if refused or scope not in self._pipelines_refused
         }
-        return ages | {reflector.name: reflector.age_s for reflector in self._reflectors}
+        return ages | {one.name: one.age_s for one in self._reflectors if refused or not one.refused}
 
     async def sweep(self) -> None:
         """Make the stored pipelines equal to a new list, scope by scope. Only logs an ApiError."""

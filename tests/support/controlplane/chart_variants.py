@@ -72,7 +72,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "nothing optional": NOTHING_OPTIONAL,
     "two replicas": {"replicas": 2},
     "no pod": {"replicas": 0},
-    "one namespace": {"watchNamespaces": ["team-a"]},
+    "one namespace": {"watchNamespaces": ["2024"]},
+    "nothing below a key": {"watchNamespaces": None, "gateway": {"enabled": True, "settings": None}},
     "no rights in the cluster": {
         "watchNamespaces": ["team-a"],
         "crds": {"install": False},
@@ -102,7 +103,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "entryCertificateSecret": "gateway-client",
             "settings": {"drainSeconds": 60, "corsOrigins": ["https://app.example.com"]},
             "autoscaling": {"enabled": True},
-            "ingress": {"enabled": True, "className": "nginx", "host": "speech.example.com", "tlsSecret": "host"},
+            "ingress": {"enabled": True, "className": "nginx", "host": "*.example.com", "tlsSecret": "host"},
             "httpRoute": {
                 "enabled": True,
                 "parentRefs": [{"name": "public", "namespace": "gateways", "sectionName": "https"}],

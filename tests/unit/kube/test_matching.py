@@ -130,6 +130,30 @@ def test_defaults_order_and_spelling_are_no_difference() -> None:
     assert find_difference(desired(), live()) is None
 
 
+@pytest.mark.parametrize("name", ["selector", "podSelector"])
+def test_a_key_added_to_a_selector_is_a_difference(name: str) -> None:
+    """Such a map is atomic. Labels and annotations are not: other managers may add some."""
+    written, stored = {"spec": {name: {"a": "1"}}}, {"spec": {name: {"a": "1", "b": "2"}}}
+    assert find_difference(written, stored) == f"spec.{name}.b"
+    below = {"spec": {name: {"matchLabels": {"a": "1"}}}}, {"spec": {name: {"matchLabels": {"a": "1", "b": "2"}}}}
+    assert find_difference(*below) == f"spec.{name}.matchLabels.b"
+    assert find_difference({"labels": {"a": "1"}}, {"labels": {"a": "1", "b": "2"}}) is None
+
+
+def test_a_field_added_to_a_rule_is_a_difference() -> None:
+    written = {"ingress": [{"from": [{"podSelector": {}}]}]}
+    stored = {"ingress": [{"from": [{"podSelector": {}, "namespaceSelector": {}}]}]}
+    assert find_difference(written, stored) == "ingress[0].from[0].namespaceSelector"
+
+
+@pytest.mark.parametrize(
+    ("written", "stored", "same"),
+    [("0.0105", "11m", True), ("100u", "1m", True), ("0.011", "10m", False), ("0.55555Gi", "596517270324m", True)],
+)
+def test_the_api_server_rounds_resources_up_to_thousandths(written: str, stored: str, same: bool) -> None:
+    assert is_subset({"requests": {"cpu": written}}, {"requests": {"cpu": stored}}) is same
+
+
 STAGE = "spec.template.spec.containers[name=stage]"
 POD = ("spec", "template", "spec")
 

@@ -30,6 +30,11 @@ def pod_setting(build: StageBuild, field: str) -> Any:
 def build_placement(build: StageBuild) -> Manifest:
     """Returns the fields of the pod spec that place the pod and pull its image."""
     placement = {_camel(field): _plain(pod_setting(build, field)) for field in _FIELDS}
+    # The API server drops an empty value, and would always seem to differ.
+    placement["tolerations"] = [
+        {key: value for key, value in toleration.items() if value != ""}
+        for toleration in placement["tolerations"] or ()
+    ]
     placement["topologySpreadConstraints"] = _spread(build)
     kept: Manifest = drop_empty(placement)
     return kept

@@ -84,20 +84,28 @@ _MODEL = (
 )
 
 _RESERVED = "k.matches('^([-a-z0-9.]+[.])?(omnipipeline[.]io|kubernetes[.]io|k8s[.]io)/')"
+_AUTOSCALER: Final = "cluster-autoscaler.kubernetes.io"
+"""Its annotations are for users: safe-to-evict decides whether the autoscaler may remove a pod's node. Others of
+kubernetes.io could weaken the pod's security."""
 
 
-def _not_reserved(field: str, what: str) -> Rule:
+def _not_reserved(field: str, what: str, but: str = "") -> Rule:
+    reserved = f"{_RESERVED} && !k.startsWith('{but}/')" if but else _RESERVED
     return Rule(
-        summary=f"`{field}` has no key of the domains omnipipeline.io, kubernetes.io and k8s.io",
-        rule=f"!has(self.{field}) || !self.{field}.exists(k, {_RESERVED})",
+        summary=f"`{field}` has no key of the domains omnipipeline.io, kubernetes.io and k8s.io"
+        + (f", except {but}" if but else ""),
+        rule=f"!has(self.{field}) || !self.{field}.exists(k, {reserved})",
         words=f"{what} of the domains omnipipeline.io, kubernetes.io and k8s.io are reserved: %s; use a domain of your "
         "own",
-        values=(f"self.{field}.filter(k, {_RESERVED})",),
+        values=(f"self.{field}.filter(k, {reserved})",),
         field=f".{field}",
     )
 
 
-_POD_SETTINGS = (_not_reserved("podLabels", "labels"), _not_reserved("podAnnotations", "annotations"))
+_POD_SETTINGS = (
+    _not_reserved("podLabels", "labels"),
+    _not_reserved("podAnnotations", "annotations", but=_AUTOSCALER),
+)
 
 _TOLERATION = (
     Rule(

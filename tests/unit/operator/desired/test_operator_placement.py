@@ -51,6 +51,11 @@ class TestPlacement:
         pipeline = make_single(**setting) if where == "stage" else make_single(spec={"defaults": setting})
         assert pod_spec(build_all(pipeline))[field] == self.SETTINGS[field]
 
+    def test_an_empty_value_of_a_toleration_is_not_written(self) -> None:
+        """The API server drops it."""
+        pipeline = make_single(tolerations=[{"key": "gpu", "operator": "Equal", "value": ""}])
+        assert pod_spec(build_all(pipeline))["tolerations"] == [{"key": "gpu", "operator": "Equal"}]
+
     def test_unset_fields_are_not_written(self) -> None:
         """Fields that the spec does not set are absent from the pod spec."""
         assert not set(self.SETTINGS) & set(pod_spec(build_all(make_single())))

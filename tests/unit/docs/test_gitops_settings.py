@@ -1,0 +1,56 @@
+"""The settings for Argo CD and Flux in docs/operations.md, held against conditions as the operator writes them.
+
+Flux's expressions are evaluated in the order of its controller. Argo CD's Lua is not run here: only its names are
+checked.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+import cel
+import pytest
+import yaml
+
+from omni_operator.reasons import Reason
+from omni_operator.status.conditions import CONDITION_TYPES, DEGRADED, PROGRESSING, READY, Verdict, set_conditions
+from omni_proto.pipeline import API_VERSION, KIND
+from support.doc_blocks import ROOT, blocks_of
+
+PAGE = ROOT / "docs" / "operations.md"
+ARGO_CD, FLUX = (yaml.safe_load(block.text) for block in blocks_of(PAGE) if block.language == "yaml")
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def build_status(ready: Reason, progressing: Reason, degraded: Reason, holds: str) -> dict[str, Any]:
+    """Returns a status with these reasons; holds has the initials of the conditions that are True."""
+    reasons = {READY: ready, PROGRESSING: progressing, DEGRADED: degraded}
+    verdicts = {kind: Verdict(kind[0] in holds, reason, "") for kind, reason in reasons.items()}
+    return {"observedGeneration": 2, "conditions": set_conditions((), verdicts, 2, NOW)}
+
+
+@pytest.mark.parametrize(
+    ("status", "verdict"),
+    [
+        (build_status(Reason.STAGES_NOT_READY, Reason.STARTING, Reason.AS_EXPECTED, "P"), "in progress"),
+        (build_status(Reason.ALL_STAGES_READY, Reason.ROLLING_OUT, Reason.AS_EXPECTED, "RP"), "in progress"),
+        (build_status(Reason.ALL_STAGES_READY, Reason.ROLLOUT_COMPLETE, Reason.AS_EXPECTED, "R"), "current"),
+        (build_status(Reason.SUSPENDED, Reason.SUSPENDED, Reason.AS_EXPECTED, ""), "current"),
+        (build_status(Reason.ALL_STAGES_READY, Reason.ROLLING_OUT, Reason.IMAGE_PULL_BACK_OFF, "RPD"), "failed"),
+        (build_status(Reason.INVALID_SPEC, Reason.INVALID_SPEC, Reason.INVALID_SPEC, "D"), "failed"),
+    ],
+)
+def test_flux_waits_for_the_rollout(status: dict[str, Any], verdict: str) -> None:
+    (checks,) = FLUX["spec"]["healthCheckExprs"]
+    assert (checks["apiVersion"], checks["kind"]) == (API_VERSION, KIND)
+    found = {name: cel.compile(checks[name]).execute(cel.Context({"status": status})) for name in ("failed", "current")}
+    assert verdict == ("failed" if found["failed"] else "current" if found["current"] else "in progress")
+
+
+def test_argo_cd_reads_conditions_that_exist() -> None:
+    ((key, script),) = ARGO_CD["data"].items()
+    assert key == f"resource.customizations.health.{API_VERSION.partition('/')[0]}_{KIND}"
+    assert set(re.findall(r"found\.([A-Z]\w+)", script)) == set(CONDITION_TYPES)
+    assert re.findall(r'reason == "(\w+)"', script) == [Reason.SUSPENDED]

@@ -1,0 +1,123 @@
+"""Watches of several namespaces, one of which the API server refuses: it was deleted, or the operator's Role in it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import pytest_asyncio
+from aiohttp import web
+from kubernetes.aio.client import Configuration
+
+from omni_kube.client import ApiClient
+from omni_kube.connection import Connection
+from omni_kube.pacing import RateLimiter
+from omni_kube.transport import Transport
+from omni_operator.kinds import PIPELINES, WATCHED_KINDS
+from omni_operator.process.metrics import Metrics
+from omni_operator.process.watches import Watches
+from omni_operator.state.observe import new_store
+from support.polling import until
+
+Refuses = Callable[[str, str], bool]
+"""Returns whether the server refuses a request about a namespace and a plural."""
+
+
+class Server:
+    """Serves empty collections, except those that it refuses. Watches stay open and silent."""
+
+    def __init__(self) -> None:
+        self.refuses: Refuses = lambda namespace, plural: False
+
+    async def list(self, request: web.Request) -> web.StreamResponse:
+        if self.refuses(request.match_info["namespace"], request.match_info["plural"]):
+            return web.json_response({"kind": "Status", "code": 403, "reason": "Forbidden"}, status=403)
+        if "watch" in request.query:
+            response = web.StreamResponse()
+            await response.prepare(request)
+            await asyncio.Event().wait()
+        return web.json_response({"metadata": {"resourceVersion": "10"}, "items": []})
+
+    async def discover(self, request: web.Request) -> web.Response:
+        return web.json_response({"resources": [{"name": kind.plural} for kind in (PIPELINES, *WATCHED_KINDS)]})
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[tuple[Server, Watches]]:
+    """Yields the server, and the watches of the namespaces `kept` and `gone`, which are not started."""
+    server, tasks = Server(), set[asyncio.Task[None]]()
+    app = web.Application()
+    for root in ("/api/{version}", "/apis/{group}/{version}"):
+        app.router.add_get(f"{root}/namespaces/{{namespace}}/{{plural}}", server.list)
+        app.router.add_get(root, server.discover)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    configuration = Configuration()
+    configuration.host = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    transport = Transport(Connection(configuration, "test"), Metrics())
+
+    def spawn(work: Coroutine[Any, Any, None]) -> None:
+        tasks.add(asyncio.create_task(work))
+
+    client = ApiClient(transport, RateLimiter(1000.0, 100.0))
+    yield server, Watches(client, new_store(), ["kept", "gone"], lambda keys: None, spawn)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await transport.close()
+    await runner.cleanup()
+
+
+async def test_a_refused_namespace_holds_up_no_other(server: tuple[Server, Watches]) -> None:
+    api, watches = server
+    api.refuses = lambda namespace, plural: namespace == "gone"
+    await watches.start()
+    async with asyncio.timeout(30):
+        await watches.synced()
+    await until(lambda: not watches.unsynced(), 30)
+    assert watches.is_current("kept")
+    assert not watches.is_current("gone")
+
+    watches.kopf_heard(f"/apis/{PIPELINES.api_version}/namespaces/gone/{PIPELINES.plural}?limit=500", 403)
+    assert {name.rpartition("/")[2] for name in watches.ages(refused=False)} == {"kept"}
+    assert len(watches.ages()) == 2 * len(watches.ages(refused=False))
+
+    api.refuses = lambda namespace, plural: False
+    await until(lambda: watches.is_current("gone"), 30)
+    watches.kopf_heard(f"/apis/{PIPELINES.api_version}/namespaces/gone/{PIPELINES.plural}?limit=500", 200)
+    assert watches.ages(refused=False).keys() == watches.ages().keys()
+
+
+async def test_a_namespace_with_one_refused_kind_is_not_decided_about(server: tuple[Server, Watches]) -> None:
+    """Without the pods, a decision could end stages that still have requests."""
+    api, watches = server
+    api.refuses = lambda namespace, plural: (namespace, plural) == ("gone", "pods")
+    await watches.start()
+    await until(lambda: not watches.unsynced(), 30)
+    assert watches.is_current("kept")
+    assert not watches.is_current("gone")
+
+
+async def test_an_optional_kind_may_be_refused(server: tuple[Server, Watches]) -> None:
+    api, watches = server
+    api.refuses = lambda namespace, plural: plural == "podmonitors"
+    await watches.start()
+    assert await watches.discover_optional()
+    await until(lambda: watches.is_current("kept") and watches.is_current("gone"), 30)
+
+
+async def test_nothing_is_ready_if_all_is_refused(server: tuple[Server, Watches]) -> None:
+    api, watches = server
+    asked: set[tuple[str, str]] = set()
+
+    def refuse(namespace: str, plural: str) -> bool:
+        asked.add((namespace, plural))
+        return True
+
+    api.refuses = refuse
+    await watches.start()
+    await until(lambda: len(asked) == len(watches.unsynced()), 30)
+    assert len(asked) == 2 * sum(not kind.optional for kind in WATCHED_KINDS)
+    assert not watches.is_current("kept")
