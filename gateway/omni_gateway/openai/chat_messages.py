@@ -154,7 +154,9 @@ def said_by(message: AssistantMessage) -> str | list[TextPart] | None:
     """Returns the text of an earlier answer: its content, or else its refusal or the transcript of its audio."""
     if message.content is not None:
         return message.content
-    return message.refusal if message.refusal is not None else message.audio and message.audio.transcript
+    if message.refusal is not None:
+        return message.refusal
+    return None if message.audio is None else message.audio.transcript
 
 
 Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]

@@ -89,7 +89,8 @@ class TextTokenizer:
             raise InvalidRequestError(
                 "this checkpoint has no chat template; send the prompt as text", field="start.chat"
             )
-        self._check_template_arguments(template_arguments)
+        if template_arguments:
+            self._check_template_arguments(template_arguments)
         offered = None if tools is None or tools.mode is ToolMode.NONE else tools.as_openai()
         from omni_stage.vllm_adapter.chat_templates import reads_parts
 
