@@ -14,7 +14,7 @@ from omni_gateway.malloc import return_large_buffers
 from omni_gateway.pipelines import Pipelines, ServedPipeline, StaticPipelines
 from omni_gateway.replicas import ReadyReplicas
 from omni_gateway.server import Listen, serve
-from omni_gateway.settings import GatewaySettings, load_settings
+from omni_gateway.settings import GatewaySettings, SettingsError, load_settings
 from omni_proto.logs import LineFormatter, configure_logging
 
 
@@ -34,7 +34,7 @@ def parse_endpoint(text: str, settings: GatewaySettings) -> ServedPipeline:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the gateway. Returns the exit status: 0 after a drain, 2 for wrong arguments."""
+    """Run the gateway. Returns the exit status: 0 after a drain, 2 for wrong arguments or settings."""
     parser = argparse.ArgumentParser(prog="omni_gateway", description="OpenAI's HTTP API in front of pipelines.")
     parser.add_argument("--endpoint", action="append", default=[], metavar="NAME=URL", help="A pipeline; repeatable.")
     parser.add_argument("--cluster", action="store_true", help="Serve the OmniPipelines of the Kubernetes cluster.")
@@ -67,6 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if options.replicas < 1 or bool(options.namespace and not options.cluster) or bool(options.cluster and pipelines):
         parser.error("--replicas is at least 1, --namespace needs --cluster, and --cluster takes no --endpoint")
+    if len({one.name for one in pipelines}) < len(pipelines):
+        parser.error("two --endpoint have the same NAME, which requests name as their model; give each its own")
     if unknown := set(settings.model_aliases.values()) - {one.name for one in pipelines}:
         parser.error(
             f"modelAliases name {', '.join(sorted(unknown))}, which no --endpoint has; "
@@ -85,7 +87,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     replicas = ReadyReplicas(options.replicas_of, options.replicas)
     if options.replicas_of:
         running.append(replicas.run)
-    serve(found, settings, listen, replicas=replicas.count, running=running)
+    try:
+        serve(found, settings, listen, replicas=replicas.count, running=running)
+    except SettingsError as error:  # raised before it serves
+        sys.stderr.write(f"error: {error}\n")
+        return 2
     return 0
 
 

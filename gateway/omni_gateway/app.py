@@ -16,7 +16,7 @@ from omni_gateway.api.context import Gateway
 from omni_gateway.api.errors import add_error_handlers
 from omni_gateway.docs_page import render_docs
 from omni_gateway.entries import Entries
-from omni_gateway.guard.keys import KeyRing
+from omni_gateway.guard.keys import open_keys
 from omni_gateway.guard.middleware import Guard
 from omni_gateway.metrics import GatewayMetrics
 from omni_gateway.page_files import HEADERS, PageFiles
@@ -42,14 +42,14 @@ def create_app(
     """Returns the app that serves the pipelines in `pipelines`, which may change at any time.
 
     running: functions whose context managers keep pipelines and replicas up to date while the app serves. replicas:
-    returns the number of the gateway's ready replicas, which share the limits of keys. Raises KeyFileError or OSError
-    if the key file cannot be used, and SettingsError if tracing is requested without OpenTelemetry.
+    returns the number of the gateway's ready replicas, which share the limits of keys. Raises SettingsError if the key
+    file cannot be used, or if tracing is requested without OpenTelemetry.
     """
     settings = settings or GatewaySettings()
     gateway = Gateway(
         settings, pipelines, Entries(request_s=settings.request_seconds), GatewayMetrics(), open_tracing()
     )
-    keys = KeyRing(gateway.settings.keys_file) if gateway.settings.keys_file else None
+    keys = open_keys(settings.keys_file) if settings.keys_file else None
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:

@@ -8,6 +8,8 @@ import ssl
 from pathlib import Path
 from typing import Final
 
+from omni_gateway.settings import SettingsError
+
 log = logging.getLogger(__name__)
 CHECK_S: Final = 5.0
 
@@ -21,6 +23,15 @@ class Certificate:
         self._written = self._times()
         self._refused: tuple[int, ...] | None = None
         """Modification times of the files that could not be used, so that the problem is reported only once."""
+
+    def check(self) -> None:
+        """Raises SettingsError if the files cannot be used."""
+        try:
+            # An empty passphrase: without one, OpenSSL would ask at the terminal.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key, password=b"")
+        except (OSError, ssl.SSLError) as error:
+            files = f"{self.certificate} and {self.key.name}"
+            raise SettingsError(f"{files} cannot be used as certificate and key: {error}") from error
 
     def renew(self, context: ssl.SSLContext) -> bool:
         """Use the files for new connections, if they have changed. Returns whether changed files were loaded.

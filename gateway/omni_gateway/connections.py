@@ -29,11 +29,12 @@ class ConnectionBounds:
     """Maximum number of such connections. There is no limit per peer: behind an ingress all connections may come
     from one peer. When the limit is exceeded, the peer with the most connections loses its oldest one."""
     header_s: float = 10.0
-    """Seconds from the start of a connection to the end of its first header."""
-    idle_s: float = 75.0
-    """Seconds from the end of an answer to the end of the next header. Clients and proxies keep an idle connection for
-    less time (httpx 5 s; nginx and AWS' load balancer 60 s). If the server closed first, a request that is already on
-    its way could be lost."""
+    """Seconds from the start of a connection to the end of its first header, and from the first byte of each later
+    header to its end."""
+    idle_s: float = 3660.0
+    """Seconds from the end of an answer to the first byte of the next header. Clients and proxies keep an idle
+    connection for less time (httpx 5 s; nginx and AWS' load balancer 60 s; Go and Traefik 90 s; Google's load balancer
+    600 s; Envoy 3600 s). If the server closed first, a request that is already on its way could be lost."""
     header_bytes: int = 64 << 10
     """Maximum bytes of a header, and of the trailers after a chunked body."""
 
@@ -55,6 +56,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._header_bytes = 0
         self._in_body = False
+        self._is_idle = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the deadline of the first header."""
@@ -74,6 +76,10 @@ class BoundedHttp(HttpToolsProtocol):
         """Count the received bytes. A header that is too large ends the connection with status 431, or without one if
         a request is in progress."""
         self._header_bytes += len(data)
+        if self._is_idle and self._deadline is not None:
+            self._is_idle = False
+            self._deadline.cancel()
+            self._deadline = self.loop.call_later(self._bounds.header_s, self.cut)
         super().data_received(data if self._in_body else without_upgrade(data))
         if self._header_bytes <= self._bounds.header_bytes or self.transport.is_closing():
             return
@@ -112,6 +118,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_response_complete()
         if is_last and not self.transport.is_closing():
             self._wait(self._bounds.idle_s)
+            self._is_idle = True
 
     def cut(self) -> None:
         """Close the connection immediately."""
@@ -127,6 +134,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _stop_waiting(self) -> None:
         self._header_bytes = 0
+        self._is_idle = False
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None

@@ -165,8 +165,12 @@ _BY_REASON: Final[Mapping[str, tuple[type[GatewayError], str]]] = {
 }
 _PARAMS: Final[tuple[tuple[str, str], ...]] = (
     ("start.audio.voice", "voice"),
+    ("start.chat.template_arguments", "chat_template_kwargs"),
     ("start.chat.tools", "tools"),
     ("start.chat.tool_choice", "tool_choice"),
+    ("start.structured_output.regex", "structured_outputs"),
+    ("start.structured_output.choice", "structured_outputs"),
+    ("start.structured_output.grammar", "structured_outputs"),
     ("start.structured_output", "response_format"),
     ("start.reply", "input"),
     ("start.chat", "messages"),

@@ -40,6 +40,12 @@ class GatewayMetrics:
         self.refused = Counter(
             "omni_gateway_refused", "Requests that were refused, by code.", ["code"], registry=self.registry
         )
+        self.broken = Counter(
+            "omni_gateway_broken_answers",
+            "Streamed answers that a stage's error ended after status 200, by code.",
+            ["code"],
+            registry=self.registry,
+        )
         self.left = Counter(
             "omni_gateway_clients_left", "Requests whose client disconnected before the end.", registry=self.registry
         )

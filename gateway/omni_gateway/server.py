@@ -126,8 +126,10 @@ def bound_unsent(listener: socket.socket, longest_s: float) -> None:
 
 
 def make_server(app: FastAPI, settings: GatewaySettings, listen: Listen) -> GatewayServer:
-    """Returns the server of an app. Raises OSError or ssl.SSLError if the TLS files cannot be used."""
+    """Returns the server of an app. Raises SettingsError if the TLS files cannot be used."""
     certificate = None if listen.tls_dir is None else Certificate(listen.tls_dir)
+    if certificate is not None:
+        certificate.check()
     config = uvicorn.Config(
         app,
         host=listen.host,

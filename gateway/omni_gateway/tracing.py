@@ -26,21 +26,24 @@ class RequestSpan:
     def mark(self, what: str) -> None:
         """Add an event that happened now, e.g. "first audio"."""
 
-    def end(self, route: str, status: int, attributes: Mapping[str, str]) -> None:
-        """End the span when the request ends."""
+    def end(self, route: str, status: int, attributes: Mapping[str, str], *, error: str = "") -> None:
+        """End the span when the request ends. route: empty if no route has the request's path. error: code of the error
+        that ended the answer after its status was sent; empty for none."""
 
 
 class OtlpSpan(RequestSpan):
-    """A span that is sent to the collector."""
+    """A span that is sent to the collector. Its name and http.*, url.* and error.* attributes follow OpenTelemetry's
+    semantic conventions for HTTP servers."""
 
-    def __init__(self, tracer: Any, method: str, traceparent: str | None) -> None:
+    def __init__(self, tracer: Any, request: Mapping[str, str], traceparent: str | None) -> None:
         from opentelemetry.trace import SpanKind
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         self._propagator = TraceContextTextMapPropagator()
         parent = self._propagator.extract({"traceparent": traceparent}) if traceparent else None
-        self._method = method
-        self._span = tracer.start_span(method, context=parent, kind=SpanKind.SERVER)
+        self._method = request["http.request.method"]
+        # Samplers see only the attributes that a span starts with.
+        self._span = tracer.start_span(self._method, context=parent, kind=SpanKind.SERVER, attributes=request)
 
     def traceparent(self, given: str | None) -> str | None:
         """See RequestSpan."""
@@ -54,14 +57,16 @@ class OtlpSpan(RequestSpan):
         """See RequestSpan."""
         self._span.add_event(what)
 
-    def end(self, route: str, status: int, attributes: Mapping[str, str]) -> None:
-        """See RequestSpan. The http.* names follow OpenTelemetry's semantic conventions for HTTP servers."""
+    def end(self, route: str, status: int, attributes: Mapping[str, str], *, error: str = "") -> None:
+        """See RequestSpan."""
         from opentelemetry.trace import Status, StatusCode
 
-        self._span.update_name(f"{self._method} {route}")
-        facts = {"http.request.method": self._method, "http.route": route, "http.response.status_code": status}
-        self._span.set_attributes({**facts, **attributes})
-        if status >= SERVER_ERROR:
+        if route:
+            self._span.update_name(f"{self._method} {route}")
+            self._span.set_attribute("http.route", route)
+        self._span.set_attributes({"http.response.status_code": status, **attributes})
+        if error or status >= SERVER_ERROR:
+            self._span.set_attribute("error.type", error or str(status))
             self._span.set_status(Status(StatusCode.ERROR))
         self._span.end()
 
@@ -69,7 +74,7 @@ class OtlpSpan(RequestSpan):
 class Tracing:
     """The traces of one gateway. This base class does nothing and is used if tracing is off."""
 
-    def begin(self, method: str, traceparent: str | None) -> RequestSpan:
+    def begin(self, method: str, scheme: str, path: str, traceparent: str | None) -> RequestSpan:
         """Begin the span of a request. traceparent: the header that the client sent."""
         return RequestSpan()
 
@@ -84,9 +89,10 @@ class OtlpTracing(Tracing):
         self._provider = provider
         self._tracer = provider.get_tracer("omnipipeline.gateway")
 
-    def begin(self, method: str, traceparent: str | None) -> RequestSpan:
+    def begin(self, method: str, scheme: str, path: str, traceparent: str | None) -> RequestSpan:
         """See Tracing."""
-        return OtlpSpan(self._tracer, method, traceparent)
+        request = {"http.request.method": method, "url.scheme": scheme, "url.path": path}
+        return OtlpSpan(self._tracer, request, traceparent)
 
     def close(self) -> None:
         """Send the remaining spans, within OpenTelemetry's own timeout."""

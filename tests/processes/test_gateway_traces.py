@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from omni_gateway.pipelines import ServedPipeline
-from support.answering_entry import serve_entry
+from support.answering_entry import FAILING_SEED, serve_entry
 from support.gateways import serve_gateway
 from support.otlp_collector import Collector, collecting
 
@@ -43,6 +43,8 @@ def test_the_gateways_span_joins_the_client_s_and_is_the_entrys_parent(collector
     assert given == f"00-{TRACE}-{ours.span_id.hex()}-01"
     facts = {item.key: item.value.string_value or item.value.int_value for item in ours.attributes}
     assert facts["http.response.status_code"] == 200
+    assert (facts["http.request.method"], facts["url.scheme"]) == ("POST", "http")
+    assert facts["url.path"] == facts["http.route"] == "/v1/chat/completions"
     assert (facts["omnipipeline.request_id"], facts["omnipipeline.model"]) == ("mine", "omni")
     assert [event.name for event in ours.events] == ["first text", "first audio"]
     assert missed.trace_id.hex() != TRACE
@@ -54,6 +56,25 @@ def test_the_gateways_span_joins_the_client_s_and_is_the_entrys_parent(collector
         if sample.exemplar is not None and family.name == "omni_gateway_first_output_seconds"
     ]
     assert {"trace_id": TRACE, "span_id": ours.span_id.hex()} in examples
+
+
+def test_failures_and_paths_without_a_route_follow_the_conventions(collector: Collector) -> None:
+    """A span names only routes, and says that a streamed answer failed although its status was 200."""
+    asked = {"model": "omni", "messages": [{"role": "user", "content": "Hello"}], "stream": True, "seed": FAILING_SEED}
+    with serve_entry() as (port, _), serve_gateway(ServedPipeline("omni", f"grpc://127.0.0.1:{port}")) as url:
+        answer = httpx.post(f"{url}/v1/chat/completions", json=asked, timeout=60)
+        assert answer.status_code == 200
+        assert '"code":"service_unavailable"' in answer.text
+        assert httpx.get(f"{url}/v1/unknown/path", timeout=60).status_code == 404
+        counted = httpx.get(f"{url}/metrics", timeout=60).text
+    assert 'omni_gateway_broken_answers_total{code="service_unavailable"} 1.0' in counted
+    failed, unknown = (span for _, span in collector.spans)
+    facts = {item.key: item.value.string_value or item.value.int_value for item in failed.attributes}
+    assert (facts["http.response.status_code"], facts["error.type"]) == (200, "service_unavailable")
+    assert failed.status.code == failed.status.STATUS_CODE_ERROR
+    assert unknown.name == "GET"
+    assert "http.route" not in {item.key for item in unknown.attributes}
+    assert unknown.status.code == unknown.status.STATUS_CODE_UNSET
 
 
 def test_without_a_collector_the_clients_context_passes_unchanged() -> None:

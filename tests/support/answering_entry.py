@@ -1,6 +1,7 @@
 """An entry stage for tests of client programs: answers with the same two words and a little audio.
 
-A request for an unknown voice is rejected.
+If the model must call tools, it calls the first one twice. A request for an unknown voice is rejected, and one with the
+seed FAILING_SEED fails after the words.
 """
 
 from __future__ import annotations
@@ -16,11 +17,15 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from omni_proto.rpc.metadata import USER_KEY
-from omni_proto.stage.v1 import events_pb2, sampling_pb2, stage_service_pb2_grpc
+from omni_proto.stage.v1 import events_pb2, prompt_pb2, sampling_pb2, stage_service_pb2_grpc
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 
 WORDS = ("Hello", " there")
 PCM = b"\x00\x01" * 2400
+PCM_PIECES = (PCM[:1000], PCM[1000:])
+"""The first piece has a length at which base64 needs padding."""
+FAILING_SEED = 13
+ARGUMENTS = '{"city": "Ulm"}'
 VOICES = ("", "Chelsie", "Ethan")
 
 
@@ -51,12 +56,30 @@ class _Entry(stage_service_pb2_grpc.StageServiceServicer):
         for request in requests:
             if request.WhichOneof("message") == "end":
                 break
+        if start.chat.tool_choice.mode == prompt_pb2.TOOL_MODE_REQUIRED:
+            for index in range(2):
+                call = events_pb2.ToolCallDelta(index=index, id=f"call{index}", name=start.chat.tools[0].name)
+                yield pb.GenerateResponse(stage="thinker", tool_call=call)
+                call = events_pb2.ToolCallDelta(index=index, arguments=ARGUMENTS)
+                yield pb.GenerateResponse(stage="thinker", tool_call=call)
+            yield pb.GenerateResponse(stage="thinker", summary=events_pb2.Summary())
+            return
         for word in WORDS:
             yield pb.GenerateResponse(stage="thinker", text=events_pb2.TextDelta(text=word))
-        audio = events_pb2.AudioChunk(
-            encoding=sampling_pb2.AUDIO_ENCODING_PCM_S16LE, sample_rate_hz=24_000, channels=1, data=PCM, last=True
-        )
-        yield pb.GenerateResponse(stage="token2wav", audio=audio)
+        if start.seed == FAILING_SEED:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the engine died")
+        sent = 0
+        for piece in PCM_PIECES:
+            audio = events_pb2.AudioChunk(
+                encoding=sampling_pb2.AUDIO_ENCODING_PCM_S16LE,
+                sample_rate_hz=24_000,
+                channels=1,
+                data=piece,
+                first_sample=sent // 2,
+                last=piece is PCM_PIECES[-1],
+            )
+            sent += len(piece)
+            yield pb.GenerateResponse(stage="token2wav", audio=audio)
         yield pb.GenerateResponse(stage="thinker", summary=events_pb2.Summary())
 
     def GetStage(self, request: pb.GetStageRequest, context: Any) -> pb.GetStageResponse:

@@ -62,7 +62,9 @@ async def _follow(
                         call.span.mark(f"first {kind}")
                 yield event
         except OmniRequestError as error:
-            raise to_error(error) from error
+            failure = to_error(error)
+            call.error = failure.specific_code or failure.code or ""
+            raise failure from error
 
 
 class AudioWriter:

@@ -19,6 +19,7 @@ from omni_gateway.clock import unix_seconds
 from omni_gateway.entry_facts import EntryFacts
 from omni_gateway.errors import GatewayError, InternalError, InvalidRequestError, UnsupportedError
 from omni_gateway.media.read import read_media
+from omni_gateway.openai.base64_pieces import Base64Pieces
 from omni_gateway.openai.chat_events import ChatAnswer, finish_reason, read_usage
 from omni_gateway.openai.chat_prompt import build_chat, count_chars, entry_sampling, list_media
 from omni_gateway.openai.chat_request import AudioOutput, ChatRequest, NamedTool, VoiceId
@@ -59,6 +60,7 @@ async def create_chat_completion(request: Request, body: ChatRequest) -> Respons
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
         include_stages=bool(body.stream_options and body.stream_options.include_stages),
         named_tool=isinstance(body.tool_choice, NamedTool),
+        one_call=body.parallel_tool_calls is False,
     )
     arguments = await read_arguments(gateway, call, pipeline, facts, body)
     audio_format = body.audio.format if body.audio and answer.speaks else ""
@@ -102,6 +104,8 @@ async def read_arguments(
         arguments["voice"] = read_voice(gateway, pipeline, facts, body.audio)
     if body.priority is not None:
         arguments["priority"] = body.priority
+    if body.chat_template_kwargs:
+        arguments["template_arguments"] = body.chat_template_kwargs
     if body.cache_salt is not None:
         arguments["cache_salt"] = body.cache_salt
     return arguments
@@ -155,7 +159,7 @@ async def stream_chat(
 ) -> AsyncGenerator[bytes, None]:
     """Yields the server-sent events of an answer. If the answer fails, the last event is an error instead of [DONE]."""
     writer = AudioWriter(audio_format) if audio_format else None
-    texts = Template(answer.text)
+    texts, pieces = Template(answer.text), Base64Pieces()
     async with aclosing(events):
         yield event(answer.first())
         try:
@@ -165,16 +169,17 @@ async def stream_chat(
                 if isinstance(item, TextDelta) and item.text:
                     yield texts.event(item.text)
                 elif isinstance(item, ToolCallDelta):
-                    yield event(answer.tool_call(item))
+                    if item.index == 0 or not answer.one_call:
+                        yield event(answer.tool_call(item))
                 elif isinstance(item, ReasoningDelta):
                     yield event(answer.reasoning(item.text))
                 elif isinstance(item, AudioChunk) and writer is not None:
-                    if data := await writer.add(item):
+                    if data := pieces.add(await writer.add(item)):
                         yield event(answer.audio(data))
                 elif isinstance(item, StageFinished) and item.stage == facts.stage:
                     answer.finish_reason = finish_reason(item.finish_reason)
                 elif isinstance(item, Summary):
-                    if writer is not None and (rest := await writer.finish()):
+                    if writer is not None and (rest := pieces.finish(await writer.finish())):
                         yield event(answer.audio(rest))
                     yield event(answer.last())
                     if answer.include_usage:

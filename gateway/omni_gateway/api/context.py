@@ -53,6 +53,8 @@ class Call:
     started: float = field(default_factory=time.monotonic)
     audio_seconds: float = 0.0
     """Audio returned so far."""
+    error: str = ""
+    """Code of the error with which a stage ended the answer after it had accepted the request."""
 
 
 def exemplar_of(call: Call) -> dict[str, str] | None:

@@ -59,6 +59,11 @@ def describe_validation(error: RequestValidationError) -> InvalidRequestError:
     kind, loc = problem["type"], problem["loc"]
     if kind == "json_invalid":
         return InvalidRequestError("The body is not JSON.", code="invalid_json")
+    if len(loc) == 1 and kind in ("missing", "model_attributes_type"):
+        # FastAPI does not parse a body of another type, such as the one that curl sends by default.
+        return InvalidRequestError(
+            "The body must be a JSON object, sent with the header content-type: application/json.", code="invalid_json"
+        )
     path = field_path(loc[1:], error.body, missing=kind == "missing")
     code = _CODES.get(kind, "invalid_type" if kind.endswith("_type") else "invalid_value")
     if kind == "extra_forbidden":

@@ -11,12 +11,14 @@ from omni_gateway.api.context import gateway_of
 router = APIRouter(tags=["health"])
 
 
+@router.head("/health", include_in_schema=False)  # what `wget --spider` and some monitors send
 @router.get("/health")
 async def health() -> dict[str, str]:
     """Answers 200 as long as the process can answer at all."""
     return {"status": "ok"}
 
 
+@router.head("/ready", include_in_schema=False)
 @router.get("/ready", responses={503: {"description": "The gateway takes no new requests."}})
 async def ready(request: Request) -> Response:
     """Answers 200 if this gateway accepts requests: it knows the pipelines and is not draining. Otherwise 503."""

@@ -47,7 +47,7 @@ async def list_voices(request: Request, model: str | None = Query(default=None))
     pipelines = gateway.pipelines.list_pipelines()
     if model is not None:
         key, pipeline = find_pipeline(pipelines, model)
-        return {"object": "list", "data": await _voices(gateway, key, pipeline)}
+        return _list_voices(await _voices(gateway, key, pipeline))
     data: list[dict[str, Any]] = []
     for key, pipeline in model_ids(pipelines).items():
         try:
@@ -56,7 +56,12 @@ async def list_voices(request: Request, model: str | None = Query(default=None))
             raise
         except GatewayError:
             continue  # a pipeline that cannot be reached is left out
-    return {"object": "list", "data": data}
+    return _list_voices(data)
+
+
+def _list_voices(data: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the answer with these voices. `voices` repeats them for Open WebUI and SillyTavern, which read it."""
+    return {"object": "list", "data": data, "voices": data}
 
 
 def _describe(key: str, pipeline: ServedPipeline) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Final
@@ -16,6 +15,7 @@ from omni_gateway.api.context import call_of, gateway_of
 from omni_gateway.api.live import EVENT_STREAM, LiveResponse, error_event, event, run_until_gone
 from omni_gateway.audio.encode import MEDIA_TYPES
 from omni_gateway.errors import GatewayError, InternalError, InvalidRequestError, UnsupportedError
+from omni_gateway.openai.base64_pieces import Base64Pieces
 from omni_gateway.openai.chat_events import read_usage
 from omni_gateway.openai.chat_request import VoiceId
 from omni_gateway.openai.speech_request import SpeechRequest, find_unsupported
@@ -95,13 +95,14 @@ async def stream_bytes(events: AsyncGenerator[Event, None], writer: AudioWriter)
 
 async def stream_events(events: AsyncGenerator[Event, None], writer: AudioWriter) -> AsyncGenerator[bytes, None]:
     """Yields OpenAI's events speech.audio.delta, and at the end speech.audio.done or an error."""
+    pieces = Base64Pieces()
     async with aclosing(events):
         try:
             async for item in events:
-                if isinstance(item, AudioChunk) and (data := await writer.add(item)):
+                if isinstance(item, AudioChunk) and (data := pieces.add(await writer.add(item))):
                     yield _delta(data)
                 elif isinstance(item, Summary):
-                    if rest := await writer.finish():
+                    if rest := pieces.finish(await writer.finish()):
                         yield _delta(rest)
                     usage = read_usage(item)
                     tokens = {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}
@@ -117,8 +118,8 @@ async def stream_events(events: AsyncGenerator[Event, None], writer: AudioWriter
             yield error_event(error)
 
 
-def _delta(data: bytes) -> bytes:
-    return event({"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()})
+def _delta(data: str) -> bytes:
+    return event({"type": "speech.audio.delta", "audio": data})
 
 
 async def _after(first: bytes, chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

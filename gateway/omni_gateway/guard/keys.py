@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic.alias_generators import to_camel
 
 from omni_gateway.errors import AuthenticationError
+from omni_gateway.settings import SettingsError
 
 log = logging.getLogger(__name__)
 
@@ -115,11 +116,19 @@ def find_key(keys: Sequence[ApiKey], presented: str) -> ApiKey | None:
     return found
 
 
+def open_keys(path: Path) -> KeyRing:
+    """Returns the keys of a file. Raises SettingsError: a gateway does not start without its keys."""
+    try:
+        return KeyRing(path)
+    except (KeyFileError, OSError) as error:
+        raise SettingsError(f"keysFile {path}: {error}") from error
+
+
 class KeyRing:
     """The keys of a file, which is read again when it changes. Use from one thread."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        """Read the file. Raises KeyFileError, OSError: a gateway does not start without its keys."""
+        """Read the file. Raises KeyFileError, OSError."""
         self._path = path
         self._clock = clock
         self._checked = clock()

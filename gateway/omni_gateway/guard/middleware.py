@@ -28,6 +28,7 @@ PROTECTED: Final = "/v1/"
 """Beginning of the paths that need a key, if keys are configured. No other path takes a body."""
 PROBES: Final = ("/health", "/ready", "/metrics")
 """Paths that are answered at the limit of requests, too. Otherwise kubelet would restart a busy gateway."""
+BAD_STATUS: Final = 400
 WRONG_KEY_STATUS: Final = 401
 LEFT_STATUS: Final = 499
 """nginx's status for clients that disconnected, used in logs and metrics."""
@@ -53,8 +54,9 @@ class Guard:
             return
         headers = Headers(scope=scope)
         given = trace_context(headers.get("traceparent"))
-        traced = scope["path"].startswith(PROTECTED)
-        span = self._gateway.tracing.begin(scope["method"], given) if traced else RequestSpan()
+        span = RequestSpan()
+        if scope["path"].startswith(PROTECTED):
+            span = self._gateway.tracing.begin(scope["method"], scope.get("scheme", "http"), scope["path"], given)
         call = scope["omni_call"] = Call(
             body_share=Share(self.budget),
             media_share=Share(self.budget),
@@ -111,18 +113,23 @@ class Guard:
         await self._app(scope, _Replay(body, receive), reply)
 
     def _record(self, scope: Scope, call: Call, reply: _Reply) -> None:
-        route = getattr(scope.get("route"), "path", "other")
+        found = getattr(scope.get("route"), "path", "")
+        route = found or "other"
         took = time.monotonic() - call.started
         self._gateway.metrics.requests.labels(route, str(reply.status)).inc()
         self._gateway.metrics.seconds.labels(route).observe(took, exemplar_of(call))
         facts = {"omnipipeline.request_id": call.id, "omnipipeline.model": call.model}
-        call.span.end(route, reply.status, facts)
+        broken = call.error if reply.status < BAD_STATUS else ""
+        if broken:
+            self._gateway.metrics.broken.labels(broken).inc()
+        call.span.end(found, reply.status, facts, error=broken)
         if route in PROBES:
             return
         if reply.status == WRONG_KEY_STATUS and not self._refused_keys.note():
             return
         said = {"request_id": call.id, "route": route, "status": reply.status, "seconds": round(took, 4)}
-        log.info("request", extra={**said, "model": call.model, "key": call.key})
+        said |= {"model": call.model, "key": call.key}
+        log.info("request", extra={**said, "error": broken} if broken else said)
 
 
 class _Replay:

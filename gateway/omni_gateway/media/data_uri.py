@@ -8,7 +8,8 @@ from typing import Final
 
 from omni_gateway.errors import InvalidMediaError, TooLargeError
 
-IMAGE_TYPES: Final = ("image/png", "image/jpeg")
+IMAGE_TYPES: Final = ("image/png", "image/jpeg", "image/jpg")
+"""image/jpg is not registered, but widely used: many programs take a file's suffix for its type."""
 VIDEO_TYPES: Final = ("video/mp4", "video/webm", "video/x-matroska", "video/quicktime")
 
 

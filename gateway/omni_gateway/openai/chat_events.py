@@ -31,6 +31,8 @@ class ChatAnswer:
     """Whether the model has called a tool."""
     named_tool: bool = False
     """Whether the request named the tool to call. OpenAI's finish reason is then "stop" and not "tool_calls"."""
+    one_call: bool = False
+    """Whether the answer contains only the first call of a tool."""
 
     @property
     def speaks(self) -> bool:
@@ -66,9 +68,9 @@ class ChatAnswer:
         """Returns a chunk with a piece of reasoning, under vLLM's field name."""
         return self._chunk({"reasoning": text})
 
-    def audio(self, data: bytes) -> dict[str, Any]:
-        """Returns a chunk with a piece of encoded audio."""
-        return self._chunk({"audio": {"id": self.audio_id, "data": base64.b64encode(data).decode()}})
+    def audio(self, data: str) -> dict[str, Any]:
+        """Returns a chunk with a piece of encoded audio, in base64; see Base64Pieces."""
+        return self._chunk({"audio": {"id": self.audio_id, "data": data}})
 
     def last(self) -> dict[str, Any]:
         """Returns the chunk with the finish reason."""
@@ -101,7 +103,7 @@ class ChatAnswer:
             message["content"] = text or None
             message["tool_calls"] = [
                 {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for call in calls
+                for call in calls[: 1 if self.one_call else None]
             ]
         if audio is not None:
             message["content"] = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -86,10 +86,15 @@ class UserMessage(Body):
 
 
 class PastAudio(Body):
-    """The audio of an earlier answer. It is refused, because the gateway stores no audio: send the transcript
-    instead."""
+    """The audio of an earlier answer. The model reads its transcript. An id alone is refused, because the gateway
+    stores no audio."""
 
     id: str
+    transcript: str | None = None
+    data: Any = None
+    """Without effect."""
+    expires_at: Any = None
+    """Without effect."""
 
 
 class FunctionCall(Body):
@@ -98,6 +103,8 @@ class FunctionCall(Body):
     name: Annotated[str, Field(min_length=1, max_length=64)]
     arguments: str
     """A JSON object, as text."""
+    parsed_arguments: Any = None
+    """Added by openai-python; without effect, because `arguments` says the same."""
 
 
 class PastCall(Body):
@@ -106,10 +113,12 @@ class PastCall(Body):
     id: Annotated[str, Field(min_length=1, max_length=256)]
     type: Literal["function"]
     function: FunctionCall
+    index: int | None = None
+    """Kept by clients that join the pieces of a stream; without effect."""
 
 
 class AssistantMessage(Body):
-    """An earlier answer of the model."""
+    """An earlier answer of the model. A client may append the message of an answer as its library returns it."""
 
     role: Literal["assistant"]
     content: str | Annotated[list[TextPart], Field(min_length=1)] | None = None
@@ -120,6 +129,14 @@ class AssistantMessage(Body):
     """Without effect: the prompt does not contain it."""
     reasoning_content: str | None = None
     """Another name of `reasoning`; without effect."""
+    parsed: Any = None
+    """Added by openai-python and openai for Node; without effect, because `content` says the same."""
+    annotations: Any = None
+    """Without effect: the model does not read them."""
+    provider_specific_fields: Any = None
+    """Added by LiteLLM; without effect."""
+    function_call: Any = None
+    """Only null: the older form of tool_calls."""
     tool_calls: Annotated[list[PastCall], Field(max_length=128)] | None = None
 
 
@@ -128,7 +145,18 @@ class ToolMessage(Body):
 
     role: Literal["tool"]
     tool_call_id: Annotated[str, Field(min_length=1, max_length=256)]
+    name: str | None = None
+    """Name of the function that answers."""
     content: str | Annotated[list[TextPart], Field(min_length=1)]
+
+
+def said_by(message: AssistantMessage) -> str | list[TextPart] | None:
+    """Returns the text of an earlier answer: its content, or else its refusal or the transcript of its audio."""
+    if message.content is not None:
+        return message.content
+    if message.refusal is not None:
+        return message.refusal
+    return None if message.audio is None else message.audio.transcript
 
 
 Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]

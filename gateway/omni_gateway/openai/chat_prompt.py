@@ -17,13 +17,14 @@ from omni_gateway.openai.chat_messages import (
     TextPart,
     ToolMessage,
     VideoPart,
+    said_by,
 )
 from omni_gateway.openai.chat_request import ChatRequest
 from omni_proto.client import ChatMessage, MediaPart, Part, ToolCall
 
 _ENTRY_SAMPLING: Final = (
     *("temperature", "top_p", "top_k", "min_p", "ignore_eos"),
-    *("repetition_penalty", "frequency_penalty", "presence_penalty"),
+    *("repetition_penalty", "frequency_penalty", "presence_penalty", "min_tokens"),
 )
 
 
@@ -44,19 +45,20 @@ def build_chat(messages: Sequence[Message], media: Sequence[MediaPart]) -> list[
     chat = []
     for message in messages:
         role = "system" if message.role == "developer" else message.role
-        content = message.content
-        if isinstance(message, AssistantMessage) and content is None:
-            content = message.refusal
+        content = said_by(message) if isinstance(message, AssistantMessage) else message.content
         parts: list[Part] = []
         for part in [content] if isinstance(content, str) else content or []:
             parts.append(part if isinstance(part, str) else part.text if isinstance(part, TextPart) else next(rest))
-        if isinstance(message, ToolMessage):
-            chat.append(ChatMessage(role, tuple(parts), tool_call_id=message.tool_call_id))
-        elif isinstance(message, AssistantMessage) and message.tool_calls:
-            calls = [ToolCall(call.id, call.function.name, call.function.arguments) for call in message.tool_calls]
-            chat.append(ChatMessage(role, tuple(parts), tool_calls=tuple(calls)))
-        else:
-            chat.append(ChatMessage(role, tuple(parts)))
+        calls = (isinstance(message, AssistantMessage) and message.tool_calls) or ()
+        chat.append(
+            ChatMessage(
+                role,
+                tuple(parts),
+                tuple(ToolCall(call.id, call.function.name, call.function.arguments) for call in calls),
+                message.tool_call_id if isinstance(message, ToolMessage) else "",
+                message.name or "",
+            )
+        )
     return chat
 
 
@@ -64,10 +66,12 @@ def count_chars(messages: Sequence[Message]) -> int:
     """Returns the number of characters of text in the messages."""
     total = 0
     for message in messages:
-        if isinstance(message.content, str):
-            total += len(message.content)
+        total += len(message.name or "")
+        content = said_by(message) if isinstance(message, AssistantMessage) else message.content
+        if isinstance(content, str):
+            total += len(content)
         else:
-            total += sum(len(part.text) for part in message.content or () if isinstance(part, TextPart))
+            total += sum(len(part.text) for part in content or () if isinstance(part, TextPart))
     return total
 
 
@@ -80,5 +84,6 @@ def entry_sampling(request: ChatRequest) -> dict[str, Any]:
         **{name: getattr(request, name) for name in _ENTRY_SAMPLING},
         "max_tokens": older if limit is None else limit,
         "stop": request.stop or None,
+        "stop_token_ids": request.stop_token_ids or None,
     }
     return {name: value for name, value in values.items() if value is not None}

@@ -77,6 +77,21 @@ class JsonSchemaFormat(Body):
 ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
+class StructuredOutputs(Body):
+    """The form of the text, in vLLM's words. Exactly one field must be set."""
+
+    json_schema: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
+    """JSON that fits this schema, which is an object or JSON text."""
+    json_object: bool | None = None
+    """If true, any JSON object."""
+    regex: str | None = None
+    """Text that fits this regular expression as a whole."""
+    choice: list[str] | None = None
+    """One of these texts."""
+    grammar: str | None = None
+    """Text of this context-free grammar, in EBNF."""
+
+
 class VoiceId(Body):
     """The id of a voice."""
 
@@ -137,7 +152,7 @@ class ChatRequest(Utf8Body):
     """Functions that the model may call. Only for models whose entry stage sets engineArgs.toolCallParser."""
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    """With tools, false is refused unless tool_choice names the tool: the model decides how many it calls."""
+    """If false, only the first call is returned, as with vLLM."""
     response_format: ResponseFormat | None = None
     """Form of the text. Only for requests without the modality audio, and models that support it."""
 
@@ -147,6 +162,10 @@ class ChatRequest(Utf8Body):
     """vLLM extension: minimum probability of a token, relative to the most likely token."""
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     """vLLM extension: values above 1 discourage tokens of the prompt and the output."""
+    min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    """vLLM extension: minimum number of text tokens before the text may end."""
+    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(max_length=128)] | None = None
+    """vLLM extension: further token ids that end the text."""
     ignore_eos: bool | None = None
     """vLLM extension: continue after the end-of-sequence token."""
     priority: Annotated[int, Field(ge=-1000, le=1000)] | None = None
@@ -154,6 +173,10 @@ class ChatRequest(Utf8Body):
     cache_salt: Annotated[str, Field(max_length=128)] | None = None
     """vLLM extension: share cached prefixes only with requests that have the same salt."""
 
+    structured_outputs: StructuredOutputs | None = None
+    """vLLM extension: form of the text; see response_format."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """vLLM extension: further arguments of the chat template, e.g. {"enable_thinking": false}."""
     mm_processor_kwargs: ProcessorOptions | None = None
     """vLLM extension: how videos are read."""
 

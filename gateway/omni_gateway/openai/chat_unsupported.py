@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from omni_gateway.openai.chat_messages import AssistantMessage, ImagePart, SystemMessage, UserMessage
-from omni_gateway.openai.chat_request import ChatRequest, NamedTool
+from omni_gateway.openai.chat_messages import AssistantMessage, ImagePart, said_by
+from omni_gateway.openai.chat_request import ChatRequest
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "store": (False,),
@@ -34,19 +34,16 @@ def find_unsupported(request: ChatRequest) -> tuple[str, str] | None:
             return name, f"{name} is not supported here; leave it out" + (f" or send {taken}" if taken else "")
     for index, message in enumerate(request.messages):
         if isinstance(message, AssistantMessage):
-            if message.audio is not None:
+            if message.function_call is not None:
+                return f"messages[{index}].function_call", "function_call is not supported here; send tool_calls"
+            if said_by(message) is None and message.audio is not None:
                 return f"messages[{index}].audio", "audio.id is not kept here; send the transcript as content"
-            if message.content is None and message.refusal is None and not message.tool_calls:
+            if said_by(message) is None and not message.tool_calls:
                 return f"messages[{index}].content", "an assistant message needs content"
-        if isinstance(message, SystemMessage | UserMessage) and message.name is not None:
-            return f"messages[{index}].name", "name is not supported: the chat templates have no place for it"
-        for place, part in enumerate(message.content or ()):
+        for place, part in enumerate(message.content if isinstance(message.content, list) else ()):
             if isinstance(part, ImagePart) and part.image_url.detail not in (None, "auto"):
                 where = f"messages[{index}].content[{place}].image_url.detail"
                 return where, "detail must be 'auto': the model decides by the image's size"
-    # A named tool is called exactly once in any case.
-    if request.tools and request.parallel_tool_calls is False and not isinstance(request.tool_choice, NamedTool):
-        return "parallel_tool_calls", "parallel_tool_calls must be true: the model decides how many tools it calls"
     if request.stream_options is not None:
         if not request.stream:
             return "stream_options", "stream_options needs stream: true"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from omni_gateway.entry_facts import EntryFacts
 from omni_gateway.errors import InvalidRequestError, UnsupportedError
-from omni_gateway.openai.chat_request import ChatRequest, JsonObjectFormat, JsonSchemaFormat, NamedTool
-from omni_proto.client import CallTool, GenerateArguments, StructuredOutput, Tool
+from omni_gateway.openai.chat_request import ChatRequest, JsonObjectFormat, NamedTool, StructuredOutputs, TextFormat
+from omni_proto.client import ArgumentError, CallTool, GenerateArguments, StructuredOutput, Tool
 
 
 def add_tools(arguments: GenerateArguments, body: ChatRequest, facts: EntryFacts) -> None:
@@ -35,15 +35,33 @@ def add_tools(arguments: GenerateArguments, body: ChatRequest, facts: EntryFacts
 def add_form(arguments: GenerateArguments, body: ChatRequest, facts: EntryFacts) -> None:
     """Put the form of the text into the arguments. Raises InvalidRequestError."""
     wanted = body.response_format
-    if not isinstance(wanted, JsonObjectFormat | JsonSchemaFormat):
+    if isinstance(wanted, TextFormat):
+        wanted = None
+    if wanted is None and body.structured_outputs is None:
         return
+    param = "response_format" if body.structured_outputs is None else "structured_outputs"
     if not facts.structures_text:
         raise UnsupportedError(
-            f"The model {body.model[:128]!r} takes no response_format but text.", param="response_format"
+            f"The model {body.model[:128]!r} returns any text: {param} is not supported.", param=param
         )
-    if isinstance(wanted, JsonObjectFormat):
+    if body.structured_outputs is not None:
+        if wanted is not None:
+            raise InvalidRequestError("response_format and structured_outputs exclude each other.", param=param)
+        arguments["structured_output"] = _read_form(body.structured_outputs)
+    elif isinstance(wanted, JsonObjectFormat):
         arguments["structured_output"] = StructuredOutput(json_object=True)
-    elif not wanted.json_schema.json_schema:
+    elif wanted is None or not wanted.json_schema.json_schema:
         raise InvalidRequestError("response_format needs a schema.", param="response_format.json_schema.schema")
     else:
         arguments["structured_output"] = StructuredOutput(json_schema=wanted.json_schema.json_schema)
+
+
+def _read_form(wanted: StructuredOutputs) -> StructuredOutput:
+    given = {name: value for name in StructuredOutputs.model_fields if (value := getattr(wanted, name))}
+    try:
+        return StructuredOutput(**given)
+    except ArgumentError as error:
+        raise InvalidRequestError(
+            "structured_outputs needs exactly one of json, json_object, regex, choice and grammar.",
+            param="structured_outputs",
+        ) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -65,6 +65,8 @@ class GenerateArguments(TypedDict, total=False):
     """Format that the entry stage's text must have."""
     use_audio_in_video: bool
     """Use the audio tracks of the chat's videos too. Set it in every turn of a conversation or in none."""
+    template_arguments: Mapping[str, Any] | None
+    """Further arguments of the chat template, e.g. {"enable_thinking": False}. Only for generic/llm."""
     timeout: float | None
     """Seconds that all attempts together may take; None means the pipeline's default."""
     request_id: str | None

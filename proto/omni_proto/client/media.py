@@ -43,6 +43,8 @@ class ChatMessage:
     """The tools that the assistant called."""
     tool_call_id: str = ""
     """Id of the tool call that a message of the role "tool" answers."""
+    name: str = ""
+    """Name of the speaker, or of the tool that answers; the chat template may ignore it."""
 
     def __post_init__(self) -> None:
         # A single part is common; without this, a str would be split into characters.

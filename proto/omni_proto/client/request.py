@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from omni_proto.client.embeds import EmbedsPrompt, embeds_prompt
 from omni_proto.client.events import PCM_F32LE, PCM_S16LE
 from omni_proto.client.media import ChatMessage, MediaPart, Part, as_chat, user
-from omni_proto.client.tools import StructuredOutput, Tool, ToolChoice, add_tools, given_reply
+from omni_proto.client.tools import StructuredOutput, Tool, ToolChoice, add_tools, as_json, given_reply
 from omni_proto.errors import ArgumentError
 from omni_proto.media_header import MediaHeaderError, read_header
 from omni_proto.rpc.options import MAX_MESSAGE_BYTES
@@ -58,6 +58,7 @@ class GenerateOptions:
     tool_choice: ToolChoice | None = None
     structured_output: StructuredOutput | None = None
     use_audio_in_video: bool = False
+    template_arguments: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,10 @@ def prepare_request(
         if chat is None:
             raise ArgumentError("use_audio_in_video is about the videos of a chat: give chat")
         start.chat.use_audio_in_video = True
+    if options.template_arguments:
+        if text is None and chat is None:
+            raise ArgumentError("template_arguments are the chat template's: give text or chat")
+        start.chat.template_arguments = as_json(options.template_arguments, "template_arguments")
     size = start.ByteSize()
     if size > MAX_MESSAGE_BYTES - 64:
         raise ArgumentError(f"the prompt takes {size} bytes, at most {MAX_MESSAGE_BYTES} fit one message; shorten it")
@@ -218,7 +223,7 @@ def _add_chat(start: Start, messages: Sequence[ChatMessage]) -> tuple[tuple[int,
     chunked: list[tuple[int, bytes]] = []
     inline = 0
     for message in messages:
-        target = start.chat.messages.add(role=message.role, tool_call_id=message.tool_call_id)
+        target = start.chat.messages.add(role=message.role, tool_call_id=message.tool_call_id, name=message.name)
         for call in message.tool_calls:
             target.tool_calls.add(id=call.id, name=call.name, arguments=call.arguments)
         for part in message.parts:

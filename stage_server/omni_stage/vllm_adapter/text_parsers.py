@@ -64,19 +64,28 @@ class TextParsers:
             ) from error
 
     def open(
-        self, tools: Tools | None, structured: StructuredText | None, messages: Sequence[Mapping[str, Any]] = ()
+        self,
+        tools: Tools | None,
+        structured: StructuredText | None,
+        messages: Sequence[Mapping[str, Any]] = (),
+        template_arguments: Mapping[str, Any] | None = None,
     ) -> TextParse | None:
         """Returns the parser of one request's text; None if neither reasoning nor tool calls are to be parsed.
 
-        `messages`: the conversation, in OpenAI's form. Raises InvalidRequestError for tools that a parser refuses, or
-        whose strict schema it cannot enforce.
+        `messages`: the conversation, in OpenAI's form. `template_arguments`: those that its chat template got, from
+        which a parser sees for example that the model does not reason. Raises InvalidRequestError for tools that a
+        parser refuses, or whose strict schema it cannot enforce.
         """
         if self._parser_class is None or not (tools or self._parses_reasoning):
             return None
         try:
             request = ChatCompletionRequest.model_validate(_request(tools, structured, messages))
             make_parser = partial(
-                self._parser_class, self._tokenizer, request.tools, chat_template_kwargs={}, model_config=None
+                self._parser_class,
+                self._tokenizer,
+                request.tools,
+                chat_template_kwargs=dict(template_arguments or {}),
+                model_config=None,
             )
             parser = make_parser()
             if self._parses_reasoning or request.tool_choice != "none":

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from omni_gateway.entry_facts import EntryFacts
 from omni_gateway.errors import GatewayError
+from omni_gateway.openai.chat_messages import UserMessage
+from omni_gateway.openai.chat_prompt import entry_sampling
 from omni_gateway.openai.chat_request import ChatRequest
 from omni_gateway.openai.chat_unsupported import find_unsupported
 from omni_gateway.openai.text_form import add_form, add_tools
@@ -51,12 +54,17 @@ def test_a_tool_keeps_its_schema_and_strict() -> None:
     }
 
 
-@pytest.mark.parametrize(("choice", "refused"), [(NAMED, False), ("required", True), (None, True)])
-def test_parallel_tool_calls_may_be_false_if_the_tool_is_named(choice: Any, refused: bool) -> None:
-    """There is then exactly one call. LangChain's with_structured_output sends both."""
-    tools = [{"type": "function", "function": WEATHER}]
-    found = find_unsupported(request(tools=tools, tool_choice=choice, parallel_tool_calls=False))
-    assert (found is not None) is refused
+class Text(str):
+    """A text that must not be read character by character."""
+
+    def __iter__(self) -> Iterator[str]:
+        raise NotImplementedError
+
+
+def test_a_long_text_is_not_searched_for_parts() -> None:
+    """Reading 48 MiB one character at a time blocked the event loop, and with it /health, for 8 s."""
+    message = UserMessage.model_construct(role="user", content=Text("hi"))
+    assert find_unsupported(request().model_copy(update={"messages": [message]})) is None
 
 
 def test_without_strict_any_json_will_do() -> None:
@@ -64,6 +72,27 @@ def test_without_strict_any_json_will_do() -> None:
     function = {key: value for key, value in WEATHER.items() if key != "strict"}
     add_tools(arguments, request(tools=[{"type": "function", "function": function}], tool_choice="required"), facts())
     assert arguments == {"tools": [Tool("weather", "Of a city.", SCHEMA)], "tool_choice": "required"}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"json": SCHEMA}, StructuredOutput(json_schema=SCHEMA)),
+        ({"json": '{"type": "object"}'}, StructuredOutput(json_schema='{"type": "object"}')),
+        ({"json_object": True}, StructuredOutput(json_object=True)),
+        ({"regex": "a+"}, StructuredOutput(regex="a+")),
+        ({"choice": ["yes", "no"]}, StructuredOutput(choice=["yes", "no"])),
+        ({"grammar": "root ::= 'a'"}, StructuredOutput(grammar="root ::= 'a'")),
+    ],
+)
+def test_vllms_structured_outputs_are_the_form_of_the_text(given: dict[str, Any], expected: StructuredOutput) -> None:
+    arguments: GenerateArguments = {}
+    add_form(arguments, request(structured_outputs=given), facts())
+    assert arguments == {"structured_output": expected}
+
+
+def test_vllms_sampling_parameters_reach_the_entry_stage() -> None:
+    assert entry_sampling(request(min_tokens=2, stop_token_ids=[7, 9])) == {"min_tokens": 2, "stop_token_ids": [7, 9]}
 
 
 def test_a_schema_is_the_form_of_the_text() -> None:
@@ -87,6 +116,14 @@ def test_a_schema_is_the_form_of_the_text() -> None:
             "tool_choice",
         ),
         ({"response_format": {"type": "json_object"}}, False, "response_format"),
+        ({"structured_outputs": {"regex": "a"}}, False, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, True, "structured_outputs"),
+        ({"structured_outputs": {}}, True, "structured_outputs"),
+        (
+            {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+            True,
+            "structured_outputs",
+        ),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
             True,

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n omni_proto/stage/v1/prompt.proto\x12\x13omni_proto.stage.v1\"\xbc\x01\n\nChatPrompt\x12\x32\n\x08messages\x18\x01 \x03(\x0b\x32 .omni_proto.stage.v1.ChatMessage\x12(\n\x05tools\x18\x02 \x03(\x0b\x32\x19.omni_proto.stage.v1.Tool\x12\x34\n\x0btool_choice\x18\x03 \x01(\x0b\x32\x1f.omni_proto.stage.v1.ToolChoice\x12\x1a\n\x12use_audio_in_video\x18\x04 \x01(\x08\"M\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\t\x12\x0e\n\x06strict\x18\x04 \x01(\x08\"Y\n\nToolChoice\x12-\n\x04mode\x18\x01 \x01(\x0e\x32\x1d.omni_proto.stage.v1.ToolModeH\x00\x12\x12\n\x08\x66unction\x18\x02 \x01(\tH\x00\x42\x08\n\x06\x63hoice\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"\x95\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12/\n\x05parts\x18\x02 \x03(\x0b\x32 .omni_proto.stage.v1.ContentPart\x12\x31\n\ntool_calls\x18\x03 \x03(\x0b\x32\x1d.omni_proto.stage.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\"\xac\x01\n\x0b\x43ontentPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12+\n\x05image\x18\x02 \x01(\x0b\x32\x1a.omni_proto.stage.v1.MediaH\x00\x12+\n\x05\x61udio\x18\x03 \x01(\x0b\x32\x1a.omni_proto.stage.v1.MediaH\x00\x12+\n\x05video\x18\x04 \x01(\x0b\x32\x1a.omni_proto.stage.v1.MediaH\x00\x42\x06\n\x04part\"m\n\x05Media\x12\x12\n\nmedia_type\x18\x01 \x01(\t\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x12\x36\n\x07\x63hunked\x18\x03 \x01(\x0b\x32#.omni_proto.stage.v1.MediaReferenceH\x00\x42\x08\n\x06source\"N\n\x0eMediaReference\x12\x10\n\x08media_id\x18\x01 \x01(\r\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x15\n\rdecoded_bytes\x18\x03 \x01(\x04\"<\n\nMediaChunk\x12\x10\n\x08media_id\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x0f \x01(\x0c\"\x1a\n\x0bTokenPrompt\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\\\n\nGivenReply\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x35\n\ttoken_ids\x18\x02 \x01(\x0b\x32 .omni_proto.stage.v1.TokenPromptH\x00\x42\x07\n\x05reply*e\n\x08ToolMode\x12\x19\n\x15TOOL_MODE_UNSPECIFIED\x10\x00\x12\x12\n\x0eTOOL_MODE_AUTO\x10\x01\x12\x12\n\x0eTOOL_MODE_NONE\x10\x02\x12\x16\n\x12TOOL_MODE_REQUIRED\x10\x03\x42(Z&omnipipeline.io/proto/stage/v1;stagev1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n omni_proto/stage/v1/prompt.proto\x12\x13omni_proto.stage.v1\"\xd8\x01\n\nChatPrompt\x12\x32\n\x08messages\x18\x01 \x03(\x0b\x32 .omni_proto.stage.v1.ChatMessage\x12(\n\x05tools\x18\x02 \x03(\x0b\x32\x19.omni_proto.stage.v1.Tool\x12\x34\n\x0btool_choice\x18\x03 \x01(\x0b\x32\x1f.omni_proto.stage.v1.ToolChoice\x12\x1a\n\x12use_audio_in_video\x18\x04 \x01(\x08\x12\x1a\n\x12template_arguments\x18\x05 \x01(\t\"M\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\t\x12\x0e\n\x06strict\x18\x04 \x01(\x08\"Y\n\nToolChoice\x12-\n\x04mode\x18\x01 \x01(\x0e\x32\x1d.omni_proto.stage.v1.ToolModeH\x00\x12\x12\n\x08\x66unction\x18\x02 \x01(\tH\x00\x42\x08\n\x06\x63hoice\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"\xa3\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12/\n\x05parts\x18\x02 \x03(\x0b\x32 .omni_proto.stage.v1.ContentPart\x12\x31\n\ntool_calls\x18\x03 \x03(\x0b\x32\x1d.omni_proto.stage.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12\x0c\n\x04name\x18\x05 \x01(\t\"\xac\x01\n\x0b\x43ontentPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12+\n\x05image\x18\x02 \x01(\x0b\x32\x1a.omni_proto.stage.v1.MediaH\x00\x12+\n\x05\x61udio\x18\x03 \x01(\x0b\x32\x1a.omni_proto.stage.v1.MediaH\x00\x12+\n\x05video\x18\x04 \x01(\x0b\x32\x1a.omni_proto.stage.v1.MediaH\x00\x42\x06\n\x04part\"m\n\x05Media\x12\x12\n\nmedia_type\x18\x01 \x01(\t\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x12\x36\n\x07\x63hunked\x18\x03 \x01(\x0b\x32#.omni_proto.stage.v1.MediaReferenceH\x00\x42\x08\n\x06source\"N\n\x0eMediaReference\x12\x10\n\x08media_id\x18\x01 \x01(\r\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x15\n\rdecoded_bytes\x18\x03 \x01(\x04\"<\n\nMediaChunk\x12\x10\n\x08media_id\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x0f \x01(\x0c\"\x1a\n\x0bTokenPrompt\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\\\n\nGivenReply\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x35\n\ttoken_ids\x18\x02 \x01(\x0b\x32 .omni_proto.stage.v1.TokenPromptH\x00\x42\x07\n\x05reply*e\n\x08ToolMode\x12\x19\n\x15TOOL_MODE_UNSPECIFIED\x10\x00\x12\x12\n\x0eTOOL_MODE_AUTO\x10\x01\x12\x12\n\x0eTOOL_MODE_NONE\x10\x02\x12\x16\n\x12TOOL_MODE_REQUIRED\x10\x03\x42(Z&omnipipeline.io/proto/stage/v1;stagev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,28 +32,28 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'omni_proto.stage.v1.prompt_
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'Z&omnipipeline.io/proto/stage/v1;stagev1'
-  _globals['_TOOLMODE']._serialized_start=1177
-  _globals['_TOOLMODE']._serialized_end=1278
+  _globals['_TOOLMODE']._serialized_start=1219
+  _globals['_TOOLMODE']._serialized_end=1320
   _globals['_CHATPROMPT']._serialized_start=58
-  _globals['_CHATPROMPT']._serialized_end=246
-  _globals['_TOOL']._serialized_start=248
-  _globals['_TOOL']._serialized_end=325
-  _globals['_TOOLCHOICE']._serialized_start=327
-  _globals['_TOOLCHOICE']._serialized_end=416
-  _globals['_TOOLCALL']._serialized_start=418
-  _globals['_TOOLCALL']._serialized_end=473
-  _globals['_CHATMESSAGE']._serialized_start=476
-  _globals['_CHATMESSAGE']._serialized_end=625
-  _globals['_CONTENTPART']._serialized_start=628
-  _globals['_CONTENTPART']._serialized_end=800
-  _globals['_MEDIA']._serialized_start=802
-  _globals['_MEDIA']._serialized_end=911
-  _globals['_MEDIAREFERENCE']._serialized_start=913
-  _globals['_MEDIAREFERENCE']._serialized_end=991
-  _globals['_MEDIACHUNK']._serialized_start=993
-  _globals['_MEDIACHUNK']._serialized_end=1053
-  _globals['_TOKENPROMPT']._serialized_start=1055
-  _globals['_TOKENPROMPT']._serialized_end=1081
-  _globals['_GIVENREPLY']._serialized_start=1083
-  _globals['_GIVENREPLY']._serialized_end=1175
+  _globals['_CHATPROMPT']._serialized_end=274
+  _globals['_TOOL']._serialized_start=276
+  _globals['_TOOL']._serialized_end=353
+  _globals['_TOOLCHOICE']._serialized_start=355
+  _globals['_TOOLCHOICE']._serialized_end=444
+  _globals['_TOOLCALL']._serialized_start=446
+  _globals['_TOOLCALL']._serialized_end=501
+  _globals['_CHATMESSAGE']._serialized_start=504
+  _globals['_CHATMESSAGE']._serialized_end=667
+  _globals['_CONTENTPART']._serialized_start=670
+  _globals['_CONTENTPART']._serialized_end=842
+  _globals['_MEDIA']._serialized_start=844
+  _globals['_MEDIA']._serialized_end=953
+  _globals['_MEDIAREFERENCE']._serialized_start=955
+  _globals['_MEDIAREFERENCE']._serialized_end=1033
+  _globals['_MEDIACHUNK']._serialized_start=1035
+  _globals['_MEDIACHUNK']._serialized_end=1095
+  _globals['_TOKENPROMPT']._serialized_start=1097
+  _globals['_TOKENPROMPT']._serialized_end=1123
+  _globals['_GIVENREPLY']._serialized_start=1125
+  _globals['_GIVENREPLY']._serialized_end=1217
 # @@protoc_insertion_point(module_scope)

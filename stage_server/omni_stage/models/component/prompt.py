@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from omni_stage.reply_form import CalledTool, GivenReply, StructuredText, Tools
 
@@ -61,6 +61,8 @@ class ChatMessage:
     """Calls of tools that the assistant made in this message."""
     tool_call_id: str = ""
     """Id of the call that a message of the role "tool" answers."""
+    name: str = ""
+    """Name of the speaker, or of the tool that answers; empty if the client gave none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,3 +81,5 @@ class UserPrompt:
     """Tools that the model may call. Set only if the component's facts say takes_tools."""
     structured: StructuredText | None = None
     """The form that the text must have. Set only if the component's facts say structures_text."""
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of the chat template. Not empty only if the component's facts say takes_tools."""

@@ -6,6 +6,7 @@ only, no remote code). So the stage refuses a prompt that is too long before it 
 
 from __future__ import annotations
 
+import inspect
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -65,7 +66,7 @@ class TextTokenizer:
         if prompt.token_ids is not None:
             ids = list(prompt.token_ids)
         elif prompt.messages is not None:
-            ids = self._encode_chat(prompt.messages, prompt.tools)
+            ids = self._encode_chat(prompt.messages, prompt.tools, prompt.template_arguments)
         elif prompt.text is not None:
             with self._lock:
                 ids = list(self._tokenizer(prompt.text)["input_ids"])
@@ -81,11 +82,15 @@ class TextTokenizer:
             )
         return ids
 
-    def _encode_chat(self, messages: Sequence[ChatMessage], tools: Tools | None) -> list[int]:
+    def _encode_chat(
+        self, messages: Sequence[ChatMessage], tools: Tools | None, template_arguments: Mapping[str, Any]
+    ) -> list[int]:
         if not getattr(self._tokenizer, "chat_template", None):
             raise InvalidRequestError(
                 "this checkpoint has no chat template; send the prompt as text", field="start.chat"
             )
+        if template_arguments:
+            self._check_template_arguments(template_arguments)
         offered = None if tools is None or tools.mode is ToolMode.NONE else tools.as_openai()
         from omni_stage.vllm_adapter.chat_templates import reads_parts
 
@@ -94,7 +99,12 @@ class TextTokenizer:
         try:
             with self._lock:
                 ids = self._tokenizer.apply_chat_template(
-                    conversation, tools=offered, add_generation_prompt=True, tokenize=True, return_dict=False
+                    conversation,
+                    tools=offered,
+                    add_generation_prompt=True,
+                    tokenize=True,
+                    return_dict=False,
+                    **template_arguments,
                 )
         except Exception as error:
             # A template is a program. It may fail with any error on messages or tools that it does not expect.
@@ -104,6 +114,14 @@ class TextTokenizer:
                 field="start.chat",
             ) from error
         return list(ids)
+
+    def _check_template_arguments(self, arguments: Mapping[str, Any]) -> None:
+        """Raises InvalidRequestError for an argument of the function that renders, which is none of the template."""
+        for name in inspect.signature(self._tokenizer.apply_chat_template).parameters:
+            if name in arguments:
+                raise InvalidRequestError(
+                    f"{name} is no argument of a chat template; leave it out", field="start.chat.template_arguments"
+                )
 
 
 def describe_message(
@@ -127,6 +145,8 @@ def describe_message(
         ]
     if message.tool_call_id:
         described["tool_call_id"] = message.tool_call_id
+    if message.name:
+        described["name"] = message.name
     return described
 
 
@@ -195,7 +215,7 @@ class GenericLlm:
         if self._parsers is None:
             return None
         messages = [describe_message(message, dumps=json.dumps) for message in source.messages or ()]
-        return self._parsers.open(source.tools, source.structured, messages)
+        return self._parsers.open(source.tools, source.structured, messages, source.template_arguments)
 
     def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
         """Returns an emitter that uses the request's parser, if it has one."""

@@ -5,8 +5,9 @@ Errors name the path of the wrong field and the limit, never the content of a fi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from omni_proto.stage.v1 import prompt_pb2, stage_service_pb2
 from omni_proto.stage_config import Limits
@@ -15,7 +16,13 @@ from omni_stage.models.component import ChatMessage, MediaPart, TextPart, UserPr
 from omni_stage.reply_form import CalledTool, GivenReply, StructuredText, Tools
 from omni_stage.service.media.planning import check_media, plan_medium
 from omni_stage.service.media.slots import MediaRules, MediaSlot
-from omni_stage.service.request.reply_form import read_called_tools, read_reply, read_structured, read_tools
+from omni_stage.service.request.reply_form import (
+    read_called_tools,
+    read_reply,
+    read_structured,
+    read_template_arguments,
+    read_tools,
+)
 
 ROLES = ("system", "user", "assistant", "tool")
 MAX_PARTS = 1024
@@ -45,6 +52,7 @@ class PromptPlan:
     tools: Tools | None = None
     reply: GivenReply | None = None
     structured: StructuredText | None = None
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def announced(self) -> dict[int, int]:
@@ -66,6 +74,8 @@ def is_light(start: stage_service_pb2.Start) -> bool:
     """Returns whether planning takes well below a millisecond: no media headers or JSON to parse, and few parts."""
     messages = start.chat.messages
     if start.chat.tools or start.HasField("structured_output") or any(message.tool_calls for message in messages):
+        return False
+    if start.chat.template_arguments:
         return False
     if len(messages) > _LIGHT_PARTS or sum(len(message.parts) for message in messages) > _LIGHT_PARTS:
         return False
@@ -117,10 +127,17 @@ def build_prompt(plan: PromptPlan, decoded: Sequence[MediaPart] = ()) -> UserPro
             [TextPart(part.text) if part.WhichOneof("part") == "text" else next(media) for part in message.parts],
             called,
             message.tool_call_id,
+            message.name,
         )
         for message, called in zip(plan.chat.messages, plan.called_tools, strict=True)
     ]
-    return UserPrompt(messages=messages, reply=plan.reply, tools=plan.tools, structured=plan.structured)
+    return UserPrompt(
+        messages=messages,
+        reply=plan.reply,
+        tools=plan.tools,
+        structured=plan.structured,
+        template_arguments=plan.template_arguments,
+    )
 
 
 def _plan_tokens(ids: Sequence[int], max_model_len: int) -> PromptPlan:
@@ -140,11 +157,12 @@ def _plan_tokens(ids: Sequence[int], max_model_len: int) -> PromptPlan:
 def _plan_chat(chat: prompt_pb2.ChatPrompt, limits: Limits, max_model_len: int, rules: MediaRules | None) -> PromptPlan:
     _check_size(chat, limits)
     # Before any arguments are parsed as JSON, which takes a second for each MiB.
-    called_chars = sum(len(message.tool_call_id) for message in chat.messages) + sum(
+    called_chars = sum(len(message.tool_call_id) + len(message.name) for message in chat.messages) + sum(
         len(call.id) + len(call.name) + len(call.arguments) for message in chat.messages for call in message.tool_calls
     )
     _check_chars(called_chars, limits, "start.chat")
     tools = read_tools(chat)
+    template_arguments = read_template_arguments(chat)
     if rules is not None and chat.use_audio_in_video:
         rules = replace(rules, hear_videos=True)
     media: list[MediaSlot] = []
@@ -158,7 +176,7 @@ def _plan_chat(chat: prompt_pb2.ChatPrompt, limits: Limits, max_model_len: int, 
             )
         _check_tool_fields(message, path)
         called.append(read_called_tools(message.tool_calls, f"{path}.tool_calls"))
-        tokens += _MESSAGE_OVERHEAD_TOKENS
+        tokens += _MESSAGE_OVERHEAD_TOKENS + len(message.name.encode())
         for index, part in enumerate(message.parts):
             kind = part.WhichOneof("part")
             if kind == "text":
@@ -178,9 +196,18 @@ def _plan_chat(chat: prompt_pb2.ChatPrompt, limits: Limits, max_model_len: int, 
     if rules is not None:
         check_media(media, rules)
     # Each template formats tools in its own way, which may be longer than what was sent.
-    is_open = media or tools or any(called)
+    is_open = media or tools or any(called) or template_arguments
     upper = max_model_len if is_open else min(tokens + _TEMPLATE_OVERHEAD_TOKENS, max_model_len)
-    return PromptPlan(None, chat, None, tuple(media), upper, called_tools=tuple(called), tools=tools)
+    return PromptPlan(
+        None,
+        chat,
+        None,
+        tuple(media),
+        upper,
+        called_tools=tuple(called),
+        tools=tools,
+        template_arguments=template_arguments,
+    )
 
 
 def _check_tool_fields(message: prompt_pb2.ChatMessage, path: str) -> None:

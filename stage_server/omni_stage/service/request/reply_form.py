@@ -44,11 +44,13 @@ def check_reply_form(
         "start.reply": start.HasField("reply"),
         "start.structured_output": start.HasField("structured_output"),
         "start.chat.tools": tools,
+        "start.chat.template_arguments": bool(start.chat.template_arguments),
     }
     possible = {
         "start.reply": facts.takes_reply,
         "start.structured_output": facts.structures_text,
         "start.chat.tools": facts.takes_tools and bool(config.engine_args.tool_call_parser),
+        "start.chat.template_arguments": facts.takes_tools,
     }
     for field, is_asked in asked.items():
         if is_asked and not possible[field]:
@@ -151,6 +153,15 @@ def read_tools(chat: prompt_pb2.ChatPrompt) -> Tools | None:
     if mode is None:
         raise InvalidRequestError("the mode of tool_choice is not known", field="start.chat.tool_choice.mode")
     return Tools(tools, mode)
+
+
+def read_template_arguments(chat: prompt_pb2.ChatPrompt) -> Mapping[str, Any]:
+    """Returns the arguments for the chat template. Raises InvalidRequestError, RequestTooLargeError."""
+    text, path = chat.template_arguments, "start.chat.template_arguments"
+    if not text:
+        return {}
+    _check_bytes(len(text), path)
+    return read_json_object(text, path, "template_arguments")
 
 
 def read_called_tools(calls: Sequence[prompt_pb2.ToolCall], field: str) -> tuple[CalledTool, ...]:

@@ -24,10 +24,11 @@ AS_PARTS = (
 """Llama Guard's and LLaVA's form."""
 
 
-def render(template: str, *messages: ChatMessage, tools: Tools | None = None) -> str:
+def render(template: str, *messages: ChatMessage, tools: Tools | None = None, **arguments: Any) -> str:
     tokenizer: Any = train_tokenizer()
     tokenizer.chat_template = template
-    text: str = tokenizer.decode(TextTokenizer(tokenizer).encode(UserPrompt(messages=messages, tools=tools)))
+    prompt = UserPrompt(messages=messages, tools=tools, template_arguments=arguments)
+    text: str = tokenizer.decode(TextTokenizer(tokenizer).encode(prompt))
     return text
 
 
@@ -51,6 +52,30 @@ def test_a_template_gets_the_form_of_messages_that_it_reads(template: str, rende
         message("tool", "green", "or blue", tool_call_id="c1"),
     )
     assert render(template, *chat) == rendered
+
+
+def test_a_template_gets_names() -> None:
+    """Kimi's template, for one, writes them."""
+    template = "{% for message in messages %}{{ message.get('name') or message['role'] }}|{% endfor %}"
+    chat = (
+        message("user", "hi", name="anna"),
+        message("tool", "", tool_call_id="c", name="look"),
+        message("user", "x"),
+    )
+    assert render(template, *chat) == "anna|look|user|"
+
+
+def test_a_template_gets_further_arguments_and_ignores_unknown_ones() -> None:
+    template = "{% if enable_thinking is defined and not enable_thinking %}no thinking{% else %}thinking{% endif %}"
+    assert render(template, message("user", "hi")) == "thinking"
+    assert render(template, message("user", "hi"), enable_thinking=False, other={"a": 1}) == "no thinking"
+
+
+@pytest.mark.parametrize("name", ["tokenize", "chat_template", "documents", "add_generation_prompt", "conversation"])
+def test_arguments_of_the_function_that_renders_are_refused(name: str) -> None:
+    with pytest.raises(InvalidRequestError, match=name) as caught:
+        render(AS_TEXT, message("user", "hi"), **{name: "{{ 1 }}"})
+    assert caught.value.details.field == "start.chat.template_arguments"
 
 
 @pytest.mark.parametrize(

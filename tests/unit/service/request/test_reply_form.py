@@ -65,6 +65,19 @@ def test_reply_is_part_of_the_prompt_whatever_its_input() -> None:
     assert prompt({"text": "x", "reply": {"token_ids": {"ids": [3, 4]}}}).reply == GivenReply(token_ids=(3, 4))
 
 
+def test_template_arguments_are_part_of_the_prompt() -> None:
+    chat = {**ASK, "template_arguments": '{"enable_thinking": false}'}
+    assert prompt({"chat": chat}).template_arguments == {"enable_thinking": False}
+    assert prompt({"chat": ASK}).template_arguments == {}
+
+
+@pytest.mark.parametrize(("text", "able"), [("[1]", True), ("{", True), ('{"a": 1}', False)])
+def test_wrong_template_arguments_name_their_field(text: str, able: bool) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        plan({"chat": {**ASK, "template_arguments": text}}, able=able)
+    assert refused.value.details.field == "start.chat.template_arguments"
+
+
 def test_reply_bounds_the_rows_whatever_would_be_sampled() -> None:
     """A given reply sets max_tokens and the number of output rows."""
     given = plan({"text": "x", "reply": {"token_ids": {"ids": [1] * 20}}}, downstream=[SPEECH])
