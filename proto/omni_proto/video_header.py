@@ -45,6 +45,8 @@ class VideoHeader:
     tracks: int
     frames: int = 0
     """Frames of the picture track; 0 if the header does not state them (WebM, Matroska)."""
+    quarter_turns: int = 0
+    """Clockwise turns of 90 degrees, 0 to 3, after which encoded frames are upright. 0 for WebM and Matroska."""
 
     @property
     def pixels(self) -> int:
@@ -112,6 +114,7 @@ class _Track:
     height: int = 0
     seconds: float = 0.0
     frames: int = 0
+    quarter_turns: int = 0
 
 
 @dataclass(slots=True)
@@ -157,6 +160,7 @@ def _finish(media_type: str, file: _File) -> VideoHeader:
         any(track.kind == "audio" for track in file.tracks),
         len(file.tracks),
         first.frames,
+        first.quarter_turns,
     )
 
 
@@ -168,6 +172,8 @@ def _read_boxes(view: memoryview) -> _File:
     for kind, body in _boxes(view):
         if kind == b"trak":
             file.begin_track()
+        elif kind == b"tkhd":
+            file.track.quarter_turns = _read_turns(body)
         elif kind == b"mvex":
             file.is_fragmented = True
         elif kind == b"mvhd":
@@ -223,6 +229,15 @@ def _read_duration(body: memoryview) -> tuple[int, int]:
         raise VideoHeaderError("the video's clock does not run")
     unknown = (1 << 64 if body[0] == 1 else 1 << 32) - 1
     return scale, 0 if duration == unknown else duration
+
+
+def _read_turns(body: memoryview) -> int:
+    """Returns the quarter turns of a track's matrix; 0 if it mirrors, or turns by another angle."""
+    place = 52 if body[0] == 1 else 40
+    if len(body) < place + 20:
+        return 0
+    a, b, _, c, d = ((number > 0) - (number < 0) for number in struct.unpack_from(">5i", body, place))
+    return {(0, 1, -1, 0): 1, (-1, 0, 0, -1): 2, (0, -1, 1, 0): 3}.get((a, b, c, d), 0)
 
 
 _SEGMENT, _INFO, _SCALE, _DURATION = 0x18538067, 0x1549A966, 0x2AD7B1, 0x4489

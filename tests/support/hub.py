@@ -102,7 +102,7 @@ class _Handler(BaseHTTPRequestHandler):
             known = {"id": repository, "modelId": repository, "sha": self._commit(), "siblings": siblings, "tags": []}
             self._send(200, known, body)
         else:
-            self._send_file(path.rsplit("/", 1)[-1], body)
+            self._send_file(path.partition("/resolve/")[2].partition("/")[2], body)
 
     def _commit(self) -> str:
         """Returns the commit that the path names. Default: the commit of every branch."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 from fractions import Fraction
 from typing import Any
 
@@ -47,6 +48,15 @@ def encode_video(
         if track is not None:
             _add_tone(container, track, frames / fps)
     return buffer.getvalue()
+
+
+def turn_track(data: bytes, quarter_turns: int) -> bytes:
+    """Returns an MP4 or QuickTime file whose first track says that its frames must be turned clockwise."""
+    cos, sin = ((1, 0), (0, 1), (-1, 0), (0, -1))[quarter_turns]
+    place = data.index(b"tkhd") + 4 + 40  # the matrix, in a header of version 0
+    turned = bytearray(data)
+    struct.pack_into(">5i", turned, place, cos << 16, sin << 16, 0, -sin << 16, cos << 16)
+    return bytes(turned)
 
 
 def encode_tracks(count: int) -> bytes:

@@ -38,9 +38,15 @@ class Preparation:
         finally:
             self._scope = None
 
-    def submitted(self) -> None:
-        """Note that the core has the request: from here on the watchdog counts it."""
-        self._work.begin()
+    def submitted(self, *, compiles: bool = False) -> None:
+        """Note that the core has the request: from here on the watchdog counts it.
+
+        `compiles`: whether the core first compiles the form of the text. It does so in threads, which may take minutes
+        and says nothing about its steps. So the watchdog counts such a request only from its first output on, when the
+        caller calls `Work.begin`.
+        """
+        if not compiles:
+            self._work.begin()
         self._ends = None
         if self._scope is not None and not self._scope.expired():
             self._scope.reschedule(None)

@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -193,15 +194,16 @@ class VllmStageEngine:
                 yield StageStep(finish_reason=prepared.finished)
                 return
             prompt, params = lowering.lower(request, prepared, lowering.params(request, prepared))
-            if isinstance(params, SamplingParams) and params.structured_outputs is not None:
-                # vLLM checks the grammar by compiling it.
+            compiles = isinstance(params, SamplingParams) and params.structured_outputs is not None
+            if compiles:
+                # vLLM checks the form by parsing it.
                 await preparation.within(asyncio.to_thread(self._core.check_structured, params))
             emitter = self.component.emitter(request, prepared)
-            run = self._core.stream(
-                request.request_id, prompt, params, priority=request.priority, on_submit=preparation.submitted
-            )
+            on_submit = partial(preparation.submitted, compiles=compiles)
+            run = self._core.stream(request.request_id, prompt, params, priority=request.priority, on_submit=on_submit)
             async with aclosing(run) as outputs:
                 output = await preparation.within(anext(outputs, None))
+                work.begin()
                 while output is not None:
                     self._work.note_step()
                     step = replace(output, finish_reason=finish_reason(output, self.component.facts.kind))

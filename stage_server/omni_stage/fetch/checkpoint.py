@@ -38,7 +38,7 @@ from omni_stage.fetch.download import (
 )
 from omni_stage.fetch.marker import fetched_commit, write_marker
 from omni_stage.fetch.request import FetchRequest, parse_uri, read_token
-from omni_stage.fetch.weights import ALL_WEIGHTS, FULL_INDEX_FOLDER, INDEX, reduce_index
+from omni_stage.fetch.weights import ALL_WEIGHTS, FULL_INDEX_FOLDER, INDEX, reduce_index, unlisted_weights
 from omni_stage.models.registry import weight_prefixes
 from omni_stage.process.termination import write_termination
 
@@ -147,6 +147,9 @@ def _download(
         download_file(request.dest / FULL_INDEX_FOLDER, ask(INDEX), constants.ENDPOINT, token)
         selected = reduce_index(request.dest, repository, prefixes)
         wanted = {name for name in wanted if not fnmatch(name, ALL_WEIGHTS)} - {INDEX} | selected
+    elif INDEX in sizes:
+        download_file(request.dest, ask(INDEX), constants.ENDPOINT, token)
+        wanted -= unlisted_weights(request.dest, repository, sizes)
 
     def get(file: RemoteFile) -> None:
         if not has_file(request.dest, file):

@@ -122,8 +122,8 @@ def missing_bytes(directory: Path, files: list[RemoteFile]) -> int:
     missing = 0
     for file in files:
         if not has_file(directory, file):
-            part = part_path(directory, file)
-            missing += max(0, file.size - (part.stat().st_size if part.exists() else 0))
+            found = _stat(part_path(directory, file))
+            missing += max(0, file.size - (found.st_size if found else 0))
     return missing
 
 
@@ -179,12 +179,16 @@ def _is_intact(part: Path, file: RemoteFile) -> bool:
         return False
     if not _SHA256.match(file.etag) and not _GIT_SHA1.match(file.etag):
         return True
-    # Git hashes a header before the content.
-    digest = hashlib.sha256() if _SHA256.match(file.etag) else hashlib.sha1(b"blob %d\0" % file.size)  # noqa: S324
+    if _SHA256.match(file.etag):
+        digests = [hashlib.sha256()]
+    else:
+        # The hub's ETag is git's hash, of a header and the content. Artifactory's is the hash of the content alone.
+        digests = [hashlib.sha1(head, usedforsecurity=False) for head in (b"blob %d\0" % file.size, b"")]
     with part.open("rb") as stream:
         while chunk := stream.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest() == file.etag
+            for digest in digests:
+                digest.update(chunk)
+    return any(digest.hexdigest() == file.etag for digest in digests)
 
 
 @contextmanager
@@ -192,8 +196,16 @@ def _locked(part: Path) -> Iterator[BinaryIO | None]:
     """Yields the partial file, open for appending and locked; None if another process finished it meanwhile."""
     with part.open("ab") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
-        same = part.exists() and os.path.samestat(part.stat(), os.fstat(stream.fileno()))
-        yield stream if same else None
+        found = _stat(part)
+        yield stream if found and os.path.samestat(found, os.fstat(stream.fileno())) else None
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    """Returns None without a file: another process may rename it at any time."""
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
 
 
 def _note_path(directory: Path, file: RemoteFile) -> Path:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,10 +43,27 @@ def reduce_index(dest: Path, repository: str, prefixes: Sequence[str]) -> set[st
 
     Returns the names of the shards to fetch. Raises ConfigurationError.
     """
-    try:
-        index = json.loads((dest / FULL_INDEX_FOLDER / INDEX).read_text(encoding="utf-8"))
-        selected = select_weights(index if isinstance(index, dict) else {}, prefixes)
-    except ValueError as error:
-        raise ConfigurationError(f"{INDEX} of {repository} is not JSON", field="model.uri") from error
+    selected = select_weights(_read_index(dest / FULL_INDEX_FOLDER, repository), prefixes)
     write_part(dest / INDEX, {"metadata": {}, "weight_map": selected}).replace(dest / INDEX)
     return set(selected.values())
+
+
+def unlisted_weights(dest: Path, repository: str, names: Iterable[str]) -> set[str]:
+    """Returns the weights among a repository's files (names) that its index in dest does not name.
+
+    Engines read only those that the index names. Mistral's repositories, for example, hold all weights a second time in
+    consolidated.safetensors. Returns an empty set if the index names a file that the repository does not have. Raises
+    ConfigurationError.
+    """
+    beside = {name for name in names if "/" not in name and fnmatch(name, ALL_WEIGHTS)}
+    weight_map = _read_index(dest, repository).get("weight_map")
+    listed = set(map(str, weight_map.values())) if isinstance(weight_map, dict) else set()
+    return beside - listed if listed and listed <= beside else set()
+
+
+def _read_index(folder: Path, repository: str) -> Mapping[str, Any]:
+    try:
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigurationError(f"{INDEX} of {repository} is not JSON", field="model.uri") from error
+    return index if isinstance(index, dict) else {}

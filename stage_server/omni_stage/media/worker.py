@@ -92,7 +92,9 @@ def _decode_video(shared: mmap.mmap, medium: dict[str, Any], data: bytes) -> tup
 
     shape = (medium["frames"], medium["height"], medium["width"], 3)
     frames = np.ndarray(shape, np.uint8, shared, medium["out"])
-    count = decode_video(data, medium["kind"], seconds=medium["seconds"], max_frames=medium["max_frames"], out=frames)
+    # Rows and columns as they are encoded, in the same memory.
+    lying = np.rot90(frames, medium["quarter_turns"], axes=(1, 2))
+    count = decode_video(data, medium["kind"], seconds=medium["seconds"], max_frames=medium["max_frames"], out=lying)
     if not medium["max_samples"]:
         return count, 0
     sound = np.ndarray((medium["max_samples"],), np.float32, shared, medium["sound_out"])

@@ -37,6 +37,20 @@ async def test_an_engine_may_take_longer_than_the_preparation() -> None:
         assert await preparation.within(engine()) == "output"
 
 
+async def test_an_engine_that_compiles_a_form_is_not_stuck() -> None:
+    """The watchdog counts such a request from its first output on, and the limit no longer applies."""
+    ledger = WorkLedger()
+    with ledger.open("a") as work:
+        preparation = Preparation(work, 0.05)
+
+        async def engine() -> int:
+            preparation.submitted(compiles=True)
+            await asyncio.sleep(0.1)
+            return len(ledger)
+
+        assert await preparation.within(engine()) == 0
+
+
 async def test_errors_and_cancels_of_what_is_awaited_pass() -> None:
     """Errors and cancellation of the awaited call are raised unchanged, even the call's own TimeoutError."""
 

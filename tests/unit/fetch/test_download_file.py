@@ -48,9 +48,10 @@ def test_a_leftover_part_is_gone_on_with_or_found_out(hub: Hub, tmp_path: Path, 
     assert not part.exists()
 
 
-def test_gits_digest_is_understood(hub: Hub, tmp_path: Path) -> None:
-    """Instead of a SHA-256 digest, an ETag may be the SHA-1 digest of a git blob."""
-    file = remote(hub, etag=hashlib.sha1(b"blob 7000\0" + DATA).hexdigest())  # noqa: S324
+@pytest.mark.parametrize("head", [b"blob 7000\0", b""], ids=["git", "Artifactory"])
+def test_sha1_digests_are_understood(hub: Hub, tmp_path: Path, head: bytes) -> None:
+    """Instead of a SHA-256 digest, an ETag may be the SHA-1 digest of a git blob, or of the content alone."""
+    file = remote(hub, etag=hashlib.sha1(head + DATA).hexdigest())  # noqa: S324
     download_file(tmp_path, file, hub.url, TOKEN)
     assert has_file(tmp_path, file)
 

@@ -119,6 +119,18 @@ def test_a_component_gets_its_shards_and_an_index_of_them(
     assert (tmp_path / "spk_dict.pt").exists()
 
 
+@pytest.mark.parametrize("lacks", ["", "third.safetensors"])
+def test_weights_that_the_index_does_not_name_are_not_fetched(hub: Hub, tmp_path: Path, lacks: str) -> None:
+    """Mistral's repositories hold all weights twice. A stale index, which names missing files, selects nothing."""
+    hub.files = {name: data for name, data in SHARDED.items() if name != lacks}
+    shards = {name for name in hub.files if name.endswith(".safetensors")}
+    hub.files |= {"consolidated.safetensors": b"123" * 200, "encoder/model.safetensors": b"4"}
+    fetch(request_into(tmp_path, "generic/llm"), TOKEN)
+    twice = {"consolidated.safetensors"} if lacks else set()
+    assert {file.name for file in tmp_path.glob("*.safetensors")} == shards | twice
+    assert (tmp_path / "encoder/model.safetensors").read_bytes() == b"4"
+
+
 def test_interrupted_component_goes_on_where_it_stopped(hub: Hub, tmp_path: Path) -> None:
     hub.files = SHARDED
     request = request_into(tmp_path, "qwen2_5_omni/thinker")

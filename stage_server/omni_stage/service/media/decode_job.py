@@ -154,6 +154,7 @@ def _describe(slot: MediaSlot, rules: MediaRules) -> tuple[int, int, dict[str, A
                 "seconds": header.seconds,
                 "width": plan.width,
                 "height": plan.height,
+                "quarter_turns": header.quarter_turns,
                 "frames": plan.count,
                 "max_frames": rules.media.max_video_frames,
                 "max_samples": samples,

@@ -169,7 +169,8 @@ def _judge_video(slot: MediaSlot, header: VideoHeader, rules: MediaRules) -> Med
     if not isinstance(rules.takes, TakesVideo):
         raise InvalidRequestError("this model reads no video; send its frames as images", field=slot.field)
     count = header.kept_frames
-    width, height = rules.takes.frame_size(header.width, header.height, count)
+    shown = (header.height, header.width) if header.quarter_turns % 2 else (header.width, header.height)
+    width, height = rules.takes.frame_size(*shown, count)
     plan = FramePlan(width, height, count, rules.hear_videos and header.has_sound)
     seen = rules.takes.video_cost(width, height, count)
     heard = _cost_of_track(header, rules) if plan.is_heard else MediaCost(0, 0)

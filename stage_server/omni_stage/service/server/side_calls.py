@@ -31,10 +31,8 @@ WATCH_LIFE_S = 600.0
 """Longest life of a watch; its client then watches again. Mostly the connection reaches its maximum age earlier."""
 REFLECTION_LIFE_S = 60.0
 
-_LIVES_S = {
-    f"/{health.SERVICE_NAME}/Watch": WATCH_LIFE_S,
-    f"/{reflection.SERVICE_NAME}/ServerReflectionInfo": REFLECTION_LIFE_S,
-}
+_WATCH = f"/{health.SERVICE_NAME}/Watch"
+_LIVES_S = {_WATCH: WATCH_LIFE_S, f"/{reflection.SERVICE_NAME}/ServerReflectionInfo": REFLECTION_LIFE_S}
 _Behavior = Callable[[Any, Any], Any]
 
 
@@ -54,18 +52,24 @@ class SideCallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return handler
         behavior = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
         life_s = _LIVES_S.get(method, ANSWER_TIMEOUT_S)
+        # A gRPC client whose watch ends with any other code sends no request on that connection. UNIMPLEMENTED makes
+        # it use the connection without watching.
+        full = grpc.StatusCode.UNIMPLEMENTED if method == _WATCH else grpc.StatusCode.RESOURCE_EXHAUSTED
         return grpc.stream_stream_rpc_method_handler(
             self._bound(
                 behavior,
                 self._streams if handler.response_streaming else self._questions,
                 life_s,
+                full,
                 one_request=not handler.request_streaming,
             ),
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
 
-    def _bound(self, behavior: _Behavior, places: Places, life_s: float, *, one_request: bool) -> _Behavior:
+    def _bound(
+        self, behavior: _Behavior, places: Places, life_s: float, full: grpc.StatusCode, *, one_request: bool
+    ) -> _Behavior:
         async def call(messages: AsyncIterator[Any], context: Any) -> None:
             place = None
             try:
@@ -74,12 +78,12 @@ class SideCallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                         request = await _read_only(messages, context) if one_request else messages
                         await _answer(behavior(request, context), context)
             except TooManyRequestsError as error:
-                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+                await context.abort(full, str(error))
             except TimeoutError:
                 if not scope.expired():
                     raise
                 if place is not None and place.lost:
-                    await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(places.refusal()))
+                    await context.abort(full, str(places.refusal()))
                 await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"such calls end after {life_s:g} s; call again")
 
         return call

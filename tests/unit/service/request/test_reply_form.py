@@ -54,6 +54,14 @@ def prompt(start: dict[str, Any], **changes: Any) -> UserPrompt:
     return build_prompt(planned)
 
 
+def properties(count: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(count)}}
+
+
+def nested(schema: dict[str, Any]) -> str:
+    return json.dumps({"anyOf": [{"type": "null"}, schema]})
+
+
 def tools(*items: Any, **choice: Any) -> dict[str, Any]:
     chat: dict[str, Any] = {**ASK, "tools": list(items)}
     return {"chat": {**chat, "tool_choice": choice} if choice else chat}
@@ -90,6 +98,7 @@ def test_reply_bounds_the_rows_whatever_would_be_sampled() -> None:
     ("form", "read"),
     [
         ({"json_schema": '{"type": "object"}'}, StructuredText(json_schema='{"type": "object"}')),
+        ({"json_schema": nested(properties(256))}, StructuredText(json_schema=nested(properties(256)))),
         ({"json_object": True}, StructuredText(json_object=True)),
         ({"regex": "a+"}, StructuredText(regex="a+")),
         ({"choice": {"texts": ["yes", "no"]}}, StructuredText(choice=("yes", "no"))),
@@ -178,6 +187,8 @@ REFUSED: list[Any] = [
             ({"json_schema": '{"const": NaN}'}, InvalidRequestError, "json_schema"),
             ({"json_schema": '{"x": ' + DEEP + "}"}, InvalidRequestError, "json_schema"),
             ({"json_schema": "[" * 50_000}, InvalidRequestError, "json_schema"),
+            ({"json_schema": nested(properties(257))}, InvalidRequestError, "json_schema"),
+            ({"json_schema": nested(properties(65) | {"minProperties": 1})}, InvalidRequestError, "json_schema"),
             ({"json_schema": json.dumps("y" * MAX_FORM_BYTES)}, RequestTooLargeError, "json_schema"),
             ({"json_object": False}, InvalidRequestError, "json_object"),
             ({"regex": ""}, InvalidRequestError, "regex"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from omni_proto.client import AsyncOmniClient
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_stage.errors import TooManyRequestsError
 from omni_stage.service.request.places import Place, Places, count_start_places, peer_address
@@ -159,6 +160,18 @@ async def test_one_address_has_a_share_of_the_watches(kit: Any, connect: Callabl
         await hoard(watcher, WATCH, share + 7, grpc_message(b""), end=True)
         assert await asyncio.to_thread(watcher.read, lambda: len(watcher.ended) >= 7)  # noqa: B023
         assert len(watcher.ended) == 7
+
+
+@pytest.mark.parametrize("bound", ["MAIN_PER_PEER", "MAIN_IN_ALL"])
+async def test_more_clients_than_watches_are_all_served(kit: Any, monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
+    """Each client watches health. gRPC sends no request on a connection whose watch was refused."""
+    monkeypatch.setattr(f"omni_stage.service.server.ports.{bound}", 2)
+    stage = await kit.serve()
+    async with AsyncExitStack() as stack:
+        target = f"127.0.0.1:{stage.server.ports.grpc}"
+        clients = [await stack.enter_async_context(AsyncOmniClient(target)) for _ in range(5)]
+        for client in (*clients, *clients):
+            assert (await client.run(raw_text="hello", timeout=20)).text == "Hello"
 
 
 async def test_a_watcher_that_does_not_read_delays_nobody(kit: Any, connect: Callable[..., RawConnection]) -> None:

@@ -1,0 +1,45 @@
+"""Videos are upright, as OpenCV shows them, with which vLLM reads videos."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from omni_proto.stage_config import Limits, MediaLimits
+from omni_stage.models.component import VideoPart
+from omni_stage.service.media.planning import judge_medium
+from omni_stage.service.media.slots import MediaRules, MediaSlot
+from omni_stage.service.media.worker_pool import MediaPool
+from support.scripted_stages import ScriptedComponent
+from support.videos import encode_video, turn_track
+
+RULES = MediaRules(Limits(), MediaLimits(), ScriptedComponent(), 4096)
+
+
+async def test_a_video_is_turned_as_its_file_says(tmp_path: Path) -> None:
+    pool = MediaPool(1)
+    try:
+        for form in ("mp4", "mov"):
+            for turns in range(4):
+                data = turn_track(encode_video(form, sound=None, frames=4, fps=2), turns)
+                slot = judge_medium(MediaSlot("f", "video", "", data, None, len(data)), RULES)
+                (part,) = await pool.decode([slot], RULES, 200.0)
+                assert isinstance(part, VideoPart)
+                expected = show(tmp_path / f"{turns}.{form}", data)
+                assert part.frames.shape == expected.shape
+                # Both scale colours with rounding errors of their own; a frame that is turned wrongly differs by 50.
+                assert np.abs(part.frames.astype(int) - expected).mean() < 5, (form, turns)
+    finally:
+        pool.close()
+
+
+def show(file: Path, data: bytes) -> np.ndarray:
+    """Returns the frames, RGB, as OpenCV shows them."""
+    file.write_bytes(data)
+    capture = cv2.VideoCapture(str(file))
+    frames = []
+    while (read := capture.read())[0]:
+        frames.append(cv2.cvtColor(read[1], cv2.COLOR_BGR2RGB))
+    return np.stack(frames)
