@@ -47,7 +47,7 @@ RUN export UV_NO_CACHE=1; /opt/uv/bin/uv pip compile --quiet --no-header --no-an
 
 FROM requirements AS requirements-gpu
 RUN UV_NO_CACHE=1 /opt/uv/bin/uv pip compile --quiet --no-header --no-annotate --constraint constraints/gpu.txt \
-        pyproject.toml --extra gpu --output-file /requirements/stage-gpu.txt
+        --override constraints/overrides-gpu.txt pyproject.toml --extra gpu --output-file /requirements/stage-gpu.txt
 
 FROM builder AS code
 COPY pyproject.toml README.md LICENSE ./

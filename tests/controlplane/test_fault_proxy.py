@@ -109,7 +109,7 @@ def test_watches_end(proxy: FaultProxy, through: Callable[[], Api], gone: bool) 
     threading.Thread(target=follow, daemon=True).start()
     eventually(lambda: any(c.watch and c.status == 200 for c in proxy.calls))
     eventually(lambda: (proxy.expire_watches if gone else proxy.cut_watches)() == 1)
-    assert ended.wait(10)
+    assert ended.wait(60)
     assert [e["object"]["code"] for e in events if e["type"] == "ERROR"] == ([410] if gone else [])
 
 
@@ -156,9 +156,9 @@ def test_stop_after_the_second_write(api_server: ApiServer, proxy: FaultProxy, t
         done.set()
 
     threading.Thread(target=write_on, daemon=True).start()
-    assert proxy.stopped.wait(10)
+    assert proxy.stopped.wait(60)
     assert not done.is_set()
     assert [m["metadata"]["name"] for m in direct.list("ConfigMap")] == ["a", "b"]
     proxy.release()
-    assert done.wait(10)
+    assert done.wait(60)
     assert len(through().list("ConfigMap")) == 2

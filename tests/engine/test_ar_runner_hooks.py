@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.async_on_cpu import SCHEDULING, text_engine
+from omni_stage.models.qwen3_omni.talker.codes import FrameCodes
+from omni_stage.vllm_adapter.hooks import ScheduledSpan
+from support.async_on_cpu import SCHEDULING, async_scheduling, text_engine
 from support.tiny_text import Job, Reference, TextEngine, prompt_of, write_text_checkpoint
 from support.toy_models import register_toy_models
 
@@ -84,3 +86,13 @@ def test_some_positions_of_a_layer(tmp_path: Path, kind: str) -> None:
             layer = reference.model(ids, output_hidden_states=True).hidden_states[1][0]
         expected = layer[len(jobs[name].prompt) :][::2]
         torch.testing.assert_close(torch.cat(run.tensors["layer"]), expected, atol=TOLERANCE, rtol=0)
+
+
+def test_codes_of_frames_are_stored_without_waiting_for_the_device() -> None:
+    """async_scheduling checks the copies of the table's indices."""
+    with async_scheduling():
+        codes = FrameCodes(3, torch.device("cpu"))
+        codes.write(["a", "b"], [5, 9], torch.tensor([[1, 2, 3], [4, 5, 6]]))
+        places = codes.find([ScheduledSpan("b", 8, 2, 0), ScheduledSpan("a", 5, 1, 2)])
+        assert places.tokens == [1, 2]
+        assert codes.read(places).tolist() == [[4, 5, 6], [1, 2, 3]]

@@ -26,6 +26,7 @@ from omni_stage.models.component import (
     UserPrompt,
 )
 from support.generic_checkpoint import write_tiny_text_checkpoint
+from support.polling import until
 
 pytestmark = pytest.mark.engine
 
@@ -65,6 +66,15 @@ def make_config(checkpoint: Path) -> StageConfig:
             dtype="float32", max_model_len=256, max_num_seqs=8, kv_cache_memory_mib=8, enforce_eager=True, block_size=32
         ),
     )
+
+
+def test_vllm_takes_fp8_for_a_checkpoint_that_is_not_quantized(checkpoint: Path) -> None:
+    """Its configuration only: vLLM's CPU build has no kernel that quantizes."""
+    config = make_config(checkpoint)
+    arguments = config.engine_args.model_copy(update={"quantization": "fp8", "dtype": "bfloat16"})
+    engine = build_stage_engine(config.model_copy(update={"engine_args": arguments}), in_process=True)
+    assert isinstance(engine, VllmStageEngine)
+    assert engine._create_vllm_config().quant_config is not None
 
 
 @pytest.fixture(
@@ -216,7 +226,7 @@ async def check_abort(engine: VllmStageEngine) -> None:
                     break
         elif leave == "cancel":
             task = asyncio.create_task(collect(engine, request))
-            await asyncio.sleep(0.05)
+            await until(lambda: engine.unfinished_requests == 1)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task

@@ -120,7 +120,8 @@ def test_keys_let_in_and_limits_hold(
 
 def test_a_drain_ends_what_was_begun(tiny_pipeline: RunningPipeline, tmp_path: Path) -> None:
     config, address = tmp_path / "gateway.yaml", tmp_path / "address.json"
-    config.write_text("drainNoticeSeconds: 1\n")
+    # Long enough for the question below, even if this process has to wait for a core.
+    config.write_text("drainNoticeSeconds: 5\n")
     command = [sys.executable, "-m", "omni_gateway", "--host", "127.0.0.1", "--port", "0", "--config", str(config)]
     command += ["--endpoint", f"{MODEL}=grpc://{tiny_pipeline.endpoint}", "--address-file", str(address)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, env=dict(os.environ)) as process:
@@ -137,8 +138,8 @@ def test_a_drain_ends_what_was_begun(tiny_pipeline: RunningPipeline, tmp_path: P
                 lines = answer.iter_lines()
                 assert next(lines).startswith("data: ")
                 process.send_signal(signal.SIGTERM)
-                time.sleep(0.2)
-                ready = httpx.get(f"{url}/ready", timeout=30)
+                while (ready := httpx.get(f"{url}/ready", timeout=30)).status_code == 200:
+                    time.sleep(0.05)
                 assert (ready.status_code, ready.headers["connection"]) == (503, "close")
                 assert [line for line in lines if line][-1] == "data: [DONE]"
             assert process.wait(60) == 0

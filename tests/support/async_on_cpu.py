@@ -10,11 +10,13 @@ path of GPUs: batch queue, placeholders for tokens, outputs that are awaited one
 - The model's output and its input ids are overwritten with garbage as soon as a step is sampled, as the next replay of
   a CUDA graph would overwrite them.
 - Writing to the staging memory of input rows while a copy from it may still run is an error.
+- A copy to the device that our code does not wait for, from memory that is not pinned, is an error.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -158,15 +160,24 @@ def async_scheduling() -> Iterator[Seen]:
         stream.copies.append(copy)
         return target
 
+    pinned: set[int] = set()
+
+    def check_pinned(source: torch.Tensor) -> None:
+        caller = str(sys._getframe(2).f_globals["__name__"])
+        assert not caller.startswith("omni_stage.") or _address(source) in pinned, "the copy may wait for the device"
+
     def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if kwargs.get("non_blocking") and _current[-1] is not _main:
             return enqueue(self, torch.empty_like(self))
+        if kwargs.get("non_blocking"):
+            check_pinned(self)
         return tensor_to(self, *args, **kwargs)
 
     def copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         if non_blocking and _current[-1] is not _main:
             return enqueue(source, self)
         if non_blocking:
+            check_pinned(source)
             _main.reading.add(_address(source))
         return tensor_copy(self, source, non_blocking)
 
@@ -196,7 +207,9 @@ def async_scheduling() -> Iterator[Seen]:
         return output
 
     def pinned_empty(shape: Any, dtype: torch.dtype) -> torch.Tensor:
-        return poison(torch.empty(tuple(shape), dtype=dtype))
+        memory = poison(torch.empty(tuple(shape), dtype=dtype))
+        pinned.add(_address(memory))
+        return memory
 
     fill = InputRowStore.fill
 

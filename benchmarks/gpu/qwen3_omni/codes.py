@@ -133,7 +133,7 @@ def media_rows(model: Any, prompt: Any) -> torch.Tensor:
 
 def syncs(context: Context) -> Finding:
     """Runs all stages under vLLM's own check that no step waits for the GPU. The talker's steps include the code
-    predictor."""
+    predictor. Without media: vLLM 0.32's class of the thinker waits for the GPU to place them."""
     with (
         environment(VLLM_GPU_SYNC_CHECK="error", TRITON_F32_DEFAULT="ieee"),
         engine_arguments(gpu_memory_utilization=SHARE),
@@ -149,5 +149,6 @@ async def _talk(context: Context) -> None:
 
     checkpoint = tiny_checkpoint(context.out.parent, FAMILY)
     async with run_omni_stages(checkpoint, family=FAMILY, dtype="float32") as stages:
-        for prompt in _prompts(context).values():
-            await run_streamed(stages, prompt, Qwen3Settings())
+        # Together, so that steps mix prefill and decoding.
+        prompt = _prompts(context)["text"]
+        await asyncio.gather(*(run_streamed(stages, prompt, Qwen3Settings()) for _ in range(4)))

@@ -56,8 +56,9 @@ class EngineArgs(ConfigModel):
     """Maximum number of tokens that the engine computes in one step."""
     dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = None
     """Type of weights and activations. Default: set by the component, else by the checkpoint."""
-    quantization: Literal["awq", "gptq", "fp8", "bitsandbytes", "compressed-tensors"] | None = None
-    """Quantization of the weights. Default: set by the checkpoint."""
+    quantization: Literal["awq", "gptq", "fp8", "compressed-tensors"] | None = None
+    """Quantization of the weights. Default: set by the checkpoint. fp8 also quantizes a checkpoint that is not
+    quantized, while it loads. The others need a checkpoint of their format."""
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"] | None = None
     """Type of the KV cache."""
     kv_cache_memory_mib: Annotated[int, Field(ge=1, le=1_048_576)] | None = None

@@ -66,10 +66,9 @@ class VllmStageEngine:
         """Check the configuration; `start` loads the model. Raises ConfigurationError if it cannot work."""
         self.component = component
         self._config = config
-        self._args = build_engine_args(
-            config, component, on_cpu=current_platform.is_cpu(), byte_budget=default_byte_budget()
-        )
+        args = build_engine_args(config, component, on_cpu=current_platform.is_cpu(), byte_budget=default_byte_budget())
         self._model = load_model_config(Path(config.model.path))
+        self._args = args.for_checkpoint(self._model)
         _check_default_sampling(config, component)
         self._core_type = InprocEngineCore if in_process else AsyncEngineCore
         self._core: EngineCore = self._core_type(self._create_vllm_config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from omni_stage.models.registry import installed_families
 from omni_stage.vllm_adapter.process.children import bind_to_parent
+from omni_stage.vllm_adapter.start_errors import report_start_errors
 
 
 def list_model_classes() -> dict[str, str]:
@@ -14,12 +15,13 @@ def list_model_classes() -> dict[str, str]:
 def register() -> None:
     """Register the models by name, so that no model code is imported before it is needed. Idempotent.
 
-    In an engine's process it also makes that process end with the stage server, because this is the first of our code
-    that runs there.
+    In an engine's process it also makes that process end with the stage server, and report why it does not start,
+    because this is the first of our code that runs there.
     """
     from vllm import ModelRegistry
 
     bind_to_parent()
+    report_start_errors()
     known = ModelRegistry.get_supported_archs()
     for architecture, model in list_model_classes().items():
         if architecture not in known:

@@ -1,31 +1,51 @@
-"""Reports to the stage server why its engine's process cannot start with a configuration.
+"""Reports to the stage server why its engine's process does not start.
 
-vLLM 0.32 reports an engine core's end to the process that started it, but only logs its exception. When our worker
-refuses a configuration (a checkpoint that does not fit, settings that cannot give correct rows), the error's message
-(with its remedy) and field belong in the stage's termination message. So the starting process names a file in the
-environment, and the worker writes its refusal there before it raises it.
+vLLM 0.32 reports the end of an engine core to the process that started it, but only logs the exception. The exception's
+message belongs in the stage's termination message. So the starting process names a file in the environment, and the
+engine's processes write there what they log.
+
+Private interface of vLLM 0.32: the loggers and messages in _LOGGED (v1/engine/core.py,
+v1/executor/multiproc_executor.py).
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from omni_stage.errors import ConfigurationError
 
+_log = logging.getLogger(__name__)
 START_ERROR_FILE = "OMNI_START_ERROR_FILE"
-"""Environment variable: where an engine's process writes why it refuses to start."""
+"""Environment variable: where an engine's process writes why it does not start."""
+_LOGGED = {
+    "vllm.v1.engine.core": "EngineCore failed to start.",
+    "vllm.v1.executor.multiproc_executor": "WorkerProc failed to start.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StartError:
+    """An exception that ended an engine's process while it started."""
+
+    kind: str
+    """Name of its class."""
+    message: str
+    field: str = ""
+    """The wrong field, of a ConfigurationError."""
 
 
 @contextmanager
-def collecting_start_errors() -> Iterator[Callable[[], ConfigurationError | None]]:
-    """Wrap an engine's start in the starting process. Yields a function that returns the engine's refusal, if any."""
+def collecting_start_errors() -> Iterator[Callable[[], StartError | None]]:
+    """Wrap an engine's start in the starting process. Yields a function that returns the reported error, if any."""
     with tempfile.TemporaryDirectory(prefix="omni-start-") as folder:
-        file = Path(folder) / "refusal.json"
+        file = Path(folder) / "error.json"
         os.environ[START_ERROR_FILE] = str(file)
         try:
             yield lambda: _read(file)
@@ -33,24 +53,44 @@ def collecting_start_errors() -> Iterator[Callable[[], ConfigurationError | None
             os.environ.pop(START_ERROR_FILE, None)
 
 
-@contextmanager
-def reporting_start_errors() -> Iterator[None]:
-    """Wrap code of the engine's process that may raise ConfigurationError; in other processes this does nothing."""
-    try:
-        yield
-    except ConfigurationError as error:
+def report_start_errors() -> None:
+    """Let this process report its error if an engine does not start in it. Idempotent.
+
+    Our vLLM plugin calls this; every engine process loads plugins before anything else.
+    """
+    for name in _LOGGED:
+        logger = logging.getLogger(name)
+        if not any(isinstance(one, _Reporter) for one in logger.filters):
+            logger.addFilter(_Reporter())
+
+
+class _Reporter(logging.Filter):
+    """Sees what is logged. It is no handler, since vLLM sets its loggers up again in a forked process, without ours."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Returns True: every record is logged."""
         file = os.environ.get(START_ERROR_FILE)
-        if file:
-            text = json.dumps({"message": str(error), "field": error.details.field})
-            part = Path(f"{file}.{os.getpid()}")
-            part.write_text(text, encoding="utf-8")
-            part.replace(file)  # atomic, because several ranks may write it
-        raise
+        error = record.exc_info[1] if record.exc_info else None
+        if file and error is not None and record.getMessage() == _LOGGED.get(record.name):
+            try:
+                _write(Path(file), error)
+            except OSError as failure:
+                _log.warning("the stage server is not told why the engine does not start: %s", failure.strerror)
+        return True
 
 
-def _read(file: Path) -> ConfigurationError | None:
+def _write(file: Path, error: BaseException) -> None:
+    field = error.details.field if isinstance(error, ConfigurationError) else ""
+    part = Path(f"{file}.{os.getpid()}")
+    part.write_text(json.dumps(asdict(StartError(type(error).__name__, str(error), field))), encoding="utf-8")
+    # Only the first error counts: the processes that wait for the one that failed report errors of their own.
+    with suppress(FileExistsError):
+        os.link(part, file)
+    part.unlink()
+
+
+def _read(file: Path) -> StartError | None:
     try:
-        refusal = json.loads(file.read_text(encoding="utf-8"))
+        return StartError(**json.loads(file.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
-    return ConfigurationError(refusal["message"], field=refusal["field"])

@@ -210,7 +210,7 @@ class Api:
 
 
 def eventually(
-    probe: Callable[[], T], *, timeout_s: float = 30.0, every_s: float = 0.1, why: str = "", stays_s: float = 0.0
+    probe: Callable[[], T], *, timeout_s: float = 60.0, every_s: float = 0.1, why: str = "", stays_s: float = 0.0
 ) -> T:
     """Calls `probe()` until its result is truthy and returns that result.
 

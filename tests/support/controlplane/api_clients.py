@@ -17,7 +17,7 @@ from omni_proto.pod_contract import PIPELINE_LABEL
 from support.controlplane.api import Api
 
 CONFIG_MAP = KIND_BY_NAME["ConfigMap"]
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 async def until(probe: Callable[[], object], why: str) -> None:

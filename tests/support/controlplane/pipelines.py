@@ -130,7 +130,7 @@ def describe_pod(pod: Manifest) -> str:
     return f"  {metadata['name']}: {gone}{node}, {status.get('phase')}, {status.get('podIP', 'no address')}; {unmet}"
 
 
-def wait_condition(api: Api, kind: str, name: str = "omni", *, timeout_s: float = 30.0, **wanted: str) -> Manifest:
+def wait_condition(api: Api, kind: str, name: str = "omni", *, timeout_s: float = 60.0, **wanted: str) -> Manifest:
     """Waits until a condition of the present generation has the `wanted` fields. Returns the condition.
 
     Example: wait_condition(api, "Ready", status="False", reason="Suspended").

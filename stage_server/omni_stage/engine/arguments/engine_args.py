@@ -23,6 +23,8 @@ from omni_stage.errors import ConfigurationError
 from omni_stage.models.component import Component
 from omni_stage.vllm_adapter.names import DIFFUSION_SETTINGS, MEDIA_SHARE, PAYLOAD_LIMITS
 
+_QUANTIZATION = ("quantization_config", "compression_config")
+"""Keys of config.json that say how the weights are quantized."""
 CPU_KV_CACHE_BYTES = 512 << 20
 """Default KV cache on a CPU: vLLM would take a share of the whole machine's memory."""
 
@@ -41,6 +43,16 @@ class OmniModelConfig:
     def name(self) -> str:
         """The architectures that config.json names, else its model_type; for messages."""
         return ", ".join(self.architectures) or self.model_type
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether config.json, or the part of it for one of the models, says how the weights are quantized."""
+        return _is_quantized(self.config)
+
+
+def _is_quantized(config: Mapping[str, Any]) -> bool:
+    parts = (part for part in config.values() if isinstance(part, Mapping))
+    return any(config.get(name) for name in _QUANTIZATION) or any(map(_is_quantized, parts))
 
 
 def load_model_config(path: Path) -> OmniModelConfig:
@@ -120,6 +132,16 @@ class OmniEngineArgs:
         """Whether the runner captures the rows that the stage publishes (see vllm_adapter/worker/config.py)."""
         omni = self.additional_config.get("omni", {})
         return isinstance(omni, Mapping) and omni.get("capture_rows") is True
+
+    def for_checkpoint(self, model: OmniModelConfig) -> OmniEngineArgs:
+        """Returns the arguments for this checkpoint.
+
+        vLLM 0.32 has two names for fp8: "fp8" for weights that are FP8 in the checkpoint, which it refuses for others,
+        and "fp8_per_tensor" for those that it quantizes while it loads them.
+        """
+        if self.quantization == "fp8" and not model.is_quantized:
+            return dataclasses.replace(self, quantization="fp8_per_tensor")
+        return self
 
     def vllm_kwargs(self, *, worker_cls: str, scheduler_cls: str) -> dict[str, Any]:
         """Returns the keyword arguments of vLLM's AsyncEngineArgs."""

@@ -104,7 +104,7 @@ class PublishingMixin(_Base):
             return {}
         tokens = token_ids[: len(request_ids), 0]
         if len(kept) < len(request_ids):
-            chosen = torch.tensor(kept).to(self.device, non_blocking=True)
+            chosen = host_memory.to_device(kept, self.device)
             tokens, hidden_states = tokens[chosen], hidden_states[chosen]
         names = [request_ids[index] for index in kept]
         made = self._hooks.after_sampling(SampledTokens(names, tokens, hidden_states[: len(kept)]))

@@ -40,7 +40,6 @@ from omni_stage.vllm_adapter.ar.expert_choices import ExpertChoices
 from omni_stage.vllm_adapter.ar.input_rows import INPUT_ROWS, InputRowStore, MropePositions
 from omni_stage.vllm_adapter.ar.publish import PublishingMixin, start_positions
 from omni_stage.vllm_adapter.hooks import SupportsInputRows
-from omni_stage.vllm_adapter.start_errors import reporting_start_errors
 from omni_stage.vllm_adapter.worker.config import check_capture, check_published
 from omni_stage.vllm_adapter.worker.model_hooks import ModelHooks
 
@@ -100,10 +99,6 @@ class OmniARRunnerMixin(PublishingMixin):
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load the model and, if it takes input rows, bind it to their buffer. Raises ConfigurationError."""
-        with reporting_start_errors():
-            self._load_model(*args, **kwargs)
-
-    def _load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
         model = self.get_model()
         self._hooks = ModelHooks.of(model)

@@ -4,9 +4,10 @@
 
 vLLM 0.32 and Triton 3.7 require what is listed here. Without this check, an image that lacks any of it would fail only
 when the first GPU pod starts:
-- `vllm.envs.VLLM_USE_FLASHINFER_SAMPLER` is on by default, and FlashInfer compiles its sampler with nvcc, which the
-  image lacks (v1/sample/ops/topk_topp_sampler.py). Either it must be off, or FlashInfer's precompiled kernels must be
-  installed.
+- FlashInfer compiles its kernels with nvcc, which the image lacks. vLLM samples with it unless
+  `vllm.envs.VLLM_USE_FLASHINFER_SAMPLER` is off (v1/sample/ops/topk_topp_sampler.py). If the package is installed, vLLM
+  also selects its attention for some GPUs and types of KV cache (platforms/cuda.py, _get_backend_priorities), without
+  looking for nvcc. So FlashInfer must be absent, or its precompiled kernels must be installed too.
 - Triton and torch.compile call a C and a C++ compiler, with Python's headers, when a kernel is first used.
 - The workers are imported by the engine's process, and so are the model classes (`registry._LazyRegisteredModel`).
 """
@@ -48,8 +49,8 @@ class Findings:
     """torch.version.cuda."""
     required: str
     """NVIDIA_REQUIRE_CUDA: what the container runtime compares the node's driver with."""
-    flashinfer_samples: bool
-    """Whether vLLM would let FlashInfer sample."""
+    flashinfer: bool
+    """Whether FlashInfer is installed, or vLLM would let it sample."""
     precompiled: Sequence[str]
     """Packages with FlashInfer's compiled kernels."""
     compilers: Mapping[str, str]
@@ -68,10 +69,11 @@ def list_problems(found: Findings) -> list[str]:
         problems.append(
             f"NVIDIA_REQUIRE_CUDA is {found.required!r}, torch is built for CUDA {found.cuda}: set {wanted}"
         )
-    if found.flashinfer_samples and len(found.precompiled) < len(_PRECOMPILED):
+    if found.flashinfer and len(found.precompiled) < len(_PRECOMPILED):
         problems.append(
-            "FlashInfer would compile its sampler with nvcc, which is not here: set VLLM_USE_FLASHINFER_SAMPLER=0, or "
-            f"install {' and '.join(_PRECOMPILED)}"
+            "FlashInfer would compile its kernels with nvcc, which is not here: leave flashinfer-python out "
+            "(constraints/overrides-gpu.txt) and set VLLM_USE_FLASHINFER_SAMPLER=0, or install "
+            f"{' and '.join(_PRECOMPILED)}"
         )
     problems += [f"{name} does not work: {said}" for name, said in found.compilers.items() if said]
     problems += [f"{name} cannot be imported: {said}" for name, said in found.imports.items() if said]
@@ -90,7 +92,7 @@ def inspect() -> Findings:
     return Findings(
         cuda=torch.version.cuda,
         required=os.environ.get("NVIDIA_REQUIRE_CUDA", ""),
-        flashinfer_samples=bool(envs.VLLM_USE_FLASHINFER_SAMPLER),
+        flashinfer=importlib.util.find_spec("flashinfer") is not None or bool(envs.VLLM_USE_FLASHINFER_SAMPLER),
         precompiled=[name for name in _PRECOMPILED if importlib.util.find_spec(name) is not None],
         compilers={name: try_compiler(name) for name in _SOURCES},
         imports=imports,

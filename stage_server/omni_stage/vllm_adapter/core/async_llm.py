@@ -18,6 +18,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
 from vllm import PoolingParams
 from vllm.config import VllmConfig
 from vllm.engine.protocol import StreamingInput
@@ -29,6 +30,7 @@ from omni_stage.vllm_adapter.core.interface import COMPARE_WITH_EAGER, END_STREA
 from omni_stage.vllm_adapter.core.output_processor import OmniOutputProcessor
 from omni_stage.vllm_adapter.core.outputs import Capture, convert_output, translate_error
 from omni_stage.vllm_adapter.core.properties import EngineProperties
+from omni_stage.vllm_adapter.core.start_failure import explain_start_error
 from omni_stage.vllm_adapter.core.thread import EngineThread
 from omni_stage.vllm_adapter.process.load_spans import without_load_spans
 from omni_stage.vllm_adapter.process.template import template_processes
@@ -255,7 +257,7 @@ class AsyncEngineCore(EngineProperties):
 
     def _launch(self) -> OmniAsyncLLM:
         config = self._create_config()
-        with collecting_start_errors() as find_refusal:
+        with collecting_start_errors() as find_start_error:
             try:
                 with without_load_spans(), template_processes():
                     return OmniAsyncLLM.from_vllm_config(config)
@@ -264,13 +266,12 @@ class AsyncEngineCore(EngineProperties):
                     f"the engine refused its configuration: {error}", field="engineArgs"
                 ) from error
             except Exception as error:
-                refusal = find_refusal()
-                if refusal is not None:
-                    raise refusal from error
+                found = find_start_error()
+                if found is not None:
+                    raise explain_start_error(found, torch.version.cuda) from error
                 logger.exception("the engine did not start")
                 raise EngineDeadStageError(
-                    "the engine's process ended while it loaded the model; the log above names the cause "
-                    "(often memory: lower engineArgs.gpuMemoryUtilization or maxModelLen)"
+                    "the engine's process ended while it loaded the model; the log above names the cause"
                 ) from error
 
     async def _on_thread(self, call: Callable[[], _T]) -> _T:

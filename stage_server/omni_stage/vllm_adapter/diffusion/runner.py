@@ -35,7 +35,6 @@ from omni_stage.errors import ConfigurationError, ModelExecutionError, OmniStage
 from omni_stage.payloads import AdditionalInformationPayload
 from omni_stage.vllm_adapter.diffusion.output import DiffusionResult, build_output, check_result
 from omni_stage.vllm_adapter.hooks import KeepsStreams, OneShotModel
-from omni_stage.vllm_adapter.start_errors import reporting_start_errors
 from omni_stage.vllm_adapter.worker.device_failure import judge_failure, probe_device
 
 if TYPE_CHECKING:
@@ -81,8 +80,7 @@ class GPUDiffusionModelRunner:
         """Load the model through vLLM's loader. Raises ConfigurationError if it is not a `OneShotModel`."""
         if load_dummy_weights:
             self.vllm_config.load_config.load_format = "dummy"
-        with reporting_start_errors():
-            self.model = self._load_model()
+        self.model = self._load_model()
         self.model_memory_usage = sum(tensor.nbytes for tensor in (*self.model.parameters(), *self.model.buffers()))
 
     def _load_model(self) -> nn.Module:

@@ -20,3 +20,14 @@ def copies_overlap(device: torch.device) -> bool:
 def pinned_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Returns an uninitialised host tensor in pinned memory. Raises RuntimeError if there is no accelerator."""
     return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
+
+
+def to_device(values: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> torch.Tensor:
+    """Returns a table of integers as an int64 tensor on `device`, without waiting for the device's earlier work.
+
+    A copy from memory that is not pinned may wait, even with non_blocking.
+    """
+    table = torch.tensor(values, dtype=torch.int64)
+    if not copies_overlap(device):
+        return table
+    return pinned_empty(table.shape, table.dtype).copy_(table).to(device, non_blocking=True)

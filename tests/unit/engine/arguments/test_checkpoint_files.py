@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from omni_proto.stage_config import EngineArgs
 from omni_stage.engine.arguments.engine_args import (
     load_model_config,
 )
 from omni_stage.errors import ConfigurationError
+from support.described_engines import build
 
 
 @pytest.mark.parametrize(
@@ -50,3 +54,24 @@ def test_good_checkpoint(tmp_path: Path) -> None:
     config = load_model_config(tmp_path)
     assert config.name == "Qwen2ForCausalLM"
     assert (config.model_type, config.architectures) == ("qwen2", ("Qwen2ForCausalLM",))
+
+
+@pytest.mark.parametrize(
+    ("given", "config", "expected"),
+    [
+        ("fp8", {}, "fp8_per_tensor"),
+        ("fp8", {"quantization_config": {"quant_method": "fp8"}}, "fp8"),
+        ("fp8", {"thinker_config": {"text_config": {"quantization_config": {"quant_method": "fp8"}}}}, "fp8"),
+        ("fp8", {"quantization_config": None}, "fp8_per_tensor"),
+        ("awq", {}, "awq"),
+        (None, {}, None),
+    ],
+    ids=["dense", "fp8", "a part", "null", "another", "none"],
+)
+def test_fp8_also_quantizes_a_dense_checkpoint(
+    tmp_path: Path, given: Any, config: dict[str, Any], expected: str | None
+) -> None:
+    """vLLM 0.32 refuses its method fp8 for a checkpoint that is not quantized."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2", **config}))
+    args = build(EngineArgs(quantization=given)).for_checkpoint(load_model_config(tmp_path))
+    assert args.quantization == expected

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -51,6 +51,17 @@ def test_every_argument_is_one_of_vllms() -> None:
     kwargs = build(kind=EngineKind.DIFFUSION).vllm_kwargs(worker_cls="w", scheduler_cls="s")
     every = {name for name in OmniEngineArgs.__dataclass_fields__ if name != "kind"} | kwargs.keys()
     assert every <= set(AsyncEngineArgs.__dataclass_fields__)
+
+
+def test_vllm_knows_every_value_of_a_closed_list() -> None:
+    from vllm.config.cache import CacheDType
+    from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
+
+    def values(name: str) -> set[str]:
+        return set(get_args(get_args(EngineArgs.model_fields[name].annotation)[0]))
+
+    assert values("quantization") <= set(QUANTIZATION_METHODS)
+    assert values("kv_cache_dtype") <= set(get_args(CacheDType))
 
 
 @pytest.mark.parametrize(

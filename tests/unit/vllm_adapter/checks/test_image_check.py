@@ -15,7 +15,7 @@ DOCKERFILE = (Path(__file__).parents[4] / "Dockerfile").read_text(encoding="utf-
 GOOD = Findings(
     cuda="13.0",
     required="cuda>=13.0",
-    flashinfer_samples=False,
+    flashinfer=False,
     precompiled=(),
     compilers={"cc": "", "c++": ""},
     imports={"omni_stage.service.server.stage_server": ""},
@@ -28,9 +28,9 @@ PRECOMPILED = ("flashinfer_cubin", "flashinfer_jit_cache")
     ("change", "words"),
     [
         ({}, []),
-        ({"flashinfer_samples": True, "precompiled": PRECOMPILED}, []),
-        ({"flashinfer_samples": True}, ["set VLLM_USE_FLASHINFER_SAMPLER=0, or install flashinfer_cubin"]),
-        ({"flashinfer_samples": True, "precompiled": PRECOMPILED[:1]}, ["set VLLM_USE_FLASHINFER_SAMPLER=0"]),
+        ({"flashinfer": True, "precompiled": PRECOMPILED}, []),
+        ({"flashinfer": True}, ["set VLLM_USE_FLASHINFER_SAMPLER=0, or install flashinfer_cubin"]),
+        ({"flashinfer": True, "precompiled": PRECOMPILED[:1]}, ["leave flashinfer-python out"]),
         ({"cuda": None}, ["torch is built without CUDA"]),
         ({"cuda": "14.1"}, ["NVIDIA_REQUIRE_CUDA is 'cuda>=13.0', torch is built for CUDA 14.1: set cuda>=14.0"]),
         ({"required": ""}, ["NVIDIA_REQUIRE_CUDA is ''"]),
@@ -38,7 +38,7 @@ PRECOMPILED = ("flashinfer_cubin", "flashinfer_jit_cache")
         ({"imports": {"vllm": "ImportError: libcuda.so.1"}}, ["vllm cannot be imported: ImportError: libcuda.so.1"]),
         ({"user": 0}, ["this ran as root"]),
     ],
-    ids=["good", "precompiled", "sampler", "half precompiled", "CPU build", "newer", "unset", "c++", "import", "root"],
+    ids=["good", "precompiled", "FlashInfer", "half", "CPU build", "newer", "unset", "c++", "import", "root"],
 )
 def test_problems(change: dict[str, Any], words: list[str]) -> None:
     problems = list_problems(dataclasses.replace(GOOD, **change))
@@ -65,6 +65,7 @@ def test_the_dockerfile_runs_it_as_the_images_user() -> None:
     user, check = stage.index("USER 10001:10001"), stage.index("python -m omni_stage.vllm_adapter.checks.image")
     assert user < check
     assert "g++" in stage
+    assert "--override constraints/overrides-gpu.txt pyproject.toml --extra gpu" in DOCKERFILE
     set_lines = [line for line in DOCKERFILE.splitlines() if not line.startswith("#")]
     assert not any("NVIDIA_VISIBLE_DEVICES" in line for line in set_lines)
 

@@ -12,7 +12,6 @@ from vllm.model_executor.models.utils import AutoWeightsLoader, StageMissingLaye
 
 from omni_stage.errors import ConfigurationError
 from omni_stage.vllm_adapter.checks.weights import load_checked
-from omni_stage.vllm_adapter.start_errors import collecting_start_errors, reporting_start_errors
 
 MAPPER = WeightsMapper(orig_to_new_prefix={"other.": None, "mine.": ""})
 
@@ -122,15 +121,3 @@ def test_many_names_make_a_short_error() -> None:
     with pytest.raises(ConfigurationError, match=r"1000 tensors are unknown: .* and 995 more") as caught:
         load({**whole(), **extra})
     assert len(str(caught.value).encode()) < 1024, "it fits a termination message"
-
-
-def test_a_refusal_crosses_processes_by_a_file() -> None:
-    with collecting_start_errors() as find_refusal:
-        assert find_refusal() is None
-        with pytest.raises(ConfigurationError), reporting_start_errors():
-            raise ConfigurationError("no such tensor", field="model.path")
-        refusal = find_refusal()
-    assert refusal is not None
-    assert (str(refusal), refusal.details.field) == ("no such tensor", "model.path")
-    with pytest.raises(ConfigurationError), reporting_start_errors():
-        raise ConfigurationError("nobody listens")

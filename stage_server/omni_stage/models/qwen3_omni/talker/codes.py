@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from omni_stage.vllm_adapter.hooks import ScheduledSpan
+from omni_stage.vllm_adapter.worker.host_memory import to_device
 
 _FIRST_ROWS = 8
 _FIRST_FRAMES = 256
@@ -70,8 +71,7 @@ class FrameCodes:
             rows.append(kept.row)
             frames.append(frame)
         self._widen(max(frames) + 1)
-        device = self._table.device
-        places = torch.tensor([rows, frames]).to(device, non_blocking=True)
+        places = to_device([rows, frames], self._table.device)
         self._table[places[0], places[1]] = codes.to(torch.int16)
 
     def find(self, spans: Sequence[ScheduledSpan]) -> Places:
@@ -91,7 +91,7 @@ class FrameCodes:
 
     def read(self, places: Places) -> torch.Tensor:
         """Returns the codes int64 [n, codes] at these places."""
-        index = torch.tensor([places.rows, places.frames]).to(self._table.device, non_blocking=True)
+        index = to_device([places.rows, places.frames], self._table.device)
         return self._table[index[0], index[1]].long()
 
     def _lend(self) -> int:

@@ -40,6 +40,7 @@ from omni_stage.models.shared.graphs import CudaCapture
 from omni_stage.payloads import AdditionalInformationPayload
 from omni_stage.vllm_adapter.checks.weights import load_checked
 from omni_stage.vllm_adapter.hooks import SampledTokens, ScheduledSpan
+from omni_stage.vllm_adapter.worker.host_memory import to_device
 
 
 @support_torch_compile(
@@ -148,7 +149,7 @@ class TalkerModel(nn.Module, SupportsMRoPE):
         self._ends.update((span.request_id, span.start + span.length) for span in spans)
         places = self._codes.find(spans)
         if places.tokens:
-            index = torch.tensor(places.tokens).to(self._code_rows.device, non_blocking=True)
+            index = to_device(places.tokens, self._code_rows.device)
             with torch.inference_mode():
                 self._code_rows[index] = self._predictor.embed(self._codes.read(places)).to(self._code_rows.dtype)
             self._filled = max(places.tokens) + 1
@@ -194,11 +195,12 @@ class TalkerModel(nn.Module, SupportsMRoPE):
         """Returns the frames int64 [n, groups] of the sampled first codes. Stores each frame's other codes."""
         if self._codes is None:
             return {}
-        device = sampled.token_ids.device
         settings = [self._settings.get(request_id, (True, 0)) for request_id in sampled.request_ids]
         places = [self._ends[request_id] for request_id in sampled.request_ids]
-        chosen = torch.tensor([[greedy, seed, place] for (greedy, seed), place in zip(settings, places, strict=True)])
-        chosen = chosen.to(device, non_blocking=True)
+        chosen = to_device(
+            [[greedy, seed, place] for (greedy, seed), place in zip(settings, places, strict=True)],
+            sampled.token_ids.device,
+        )
         tokens = sampled.token_ids.long()
         codes = self._graphed.predict(
             sampled.hidden_states, self.codec_embedding(tokens), chosen[:, 0].bool(), chosen[:, 1], chosen[:, 2]
