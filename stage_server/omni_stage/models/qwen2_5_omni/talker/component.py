@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +114,10 @@ class TalkerEmitter:
     def emit(self, step: EngineStep) -> StageStep:
         """Convert one engine step to one stage step."""
         codes = [token for token in step.token_ids if token not in self._stop_ids]
-        return replace(StageStep.of(step), tensors={"codes": torch.tensor(codes, dtype=torch.int64)} if codes else {})
+        made = StageStep.of(step)
+        if codes:
+            made.tensors = {"codes": torch.tensor(codes, dtype=torch.int64)}
+        return made
 
 
 def build_component(config: StageConfig) -> Talker:
