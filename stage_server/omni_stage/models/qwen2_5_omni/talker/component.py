@@ -55,6 +55,7 @@ class Talker:
         self.voices: Sequence[str] = tuple(texts)
         self.input_schema = thinker2talker_schema(checkpoint)
         self.output_schema = talker2token2wav_schema()
+        self.first_audio_steps = int(pace["first_tokens"])
 
     def engine_kwargs(self) -> dict[str, Any]:
         """Returns arguments for our model class. The engine needs no tokenizer, because the tokens are not text."""
