@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A figure to be judged. Higher is better, unless it has `at_most`."""
+    """A figure to be judged. Higher is better, unless it has `at_most` or `lower_is_better`."""
 
     name: str
     value: float
@@ -26,6 +26,8 @@ class Ratio:
     """Whether the bound is only a goal: it is shown, but a run that misses it does not fail."""
     tolerance: float = 0.15
     """How much worse than in the last result the value may be, relative to the last value."""
+    lower_is_better: bool = False
+    """Set it for a figure without a bound of which less is better; `at_most` implies it."""
 
     @property
     def met(self) -> bool | None:
@@ -60,7 +62,7 @@ class Verdict:
             return False
         if math.isnan(self.to_last):
             return True
-        if self.ratio.at_most is not None:
+        if self.ratio.at_most is not None or self.ratio.lower_is_better:
             return self.to_last > 1 + self.ratio.tolerance
         return self.to_last < 1 - self.ratio.tolerance
 

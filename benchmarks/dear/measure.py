@@ -191,6 +191,7 @@ def find_ratios(rows: Sequence[Row], usages: dict[int, Usage]) -> list[Ratio]:
                 at_most=bound,
                 goal=True,
                 tolerance=TOLERANCE,
+                lower_is_better=True,
             )
         )
         ratios.append(

@@ -140,15 +140,29 @@ def find_ratios(rows: list[Row], family: Family) -> list[Ratio]:
         first = row["first_audio_s_p50"] / full["first_audio_s_p50"]
         least, most = (family.speed, family.ratio) if seconds >= 8 else (None, None)
         ratios.append(
-            Ratio(f"first audio, Stream x Full, {name}", first, at_most=most, goal=family.goal, tolerance=TOLERANCE)
+            Ratio(
+                f"first audio, Stream x Full, {name}",
+                round(first, 3),
+                at_most=most,
+                goal=family.goal,
+                tolerance=TOLERANCE,
+                lower_is_better=True,
+            )
         )
         if count == 8:
             speed = row["audio_s_per_s"] / full["audio_s_per_s"]
-            ratios.append(Ratio(f"audio a second, Stream x Full, {name}", speed, at_least=least, tolerance=TOLERANCE))
+            ratios.append(
+                Ratio(f"audio a second, Stream x Full, {name}", round(speed, 3), at_least=least, tolerance=TOLERANCE)
+            )
         if count == 1:
             waited = row["waited_s_p50"] / full["first_audio_s_p50"]
             ratios.append(
-                Ratio(f"first audio and silence, Stream x Full, {name}", waited, at_most=1.0, tolerance=TOLERANCE)
+                Ratio(
+                    f"first audio and silence, Stream x Full, {name}",
+                    round(waited, 3),
+                    at_most=1.0,
+                    tolerance=TOLERANCE,
+                )
             )
     return ratios
 
@@ -156,7 +170,7 @@ def find_ratios(rows: list[Row], family: Family) -> list[Ratio]:
 def find_window_ratios(rows: list[Row]) -> list[Ratio]:
     """Returns the windows' error relative to the difference between two seeds: -40 dB is 0.01."""
     return [
-        Ratio(f"error of windows, {row['shape']}", 10 ** (row["error_db_of_another_seed"] / 20), at_most=0.01)
+        Ratio(f"error of windows, {row['shape']}", round(10 ** (row["error_db_of_another_seed"] / 20), 5), at_most=0.01)
         for row in rows
     ]
 

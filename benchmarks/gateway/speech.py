@@ -109,7 +109,7 @@ def find_ratios(samples: Samples) -> list[Ratio]:
         else:
             bound = SHARE if count == 8 else None
             name = f"first audio x gRPC, {count} at once"
-            ratios.append(Ratio(name, round(share, 3), at_most=bound, tolerance=0.1))
+            ratios.append(Ratio(name, round(share, 3), at_most=bound, tolerance=0.1, lower_is_better=True))
     return ratios
 
 

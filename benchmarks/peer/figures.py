@@ -174,13 +174,15 @@ def find_ratios(outcomes: Outcomes, starts: Mapping[str, Start], references: Seq
             at_most=bound if count == counts[-1] else None,
             goal=True,
             tolerance=TOLERANCE,
+            lower_is_better=True,
         )
         for count in counts
         for figure, bound in BOUNDS.items()
         for limits, side in (("equal", EQUAL), ("its best", find_best(outcomes, figure, count)))
     ]
     theirs = min(start.seconds for side, start in starts.items() if side != OURS)
-    ratios.append(Ratio("start x vllm-omni", round(starts[OURS].seconds / theirs, 3), tolerance=TOLERANCE))
+    started = round(starts[OURS].seconds / theirs, 3)
+    ratios.append(Ratio("start x vllm-omni", started, tolerance=TOLERANCE, lower_is_better=True))
     expected = [each.codes for each in references[: counts[-1]]]
     rounds = outcomes[OURS, counts[-1]].rounds
     right = sum(count_equal(one.codes, expected) for one in rounds) / (len(rounds) * len(expected))

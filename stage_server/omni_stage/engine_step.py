@@ -37,8 +37,5 @@ class EngineStep:
     here how a part ended; None if the part continues."""
     stop_reason: str = ""
     """A stop token's id, a stop string, or a reason from the scheduler; empty in all other cases."""
-    submitted_ns: int | None = None
-    """time.monotonic_ns() when a request with streamed input could start, because its first part had arrived; None if
-    its input was complete."""
     scheduled_ns: int | None = None
     """time.monotonic_ns() when the request was first scheduled, if known."""

@@ -65,7 +65,11 @@ class StreamedRuns:
                         if output.finish_reason is not None:
                             work.rest()
                         ended = plan.observe(output.token_ids, finish_reason(output, kind))
-                        step = emitter.emit(replace(output, finish_reason=ended, submitted_ns=submitted))
+                        if ended is not output.finish_reason:
+                            # Only the part has ended. A copy, because the engine core still reads the output.
+                            output = replace(output, finish_reason=ended)
+                        step = emitter.emit(output)
+                        step.submitted_ns = submitted
                         if ended is not None:
                             final = step
                             break
@@ -112,7 +116,8 @@ class StreamedRuns:
                         async for output in outputs:
                             self.work.note_step()
                             reason = finish_reason(output, kind) if part.last else None
-                            step = emitter.emit(replace(output, finish_reason=reason, submitted_ns=submitted))
+                            step = emitter.emit(replace(output, finish_reason=reason))
+                            step.submitted_ns = submitted
                             if step.audio is not None and rate:
                                 playback.add(time.monotonic(), step.audio.shape[-1] / rate)
                             work.lend()

@@ -205,7 +205,9 @@ class VllmStageEngine:
                 work.begin()
                 while output is not None:
                     self._work.note_step()
-                    step = replace(output, finish_reason=finish_reason(output, self.component.facts.kind))
+                    reason = finish_reason(output, self.component.facts.kind)
+                    # A copy takes longer than the rest of this loop, so only a step that changes is copied.
+                    step = output if reason is output.finish_reason else replace(output, finish_reason=reason)
                     emitted = emitter.emit(step if prepared.reply is None else as_if_sampled(step, prepared.reply))
                     work.lend()
                     yield emitted

@@ -114,6 +114,7 @@ def test_only_the_most_at_once_have_bounds() -> None:
     ratios = find_ratios({**one, **sides}, starts(), REFERENCES)
     assert {ratio.name for ratio in ratios if ratio.at_most is None and "1 at once" in ratio.name}
     assert all(ratio.at_most is not None for ratio in ratios if "2 at once" in ratio.name)
+    assert [ratio.name for ratio in ratios if not ratio.lower_is_better] == ["our codec tokens as transformers'"]
 
 
 def test_wrong_codec_tokens_of_ours_fail_the_run() -> None:

@@ -32,6 +32,10 @@ def free(value: float) -> Ratio:
     return Ratio("x", value, tolerance=0.1)
 
 
+def free_cost(value: float) -> Ratio:
+    return Ratio("x", value, tolerance=0.1, lower_is_better=True)
+
+
 def goal(value: float) -> Ratio:
     return Ratio("x", value, at_least=1.0, goal=True, tolerance=0.1)
 
@@ -49,6 +53,8 @@ def goal(value: float) -> Ratio:
         pytest.param(free(0.9), 1.0, [], id="worse within the tolerance"),
         pytest.param(free(0.899), 1.0, ["0.90 of the last result, 1;"], id="worse by more"),
         pytest.param(free(50.0), 1.0, [], id="better by any amount"),
+        pytest.param(free_cost(0.2), 1.0, [], id="no bound, lower is better: better"),
+        pytest.param(free_cost(1.11), 1.0, ["of the last result"], id="no bound, lower is better: worse"),
         pytest.param(free(math.nan), 1.0, ["the tolerance is 10%"], id="no number is a regression"),
         pytest.param(free(1.0), 0.0, [], id="nothing to divide by"),
         pytest.param(goal(0.7), 0.8, ["of the last result"], id="a goal regresses too"),

@@ -5,6 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from benchmarks.dear.measure import Outcome, least_rows, shorten
+from benchmarks.dear.measure import find_ratios as find_dear_ratios
+from benchmarks.dear.usage import Usage
+from benchmarks.first_audio.families import QWEN3
+from benchmarks.first_audio.measure import find_ratios
 from benchmarks.first_audio.playback import Chunk, count_clicks, play
 from benchmarks.first_audio.serving import sampling_of
 from benchmarks.paced.measure import ANCHOR, carried_rows
@@ -64,6 +68,24 @@ def test_a_request_that_ends_with_its_first_window() -> None:
     short = shorten(sampling_of(8), 12)
     assert (short["thinker"]["max_tokens"], short["talker"]["max_tokens"]) == (13, 12)
     assert short["talker"]["ignore_eos"] is True
+
+
+def test_earlier_audio_is_never_a_regression() -> None:
+    """Lower is better for first audio also where it has no bound: with few seconds of audio, or few requests."""
+    rows = [
+        {"side": side, "at_once": 4, "audio_s": seconds, "first_audio_s_p50": first}
+        for seconds in (2, 8)
+        for side, first in (("Full", 1.0), ("Stream", 0.1))
+    ]
+    ratios = find_ratios(rows, QWEN3)
+    shares = [
+        {"at_once": 1, "first_over_job": 0.4, "audio_s_per_s": 1.0},
+        {"at_once": 1, "first_over_job": 1.0, "audio_s_per_s": 0.5},
+    ]
+    usage = Usage({"thinker": 1.0}, wall_s=1.0, audio_s=1.0, cores=2)
+    ratios += [one for one in find_dear_ratios(shares, {1: usage}) if one.name.startswith("first audio")]
+    assert len(ratios) == 3
+    assert all(ratio.lower_is_better for ratio in ratios)
 
 
 def test_what_two_cores_carry() -> None:

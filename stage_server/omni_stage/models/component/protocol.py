@@ -132,6 +132,14 @@ class KnowsVoices(Protocol):
     """Names of voices, the default first; empty if no stage downstream speaks."""
 
 
+@runtime_checkable
+class KnowsFirstAudio(Protocol):
+    """A Component whose rows the stage downstream turns into audio."""
+
+    first_audio_steps: int
+    """Number of a request's first steps whose rows that stage needs before it returns audio."""
+
+
 class ComponentFactory(Protocol):
     """The function that the registry holds for an id. It makes the component from a validated configuration.
 

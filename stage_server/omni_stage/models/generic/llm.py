@@ -10,7 +10,6 @@ import inspect
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +28,7 @@ from omni_stage.models.component import (
 )
 from omni_stage.models.generic.manifest import LLM
 from omni_stage.models.shared.tokenizer import load_tokenizer
-from omni_stage.reply_form import ParsedText, TextParse, ToolMode, Tools
+from omni_stage.reply_form import TextParse, ToolMode, Tools
 
 if TYPE_CHECKING:
     from omni_stage.vllm_adapter.text_parsers import TextParse as ParserOfRequest
@@ -169,12 +168,13 @@ class _TextEmitter:
 
     def emit(self, step: EngineStep) -> StageStep:
         """Convert one engine step to one stage step. Raises ModelExecutionError if the parser fails."""
-        parsed = ParsedText(step.text)
+        made = StageStep.of(step)
         if self._parse is not None:
             parsed = self._parse.feed(
                 step.text, step.token_ids, step.prompt_token_ids, finished=step.finish_reason is not None
             )
-        return replace(StageStep.of(step), text=parsed.text, reasoning=parsed.reasoning, tool_calls=parsed.tool_calls)
+            made.text, made.reasoning, made.tool_calls = parsed.text, parsed.reasoning, parsed.tool_calls
+        return made
 
 
 class GenericLlm:

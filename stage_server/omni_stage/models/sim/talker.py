@@ -36,6 +36,7 @@ class Talker:
     def __init__(self, table: Table, config: StageConfig, max_model_len: int) -> None:
         self.input_schema: TensorSchema | None = thinker2talker_schema(table)
         self.output_schema: TensorSchema | None = talker2decoder_schema(table)
+        self.first_audio_steps = table.decoder.first_frames + table.decoder.ahead_frames
         self._shape = table.talker
         self._max_model_len = max_model_len
 

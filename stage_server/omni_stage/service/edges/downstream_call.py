@@ -47,6 +47,7 @@ class EdgeContext:
 
     source_stage: str
     schema: TensorSchema
+    early_steps: int
     request_id: str
     metadata: tuple[tuple[str, str], ...]
     deadline: Deadline
@@ -69,7 +70,7 @@ class EdgeCall:
         self.opened = False
         self._start = start
         self._context = context
-        self._outbox = Outbox(context.channels, heard=self.opens_early)
+        self._outbox = Outbox(context.channels, heard=self.opens_early, early_steps=context.early_steps)
         self._writer = EdgeWriter(context.schema)
         self._count = context.metrics.chunk_counter(edge.stage)
         self._sending: Any = None

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from omni_proto.stage.v1 import events_pb2
 from omni_stage.arrays import Array
-from omni_stage.service.edges.pacing import MOST_STEPS, Pacing
+from omni_stage.service.edges.pacing import EARLY_STEPS, MOST_STEPS, Pacing
 
 Taken = tuple[list[Mapping[str, Array]], set[str], "events_pb2.FinishReason | None"]
 """The rows of some steps, in order; the tensors that end with them; the finish reason if no rows follow, else None."""
@@ -26,10 +26,13 @@ class OpenCalls(Protocol):
 class Outbox:
     """The queued rows of one call. `put`, `end` and `take` never block; a single task calls `wait`."""
 
-    def __init__(self, calls: OpenCalls, *, heard: bool) -> None:
-        """`heard`: whether the downstream stage reads rows before the request ends (a Stream edge)."""
+    def __init__(self, calls: OpenCalls, *, heard: bool, early_steps: int = EARLY_STEPS) -> None:
+        """`heard`: whether the downstream stage reads rows before the request ends (a Stream edge).
+
+        `early_steps`: number of first steps whose rows do not wait.
+        """
         self._calls = calls
-        self._pacing = Pacing(heard)
+        self._pacing = Pacing(heard, early_steps)
         self._loop = asyncio.get_running_loop()
         self._steps: list[Mapping[str, Array]] = []
         self._complete: set[str] = set()

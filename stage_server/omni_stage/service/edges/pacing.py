@@ -19,7 +19,8 @@ from typing import Final
 from omni_stage.step_order import FIRST_OUTPUTS
 
 EARLY_STEPS: Final = FIRST_OUTPUTS
-"""Number of first steps whose rows do not wait: the step with the prompt, and the eight after it."""
+"""Number of first steps whose rows do not wait: the step with the prompt, and the eight after it. It is more where a
+component knows that the stage below needs more for its first audio (KnowsFirstAudio)."""
 LONGEST_S: Final = 0.04
 A_CALL_S: Final = 0.000_625
 """Longest wait per open call: with 64 open calls it reaches LONGEST_S."""
@@ -35,6 +36,8 @@ class Pacing:
 
     heard: bool = True
     """Whether the downstream stage reads rows before the request ends (a Stream edge)."""
+    early_steps: int = EARLY_STEPS
+    """Number of first steps whose rows do not wait."""
     _steps: int = 0
     _rows: int = 0
     _began: float = 0.0
@@ -44,8 +47,8 @@ class Pacing:
 
     @property
     def early(self) -> bool:
-        """Whether the latest step was one of the first EARLY_STEPS, without whose rows speech cannot begin."""
-        return self.heard and self._steps <= EARLY_STEPS
+        """Whether the latest step was one of the first `early_steps`, without whose rows speech cannot begin."""
+        return self.heard and self._steps <= self.early_steps
 
     def add(self, rows: int, now: float, open_calls: int) -> float:
         """Returns when the waiting rows, this step's included, must be sent; `now` means immediately.

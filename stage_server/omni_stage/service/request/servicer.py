@@ -20,7 +20,14 @@ from omni_proto.stage_config import StageConfig
 from omni_proto.tensors import PROMPT_EMBEDS
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.errors import ConfigurationError, DeadlineExceededError, EngineDeadStageError, NotReadyError
-from omni_stage.models.component import EdgeInput, MediaPart, StageRequest, UserPrompt
+from omni_stage.models.component import (
+    EdgeInput,
+    KnowsFirstAudio,
+    MediaPart,
+    ServedComponent,
+    StageRequest,
+    UserPrompt,
+)
 from omni_stage.models.edge_stream import EdgeStream
 from omni_stage.process.stage_log import request_id_var
 from omni_stage.service.answer_meter import AnswerMeter
@@ -28,6 +35,7 @@ from omni_stage.service.call_metadata import forwarded_metadata, traceparent_of
 from omni_stage.service.deadlines import Deadline
 from omni_stage.service.edges.channels import DownstreamChannels
 from omni_stage.service.edges.downstream_call import EdgeCall, EdgeContext
+from omni_stage.service.edges.pacing import EARLY_STEPS
 from omni_stage.service.in_flight import InFlight
 from omni_stage.service.media.planning import receive_media
 from omni_stage.service.media.worker_pool import MediaPool
@@ -184,6 +192,7 @@ class StageServicer:
         common = EdgeContext(
             source_stage=self._config.stage,
             schema=schema,
+            early_steps=_count_early_steps(self._runtime.engine.component),
             request_id=request_id_var.get(),
             metadata=metadata,
             deadline=deadline,
@@ -257,6 +266,11 @@ class StageServicer:
         parts = await runtime.media.decode(slots, rules, config.timeouts.prepare)
         timeline.decode_end = timeline.now()
         return parts
+
+
+def _count_early_steps(component: ServedComponent) -> int:
+    """Returns how many of a request's first steps send their rows immediately."""
+    return max(EARLY_STEPS, component.first_audio_steps) if isinstance(component, KnowsFirstAudio) else EARLY_STEPS
 
 
 def _reads(plan: RequestPlan, reader: RequestReader) -> Reads:

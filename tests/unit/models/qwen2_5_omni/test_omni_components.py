@@ -18,6 +18,7 @@ from omni_stage.models.component import (
     EdgeInput,
     EngineStep,
     FinishReason,
+    KnowsFirstAudio,
     StageRequest,
     TakesStreams,
     UserPrompt,
@@ -44,6 +45,7 @@ def test_what_a_component_says_of_itself(tiny_checkpoint: Path, stage: str) -> N
     assert facts.reads == (component.input_schema.id if component.input_schema else None)
     assert facts.publishes == (component.output_schema.id if component.output_schema else None)
     assert isinstance(component, TakesStreams) is facts.streams_input
+    assert isinstance(component, KnowsFirstAudio) is (stage == "talker")
     assert facts.kind is (EngineKind.DIFFUSION if stage == "token2wav" else EngineKind.AUTOREGRESSIVE)
     expected = {"thinker": {Modality.TEXT}, "talker": set(), "token2wav": {Modality.AUDIO}}
     assert set(facts.outputs) == expected[stage]

@@ -65,6 +65,10 @@ async def test_a_request_is_submitted_when_its_first_rows_have_arrived(
     assert put <= steps[0].submitted_ns <= steps[0].scheduled_ns
 
 
+def test_the_talker_knows_how_many_codes_the_first_window_needs(table: Path) -> None:
+    assert engine("talker", table).component.first_audio_steps == 24
+
+
 async def test_a_request_that_waits_for_its_place_in_the_engine_is_counted(table: Path) -> None:
     talker, streams = engine("talker", table, maxNumSeqs=1), [EdgeStream(), EdgeStream()]
     tasks = [asyncio.create_task(collect(talker.generate(ask(str(at), stream)))) for at, stream in enumerate(streams)]

@@ -12,6 +12,7 @@ from omni_proto.stage_config import EdgeMode
 from omni_stage.models.component import FinishReason, StageRequest, StageStep
 from omni_stage.service.edges import downstream_call
 from omni_stage.service.edges.downstream_call import EdgeCall
+from omni_stage.service.edges.pacing import EARLY_STEPS
 from omni_stage.service.request.responses import ResponseWriter
 from omni_stage.service.wire import OutgoingChunk
 from support import scripted_stages as lab
@@ -71,6 +72,26 @@ async def test_rows_leave_in_the_turn_of_the_loop_in_which_the_talker_accepts(
     assert answer.code.name == "OK", answer.message
     assert pair.rows == [0, 1, 2]
     assert at_return == [1]
+
+
+@pytest.mark.parametrize(("needed", "early"), [(None, EARLY_STEPS), (1, EARLY_STEPS), (24, 24)])
+async def test_a_component_knows_which_rows_the_first_audio_needs(
+    start_pair: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, needed: int | None, early: int
+) -> None:
+    """Those rows never wait for later ones, however many steps they take."""
+    opened, counts = EdgeCall.open, []
+
+    async def note(call: EdgeCall, max_rows: int) -> None:
+        counts.append(call._outbox._pacing.early_steps)
+        await opened(call, max_rows)
+
+    monkeypatch.setattr(EdgeCall, "open", note)
+    pair = await start_pair(three_rows)
+    if needed is not None:
+        pair.thinker.server.runtime.engine.component.first_audio_steps = needed
+    answer = await lab.ask(pair.thinker)
+    assert answer.code.name == "OK", answer.message
+    assert counts == [early]
 
 
 @pytest.mark.parametrize("partial", [False, True])

@@ -33,6 +33,11 @@ def test_the_first_rows_go_at_once(open_calls: int) -> None:
     assert send_times(Pacing(), 0.01, EARLY_STEPS, open_calls) == [0.0] * EARLY_STEPS
 
 
+def test_rows_that_the_first_audio_needs_go_at_once() -> None:
+    """token2wav's first window needs 24 codes of Qwen2.5-Omni. None of them waits for later ones."""
+    assert send_times(Pacing(early_steps=24), 0.005, 24, MANY) == [0.0] * 24
+
+
 def test_with_many_calls_later_rows_share_messages_and_are_not_late() -> None:
     """With many calls, later rows share messages and wait at most LONGEST_S."""
     waits = send_times(Pacing(), 0.01, 200, MANY)[EARLY_STEPS:]

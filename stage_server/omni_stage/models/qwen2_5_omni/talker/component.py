@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +55,7 @@ class Talker:
         self.voices: Sequence[str] = tuple(texts)
         self.input_schema = thinker2talker_schema(checkpoint)
         self.output_schema = talker2token2wav_schema()
+        self.first_audio_steps = int(pace["first_tokens"])
 
     def engine_kwargs(self) -> dict[str, Any]:
         """Returns arguments for our model class. The engine needs no tokenizer, because the tokens are not text."""
@@ -115,7 +115,10 @@ class TalkerEmitter:
     def emit(self, step: EngineStep) -> StageStep:
         """Convert one engine step to one stage step."""
         codes = [token for token in step.token_ids if token not in self._stop_ids]
-        return replace(StageStep.of(step), tensors={"codes": torch.tensor(codes, dtype=torch.int64)} if codes else {})
+        made = StageStep.of(step)
+        if codes:
+            made.tensors = {"codes": torch.tensor(codes, dtype=torch.int64)}
+        return made
 
 
 def build_component(config: StageConfig) -> Talker:

@@ -6,7 +6,6 @@ last hidden state plus the input embedding. At a medium's placeholder, the row i
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 import torch
@@ -66,11 +65,12 @@ class ThinkerEmitter:
         """Convert one engine step to one stage step. Raises ModelExecutionError if rows and tokens do not match."""
         self._token_ids.extend(step.prompt_token_ids or ())
         self._token_ids.extend(step.token_ids)
-        return replace(
-            StageStep.of(step),
-            tensors=self._tensors(step) if self._want_tensors else {},
-            complete_tensors=_PROMPT_TENSORS if self._rows else frozenset(),
-        )
+        made = StageStep.of(step)
+        if self._want_tensors:
+            made.tensors = self._tensors(step)
+        if self._rows:
+            made.complete_tensors = _PROMPT_TENSORS
+        return made
 
     def _tensors(self, step: EngineStep) -> dict[str, torch.Tensor]:
         tensors: dict[str, torch.Tensor] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -114,7 +113,9 @@ class TalkerEmitter:
             sounded = frames[frames[:, 0] < self._speech.codebook_size].to(torch.int64)
             if sounded.shape[0]:
                 tensors["codes"] = sounded.contiguous()
-        return replace(StageStep.of(step), tensors=tensors)
+        made = StageStep.of(step)
+        made.tensors = tensors
+        return made
 
 
 def build_component(config: StageConfig) -> Talker:

@@ -7,7 +7,6 @@ publishes the hidden states of one layer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -104,7 +103,9 @@ class ThinkerEmitter:
             if known:
                 tensors["token_ids"] = torch.tensor(known, dtype=torch.int64)
             complete = frozenset() if self._is_first else _FIRST_TENSORS
-        return replace(StageStep.of(step), tensors=tensors, complete_tensors=complete)
+        made = StageStep.of(step)
+        made.tensors, made.complete_tensors = tensors, complete
+        return made
 
     def _first_tensors(self, prompt: torch.Tensor, step: EngineStep) -> dict[str, torch.Tensor]:
         tensors = {"prompt_tokens": torch.tensor([prompt.shape[0]])}
