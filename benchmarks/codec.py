@@ -23,7 +23,7 @@ from omni_proto.tensors import (
     TensorAssembler,
     TensorChunkView,
     TensorSpec,
-    deserialize_generate_request,
+    decode_generate_request,
     encode_rows,
     serialize_generate_request,
 )
@@ -87,7 +87,7 @@ def draw(result: Row, path: Path) -> None:
 def run_own(spec: TensorSpec, data: np.ndarray) -> None:
     assembler = TensorAssembler(spec, len(data), check_finite=False)
     for chunk in encode_rows(spec, memoryview(data).cast("B")):
-        view = deserialize_generate_request(serialize_generate_request(chunk))
+        view = decode_generate_request(serialize_generate_request(chunk))
         if not isinstance(view, TensorChunkView):
             raise TypeError("the codec made no tensor chunk")
         assembler.add(view)

@@ -75,11 +75,6 @@ def find_difference(desired: Mapping[str, Any], live: Mapping[str, Any]) -> str 
     return None if path is None else (".".join(path).replace(".[", "[") or "(object)")
 
 
-def is_subset(desired: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
-    """Returns whether live contains everything in desired."""
-    return find_difference(desired, live) is None
-
-
 class _Place(NamedTuple):
     """The position of a value in an object, as far as the comparison depends on it."""
 

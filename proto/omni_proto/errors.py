@@ -58,11 +58,6 @@ class TensorError(OmniProtoError):
         self.limit = str(limit)
         """The limit that was exceeded, with its unit; empty if none."""
 
-    @property
-    def is_corrupt(self) -> bool:
-        """Whether the transfer is at fault (DATA_LOSS) rather than the sender (INVALID_ARGUMENT)."""
-        return self.kind is TensorErrorKind.CORRUPT
-
 
 class CorruptTensorError(TensorError):
     """The transfer lost, repeated or changed data."""

@@ -122,8 +122,6 @@ class _File:
     seconds: float = 0.0
     is_fragmented: bool = False
     tracks: list[_Track] = field(default_factory=list)
-    timescale: int = 1
-    """Ticks per second of the track that is being read."""
 
     def begin_track(self) -> _Track:
         if len(self.tracks) == MAX_TRACKS:

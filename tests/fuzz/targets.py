@@ -24,7 +24,6 @@ from omni_proto.tensors import (
     TensorSchema,
     TensorSpec,
     decode_generate_request,
-    deserialize_generate_response,
     prompt_embeds_spec,
     schema_from_proto,
     schema_hash,
@@ -182,13 +181,13 @@ def answers(data: bytes) -> None:
     protocol = DownstreamProtocol("talker", ["talker", "token2wav"])
     for message in split(data):
         try:
-            response = deserialize_generate_response(message)
+            response = pb.GenerateResponse.FromString(message)
             event_from_response(response)
             if response.WhichOneof("message") == "failed":
                 error_from_status(response.failed.status)
                 may_retry(read_status(response.failed.status))
             protocol.check(response)
-        except (OmniRequestError, WireError, DownstreamProtocolError):
+        except (OmniRequestError, DecodeError, DownstreamProtocolError):
             return
 
 

@@ -24,6 +24,17 @@ def _uri(uri: str, hint: str) -> Bad:
 _HUB = "; a repository of the Hugging Face hub is hf://ORG/NAME"
 _VOLUME = "; download the checkpoint to a volume and name that: pvc://CLAIM/PATH"
 _DIRECTORY = "; a directory in the image is file:///PATH"
+_REVISION = "; give what follows the name as spec.model.revision"
+_SLASH = "; remove the slash at its end"
+
+
+def _image(name: str) -> Bad:
+    return Bad(
+        (first(image=name),),
+        f"{S0}.image",
+        f"must be the name of an image such as registry.example/omnipipeline:0.1.0; found {name}",
+    )
+
 
 ODD_BAD: Final[dict[str, Bad]] = {
     "repository of the hub": _uri("Qwen/Qwen2.5-Omni-7B", _HUB),
@@ -32,6 +43,18 @@ ODD_BAD: Final[dict[str, Bad]] = {
     "image of a registry": _uri("oci://registry/model", _VOLUME),
     "path without scheme": _uri("/models/omni", _DIRECTORY),
     "file without path": _uri("file:///", _DIRECTORY),
+    "revision after a colon": _uri("hf://Qwen/Qwen2.5-Omni-7B:main", _REVISION),
+    "revision after an at sign": _uri("hf://Qwen/Qwen2.5-Omni-7B@main", _REVISION),
+    "repository with a slash at its end": _uri("hf://Qwen/Qwen2.5-Omni-7B/", _SLASH),
+    "path with a slash at its end": _uri("pvc://models/omni/", _SLASH),
+    "image with the scheme of its registry": _image("https://registry.example/omni:1"),
+    "image with a scheme": _image("docker://omni:1"),
+    "image in capitals": _image("registry.example/Omni:1"),
+    "image with two tags": _image("omni:1:2"),
+    "image with half a digest": _image("omni@sha256:0123"),
+    "image by its branch": _image("omni@main"),
+    "image with an empty folder": _image("registry.example//omni"),
+    "image with a tag that begins with a dot": _image("omni:.1"),
     "gpu by half its name": Bad(
         (_limits(gpu=1),), f"{S0}.resources.limits", 'resources that Kubernetes does not know: ["gpu"]; it knows cpu, '
     ),
@@ -113,6 +136,30 @@ ODD_BAD_FIELDS: Final[dict[str, Bad]] = {
     "dtype by vLLM's other name": Bad(
         (first(engineArgs={"dtype": "half"}),), f"{S0}.engineArgs.dtype", '"float16"', 'found "half"; half is float16'
     ),
+    "dtype of weights for the KV cache": Bad(
+        (first(engineArgs={"kvCacheDtype": "bf16"}),), f"{S0}.engineArgs.kvCacheDtype", '"fp8_e5m2"', 'found "bf16"'
+    ),
+    "parser with a capital": Bad(
+        (first(engineArgs={"toolCallParser": "Hermes"}),),
+        f"{S0}.engineArgs.toolCallParser",
+        "should match",
+        "must be the name of a parser of vLLM such as hermes: lower-case letters, digits, dashes and underscores",
+    ),
+    "revision with a colon": Bad(
+        (edit("spec/model/revision", "a:b"),),
+        "spec.model.revision",
+        "should match",
+        "must be a branch, tag or commit: letters, digits, dots, dashes, underscores and slashes, found",
+    ),
+    "half a cpu as a number": Bad(
+        (_limits(cpu=0.5),), f"{S0}.resources.limits.cpu", "integer,string", "found 0.5; put quotes around 0.5"
+    ),
+    "input without a space": Bad(
+        (lambda document: document["spec"]["stages"][1].update(inputs=[{"from:thinker": None, "from": "thinker"}]),),
+        "spec.stages[1].inputs[0].from:thinker",
+        'unknown field "spec.stages[1].inputs[0].from:thinker"',
+        "unknown field; YAML needs a space after the colon: KEY: VALUE",
+    ),
     "tensor parallel size": Bad(
         (first(engineArgs={"tensorParallelSize": 2}),),
         f"{S0}.engineArgs.tensorParallelSize",
@@ -143,5 +190,7 @@ ODD_GOOD: Final[dict[str, tuple[Edit, ...]]] = {
     "a pipeline that waits": (first(replicas=0), edit("spec/suspend", True)),
     "weights that are random": (first(engineArgs={"loadFormat": "dummy"}),),
     "an image by its name alone": (first(image="omni"),),
+    "an image of a registry on a port": (first(image="localhost:5000/a-b/c_d.e__f:1.0-RC"),),
+    "an image by tag and digest": (first(image=f"Registry.Example/omni:1@sha256:{'0a' * 32}"),),
 }
 """Case -> edits that make a pipeline which looks odd but is valid."""

@@ -22,6 +22,7 @@ from omni_proto.stage_config.file import (
 )
 from omni_proto.stage_config.settings import (
     COMPONENT_PATTERN,
+    PARSER_PATTERN,
     STAGE_NAME_PATTERN,
     ClientCertificates,
     ComponentId,
@@ -38,6 +39,7 @@ from omni_proto.stage_config.settings import (
 
 __all__ = [
     "COMPONENT_PATTERN",
+    "PARSER_PATTERN",
     "SCHEMA_VERSION",
     "STAGE_NAME_PATTERN",
     "ClientCertificates",

@@ -10,9 +10,10 @@ from pydantic.alias_generators import to_camel
 
 STAGE_NAME_PATTERN: Final = r"^[a-z][a-z0-9]*$"
 COMPONENT_PATTERN: Final = r"^[a-z0-9_]+/[a-z0-9_]+$"
+PARSER_PATTERN: Final = r"^[a-z0-9_-]+$"
 
 StageName = Annotated[str, StringConstraints(min_length=1, max_length=20, pattern=STAGE_NAME_PATTERN)]
-ParserName = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[a-z0-9_-]+$")]
+ParserName = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=PARSER_PATTERN)]
 ComponentId = Annotated[str, StringConstraints(max_length=128, pattern=COMPONENT_PATTERN)]
 
 

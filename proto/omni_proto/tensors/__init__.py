@@ -1,7 +1,7 @@
 """Tensors on an edge: schemas, the wire codec and reassembly. Import all public names from here.
 
 sending:   rows -> encode_rows, encode_tensor_chunks -> EncodedChunk -> serialize_generate_request -> bytes
-receiving: bytes -> deserialize_generate_request -> TensorChunkView -> EdgeAssembler -> ReceivedTensor
+receiving: bytes -> decode_generate_request -> TensorChunkView -> EdgeAssembler -> ReceivedTensor
 """
 
 from __future__ import annotations
@@ -18,13 +18,10 @@ from omni_proto.tensors.codec import (
     CHUNK_BYTES,
     EncodedChunk,
     decode_generate_request,
-    deserialize_generate_request,
-    deserialize_generate_response,
     encode_rows,
     encode_tensor_chunk,
     encode_tensor_chunks,
     serialize_generate_request,
-    serialize_generate_response,
 )
 from omni_proto.tensors.scan import TensorChunkView
 from omni_proto.tensors.schema import (
@@ -77,8 +74,6 @@ __all__ = [
     "check_headers",
     "crc32c",
     "decode_generate_request",
-    "deserialize_generate_request",
-    "deserialize_generate_response",
     "dtype_from_proto",
     "dtype_info",
     "encode_rows",
@@ -92,7 +87,6 @@ __all__ = [
     "schema_hash",
     "schema_to_proto",
     "serialize_generate_request",
-    "serialize_generate_response",
     "spec_from_proto",
     "spec_to_proto",
     "tensor_prompt",

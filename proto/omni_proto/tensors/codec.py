@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 
 from omni_proto.errors import EncodeError, WireError
 from omni_proto.rpc.options import MAX_MESSAGE_BYTES
-from omni_proto.stage.v1.stage_service_pb2 import GenerateRequest, GenerateResponse
+from omni_proto.stage.v1.stage_service_pb2 import GenerateRequest
 from omni_proto.stage.v1.tensors_pb2 import TensorChunk
 from omni_proto.tensors.scan import (
     KEY_15_BYTES,
@@ -170,23 +170,6 @@ def serialize_generate_request(message: GenerateRequest | EncodedChunk) -> bytes
     if isinstance(message, bytes):
         return message
     return message.SerializeToString()
-
-
-deserialize_generate_request = decode_generate_request
-"""Deserializer of a call: see decode_generate_request."""
-
-
-def serialize_generate_response(message: GenerateResponse) -> bytes:
-    """Serialize a response message, with plain protobuf: audio is small compared to tensors."""
-    return message.SerializeToString()
-
-
-def deserialize_generate_response(data: bytes) -> GenerateResponse:
-    """Deserialize a response message. Raises WireError."""
-    try:
-        return GenerateResponse.FromString(data)
-    except DecodeError as error:
-        raise WireError(f"a message of {len(data)} bytes is not a GenerateResponse: truncated or damaged") from error
 
 
 def _varint(value: int) -> bytes:

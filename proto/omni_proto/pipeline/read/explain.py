@@ -36,27 +36,36 @@ def explain(error: jsonschema.ValidationError) -> Iterator[tuple[FieldPath, str]
         for name in error.instance:
             if name not in known:
                 yield (*path, name), f"unknown field; {_suggest(name, list(known))}"
-    else:
+    elif error.validator != "type" or "enum" not in error.schema:  # a wrong type is no choice either
         words = _WORDS.get(str(error.validator))
         yield path, words(error.validator_value, error.instance) if words else error.message
 
 
 _FIELD_HINTS: Final = {
     "tensorparallelsize": 'the GPU count is the tensor parallel size: resources.limits["nvidia.com/gpu"]',
+    "gpu": 'GPUs are counted by resources.limits["nvidia.com/gpu"]',
     "gpus": 'GPUs are counted by resources.limits["nvidia.com/gpu"]',
+    "storageuri": "the checkpoint is named by uri",
 }
-"""Hints for fields of other systems, by the name in lower case without underscores."""
-_VALUE_HINTS: Final = {
-    "half": "half is float16",
-    "fp16": "fp16 is float16",
-    "float": "float is float32",
-    "fp32": "fp32 is float32",
-    "bf16": "bf16 is bfloat16",
+"""Hints for fields of other systems, by the name in lower case without underscores and dashes."""
+_OTHER_NAMES: Final = {
+    "half": "float16",
+    "fp16": "float16",
+    "float": "float32",
+    "fp32": "float32",
+    "bf16": "bfloat16",
 }
+"""The API's names of values, by their names in other systems."""
+
+
+NO_SPACE: Final = "YAML needs a space after the colon: KEY: VALUE"
+"""Hint for a key that holds its value too: YAML reads `{from:thinker}` as a key without a value."""
 
 
 def _suggest(name: str, known: list[str]) -> str:
-    if hint := _FIELD_HINTS.get(name.replace("_", "").lower()):
+    if ":" in name:
+        return NO_SPACE
+    if hint := _FIELD_HINTS.get(name.replace("_", "").replace("-", "").lower()):
         return hint
     close = difflib.get_close_matches(to_camel(name), known, n=1)
     return f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
@@ -82,8 +91,14 @@ def _wrong_pattern(pattern: str, value: Any) -> str:
 
 
 def _not_a_choice(choices: list[Any], value: Any) -> str:
-    hint = _VALUE_HINTS.get(value) if isinstance(value, str) else None
-    return f"must be one of {', '.join(map(_show, choices))}; found {_show(value)}{f'; {hint}' if hint else ''}"
+    other = _OTHER_NAMES.get(value) if isinstance(value, str) else None
+    hint = f"; {value} is {other}" if other in choices else ""
+    return f"must be one of {', '.join(map(_show, choices))}; found {_show(value)}{hint}"
+
+
+def _no_quantity(choices: list[Any], value: Any) -> str:
+    remedy = f"; put quotes around {_show(value)}" if isinstance(value, float) else ""
+    return f"must be a whole number or text, found {_show(value)}{remedy}"
 
 
 def _bound(words: str) -> Callable[[Any, Any], str]:
@@ -95,7 +110,7 @@ _WORDS: Final[dict[str, Callable[[Any, Any], str]]] = {
     "pattern": _wrong_pattern,
     "const": lambda expected, value: f"must be {expected}, found {_show(value)}",
     "enum": _not_a_choice,
-    "anyOf": lambda choices, value: f"must be a whole number or text, found {_show(value)}",
+    "anyOf": _no_quantity,
     "minimum": _bound("at least"),
     "maximum": _bound("at most"),
     "exclusiveMinimum": _bound("above"),

@@ -20,7 +20,7 @@ from omni_proto.pipeline.crd.crd import object_schema
 from omni_proto.pipeline.crd.schema import Schema
 from omni_proto.pipeline.problems import FieldPath, PipelineError, Problem, format_path
 from omni_proto.pipeline.read.cel import evaluate
-from omni_proto.pipeline.read.explain import explain
+from omni_proto.pipeline.read.explain import NO_SPACE, explain
 from omni_proto.pipeline.read.load import parse_document, read_file, type_document
 from omni_proto.pipeline.types.object_meta import OBJECT_META_SCHEMA
 from omni_proto.pipeline.types.resource import API_VERSION, KIND, OmniPipeline
@@ -36,10 +36,22 @@ def parse_checked(text: str, *, source: str = "pipeline") -> OmniPipeline:
 
     Raises PipelineError with every wrong field. A rule between fields is checked only if those fields are valid.
     """
-    document = fill_in(parse_document(text, source))
-    if problems := check_document(document):
+    written = parse_document(text, source)
+    document = fill_in(written)
+    if problems := [*_keys_with_values(object_schema(), written, ()), *check_document(document)]:
         raise PipelineError(source, problems)
     return type_document(document, source)
+
+
+def _keys_with_values(schema: Schema, value: Any, path: FieldPath) -> Iterator[Problem]:
+    """Yields the keys of maps that hold their values too, such as `nvidia.com/gpu:1`.
+
+    The API server drops them, because their value is null. The stage would then run without a GPU.
+    """
+    for part, child, item in _children(schema, value):
+        if item is None and ":" in str(part):
+            yield Problem(format_path((*path, part)), f"has no value; {NO_SPACE}")
+        yield from _keys_with_values(child, item, (*path, part))
 
 
 def check_document(document: Mapping[str, Any]) -> list[Problem]:

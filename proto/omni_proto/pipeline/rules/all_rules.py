@@ -26,6 +26,8 @@ from omni_proto.pipeline.types.forms import FORMS
 from omni_proto.stage_config import COMPONENT_PATTERN, STAGE_NAME_PATTERN, EngineArgs, Limits, SamplingDefaults
 
 _URI_HINT: Final = (
+    "self.matches('^hf://[^/:@]+/[^/:@]+[:@]') ? '; give what follows the name as spec.model.revision' "
+    ": self.matches('^(hf|pvc)://.*/$') ? '; remove the slash at its end' : "
     f"self.matches({quote('^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$')}) || self.startsWith('http') "
     "? '; a repository of the Hugging Face hub is hf://ORG/NAME' "
     f": self.matches({quote('^[a-z][a-z0-9]*://')}) && !self.matches({quote('^(hf|pvc|file)://')}) "

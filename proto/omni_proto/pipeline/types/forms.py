@@ -8,7 +8,7 @@ from typing import Final
 from omni_proto.pipeline.types import entry
 from omni_proto.pipeline.types import kubernetes as k8s
 from omni_proto.pipeline.types import resource as api
-from omni_proto.stage_config import COMPONENT_PATTERN, STAGE_NAME_PATTERN
+from omni_proto.stage_config import COMPONENT_PATTERN, PARSER_PATTERN, STAGE_NAME_PATTERN
 
 KEY_FORM: Final = "such as team or example.com/team"
 _VOICE: Final = "letters, digits, spaces, dots, dashes and underscores, beginning and ending with a letter or digit"
@@ -19,11 +19,15 @@ FORMS: Final[Mapping[str, str]] = {
     api.NAME_PATTERN: "lower-case letters, digits and dashes, beginning with a letter: it names Services",
     STAGE_NAME_PATTERN: "lower-case letters and digits, beginning with a letter",
     COMPONENT_PATTERN: "an id of the stage server's registry such as qwen2_5_omni/thinker, never a Python path",
+    PARSER_PATTERN: "the name of a parser of vLLM such as hermes: lower-case letters, digits, dashes and underscores",
+    api.REVISION_PATTERN: "a branch, tag or commit: letters, digits, dots, dashes, underscores and slashes",
+    k8s.DATA_KEY_PATTERN: "a key of a Secret: letters, digits, dots, dashes and underscores",
+    k8s.NAMESPACE_PATTERN: "the name of a namespace: lower-case letters, digits and dashes",
     k8s.QUANTITY_PATTERN: "a quantity such as 2, 500m or 16Gi",
     k8s.LABEL_KEY_PATTERN: f"a key {KEY_FORM}",
     k8s.LABEL_VALUE_PATTERN: "a short text of letters, digits, dashes, dots and underscores",
     k8s.SUBDOMAIN_PATTERN: "the name of an object: lower-case letters, digits, dashes and dots",
-    api.PERCENT_PATTERN: "a percentage such as 25%",
+    api.PERCENT_PATTERN: "a percentage such as 25%, or a whole number without quotes",
     entry.MODEL_ALIAS_PATTERN: "a name such as tts-1 or org/model",
     entry.OTLP_PATTERN: "an address with its port such as http://collector.observability.svc:4317",
     entry.VOICE_PATTERN: f"a name of {_VOICE}",

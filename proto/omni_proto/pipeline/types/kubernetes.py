@@ -31,6 +31,8 @@ Otherwise every stage in the cluster would list defaults that nobody wrote."""
 SUBDOMAIN_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 LABEL_KEY_PATTERN: Final = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
 LABEL_VALUE_PATTERN: Final = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
+DATA_KEY_PATTERN: Final = r"^[-._a-zA-Z0-9]+$"
+NAMESPACE_PATTERN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 QUANTITY_PATTERN: Final = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
 
 SubdomainName = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=SUBDOMAIN_PATTERN)]
@@ -57,7 +59,7 @@ class SecretKeyReference(ConfigModel):
 
     name: SubdomainName
     """Name of the Secret."""
-    key: Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")] = "token"
+    key: Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=DATA_KEY_PATTERN)] = "token"
     """Key in the Secret."""
 
 

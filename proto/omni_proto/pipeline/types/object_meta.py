@@ -18,7 +18,7 @@ OBJECT_META_SCHEMA: Final[dict[str, Any]] = {
             "type": "string",
             "minLength": 1,
             "maxLength": 63,
-            "pattern": r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?\Z",
+            "pattern": k8s.NAMESPACE_PATTERN.removesuffix("$") + r"\Z",
         },
         "labels": {"type": ["object", "null"], "propertyNames": _KEY, "additionalProperties": _VALUE},
         "annotations": {

@@ -49,7 +49,14 @@ URI_PATTERN: Final = (
     r"|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[A-Za-z0-9._-]+)*"
     r"|file:///[!-~]+)$"
 )
-IMAGE_PATTERN: Final = r"^[a-z0-9][a-zA-Z0-9._:/@-]*[a-zA-Z0-9]$"
+REVISION_PATTERN: Final = r"^[A-Za-z0-9._/-]+$"
+_PATH: Final = "[a-z0-9]+([._-]+[a-z0-9]+)*"
+IMAGE_PATTERN: Final = (
+    rf"^([A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?/)?{_PATH}(/{_PATH})*"
+    r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?$"
+)
+"""HOST:PORT/PATH:TAG@DIGEST, as container runtimes read it. A pod with any other name of an image keeps its GPU, and
+never starts (InvalidImageName)."""
 PERCENT_PATTERN: Final = r"^(100|[1-9]?[0-9])%$"
 
 ModelUri = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=URI_PATTERN)]
@@ -71,9 +78,7 @@ class Model(ConfigModel):
 
     uri: ModelUri
     """hf://ORG/NAME, pvc://CLAIM/PATH, or file:///PATH (a path in the image, or on this machine for local runs)."""
-    revision: Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._/-]+$")] | None = (
-        None
-    )
+    revision: Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=REVISION_PATTERN)] | None = None
     """Branch, tag or commit of an hf:// repository. Default: main."""
     token_secret_ref: SecretKeyReference | None = None
     """Secret with the token of a gated or private hf:// repository."""
@@ -229,7 +234,7 @@ class Metadata(BaseModel):
         extra="ignore", frozen=True, alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True
     )
 
-    name: Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]
+    name: Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=NAME_PATTERN)]
     """Name: lower-case letters, digits and dashes; begins with a letter, because it names Services."""
     namespace: Annotated[str, StringConstraints(max_length=63)] | None = None
     """Namespace; ignored by local runs."""

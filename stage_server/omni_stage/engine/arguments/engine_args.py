@@ -99,7 +99,6 @@ class OmniEngineArgs:
     tokenizer: str | None = None
     skip_tokenizer_init: bool | None = None
     hf_overrides: Any = None
-    hf_config_path: str | None = None
     generation_config: str | None = None
     language_model_only: bool | None = None
     limit_mm_per_prompt: Mapping[str, int] | None = None

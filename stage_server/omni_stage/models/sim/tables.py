@@ -17,7 +17,6 @@ from omni_proto.stage_config import ConfigModel
 from omni_stage.errors import ConfigurationError
 
 BUILT_IN: Final = Path(__file__).parent / "tables"
-MODEL_TYPE: Final = "omnipipeline_sim"
 
 Curve = Annotated[dict[Annotated[int, Field(ge=1)], Annotated[float, Field(ge=0)]], Field(min_length=1)]
 """Milliseconds, by a count such as the number of requests. The curve is constant before the first point and linear

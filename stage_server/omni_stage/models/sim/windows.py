@@ -7,7 +7,7 @@ window. If the GPU's compute is the limit, larger steps save nothing, so the fir
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -45,14 +45,6 @@ def next_window(first: int, frames: int, *, ended: bool, shape: SoundShape) -> W
     if ended and frames > first:
         return Window(begin, first, frames, frames)
     return None
-
-
-def all_windows(frames: int, shape: SoundShape) -> Iterator[Window]:
-    """Yields the windows of an utterance of `frames` frames."""
-    first = 0
-    while (window := next_window(first, frames, ended=True, shape=shape)) is not None:
-        yield window
-        first = window.until
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

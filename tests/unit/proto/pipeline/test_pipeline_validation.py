@@ -15,9 +15,12 @@ import yaml
 
 from omni_proto.errors import OmniProtoError
 from omni_proto.pipeline import OmniPipeline, PipelineError, load_pipeline, parse_pipeline
+from omni_proto.pipeline.crd.crd import object_schema
 from omni_proto.pipeline.read.load import parse_document
 from omni_proto.pipeline.read.offline import load_checked, parse_checked
 from omni_proto.pipeline.read.strict_yaml import StrictLoader
+from omni_proto.pipeline.types.forms import FORMS
+from omni_proto.pipeline.types.object_meta import OBJECT_META_SCHEMA
 from support.spec_edits import BASE, YAML_WORDS, Edit, edit, first, second, stages, third
 from support.spec_table import BAD, BAD_FIELDS, GOOD, make
 
@@ -55,7 +58,10 @@ IDENTITY = {
     "no kind": (edit("kind", None), "kind: is missing"),
     "no metadata": (edit("metadata", None), "metadata: is missing"),
     "no name": (edit("metadata/name", None), "metadata.name: is missing"),
-    "namespace": (edit("metadata/namespace", "A b"), "metadata.namespace: must be text that matches"),
+    "namespace": (
+        edit("metadata/namespace", "A b"),
+        "metadata.namespace: must be the name of a namespace: lower-case",
+    ),
     "annotation is a number": (
         edit("metadata/annotations", {"a": 1}),
         "metadata.annotations.a: must be text; put quotes around 1",
@@ -106,6 +112,34 @@ def test_types_alone_refuse_what_is_no_tree(case: str) -> None:
     (found,) = problems(dump(NO_TREE[case]), parse_pipeline)
     assert found.startswith("spec: ")
     assert "one stage without inputs, all others below it; `omnipipe validate` names the offender" in found
+
+
+@pytest.mark.parametrize(
+    ("section", "key"), [("resources", "limits"), ("podLabels", ""), ("nodeSelector", "")], ids=lambda name: name or "-"
+)
+def test_keys_that_hold_their_values_are_refused(section: str, key: str) -> None:
+    """`{nvidia.com/gpu:1}` is a key without a value, which the API server drops: the stage would have no GPU."""
+    entry = {"nvidia.com/gpu:1": None}
+    (found,) = problems(dump(first(**{section: {key: entry} if key else entry})))
+    path = f"spec.stages[0].{section}{f'.{key}' if key else ''}[nvidia.com/gpu:1]"
+    assert found == f"{path}: has no value; YAML needs a space after the colon: KEY: VALUE"
+
+
+def test_a_wrong_type_is_no_choice_either() -> None:
+    (found,) = problems(dump(edit("spec/entry/tls", {"secretName": "a", "clientCertificates": True})))
+    assert found.endswith('must be one of "Ignored", "Required"; found true')
+
+
+def test_every_pattern_has_words() -> None:
+    """No message shows a regular expression."""
+
+    def patterns(node: object) -> set[str]:
+        children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+        own = {node["pattern"]} if isinstance(node, dict) and isinstance(node.get("pattern"), str) else set()
+        return own.union(*map(patterns, children))
+
+    shown = patterns(object_schema()["properties"]["spec"]) | patterns(OBJECT_META_SCHEMA)
+    assert {item.removeprefix("(?i)").replace("\\Z", "$") for item in shown} <= FORMS.keys()
 
 
 NOT_A_PIPELINE = {
