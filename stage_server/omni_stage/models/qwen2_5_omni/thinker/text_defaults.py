@@ -57,7 +57,7 @@ def _read_ids(part: dict[str, Any], source: str, vocab_size: int) -> tuple[int, 
     for token_id in ids:
         if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
             raise ConfigurationError(
-                f"{source}.eos_token_id: {token_id} is not in the vocabulary of {vocab_size} tokens",
+                f"{source}.eos_token_id: {token_id!r} is not in the vocabulary, whose ids are 0 to {vocab_size - 1}",
                 field="model.path",
                 limit=vocab_size,
             )
