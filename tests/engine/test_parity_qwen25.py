@@ -33,6 +33,7 @@ PROMPTS = {
     "image and sound": ReferencePrompt(
         "Read the sentence slowly.", images=[make_image(1, 140, 56)], sounds=[make_sound(1, 0.7)]
     ),
+    "second turn": ReferencePrompt("And this?", sounds=[make_sound(2, 0.4)], history=[("Hello!", "你好. Hi there.")]),
 }
 SETTINGS = ReferenceSettings()
 
@@ -41,7 +42,7 @@ SETTINGS = ReferenceSettings()
 async def test_every_prompt_kind_alone_and_concurrently(
     make_tiny_checkpoint: Callable[..., Path], seed: int, shape: str
 ) -> None:
-    """Each kind of prompt runs by itself, then all four run concurrently in shared batches."""
+    """Each kind of prompt runs by itself, then all run concurrently in shared batches."""
     checkpoint = make_tiny_checkpoint(seed, shape)
     references = {name: load_reference(checkpoint).run(prompt, SETTINGS) for name, prompt in PROMPTS.items()}
     async with run_omni_stages(checkpoint) as stages:

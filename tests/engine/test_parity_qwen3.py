@@ -17,6 +17,7 @@ import torch
 
 from omni_stage.models.component import FinishReason
 from omni_stage.models.edge_stream import EdgeStream
+from omni_stage.reply_form import StructuredText
 from support.media import make_image, make_sound
 from support.omni_stages import OmniStages, run_omni_stages
 from support.qwen3_chain import check_parity, run_chain, run_streamed, talking
@@ -44,6 +45,11 @@ PROMPTS = {
     "image and sound": ReferencePrompt(
         "Read the sentence slowly.", images=[make_image(1, 140, 56)], sounds=[make_sound(1, 0.7)]
     ),
+    "third turn": ReferencePrompt(
+        "And this?",
+        images=[make_image(2)],
+        history=[("Hello!", "Hi there."), ("مرحبا 你好", "\N{SMILING FACE WITH OPEN MOUTH}")],
+    ),
 }
 SETTINGS = Qwen3Settings()
 
@@ -69,6 +75,7 @@ async def test_every_prompt_kind_alone_together_and_streamed(
             check_parity(ours, references[name])
         await check_voices_and_penalty(stages, model)
         await check_bytes_on_the_edge(stages)
+        await check_form_of_text(stages)
         await check_each_frame_is_heard_before_the_next(stages)
 
 
@@ -93,6 +100,13 @@ async def check_bytes_on_the_edge(stages: OmniStages) -> None:
     assert thinker.tensors.keys() == {"token_ids", "prompt_tokens"}
     sent = sum(tensor.nbytes for tensor in thinker.tensors.values())
     assert sent <= 0.05 * thinker.tensors["token_ids"].shape[0] * 2048 * 2
+
+
+async def check_form_of_text(stages: OmniStages) -> None:
+    """A text that is not spoken has the requested form."""
+    form = StructuredText(choice=("yes", "no"))
+    prompt = replace(PROMPTS["image"].to_user_prompt(), structured=form)
+    assert (await stages.ask("thinker", prompt, want_tensors=False)).text in ("yes", "no")
 
 
 async def check_each_frame_is_heard_before_the_next(stages: OmniStages) -> None:

@@ -37,7 +37,7 @@ PLAIN_SYSTEM_PROMPT = "You are a helpful assistant."
 
 @dataclass(frozen=True)
 class ReferencePrompt:
-    """A prompt of one user message: media first, then text. May have a system message."""
+    """A prompt whose last message has media first, then text. May have a system message and earlier turns of text."""
 
     text: str
     images: Sequence[Image] = ()
@@ -49,6 +49,8 @@ class ReferencePrompt:
     """The videos' audio, float32 [samples] at 16 kHz each; either for all videos or for none."""
     system: str | None = None
     """None: the prompt has no system message. For Qwen2.5-Omni, the one that speech needs is added."""
+    history: Sequence[tuple[str, str]] = ()
+    """Earlier turns: what the user said, and the reply."""
 
     def to_user_prompt(self) -> UserPrompt:
         """Returns the same prompt in the form that our stages accept."""
@@ -58,7 +60,15 @@ class ReferencePrompt:
             sound = AudioPart(self.heard[index], SOUND_RATE_HZ) if self.heard else None
             parts.append(VideoPart(frames, sound))
         system = [] if self.system is None else [ChatMessage("system", [TextPart(self.system)])]
-        return UserPrompt(messages=[*system, ChatMessage("user", [*parts, TextPart(self.text)])])
+        earlier = [ChatMessage(turn["role"], [TextPart(turn["content"])]) for turn in self.describe_history()]
+        return UserPrompt(messages=[*system, *earlier, ChatMessage("user", [*parts, TextPart(self.text)])])
+
+    def describe_history(self) -> list[dict[str, str]]:
+        """Returns the messages of the earlier turns in transformers' form."""
+        roles = ("user", "assistant")
+        return [
+            {"role": role, "content": text} for turn in self.history for role, text in zip(roles, turn, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -131,7 +141,11 @@ class ReferenceModel:
         content += [{"type": "video"} for _ in prompt.videos]
         content.append({"type": "text", "text": prompt.text})
         system = SPEECH_SYSTEM_PROMPT if prompt.system is None else prompt.system
-        messages = [{"role": "system", "content": system}, {"role": "user", "content": content}]
+        messages = [
+            {"role": "system", "content": system},
+            *prompt.describe_history(),
+            {"role": "user", "content": content},
+        ]
         text = self.processor.tokenizer.apply_chat_template(
             messages, chat_template=self.processor.chat_template, tokenize=False, add_generation_prompt=True
         )

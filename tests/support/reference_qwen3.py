@@ -105,7 +105,7 @@ class Qwen3ReferenceModel:
         content.append({"type": "text", "text": prompt.text})
         system = [] if prompt.system is None else [{"role": "system", "content": prompt.system}]
         text = self.processor.tokenizer.apply_chat_template(
-            [*system, {"role": "user", "content": content}],
+            [*system, *prompt.describe_history(), {"role": "user", "content": content}],
             chat_template=self.processor.chat_template,
             tokenize=False,
             add_generation_prompt=True,

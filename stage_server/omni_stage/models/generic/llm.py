@@ -27,7 +27,7 @@ from omni_stage.models.component import (
     UserPrompt,
 )
 from omni_stage.models.generic.manifest import LLM
-from omni_stage.models.shared.tokenizer import load_tokenizer
+from omni_stage.models.shared.tokenizer import load_tokenizer, render_chat
 from omni_stage.reply_form import TextParse, ToolMode, Tools
 
 if TYPE_CHECKING:
@@ -95,23 +95,10 @@ class TextTokenizer:
 
         as_parts = reads_parts(self._tokenizer.get_chat_template(tools=offered))
         conversation = [describe_message(message, as_parts=as_parts) for message in messages]
-        try:
-            with self._lock:
-                ids = self._tokenizer.apply_chat_template(
-                    conversation,
-                    tools=offered,
-                    add_generation_prompt=True,
-                    tokenize=True,
-                    return_dict=False,
-                    **template_arguments,
-                )
-        except Exception as error:
-            # A template is a program. It may fail with any error on messages or tools that it does not expect.
-            raise InvalidRequestError(
-                "the checkpoint's chat template refused the messages (roles and their order) or the tools "
-                f"({type(error).__name__}); most want user and assistant in turns, and tools with descriptions",
-                field="start.chat",
-            ) from error
+        with self._lock:
+            ids = render_chat(
+                self._tokenizer, conversation, tools=offered, tokenize=True, return_dict=False, **template_arguments
+            )
         return list(ids)
 
     def _check_template_arguments(self, arguments: Mapping[str, Any]) -> None:

@@ -138,7 +138,11 @@ def read_voices(path: str | Path) -> dict[str, Voice]:
             for name, entry in raw.items()
         }
     except OSError as error:
-        raise ConfigurationError(f"cannot read the voices at {file}: {error.strerror}", field="model.path") from error
+        raise ConfigurationError(
+            f"cannot read the voices at {file}: {error.strerror}; copy the file from the published checkpoint, which "
+            "training programs often leave out",
+            field="model.path",
+        ) from error
     except Exception as error:  # which class torch.load raises depends on the file's content
         raise ConfigurationError(
             f"{file} does not hold voices (bos_token, cond and ref_mel by name)", field="model.path"

@@ -27,6 +27,7 @@ THINKER: Final = describe(
     writes_text=True,
     takes_reply=True,
     takes_prompt_embeds=True,
+    structures_text=True,
 )
 TALKER: Final = describe(
     id="qwen3_omni/talker",

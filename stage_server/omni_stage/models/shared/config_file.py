@@ -77,6 +77,12 @@ def parse_config(
     """
     file = directory / "config.json"
     not_ours = f"{file} is not a {title} configuration"
+    if raw.get("model_type") == f"{config_class.model_type}_thinker":
+        raise ConfigurationError(
+            f"{file} describes a thinker that was saved by itself; put it back into the {title} model that it was "
+            "trained from, and save the complete model",
+            field="model.path",
+        )
     if raw.get("model_type") != config_class.model_type:
         raise ConfigurationError(f"{not_ours}: its model_type is not {config_class.model_type}", field="model.path")
     for part, inner in parts.items():

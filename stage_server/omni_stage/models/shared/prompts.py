@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from omni_proto.video_header import FRAMES_PER_SECOND
 from omni_stage.errors import ConfigurationError, InvalidMediaError, InvalidRequestError
 from omni_stage.media.resample import resample
 from omni_stage.models.component import AudioPart, ChatMessage, ImagePart, TextPart, UserPrompt, VideoPart
-from omni_stage.models.shared.tokenizer import load_tokenizer
+from omni_stage.models.shared.tokenizer import load_tokenizer, read_chat_template, render_chat
 from omni_stage.reply_form import GivenReply, ReplyTokens
 
 SOUND_RATE_HZ = 16_000
@@ -26,7 +25,8 @@ MAX_ASPECT_RATIO = 200
 ROLES = ("system", "user", "assistant")
 
 
-_KINDS = {ImagePart: "image", AudioPart: "audio", VideoPart: "video"}
+_KINDS = {AudioPart: "audio", ImagePart: "image", VideoPart: "video"}
+"""In the order of PromptFacts.placeholder_ids."""
 
 
 class PromptFacts(Protocol):
@@ -90,7 +90,7 @@ class PromptBuilder:
         """Read the tokenizer of the checkpoint; `settings`: the constructor's keywords. Raises ConfigurationError."""
         tokenizer = load_tokenizer(checkpoint.path)
         if not tokenizer.chat_template:
-            tokenizer.chat_template = _read_chat_template(checkpoint.path)
+            tokenizer.chat_template = read_chat_template(checkpoint.path)
         return cls(tokenizer, checkpoint, **settings)
 
     @property
@@ -130,8 +130,12 @@ class PromptBuilder:
             ids = ids[:-1]
         if not ids:
             raise InvalidRequestError("the reply holds nothing but its end; leave it out", field=field)
+        return ReplyTokens(tuple(ids), self.decode(ids))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Returns the text of token ids, without special tokens."""
         with self._lock:
-            return ReplyTokens(tuple(ids), self._tokenizer.decode(ids, skip_special_tokens=True))
+            return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
     def _build(self, prompt: UserPrompt, speaks: bool) -> dict[str, Any]:
         if prompt.token_ids is not None:
@@ -160,7 +164,8 @@ class PromptBuilder:
         if speaks and self._speech_system_prompt and messages[0].role != "system":
             described.insert(0, {"role": "system", "content": [{"type": "text", "text": self._speech_system_prompt}]})
         with self._lock:
-            text = self._tokenizer.apply_chat_template(described, tokenize=False, add_generation_prompt=True)
+            text = render_chat(self._tokenizer, described, tokenize=False)
+        self._check_places(text, [sum(isinstance(part, kind) for part in parts) for kind in _KINDS])
         text = self._mark_heard(text, [_sound_of(video) is not None for video in videos])
         media: dict[str, Any] = {}
         settings: dict[str, Any] = {}
@@ -209,6 +214,16 @@ class PromptBuilder:
                     field=field,
                 )
         return text
+
+    def _check_places(self, text: str, given: Sequence[int]) -> None:
+        # Parts of text may join to a placeholder, and a chat template may leave media out.
+        for placeholder, count in zip(self._placeholders, given, strict=True):
+            if text.count(placeholder) != count:
+                raise InvalidRequestError(
+                    f"start.chat: with the checkpoint's chat template, the prompt has {text.count(placeholder)} times "
+                    f"{placeholder} for {count} media of this kind; text parts must not spell it together",
+                    field="start.chat",
+                )
 
     def _check_ids(self, ids: list[int], field: str) -> list[int]:
         if not ids:
@@ -281,12 +296,3 @@ def _check_image(image: Any) -> Any:
     check_aspect(*image.size)
     # Pillow's convert would copy even an RGB image.
     return image if image.mode == "RGB" else image.convert("RGB")
-
-
-def _read_chat_template(path: Path) -> str | None:
-    """Returns the template in chat_template.json, where older processors stored it; None if there is none."""
-    try:
-        template = json.loads((path / "chat_template.json").read_text(encoding="utf-8"))["chat_template"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return template if isinstance(template, str) else None

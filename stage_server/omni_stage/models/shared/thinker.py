@@ -13,6 +13,7 @@ from omni_stage.errors import InvalidRequestError
 from omni_stage.models.component import MediaCost, StageInput, StageRequest, UserPrompt
 from omni_stage.models.shared.media_cost import MediaCosts
 from omni_stage.models.shared.prompts import MAX_ASPECT_RATIO, SOUND_RATE_HZ, PromptBuilder
+from omni_stage.models.shared.stop_strings import SpokenTokens
 from omni_stage.models.shared.voices import pick_voice
 from omni_stage.vllm_adapter.scheduling.pace import PACE_KEY
 
@@ -98,6 +99,10 @@ class OmniThinker:
         if request.want_tensors and request.source.token_ids is not None:
             self.check_spoken_ids(prompt["prompt_token_ids"])
         return StageInput(prompt=prompt, stop_token_ids=ends, reply=tokens)
+
+    def spoken_tokens(self, request: StageRequest) -> SpokenTokens:
+        """Returns the count of those tokens of the request's reply that may be spoken."""
+        return SpokenTokens(request.sampling.stop, self._prompts.decode)
 
     def check_spoken_ids(self, token_ids: Sequence[int]) -> None:
         """A subclass may refuse token ids whose reply cannot be spoken. It then raises InvalidRequestError."""

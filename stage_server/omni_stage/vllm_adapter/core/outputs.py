@@ -15,6 +15,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from omni_stage.engine_step import EngineStep, FinishReason
 from omni_stage.errors import (
     EngineDeadStageError,
+    InvalidMediaError,
     InvalidRequestError,
     InvalidTensorError,
     ModelExecutionError,
@@ -127,6 +128,12 @@ def translate_error(error: Exception) -> OmniStageError:
         message = str(error.args[0]) if error.args else "refused by the engine"
         if "longer than the maximum" in message or "maximum context length" in message:
             return PromptTooLongError("the prompt with its media does not fit the engine's longest sequence")
+        if "encoder cache size" in message:
+            return InvalidMediaError(
+                "a video or an image has more tokens than the engine encodes at once; send a shorter or smaller one, "
+                "or raise engineArgs.maxNumBatchedTokens",
+                field="start.chat",
+            )
         parameter = error.parameter or ""
         suffix = f": parameter {parameter}" if parameter else ""
         return InvalidRequestError(f"the engine refused the request{suffix}", field=parameter)

@@ -63,6 +63,10 @@ def test_default_voice_comes_first(tiny_checkpoint: Path) -> None:
 BROKEN: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "another model": (lambda config: config.pop("talker_config"), "not a Qwen2.5-Omni configuration"),
     "another type": (lambda config: config.update(model_type="qwen2"), "model_type is not qwen2_5_omni"),
+    "a thinker alone": (
+        lambda config: config.update(model_type="qwen2_5_omni_thinker"),
+        "a thinker that was saved by itself; put it back into the Qwen2.5-Omni model",
+    ),
     "a part of a part is gone": (
         lambda config: config["token2wav_config"].pop("dit_config"),
         r"token2wav_config\.dit_config is missing",

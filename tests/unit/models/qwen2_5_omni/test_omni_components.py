@@ -27,6 +27,7 @@ from omni_stage.models.qwen2_5_omni.model_configs import pick_talker, pick_token
 from omni_stage.models.qwen2_5_omni.thinker import component as thinker
 from omni_stage.models.qwen2_5_omni.token2wav import component as token2wav
 from omni_stage.models.registry import installed_families
+from omni_stage.models.shared.stop_strings import SpokenTokens
 from support.omni_stages import stage_config
 
 STAGES = ("thinker", "talker", "token2wav")
@@ -66,7 +67,7 @@ def test_edge_has_the_checkpoints_dtype_whatever_the_stage_computes_in(tiny_chec
     config = stage_config("thinker", tiny_checkpoint, dtype="bfloat16")
     schema = thinker.build_component(config).output_schema
     assert {spec.name: spec.dtype for spec in schema.tensors}["x"] == "float32"
-    emitter = thinker.ThinkerEmitter(want_tensors=True, dtype=torch.float32)
+    emitter = thinker.ThinkerEmitter(want_tensors=True, dtype=torch.float32, spoken=SpokenTokens(None, str))
     step = EngineStep(token_ids=[5], prompt_token_ids=[1, 2], tensors={"rows": torch.ones(2, 4, dtype=torch.bfloat16)})
     assert emitter.emit(step).tensors["x"].dtype is torch.float32
 
@@ -136,7 +137,7 @@ def test_sampling(case: str) -> None:
 
 def test_thinker_pairs_rows_with_tokens() -> None:
     """A row is published with the token at its position, so a sampled token is held back until its row exists."""
-    emitter = thinker.ThinkerEmitter(want_tensors=True, dtype=torch.float32)
+    emitter = thinker.ThinkerEmitter(want_tensors=True, dtype=torch.float32, spoken=SpokenTokens(None, str))
     first = emitter.emit(
         EngineStep(
             token_ids=[7],

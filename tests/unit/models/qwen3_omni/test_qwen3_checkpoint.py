@@ -66,6 +66,7 @@ def test_a_checkpoint_that_only_writes_has_no_talker_to_read(edit: Callable[...,
 
 DEFECTS: dict[str, Callable[[Any], object]] = {
     "its model_type is not qwen3_omni_moe": lambda config: config.update(model_type="qwen2_5_omni"),
+    "a thinker that was saved by itself": lambda config: config.update(model_type="qwen3_omni_moe_thinker"),
     "talker_config is missing": lambda config: config.pop("talker_config"),
     "code_predictor_config is missing": lambda config: config["talker_config"].pop("code_predictor_config"),
     "must equal the thinker's": lambda config: config["talker_config"].update(thinker_hidden_size=7),

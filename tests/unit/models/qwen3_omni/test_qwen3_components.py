@@ -34,6 +34,7 @@ from omni_stage.models.qwen3_omni.talker.component import GREEDY, SEED
 from omni_stage.models.qwen3_omni.talker.component import build_component as build_talker
 from omni_stage.models.qwen3_omni.thinker.component import ThinkerEmitter, read_text_sampling
 from omni_stage.models.qwen3_omni.thinker.component import build_component as build_thinker
+from omni_stage.models.shared.stop_strings import SpokenTokens
 from omni_stage.reply_form import GivenReply
 from support.hostile_edges import HOSTILE_FAMILIES
 from support.omni_stages import stage_config
@@ -174,7 +175,7 @@ def test_what_a_text_prompt_costs_on_the_edge_at_published_widths(tmp_path: Path
     prompt, reply = 500, 300
     checkpoint = read_checkpoint(write_published_qwen3(tmp_path / "3"))
     schema = thinker2talker_schema(checkpoint)
-    emitter = ThinkerEmitter(checkpoint, want_tensors=True)
+    emitter = ThinkerEmitter(checkpoint, want_tensors=True, spoken=SpokenTokens(None, str))
     text = checkpoint.text
     ids = [text.message_start, text.user, *range(prompt - 4), text.message_start, text.assistant]
     steps = [EngineStep(token_ids=[7], prompt_token_ids=ids), *(EngineStep(token_ids=[7]) for _ in range(reply - 1))]
@@ -191,7 +192,7 @@ def test_what_a_text_prompt_costs_on_the_edge_at_published_widths(tmp_path: Path
 
 
 def test_the_newest_token_is_held_until_it_is_known_not_to_be_the_last(checkpoint: Path) -> None:
-    emitter = ThinkerEmitter(read_checkpoint(checkpoint), want_tensors=True)
+    emitter = ThinkerEmitter(read_checkpoint(checkpoint), want_tensors=True, spoken=SpokenTokens(None, str))
     first = emitter.emit(EngineStep(token_ids=[7], prompt_token_ids=[1, 2, 3]))
     assert first.tensors["token_ids"].tolist() == [1, 2, 3]
     assert first.tensors["prompt_tokens"].tolist() == [3]

@@ -22,6 +22,7 @@ from omni_stage.models.qwen2_5_omni.thinker.text_defaults import read_text_ends,
 from omni_stage.models.shared.config_file import torch_dtype
 from omni_stage.models.shared.media_cost import MediaCosts
 from omni_stage.models.shared.prompts import PromptBuilder
+from omni_stage.models.shared.stop_strings import SpokenTokens
 from omni_stage.models.shared.thinker import OmniThinker, ThinkerSettings
 
 PATCH: Final = 28
@@ -48,22 +49,28 @@ class Thinker(OmniThinker):
 
     def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
         """Returns an emitter that pairs rows with token ids."""
-        return ThinkerEmitter(want_tensors=request.want_tensors, dtype=self._dtype)
+        spoken = self.spoken_tokens(request)
+        return ThinkerEmitter(want_tensors=request.want_tensors, dtype=self._dtype, spoken=spoken)
 
 
 class ThinkerEmitter:
     """Pairs each captured row with the token at its position. Holds one request's tokens and row count."""
 
-    def __init__(self, *, want_tensors: bool, dtype: torch.dtype) -> None:
-        """`dtype`: dtype of the published rows, as in the schema."""
+    def __init__(self, *, want_tensors: bool, dtype: torch.dtype, spoken: SpokenTokens) -> None:
+        """`dtype`: dtype of the published rows, as in the schema; `spoken`: how much of the reply is published."""
         self._want_tensors = want_tensors
         self._dtype = dtype
+        self._spoken = spoken
         self._token_ids: list[int] = []
+        self._prompt_length = 0
         self._rows = 0
+        self._waiting = torch.empty(0)
+        """Rows that are not published yet."""
 
     def emit(self, step: EngineStep) -> StageStep:
         """Convert one engine step to one stage step. Raises ModelExecutionError if rows and tokens do not match."""
         self._token_ids.extend(step.prompt_token_ids or ())
+        self._prompt_length += len(step.prompt_token_ids or ())
         self._token_ids.extend(step.token_ids)
         made = StageStep.of(step)
         if self._want_tensors:
@@ -74,11 +81,15 @@ class ThinkerEmitter:
 
     def _tensors(self, step: EngineStep) -> dict[str, torch.Tensor]:
         tensors: dict[str, torch.Tensor] = {}
-        rows = step.tensors.get("rows")
-        if rows is not None and rows.shape[0]:
-            until = self._rows + rows.shape[0]
-            if until > len(self._token_ids):
-                raise ModelExecutionError("the engine gave more rows than the request has tokens")
+        rows = step.tensors.get("rows", self._waiting[:0])
+        if self._waiting.shape[0]:
+            rows = torch.cat([self._waiting, rows])
+        if self._rows + rows.shape[0] > len(self._token_ids):
+            raise ModelExecutionError("the engine gave more rows than the request has tokens")
+        count = min(rows.shape[0], self._prompt_length + self._spoken.count(step) - self._rows)
+        rows, self._waiting = rows[:count], rows[count:]
+        if count:
+            until = self._rows + count
             tensors["x"] = rows.to(self._dtype).contiguous()
             tensors["token_ids"] = torch.tensor(self._token_ids[self._rows : until], dtype=torch.int64)
             self._rows = until

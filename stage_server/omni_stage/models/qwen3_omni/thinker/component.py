@@ -23,6 +23,7 @@ from omni_stage.models.qwen3_omni.turns import find_media, find_reply, find_user
 from omni_stage.models.shared.config_file import read_if_there, torch_dtype
 from omni_stage.models.shared.media_cost import MediaCosts
 from omni_stage.models.shared.prompts import SOUND_RATE_HZ, PromptBuilder
+from omni_stage.models.shared.stop_strings import SpokenTokens
 from omni_stage.models.shared.thinker import MAX_TOKENS, OmniThinker, ThinkerSettings
 
 PATCH: Final = 32
@@ -67,8 +68,12 @@ class Thinker(OmniThinker):
 
     def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
         """Returns an emitter of token ids, and of rows for the prompt's media."""
-        is_given = prepared.reply is not None
-        return ThinkerEmitter(self._checkpoint, want_tensors=request.want_tensors, is_given=is_given)
+        return ThinkerEmitter(
+            self._checkpoint,
+            want_tensors=request.want_tensors,
+            spoken=self.spoken_tokens(request),
+            is_given=prepared.reply is not None,
+        )
 
 
 class ThinkerEmitter:
@@ -78,13 +83,19 @@ class ThinkerEmitter:
     not read it either.
     """
 
-    def __init__(self, checkpoint: OmniCheckpoint, *, want_tensors: bool, is_given: bool = False) -> None:
-        """`is_given`: whether the reply is given. It then has no end token, so its last token is spoken too."""
+    def __init__(
+        self, checkpoint: OmniCheckpoint, *, want_tensors: bool, spoken: SpokenTokens, is_given: bool = False
+    ) -> None:
+        """`spoken`: how much of the reply is published. `is_given`: whether the reply is given. It then has no end
+        token, so its last token is spoken too."""
         self._checkpoint = checkpoint
         self._want_tensors = want_tensors
+        self._spoken = spoken
         self._holds = 0 if is_given else 1
         self._held: list[int] = []
-        """The newest token, held back because it may be the reply's last."""
+        """The newest token, held back because it may be the reply's last, and tokens that may be a stop string."""
+        self._published = 0
+        """Number of the reply's tokens that are published."""
         self._is_first = True
 
     def emit(self, step: EngineStep) -> StageStep:
@@ -93,8 +104,9 @@ class ThinkerEmitter:
         complete: frozenset[str] = frozenset()
         if self._want_tensors:
             ids = [*self._held, *step.token_ids]
-            known = ids[: len(ids) - self._holds]
+            known = ids[: max(0, min(len(ids) - self._holds, self._spoken.count(step) - self._published))]
             self._held = ids[len(known) :]
+            self._published += len(known)
             if self._is_first and step.prompt_token_ids is not None:
                 prompt = torch.tensor(step.prompt_token_ids, dtype=torch.int64)
                 tensors |= self._first_tensors(prompt, step)

@@ -17,6 +17,7 @@ from omni_stage.models.qwen2_5_omni.checkpoint import CodecTokens
 from omni_stage.models.qwen2_5_omni.processors import TalkerConditioning, TextRows, thinker2talker
 from omni_stage.models.qwen2_5_omni.talker.component import REPEAT_LIMIT
 from omni_stage.models.qwen2_5_omni.thinker.component import ThinkerEmitter
+from omni_stage.models.shared.stop_strings import SpokenTokens
 from omni_stage.models.shared.talker_feed import TalkerFeed
 
 CODEC = CodecTokens(padding=129, start=130, end=131, mask=133)
@@ -198,7 +199,7 @@ async def test_an_edge_stream_gives_what_queued_at_once() -> None:
 
 
 def test_the_thinker_says_when_its_prompts_tensors_are_complete() -> None:
-    emitter = ThinkerEmitter(want_tensors=True, dtype=torch.float32)
+    emitter = ThinkerEmitter(want_tensors=True, dtype=torch.float32, spoken=SpokenTokens(None, str))
     head = {"mrope_positions": torch.zeros(3, 3), "mrope_delta": torch.zeros(1)}
     first = emitter.emit(
         EngineStep(token_ids=[7], prompt_token_ids=[1, 2, 3], tensors={"rows": torch.ones(3, 2), **head})
@@ -207,5 +208,5 @@ def test_the_thinker_says_when_its_prompts_tensors_are_complete() -> None:
     assert first.complete_tensors == HEAD
     second = emitter.emit(EngineStep(token_ids=[8], tensors={"rows": torch.ones(1, 2)}))
     assert set(second.tensors) == {"x", "token_ids"}
-    silent = ThinkerEmitter(want_tensors=False, dtype=torch.float32)
+    silent = ThinkerEmitter(want_tensors=False, dtype=torch.float32, spoken=SpokenTokens(None, str))
     assert silent.emit(EngineStep(token_ids=[7], prompt_token_ids=[1])).complete_tensors == frozenset()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -90,6 +91,16 @@ REFUSED: dict[str, tuple[UserPrompt, type[OmniStageError], str]] = {
     ),
     "placeholder in text": (UserPrompt(text="a <|IMAGE|> b"), InvalidRequestError, "start.text"),
     "placeholder in chat": (chat(TextPart("<|AUDIO|>")), InvalidRequestError, "start.chat.messages[0].parts"),
+    "placeholder in two parts of a chat": (
+        chat(TextPart("<|IMA"), TextPart("GE|>")),
+        InvalidRequestError,
+        "start.chat",
+    ),
+    "placeholder beside a medium": (
+        chat(TextPart("<|AUD"), TextPart("IO|>"), AudioPart(make_sound(0), 16_000)),
+        InvalidRequestError,
+        "start.chat",
+    ),
     "no message": (UserPrompt(messages=[]), InvalidRequestError, "start.chat"),
     "unknown role": (chat(TextPart("Hi"), role="tool"), InvalidRequestError, "start.chat.messages[0].role"),
     "short sound": (chat(AudioPart(make_sound(0, 0.01), 16_000)), InvalidMediaError, "start.chat"),
@@ -103,6 +114,24 @@ def test_refused(builder: PromptBuilder, case: str) -> None:
     with pytest.raises(error) as caught:
         builder.build(prompt)
     assert caught.value.details.field == field
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ raise_exception('no') }}", "chat template refused"),
+        ("{% for message in messages %}{{ message['content'][0]['text'] + 1 }}{% endfor %}", "chat template refused"),
+        ("{% for message in messages %}<|im_start|>user\n{% endfor %}", "0 times <|IMAGE|> for 1 media"),
+    ],
+    ids=["refuses", "fails", "leaves media out"],
+)
+def test_a_chat_that_the_template_cannot_render_is_refused(tiny_checkpoint: Path, template: str, words: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
+    tokenizer.chat_template = template
+    builder = PromptBuilder(tokenizer, read_checkpoint(tiny_checkpoint), max_audio_samples=480_000)
+    with pytest.raises(InvalidRequestError, match=re.escape(words)) as caught:
+        builder.build(chat(TextPart("Look: "), ImagePart(make_image(0))))
+    assert caught.value.details.field == "start.chat"
 
 
 def test_a_checkpoint_without_tokenizer_cannot_start(tmp_path: Path, tiny_checkpoint: Path) -> None:
