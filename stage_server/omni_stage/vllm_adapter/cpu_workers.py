@@ -35,8 +35,9 @@ class CPUARModelRunner(OmniARRunnerMixin, CPUModelRunner):
     `host_memory` decides about streams and pinned memory, so the mixin needs no second path.
     """
 
-    def _load_model(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_model(*args, **kwargs)
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Load the model. Raises ConfigurationError, also for weights that this processor cannot use."""
+        super().load_model(*args, **kwargs)
         check_four_bit_kernel(self.get_model())
 
 
