@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 import omnipipeline
-from support.answering_entry import WORDS, serve_entry
+from support.answering_entry import PCM_PIECES, WORDS, serve_entry
 from support.bare_venv import ROOT, build_distributions, make_venv, run_bare
 from support.doc_examples import python_blocks
 
@@ -99,7 +99,7 @@ def test_the_examples_of_the_page_run(heading: str, bare: Path, with_cli: Path, 
 
 EXPECTED = {
     "A whole answer": "".join(WORDS),
-    "A streamed answer": f"{''.join(WORDS)}4800 bytes of audio at 24000 Hz",
+    "A streamed answer": "".join(WORDS) + "\n".join(f"{len(piece)} bytes of audio at 24000 Hz" for piece in PCM_PIECES),
     "With asyncio": "Hello there Hello there\nHello there",
     "Prompts": "".join(WORDS),
     "Sampling": "".join(WORDS),
