@@ -177,13 +177,13 @@ def _origin(url: str) -> tuple[str, str, int | None]:
 def _is_intact(part: Path, file: RemoteFile) -> bool:
     if part.stat().st_size != file.size:
         return False
-    if not _SHA256.match(file.etag) and not _GIT_SHA1.match(file.etag):
-        return True
     if _SHA256.match(file.etag):
         digests = [hashlib.sha256()]
-    else:
+    elif _GIT_SHA1.match(file.etag):
         # The hub's ETag is git's hash, of a header and the content. Artifactory's is the hash of the content alone.
         digests = [hashlib.sha1(head, usedforsecurity=False) for head in (b"blob %d\0" % file.size, b"")]
+    else:
+        return True
     with part.open("rb") as stream:
         while chunk := stream.read(1 << 20):
             for digest in digests:
