@@ -102,11 +102,14 @@ class TextTokenizer:
         return list(ids)
 
     def _check_template_arguments(self, arguments: Mapping[str, Any]) -> None:
-        """Raises InvalidRequestError for an argument of the function that renders, which is none of the template."""
+        """Raises InvalidRequestError for a name that transformers' apply_chat_template uses itself.
+
+        Such an argument would change how the prompt is made, and not reach the template.
+        """
         for name in inspect.signature(self._tokenizer.apply_chat_template).parameters:
             if name in arguments:
                 raise InvalidRequestError(
-                    f"{name} is no argument of a chat template; leave it out", field="start.chat.template_arguments"
+                    f"{name} is not an argument of a chat template; leave it out", field="start.chat.template_arguments"
                 )
 
 
