@@ -41,10 +41,10 @@ from omni_operator.kinds import FIELD_MANAGER, KIND_BY_NAME
 from omni_operator.process.metrics import Metrics
 from omni_operator.rollout.replicas import first_replicas
 from omni_proto.pipeline.read.load import type_document
-from support.controlplane.api import Api, ApiError, eventually
 from support.controlplane.control_plane import ControlPlane
 from support.controlplane.operators import OperatorProcess, wait_idle
 from support.controlplane.pipelines import CHILD_KINDS, PIPELINE_LABEL, build_pipeline, condition_of
+from support.controlplane.server.api import Api, ApiError, eventually
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMESPACE = "load"

@@ -25,10 +25,10 @@ from benchmarks.__main__ import record
 from benchmarks.operator_load import MIB, ROOT, process_age_s, say
 from benchmarks.report import Report, Row
 from benchmarks.stored import RESULTS
-from support.controlplane.api import Api, eventually
 from support.controlplane.control_plane import ControlPlane
 from support.controlplane.operators import OperatorProcess, wait_idle
 from support.controlplane.pipelines import PIPELINE_LABEL, build_pipeline
+from support.controlplane.server.api import Api, eventually
 
 CROWD, TENANT, NAME = "crowd", "tenant", "mine"
 

@@ -26,8 +26,8 @@ from omni_proto.pipeline import load_pipeline
 from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
 from support.cluster.cluster import Cluster
 from support.cluster.workload import delete_pipeline, serve_sample
-from support.controlplane.api import Api, Manifest
 from support.controlplane.pipelines import condition_of, wait_settled
+from support.controlplane.server.api import Api, Manifest
 
 NAMESPACE, NAME = "pod-start", "tiny-omni"
 TABLE = "a stage in a pod and outside"

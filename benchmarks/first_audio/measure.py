@@ -177,7 +177,7 @@ def find_window_ratios(rows: list[Row]) -> list[Ratio]:
 
 def _window_rows() -> Iterator[Row]:
     from benchmarks.first_audio.windows import measure_windows
-    from support.wave_models import make_wave_model, make_wave_voices
+    from support.models.wave_models import make_wave_model, make_wave_voices
 
     models = {name: make_wave_model(name) for name in ("published depth", "small blocks")}
     yield from measure_windows(models, make_wave_voices(models["published depth"], "a"))

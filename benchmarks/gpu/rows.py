@@ -27,7 +27,7 @@ _CPU_ONLY = "needs a GPU: vLLM's CPU build has no CUDA graphs and no asynchronou
 
 
 def _prompts() -> dict[str, list[Any]]:
-    from support.reference import ReferencePrompt
+    from support.models.reference import ReferencePrompt
 
     return {
         "chunked": [ReferencePrompt(3 * SENTENCE)],
@@ -65,8 +65,8 @@ def rows_out(context: Context) -> Iterator[Finding]:
 
 
 async def _compare_rows(context: Context, name: str) -> list[Finding]:
-    from support.omni_stages import run_omni_stages
-    from support.reference import ReferenceSettings, load_reference
+    from support.engines.omni_stages import run_omni_stages
+    from support.models.reference import ReferenceSettings, load_reference
 
     checkpoint = tiny_checkpoint(context.out.parent)
     settings = ReferenceSettings(thinker_tokens=24)
@@ -140,9 +140,9 @@ def rows_in(context: Context) -> Iterator[Finding]:
 async def _talk(context: Context) -> dict[str, tuple[list[int], list[int]]]:
     """Returns two pairs of codes. "codes": ours over a Full edge, and transformers'. "stream": ours over a Stream edge,
     and ours over a Full edge."""
-    from support.omni_stages import run_omni_stages
-    from support.reference import ReferencePrompt, ReferenceSettings, load_reference
-    from support.streams import run_live
+    from support.engines.omni_stages import run_omni_stages
+    from support.engines.streams import run_live
+    from support.models.reference import ReferencePrompt, ReferenceSettings, load_reference
 
     checkpoint = tiny_checkpoint(context.out.parent)
     prompt, settings = ReferencePrompt("Tell me what the weather is like."), ReferenceSettings()
@@ -173,8 +173,8 @@ def tensor_parallel(context: Context) -> Finding:
 
 async def _rows_of(context: Context, gpus: int) -> torch.Tensor:
     from omni_stage.engine.factory import build_stage_engine
-    from support.omni_stages import OmniStages, stage_config
-    from support.reference import ReferencePrompt
+    from support.engines.omni_stages import OmniStages, stage_config
+    from support.models.reference import ReferencePrompt
 
     config = stage_config("thinker", tiny_checkpoint(context.out.parent), 0, dtype="float32")
     engine = build_stage_engine(config.model_copy(update={"tensor_parallel_size": gpus}), in_process=False)

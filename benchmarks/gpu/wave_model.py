@@ -85,7 +85,7 @@ def load(device: str) -> Wave:
 
     Its random weights carry a signal through every layer.
     """
-    from support.wave_models import make_wave_model, make_wave_voices, strength
+    from support.models.wave_models import make_wave_model, make_wave_voices, strength
 
     if device == "cuda":
         model = make_published("cuda")

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))  # the reference th
 
 
 def main() -> None:
-    from support.reference import ReferenceModel, ReferencePrompt, ReferenceSettings
+    from support.models.reference import ReferenceModel, ReferencePrompt, ReferenceSettings
 
     model = ReferenceModel(Path(sys.argv[1]))
     settings = ReferenceSettings(thinker_tokens=THINKER_TOKENS, talker_tokens=TALKER_TOKENS)

@@ -37,7 +37,7 @@ def main() -> None:
 
 def load_qwen25(checkpoint: Path) -> Run:
     """Returns a function that runs Qwen2.5-Omni's generate()."""
-    from support.reference import ReferenceModel, ReferencePrompt, ReferenceSettings
+    from support.models.reference import ReferenceModel, ReferencePrompt, ReferenceSettings
 
     model = ReferenceModel(checkpoint)
 
@@ -50,8 +50,8 @@ def load_qwen25(checkpoint: Path) -> Run:
 
 def load_qwen3(checkpoint: Path) -> Run:
     """Returns a function that runs Qwen3-Omni's generate() and decodes its codes in one forward."""
-    from support.reference import ReferencePrompt
-    from support.reference_qwen3 import Qwen3ReferenceModel, Qwen3Settings
+    from support.models.reference import ReferencePrompt
+    from support.models.reference_qwen3 import Qwen3ReferenceModel, Qwen3Settings
 
     model = Qwen3ReferenceModel(checkpoint)
 

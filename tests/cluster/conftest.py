@@ -13,7 +13,7 @@ import pytest
 
 from support.cluster.client_pod import ClientPod, start_client
 from support.cluster.cluster import Cluster
-from support.cluster.images import ROOT
+from support.cluster.node.images import ROOT
 from support.cluster.workload import (
     RESTRICTED,
     SYSTEM,
@@ -23,9 +23,9 @@ from support.cluster.workload import (
     make_namespace,
     share_models,
 )
-from support.controlplane.api import Api, Manifest
 from support.controlplane.pipelines import wait_settled
-from support.hub import TOKEN, Hub
+from support.controlplane.server.api import Api, Manifest
+from support.models.hub import TOKEN, Hub
 
 LOGS = Path(os.environ.get("E2E_LOGS", ROOT / "e2e-logs"))
 SPEECH = "speech"

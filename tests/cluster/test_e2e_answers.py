@@ -18,14 +18,14 @@ import pytest
 
 from support.cluster.client_pod import TARGET, ClientPod
 from support.cluster.cluster import Cluster
-from support.cluster.images import ROOT
+from support.cluster.node.images import ROOT
 from support.cluster.workload import SAMPLES, delete_pipeline, load_sample
-from support.controlplane.api import Api, Manifest
 from support.controlplane.pipelines import wait_settled
-from support.media import encode_png, encode_wav, make_image, make_sound
-from support.pipelines import run_pipeline
-from support.stage_processes import STAGES
-from support.videos import encode_video
+from support.controlplane.server.api import Api, Manifest
+from support.media.samples import encode_png, encode_wav, make_image, make_sound
+from support.media.videos import encode_video
+from support.processes.pipelines import run_pipeline
+from support.processes.stage_processes import STAGES
 
 SERVICE = "omni_proto.stage.v1.StageService"
 PROMPTS: dict[str, dict[str, Any]] = {

@@ -9,9 +9,9 @@ import pytest
 
 from support.cluster.client_pod import ClientPod
 from support.cluster.workload import delete_pipeline, load_sample
-from support.controlplane.api import Api, Manifest
 from support.controlplane.pipelines import wait_condition, wait_settled
-from support.hub import COMMIT, TOKEN, Hub
+from support.controlplane.server.api import Api, Manifest
+from support.models.hub import COMMIT, TOKEN, Hub
 
 pytestmark = pytest.mark.timeout(900)
 NAME = "from-hub"

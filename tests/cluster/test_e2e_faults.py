@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import pytest
 
-from support.cluster import cgroups
 from support.cluster.client_pod import TARGET, ClientPod, Load
 from support.cluster.cluster import Cluster
-from support.controlplane.api import Api, Manifest, eventually
+from support.cluster.node import cgroups
 from support.controlplane.pipelines import condition_of, wait_settled
+from support.controlplane.server.api import Api, Manifest, eventually
 
 pytestmark = pytest.mark.timeout(900)
 NAME = "tiny-omni"

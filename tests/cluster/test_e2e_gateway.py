@@ -9,7 +9,7 @@ import pytest
 from support.cluster.changes import Changes
 from support.cluster.client_pod import ClientPod, OpenAiLoad
 from support.cluster.cluster import Cluster
-from support.controlplane.api import Api, Manifest, eventually
+from support.controlplane.server.api import Api, Manifest, eventually
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -9,8 +9,8 @@ import yaml
 
 from support.cluster.cluster import Cluster
 from support.cluster.workload import SAMPLES, delete_pipeline
-from support.controlplane.api import Api
 from support.controlplane.pipelines import wait_condition, wait_settled
+from support.controlplane.server.api import Api
 
 NAME = "wants-gpus"
 GPU = "nvidia.com/gpu"

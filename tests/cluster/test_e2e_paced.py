@@ -11,8 +11,8 @@ import yaml
 from support.cluster.client_pod import ClientPod
 from support.cluster.cluster import Cluster
 from support.cluster.workload import SAMPLES, delete_pipeline
-from support.controlplane.api import Api
 from support.controlplane.pipelines import wait_settled
+from support.controlplane.server.api import Api
 
 SPEECH = "speech"
 NAME = "sim-omni"

@@ -17,9 +17,9 @@ from omni_proto.pipeline import parse_pipeline
 from support.cluster.client_pod import TARGET, ClientPod, Load
 from support.cluster.cluster import Cluster
 from support.cluster.workload import SAMPLES
-from support.controlplane.api import Api, Manifest, eventually
-from support.operator_pipelines import build_all, pick
-from support.prometheus import (
+from support.controlplane.server.api import Api, Manifest, eventually
+from support.operator.operator_pipelines import build_all, pick
+from support.peers.prometheus import (
     Asked,
     PodTarget,
     PrometheusProcess,

@@ -19,10 +19,10 @@ import yaml
 
 from omni_cli.local.ports import pick_ports
 from support.cluster.cluster import Cluster
-from support.cluster.images import ROOT, STAGE_IMAGE
+from support.cluster.node.images import ROOT, STAGE_IMAGE
 from support.cluster.workload import add_persistent_volume, make_namespace
-from support.controlplane.api import eventually
-from support.doc_examples import console_commands
+from support.controlplane.server.api import eventually
+from support.docs.doc_examples import console_commands
 
 NAMESPACE = "readme"
 NAMED_BY_MANIFESTS = "docker.io/library/omnipipeline-stage:0.1.0-cpu"

@@ -12,7 +12,7 @@ import pytest
 from support.cluster.changes import STAGES, Changes, Outcome
 from support.cluster.client_pod import ClientPod
 from support.cluster.cluster import Cluster
-from support.controlplane.api import Api, Manifest
+from support.controlplane.server.api import Api, Manifest
 
 pytestmark = pytest.mark.timeout(1800)
 

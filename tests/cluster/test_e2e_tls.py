@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.certificates import DAY, Authority, tls_files
 from support.cluster.client_pod import ClientPod
 from support.cluster.cluster import Cluster
 from support.cluster.workload import delete_pipeline, load_sample
-from support.controlplane.api import Api, Manifest, eventually
 from support.controlplane.pipelines import wait_condition, wait_settled
+from support.controlplane.server.api import Api, Manifest, eventually
+from support.peers.certificates import DAY, Authority, tls_files
 
 NAME, SECRET = "web", "web-tls"
 HOST = f"{NAME}.speech.svc"

@@ -12,8 +12,8 @@ import pytest
 from support.cluster.client_pod import TARGET, ClientPod, Load
 from support.cluster.cluster import Cluster
 from support.cluster.workload import CHART, helm, install_operator
-from support.controlplane.api import Api, Manifest, eventually
 from support.controlplane.pipelines import wait_settled
+from support.controlplane.server.api import Api, Manifest, eventually
 
 pytestmark = pytest.mark.timeout(900)
 OURS = (

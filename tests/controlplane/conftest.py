@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from support.controlplane.api import Api
-from support.controlplane.api_server import ApiServer
 from support.controlplane.control_plane import ControlPlane
-from support.controlplane.fault_proxy import FaultProxy
 from support.controlplane.operators import MANIFESTS, OperatorProcess, grant_operator
+from support.controlplane.server.api import Api
+from support.controlplane.server.api_server import ApiServer
+from support.controlplane.server.fault_proxy import FaultProxy
 
 CRDS = MANIFESTS / "crd"
 _numbers = itertools.count()

@@ -9,9 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from support.controlplane.api import Api, eventually
-from support.controlplane.api_server import ApiServer
-from support.controlplane.fault_proxy import FaultProxy
 from support.controlplane.operators import OperatorProcess, wait_idle
 from support.controlplane.pipelines import (
     PIPELINE_LABEL,
@@ -28,6 +25,9 @@ from support.controlplane.pipelines import (
     wait_condition,
     wait_settled,
 )
+from support.controlplane.server.api import Api, eventually
+from support.controlplane.server.api_server import ApiServer
+from support.controlplane.server.fault_proxy import FaultProxy
 
 pytestmark = pytest.mark.controlplane
 
@@ -160,7 +160,7 @@ def test_edits_and_hand_edits_at_once(api: Api, operator: OperatorProcess) -> No
 
 def with_errors(action: Callable[[], object]) -> None:
     """Calls `action`. Ignores 404 and 409: the operator may have changed the object first."""
-    from support.controlplane.api import ApiError
+    from support.controlplane.server.api import ApiError
 
     try:
         action()

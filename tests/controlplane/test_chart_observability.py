@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from support.controlplane.helm import CHART, ROOT, Helm
-from support.prometheus import RULES, run_promtool
+from support.controlplane.charts.helm import CHART, ROOT, Helm
+from support.peers.prometheus import RULES, run_promtool
 
 pytestmark = pytest.mark.controlplane
 

@@ -21,17 +21,17 @@ from omni_operator.desired.build_settings import BuildSettings
 from omni_operator.kinds import CHILD_KINDS
 from omni_operator.rollout.decide import parse_live_pipeline
 from omni_proto.pipeline import OmniPipeline, load_pipeline
-from support.controlplane.api import Api, ApiError
-from support.controlplane.api_server import ApiServer
 from support.controlplane.binaries import find_binaries
-from support.controlplane.schemas import LOCATION, write_schemas
-from support.operator_pipelines import build_all, make_pipeline, make_single, make_stages, pick
+from support.controlplane.server.api import Api, ApiError
+from support.controlplane.server.api_server import ApiServer
+from support.controlplane.server.schemas import LOCATION, write_schemas
+from support.operator.operator_pipelines import build_all, make_pipeline, make_single, make_stages, pick
 
 pytestmark = pytest.mark.controlplane
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = sorted((ROOT / "tests" / "golden" / "operator").glob("*.yaml"))
-POD_MONITOR_CRD = ROOT / "tests" / "support" / "controlplane" / "pod_monitor_crd.yaml"
+POD_MONITOR_CRD = ROOT / "tests" / "support" / "controlplane" / "crds" / "pod_monitor_crd.yaml"
 _numbers = itertools.count()
 RESTRICTED = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn", "audit")}
 

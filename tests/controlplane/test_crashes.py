@@ -12,9 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from support.controlplane.api import Api, Manifest, eventually
 from support.controlplane.control_plane import ControlPlane
-from support.controlplane.fault_proxy import FaultProxy
 from support.controlplane.operators import OperatorProcess
 from support.controlplane.pipelines import (
     build_two_stages,
@@ -25,6 +23,8 @@ from support.controlplane.pipelines import (
     snapshot,
     wait_settled,
 )
+from support.controlplane.server.api import Api, Manifest, eventually
+from support.controlplane.server.fault_proxy import FaultProxy
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(600)]
 

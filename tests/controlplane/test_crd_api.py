@@ -11,10 +11,10 @@ import pytest
 
 from omni_proto.pipeline.crd.crd import build_crd
 from omni_proto.pipeline.types.status import MAX_STAGE_MESSAGE
-from support.controlplane.api import Api, ApiError, Manifest, eventually
-from support.controlplane.api_server import ApiServer
-from support.spec_edits import LETTERS, YAML_WORDS, first, make, stages
-from support.spec_table import GOOD
+from support.controlplane.server.api import Api, ApiError, Manifest, eventually
+from support.controlplane.server.api_server import ApiServer
+from support.specs.spec_edits import LETTERS, YAML_WORDS, first, make, stages
+from support.specs.spec_table import GOOD
 
 pytestmark = pytest.mark.controlplane
 _numbers = itertools.count()

@@ -11,10 +11,10 @@ from omni_operator.desired.build_settings import BuildSettings
 from omni_operator.rollout.decide import parse_live_pipeline
 from omni_proto.pipeline import PipelineError
 from omni_proto.pipeline.read.offline import fill_in, parse_checked
-from support.controlplane.api import ApiError, Manifest, path_of
-from support.controlplane.api_server import ApiServer
-from support.spec_mutations import mutated
-from support.spec_table import BAD, GOOD, make
+from support.controlplane.server.api import ApiError, Manifest, path_of
+from support.controlplane.server.api_server import ApiServer
+from support.specs.spec_mutations import mutated
+from support.specs.spec_table import BAD, GOOD, make
 
 pytestmark = pytest.mark.controlplane
 DRY_RUN = f"{path_of('OmniPipeline', 'default')}?dryRun=All&fieldValidation=Strict"

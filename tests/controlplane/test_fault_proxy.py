@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import urllib3
 
-from support.controlplane.api import Api, ApiError, Manifest, eventually
-from support.controlplane.api_server import ApiServer
-from support.controlplane.fault_proxy import FaultProxy
+from support.controlplane.server.api import Api, ApiError, Manifest, eventually
+from support.controlplane.server.api_server import ApiServer
+from support.controlplane.server.fault_proxy import FaultProxy
 
 pytestmark = pytest.mark.controlplane
 

@@ -8,9 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from support.controlplane.api import Api, eventually
 from support.controlplane.control_plane import ControlPlane
-from support.controlplane.fault_proxy import FaultProxy
 from support.controlplane.operators import OperatorProcess, wait_idle
 from support.controlplane.pipelines import (
     PIPELINE_LABEL,
@@ -22,6 +20,8 @@ from support.controlplane.pipelines import (
     snapshot,
     wait_settled,
 )
+from support.controlplane.server.api import Api, eventually
+from support.controlplane.server.fault_proxy import FaultProxy
 
 pytestmark = pytest.mark.controlplane
 

@@ -14,8 +14,8 @@ from omni_gateway.cluster.watch import ClusterPipelines
 from omni_gateway.metrics import GatewayMetrics
 from omni_gateway.pipelines import ServedPipeline, model_ids
 from omni_gateway.settings import GatewaySettings
-from support.controlplane.api import Api, ApiError
-from support.controlplane.api_server import ApiServer
+from support.controlplane.server.api import Api, ApiError
+from support.controlplane.server.api_server import ApiServer
 
 pytestmark = pytest.mark.controlplane
 

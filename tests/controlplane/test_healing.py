@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import pytest
 
-from support.controlplane.api import Api, Manifest, eventually
 from support.controlplane.control_plane import ControlPlane
 from support.controlplane.operators import OperatorProcess, grant_operator, wait_idle
 from support.controlplane.pipelines import (
@@ -22,6 +21,7 @@ from support.controlplane.pipelines import (
     wait_condition,
     wait_settled,
 )
+from support.controlplane.server.api import Api, Manifest, eventually
 
 pytestmark = pytest.mark.controlplane
 

@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from support.controlplane.api import eventually
-from support.controlplane.api_server import ApiServer
 from support.controlplane.binaries import KUBERNETES_VERSION, find_binaries
-from support.controlplane.chart_variants import EVERYTHING, VARIANTS
-from support.controlplane.helm import (
+from support.controlplane.charts.chart_variants import EVERYTHING, VARIANTS
+from support.controlplane.charts.helm import (
     CHART,
     NAMESPACE,
     RELEASE,
@@ -26,11 +24,13 @@ from support.controlplane.helm import (
     pick_one,
     pick_operators,
 )
-from support.controlplane.schemas import LOCATION, write_schemas
+from support.controlplane.server.api import eventually
+from support.controlplane.server.api_server import ApiServer
+from support.controlplane.server.schemas import LOCATION, write_schemas
 
 pytestmark = pytest.mark.controlplane
 
-OTHER_CRDS = sorted((ROOT / "tests" / "support" / "controlplane").glob("*_crd.yaml"))
+OTHER_CRDS = sorted((ROOT / "tests" / "support" / "controlplane" / "crds").glob("*_crd.yaml"))
 CLUSTER_SCOPED = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
 
 

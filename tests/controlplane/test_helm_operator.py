@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from omni_operator.process.settings import OperatorSettings, parse_settings
-from support.controlplane.chart_variants import EVERYTHING, VARIANTS
-from support.controlplane.helm import (
+from support.controlplane.charts.chart_variants import EVERYTHING, VARIANTS
+from support.controlplane.charts.helm import (
     NAMESPACE,
     RELEASE,
     ROOT,

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from support.controlplane.api import Api, eventually
+from support.controlplane.charts.helm import CHART, NAMESPACE, RELEASE, ROOT, Helm, Manifest
+from support.controlplane.charts.operator_pods import OperatorPods, pod_uids
 from support.controlplane.control_plane import ControlPlane
-from support.controlplane.helm import CHART, NAMESPACE, RELEASE, ROOT, Helm, Manifest
-from support.controlplane.operator_pods import OperatorPods, pod_uids
 from support.controlplane.pipelines import build_pipeline, list_children, wait_condition, wait_settled
+from support.controlplane.server.api import Api, eventually
 
 pytestmark = pytest.mark.controlplane
 

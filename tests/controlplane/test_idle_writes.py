@@ -7,9 +7,6 @@ from collections.abc import Callable
 
 import pytest
 
-from support.controlplane.api import Api, eventually
-from support.controlplane.api_calls import Call
-from support.controlplane.fault_proxy import POD_NEWS, FaultProxy
 from support.controlplane.operators import OperatorProcess, wait_idle
 from support.controlplane.pipelines import (
     build_pipeline,
@@ -18,6 +15,9 @@ from support.controlplane.pipelines import (
     wait_available,
     wait_settled,
 )
+from support.controlplane.server.api import Api, eventually
+from support.controlplane.server.api_calls import Call
+from support.controlplane.server.fault_proxy import POD_NEWS, FaultProxy
 
 pytestmark = pytest.mark.controlplane
 

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import yaml
 
-from support.controlplane.api import eventually
+from support.controlplane.charts.helm import CHART, NAMESPACE, ROOT, Helm, Manifest, operator_process, pick_one
+from support.controlplane.charts.operator_pods import OperatorPods
 from support.controlplane.control_plane import ControlPlane
-from support.controlplane.helm import CHART, NAMESPACE, ROOT, Helm, Manifest, operator_process, pick_one
-from support.controlplane.operator_pods import OperatorPods
 from support.controlplane.pipelines import build_pipeline, wait_settled
+from support.controlplane.server.api import eventually
 
 pytestmark = pytest.mark.controlplane
 

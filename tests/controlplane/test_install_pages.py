@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from support.controlplane.api import eventually
 from support.controlplane.binaries import find_binaries
+from support.controlplane.charts.helm import CHART, NAMESPACE, RELEASE, ROOT
+from support.controlplane.charts.operator_pods import OperatorPods
 from support.controlplane.control_plane import ControlPlane
-from support.controlplane.helm import CHART, NAMESPACE, RELEASE, ROOT
-from support.controlplane.operator_pods import OperatorPods
-from support.doc_examples import console_commands
+from support.controlplane.server.api import eventually
+from support.docs.doc_examples import console_commands
 
 pytestmark = pytest.mark.controlplane
 

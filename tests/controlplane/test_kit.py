@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from support.controlplane import pods
-from support.controlplane.api import Api, ApiError, Manifest, eventually
 from support.controlplane.control_plane import GPU, ControlPlane
+from support.controlplane.server.api import Api, ApiError, Manifest, eventually
 
 pytestmark = pytest.mark.controlplane
 
@@ -176,7 +176,7 @@ def test_nothing_survives_a_killed_test_run(tmp_path: Path) -> None:
     script = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from support.controlplane.api_server import ApiServer\n"
+        "from support.controlplane.server.api_server import ApiServer\n"
         "server = ApiServer(Path(sys.argv[1])).__enter__()\n"
         "print(*(child.pid for child in server._children), flush=True)\n"
         "time.sleep(600)\n"

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from support.controlplane.api import Api, Manifest, eventually
 from support.controlplane.control_plane import ControlPlane
 from support.controlplane.operators import OperatorProcess
 from support.controlplane.pipelines import build_pipeline, list_labelled, wait_settled
+from support.controlplane.server.api import Api, Manifest, eventually
 
 pytestmark = pytest.mark.controlplane
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from omni_proto.pipeline.crd.crd import GROUP, PLURAL
-from support.controlplane.api_server import ApiServer
+from support.controlplane.server.api_server import ApiServer
 
 pytestmark = pytest.mark.controlplane
 

@@ -10,9 +10,7 @@ import pytest
 from omni_cli.commands.render import render_children
 from omni_operator.desired.build_settings import BuildSettings
 from omni_proto.pipeline.read.load import type_document
-from support.controlplane.api import Api, Manifest, eventually
 from support.controlplane.control_plane import ControlPlane
-from support.controlplane.fault_proxy import POD_NEWS, FaultProxy
 from support.controlplane.operators import OperatorProcess, wait_idle
 from support.controlplane.pipelines import (
     IMAGE,
@@ -28,6 +26,8 @@ from support.controlplane.pipelines import (
     wait_condition,
     wait_settled,
 )
+from support.controlplane.server.api import Api, Manifest, eventually
+from support.controlplane.server.fault_proxy import POD_NEWS, FaultProxy
 
 pytestmark = pytest.mark.controlplane
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from support.controlplane.api import Api, eventually
 from support.controlplane.operators import OperatorProcess, wait_idle
 from support.controlplane.pipelines import build_pipeline, list_children, snapshot, wait_settled
+from support.controlplane.server.api import Api, eventually
 
 pytestmark = pytest.mark.controlplane
 

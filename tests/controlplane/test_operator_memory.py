@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from support.controlplane.api import Api, eventually
 from support.controlplane.operators import OperatorProcess, wait_idle
 from support.controlplane.pipelines import build_pipeline, list_labelled, wait_settled
+from support.controlplane.server.api import Api, eventually
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.full, pytest.mark.timeout(1500)]
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from support.controlplane.api import Api, eventually
-from support.controlplane.api_server import ApiServer
 from support.controlplane.operators import OperatorProcess, wait_idle
 from support.controlplane.pipelines import build_pipeline, wait_settled
-from support.sockets import list_listeners
+from support.controlplane.server.api import Api, eventually
+from support.controlplane.server.api_server import ApiServer
+from support.machine.sockets import list_listeners
 
 pytestmark = pytest.mark.controlplane
 

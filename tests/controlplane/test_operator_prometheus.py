@@ -12,11 +12,11 @@ import pytest
 from observability.alerts import list_alerts
 from observability.operator_dashboard import OPERATOR_DASHBOARD
 
-from support.controlplane.api import Api, eventually
 from support.controlplane.operators import OperatorProcess
 from support.controlplane.pipelines import build_pipeline, wait_settled
-from support.metric_rules import find_bad_metrics, scrape
-from support.prometheus import (
+from support.controlplane.server.api import Api, eventually
+from support.peers.metric_rules import find_bad_metrics, scrape
+from support.peers.prometheus import (
     PrometheusProcess,
     alert_signals,
     find_broken_rules,

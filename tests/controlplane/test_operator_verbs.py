@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 import pytest
 import yaml
 
-from support.controlplane.api import Api, ApiError, Manifest, eventually
-from support.controlplane.api_calls import Call, parse_path
-from support.controlplane.api_server import ApiServer
 from support.controlplane.control_plane import ControlPlane
-from support.controlplane.fault_proxy import FaultProxy
 from support.controlplane.operators import OperatorProcess, wait_idle
 from support.controlplane.pipelines import build_pipeline, build_two_stages, list_children, wait_condition, wait_settled
+from support.controlplane.server.api import Api, ApiError, Manifest, eventually
+from support.controlplane.server.api_calls import Call, parse_path
+from support.controlplane.server.api_server import ApiServer
+from support.controlplane.server.fault_proxy import FaultProxy
 
 pytestmark = pytest.mark.controlplane
 

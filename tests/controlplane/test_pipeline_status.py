@@ -11,7 +11,6 @@ import pytest
 
 from omni_proto.pod_contract import ExitCode, Termination, TerminationReason
 from support.controlplane import pods
-from support.controlplane.api import Api, Manifest, eventually
 from support.controlplane.operators import OperatorProcess, wait_idle
 from support.controlplane.pipelines import (
     STAGE_LABEL,
@@ -22,6 +21,7 @@ from support.controlplane.pipelines import (
     wait_condition,
     wait_settled,
 )
+from support.controlplane.server.api import Api, Manifest, eventually
 
 pytestmark = pytest.mark.controlplane
 

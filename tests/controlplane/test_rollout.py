@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from support.controlplane.api import Api, eventually
 from support.controlplane.chains import gpu_pipeline, watching_chains
 from support.controlplane.control_plane import ControlPlane
 from support.controlplane.operators import OperatorProcess
@@ -21,6 +20,7 @@ from support.controlplane.pipelines import (
     wait_condition,
     wait_settled,
 )
+from support.controlplane.server.api import Api, eventually
 
 pytestmark = pytest.mark.controlplane
 

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from support.controlplane.api import Api
 from support.controlplane.binaries import find_binaries
 from support.controlplane.control_plane import ControlPlane
 from support.controlplane.operators import OperatorProcess
 from support.controlplane.pipelines import build_pipeline, wait_settled
-from support.doc_examples import ROOT, console_commands
+from support.controlplane.server.api import Api
+from support.docs.doc_examples import ROOT, console_commands
 
 pytestmark = pytest.mark.controlplane
 

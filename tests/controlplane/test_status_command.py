@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from support.controlplane.api import Api
 from support.controlplane.control_plane import ControlPlane
 from support.controlplane.operators import OperatorProcess
 from support.controlplane.pipelines import build_pipeline, stage_of, wait_condition, wait_settled
+from support.controlplane.server.api import Api
 
 pytestmark = pytest.mark.controlplane
 

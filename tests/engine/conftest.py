@@ -16,9 +16,9 @@ from omni_stage.vllm_adapter.process.env import apply_environment
 
 apply_environment()
 
-from support.async_on_cpu import SCHEDULING, text_engine  # noqa: E402
-from support.tiny_text import Reference, TextEngine, write_text_checkpoint  # noqa: E402
-from support.toy_models import register_toy_models  # noqa: E402
+from support.engines.async_on_cpu import SCHEDULING, text_engine  # noqa: E402
+from support.engines.tiny_text import Reference, TextEngine, write_text_checkpoint  # noqa: E402
+from support.engines.toy_models import register_toy_models  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,8 @@
 """Hooks of a model in a real engine: publishing chosen positions of a layer, and acting on sampled tokens.
 
 Under asynchronous scheduling, the tests overwrite the model's output and its input ids as soon as a step is sampled
-(support/async_on_cpu.py), and the tokens reach the host one step later. A hook that ran after `_sample` had returned
-would see garbage.
+(support/engines/async_on_cpu.py), and the tokens reach the host one step later. A hook that ran after `_sample` had
+returned would see garbage.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 
 from omni_stage.models.qwen3_omni.talker.codes import FrameCodes
 from omni_stage.vllm_adapter.hooks import ScheduledSpan
-from support.async_on_cpu import SCHEDULING, async_scheduling, text_engine
-from support.tiny_text import Job, Reference, TextEngine, prompt_of, write_text_checkpoint
-from support.toy_models import register_toy_models
+from support.engines.async_on_cpu import SCHEDULING, async_scheduling, text_engine
+from support.engines.tiny_text import Job, Reference, TextEngine, prompt_of, write_text_checkpoint
+from support.engines.toy_models import register_toy_models
 
 pytestmark = pytest.mark.engine
 

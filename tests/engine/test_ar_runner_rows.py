@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from omni_stage.errors import ConfigurationError
-from support.async_on_cpu import SCHEDULING, text_engine
-from support.tiny_text import Job, Reference, Run, TextEngine, prompt_of, write_text_checkpoint
-from support.toy_models import register_toy_models
+from support.engines.async_on_cpu import SCHEDULING, text_engine
+from support.engines.tiny_text import Job, Reference, Run, TextEngine, prompt_of, write_text_checkpoint
+from support.engines.toy_models import register_toy_models
 
 pytestmark = pytest.mark.engine
 

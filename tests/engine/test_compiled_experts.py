@@ -15,7 +15,7 @@ from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 
 from omni_stage.models.qwen3_omni.tiny import write_tiny_checkpoint
 from omni_stage.models.qwen3_omni.tiny.shapes import TinyShape
-from support.omni_stages import OmniStages, run_omni_stages
+from support.engines.omni_stages import OmniStages, run_omni_stages
 
 pytestmark = pytest.mark.engine
 

@@ -19,10 +19,10 @@ from torch._dynamo.utils import counters
 from omni_proto.stage_config import EngineArgs, Modality, ModelSource, SamplingDefaults, StageConfig
 from omni_stage.engine.factory import build_stage_engine
 from omni_stage.models.component import StageRequest, UserPrompt
-from support.generic_checkpoint import write_tiny_text_checkpoint
-from support.omni_stages import ROWS_TOLERANCE, OmniStages, run_omni_stages
-from support.reference import ReferencePrompt
-from support.toy_models import register_toy_models, use_architecture
+from support.engines.omni_stages import ROWS_TOLERANCE, OmniStages, run_omni_stages
+from support.engines.toy_models import register_toy_models, use_architecture
+from support.models.generic_checkpoint import write_tiny_text_checkpoint
+from support.models.reference import ReferencePrompt
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 

@@ -13,8 +13,8 @@ import pytest_asyncio
 import torch
 
 from omni_stage.errors import InvalidRequestError, ModelExecutionError
-from support.hostile_edges import BIG, HOSTILE_FAMILIES, HostileFamily
-from support.omni_stages import OmniStages, run_omni_stages
+from support.engines.omni_stages import OmniStages, run_omni_stages
+from support.stages.hostile_edges import BIG, HOSTILE_FAMILIES, HostileFamily
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 

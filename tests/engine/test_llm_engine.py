@@ -25,8 +25,8 @@ from omni_stage.models.component import (
     TextPart,
     UserPrompt,
 )
-from support.generic_checkpoint import write_tiny_text_checkpoint
-from support.polling import until
+from support.models.generic_checkpoint import write_tiny_text_checkpoint
+from support.processes.polling import until
 
 pytestmark = pytest.mark.engine
 

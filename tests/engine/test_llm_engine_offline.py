@@ -9,7 +9,7 @@ import pytest
 import omni_stage
 from omni_stage.errors import InvalidRequestError
 from omni_stage.models.component import ChatMessage, FinishReason, ImagePart, TextPart, UserPrompt
-from support.generic_checkpoint import write_tiny_text_checkpoint
+from support.models.generic_checkpoint import write_tiny_text_checkpoint
 
 pytestmark = pytest.mark.engine
 

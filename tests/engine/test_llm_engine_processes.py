@@ -20,7 +20,7 @@ from omni_proto.stage_config import EngineArgs, ModelSource, SamplingDefaults, S
 from omni_stage.engine.factory import build_stage_engine
 from omni_stage.errors import EngineDeadStageError, PrepareTimeoutError
 from omni_stage.models.component import StageRequest, StageStep, UserPrompt
-from support.generic_checkpoint import write_tiny_text_checkpoint
+from support.models.generic_checkpoint import write_tiny_text_checkpoint
 
 pytestmark = pytest.mark.engine
 

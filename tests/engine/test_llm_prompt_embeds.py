@@ -20,8 +20,8 @@ from omni_stage.errors import InvalidRequestError, InvalidTensorError, PromptToo
 from omni_stage.models.component import FinishReason, StageRequest, StageStep, UserPrompt
 from omni_stage.payloads import PromptEmbedsPayload
 from omni_stage.vllm_adapter.core.inproc import InprocEngineCore
-from support.generic_checkpoint import write_tiny_text_checkpoint
-from support.polling import until
+from support.models.generic_checkpoint import write_tiny_text_checkpoint
+from support.processes.polling import until
 
 pytestmark = pytest.mark.engine
 

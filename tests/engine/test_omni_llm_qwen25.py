@@ -14,10 +14,10 @@ from omni_proto.stage_config import Modality
 from omni_stage import OmniLLM
 from omni_stage.engine.offline.omni_llm import OmniResult
 from omni_stage.errors import InvalidRequestError
-from support.media import make_image, make_sound
-from support.omni_stages import SOUND_TOLERANCE
-from support.pipelines import SAMPLES
-from support.reference import PLAIN_SYSTEM_PROMPT, Reference, ReferencePrompt, ReferenceSettings, load_reference
+from support.engines.omni_stages import SOUND_TOLERANCE
+from support.media.samples import make_image, make_sound
+from support.models.reference import PLAIN_SYSTEM_PROMPT, Reference, ReferencePrompt, ReferenceSettings, load_reference
+from support.processes.pipelines import SAMPLES
 
 pytestmark = pytest.mark.engine
 

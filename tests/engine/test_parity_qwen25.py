@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from support.media import make_image, make_sound
-from support.omni_stages import check_parity, run_omni_stages
-from support.reference import ReferencePrompt, ReferenceSettings, load_reference
+from support.engines.omni_stages import check_parity, run_omni_stages
+from support.media.samples import make_image, make_sound
+from support.models.reference import ReferencePrompt, ReferenceSettings, load_reference
 
 pytestmark = pytest.mark.engine
 

@@ -18,12 +18,12 @@ import torch
 from omni_stage.models.component import FinishReason
 from omni_stage.models.edge_stream import EdgeStream
 from omni_stage.reply_form import StructuredText
-from support.media import make_image, make_sound
-from support.omni_stages import OmniStages, run_omni_stages
-from support.qwen3_chain import check_parity, run_chain, run_streamed, talking
-from support.reference import ReferencePrompt
-from support.reference_qwen3 import Qwen3Settings, load_qwen3_reference
-from support.streams import stage_request
+from support.engines.omni_stages import OmniStages, run_omni_stages
+from support.engines.streams import stage_request
+from support.media.samples import make_image, make_sound
+from support.models.qwen3_chain import check_parity, run_chain, run_streamed, talking
+from support.models.reference import ReferencePrompt
+from support.models.reference_qwen3 import Qwen3Settings, load_qwen3_reference
 
 pytestmark = pytest.mark.engine
 

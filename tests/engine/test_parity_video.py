@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from support import qwen3_chain
-from support.media import make_frames, make_image, make_sound
-from support.omni_stages import check_parity, run_omni_stages
-from support.reference import ReferencePrompt, ReferenceSettings, load_reference
-from support.reference_qwen3 import Qwen3Settings, load_qwen3_reference
+from support.engines.omni_stages import check_parity, run_omni_stages
+from support.media.samples import make_frames, make_image, make_sound
+from support.models import qwen3_chain
+from support.models.reference import ReferencePrompt, ReferenceSettings, load_reference
+from support.models.reference_qwen3 import Qwen3Settings, load_qwen3_reference
 
 pytestmark = pytest.mark.engine
 

@@ -12,8 +12,8 @@ import torch
 from omni_stage.fetch.weights import ALL_WEIGHTS, INDEX, select_weights
 from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
 from omni_stage.models.registry import weight_prefixes
-from support.omni_stages import OmniStages, check_parity, run_omni_stages
-from support.reference import ReferencePrompt, ReferenceSettings, load_reference
+from support.engines.omni_stages import OmniStages, check_parity, run_omni_stages
+from support.models.reference import ReferencePrompt, ReferenceSettings, load_reference
 
 pytestmark = pytest.mark.engine
 

@@ -26,8 +26,8 @@ from omni_stage.models.qwen3_omni.thinker.component import (
 from omni_stage.models.shared.media_cost import MediaCosts
 from omni_stage.models.shared.prompts import PromptBuilder
 from omni_stage.models.shared.thinker import ThinkerSettings
-from support.meta_models import create_vllm_config, meta_model, one_rank, published_component
-from support.published import (
+from support.models.meta_models import create_vllm_config, meta_model, one_rank, published_component
+from support.models.published import (
     QWEN3,
     meta_weights,
     published_tensors,

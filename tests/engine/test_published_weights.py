@@ -24,8 +24,8 @@ from omni_stage.models.qwen2_5_omni.checkpoint import read_checkpoint, read_voic
 from omni_stage.models.qwen2_5_omni.token2wav.model import IGNORED_TENSORS
 from omni_stage.models.registry import weight_prefixes
 from omni_stage.models.shared.embedding import THINKER_EMBEDDING, EmbeddingTable
-from support.meta_models import create_vllm_config, meta_model, one_rank, published_component
-from support.published import (
+from support.models.meta_models import create_vllm_config, meta_model, one_rank, published_component
+from support.models.published import (
     INDEX,
     SIZES,
     VOICES,

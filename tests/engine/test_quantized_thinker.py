@@ -14,9 +14,9 @@ import torch
 
 from omni_stage.errors import ConfigurationError
 from omni_stage.vllm_adapter.checks.cpu_kernels import has_four_bit_kernel
-from support.omni_stages import run_omni_stages
-from support.quantized import AWQ_CONFIG, GPTQ_CONFIG, write_quantized
-from support.reference import ReferenceModel, ReferencePrompt, ReferenceSettings
+from support.engines.omni_stages import run_omni_stages
+from support.models.quantized import AWQ_CONFIG, GPTQ_CONFIG, write_quantized
+from support.models.reference import ReferenceModel, ReferencePrompt, ReferenceSettings
 
 pytestmark = pytest.mark.engine
 

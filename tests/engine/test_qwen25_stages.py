@@ -14,9 +14,9 @@ import torch
 from omni_stage.errors import InvalidRequestError, InvalidTensorError, OmniStageError, PromptTooLongError
 from omni_stage.models.component import AudioPart, ChatMessage, FinishReason, TextPart, UserPrompt
 from omni_stage.models.qwen2_5_omni.talker import component as talker_component
-from support.media import make_image, make_sound
-from support.omni_stages import SOUND_TOLERANCE, OmniStages, check_parity, run_omni_stages
-from support.reference import (
+from support.engines.omni_stages import SOUND_TOLERANCE, OmniStages, check_parity, run_omni_stages
+from support.media.samples import make_image, make_sound
+from support.models.reference import (
     PLAIN_SYSTEM_PROMPT,
     ReferenceModel,
     ReferencePrompt,

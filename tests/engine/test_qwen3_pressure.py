@@ -18,12 +18,12 @@ import torch
 from omni_stage.models.qwen3_omni.checkpoint import read_checkpoint
 from omni_stage.models.qwen3_omni.tiny import write_tiny_checkpoint
 from omni_stage.models.qwen3_omni.tiny.shapes import TinyShape
-from support.media import make_image, make_sound
-from support.omni_stages import OmniStages, run_omni_stages
-from support.qwen3_chain import check_parity, run_chain
-from support.reference import ReferencePrompt
-from support.reference_qwen3 import Qwen3Settings, load_qwen3_reference
-from support.streams import count_preemptions, until_empty
+from support.engines.omni_stages import OmniStages, run_omni_stages
+from support.engines.streams import count_preemptions, until_empty
+from support.media.samples import make_image, make_sound
+from support.models.qwen3_chain import check_parity, run_chain
+from support.models.reference import ReferencePrompt
+from support.models.reference_qwen3 import Qwen3Settings, load_qwen3_reference
 
 pytestmark = pytest.mark.engine
 

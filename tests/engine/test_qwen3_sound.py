@@ -19,8 +19,8 @@ from transformers import Qwen3OmniMoeForConditionalGeneration
 from omni_stage.errors import InvalidTensorError
 from omni_stage.models.component import FinishReason
 from omni_stage.models.edge_stream import EdgeStream
-from support.omni_stages import Collected, OmniStages, run_omni_stages
-from support.streams import stage_request
+from support.engines.omni_stages import Collected, OmniStages, run_omni_stages
+from support.engines.streams import stage_request
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 

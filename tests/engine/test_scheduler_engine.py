@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from omni_stage.payloads import OMNI_PAYLOAD_KEY, AdditionalInformationPayload
-from support.async_on_cpu import async_scheduling
-from support.bare_config import write_bare_config
+from support.engines.async_on_cpu import async_scheduling
+from support.models.bare_config import write_bare_config
 
 pytestmark = pytest.mark.engine
 

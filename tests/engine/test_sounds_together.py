@@ -20,7 +20,7 @@ from vllm.model_executor.models.qwen3_omni_moe_thinker import Qwen3OmniMoeAudioE
 
 from omni_stage.models.qwen2_5_omni.thinker.model import ThinkerModel as Qwen25Thinker
 from omni_stage.models.qwen3_omni.thinker.model import ThinkerModel as Qwen3Thinker
-from support.meta_models import one_rank
+from support.models.meta_models import one_rank
 
 pytestmark = pytest.mark.engine
 

@@ -18,9 +18,9 @@ from omni_proto.client import Accepted, AsyncOmniClient, AudioChunk, StageFinish
 from omni_proto.stage_config import EdgeMode, InputEdge, Listen, Modality, StageConfig
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.service.server.stage_server import StageServer
-from support.omni_stages import OmniStages, StartedEngine, run_omni_stages, stage_config
-from support.polling import until
-from support.streams import until_empty
+from support.engines.omni_stages import OmniStages, StartedEngine, run_omni_stages, stage_config
+from support.engines.streams import until_empty
+from support.processes.polling import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 

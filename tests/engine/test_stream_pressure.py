@@ -14,10 +14,8 @@ import torch
 from omni_stage.models.component import UserPrompt
 from omni_stage.models.edge_stream import EdgeStream
 from omni_stage.reply_form import GivenReply
-from support.omni_stages import run_omni_stages
-from support.polling import until
-from support.reference import PLAIN_SYSTEM_PROMPT, ReferencePrompt
-from support.streams import (
+from support.engines.omni_stages import run_omni_stages
+from support.engines.streams import (
     HEAD,
     collect,
     count_preemptions,
@@ -26,6 +24,8 @@ from support.streams import (
     table_sizes,
     until_empty,
 )
+from support.models.reference import PLAIN_SYSTEM_PROMPT, ReferencePrompt
+from support.processes.polling import until
 
 pytestmark = pytest.mark.engine
 

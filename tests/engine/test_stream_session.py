@@ -16,11 +16,9 @@ import torch
 from omni_stage.errors import InvalidRequestError, InvalidTensorError, PromptTooLongError
 from omni_stage.models.component import FinishReason, StageRequest
 from omni_stage.models.edge_stream import EdgeStream
-from support.async_on_cpu import SCHEDULING, stage_scheduling
-from support.omni_stages import Collected, OmniStages, run_omni_stages
-from support.polling import until
-from support.reference import PLAIN_SYSTEM_PROMPT, ReferencePrompt
-from support.streams import (
+from support.engines.async_on_cpu import SCHEDULING, stage_scheduling
+from support.engines.omni_stages import Collected, OmniStages, run_omni_stages
+from support.engines.streams import (
     HEAD,
     collect,
     feed_slowly,
@@ -30,6 +28,8 @@ from support.streams import (
     table_sizes,
     until_empty,
 )
+from support.models.reference import PLAIN_SYSTEM_PROMPT, ReferencePrompt
+from support.processes.polling import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 

@@ -17,10 +17,10 @@ import torch
 
 from omni_stage.models.component import FinishReason
 from omni_stage.models.edge_stream import EdgeRows, EdgeStream
-from support.omni_stages import Collected, OmniStages, run_omni_stages
-from support.polling import until
-from support.reference import ReferencePrompt
-from support.streams import collect, stage_request
+from support.engines.omni_stages import Collected, OmniStages, run_omni_stages
+from support.engines.streams import collect, stage_request
+from support.models.reference import ReferencePrompt
+from support.processes.polling import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.omni_stages import ROWS_TOLERANCE, run_omni_stages
-from support.reference import ReferenceModel, ReferencePrompt, ReferenceSettings
+from support.engines.omni_stages import ROWS_TOLERANCE, run_omni_stages
+from support.models.reference import ReferenceModel, ReferencePrompt, ReferenceSettings
 
 pytestmark = [pytest.mark.engine, pytest.mark.full]
 

@@ -14,9 +14,9 @@ from safetensors import safe_open
 from omni_stage.engine.factory import build_stage_engine
 from omni_stage.models.component import UserPrompt
 from omni_stage.payloads import PromptEmbedsPayload
-from support.media import make_image
-from support.omni_stages import OmniStages, stage_config
-from support.reference import ReferencePrompt
+from support.engines.omni_stages import OmniStages, stage_config
+from support.media.samples import make_image
+from support.models.reference import ReferencePrompt
 
 pytestmark = pytest.mark.engine
 

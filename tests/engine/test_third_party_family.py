@@ -12,8 +12,8 @@ import pytest
 from omni_cli.local.ports import pick_ports
 from omni_proto.client import OmniClient, OmniRequestError
 from omni_proto.stage_config import StageConfig
-from support.example_packages import install_example
-from support.stage_processes import StageProcess
+from support.docs.example_packages import install_example
+from support.processes.stage_processes import StageProcess
 
 pytestmark = pytest.mark.engine
 

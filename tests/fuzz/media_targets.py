@@ -22,9 +22,9 @@ from omni_stage.media.video import decode_sound, decode_video
 from omni_stage.service.media.kinds import MEDIA_TYPES, MediaKind
 from omni_stage.service.media.planning import audio_samples, check_media, judge_medium
 from omni_stage.service.media.slots import MediaRules, MediaSlot
-from support.hostile_media import CORPUS, TAKEN
-from support.scripted_stages import ScriptedComponent
-from support.videos import encode_video
+from support.media.hostile_media import CORPUS, TAKEN
+from support.media.videos import encode_video
+from support.stages.scripted_stages import ScriptedComponent
 
 RULES = MediaRules(
     Limits(),

@@ -43,7 +43,7 @@ from omni_stage.service.request.prompt import build_prompt
 from omni_stage.service.request.prompt_embeds import EMBEDS_COPIES
 from omni_stage.service.request.reading import RequestReader
 from omni_stage.service.wire import deserialize_request
-from support.scripted_stages import ScriptedComponent
+from support.stages.scripted_stages import ScriptedComponent
 
 SCHEMA = TensorSchema(
     "fuzz/edge", 1, (TensorSpec("x", "bfloat16", (2,)), TensorSpec("ids", "int64"), TensorSpec("m", "bool"))

@@ -38,9 +38,9 @@ from omni_stage.models.qwen2_5_omni.tiny.shapes import TinyShape
 from oracle.compare import AUDIO_TOLERANCE, Answer, Verdict, compare
 from oracle.environment import release_python
 from oracle.release_form import write_release_form
-from support.media import make_image, make_sound
-from support.omni_stages import Collected, run_omni_stages
-from support.reference import ReferencePrompt
+from support.engines.omni_stages import Collected, run_omni_stages
+from support.media.samples import make_image, make_sound
+from support.models.reference import ReferencePrompt
 
 SHAPE = TinyShape(
     vocab_size=704,

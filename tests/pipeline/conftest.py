@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from omni_gateway.pipelines import ServedPipeline
-from support.forked_pipelines import fork_pipeline
-from support.gateways import serve_gateway
-from support.pipelines import SAMPLES, RunningPipeline
+from support.peers.gateways import serve_gateway
+from support.processes.forked_pipelines import fork_pipeline
+from support.processes.pipelines import SAMPLES, RunningPipeline
 
 
 @pytest.fixture(scope="session")

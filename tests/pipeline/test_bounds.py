@@ -24,10 +24,10 @@ from omni_proto.stage.v1 import sampling_pb2
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_proto.tensors import EncodedChunk, encode_rows, schema_hash, tensor_prompt
 from omni_stage.service.request.places import FEWEST_START_PLACES
-from support.cheap_stages import EDGE_A, ROW, WORD
-from support.polling import until
-from support.scripted_stages import END, Answer, collect
-from support.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports
+from support.processes.polling import until
+from support.processes.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports
+from support.stages.cheap_stages import EDGE_A, ROW, WORD
+from support.stages.scripted_stages import END, Answer, collect
 
 pytestmark = pytest.mark.pipeline
 

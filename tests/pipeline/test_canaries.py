@@ -17,9 +17,9 @@ from omni_proto.client import AsyncOmniClient, OmniRequestError, StageFailed, au
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_proto.stage.v1 import stage_service_pb2_grpc
 from omni_proto.tensors import crc32c, encode_tensor_chunk, schema_from_proto, schema_hash, tensor_prompt
-from support.media import encode_png, encode_wav, make_image, make_sound
-from support.pipelines import RunningPipeline
-from support.scripted_stages import collect
+from support.media.samples import encode_png, encode_wav, make_image, make_sound
+from support.processes.pipelines import RunningPipeline
+from support.stages.scripted_stages import collect
 
 pytestmark = pytest.mark.pipeline
 

@@ -12,9 +12,9 @@ from contextlib import aclosing, suppress
 import pytest
 
 from omni_proto.client import AsyncOmniClient, AudioChunk
-from support.cheap_stages import WORD
-from support.polling import until
-from support.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports
+from support.processes.polling import until
+from support.processes.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports
+from support.stages.cheap_stages import WORD
 
 pytestmark = pytest.mark.pipeline
 

@@ -18,9 +18,9 @@ from prometheus_client import CollectorRegistry
 from omni_proto.client import AsyncOmniClient, StageFinished, TokenDelta
 from omni_proto.stage_config import StageConfig
 from omni_stage.service.server.stage_server import StageServer
-from support.omni_stages import OmniStages, StartedEngine, run_omni_stages
-from support.polling import until
-from support.stage_processes import chain_configs, pick_chain_ports
+from support.engines.omni_stages import OmniStages, StartedEngine, run_omni_stages
+from support.processes.polling import until
+from support.processes.stage_processes import chain_configs, pick_chain_ports
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.engine]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from omni_proto.pipeline import load_pipeline
-from support.pipelines import OMNIPIPE, processes_with
+from support.processes.pipelines import OMNIPIPE, processes_with
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.timeout(600)]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from support.pipelines import OMNIPIPE, RunningPipeline
+from support.processes.pipelines import OMNIPIPE, RunningPipeline
 
 pytestmark = pytest.mark.pipeline
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from omni_cli.local.guard import ProcessId, list_running, list_tree
-from support.pipelines import OMNIPIPE, OmnipipeRun, run_pipeline
-from support.polling import wait_until
+from support.processes.pipelines import OMNIPIPE, OmnipipeRun, run_pipeline
+from support.processes.polling import wait_until
 
 pytestmark = pytest.mark.pipeline
 

@@ -19,9 +19,9 @@ from PIL import Image
 from omni_cli.local.engines import find_model
 from omni_proto.client import OmniClient, OmniRequestError
 from omni_proto.pipeline import load_pipeline, resolve_model_path
-from support.operator_pipelines import build_all, labels_of_pods, pick
-from support.pipelines import SAMPLES, run_pipeline
-from support.prometheus import PrometheusProcess, expand, list_targets, scrape_config
+from support.operator.operator_pipelines import build_all, labels_of_pods, pick
+from support.peers.prometheus import PrometheusProcess, expand, list_targets, scrape_config
+from support.processes.pipelines import SAMPLES, run_pipeline
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.full]
 

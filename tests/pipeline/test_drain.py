@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from omni_proto.client import Accepted, AsyncOmniClient, OmniRequestError
-from support.cheap_stages import WORD
-from support.polling import wait_until
-from support.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports
+from support.processes.polling import wait_until
+from support.processes.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports
+from support.stages.cheap_stages import WORD
 
 pytestmark = pytest.mark.pipeline
 

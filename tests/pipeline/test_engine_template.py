@@ -16,8 +16,8 @@ import pytest
 from omni_cli.local.guard import list_running
 from omni_proto.client import OmniClient
 from omni_proto.stage_config import ModelSource, StageConfig
-from support.generic_checkpoint import write_tiny_text_checkpoint
-from support.stage_processes import StageProcess
+from support.models.generic_checkpoint import write_tiny_text_checkpoint
+from support.processes.stage_processes import StageProcess
 
 pytestmark = pytest.mark.pipeline
 

@@ -21,8 +21,8 @@ from omni_proto.client import AsyncOmniClient, OmniRequestError
 from omni_proto.stage_config import EdgeMode
 from omni_stage.models.component import FinishReason, StageRequest, StageStep
 from omni_stage.models.edge_stream import EdgeRows, EdgeStream
-from support.scripted_stages import EDGE_A, Kit, ScriptedComponent, Stage, rows
-from support.tcp_proxy import TcpProxy, Toxics
+from support.machine.tcp_proxy import TcpProxy, Toxics
+from support.stages.scripted_stages import EDGE_A, Kit, ScriptedComponent, Stage, rows
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

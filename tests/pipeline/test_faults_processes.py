@@ -20,8 +20,8 @@ import pytest
 
 from omni_cli.local.guard import list_running
 from omni_proto.client import AsyncOmniClient, GenerationResult, OmniRequestError, TokenDelta
-from support.polling import wait_until
-from support.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports
+from support.processes.polling import wait_until
+from support.processes.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.timeout(600)]
 

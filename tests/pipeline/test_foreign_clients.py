@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from omni_proto.stage.v1 import events_pb2, sampling_pb2, stage_service_pb2, stage_service_pb2_grpc
-from support.pipelines import RunningPipeline
+from support.processes.pipelines import RunningPipeline
 
 pytestmark = pytest.mark.pipeline
 

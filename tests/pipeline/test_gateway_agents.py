@@ -16,8 +16,8 @@ import openai
 import pytest
 
 from omni_proto.client import GenerationResult, OmniClient
-from support.foreign_programs import run_cases
-from support.pipelines import RunningPipeline
+from support.processes.foreign_programs import run_cases
+from support.processes.pipelines import RunningPipeline
 
 # `make full` only: the clients come from package registries. test_gateway_clients.py and test_gateway_speech.py test
 # OpenAI's client for Python.

@@ -21,9 +21,9 @@ import pytest
 from omni_gateway.guard.keys import hash_key
 from omni_gateway.pipelines import ServedPipeline
 from omni_gateway.settings import GatewaySettings
-from support.gateways import serve_gateway
-from support.pipelines import RunningPipeline
-from support.sockets import list_listeners
+from support.machine.sockets import list_listeners
+from support.peers.gateways import serve_gateway
+from support.processes.pipelines import RunningPipeline
 
 pytestmark = pytest.mark.pipeline
 

@@ -9,7 +9,7 @@ from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
 from omni_proto.client import OmniClient
-from support.pipelines import RunningPipeline
+from support.processes.pipelines import RunningPipeline
 
 pytestmark = pytest.mark.pipeline
 

@@ -17,9 +17,9 @@ import pytest
 
 from omni_gateway.audio.encode import encode_whole
 from omni_proto.client import GenerationResult, OmniClient, audio_part, image_part, user, video_part
-from support.hostile_media import CORPUS, REFUSED, UNDECODABLE, Hostile
-from support.pipelines import RunningPipeline
-from support.videos import encode_video
+from support.media.hostile_media import CORPUS, REFUSED, UNDECODABLE, Hostile
+from support.media.videos import encode_video
+from support.processes.pipelines import RunningPipeline
 
 pytestmark = pytest.mark.pipeline
 

@@ -25,8 +25,8 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from omni_gateway.guard.keys import make_key
 from omni_gateway.pipelines import ServedPipeline
 from omni_gateway.settings import GatewaySettings
-from support.gateways import serve_gateway
-from support.pipelines import RunningPipeline
+from support.peers.gateways import serve_gateway
+from support.processes.pipelines import RunningPipeline
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.full]
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from omni_proto.client import AsyncOmniClient, user
-from support.grpc_parity import EXACT, check_each_alone_and_all_at_once, check_text_and_audio, media_parts
-from support.media import make_image, make_sound
-from support.pipelines import SAMPLES, RunningPipeline, run_pipeline
-from support.reference import ReferencePrompt, ReferenceSettings, load_reference
+from support.media.samples import make_image, make_sound
+from support.models.grpc_parity import EXACT, check_each_alone_and_all_at_once, check_text_and_audio, media_parts
+from support.models.reference import ReferencePrompt, ReferenceSettings, load_reference
+from support.processes.pipelines import SAMPLES, RunningPipeline, run_pipeline
 
 pytestmark = pytest.mark.pipeline
 

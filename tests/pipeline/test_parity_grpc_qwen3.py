@@ -12,12 +12,12 @@ import pytest
 
 from omni_proto.client import AsyncOmniClient, system, user, video_part
 from omni_stage.media.video import decode_sound, decode_video
-from support.grpc_parity import EXACT, check_each_alone_and_all_at_once, check_text_and_audio, media_parts
-from support.media import make_image, make_sound
-from support.pipelines import SAMPLES, RunningPipeline, run_pipeline
-from support.reference import SOUND_RATE_HZ, ReferencePrompt
-from support.reference_qwen3 import Qwen3Settings, load_qwen3_reference
-from support.videos import encode_video
+from support.media.samples import make_image, make_sound
+from support.media.videos import encode_video
+from support.models.grpc_parity import EXACT, check_each_alone_and_all_at_once, check_text_and_audio, media_parts
+from support.models.reference import SOUND_RATE_HZ, ReferencePrompt
+from support.models.reference_qwen3 import Qwen3Settings, load_qwen3_reference
+from support.processes.pipelines import SAMPLES, RunningPipeline, run_pipeline
 
 pytestmark = pytest.mark.pipeline
 

@@ -18,12 +18,10 @@ from omni_proto.client import OmniClient, OmniRequestError
 from omni_proto.pipeline import parse_pipeline
 from omni_proto.pod_contract import PIPELINE_LABEL, STAGE_LABEL
 from omni_proto.stage_config import Listen, ServerTls
-from support.certificates import DAY, Authority, MountedSecret, tls_files
-from support.metric_rules import find_bad_metrics, scrape, series_of
-from support.operator_pipelines import build_all, labels_of_pods, pick
-from support.pipelines import SAMPLES, RunningPipeline
-from support.polling import wait_until
-from support.prometheus import (
+from support.operator.operator_pipelines import build_all, labels_of_pods, pick
+from support.peers.certificates import DAY, Authority, MountedSecret, tls_files
+from support.peers.metric_rules import find_bad_metrics, scrape, series_of
+from support.peers.prometheus import (
     PodTarget,
     PrometheusProcess,
     alert_signals,
@@ -36,7 +34,9 @@ from support.prometheus import (
     runbook_queries,
     scrape_config,
 )
-from support.stage_processes import CHEAP, StageProcess, chain_configs
+from support.processes.pipelines import SAMPLES, RunningPipeline
+from support.processes.polling import wait_until
+from support.processes.stage_processes import CHEAP, StageProcess, chain_configs
 
 pytestmark = pytest.mark.pipeline
 

@@ -24,8 +24,8 @@ from omni_proto.client import AsyncOmniClient, OmniRequestError
 from omni_proto.rpc.options import server_options
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2_grpc
 from omni_proto.stage.v1 import stage_service_pb2 as pb
-from support.scripted_stages import EDGE_A, Kit, ScriptedComponent
-from support.tcp_proxy import TcpProxy
+from support.machine.tcp_proxy import TcpProxy
+from support.stages.scripted_stages import EDGE_A, Kit, ScriptedComponent
 
 AT_ONCE, CHANNELS = 40, 8
 many_faults = pytest.mark.parametrize("faults", [400, pytest.param(1_000, marks=pytest.mark.full)])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from support.pipelines import RunningPipeline
-from support.sockets import list_listeners
+from support.machine.sockets import list_listeners
+from support.processes.pipelines import RunningPipeline
 
 pytestmark = pytest.mark.pipeline
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from omni_proto.client import Accepted, AsyncOmniClient, AudioChunk, OmniRequestError, StageFinished, TokenDelta
-from support.pipelines import RunningPipeline
+from support.processes.pipelines import RunningPipeline
 
 pytestmark = pytest.mark.pipeline
 

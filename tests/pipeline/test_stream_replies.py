@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from omni_proto.client import AsyncOmniClient, GenerationResult, OmniRequestError, audio_part, image_part, system, user
-from support.media import encode_png, encode_wav, make_image, make_sound
-from support.pipelines import RunningPipeline
+from support.media.samples import encode_png, encode_wav, make_image, make_sound
+from support.processes.pipelines import RunningPipeline
 
 pytestmark = pytest.mark.pipeline
 

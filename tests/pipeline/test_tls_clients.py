@@ -13,10 +13,10 @@ import pytest
 
 from omni_proto.client import ClientTls, OmniClient
 from omni_proto.stage_config import ServerTls, StageConfig
-from support.certificates import DAY, Authority, MountedSecret, tls_files
-from support.pipelines import OMNIPIPE
-from support.polling import wait_until
-from support.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports
+from support.peers.certificates import DAY, Authority, MountedSecret, tls_files
+from support.processes.pipelines import OMNIPIPE
+from support.processes.polling import wait_until
+from support.processes.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports
 
 pytestmark = pytest.mark.pipeline
 

@@ -16,10 +16,10 @@ from omni_cli.local.engines import find_model
 from omni_gateway.pipelines import ServedPipeline
 from omni_proto.otlp import ENDPOINTS
 from omni_proto.pipeline import load_pipeline, resolve_model_path
-from support.gateways import serve_gateway
-from support.media import encode_wav, make_sound
-from support.otel_collector import CollectedSpan, OtelCollector, run_collector
-from support.pipelines import SAMPLES, run_pipeline
+from support.media.samples import encode_wav, make_sound
+from support.peers.gateways import serve_gateway
+from support.peers.otel_collector import CollectedSpan, OtelCollector, run_collector
+from support.processes.pipelines import SAMPLES, run_pipeline
 
 # `make full` only: building the collector takes 80 s of CPU. tests/processes/test_gateway_traces.py uses a receiver
 # written in Python.

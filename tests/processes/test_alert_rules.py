@@ -8,7 +8,7 @@ import pytest
 import yaml
 from observability.alerts import list_alerts
 
-from support.prometheus import RULES, run_promtool
+from support.peers.prometheus import RULES, run_promtool
 
 CASES = sorted((Path(__file__).parent / "rules_test").glob("*.yaml"))
 

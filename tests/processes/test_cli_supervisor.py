@@ -19,7 +19,7 @@ from omni_cli.local.guard import list_tree
 from omni_cli.local.pipeline import STAGE_COMMAND
 from omni_cli.local.processes import Guard, StageFiles, StageProcess
 from omni_proto.pod_contract import Termination, TerminationReason
-from support.polling import wait_until
+from support.processes.polling import wait_until
 
 HERE = Path(__file__).parent
 PIPELINE = HERE.parents[1] / "manifests" / "samples" / "tiny-omni.yaml"

@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 from observability.operator_dashboard import OPERATOR_DASHBOARD
 
-from support.prometheus import panel_queries, run_promtool
+from support.peers.prometheus import panel_queries, run_promtool
 
 
 def test_pipelines_of_all_operators_are_counted_once(tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ from omni_stage.fetch.checkpoint import fetch, run_fetch
 from omni_stage.fetch.download import FetchError
 from omni_stage.fetch.request import FetchRequest
 from omni_stage.service.server.ports import Ports
-from support.hub import COMMIT, Hub
-from support.small_volume import VolumeNotMountedError, fill, small_volume
-from support.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports
+from support.machine.small_volume import VolumeNotMountedError, fill, small_volume
+from support.models.hub import COMMIT, Hub
+from support.processes.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports
 
 MIB = 1 << 20
 WEIGHTS = bytes(range(256)) * (3 * MIB // 256)

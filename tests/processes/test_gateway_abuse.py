@@ -17,8 +17,8 @@ import httpx
 import pytest
 
 from omni_gateway.guard.keys import hash_key
-from support.flooding_entry import ENDLESS, WORDS, serve_flood
-from support.gateways import GatewayProcess, run_gateway
+from support.peers.flooding_entry import ENDLESS, WORDS, serve_flood
+from support.peers.gateways import GatewayProcess, run_gateway
 
 MODEL = "omni"
 MIB = 1 << 20

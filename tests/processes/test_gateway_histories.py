@@ -14,8 +14,8 @@ from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, SecretStr
 
 from omni_gateway.pipelines import ServedPipeline
-from support.answering_entry import ARGUMENTS, PCM, WORDS, Starts, serve_entry
-from support.gateways import serve_gateway
+from support.peers.answering_entry import ARGUMENTS, PCM, WORDS, Starts, serve_entry
+from support.peers.gateways import serve_gateway
 
 QUESTION = {"role": "user", "content": "Hello"}
 SPOKEN = {"modalities": ["text", "audio"], "audio": {"voice": "Ethan", "format": "pcm16"}}

@@ -13,8 +13,8 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 
 from omni_gateway.pipelines import ServedPipeline
-from support.answering_entry import serve_entry
-from support.gateways import serve_gateway
+from support.peers.answering_entry import serve_entry
+from support.peers.gateways import serve_gateway
 
 MODEL = "omni"
 

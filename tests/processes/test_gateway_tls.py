@@ -19,9 +19,9 @@ from omni_gateway.__main__ import parse_endpoint
 from omni_gateway.entry_tls import entry_tls
 from omni_gateway.pipelines import ServedPipeline
 from omni_gateway.settings import GatewaySettings
-from support.answering_entry import WORDS, serve_entry
-from support.certificates import Authority, MountedSecret, Pair, tls_files
-from support.gateways import serve_gateway
+from support.peers.answering_entry import WORDS, serve_entry
+from support.peers.certificates import Authority, MountedSecret, Pair, tls_files
+from support.peers.gateways import serve_gateway
 
 HOST = "omni.models.svc"
 _times = itertools.count(1_700_000_000)

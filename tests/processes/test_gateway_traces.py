@@ -9,9 +9,9 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from omni_gateway.pipelines import ServedPipeline
-from support.answering_entry import FAILING_SEED, serve_entry
-from support.gateways import serve_gateway
-from support.otlp_collector import Collector, collecting
+from support.peers.answering_entry import FAILING_SEED, serve_entry
+from support.peers.gateways import serve_gateway
+from support.peers.otlp_collector import Collector, collecting
 
 pytest.importorskip("opentelemetry.sdk")
 

@@ -25,7 +25,17 @@ def test_gloo_listens_on_loopback_alone_wherever_the_hosts_name_leads(tmp_path: 
     (tmp_path / "hosts").write_text(f"127.0.0.1 localhost\n10.9.9.9 {socket.gethostname()}\n")
 
     def addresses(*arguments: str) -> str:
-        command = [*unshare, "sh", "-c", IN_A_POD, "sh", sys.executable, "-m", "support.gloo_listeners", *arguments]
+        command = [
+            *unshare,
+            "sh",
+            "-c",
+            IN_A_POD,
+            "sh",
+            sys.executable,
+            "-m",
+            "support.machine.gloo_listeners",
+            *arguments,
+        ]
         environment = {**os.environ, "HOSTS": str(tmp_path / "hosts"), "PYTHONPATH": str(TESTS)}
         environment.pop("GLOO_SOCKET_IFNAME", None)
         return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.strip()

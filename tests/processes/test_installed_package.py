@@ -14,9 +14,9 @@ import pytest
 from PIL import Image
 
 import omnipipeline
-from support.answering_entry import PCM_PIECES, WORDS, serve_entry
-from support.bare_venv import ROOT, build_distributions, make_venv, run_bare
-from support.doc_examples import python_blocks
+from support.docs.doc_examples import python_blocks
+from support.peers.answering_entry import PCM_PIECES, WORDS, serve_entry
+from support.processes.bare_venv import ROOT, build_distributions, make_venv, run_bare
 
 PAGE = ROOT / "docs" / "client.md"
 EXAMPLES = python_blocks(PAGE)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from support.answering_entry import WORDS, serve_entry
-from support.bare_venv import ROOT, build_distributions, make_venv, run_bare
-from support.doc_examples import console_commands
+from support.docs.doc_examples import console_commands
+from support.peers.answering_entry import WORDS, serve_entry
+from support.processes.bare_venv import ROOT, build_distributions, make_venv, run_bare
 
 CLIENTS = ROOT / "tests" / "data" / "clients"
 PAGE = console_commands(ROOT / "docs" / "other-languages.md")

@@ -18,7 +18,7 @@ from omni_cli.local.pipeline import LocalOptions, LocalPipeline
 from omni_cli.local.progress import make_progress
 from omni_proto.client import AudioChunk, OmniClient, TextDelta
 from omni_proto.pipeline import load_pipeline, resolve_model_path
-from support.polling import until
+from support.processes.polling import until
 
 SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "sim-omni.yaml"
 NONE = "raise ImportError('this process must do without it')\n"

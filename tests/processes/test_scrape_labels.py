@@ -7,9 +7,9 @@ from typing import Any
 
 import yaml
 
-from support.controlplane.api import eventually
-from support.operator_pipelines import build_all, make_pipeline, pick
-from support.prometheus import PodTarget, PrometheusProcess, scrape_config
+from support.controlplane.server.api import eventually
+from support.operator.operator_pipelines import build_all, make_pipeline, pick
+from support.peers.prometheus import PodTarget, PrometheusProcess, scrape_config
 
 PAGE = Path(__file__).parents[2] / "docs" / "observability.md"
 STAGES = ("thinker", "talker", "token2wav")

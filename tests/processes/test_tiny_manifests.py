@@ -14,7 +14,7 @@ from omni_operator.desired.build_settings import BuildSettings
 from omni_operator.desired.children.deployment import USER_ID
 from omni_proto.pipeline.read.offline import load_checked
 from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
-from support.network_policies import matches_selector
+from support.operator.network_policies import matches_selector
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "manifests" / "tiny"

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from omni_proto.client import OmniClient
-from support.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports
+from support.processes.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports
 
 NONE = "raise ImportError('this process must do without it')\n"
 

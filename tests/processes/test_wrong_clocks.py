@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from omni_proto.client import Accepted, AsyncOmniClient, Event, OmniRequestError, TextDelta
-from support.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports
-from support.wall_clock import WallClock
+from support.machine.wall_clock import WallClock
+from support.processes.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports
 
 pytestmark = pytest.mark.pipeline
 

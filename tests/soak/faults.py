@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from soak.pipeline import SoakPipeline
-from support.tcp_proxy import Toxics
+from support.machine.tcp_proxy import Toxics
 
 PAUSE_S = (1.0, 4.0)
 LASTS_S = (0.5, 4.0)

@@ -29,7 +29,7 @@ from omni_proto.client import AsyncOmniClient, OmniRequestError
 from omni_proto.pod_contract import StageMetric
 from soak.attackers import Attackers
 from soak.load import KINDS
-from support.stage_processes import StageProcess, chain_configs, pick_chain_ports
+from support.processes.stage_processes import StageProcess, chain_configs, pick_chain_ports
 
 BUDGET = 1 << 30
 HONEST = ("text", "speech")

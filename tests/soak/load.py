@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from omni_proto.client import AsyncOmniClient, GenerationResult, OmniRequestError, audio_part, image_part, user
-from support.media import encode_png, encode_wav, make_image, make_sound
+from support.media.samples import encode_png, encode_wav, make_image, make_sound
 
 GREEDY = {
     "thinker": {"temperature": 0.0, "max_tokens": 12},

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from omni_proto.pod_contract import StageMetric
 from soak.memory import MemoryLog, sample_tree
-from support.stage_processes import StageProcess, chain_configs, pick_chain_ports
-from support.tcp_proxy import TcpProxy
+from support.machine.tcp_proxy import TcpProxy
+from support.processes.stage_processes import StageProcess, chain_configs, pick_chain_ports
 
 MODEL = {"maxModelLen": 1024, "maxNumSeqs": 8, "dtype": "float32", "kvCacheMemoryMib": 64, "enforceEager": True}
 TIMEOUTS = {"step": 10.0, "drainNotice": 0.5, "request": 60.0}

@@ -22,8 +22,8 @@ _CPU_ONLY = "needs a GPU: vLLM's CPU build has no CUDA graphs"
 
 
 def _prompts(context: Context) -> dict[str, Any]:
-    from support.media import make_image, make_sound
-    from support.reference import ReferencePrompt
+    from support.media.samples import make_image, make_sound
+    from support.models.reference import ReferencePrompt
 
     text = {"text": ReferencePrompt("Say what the weather is like.")}
     media = {
@@ -35,7 +35,7 @@ def _prompts(context: Context) -> dict[str, Any]:
 
 @cache
 def _reference(checkpoint: Path) -> Any:
-    from support.reference_qwen3 import load_qwen3_reference
+    from support.models.reference_qwen3 import load_qwen3_reference
 
     return load_qwen3_reference(checkpoint)
 
@@ -59,9 +59,9 @@ def codes(context: Context) -> Iterator[Finding]:
 
 
 async def _compare(context: Context, label: str) -> list[Finding]:
-    from support.omni_stages import run_omni_stages
-    from support.qwen3_chain import run_chain, run_streamed
-    from support.reference_qwen3 import Qwen3Settings
+    from support.engines.omni_stages import run_omni_stages
+    from support.models.qwen3_chain import run_chain, run_streamed
+    from support.models.reference_qwen3 import Qwen3Settings
 
     settings = Qwen3Settings(frames=40 if context.on_gpu else 8)
     checkpoint = tiny_checkpoint(context.out.parent, FAMILY)
@@ -143,9 +143,9 @@ def syncs(context: Context) -> Finding:
 
 
 async def _talk(context: Context) -> None:
-    from support.omni_stages import run_omni_stages
-    from support.qwen3_chain import run_streamed
-    from support.reference_qwen3 import Qwen3Settings
+    from support.engines.omni_stages import run_omni_stages
+    from support.models.qwen3_chain import run_streamed
+    from support.models.reference_qwen3 import Qwen3Settings
 
     checkpoint = tiny_checkpoint(context.out.parent, FAMILY)
     async with run_omni_stages(checkpoint, family=FAMILY, dtype="float32") as stages:

@@ -16,7 +16,14 @@ from benchmarks.gpu.shaped import fill_shard
 from omni_stage.models.qwen3_omni.model_configs import name_thinker
 from omni_stage.models.qwen3_omni.tiny.release import write_tokenizer
 from omni_stage.models.shared.embedding import THINKER_EMBEDDING
-from support.published import INDEX, QWEN3, PublishedTensor, published_tensors, write_header, write_published_qwen3
+from support.models.published import (
+    INDEX,
+    QWEN3,
+    PublishedTensor,
+    published_tensors,
+    write_header,
+    write_published_qwen3,
+)
 
 LEFT_OUT = "left-out.json"
 """File that lists the configuration hooks of the stages whose weights are not in the shards."""

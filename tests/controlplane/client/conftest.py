@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from omni_kube.client import ApiClient
-from support.controlplane.api import Api
-from support.controlplane.api_clients import grant, make_client
-from support.controlplane.api_server import ApiServer
-from support.controlplane.fault_proxy import FaultProxy
+from support.controlplane.server.api import Api
+from support.controlplane.server.api_clients import grant, make_client
+from support.controlplane.server.api_server import ApiServer
+from support.controlplane.server.fault_proxy import FaultProxy
 
 _numbers = itertools.count()
 

@@ -17,10 +17,10 @@ from omni_kube.errors import (
 from omni_kube.objects import Manifest, ObjectKind
 from omni_operator.kinds import CHILD_KINDS, PIPELINES
 from omni_proto.pod_contract import PIPELINE_LABEL
-from support.controlplane.api import Api
-from support.controlplane.api_clients import CONFIG_MAP, config_map, make_client
-from support.controlplane.api_server import ApiServer
 from support.controlplane.pipelines import build_pipeline
+from support.controlplane.server.api import Api
+from support.controlplane.server.api_clients import CONFIG_MAP, config_map, make_client
+from support.controlplane.server.api_server import ApiServer
 
 pytestmark = pytest.mark.controlplane
 SECRET = ObjectKind("Secret", "v1", "secrets")

@@ -23,10 +23,10 @@ from omni_kube.errors import (
     UnreachableError,
 )
 from omni_operator.kinds import FIELD_MANAGER
-from support.controlplane.api import Api
-from support.controlplane.api_clients import CONFIG_MAP, DEADLINE_S, config_map, grant, make_client
-from support.controlplane.api_server import ApiServer
-from support.controlplane.fault_proxy import FaultProxy
+from support.controlplane.server.api import Api
+from support.controlplane.server.api_clients import CONFIG_MAP, DEADLINE_S, config_map, grant, make_client
+from support.controlplane.server.api_server import ApiServer
+from support.controlplane.server.fault_proxy import FaultProxy
 
 pytestmark = pytest.mark.controlplane
 

@@ -11,9 +11,9 @@ from omni_kube.errors import (
     NotLeaderError,
 )
 from omni_kube.lease import LEASE, Leadership, LeaseTimes
-from support.controlplane.api import Api
-from support.controlplane.api_clients import until
-from support.controlplane.fault_proxy import FaultProxy
+from support.controlplane.server.api import Api
+from support.controlplane.server.api_clients import until
+from support.controlplane.server.fault_proxy import FaultProxy
 
 pytestmark = pytest.mark.controlplane
 

@@ -13,10 +13,10 @@ from omni_kube.reflector import Reflector
 from omni_kube.seen import Root
 from omni_kube.store import Store
 from omni_proto.pod_contract import PIPELINE_LABEL
-from support.controlplane.api import Api
-from support.controlplane.api_clients import CONFIG_MAP, DEADLINE_S, config_map, grant, make_client, until
-from support.controlplane.api_server import ApiServer
-from support.controlplane.fault_proxy import FaultProxy
+from support.controlplane.server.api import Api
+from support.controlplane.server.api_clients import CONFIG_MAP, DEADLINE_S, config_map, grant, make_client, until
+from support.controlplane.server.api_server import ApiServer
+from support.controlplane.server.fault_proxy import FaultProxy
 
 pytestmark = pytest.mark.controlplane
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from support.cluster.client_pod import TARGET, ClientPod, Load
 from support.cluster.cluster import Cluster
-from support.cluster.images import STAGE_IMAGE
-from support.controlplane.api import Api, Manifest, eventually
+from support.cluster.node.images import STAGE_IMAGE
 from support.controlplane.pipelines import serving_revision, stage_of, wait_settled
+from support.controlplane.server.api import Api, Manifest, eventually
 
 NAME = "tiny-omni"
 STAGES = ("thinker", "talker", "token2wav")

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from support.cluster.cluster import Cluster
-from support.cluster.images import OPERATOR_IMAGE, ROOT
+from support.cluster.node.images import OPERATOR_IMAGE, ROOT
 from support.cluster.workload import add_volume
-from support.controlplane.api import Manifest, eventually
 from support.controlplane.pipelines import condition_of
+from support.controlplane.server.api import Manifest, eventually
 
 TOOLS = "tools"
 TARGET = "dns:///tiny-omni-headless.speech.svc.cluster.local.:50051"

@@ -16,15 +16,15 @@ import subprocess
 import time
 from pathlib import Path
 
-from support.cluster import cgroups, network, system
-from support.cluster.containerd import Containerd
-from support.cluster.daemon import Daemon
-from support.cluster.images import Images
-from support.cluster.kubelet import build_coredns, build_kube_proxy, build_kubelet
-from support.cluster.layout import NODE, POD_NETWORK, SERVICE_NETWORK, Layout
-from support.controlplane.api import Api, eventually
-from support.controlplane.api_server import ApiServer
-from support.controlplane.pki import Pki
+from support.cluster.node import cgroups, network, system
+from support.cluster.node.containerd import Containerd
+from support.cluster.node.daemon import Daemon
+from support.cluster.node.images import Images
+from support.cluster.node.kubelet import build_coredns, build_kube_proxy, build_kubelet
+from support.cluster.node.layout import NODE, POD_NETWORK, SERVICE_NETWORK, Layout
+from support.controlplane.server.api import Api, eventually
+from support.controlplane.server.api_server import ApiServer
+from support.controlplane.server.pki import Pki
 
 _GPU = "nvidia.com~1gpu"
 # In the order in which `down` stops them: clients before the servers that they call.

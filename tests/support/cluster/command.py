@@ -10,8 +10,8 @@ import time
 from collections.abc import Sequence
 
 from support.cluster.cluster import Cluster, down
-from support.cluster.layout import Layout
-from support.cluster.system import UnfitMachineError, prepare
+from support.cluster.node.layout import Layout
+from support.cluster.node.system import UnfitMachineError, prepare
 from support.controlplane.binaries import BinariesMissingError
 from support.controlplane.go_build import say
 

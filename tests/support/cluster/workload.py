@@ -11,9 +11,9 @@ from typing import Any
 import yaml
 
 from support.cluster.cluster import Cluster
-from support.cluster.images import OPERATOR_IMAGE, ROOT, STAGE_IMAGE
-from support.controlplane.api import Api, Manifest, eventually
+from support.cluster.node.images import OPERATOR_IMAGE, ROOT, STAGE_IMAGE
 from support.controlplane.pipelines import wait_settled
+from support.controlplane.server.api import Api, Manifest, eventually
 
 CHART = ROOT / "helm" / "omnipipeline"
 SAMPLES = ROOT / "manifests" / "samples"

@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.build_cache import cache_root, say
 from support.controlplane.go_build import BuildError, Program, build_programs
+from support.processes.build_cache import cache_root, say
 
 GO_MODULES = Path(__file__).resolve().parents[2] / "controlplane" / "go"
 KUBERNETES_VERSION = "v1.34.4"

@@ -9,7 +9,6 @@ from typing import Any
 
 import yaml
 
-from support.controlplane.api import Api, ApiError, Manifest
 from support.controlplane.control_plane import GPU
 from support.controlplane.pipelines import (
     PIPELINE_LABEL,
@@ -18,6 +17,7 @@ from support.controlplane.pipelines import (
     build_stage,
     condition_of,
 )
+from support.controlplane.server.api import Api, ApiError, Manifest
 
 
 def gpu_pipeline(node: str, image: str = "example.com/stage:1", **spec: Any) -> Manifest:

@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from support.controlplane.api import Manifest, eventually
-from support.controlplane.api_server import ApiServer
-from support.controlplane.process import ENDS_WITH_PARENT, ChildProcess
+from support.controlplane.server.api import Manifest, eventually
+from support.controlplane.server.api_server import ApiServer
+from support.processes.process import ENDS_WITH_PARENT, ChildProcess
 
 GPU = "nvidia.com/gpu"
 _RESTARTS = (

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.build_cache import fill_once, say
+from support.processes.build_cache import fill_once, say
 
 MINIMUM_GO = (1, 24)
 

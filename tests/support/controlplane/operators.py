@@ -15,9 +15,9 @@ from typing import Self
 
 import yaml
 
-from support.controlplane.api import Api, eventually
-from support.controlplane.process import ChildProcess, Running
-from support.forks import ForkedProgram, preload
+from support.controlplane.server.api import Api, eventually
+from support.processes.forks import ForkedProgram, preload
+from support.processes.process import ChildProcess, Running
 
 _numbers = itertools.count()
 # A restarted operator keeps its identity, like a container that restarts in its pod, and so keeps its own lease.

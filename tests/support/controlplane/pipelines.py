@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from support.controlplane.api import Api, Manifest, eventually
+from support.controlplane.server.api import Api, Manifest, eventually
 
 IMAGE = "example.com/stage:1"
 PIPELINE_LABEL = "omnipipeline.io/pipeline"

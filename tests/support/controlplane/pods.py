@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
-from support.controlplane.api import Api, Manifest
+from support.controlplane.server.api import Api, Manifest
 
 
 def set_ready(api: Api, pod: Manifest, *, ready: bool = True) -> None:

@@ -11,7 +11,7 @@ from benchmarks.gateway import text
 from benchmarks.gateway.load import Run, send
 from benchmarks.gateway.text import CLIENT, OURS, VLLM, Sample, cpu_rows, find_ratios
 
-from support.answering_entry import serve_entry
+from support.peers.answering_entry import serve_entry
 
 DELTAS: list[dict[str, Any]] = [{"role": "assistant", "content": ""}, {"content": "a"}, {"content": "b"}]
 

@@ -17,7 +17,7 @@ from benchmarks.stored import load_committed, write_result
 from benchmarks.verdict import Ratio, describe_bound, find_problems, judge, read_last
 
 ROOT = Path(__file__).parents[3]
-CASE = ROOT / "tests" / "support" / "given_bench.py"
+CASE = ROOT / "tests" / "support" / "processes" / "given_bench.py"
 
 
 def floor(value: float) -> Ratio:

@@ -13,7 +13,7 @@ from benchmarks.gpu.checks import DRAWN, Context
 from safetensors.torch import load_file
 
 from omni_stage.models.qwen2_5_omni.tiny.release import ROTARY_TABLE
-from support.published import read_added_tokens
+from support.models.published import read_added_tokens
 
 SHAPES = {"a.norm.weight": ("F32", [6]), "a.q_proj.bias": ("BF16", [4]), "a.q_proj.weight": ("BF16", [64, 256])}
 

@@ -15,7 +15,7 @@ import pytest
 
 from omni_cli.commands.generate import GenerateOptions, run_generate
 from omni_cli.views.screen import Screen
-from support.answering_entry import WORDS, serve_entry
+from support.peers.answering_entry import WORDS, serve_entry
 
 FULL = Path("/dev/full")
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from omni_cli.commands.status import StatusError, changes, follow
 from omni_cli.main import app
 from omni_cli.views.status import draw_status
-from support.operator_pipelines import make_stages
+from support.operator.operator_pipelines import make_stages
 
 Json = dict[str, Any]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from support.doc_names import ROOT, code_spans
+from support.docs.doc_names import ROOT, code_spans
 
 PAGE = ROOT / "docs" / "architecture.md"
 STAGE = ROOT / "stage_server" / "omni_stage"

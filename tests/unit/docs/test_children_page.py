@@ -9,7 +9,7 @@ from omni_operator.desired.children import deployment
 from omni_operator.desired.pod import containers, probes
 from omni_operator.kinds import CHILD_KINDS
 from omni_proto.pod_contract import GRPC_PORT, HEALTH_PORT, METRICS_PORT
-from support.operator_pipelines import build_all, make_single, pod_spec
+from support.operator.operator_pipelines import build_all, make_single, pod_spec
 
 HUB = {"model": {"uri": "hf://org/model", "tokenSecretRef": {"name": "hub"}}}
 

@@ -15,8 +15,8 @@ import typer
 import yaml
 
 from omni_cli.main import app
-from support.doc_blocks import ROOT, USES, Block, all_blocks, blocks_of, find_use, render_list
-from support.doc_examples import EXAMPLES, console_commands
+from support.docs.doc_blocks import ROOT, USES, Block, all_blocks, blocks_of, find_use, render_list
+from support.docs.doc_examples import EXAMPLES, console_commands
 
 COMMANDS = [(block, command) for block in all_blocks() for command in block.commands]
 MAKE_TARGETS = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))

@@ -11,7 +11,7 @@ import pytest
 from omni_stage.models.qwen2_5_omni.talker.component import REPEAT_LIMIT
 from omni_stage.models.qwen2_5_omni.thinker.prompts import SPEECH_SYSTEM_PROMPT
 from omni_stage.models.qwen3_omni.talker.component import REPEAT_LIMIT as QWEN3_REPEAT_LIMIT
-from support.doc_names import ROOT, missing_tests, named_tests
+from support.docs.doc_names import ROOT, missing_tests, named_tests
 
 PAGE, QWEN3_PAGE = ROOT / "docs" / "qwen2-5-omni.md", ROOT / "docs" / "qwen3-omni.md"
 # Page -> numbers of the failures that it answers. Users reported 34 failures of other implementations.

@@ -17,7 +17,7 @@ import yaml
 from omni_operator.reasons import Reason
 from omni_operator.status.conditions import CONDITION_TYPES, DEGRADED, PROGRESSING, READY, Verdict, set_conditions
 from omni_proto.pipeline import API_VERSION, KIND
-from support.doc_blocks import ROOT, blocks_of
+from support.docs.doc_blocks import ROOT, blocks_of
 
 PAGE = ROOT / "docs" / "operations.md"
 ARGO_CD, FLUX = (yaml.safe_load(block.text) for block in blocks_of(PAGE) if block.language == "yaml")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.published import SIZES, PublishedTensor, published_tensors
+from support.models.published import SIZES, PublishedTensor, published_tensors
 
 PAGE = (Path(__file__).parents[3] / "docs" / "gpu-sizing.md").read_text(encoding="utf-8")
 STAGES = ("thinker", "talker", "token2wav")

@@ -15,9 +15,9 @@ from omni_operator.process.settings import OperatorSettings
 from omni_proto.pipeline.read.offline import parse_checked
 from omni_proto.pod_contract import GRPC_PORT, HEALTH_PORT, METRICS_PORT
 from omni_proto.stage_config import Listen
-from support.doc_examples import EXAMPLES
-from support.network_policies import PodPeer, is_allowed
-from support.operator_pipelines import OWNER, SETTINGS, build_all, make_pipeline
+from support.docs.doc_examples import EXAMPLES
+from support.operator.network_policies import PodPeer, is_allowed
+from support.operator.operator_pipelines import OWNER, SETTINGS, build_all, make_pipeline
 
 GATEWAY_PORT = 8000
 PLAINTEXT = "unauthenticated plaintext inside the cluster"

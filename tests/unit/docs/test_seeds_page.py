@@ -8,7 +8,7 @@ import unicodedata
 
 import pytest
 
-from support.doc_names import ROOT, code_spans, missing_tests, named_tests
+from support.docs.doc_names import ROOT, code_spans, missing_tests, named_tests
 
 PAGE = ROOT / "docs" / "seeds.md"
 ROOTS = (ROOT, ROOT / "stage_server" / "omni_stage", ROOT / "tests", ROOT / "docs")

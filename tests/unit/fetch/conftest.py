@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import huggingface_hub.constants
 import pytest
 
-from support.hub import FILES, TOKEN, Hub
+from support.models.hub import FILES, TOKEN, Hub
 
 
 @pytest.fixture

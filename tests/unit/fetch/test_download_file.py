@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from omni_stage.fetch.download import FetchError, RemoteFile, download_file, has_file, part_path, safe_path
-from support.hub import COMMIT, TOKEN, Hub, etag_of
+from support.models.hub import COMMIT, TOKEN, Hub, etag_of
 
 DATA = b"weights" * 1000
 

@@ -17,7 +17,7 @@ from omni_stage.errors import ConfigurationError
 from omni_stage.fetch.checkpoint import fetch, run_fetch
 from omni_stage.fetch.request import FetchRequest, parse_uri, read_token
 from omni_stage.fetch.weights import INDEX, select_weights
-from support.hub import COMMIT, FILES, TOKEN, Hub
+from support.models.hub import COMMIT, FILES, TOKEN, Hub
 
 SHARDED = {
     "config.json": b"{}",

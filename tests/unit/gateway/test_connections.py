@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 
 from omni_gateway.connections import ConnectionBounds, bounded_http
-from support.polling import until
+from support.processes.polling import until
 
 arrived: list[str] = []
 """Paths of the requests that have arrived."""

@@ -14,7 +14,7 @@ from omni_gateway.errors import GatewayError, UnavailableError
 from omni_gateway.pipelines import ServedPipeline
 from omni_proto.client import ClientTls
 from omni_proto.stage.v1 import stage_service_pb2, stage_service_pb2_grpc
-from support.certificates import Authority
+from support.peers.certificates import Authority
 
 
 class Entry(stage_service_pb2_grpc.StageServiceServicer):

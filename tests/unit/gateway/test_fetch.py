@@ -14,7 +14,7 @@ import pytest
 from omni_gateway.errors import GatewayError, InvalidMediaError, TooLargeError, UnavailableError
 from omni_gateway.guard.budget import Budget, Share
 from omni_gateway.media import fetch
-from support.certificates import Authority
+from support.peers.certificates import Authority
 
 HOST = "images.example.com"
 URL = f"https://{HOST}/a.png?size=1"

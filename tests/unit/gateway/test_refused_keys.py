@@ -20,8 +20,8 @@ from omni_gateway.pipelines import ServedPipeline
 from omni_gateway.settings import GatewaySettings
 from omni_proto.rpc.metadata import USER_KEY
 from omni_stage.service.call_metadata import user_of
-from support.answering_entry import serve_entry
-from support.gateways import serve_gateway
+from support.peers.answering_entry import serve_entry
+from support.peers.gateways import serve_gateway
 
 ASKED = {"model": "omni", "messages": [{"role": "user", "content": "Hello"}]}
 

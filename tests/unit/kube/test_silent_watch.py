@@ -29,8 +29,8 @@ from omni_operator.process.handlers import build_kopf_settings
 from omni_operator.process.liveness import LONGEST_SILENCE_S
 from omni_operator.process.metrics import Metrics
 from omni_operator.process.settings import OperatorSettings
-from support.polling import until
-from support.tcp_proxy import TcpProxy, Toxics
+from support.machine.tcp_proxy import TcpProxy, Toxics
+from support.processes.polling import until
 
 WATCH_S, SLACK_S = 1.0, 0.5
 SERVICE = KIND_BY_NAME["Service"]

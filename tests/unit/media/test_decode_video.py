@@ -12,8 +12,8 @@ from omni_stage.models.component import VideoPart
 from omni_stage.service.media.planning import judge_medium
 from omni_stage.service.media.slots import MediaRules, MediaSlot
 from omni_stage.service.media.worker_pool import MediaPool
-from support.scripted_stages import ScriptedComponent
-from support.videos import encode_video, turn_track
+from support.media.videos import encode_video, turn_track
+from support.stages.scripted_stages import ScriptedComponent
 
 RULES = MediaRules(Limits(), MediaLimits(), ScriptedComponent(), 4096)
 

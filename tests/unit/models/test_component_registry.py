@@ -1,6 +1,6 @@
 """The registry of model families: exact ids, entry points, conflicts.
 
-The tests' entry points name objects in support.families.
+The tests' entry points name objects in support.stages.families.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from omni_stage.models.manifest import ComponentEntry, FamilyManifest
 from omni_stage.models.registry import ENTRY_POINT_GROUP, FamilyRegistry, installed_families
 from omni_stage.models.sim.engine import build_engine
 from omni_stage.models.sim.manifest import TALKER
-from support.families import make_entry
+from support.stages.families import make_entry
 
 BUILT_IN = [
     "generic/llm",
@@ -29,7 +29,7 @@ BUILT_IN = [
 
 
 def plugin(name: str, attribute: str = "A") -> EntryPoint:
-    return EntryPoint(name=name, value=f"support.families:{attribute}", group=ENTRY_POINT_GROUP)
+    return EntryPoint(name=name, value=f"support.stages.families:{attribute}", group=ENTRY_POINT_GROUP)
 
 
 def test_built_in_ids() -> None:

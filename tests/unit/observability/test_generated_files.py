@@ -13,7 +13,7 @@ from observability.alerts import GROUPS, Alert, list_alerts, render_rules
 from observability.grafana import COLUMNS, Dashboard, render_dashboard
 from observability.reference import VLLM, collect_operator_metrics, collect_stage_metrics, fill_page, sample_name
 
-from support.prometheus import alert_signals, expand, is_about_operator, panel_queries
+from support.peers.prometheus import alert_signals, expand, is_about_operator, panel_queries
 
 RUNBOOKS = ROOT / "docs" / "runbooks"
 SECTIONS = ["## Meaning", "## Impact", "## Diagnosis", "## Mitigation"]

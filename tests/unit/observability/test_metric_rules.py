@@ -14,8 +14,8 @@ from prometheus_client.core import GaugeMetricFamily
 
 from omni_operator.process.metrics import Metrics, Readings, condition_samples
 from omni_stage.service.server.metrics_server import MetricsServer
-from support import scripted_stages
-from support.metric_rules import ACCEPT, find_bad_metrics, find_bad_units, parse_metrics, scrape, series_of
+from support.peers.metric_rules import ACCEPT, find_bad_metrics, find_bad_units, parse_metrics, scrape, series_of
+from support.stages import scripted_stages
 
 
 async def test_a_stage_that_answers() -> None:

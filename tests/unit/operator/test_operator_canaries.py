@@ -16,8 +16,8 @@ import pytest
 
 from omni_operator.state.observed import Observed
 from omni_operator.status.publish import build_event
-from support.operator_pipelines import make_stages
-from support.simulated_cluster import SimulatedCluster
+from support.operator.operator_pipelines import make_stages
+from support.operator.simulated_cluster import SimulatedCluster
 
 WORD = "canarino7f3a"
 STATES: dict[str, dict[str, Any]] = {

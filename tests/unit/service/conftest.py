@@ -1,4 +1,4 @@
-"""Fixtures for stage servers with scripted engines; see tests/support/scripted_stages.py."""
+"""Fixtures for stage servers with scripted engines; see tests/support/stages/scripted_stages.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 import pytest
 import pytest_asyncio
 
-from support.scripted_stages import Kit
+from support.stages.scripted_stages import Kit
 
 
 @pytest_asyncio.fixture

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from omni_stage.service.started import Started
-from support.polling import until
+from support.processes.polling import until
 
 
 class Work:

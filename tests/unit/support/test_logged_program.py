@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.controlplane.process import ChildProcess
+from support.processes.process import ChildProcess
 
 
 def child(folder: Path, code: str) -> ChildProcess:

@@ -18,7 +18,7 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from omni_stage.payloads import OMNI_PAYLOAD_KEY, AdditionalInformationPayload
-from support.bare_config import write_bare_config
+from support.models.bare_config import write_bare_config
 
 BLOCK_SIZE = 16
 EOS = 1

@@ -2,7 +2,7 @@
 
 On an accelerator, a copy to or from the host overlaps with other work, which requires pinned memory, a stream and an
 event. On the CPU there is nothing to copy. Only this module makes that distinction, so that tests can take the
-accelerator's branch on a CPU (tests/support/async_on_cpu.py).
+accelerator's branch on a CPU (tests/support/engines/async_on_cpu.py).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from omni_stage.engine.arguments.engine_args import (
     load_model_config,
 )
 from omni_stage.errors import ConfigurationError
-from support.described_engines import build
+from support.stages.described_engines import build
 
 
 @pytest.mark.parametrize(

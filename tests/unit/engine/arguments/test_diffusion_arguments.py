@@ -8,7 +8,7 @@ import pytest
 
 from omni_proto.pipeline.components import EngineKind
 from omni_proto.stage_config import EngineArgs, Timeouts
-from support.described_engines import build
+from support.stages.described_engines import build
 
 
 def test_a_diffusion_stage_pools_and_limits_its_queue() -> None:

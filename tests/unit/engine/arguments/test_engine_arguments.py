@@ -13,7 +13,7 @@ from omni_stage.engine.arguments.engine_args import (
     OmniEngineArgs,
 )
 from omni_stage.errors import ConfigurationError
-from support.described_engines import CAPTURING, build
+from support.stages.described_engines import CAPTURING, build
 
 
 def test_the_user_wins_over_the_component() -> None:

@@ -15,8 +15,8 @@ from omni_stage.engine.offline import stage_llm
 from omni_stage.engine.offline.omni_llm import AsyncOmniLLM
 from omni_stage.errors import ModelExecutionError
 from omni_stage.models.component import FinishReason, StageRequest, StageStep
-from support.scripted_engine import ScriptedEngine
-from support.scripted_stages import EDGE_A, Script, ScriptedComponent, say_hello
+from support.stages.scripted_engine import ScriptedEngine
+from support.stages.scripted_stages import EDGE_A, Script, ScriptedComponent, say_hello
 
 PIPELINE = """
 apiVersion: omnipipeline.io/v1alpha1

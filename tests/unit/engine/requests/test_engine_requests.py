@@ -18,7 +18,7 @@ from omni_stage.payloads import (
     OMNI_ROWS_KEY,
     AdditionalInformationPayload,
 )
-from support.engine_requests import INFORMATION, TRAITS, embedded, pooled, sampled
+from support.engines.engine_requests import INFORMATION, TRAITS, embedded, pooled, sampled
 
 
 def test_lowers_to_prompt_and_sampling_params():

@@ -25,7 +25,7 @@ from omni_stage.payloads import (
     PayloadLimits,
     PromptEmbedsPayload,
 )
-from support.engine_requests import EMBEDS, INFORMATION, TRAITS, embedded, pooled, sampled
+from support.engines.engine_requests import EMBEDS, INFORMATION, TRAITS, embedded, pooled, sampled
 
 STREAMED = EngineTraits(max_model_len=16, vocab_size=100, stream_fed=True)
 

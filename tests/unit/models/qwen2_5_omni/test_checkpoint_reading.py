@@ -13,7 +13,7 @@ import torch
 
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.qwen2_5_omni.checkpoint import read_checkpoint, read_voices
-from support.published import VOICES, write_published
+from support.models.published import VOICES, write_published
 
 
 def edit(source: Path, target: Path, change: Callable[[dict[str, Any]], object]) -> Path:

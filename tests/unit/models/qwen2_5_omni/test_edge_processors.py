@@ -14,8 +14,8 @@ from omni_stage.models.qwen2_5_omni.checkpoint import CodecTokens, read_checkpoi
 from omni_stage.models.qwen2_5_omni.processors import TextRows, talker2token2wav, thinker2talker
 from omni_stage.models.shared.config_file import torch_dtype
 from omni_stage.models.shared.embedding import THINKER_EMBEDDING, EmbeddingTable
-from support.media import make_image, make_sound
-from support.reference import ReferencePrompt, ReferenceSettings, load_reference
+from support.media.samples import make_image, make_sound
+from support.models.reference import ReferencePrompt, ReferenceSettings, load_reference
 
 PROMPTS = {
     "text": ReferencePrompt("Tell me what the weather is like."),

@@ -28,7 +28,7 @@ from omni_stage.models.qwen2_5_omni.thinker import component as thinker
 from omni_stage.models.qwen2_5_omni.token2wav import component as token2wav
 from omni_stage.models.registry import installed_families
 from omni_stage.models.shared.stop_strings import SpokenTokens
-from support.omni_stages import stage_config
+from support.engines.omni_stages import stage_config
 
 STAGES = ("thinker", "talker", "token2wav")
 

@@ -44,7 +44,7 @@ from omni_stage.models.qwen2_5_omni.thinker.prompts import SPEECH_SYSTEM_PROMPT,
 from omni_stage.models.qwen2_5_omni.thinker.text_defaults import read_text_ends, read_text_sampling
 from omni_stage.models.qwen2_5_omni.token2wav import component as token2wav
 from omni_stage.models.shared.prompts import PromptBuilder, prepare_sound
-from support.omni_stages import stage_config
+from support.engines.omni_stages import stage_config
 
 GENERATE = {
     name: parameter.default

@@ -21,8 +21,8 @@ from omni_stage.errors import ConfigurationError
 from omni_stage.models.qwen2_5_omni.checkpoint import read_checkpoint
 from omni_stage.models.qwen2_5_omni.tiny import SHAPES, TinyShape, write_tiny_checkpoint
 from omni_stage.models.qwen2_5_omni.tiny.vocabulary import SPECIAL_TOKENS
-from support.published import DATA, DTYPES, VOICES, published_tensors
-from support.reference import ReferencePrompt, ReferenceSettings, load_reference
+from support.models.published import DATA, DTYPES, VOICES, published_tensors
+from support.models.reference import ReferencePrompt, ReferenceSettings, load_reference
 
 
 def read_weights(directory: Path) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ import pytest
 
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.qwen3_omni.checkpoint import count_lookahead, read_checkpoint, read_speaking_checkpoint
-from support.published import write_published_qwen3
+from support.models.published import write_published_qwen3
 
 
 def test_the_published_configuration(tmp_path: Path) -> None:

@@ -36,9 +36,9 @@ from omni_stage.models.qwen3_omni.thinker.component import ThinkerEmitter, read_
 from omni_stage.models.qwen3_omni.thinker.component import build_component as build_thinker
 from omni_stage.models.shared.stop_strings import SpokenTokens
 from omni_stage.reply_form import GivenReply
-from support.hostile_edges import HOSTILE_FAMILIES
-from support.omni_stages import stage_config
-from support.published import DATA, write_published, write_published_qwen3
+from support.engines.omni_stages import stage_config
+from support.models.published import DATA, write_published, write_published_qwen3
+from support.stages.hostile_edges import HOSTILE_FAMILIES
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from omni_stage.errors import ConfigurationError
 from omni_stage.models.qwen3_omni.checkpoint import read_checkpoint
 from omni_stage.models.qwen3_omni.tiny import SHAPES, TinyShape, write_tiny_checkpoint
 from omni_stage.models.qwen3_omni.tiny.vocabulary import ROLES, SPECIAL_TOKENS
-from support.published import DATA, QWEN3, published_tensors
+from support.models.published import DATA, QWEN3, published_tensors
 
 FILES = {
     *("chat_template.json", "config.json", "generation_config.json", "merges.txt", "model.safetensors.index.json"),

@@ -13,7 +13,7 @@ from omni_proto.stage_config import SamplingDefaults
 from omni_stage.models.component import EngineStep, FinishReason, StageRequest, UserPrompt
 from omni_stage.models.registry import installed_families
 from omni_stage.models.shared.stop_strings import SpokenTokens
-from support.omni_stages import stage_config
+from support.engines.omni_stages import stage_config
 
 WORDS = ["", "Go", " home", " now", "En", "d:", "\n", " x", "er"]
 """The text of each token id. The stop string is "End:"."""

@@ -27,7 +27,7 @@ from omni_stage.models.component import (
 )
 from omni_stage.models.edge_stream import EdgeStream
 from omni_stage.models.sim.content import END_OF_TEXT
-from support.fast_table import write_fast_table
+from support.stages.fast_table import write_fast_table
 
 WORDS = UserPrompt(text="How are you today?")
 

@@ -15,8 +15,8 @@ from omni_proto.stage_config import ModelSource, SamplingDefaults, StageConfig
 from omni_stage.engine.factory import build_stage_engine
 from omni_stage.models.component import StageRequest, StageStep
 from omni_stage.models.edge_stream import EdgeStream
-from support.fast_table import write_fast_table
-from support.polling import until
+from support.processes.polling import until
+from support.stages.fast_table import write_fast_table
 
 TEXT = {
     "x": np.zeros((7, 3584), np.uint16),

@@ -19,7 +19,7 @@ from omni_operator.kinds import CHILD_KINDS, FIELD_MANAGER, KIND_BY_NAME, key_of
 from omni_operator.rollout.replicas import first_replicas
 from omni_proto.pipeline import OmniPipeline, PipelineError, load_pipeline
 from omni_proto.pod_contract import REVISION_LABEL
-from support.operator_pipelines import (
+from support.operator.operator_pipelines import (
     OWNER,
     SETTINGS,
     build_all,

@@ -11,7 +11,7 @@ from omni_operator.desired.build_settings import BuildSettings
 from omni_proto.stage_config import Listen, ServerTls, parse_stage_config
 from omni_stage.__main__ import _parser
 from omni_stage.models.registry import weight_prefixes
-from support.operator_pipelines import (
+from support.operator.operator_pipelines import (
     build_all,
     make_pipeline,
     make_single,
@@ -19,7 +19,7 @@ from support.operator_pipelines import (
     pick,
     pod_spec,
 )
-from support.pod_templates import HUB, all_containers, env_of
+from support.operator.pod_templates import HUB, all_containers, env_of
 
 
 class TestModel:

@@ -1,6 +1,7 @@
 """Which connections the generated NetworkPolicies allow.
 
-tests/support/network_policies.py evaluates the policies. TestEvaluation checks that module against the API's rules.
+tests/support/operator/network_policies.py evaluates the policies. TestEvaluation checks that module against the
+API's rules.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from omni_kube.objects import Manifest
 from omni_operator import names
 from omni_operator.desired.build_settings import BuildSettings
 from omni_operator.desired.revision import compute_revision
-from support.network_policies import AddressPeer, Peer, PodPeer, is_allowed
-from support.operator_pipelines import OWNER, SETTINGS, build_all, make_pipeline, make_stages
+from support.operator.network_policies import AddressPeer, Peer, PodPeer, is_allowed
+from support.operator.operator_pipelines import OWNER, SETTINGS, build_all, make_pipeline, make_stages
 
 PIPELINE = make_pipeline()
 REVISION = compute_revision(PIPELINE, SETTINGS.default_image)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from omni_operator.desired.pod.placement import drop_empty
-from support.operator_pipelines import (
+from support.operator.operator_pipelines import (
     SETTINGS,
     build_all,
     make_single,
     pick,
     pod_spec,
 )
-from support.pod_templates import HUB, all_containers
+from support.operator.pod_templates import HUB, all_containers
 
 
 class TestPlacement:

@@ -15,7 +15,7 @@ from omni_proto.pod_contract import TERMINATION_LOG_VARIABLE
 from omni_proto.stage_config import Listen
 from omni_stage.__main__ import _parser
 from omni_stage.service.server.health import LIVENESS, READINESS
-from support.operator_pipelines import (
+from support.operator.operator_pipelines import (
     GPU,
     Spec,
     build_all,
@@ -23,7 +23,7 @@ from support.operator_pipelines import (
     pick,
     pod_spec,
 )
-from support.pod_templates import HUB, PVC, all_containers, env_of
+from support.operator.pod_templates import HUB, PVC, all_containers, env_of
 
 
 class TestSecurity:

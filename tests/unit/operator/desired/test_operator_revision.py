@@ -16,7 +16,7 @@ from omni_operator.desired.revision import compute_revision, dump_spec, latest_s
 from omni_operator.names import REVISION_LENGTH
 from omni_operator.rollout.replicas import first_replicas
 from omni_proto.pipeline import PipelineError, load_pipeline
-from support.operator_pipelines import OWNER, SETTINGS, Spec, build_set, make_pipeline, make_stages, pick
+from support.operator.operator_pipelines import OWNER, SETTINGS, Spec, build_set, make_pipeline, make_stages, pick
 
 IMAGE = "stage:1"
 Edit = Callable[[Spec], None]

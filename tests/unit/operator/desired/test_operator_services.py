@@ -10,7 +10,7 @@ from omni_operator.desired.build_settings import BuildSettings
 from omni_operator.desired.revision import compute_revision
 from omni_operator.kinds import key_of
 from omni_proto.stage_config import parse_stage_config
-from support.operator_pipelines import (
+from support.operator.operator_pipelines import (
     OWNER,
     SETTINGS,
     build_all,

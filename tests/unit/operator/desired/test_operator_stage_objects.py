@@ -13,7 +13,7 @@ from omni_operator import names
 from omni_operator.desired.build_settings import BuildSettings
 from omni_operator.kinds import key_of
 from omni_proto.stage_config import parse_stage_config
-from support.operator_pipelines import (
+from support.operator.operator_pipelines import (
     SETTINGS,
     build_all,
     build_set,

@@ -18,7 +18,7 @@ from omni_operator.kinds import PIPELINES, WATCHED_KINDS
 from omni_operator.process.metrics import Metrics
 from omni_operator.process.watches import Watches
 from omni_operator.state.observe import new_store
-from support.polling import until
+from support.processes.polling import until
 
 Refuses = Callable[[str, str], bool]
 """Returns whether the server refuses a request about a namespace and a plural."""

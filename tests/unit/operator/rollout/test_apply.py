@@ -25,7 +25,7 @@ from omni_operator.rollout.apply import Outcome, apply_plan
 from omni_operator.rollout.plan import Plan, Verified, compute_plan
 from omni_operator.state.observe import new_store
 from omni_operator.state.observed import Observed
-from support.operator_pipelines import OWNER, build_all, make_pipeline, make_stages
+from support.operator.operator_pipelines import OWNER, build_all, make_pipeline, make_stages
 
 PIPELINE = {"metadata": {"name": OWNER.name, "namespace": OWNER.namespace, "uid": OWNER.uid, "generation": 1}}
 DESIRED = build_all(make_pipeline([{**stage, "replicas": 2} for stage in make_stages()]))

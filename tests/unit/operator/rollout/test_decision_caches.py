@@ -21,7 +21,7 @@ from omni_operator.rollout.replicas import Fate, first_replicas
 from omni_operator.rollout.rollout_view import RolloutView
 from omni_operator.state.observed import Observed
 from omni_proto.pipeline import PipelineError
-from support.operator_pipelines import make_pipeline, make_stages
+from support.operator.operator_pipelines import make_pipeline, make_stages
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 SETTINGS = BuildSettings(default_image="stage:1")

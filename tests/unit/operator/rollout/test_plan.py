@@ -12,7 +12,7 @@ from omni_operator.desired.revision import compute_revision
 from omni_operator.kinds import ChildKey, key_of
 from omni_operator.rollout.plan import Prune, compute_plan
 from omni_operator.state.observed import Observed
-from support.operator_pipelines import OWNER, SETTINGS, build_all, make_pipeline, make_stages
+from support.operator.operator_pipelines import OWNER, SETTINGS, build_all, make_pipeline, make_stages
 
 PIPELINE = {
     "metadata": {"name": OWNER.name, "namespace": OWNER.namespace, "uid": OWNER.uid, "generation": 1},

@@ -9,7 +9,7 @@ import pytest
 from omni_operator.rollout.replicas import Fate, decide_replicas, first_replicas
 from omni_operator.state.live import LiveSet, LiveStage
 from omni_proto.pipeline import OmniPipeline
-from support.operator_pipelines import make_pipeline, make_stages
+from support.operator.operator_pipelines import make_pipeline, make_stages
 
 ASKED = {"thinker": 1, "talker": 3, "token2wav": 2}
 NONE = dict.fromkeys(ASKED, 0)

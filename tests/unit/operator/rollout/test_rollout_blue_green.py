@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from support.operator_pipelines import make_stages
-from support.rollout_scenarios import make_cluster, protocols_of, reasons, replicas_of, settled, step, told
-from support.simulated_api import member_of
-from support.simulated_cluster import SimulatedCluster
-from support.simulated_workloads import BAD_IMAGE
+from support.operator.operator_pipelines import make_stages
+from support.operator.rollout_scenarios import make_cluster, protocols_of, reasons, replicas_of, settled, step, told
+from support.operator.simulated_api import member_of
+from support.operator.simulated_cluster import SimulatedCluster
+from support.operator.simulated_workloads import BAD_IMAGE
 
 
 def lose_talker(cluster: SimulatedCluster) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from support.operator_pipelines import make_stages
-from support.rollout_scenarios import reasons, replicas_of, settled, step, told
-from support.simulated_cluster import SimulatedCluster
+from support.operator.operator_pipelines import make_stages
+from support.operator.rollout_scenarios import reasons, replicas_of, settled, step, told
+from support.operator.simulated_cluster import SimulatedCluster
 
 
 def wait_for_deadline(cluster: SimulatedCluster) -> None:

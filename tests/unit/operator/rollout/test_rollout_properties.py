@@ -35,10 +35,10 @@ from omni_operator.rollout.rollout_view import RolloutView
 from omni_operator.state.live import compute_live_sets
 from omni_proto.pipeline import OmniPipeline
 from omni_proto.pod_contract import REVISION_LABEL
-from support.operator_pipelines import make_stages
-from support.simulated_api import member_of
-from support.simulated_cluster import SimulatedCluster
-from support.simulated_workloads import BAD_IMAGE
+from support.operator.operator_pipelines import make_stages
+from support.operator.simulated_api import member_of
+from support.operator.simulated_cluster import SimulatedCluster
+from support.operator.simulated_workloads import BAD_IMAGE
 
 SETTINGS = BuildSettings()
 THINKER, TALKER, TOKEN2WAV = make_stages()

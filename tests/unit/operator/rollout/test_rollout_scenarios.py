@@ -9,10 +9,10 @@ import pytest
 
 from omni_operator.kinds import ChildKey
 from omni_proto.pod_contract import REVISION_LABEL
-from support.rollout_scenarios import make_cluster, reasons, replicas_of, settled, step, told
-from support.simulated_api import member_of
-from support.simulated_cluster import SimulatedCluster
-from support.simulated_workloads import BAD_IMAGE
+from support.operator.rollout_scenarios import make_cluster, reasons, replicas_of, settled, step, told
+from support.operator.simulated_api import member_of
+from support.operator.simulated_cluster import SimulatedCluster
+from support.operator.simulated_workloads import BAD_IMAGE
 
 
 def test_first_creation() -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from omni_operator.state.container_causes import shorten_termination
 from omni_operator.state.pod_causes import find_cause
-from support.pod_cases import POD_CASES
-from support.pod_statuses import NOW, said, stage_of
+from support.operator.pod_cases import POD_CASES
+from support.operator.pod_statuses import NOW, said, stage_of
 
 
 @pytest.mark.parametrize("name", POD_CASES)

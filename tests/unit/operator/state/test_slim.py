@@ -20,8 +20,8 @@ from omni_operator.state.observed import Observed
 from omni_operator.state.slim import SLIM, slim_child, slim_seen
 from omni_proto.pipeline import PipelineError, parse_pipeline
 from omni_proto.pod_contract import PIPELINE_LABEL
-from support.operator_pipelines import build_all
-from support.pipelines import SAMPLES
+from support.operator.operator_pipelines import build_all
+from support.processes.pipelines import SAMPLES
 
 MIB = 1 << 20
 MOST_OF_A_STRANGER = 1024

@@ -9,8 +9,8 @@ import pytest
 from omni_operator.reasons import Reason
 from omni_operator.state.capacity import lacks_capacity, lost_capacity_at
 from omni_operator.state.pod_causes import find_cause, next_check
-from support.pod_cases import POD_CASES
-from support.pod_statuses import (
+from support.operator.pod_cases import POD_CASES
+from support.operator.pod_statuses import (
     NO_GPU,
     NOW,
     PLACED,

@@ -31,8 +31,8 @@ from omni_proto.stage.v1 import events_pb2
 from omni_proto.stage.v1.stage_service_pb2 import (
     GenerateRequest,
 )
-from support.answering_entry import WORDS, serve_entry
-from support.plain_servers import Call, Context, Run, Script, both, hello, serving
+from support.peers.answering_entry import WORDS, serve_entry
+from support.peers.plain_servers import Call, Context, Run, Script, both, hello, serving
 
 
 @both

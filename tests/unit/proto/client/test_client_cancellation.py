@@ -14,7 +14,7 @@ from omni_proto.client import (
     TextDelta,
 )
 from omni_proto.stage.v1 import events_pb2
-from support.plain_servers import Call, serving
+from support.peers.plain_servers import Call, serving
 
 
 async def endless(call: Call) -> None:

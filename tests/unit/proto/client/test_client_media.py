@@ -17,7 +17,7 @@ from omni_proto.client.request import (
 )
 from omni_proto.media_header import sniff
 from omni_proto.rpc.options import MAX_MESSAGE_BYTES
-from support.client_requests import FLAC, JPEG, PNG, WAV, prepare, sent
+from support.peers.client_requests import FLAC, JPEG, PNG, WAV, prepare, sent
 
 
 def test_large_media_follow_in_chunks() -> None:

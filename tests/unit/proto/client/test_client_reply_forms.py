@@ -17,7 +17,7 @@ from omni_proto.client import (
     user,
 )
 from omni_proto.stage.v1 import prompt_pb2
-from support.client_requests import prepare, sent
+from support.peers.client_requests import prepare, sent
 
 
 def test_a_reply_is_text_or_token_ids() -> None:

@@ -29,7 +29,7 @@ from omni_proto.client.request import (
 from omni_proto.rpc.options import MAX_MESSAGE_BYTES, channel_options, server_options
 from omni_proto.stage.v1 import sampling_pb2, tensors_pb2
 from omni_proto.tensors import TensorAssembler, TensorChunkView, decode_generate_request, prompt_embeds_spec
-from support.client_requests import PNG, PROMPTS, WAV, prepare, sent
+from support.peers.client_requests import PNG, PROMPTS, WAV, prepare, sent
 
 HALF = "ab\ud83d"
 CALL = ("timeout", "request_id", "traceparent", "metadata")

@@ -15,7 +15,7 @@ from omni_proto.client import (
     OmniRequestError,
 )
 from omni_proto.stage.v1 import events_pb2
-from support.plain_servers import Call, Run, both, hello, serving
+from support.peers.plain_servers import Call, Run, both, hello, serving
 
 
 @both

@@ -18,7 +18,7 @@ from omni_proto.client.connection import explain_refusal, plan_connection
 from omni_proto.rpc.options import channel_options
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_proto.stage.v1 import stage_service_pb2_grpc
-from support.certificates import DAY, Authority, Pair
+from support.peers.certificates import DAY, Authority, Pair
 
 CA = Authority("ours")
 OTHER = Authority("somebody else's")

@@ -12,9 +12,9 @@ from omni_operator.rollout.decide import parse_live_pipeline
 from omni_proto.pipeline import PipelineError, load_pipeline, parse_pipeline
 from omni_proto.pipeline.read.offline import parse_checked
 from omni_proto.pipeline.rules.component_checks import check_components, list_late_edges, list_unknown_components
-from support.odd_components import ODD_COMPONENTS_BAD
-from support.spec_mutations import mutated
-from support.spec_table import GOOD, make
+from support.specs.odd_components import ODD_COMPONENTS_BAD
+from support.specs.spec_mutations import mutated
+from support.specs.spec_table import GOOD, make
 
 
 @pytest.mark.parametrize("case", ODD_COMPONENTS_BAD, ids=lambda name: name.replace(" ", "-"))

@@ -22,7 +22,7 @@ from omni_proto.pipeline.rules.all_rules import RULES, TEXT_RULES
 from omni_proto.pipeline.rules.graph import MAX_JOINED_NAME, OBJECT_RULES
 from omni_proto.pipeline.types.kubernetes import GPU_RESOURCES
 from omni_proto.pipeline.types.status import PipelineStatus
-from support.spec_table import BAD, make
+from support.specs.spec_table import BAD, make
 
 LIST_KEYS = {
     "spec.stages": ["name"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from omni_proto.pipeline.read.offline import parse_checked
-from support.doc_examples import EXAMPLES, ROOT, pipelines_in
+from support.docs.doc_examples import EXAMPLES, ROOT, pipelines_in
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

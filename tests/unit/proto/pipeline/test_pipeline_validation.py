@@ -21,8 +21,8 @@ from omni_proto.pipeline.read.offline import load_checked, parse_checked
 from omni_proto.pipeline.read.strict_yaml import StrictLoader
 from omni_proto.pipeline.types.forms import FORMS
 from omni_proto.pipeline.types.object_meta import OBJECT_META_SCHEMA
-from support.spec_edits import BASE, YAML_WORDS, Edit, edit, first, second, stages, third
-from support.spec_table import BAD, BAD_FIELDS, GOOD, make
+from support.specs.spec_edits import BASE, YAML_WORDS, Edit, edit, first, second, stages, third
+from support.specs.spec_table import BAD, BAD_FIELDS, GOOD, make
 
 SAMPLES = sorted((Path(__file__).parents[4] / "manifests" / "samples").glob("*.yaml"))
 

@@ -12,7 +12,7 @@ from omni_proto.client import AsyncOmniClient, OmniClient
 from omni_proto.rpc.options import Options, channel_options, complete_options
 from omni_proto.stage.v1 import stage_service_pb2_grpc
 from omni_proto.stage.v1.stage_service_pb2 import GetStageRequest, GetStageResponse
-from support.tcp_proxy import TcpProxy
+from support.machine.tcp_proxy import TcpProxy
 
 LOCAL_POOL = "grpc.use_local_subchannel_pool"
 

@@ -16,7 +16,7 @@ from omni_proto.tensors import (
     decode_generate_request,
     encode_tensor_chunk,
 )
-from support.chunk_messages import PIECES, UNKNOWN, as_view, fields, varint, wrap
+from support.stages.chunk_messages import PIECES, UNKNOWN, as_view, fields, varint, wrap
 
 FUZZ = settings(max_examples=300, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -23,7 +23,7 @@ from omni_proto.tensors import (
     encode_rows,
     tensor_prompt,
 )
-from support.tensor_chunks import receive, tensor_of
+from support.stages.tensor_chunks import receive, tensor_of
 
 SCHEMA = TensorSchema(
     "qwen2_5_omni/thinker2talker",

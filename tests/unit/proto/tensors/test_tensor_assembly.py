@@ -38,7 +38,7 @@ from omni_proto.tensors import (
     float32_to_bfloat16,
     tensor_prompt,
 )
-from support.tensor_chunks import I16, chunk, receive, tensor_of
+from support.stages.tensor_chunks import I16, chunk, receive, tensor_of
 
 
 @pytest.mark.parametrize("row_shape", [(), (3,), (2, 3, 2)], ids=str)

@@ -16,7 +16,7 @@ from omni_proto.tensors import (
     encode_tensor_chunks,
     serialize_generate_request,
 )
-from support.chunk_messages import PIECES, UNKNOWN, as_view, fields, varint, wrap
+from support.stages.chunk_messages import PIECES, UNKNOWN, as_view, fields, varint, wrap
 
 CHUNKS = {
     "plain": fields("x", 5, 3, 0xDEADBEEF, False, b"abcdef"),

@@ -16,7 +16,7 @@ from omni_proto.tensors import (
     encode_rows,
     encode_tensor_chunk,
 )
-from support.chunk_messages import as_view, fields
+from support.stages.chunk_messages import as_view, fields
 
 
 @pytest.mark.parametrize(

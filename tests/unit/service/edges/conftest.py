@@ -11,8 +11,8 @@ import torch
 from omni_proto.stage_config import EdgeMode
 from omni_stage.models.component import FinishReason, StageRequest, StageStep
 from omni_stage.models.edge_stream import EdgeRows, EdgeStream
-from support import scripted_stages as lab
-from support.streamed_pairs import Gates, Pair
+from support.stages import scripted_stages as lab
+from support.stages.streamed_pairs import Gates, Pair
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from omni_proto.rpc.retry import is_unreached
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2_grpc
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_stage.service.edges.channels import DownstreamChannels, OpenCall
-from support.tcp_proxy import TcpProxy
+from support.machine.tcp_proxy import TcpProxy
 
 A, NO_ERROR, NAME_ERROR = 1, 0x8180, 0x8183
 TIMEOUT_S = 20.0

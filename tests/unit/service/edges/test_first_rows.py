@@ -15,9 +15,9 @@ from omni_stage.service.edges.downstream_call import EdgeCall
 from omni_stage.service.edges.pacing import EARLY_STEPS
 from omni_stage.service.request.responses import ResponseWriter
 from omni_stage.service.wire import OutgoingChunk
-from support import scripted_stages as lab
-from support.polling import until
-from support.streamed_pairs import Gates, step
+from support.processes.polling import until
+from support.stages import scripted_stages as lab
+from support.stages.streamed_pairs import Gates, step
 
 LIMIT_S = 20
 

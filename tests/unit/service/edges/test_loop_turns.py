@@ -19,7 +19,7 @@ from omni_proto.pipeline.components import EngineKind
 from omni_proto.stage_config import SamplingDefaults
 from omni_proto.tensors import TensorSchema, TensorSpec
 from omni_stage.models.component import FinishReason, StageRequest, StageStep
-from support import scripted_stages as lab
+from support.stages import scripted_stages as lab
 
 ROW, ROWS = 3584, 9362
 """A row has 7 KiB, like Qwen2.5-Omni-7B's hidden states. All rows together have just below 64 MiB, because a larger

@@ -13,9 +13,9 @@ from omni_stage.models.component import FinishReason, StageRequest, StageStep
 from omni_stage.service.edges import downstream_call
 from omni_stage.service.edges.downstream_call import EdgeCall
 from omni_stage.service.wire import OutgoingChunk
-from support import scripted_stages as lab
-from support.polling import until
-from support.streamed_pairs import Gates, step
+from support.processes.polling import until
+from support.stages import scripted_stages as lab
+from support.stages.streamed_pairs import Gates, step
 
 
 async def test_rows_arrive_while_the_upstream_writes(start_pair: Callable[..., Any]) -> None:

@@ -14,9 +14,9 @@ from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_proto.tensors import crc32c, encode_tensor_chunk, schema_hash, tensor_prompt
 from omni_stage import errors
 from omni_stage.models.component import FinishReason, StageRequest, StageStep
-from support import scripted_stages as lab
-from support.polling import until
-from support.streamed_pairs import Gates, Pair, step
+from support.processes.polling import until
+from support.stages import scripted_stages as lab
+from support.stages.streamed_pairs import Gates, Pair, step
 
 
 async def test_a_talker_that_needs_no_more_ends_and_the_thinker_goes_on(start_pair: Callable[..., Any]) -> None:

@@ -26,9 +26,9 @@ from omni_stage.service.media.decoder_process import DecoderProcess
 from omni_stage.service.media.planning import check_media, judge_medium
 from omni_stage.service.media.slots import MediaRules, MediaSlot
 from omni_stage.service.media.worker_pool import MediaPool
-from support.hostile_media import CORPUS, REFUSED, TAKEN, Hostile, taken
-from support.polling import until
-from support.scripted_stages import ScriptedComponent
+from support.media.hostile_media import CORPUS, REFUSED, TAKEN, Hostile, taken
+from support.processes.polling import until
+from support.stages.scripted_stages import ScriptedComponent
 
 RULES = MediaRules(Limits(), MediaLimits(), ScriptedComponent(), 4096, hear_videos=True)
 PATIENCE_S = 200.0

@@ -29,10 +29,10 @@ from omni_stage.service.media.planning import plan_medium, receive_media
 from omni_stage.service.media.slots import MediaRules, MediaSlot
 from omni_stage.service.request.admission import Admission
 from omni_stage.service.request.prompt import MAX_PARTS, is_light, plan_prompt
-from support import scripted_stages as lab
-from support.hostile_files import flac, flat_png, with_frames
-from support.media import encode_png, encode_wav, make_image, make_sound
-from support.scripted_stages import ScriptedComponent
+from support.media.hostile_files import flac, flat_png, with_frames
+from support.media.samples import encode_png, encode_wav, make_image, make_sound
+from support.stages import scripted_stages as lab
+from support.stages.scripted_stages import ScriptedComponent
 
 RULES = MediaRules(Limits(), MediaLimits(), ScriptedComponent(), 4096)
 PNG = encode_png(make_image())

@@ -13,7 +13,7 @@ from omni_proto.stage.v1 import stage_service_pb2_grpc
 from omni_proto.stage_config import EdgeMode
 from omni_stage import errors
 from omni_stage.models.component import FinishReason, StageStep
-from support import scripted_stages as lab
+from support.stages import scripted_stages as lab
 
 SMALL_WINDOW = [("grpc.http2.lookahead_bytes", 65_536), ("grpc.http2.bdp_probe", 0)]
 """Options of a client that holds few unread messages."""

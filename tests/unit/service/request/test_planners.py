@@ -11,7 +11,7 @@ import pytest
 
 from omni_stage.errors import TooManyRequestsError
 from omni_stage.service.request.planners import THREADS, Planners
-from support.polling import until
+from support.processes.polling import until
 
 MOST = 4
 

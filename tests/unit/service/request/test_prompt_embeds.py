@@ -19,7 +19,7 @@ from omni_proto.tensors import prompt_embeds_spec, spec_from_proto
 from omni_stage.errors import ByteBudgetExceededError, TooManyRequestsError
 from omni_stage.service.request.admission import Admission
 from omni_stage.service.request.prompt_embeds import EMBEDS_COPIES
-from support import scripted_stages as lab
+from support.stages import scripted_stages as lab
 
 HIDDEN = 8
 SPEC = prompt_embeds_spec(HIDDEN, "bfloat16")

@@ -15,7 +15,7 @@ from omni_stage.reply_form import CalledTool, GivenReply, StructuredText, Tool, 
 from omni_stage.service.request.plan import RequestPlan, plan_request
 from omni_stage.service.request.prompt import build_prompt
 from omni_stage.service.request.reply_form import MAX_FORM_BYTES, MAX_JSON_DEPTH, MAX_TOOLS
-from support.scripted_component import ScriptedComponent
+from support.stages.scripted_component import ScriptedComponent
 
 TOO_MANY_CHARS = Limits().max_prompt_chars + 1
 

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from support import scripted_stages as lab
+from support.stages import scripted_stages as lab
 
 
 async def test_a_call_without_start_holds_no_place_for_long(kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_proto.tensors import encode_tensor_chunk, schema_hash, tensor_prompt
 from omni_stage import errors
 from omni_stage.process.stage_log import configure_stage_logging
-from support import scripted_stages as lab
+from support.stages import scripted_stages as lab
 
 CANARY = "CANARY-7f3a"
 MiB = 1 << 20

@@ -15,8 +15,8 @@ from omni_proto.stage.v1 import events_pb2, sampling_pb2
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_stage.models.component import AudioPart, FinishReason, ImagePart, StageRequest, StageStep
 from omni_stage.reply_form import ToolCallPiece
-from support import scripted_stages as lab
-from support.media import encode_png, encode_wav, make_image
+from support.media.samples import encode_png, encode_wav, make_image
+from support.stages import scripted_stages as lab
 
 
 async def test_one_stage_answers_in_order(kit: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from omni_stage.service.request.timeline import Timeline
 from omni_stage.service.request.tracing import SpanTimes, Tracing, list_spans, open_tracing
-from support.otlp_collector import Collector, collecting
+from support.peers.otlp_collector import Collector, collecting
 
 pytest.importorskip("opentelemetry.sdk")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from support.certificates import MountedSecret, tls_files
-from support.tls_entries import PAIR
+from support.peers.certificates import MountedSecret, tls_files
+from support.peers.tls_entries import PAIR
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import torch
 
 from omni_proto.pod_contract import StageMetric
 from omni_stage.models.component import FinishReason, StageRequest, StageStep
-from support import scripted_stages as lab
+from support.stages import scripted_stages as lab
 
 ROUNDS, AT_ONCE = 20, 6
 

@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from omni_proto.stage_config import ServerTls, StageConfig
 from omni_stage.errors import ConfigurationError
 from omni_stage.service.server import tls
-from support.certificates import MountedSecret, tls_files
-from support.tls_entries import BROKEN, CA, PAIR, ask, credentials, listen
+from support.peers.certificates import MountedSecret, tls_files
+from support.peers.tls_entries import BROKEN, CA, PAIR, ask, credentials, listen
 
 # Reading ------------------------------------
 

@@ -15,8 +15,8 @@ import pytest
 
 from omni_proto.rpc.options import channel_options
 from omni_proto.stage.v1 import stage_service_pb2_grpc
-from support import scripted_stages as lab
-from support.raw_http2 import RawConnection
+from support.machine.raw_http2 import RawConnection
+from support.stages import scripted_stages as lab
 
 SILENCE_S = 600.0
 

@@ -19,8 +19,8 @@ from omni_proto.stage.v1 import prompt_pb2
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_stage.errors import ConfigurationError
 from omni_stage.process.protobuf_backend import require_upb
-from support import scripted_stages as lab
-from support.raw_http2 import RawConnection, grpc_message
+from support.machine.raw_http2 import RawConnection, grpc_message
+from support.stages import scripted_stages as lab
 
 GENERATE = "/omni_proto.stage.v1.StageService/Generate"
 MIB = 1 << 20

@@ -20,8 +20,8 @@ from omni_stage.service.call_metadata import user_of
 from omni_stage.service.request.reading import RequestReader
 from omni_stage.service.server import refusals
 from omni_stage.service.server.refusals import EARLY_S, USERS, Client, HeldRefusals, RefusalBuckets
-from support import scripted_stages as lab
-from support.polling import until
+from support.processes.polling import until
+from support.stages import scripted_stages as lab
 
 BAD = [lab.END]
 """The messages of a call that does not begin with Start."""

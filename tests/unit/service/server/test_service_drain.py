@@ -10,9 +10,9 @@ from grpc_health.v1 import health_pb2
 
 from omni_proto.pod_contract import ExitCode
 from omni_proto.stage.v1 import stage_service_pb2_grpc
-from support import scripted_stages as lab
-from support.polling import until
-from support.tcp_proxy import TcpProxy
+from support.machine.tcp_proxy import TcpProxy
+from support.processes.polling import until
+from support.stages import scripted_stages as lab
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

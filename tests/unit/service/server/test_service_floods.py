@@ -18,9 +18,9 @@ from omni_stage.errors import TooManyRequestsError
 from omni_stage.service.request.places import Place, Places, count_start_places, peer_address
 from omni_stage.service.server import side_calls
 from omni_stage.service.server.ports import health_options, main_options
-from support import scripted_stages as lab
-from support.polling import until
-from support.raw_http2 import RawConnection, grpc_message
+from support.machine.raw_http2 import RawConnection, grpc_message
+from support.processes.polling import until
+from support.stages import scripted_stages as lab
 
 GENERATE = "/omni_proto.stage.v1.StageService/Generate"
 GET_STAGE = "/omni_proto.stage.v1.StageService/GetStage"

@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from omni_proto.pod_contract import ExitCode
-from support import scripted_stages as lab
+from support.stages import scripted_stages as lab
 
 SERVICE = "omni_proto.stage.v1.StageService"
 SERVING = health_pb2.HealthCheckResponse.SERVING

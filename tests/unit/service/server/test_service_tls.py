@@ -20,10 +20,10 @@ from prometheus_client import CollectorRegistry
 
 from omni_proto.stage_config import ServerTls
 from omni_stage.service.server import tls
-from support import scripted_stages as lab
-from support.certificates import DAY, MountedSecret, tls_files
-from support.polling import until
-from support.tls_entries import BROKEN, CA, OTHER, PAIR, ask, connect, credentials, listen
+from support.peers.certificates import DAY, MountedSecret, tls_files
+from support.peers.tls_entries import BROKEN, CA, OTHER, PAIR, ask, connect, credentials, listen
+from support.processes.polling import until
+from support.stages import scripted_stages as lab
 
 EXPIRY = "omni_stage_tls_certificate_expiry_timestamp_seconds"
 REJECTED = "omni_stage_tls_certificate_rejected"

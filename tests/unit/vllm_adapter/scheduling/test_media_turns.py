@@ -12,7 +12,7 @@ from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from omni_stage.errors import ConfigurationError
 from omni_stage.vllm_adapter.names import MEDIA_SHARE
 from omni_stage.vllm_adapter.scheduling.media_turns import STEP_EMBEDS, MediaTurns, cap_budget
-from support.scheduler_classes import BOTH
+from support.engines.scheduler_classes import BOTH
 
 STEP_S = 0.01
 

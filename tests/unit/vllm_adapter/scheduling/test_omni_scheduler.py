@@ -20,7 +20,7 @@ from omni_stage.vllm_adapter.diffusion.scheduler import DiffusionScheduler
 from omni_stage.vllm_adapter.scheduling.scheduler import OmniAsyncScheduler, OmniScheduler
 from omni_stage.vllm_adapter.scheduling.scheduler_output import OmniNewRequestData
 from omni_stage.vllm_adapter.select import scheduler_cls
-from support.scheduler_classes import BOTH
+from support.engines.scheduler_classes import BOTH
 
 
 @pytest.mark.parametrize(

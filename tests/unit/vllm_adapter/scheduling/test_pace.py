@@ -13,7 +13,7 @@ from vllm.v1.request import RequestStatus
 from omni_stage.errors import ConfigurationError
 from omni_stage.playback import FIRST_AHEAD_S
 from omni_stage.vllm_adapter.scheduling.pace import PACE_KEY, Listener, Pace
-from support.scheduler_classes import BOTH
+from support.engines.scheduler_classes import BOTH
 
 PACE = Pace(tokens_per_second=10, first_tokens=4)
 

@@ -11,7 +11,7 @@ from vllm.v1.request import RequestStatus
 
 from omni_stage.payloads import AdditionalInformationPayload
 from omni_stage.vllm_adapter.scheduling.scheduler import OmniAsyncScheduler, OmniScheduler
-from support.scheduler_classes import BOTH
+from support.engines.scheduler_classes import BOTH
 
 
 def damage(raw: bytes) -> bytes:

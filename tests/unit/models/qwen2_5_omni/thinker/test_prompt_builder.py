@@ -17,7 +17,7 @@ from omni_stage.models.qwen2_5_omni.thinker.prompts import SPEECH_SYSTEM_PROMPT,
 from omni_stage.models.qwen2_5_omni.tiny.vocabulary import SPECIAL_TOKENS
 from omni_stage.models.shared.prompts import PromptBuilder
 from omni_stage.reply_form import GivenReply, ReplyTokens
-from support.media import make_image, make_sound
+from support.media.samples import make_image, make_sound
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 from omni_stage.models.qwen2_5_omni.checkpoint import Voice
 from omni_stage.models.qwen2_5_omni.token2wav.wave.blocks import BlockPack, pack_blocks
 from omni_stage.models.qwen2_5_omni.token2wav.wave.transformer import BlockTransformer, Conditions
-from support.wave_models import (
+from support.models.wave_models import (
     DIT_SHAPES,
     WAITS,
     Operators,

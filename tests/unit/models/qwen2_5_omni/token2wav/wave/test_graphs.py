@@ -14,7 +14,7 @@ import torch
 from omni_stage.models.qwen2_5_omni.token2wav.wave.speech import Speech, graph_blocks
 from omni_stage.models.qwen2_5_omni.token2wav.windows import next_window, window_blocks
 from omni_stage.models.shared.graphs import Captured, GraphedFunction, TensorFunction, next_size
-from support.wave_models import make_utterance, make_wave_model, make_wave_voices
+from support.models.wave_models import make_utterance, make_wave_model, make_wave_voices
 
 
 class Recorder:

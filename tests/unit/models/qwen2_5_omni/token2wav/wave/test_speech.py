@@ -15,7 +15,7 @@ from torch import nn
 from omni_stage.models.qwen2_5_omni.checkpoint import Voice
 from omni_stage.models.qwen2_5_omni.token2wav.wave.speech import Speech
 from omni_stage.models.qwen2_5_omni.token2wav.wave.utterance import Utterance
-from support.wave_models import WAITS, Operators, make_utterance, make_wave_model, make_wave_voices
+from support.models.wave_models import WAITS, Operators, make_utterance, make_wave_model, make_wave_voices
 
 TOLERANCE = 1e-5
 SHAPE = "small blocks"

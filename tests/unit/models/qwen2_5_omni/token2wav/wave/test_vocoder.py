@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from omni_stage.models.qwen2_5_omni.token2wav.wave.vocoder import normalize, vocode
-from support.wave_models import Operators, make_wave_model
+from support.models.wave_models import Operators, make_wave_model
 
 
 def make_mel(count: int, frames: int) -> torch.Tensor:

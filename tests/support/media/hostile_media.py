@@ -1,0 +1,220 @@
+"""Images, audio and video that a hostile client may send, and whether each is rejected or accepted.
+
+Among them are decompression bombs, false headers, damaged files and unusual formats.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from PIL import Image
+
+from omni_stage.service.media.kinds import MediaKind
+from support.media.hostile_files import (
+    FRAGMENTS,
+    animated,
+    animated_gif,
+    chunk,
+    deep,
+    flac,
+    flat_png,
+    floats,
+    icc,
+    lasting,
+    many_boxes,
+    many_scans,
+    on_its_side,
+    photo,
+    resized_jpeg,
+    save,
+    sized_mp4,
+    text_bomb,
+    twice_sized_jpeg,
+    wav,
+    with_frames,
+)
+from support.media.samples import encode_png, encode_wav, make_image, make_sound
+from support.media.videos import encode_tracks, encode_video
+
+IMAGE: MediaKind = "image"
+AUDIO: MediaKind = "audio"
+VIDEO: MediaKind = "video"
+REFUSED = "refused by its header"
+UNDECODABLE = "refused by the decoder"
+TAKEN = "taken"
+PIXELS, RATE = "maxImagePixels", "maxAudioRateHz"
+
+
+@dataclass(frozen=True, slots=True)
+class Hostile:
+    """One image, audio clip or video."""
+
+    name: str
+    kind: MediaKind
+    make: Callable[[], bytes]
+    fate: str
+    """REFUSED, UNDECODABLE or TAKEN."""
+    says: str = ""
+    """A part of the error message."""
+
+
+VIDEOS: tuple[Hostile, ...] = (
+    Hostile("mp4 of h264 and aac", VIDEO, encode_video, TAKEN),
+    Hostile("silent mp4", VIDEO, lambda: encode_video(sound=None), TAKEN),
+    Hostile("webm of vp9 and opus", VIDEO, lambda: encode_video("webm", "libvpx-vp9", "libopus"), TAKEN),
+    Hostile("matroska of h264 and opus", VIDEO, lambda: encode_video("matroska", "libx264", "libopus"), TAKEN),
+    Hostile("quicktime of mpeg4 and aac", VIDEO, lambda: encode_video("mov", "mpeg4"), TAKEN),
+    Hostile("mp4 of odd sizes", VIDEO, lambda: encode_video(width=162, height=34, sound=None), TAKEN),
+    Hostile("mp4 of 3840 x 2160", VIDEO, lambda: encode_video(frames=2, width=3840, height=2160, sound=None), TAKEN),
+    Hostile(
+        "matroska of frames at any time",
+        VIDEO,
+        lambda: encode_video("matroska", sound=None, frames=6, times=[0, 1, 2, 900, 1800, 5000]),
+        TAKEN,
+    ),
+    Hostile("mp4 of 5 s that says 0.5", VIDEO, lambda: lasting(5, said=0.5), TAKEN),
+    Hostile("mp4 of 1 s that says 50", VIDEO, lambda: lasting(1, said=50), TAKEN),
+    Hostile("mp4 of 1 s that says 2 hours", VIDEO, lambda: lasting(1, said=7200), REFUSED, "maxVideoSeconds"),
+    Hostile("mp4 that says it has no length", VIDEO, lambda: lasting(1, said=0), REFUSED, "how long"),
+    Hostile("mp4 that says 65,535 x 65,535", VIDEO, lambda: sized_mp4(65_535, 65_535), REFUSED, "maxVideoPixels"),
+    Hostile("mp4 that says it is smaller", VIDEO, lambda: sized_mp4(16, 16), TAKEN),
+    Hostile("mp4 that says it has no size", VIDEO, lambda: sized_mp4(0, 0), REFUSED, "how large"),
+    Hostile("mp4 of one frame", VIDEO, lambda: encode_video(frames=1, sound=None), REFUSED, "one frame"),
+    Hostile("webm of one frame", VIDEO, lambda: encode_video("webm", "libvpx-vp9", None, frames=1), UNDECODABLE, "two"),
+    Hostile(
+        "mp4 of 8,000 frames",
+        VIDEO,
+        lambda: encode_video(frames=8000, fps=1000, width=16, height=16, sound=None, picture="mpeg4"),
+        REFUSED,
+        "maxVideoFrames",
+    ),
+    Hostile("mp4 in fragments", VIDEO, lambda: encode_video(options=FRAGMENTS), REFUSED, "how long"),
+    Hostile("matroska that is cut off", VIDEO, lambda: encode_video("matroska")[:90_000], TAKEN),
+    Hostile("mp4 without its index", VIDEO, lambda: encode_video(frames=60)[:9000], REFUSED, "no picture track"),
+    Hostile(
+        "webm that is cut off", VIDEO, lambda: encode_video("webm", "libvpx-vp9", "libopus")[:6000], UNDECODABLE, "two"
+    ),
+    Hostile("mp4 of 5,000 boxes", VIDEO, many_boxes, REFUSED, "sections"),
+    Hostile("matroska of 17 tracks", VIDEO, lambda: encode_tracks(17), REFUSED, "tracks"),
+    Hostile("matroska of sound alone", VIDEO, lambda: encode_tracks(1), REFUSED, "no picture track"),
+    Hostile("matroska of ffv1", VIDEO, lambda: encode_video("matroska", "ffv1", None), UNDECODABLE, "codec"),
+    Hostile("animated gif", VIDEO, animated_gif, REFUSED, "not PNG"),
+    Hostile("sound as video", VIDEO, lambda: encode_wav(make_sound()), REFUSED, "none of"),
+    Hostile("video as image", IMAGE, encode_video, REFUSED, "none of"),
+    Hostile("mp4 of nothing", VIDEO, lambda: b"\0\0\0\x18ftypisom" + bytes(400), REFUSED, "no picture track"),
+)
+
+CORPUS: tuple[Hostile, ...] = (
+    Hostile("png bomb of 33 million pixels", IMAGE, lambda: flat_png(8192, 4096), REFUSED, PIXELS),
+    Hostile("png of 60,000 x 60,000 without pixels", IMAGE, lambda: flat_png(60_000, 60_000, rows=0), REFUSED, PIXELS),
+    Hostile("png of 2^31 - 1 squared", IMAGE, lambda: flat_png(2**31 - 1, 2**31 - 1, rows=0, bits=1), REFUSED, PIXELS),
+    Hostile("png of 65,535 x 65,535", IMAGE, lambda: flat_png(65_535, 65_535, rows=0), REFUSED, PIXELS),
+    Hostile("png without width", IMAGE, lambda: flat_png(0, 5), REFUSED, "size"),
+    Hostile("png of one pixel", IMAGE, lambda: flat_png(1, 1, bits=8), TAKEN),
+    Hostile("png of 65,535 x 1", IMAGE, lambda: flat_png(65_535, 1), TAKEN),
+    Hostile("png of 1 x 65,535", IMAGE, lambda: flat_png(1, 65_535), TAKEN),
+    Hostile("png at the cap", IMAGE, lambda: flat_png(4096, 4096), TAKEN),
+    Hostile("png of rgba at the cap", IMAGE, lambda: flat_png(4096, 4096, bits=8, colour=6), TAKEN),
+    Hostile("png with fewer rows than it says", IMAGE, lambda: flat_png(4096, 4096, rows=1), TAKEN),
+    Hostile("png that is cut off", IMAGE, lambda: encode_png(make_image())[:-500], UNDECODABLE),
+    Hostile("png of its first bytes", IMAGE, lambda: encode_png(make_image())[:20], REFUSED, "cut off"),
+    Hostile(
+        "png that tells its size twice",
+        IMAGE,
+        lambda: flat_png(8, 8, before=chunk(b"IHDR", struct.pack(">IIBBBBB", 9000, 9000, 8, 2, 0, 0, 0))),
+        REFUSED,
+        "twice",
+    ),
+    Hostile(
+        "png of 5,000 chunks", IMAGE, lambda: flat_png(8, 8, before=chunk(b"prIv", b"") * 5000), REFUSED, "sections"
+    ),
+    Hostile("png with 32 MiB of text in 32 kB", IMAGE, text_bomb, UNDECODABLE),
+    Hostile("animated png", IMAGE, lambda: animated(3), REFUSED, "animated"),
+    Hostile("png of 16 bit grey", IMAGE, deep(0), TAKEN),
+    Hostile("png of 16 bit rgb", IMAGE, deep(2), TAKEN),
+    Hostile("png of 16 bit rgba", IMAGE, deep(6), TAKEN),
+    Hostile("png with a palette that is missing", IMAGE, deep(3, 8), TAKEN),
+    Hostile("jpeg", IMAGE, photo, TAKEN),
+    Hostile("progressive jpeg", IMAGE, lambda: photo(progressive=True), TAKEN),
+    Hostile("jpeg of cmyk", IMAGE, lambda: save(make_image().convert("CMYK"), "JPEG"), TAKEN),
+    Hostile(
+        "progressive jpeg of cmyk at the cap",
+        IMAGE,
+        lambda: save(Image.new("CMYK", (4096, 4096)), "JPEG", progressive=True),
+        TAKEN,
+    ),
+    Hostile("jpeg at the cap, on its side", IMAGE, lambda: on_its_side(Image.new("RGB", (4096, 4000))), TAKEN),
+    Hostile("jpeg of grey", IMAGE, lambda: save(make_image().convert("L"), "JPEG"), TAKEN),
+    Hostile("jpeg on its side, with much exif", IMAGE, lambda: on_its_side(make_image(), "x" * 60_000), TAKEN),
+    Hostile("jpeg with a colour profile", IMAGE, icc, TAKEN),
+    Hostile("jpeg of 65,500 x 65,500", IMAGE, lambda: resized_jpeg(65_500, 65_500), REFUSED, PIXELS),
+    Hostile("jpeg that says it is larger", IMAGE, lambda: resized_jpeg(4000, 4000), TAKEN),
+    Hostile("jpeg without height", IMAGE, lambda: resized_jpeg(100, 0), REFUSED, "height"),
+    Hostile("jpeg of 60 additional scans", IMAGE, lambda: many_scans(60), REFUSED, "maxImageScans"),
+    Hostile("jpeg of 3,500 scans", IMAGE, lambda: many_scans(3500), REFUSED, "maxImageScans"),
+    Hostile("jpeg of 40,000 scans", IMAGE, lambda: many_scans(40_000), REFUSED, "sections"),
+    Hostile("jpeg that tells its size twice", IMAGE, twice_sized_jpeg, REFUSED, "twice"),
+    Hostile("jpeg of nothing but markers", IMAGE, lambda: b"\xff\xd8" + b"\xff" * 100_000, REFUSED, "no picture"),
+    Hostile("jpeg that is cut off", IMAGE, lambda: photo()[:700], UNDECODABLE),
+    Hostile("jpeg and a zip file", IMAGE, lambda: photo() + b"PK\x03\x04" + bytes(5000), TAKEN),
+    Hostile("jpeg and a jpeg", IMAGE, lambda: photo() * 3, TAKEN),
+    Hostile("gif", IMAGE, lambda: save(make_image(), "GIF"), REFUSED, "not PNG"),
+    Hostile("tiff", IMAGE, lambda: save(make_image(), "TIFF"), REFUSED, "not PNG"),
+    Hostile("eps", IMAGE, lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", REFUSED, "not PNG"),
+    Hostile("sound as image", IMAGE, lambda: encode_wav(make_sound()), REFUSED, "none of"),
+    Hostile("image as sound", AUDIO, lambda: encode_png(make_image()), REFUSED, "none of"),
+    Hostile("wav", AUDIO, lambda: encode_wav(make_sound()), TAKEN),
+    *(
+        Hostile(f"wav of {rate:,} Hz", AUDIO, lambda rate=rate: wav(rate, 1, bytes(rate // 2 * 2)), REFUSED, RATE)
+        for rate in (1, 7, 3_999, 192_001, 383_999, 1_000_000)
+    ),
+    *(
+        Hostile(f"wav of {rate:,} Hz", AUDIO, lambda rate=rate: wav(rate, 1, bytes(rate // 2 * 2)), TAKEN)
+        for rate in (4_000, 8_001, 11_027, 16_001, 44_101, 191_999, 192_000)
+    ),
+    Hostile("wav without rate", AUDIO, lambda: wav(0, 1, bytes(2000)), REFUSED, "no sense"),
+    Hostile("wav of 9 channels", AUDIO, lambda: wav(16_000, 9, bytes(18_000)), REFUSED, "maxAudioChannels"),
+    Hostile("wav of 30,000 channels", AUDIO, lambda: wav(16_000, 30_000, bytes(60_000)), REFUSED, "maxAudioChannels"),
+    Hostile("wav of 8 channels", AUDIO, lambda: wav(16_000, 8, bytes(160_000)), TAKEN),
+    Hostile("wav of 301 s", AUDIO, lambda: wav(4_000, 1, bytes(301 * 8_000)), REFUSED, "maxAudioSeconds"),
+    Hostile("wav without samples", AUDIO, lambda: wav(16_000, 1, b""), REFUSED, "empty"),
+    Hostile("wav that says it is longer", AUDIO, lambda: wav(16_000, 1, bytes(3200), said=0x7FFFFFF0), TAKEN),
+    Hostile("wav that says it is shorter", AUDIO, lambda: wav(16_000, 1, bytes(3200), said=1600), TAKEN),
+    Hostile("wav of NaN", AUDIO, lambda: wav(16_000, 1, floats(float("nan")), tag=3, bits=32), UNDECODABLE, "NaN"),
+    Hostile(
+        "wav of infinity", AUDIO, lambda: wav(16_000, 1, floats(float("inf"), 0), tag=3, bits=32), UNDECODABLE, "NaN"
+    ),
+    Hostile("wav of huge floats", AUDIO, lambda: wav(16_000, 1, floats(3e38, -3e38), tag=3, bits=32), TAKEN),
+    Hostile("wav with mp3 in it", AUDIO, lambda: wav(16_000, 1, bytes(4000), tag=0x55), REFUSED, "compressed"),
+    Hostile(
+        "wav of 5,000 chunks", AUDIO, lambda: wav(16_000, 1, b"")[:12] + b"junk\0\0\0\0" * 5000, REFUSED, "sections"
+    ),
+    Hostile("wav that is cut off", AUDIO, lambda: encode_wav(make_sound())[:20], REFUSED),
+    Hostile("wav with an exe behind it", AUDIO, lambda: encode_wav(make_sound()) + b"MZ" + bytes(9000), TAKEN),
+    Hostile("flac of 300 s of silence", AUDIO, lambda: flac(300), TAKEN),
+    Hostile("flac of 12 minutes of silence", AUDIO, lambda: flac(720, 16_000), REFUSED, "maxAudioSeconds"),
+    Hostile("flac of 8 channels at 192 kHz, 40 s", AUDIO, lambda: flac(40, 192_000, 8), TAKEN),
+    Hostile("flac of 8 channels at 192 kHz, 60 s", AUDIO, lambda: flac(60, 192_000, 8), REFUSED, "maxDecodedBytes"),
+    Hostile("flac that does not say how long it is", AUDIO, lambda: with_frames(flac(5), 0), REFUSED, "how long"),
+    Hostile(
+        "flac of 12 minutes that does not say so",
+        AUDIO,
+        lambda: with_frames(flac(720, 16_000), 0),
+        REFUSED,
+        "how long",
+    ),
+    Hostile("flac of 12 minutes that says 1 s", AUDIO, lambda: with_frames(flac(720, 16_000), 16_000), TAKEN),
+    Hostile("flac that says it is longer", AUDIO, lambda: with_frames(flac(1), 10_000_000), UNDECODABLE),
+    Hostile("flac that is cut off", AUDIO, lambda: flac(300)[:400], UNDECODABLE),
+    Hostile("flac of its first bytes", AUDIO, lambda: flac(1)[:20], REFUSED, "cut off"),
+    Hostile("ogg", AUDIO, lambda: b"OggS" + bytes(100), REFUSED, "not PNG"),
+    *VIDEOS,
+    Hostile("nothing known", AUDIO, lambda: bytes(100), REFUSED, "not PNG"),
+)
+
+
+def taken() -> Iterator[Hostile]:
+    """Returns an iterator over the media that reach the decoder because their header is accepted."""
+    return (medium for medium in CORPUS if medium.fate != REFUSED)

@@ -1,0 +1,95 @@
+"""A small simulated cluster in memory, which drives the operator's decisions through complete rollouts.
+
+It simulates the API server, the Deployment and ReplicaSet controllers, the garbage collector, the scheduler and the
+kubelet. Every transition is one small step, so a test can choose the order of the steps. Objects have the form of
+those in a real cluster, but few of the fields that a cluster adds: mainly those that the operator's decisions read.
+Other tests check the operator on a real control plane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from omni_kube.objects import controller_uid
+from omni_operator.desired.build_settings import BuildSettings
+from omni_operator.rollout.decide import Decision, decide, parse_live_pipeline
+from omni_operator.rollout.plan import Prune
+from omni_operator.state.observed import Observed
+from omni_operator.state.slim import slim_seen
+from omni_operator.status.events import EventData, compute_events
+from omni_operator.status.status import compute_status
+from omni_proto.pipeline.types.status import PipelineStatus
+from support.operator.simulated_workloads import SimulatedWorkloads
+
+
+@dataclass
+class SimulatedCluster(SimulatedWorkloads):
+    """The simulated cluster, and the operator in it."""
+
+    status_writes: int = 0
+    events: list[EventData] = field(default_factory=list)
+    before_reconcile: list[Callable[[], None]] = field(default_factory=list)
+    """Called at the start of each reconcile, before the decision."""
+
+    def observe(self) -> Observed:
+        """Returns what the operator sees: the parts of the objects that its store keeps.
+
+        ConfigMaps with a controller are returned whole; of these, the real store keeps only metadata. Objects are not
+        copied, because decisions do not change them.
+        """
+        return Observed(
+            pipeline=self.pipeline,
+            children={
+                key: child if key.kind == "ConfigMap" and controller_uid(child) else slim_seen(child)
+                for key, child in self.children.items()
+            },
+            pods=[slim_seen(pod) for pod in self.pods.values()],
+            replica_sets=[slim_seen(replica_set) for replica_set in self.replica_sets.values()],
+            endpoints=self.endpoints(),
+        )
+
+    def decide(self, settings: BuildSettings = BuildSettings()) -> Decision:  # noqa: B008 - frozen
+        """Returns the operator's decision for the present state."""
+        return decide(parse_live_pipeline(self.pipeline), self.observe(), settings, self.now)
+
+    def reconcile(self, most_writes: int | None = None) -> int:
+        """Reconciles once. Returns the number of writes to children.
+
+        With `most_writes`, the operator dies after that many writes at the latest, and before it writes the status.
+        """
+        for hook in self.before_reconcile:
+            hook()
+        decision = self.decide()
+        writes = [*decision.plan.apply, *decision.plan.prune]
+        for number, write in enumerate(writes):
+            if number == most_writes:
+                return number
+            if isinstance(write, Prune):
+                self.prune(write)
+            else:
+                self.apply(write)
+        if most_writes is None:
+            self.report(self.decide() if writes else decision)
+        return len(writes)
+
+    def report(self, decision: Decision) -> None:
+        """Writes the status of the present state to the pipeline, if it differs."""
+        status = compute_status(decision.pipeline, self.observe(), decision.rollout, decision.plan, self.now)
+        PipelineStatus.model_validate(status)
+        if status != self.pipeline.get("status"):
+            self.events += compute_events(self.pipeline.get("status"), status)
+            self.pipeline["status"] = status
+            self.status_writes += 1
+
+    def settle(self, rounds: int = 200) -> None:
+        """Runs the operator and all steps until nothing changes. Raises RuntimeError after `rounds` rounds."""
+        for _ in range(rounds):
+            self.now += timedelta(seconds=1)
+            before = (self.writes, self.status_writes)
+            self.reconcile()
+            moved = [getattr(self, step)() for step in self.STEPS]
+            if not any(moved) and (self.writes, self.status_writes) == before:
+                return
+        raise RuntimeError(f"not settled after {rounds} rounds")

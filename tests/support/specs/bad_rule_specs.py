@@ -1,0 +1,206 @@
+"""Invalid pipelines that a CEL rule rejects. The API server and `omnipipe` use the same messages."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from support.specs.spec_edits import (
+    LETTERS,
+    S0,
+    TERM,
+    Bad,
+    edit,
+    first,
+    node_affinity,
+    pod_anti_affinity,
+    second,
+    stages,
+    third,
+)
+
+_RESERVED = "of the domains omnipipeline.io, kubernetes.io and k8s.io are reserved"
+_CIRCLE = "stages read one another in a circle: "
+_ANTI = f"{S0}.affinity.podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution[0].labelSelector"
+
+
+BAD_RULES: Final[dict[str, Bad]] = {
+    "no entry": Bad((first(inputs=[{"from": "talker"}]),), "spec.stages", "found 0 entry stages: []; exactly one"),
+    "two entries": Bad(
+        (second(inputs=[]),),
+        "spec.stages",
+        'found 2 entry stages: ["thinker", "talker"]; exactly one stage, which reads',
+    ),
+    "input that does not exist": Bad(
+        (second(inputs=[{"from": "tinker"}]),),
+        "spec.stages",
+        'inputs of ["talker"] name ["tinker"], which are not stages of this pipeline; there are: ["thinker", "talker", '
+        '"token2wav"]',
+    ),
+    "a stage reads itself": Bad(
+        (second(inputs=[{"from": "talker"}]),), "spec.stages", f'{_CIRCLE}["talker"]; let one of'
+    ),
+    "circle of two": Bad((second(inputs=[{"from": "token2wav"}]),), "spec.stages", f'{_CIRCLE}["talker", "token2wav"]'),
+    "circle of fifteen": Bad(
+        (stages("a", f"{' '.join(LETTERS[1:16])} b"),), "spec.stages", f'{_CIRCLE}["b", "c", "d", "e"'
+    ),
+    "circle beside a chain": Bad((stages("a b c d e f g h", "x y z x"),), "spec.stages", f'{_CIRCLE}["x", "y", "z"]'),
+    "circle with a tail": Bad((stages("a", "x y x", "y t u v"),), "spec.stages", f'{_CIRCLE}["x", "y"]'),
+    "a leaf returns nothing": Bad(
+        (third(outputs=[]),),
+        "spec.stages",
+        'nothing and that no stage reads: ["token2wav"]; declare outputs: [Text] or',
+    ),
+    "names too long together": Bad(
+        (edit("metadata/name", "x" * 45),),
+        "metadata.name",
+        "may have 53 characters together, or they fit no Service's name; "
+        'shorten metadata.name, or the stages ["token2wav"]',
+    ),
+    "name of a headless Service": Bad(
+        (edit("metadata/name", "omni-headless"),),
+        "metadata.name",
+        "another pipeline's headless Service; give one that does",
+    ),
+    "aliases of voices without audio": Bad(
+        (stages("a"), edit("spec/stages/0/outputs", ["Text"]), edit("spec/aliases", {"voices": {"alloy": "Chelsie"}})),
+        "spec.aliases.voices",
+        "no stage returns Audio, so there are no voices; remove aliases.voices, or declare outputs: [Audio]",
+    ),
+    "alias of a voice that begins with a space": Bad(
+        (edit("spec/aliases", {"voices": {" alloy": "Chelsie"}}),),
+        "spec.aliases.voices",
+        "keys must be names of letters, digits, spaces, dots, dashes and underscores, beginning and ending with a",
+    ),
+    "uri leaves its root": Bad(
+        (edit("spec/model/uri", "pvc://c/../d"),),
+        "spec.model.uri",
+        "pvc://c/../d leaves its root through ..; give the path",
+    ),
+    "uri ends above its root": Bad((edit("spec/model/uri", "file:///models/.."),), "spec.model.uri", "leaves its root"),
+    **{
+        f"{field} of {scheme}": Bad(
+            (edit("spec/model", {"uri": f"{scheme}://{path}", field: value}),),
+            f"spec.model.{field}",
+            f"{field} has no meaning with {scheme}://{path}; remove it, or use an hf:// uri",
+        )
+        for field, value in {
+            "revision": "main",
+            "tokenSecretRef": {"name": "x"},
+            "cache": {"persistentVolumeClaim": "x"},
+        }.items()
+        for scheme, path in {"file": "/models/x", "pvc": "models/x"}.items()
+    },
+    "half a gpu": Bad(
+        (first(resources={"limits": {"nvidia.com/gpu": "500m"}}),),
+        f"{S0}.resources.limits",
+        "500m GPUs are set; give a whole number from 1 to 64, or leave nvidia.com/gpu out to run on the CPU",
+    ),
+    "no gpu": Bad((first(resources={"limits": {"nvidia.com/gpu": 0}}),), f"{S0}.resources.limits", "0 GPUs are set"),
+    "65 gpus": Bad(
+        (first(resources={"limits": {"nvidia.com/gpu": "65"}}),), f"{S0}.resources.limits", "65 GPUs are set"
+    ),
+    "gpu request differs": Bad(
+        (first(resources={"limits": {"nvidia.com/gpu": 1}, "requests": {"nvidia.com/gpu": 2}}),),
+        f"{S0}.resources.requests",
+        "2 GPUs are requested, which is not the limit; remove nvidia.com/gpu from requests, the limit is enough",
+    ),
+    "gpu request alone": Bad(
+        (first(resources={"requests": {"nvidia.com/gpu": 1}}),), f"{S0}.resources.requests", "1 GPUs are requested"
+    ),
+    "requests above limits": Bad(
+        (first(resources={"limits": {"cpu": "1", "memory": "16Gi"}, "requests": {"cpu": "1500m", "memory": "17G"}}),),
+        f"{S0}.resources.requests",
+        'requests are above the limits: ["cpu"]; lower them, or raise the limits',
+    ),
+    "resource key": Bad(
+        (first(resources={"limits": {"a b": 1}}),),
+        f"{S0}.resources.limits",
+        'such as team or example.com/team; found ["a b"]',
+    ),
+    "label key": Bad(
+        (first(podLabels={"a b": "c"}),), f"{S0}.podLabels", "keys must be such as team or example.com/team"
+    ),
+    "node label key": Bad(
+        (edit("spec/defaults/nodeSelector", {"-a": "b"}),), "spec.defaults.nodeSelector", 'found ["-a"]'
+    ),
+    "reserved label": Bad(
+        (first(podLabels={"omnipipeline.io/stage": "x"}),),
+        f"{S0}.podLabels",
+        f'labels {_RESERVED}: ["omnipipeline.io/stage"]',
+    ),
+    "reserved label of defaults": Bad(
+        (edit("spec/defaults/podLabels", {"app.kubernetes.io/name": "x"}),),
+        "spec.defaults.podLabels",
+        f"labels {_RESERVED}",
+    ),
+    "reserved annotation": Bad(
+        (
+            edit(
+                "spec/defaults/podAnnotations",
+                {"a.kubernetes.io/x": "y", "cluster-autoscaler.kubernetes.io/safe-to-evict": "true"},
+            ),
+        ),
+        "spec.defaults.podAnnotations",
+        f'annotations {_RESERVED}: ["a.kubernetes.io/x"]; use a domain of your own',
+    ),
+    "toleration of nothing": Bad(
+        (first(tolerations=[{"value": "x"}]),),
+        f"{S0}.tolerations[0]",
+        "key is missing; name the taint's key, or use operator",
+    ),
+    "toleration with a value too many": Bad(
+        (first(tolerations=[{"key": "a", "operator": "Exists", "value": "x"}]),),
+        f"{S0}.tolerations[0].value",
+        "value x has no meaning with operator Exists; remove it",
+    ),
+    "toleration for a time of no effect": Bad(
+        (first(tolerations=[{"key": "a", "value": "b", "tolerationSeconds": 3}]),),
+        f"{S0}.tolerations[0].tolerationSeconds",
+        "needs effect: NoExecute; set this effect, or remove tolerationSeconds",
+    ),
+    "node condition without values": Bad(
+        (node_affinity({"matchExpressions": [{"key": "zone", "operator": "In"}]}),),
+        TERM,
+        "operator In of key zone needs values",
+    ),
+    "node condition with values too many": Bad(
+        (node_affinity({"matchExpressions": [{"key": "zone", "operator": "Exists", "values": ["a"]}]}),),
+        TERM,
+        "operator Exists of key zone needs no values; remove them",
+    ),
+    "node condition compares with a word": Bad(
+        (node_affinity({"matchExpressions": [{"key": "cores", "operator": "Gt", "values": ["many"]}]}),),
+        TERM,
+        "operator Gt of key cores compares with one whole number; give values: [NUMBER]",
+    ),
+    "node field": Bad(
+        (node_affinity({"matchFields": [{"key": "spec.unschedulable", "operator": "In", "values": ["a"]}]}),),
+        TERM.removesuffix(".matchExpressions[0].values") + ".matchFields",
+        'wrong conditions on ["spec.unschedulable"]; the one field is metadata.name',
+    ),
+    "pod condition without values": Bad(
+        (pod_anti_affinity({"matchExpressions": [{"key": "app", "operator": "NotIn"}]}),),
+        f"{_ANTI}.matchExpressions[0].values",
+        "operator NotIn of key app needs values; add at least one",
+    ),
+    "pod label key": Bad((pod_anti_affinity({"matchLabels": {"a b": "c"}}),), f"{_ANTI}.matchLabels", 'found ["a b"]'),
+    "fewer tokens than sequences": Bad(
+        (first(engineArgs={"maxNumSeqs": 8, "maxNumBatchedTokens": 4}),),
+        f"{S0}.engineArgs.maxNumBatchedTokens",
+        "maxNumBatchedTokens (4) is below maxNumSeqs (8); raise it",
+    ),
+    "fewest tokens above most": Bad(
+        (first(defaultSampling={"minTokens": 9, "maxTokens": 8}),),
+        f"{S0}.defaultSampling.minTokens",
+        "minTokens (9) is above maxTokens (8); lower it",
+    ),
+    "rollout stuck": Bad(
+        (edit("spec/rollout", {"maxSurge": "0%", "maxUnavailable": 0}),),
+        "spec.rollout",
+        "maxSurge and maxUnavailable are both 0, so no pod could ever be replaced; raise one",
+    ),
+    "rollout stuck by the default": Bad(
+        (edit("spec/rollout", {"maxSurge": 0}),), "spec.rollout", "are both 0, so no pod"
+    ),
+}
+"""Case -> a pipeline that a CEL rule rejects."""

@@ -1,0 +1,200 @@
+"""Valid pipelines, each as edits of a base pipeline."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from support.specs.spec_edits import (
+    LETTERS,
+    Document,
+    Edit,
+    edit,
+    first,
+    node_affinity,
+    pod_anti_affinity,
+    stages,
+    third,
+)
+
+
+def _reverse(document: Document) -> None:
+    document["spec"]["stages"].reverse()
+
+
+def _two_talkers(document: Document) -> None:
+    document["spec"]["stages"] += [
+        {"name": "talker2", "component": "qwen2_5_omni/talker", "inputs": [{"from": "thinker"}]},
+        {
+            "name": "wav2",
+            "component": "qwen2_5_omni/token2wav",
+            "inputs": [{"from": "talker2"}],
+            "outputs": ["Audio"],
+        },
+    ]
+
+
+_PLACEMENT: Final[dict[str, Any]] = {
+    "image": "registry.example:5000/omni/omnipipeline@sha256:" + "0" * 64,
+    "imagePullSecrets": [{"name": "pull"}, {"name": "pull.2"}],
+    "runtimeClassName": "nvidia",
+    "nodeSelector": {"nvidia.com/gpu.product": "H100"},
+    "tolerations": [
+        {"operator": "Exists"},
+        {"key": "gpu", "value": "yes", "effect": "NoSchedule"},
+        {"key": "gpu", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 60},
+    ],
+    "affinity": {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [
+                    {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]},
+                    {"matchExpressions": [{"key": "cores", "operator": "Gt", "values": ["31"]}]},
+                    {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["node-1"]}]},
+                ]
+            }
+        },
+        "podAntiAffinity": {
+            "preferredDuringSchedulingIgnoredDuringExecution": [
+                {
+                    "weight": 1,
+                    "podAffinityTerm": {
+                        "topologyKey": "kubernetes.io/hostname",
+                        "labelSelector": {"matchLabels": {"app": "x"}},
+                    },
+                }
+            ]
+        },
+    },
+    "priorityClassName": "high",
+    "podLabels": {"team": "speech", "example.com/cost": "a"},
+    "podAnnotations": {
+        "example.com/note": "any text: at all",
+        "cluster-autoscaler.kubernetes.io/safe-to-evict": "true",
+    },
+    "topology": [{"topologyKey": "topology.kubernetes.io/zone", "maxSkew": 2}, {}],
+}
+
+_ENGINE: Final[dict[str, Any]] = {
+    "maxModelLen": 8192,
+    "maxNumSeqs": 8,
+    "maxNumBatchedTokens": 8,
+    "dtype": "bfloat16",
+    "quantization": "awq",
+    "kvCacheDtype": "fp8",
+    "kvCacheMemoryMib": 8192,
+    "gpuMemoryUtilization": 0.9,
+    "enforceEager": False,
+    "enablePrefixCaching": False,
+    "loadFormat": "safetensors",
+    "blockSize": 16,
+}
+
+_SAMPLING: Final[dict[str, Any]] = {
+    "temperature": 0,
+    "topP": 1,
+    "topK": -1,
+    "minP": 0.05,
+    "repetitionPenalty": 1.1,
+    "presencePenalty": -2,
+    "frequencyPenalty": 2.0,
+    "seed": 2**63 - 1024,
+    "maxTokens": 8,
+    "minTokens": 8,
+    "ignoreEos": True,
+    "stopTokenIds": [0, 1],
+    "stop": ["\n", "。"],
+}
+
+GOOD: Final[dict[str, tuple[Edit, ...]]] = {
+    "base": (),
+    "one stage": (stages("a"),),
+    "stages in any order": (_reverse,),
+    "two talkers": (_two_talkers,),
+    "a tree": (stages("a b c", "a d", "b e"),),
+    "a tree listed from its leaves": (stages("c", "b c", "a b"),),
+    "chain of sixteen": (stages(" ".join(LETTERS[:16])),),
+    "chain of sixteen, last one first": (stages(" ".join(LETTERS[:16])), _reverse),
+    "metadata of a live object": (edit("metadata", {"name": "a-b", "generation": 3, "creationTimestamp": None}),),
+    "labels and annotations": (
+        edit("metadata/labels", {"example.com/Team": "a_b.c", "x": ""}),
+        edit("metadata/annotations", {"Example.com/note": "any text: at all"}),
+    ),
+    "a status of anything that is known": (edit("status", {"readyStages": 5, "conditions": "none"}),),
+    "nulls are as if they were not there": (
+        first(image=None, replicas=None, podLabels={"a": None}, resources={"limits": {"cpu": None}}),
+        lambda document: document["spec"].update(rollout=None, timeouts=None),
+    ),
+    "empty lists and objects": (first(inputs=[], tolerations=[], engineArgs={}, resources={}, affinity={}),),
+    "name as long as fits": (edit("metadata/name", "x" * 44),),
+    "pvc": (edit("spec/model/uri", "pvc://models/qwen/omni-7B"),),
+    "pvc root": (edit("spec/model/uri", "pvc://models"),),
+    "file": (edit("spec/model/uri", "file:///models/..omni"),),
+    "hf with everything": (
+        edit(
+            "spec/model",
+            {
+                "uri": "hf://Qwen/Qwen2.5-Omni-7B",
+                "revision": "refs/pr/1",
+                "tokenSecretRef": {"name": "hf", "key": "TOKEN"},
+                "cache": {"persistentVolumeClaim": "models"},
+            },
+        ),
+    ),
+    "gpu as number": (first(resources={"limits": {"nvidia.com/gpu": 8}}),),
+    "gpu as text, requested too": (
+        first(resources={"limits": {"nvidia.com/gpu": "64"}, "requests": {"nvidia.com/gpu": 64}}),
+    ),
+    "quantities": (
+        first(
+            resources={
+                "limits": {"cpu": 2, "memory": "16Gi", "ephemeral-storage": "1.5Gi"},
+                "requests": {"cpu": "500m", "memory": "16Gi"},
+            }
+        ),
+    ),
+    "requests without limits": (first(resources={"requests": {"cpu": "500m"}}),),
+    "requests in other units": (
+        first(resources={"limits": {"memory": "1Gi", "cpu": "1"}, "requests": {"memory": 1073741824, "cpu": "1000m"}}),
+    ),
+    "no replicas": (first(replicas=0),),
+    "suspend": (edit("spec/suspend", True),),
+    "placement of all stages": (edit("spec/defaults", _PLACEMENT),),
+    "placement of one stage": (first(**_PLACEMENT),),
+    "pods far from one another": (pod_anti_affinity({"matchExpressions": [{"key": "app", "operator": "Exists"}]}),),
+    "node label absent": (node_affinity({"matchExpressions": [{"key": "spot", "operator": "DoesNotExist"}]}),),
+    "engine arguments": (first(engineArgs=_ENGINE),),
+    "sampling": (
+        first(defaultSampling=_SAMPLING),
+        third(defaultSampling={"numInferenceSteps": 10, "guidanceScale": 0}),
+    ),
+    "limits and timeouts": (
+        first(limits={"maxConcurrentRequests": 1, "maxInflightBytes": 1 << 40}, timeouts={"step": 0.5}),
+        third(timeouts={"queue": 60}),
+        edit("spec/timeouts/request", 86400),
+    ),
+    "entry with nothing said": (edit("spec/entry", {}),),
+    "entry with a certificate": (edit("spec/entry", {"tls": {"secretName": "omni.tls"}}),),
+    "entry that asks for certificates": (
+        edit("spec/entry/tls", {"secretName": "omni-tls", "clientCertificates": "Required"}),
+    ),
+    "entry that does not ask for certificates": (
+        edit("spec/entry/tls", {"secretName": "omni-tls", "clientCertificates": "Ignored"}),
+    ),
+    "a collector": (edit("spec/tracing", {"otlpEndpoint": "http://collector.observability.svc:4317"}),),
+    "aliases": (
+        edit(
+            "spec/aliases",
+            {
+                "models": ["tts-1", "openai/gpt-4o:audio"],
+                "voices": {"alloy": "Chelsie", "af_heart": "Ethan", "A b": "x.y"},
+            },
+        ),
+    ),
+    "aliases of a model of text": (
+        stages("a"),
+        edit("spec/stages/0/outputs", ["Text"]),
+        edit("spec/aliases", {"models": ["x"], "voices": {}}),
+    ),
+    "recreate": (edit("spec/rollout", {"strategy": "Recreate", "maxSurge": "25%", "maxUnavailable": 1}),),
+    "rollout without surge": (edit("spec/rollout", {"maxSurge": "0%", "maxUnavailable": "100%"}),),
+}

@@ -1,0 +1,196 @@
+"""Unusual pipelines: common mistakes, and specs that look odd but are valid.
+
+The error of an invalid pipeline names the field, what was found, what is allowed and what to do. The API server and
+`omnipipe validate` use the same message if a rule rejects the pipeline.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from support.specs.spec_edits import S0, Bad, Edit, edit, first, node_affinity
+
+_URI = "must be hf://ORG/NAME, pvc://CLAIM/PATH or file:///PATH; found "
+
+
+def _limits(**values: Any) -> Edit:
+    return first(resources={"limits": values})
+
+
+def _uri(uri: str, hint: str) -> Bad:
+    return Bad((edit("spec/model/uri", uri),), "spec.model.uri", f"{_URI}{uri}{hint}")
+
+
+_HUB = "; a repository of the Hugging Face hub is hf://ORG/NAME"
+_VOLUME = "; download the checkpoint to a volume and name that: pvc://CLAIM/PATH"
+_DIRECTORY = "; a directory in the image is file:///PATH"
+_REVISION = "; give what follows the name as spec.model.revision"
+_SLASH = "; remove the slash at its end"
+
+
+def _image(name: str) -> Bad:
+    return Bad(
+        (first(image=name),),
+        f"{S0}.image",
+        f"must be the name of an image such as registry.example/omnipipeline:0.1.0; found {name}",
+    )
+
+
+ODD_BAD: Final[dict[str, Bad]] = {
+    "repository of the hub": _uri("Qwen/Qwen2.5-Omni-7B", _HUB),
+    "page of the hub": _uri("https://huggingface.co/Qwen/Qwen2.5-Omni-7B", _HUB),
+    "bucket": _uri("s3://bucket/model", _VOLUME),
+    "image of a registry": _uri("oci://registry/model", _VOLUME),
+    "path without scheme": _uri("/models/omni", _DIRECTORY),
+    "file without path": _uri("file:///", _DIRECTORY),
+    "revision after a colon": _uri("hf://Qwen/Qwen2.5-Omni-7B:main", _REVISION),
+    "revision after an at sign": _uri("hf://Qwen/Qwen2.5-Omni-7B@main", _REVISION),
+    "repository with a slash at its end": _uri("hf://Qwen/Qwen2.5-Omni-7B/", _SLASH),
+    "path with a slash at its end": _uri("pvc://models/omni/", _SLASH),
+    "image with the scheme of its registry": _image("https://registry.example/omni:1"),
+    "image with a scheme": _image("docker://omni:1"),
+    "image in capitals": _image("registry.example/Omni:1"),
+    "image with two tags": _image("omni:1:2"),
+    "image with half a digest": _image("omni@sha256:0123"),
+    "image by its branch": _image("omni@main"),
+    "image with an empty folder": _image("registry.example//omni"),
+    "image with a tag that begins with a dot": _image("omni:.1"),
+    "gpu by half its name": Bad(
+        (_limits(gpu=1),), f"{S0}.resources.limits", 'resources that Kubernetes does not know: ["gpu"]; it knows cpu, '
+    ),
+    "memory by half its name": Bad((_limits(mem="16Gi"),), f"{S0}.resources.limits", 'does not know: ["mem"]'),
+    "memory requested by half its name": Bad(
+        (first(resources={"requests": {"mem": "16Gi"}}),), f"{S0}.resources.requests", 'does not know: ["mem"]'
+    ),
+    "AMD gpu by request alone": Bad(
+        (first(resources={"requests": {"amd.com/gpu": 1}}),),
+        f"{S0}.resources.requests",
+        "1 GPUs are requested, which is not the limit; remove amd.com/gpu from requests, the limit is enough",
+    ),
+    "memory of half a byte": Bad(
+        (_limits(memory="512m"),), f"{S0}.resources.limits", 'less than 1Mi of ["memory"]: ["512m"]; the number counts'
+    ),
+    "memory without unit": Bad(
+        (first(resources={"requests": {"memory": 512}}),), f"{S0}.resources.requests", 'of ["memory"]: ["512"]'
+    ),
+    "disk of half a byte": Bad((_limits(**{"ephemeral-storage": "500m"}),), f"{S0}.resources.limits", "less than 1Mi"),
+    "no cpu": Bad((_limits(cpu="0"),), f"{S0}.resources.limits", "cpu 0 is too small; give at least 1m"),
+    "half an AMD gpu": Bad(
+        (_limits(**{"amd.com/gpu": "500m"}),), f"{S0}.resources.limits", "500m GPUs are set; give a whole number"
+    ),
+    "65 AMD gpus": Bad((_limits(**{"amd.com/gpu": 65}),), f"{S0}.resources.limits", "65 GPUs are set"),
+    "gpus of two vendors": Bad(
+        (_limits(**{"amd.com/gpu": 1, "nvidia.com/gpu": 1}),),
+        f"{S0}.resources.limits",
+        "GPUs of several vendors are requested: [",
+    ),
+    "half a network card": Bad(
+        (_limits(**{"example.com/nic": "500m"}),), f"{S0}.resources.limits", 'whole: ["example.com/nic"] of ["500m"]'
+    ),
+    "network card by request alone": Bad(
+        (first(resources={"requests": {"example.com/nic": 1}}),),
+        f"{S0}.resources.requests",
+        'requested by their limits: ["example.com/nic"]; move them to limits',
+    ),
+    "a medium above the budget": Bad(
+        (first(limits={"maxMediaBytes": 1 << 30, "maxInflightBytes": 1 << 20}),),
+        f"{S0}.limits.maxMediaBytes",
+        "maxMediaBytes (1073741824) is above maxInflightBytes (1048576), which all requests together may hold; lower",
+    ),
+    "decoded media above the budget": Bad(
+        (edit("spec/media", {"maxDecodedBytes": 1 << 30}), first(limits={"maxInflightBytes": 1 << 26})),
+        "spec.media",
+        "maxDecodedBytes (1073741824) is above limits.maxInflightBytes of the entry ([67108864]); lower it",
+    ),
+    "a budget above the memory": Bad(
+        (first(limits={"maxInflightBytes": 1 << 34}, resources={"limits": {"memory": "8Gi"}}),),
+        f"{S0}.limits",
+        "maxInflightBytes (17179869184) is not below resources.limits.memory (8Gi); lower it",
+    ),
+    "node term without conditions": Bad(
+        (node_affinity({}),),
+        "spec.defaults.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0]",
+        "a term without conditions matches no node; add matchExpressions, or remove the term",
+    ),
+    "float32 with awq": Bad(
+        (first(engineArgs={"dtype": "float32", "quantization": "awq"}),),
+        f"{S0}.engineArgs.dtype",
+        "quantization awq computes in float16 or bfloat16, not in float32; give one of these",
+    ),
+}
+"""Case -> a pipeline that a rule rejects."""
+
+ODD_BAD_FIELDS: Final[dict[str, Bad]] = {
+    "sequences of one token": Bad(
+        (first(engineArgs={"maxModelLen": 1}),),
+        f"{S0}.engineArgs.maxModelLen",
+        "should be greater than or equal to 2",
+        "must be at least 2, found 1",
+    ),
+    "temperature of boiling water": Bad(
+        (first(defaultSampling={"temperature": 99}),),
+        f"{S0}.defaultSampling.temperature",
+        "should be less than or equal to 2",
+        "must be at most 2, found 99",
+    ),
+    "dtype by vLLM's other name": Bad(
+        (first(engineArgs={"dtype": "half"}),), f"{S0}.engineArgs.dtype", '"float16"', 'found "half"; half is float16'
+    ),
+    "dtype of weights for the KV cache": Bad(
+        (first(engineArgs={"kvCacheDtype": "bf16"}),), f"{S0}.engineArgs.kvCacheDtype", '"fp8_e5m2"', 'found "bf16"'
+    ),
+    "parser with a capital": Bad(
+        (first(engineArgs={"toolCallParser": "Hermes"}),),
+        f"{S0}.engineArgs.toolCallParser",
+        "should match",
+        "must be the name of a parser of vLLM such as hermes: lower-case letters, digits, dashes and underscores",
+    ),
+    "revision with a colon": Bad(
+        (edit("spec/model/revision", "a:b"),),
+        "spec.model.revision",
+        "should match",
+        "must be a branch, tag or commit: letters, digits, dots, dashes, underscores and slashes, found",
+    ),
+    "half a cpu as a number": Bad(
+        (_limits(cpu=0.5),), f"{S0}.resources.limits.cpu", "integer,string", "found 0.5; put quotes around 0.5"
+    ),
+    "input without a space": Bad(
+        (lambda document: document["spec"]["stages"][1].update(inputs=[{"from:thinker": None, "from": "thinker"}]),),
+        "spec.stages[1].inputs[0].from:thinker",
+        'unknown field "spec.stages[1].inputs[0].from:thinker"',
+        "unknown field; YAML needs a space after the colon: KEY: VALUE",
+    ),
+    "tensor parallel size": Bad(
+        (first(engineArgs={"tensorParallelSize": 2}),),
+        f"{S0}.engineArgs.tensorParallelSize",
+        "unknown field",
+        'the GPU count is the tensor parallel size: resources.limits["nvidia.com/gpu"]',
+    ),
+}
+"""Case -> a pipeline that the type of a single field rejects. `omnipipe validate` has another message."""
+
+ODD_GOOD: Final[dict[str, tuple[Edit, ...]]] = {
+    "gpus of AMD": (_limits(**{"amd.com/gpu": 2}),),
+    "a slice of a gpu": (_limits(**{"nvidia.com/mig-1g.10gb": 1}),),
+    "huge pages": (_limits(**{"hugepages-2Mi": "64Mi", "memory": "1Gi", "cpu": 1}),),
+    "no cpu requested": (first(resources={"limits": {"cpu": 4}, "requests": {"cpu": 0}}),),
+    "a thousandth of a cpu": (_limits(cpu="1m"),),
+    "network card by its limit": (
+        first(resources={"limits": {"example.com/nic": 1}, "requests": {"example.com/nic": "1"}}),
+    ),
+    "a medium as large as the budget": (first(limits={"maxMediaBytes": 1 << 20, "maxInflightBytes": 1 << 20}),),
+    "a small budget and the default of media": (first(limits={"maxInflightBytes": 1 << 20}),),
+    "decoded media of a stage that is no entry": (
+        edit("spec/media", {"maxDecodedBytes": 1 << 30}),
+        lambda document: document["spec"]["stages"][2].update(limits={"maxInflightBytes": 1 << 26}),
+    ),
+    "float32 with compressed tensors": (first(engineArgs={"dtype": "float32", "quantization": "compressed-tensors"}),),
+    "sequences of two tokens": (first(engineArgs={"maxModelLen": 2}),),
+    "a thousand replicas": (first(replicas=1000),),
+    "a pipeline that waits": (first(replicas=0), edit("spec/suspend", True)),
+    "weights that are random": (first(engineArgs={"loadFormat": "dummy"}),),
+    "an image by its name alone": (first(image="omni"),),
+    "an image of a registry on a port": (first(image="localhost:5000/a-b/c_d.e__f:1.0-RC"),),
+    "an image by tag and digest": (first(image=f"Registry.Example/omni:1@sha256:{'0a' * 32}"),),
+}
+"""Case -> edits that make a pipeline which looks odd but is valid."""
