@@ -7,13 +7,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from omni_gateway.app import Running
-from omni_gateway.clock import unix_seconds
-from omni_gateway.entry_tls import entry_tls
-from omni_gateway.malloc import return_large_buffers
-from omni_gateway.pipelines import Pipelines, ServedPipeline, StaticPipelines
-from omni_gateway.replicas import ReadyReplicas
-from omni_gateway.server import Listen, serve
+from omni_gateway.api.clock import unix_seconds
+from omni_gateway.cluster.replicas import ReadyReplicas
+from omni_gateway.entries.pipelines import Pipelines, ServedPipeline, StaticPipelines
+from omni_gateway.entries.tls import entry_tls
+from omni_gateway.http_server.app import Running
+from omni_gateway.http_server.malloc import return_large_buffers
+from omni_gateway.http_server.server import Listen, serve
 from omni_gateway.settings import GatewaySettings, SettingsError, load_settings
 from omni_proto.logs import LineFormatter, configure_logging
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_gateway.pipelines import ServedPipeline
+from omni_gateway.entries.pipelines import ServedPipeline
 from support.peers.gateways import serve_gateway
 from support.processes.forked_pipelines import fork_pipeline
 from support.processes.pipelines import SAMPLES, RunningPipeline

@@ -18,8 +18,8 @@ from typing import Any
 import httpx
 import pytest
 
+from omni_gateway.entries.pipelines import ServedPipeline
 from omni_gateway.guard.keys import hash_key
-from omni_gateway.pipelines import ServedPipeline
 from omni_gateway.settings import GatewaySettings
 from support.machine.sockets import list_listeners
 from support.peers.gateways import serve_gateway

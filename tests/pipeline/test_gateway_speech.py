@@ -15,7 +15,7 @@ import numpy as np
 import openai
 import pytest
 
-from omni_gateway.audio.encode import encode_whole
+from omni_gateway.media.encode import encode_whole
 from omni_proto.client import GenerationResult, OmniClient, audio_part, image_part, user, video_part
 from support.media.hostile_media import CORPUS, REFUSED, UNDECODABLE, Hostile
 from support.media.videos import encode_video

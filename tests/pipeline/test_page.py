@@ -22,8 +22,8 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from omni_gateway.entries.pipelines import ServedPipeline
 from omni_gateway.guard.keys import make_key
-from omni_gateway.pipelines import ServedPipeline
 from omni_gateway.settings import GatewaySettings
 from support.peers.gateways import serve_gateway
 from support.processes.pipelines import RunningPipeline

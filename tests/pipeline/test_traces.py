@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from omni_cli.local.engines import find_model
-from omni_gateway.pipelines import ServedPipeline
+from omni_gateway.entries.pipelines import ServedPipeline
 from omni_proto.otlp import ENDPOINTS
 from omni_proto.pipeline import load_pipeline, resolve_model_path
 from support.media.samples import encode_wav, make_sound

@@ -13,7 +13,7 @@ from langchain_core.messages import AIMessageChunk
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, SecretStr
 
-from omni_gateway.pipelines import ServedPipeline
+from omni_gateway.entries.pipelines import ServedPipeline
 from support.peers.answering_entry import ARGUMENTS, PCM, WORDS, Starts, serve_entry
 from support.peers.gateways import serve_gateway
 

@@ -12,7 +12,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 
-from omni_gateway.pipelines import ServedPipeline
+from omni_gateway.entries.pipelines import ServedPipeline
 from support.peers.answering_entry import serve_entry
 from support.peers.gateways import serve_gateway
 

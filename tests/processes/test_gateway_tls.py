@@ -14,10 +14,10 @@ import httpx
 import pytest
 from cryptography import x509
 
-from omni_gateway import certificate
 from omni_gateway.__main__ import parse_endpoint
-from omni_gateway.entry_tls import entry_tls
-from omni_gateway.pipelines import ServedPipeline
+from omni_gateway.entries.pipelines import ServedPipeline
+from omni_gateway.entries.tls import entry_tls
+from omni_gateway.http_server import certificate
 from omni_gateway.settings import GatewaySettings
 from support.peers.answering_entry import WORDS, serve_entry
 from support.peers.certificates import Authority, MountedSecret, Pair, tls_files

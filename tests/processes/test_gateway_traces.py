@@ -8,7 +8,7 @@ import httpx
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from omni_gateway.pipelines import ServedPipeline
+from omni_gateway.entries.pipelines import ServedPipeline
 from support.peers.answering_entry import FAILING_SEED, serve_entry
 from support.peers.gateways import serve_gateway
 from support.peers.otlp_collector import Collector, collecting

@@ -9,9 +9,9 @@ from contextlib import aclosing
 from typing import Final, Unpack
 
 from omni_gateway.api.context import Call, Gateway, exemplar_of
-from omni_gateway.audio.encode import Encoder, PcmEncoder, WavEncoder, make_encoder
+from omni_gateway.entries.pipelines import ServedPipeline
 from omni_gateway.errors import to_error
-from omni_gateway.pipelines import ServedPipeline
+from omni_gateway.media.encode import Encoder, PcmEncoder, WavEncoder, make_encoder
 from omni_proto.client import AudioChunk, Event, GenerateArguments, OmniRequestError, TextDelta
 from omni_proto.rpc.metadata import USER_KEY
 

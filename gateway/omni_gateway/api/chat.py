@@ -12,12 +12,13 @@ from starlette.responses import JSONResponse, Response
 
 from omni_gateway.api.answer import AudioWriter, open_answer
 from omni_gateway.api.body_route import BodyRoute
+from omni_gateway.api.clock import unix_seconds
 from omni_gateway.api.context import Call, Gateway, call_of, gateway_of
 from omni_gateway.api.live import DONE, EVENT_STREAM, DeferredResponse, LiveResponse, Template, error_event, event
-from omni_gateway.audio.encode import encode_whole
-from omni_gateway.clock import unix_seconds
-from omni_gateway.entry_facts import EntryFacts
+from omni_gateway.entries.facts import EntryFacts
+from omni_gateway.entries.pipelines import ServedPipeline, find_pipeline
 from omni_gateway.errors import GatewayError, InternalError, InvalidRequestError, UnsupportedError
+from omni_gateway.media.encode import encode_whole
 from omni_gateway.media.read import read_media
 from omni_gateway.openai.base64_pieces import Base64Pieces
 from omni_gateway.openai.chat_events import ChatAnswer, finish_reason, read_usage
@@ -26,7 +27,6 @@ from omni_gateway.openai.chat_request import AudioOutput, ChatRequest, NamedTool
 from omni_gateway.openai.chat_unsupported import find_unsupported
 from omni_gateway.openai.text_form import add_form, add_tools
 from omni_gateway.openai.voices import pick_voice
-from omni_gateway.pipelines import ServedPipeline, find_pipeline
 from omni_proto.client import (
     Accepted,
     AudioChunk,

@@ -8,13 +8,13 @@ from typing import cast
 
 from starlette.requests import Request
 
-from omni_gateway.entries import Entries
+from omni_gateway.entries.connections import Entries
+from omni_gateway.entries.pipelines import Pipelines
 from omni_gateway.guard.budget import Share
 from omni_gateway.guard.pseudonyms import Pseudonyms
-from omni_gateway.metrics import GatewayMetrics
-from omni_gateway.pipelines import Pipelines
 from omni_gateway.settings import GatewaySettings
-from omni_gateway.tracing import RequestSpan, Tracing
+from omni_gateway.telemetry.metrics import GatewayMetrics
+from omni_gateway.telemetry.tracing import RequestSpan, Tracing
 
 
 @dataclass(slots=True)

@@ -7,9 +7,9 @@ from typing import Any
 from fastapi import APIRouter, Query, Request
 
 from omni_gateway.api.context import Gateway, gateway_of
+from omni_gateway.entries.pipelines import ServedPipeline, find_pipeline, model_ids
 from omni_gateway.errors import GatewayError, ModelNotFoundError
 from omni_gateway.openai.voices import list_aliases
-from omni_gateway.pipelines import ServedPipeline, find_pipeline, model_ids
 
 router = APIRouter(tags=["models"])
 

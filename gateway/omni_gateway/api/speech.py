@@ -13,14 +13,14 @@ from omni_gateway.api.answer import AudioWriter, open_answer
 from omni_gateway.api.body_route import BodyRoute
 from omni_gateway.api.context import call_of, gateway_of
 from omni_gateway.api.live import EVENT_STREAM, LiveResponse, error_event, event, run_until_gone
-from omni_gateway.audio.encode import MEDIA_TYPES
+from omni_gateway.entries.pipelines import find_pipeline
 from omni_gateway.errors import GatewayError, InternalError, InvalidRequestError, UnsupportedError
+from omni_gateway.media.encode import MEDIA_TYPES
 from omni_gateway.openai.base64_pieces import Base64Pieces
 from omni_gateway.openai.chat_events import read_usage
 from omni_gateway.openai.chat_request import VoiceId
 from omni_gateway.openai.speech_request import SpeechRequest, find_unsupported
 from omni_gateway.openai.voices import pick_voice
-from omni_gateway.pipelines import find_pipeline
 from omni_proto.client import AudioChunk, Event, GenerateArguments, Summary
 
 router = APIRouter(tags=["speech"], route_class=BodyRoute)

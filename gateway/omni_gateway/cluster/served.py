@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from omni_gateway.entry_tls import entry_tls
-from omni_gateway.pipelines import ServedPipeline
+from omni_gateway.entries.pipelines import ServedPipeline
+from omni_gateway.entries.tls import entry_tls
 from omni_gateway.settings import GatewaySettings
 from omni_kube.objects import Manifest, ObjectKind, find_condition, is_terminating, parse_time, value_at
 from omni_proto.pod_contract import DOMAIN

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from omni_gateway.cluster.served import PIPELINES, keep_what_matters, read_pipelines
-from omni_gateway.metrics import GatewayMetrics
-from omni_gateway.pipelines import ServedPipeline
+from omni_gateway.entries.pipelines import ServedPipeline
 from omni_gateway.settings import GatewaySettings
+from omni_gateway.telemetry.metrics import GatewayMetrics
 from omni_kube.client import ApiClient
 from omni_kube.connection import load_connection
 from omni_kube.objects import NamespacedName

@@ -20,7 +20,7 @@ from omni_gateway.guard.keys import KeyRing
 from omni_gateway.guard.limits import KeyLimiter
 from omni_gateway.guard.refused_keys import RefusedKeys
 from omni_gateway.guard.request_ids import request_id, trace_context
-from omni_gateway.tracing import RequestSpan
+from omni_gateway.telemetry.tracing import RequestSpan
 
 log = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""Media of requests: converts data: URIs, https addresses and base64 to the formats that a stage accepts."""
+"""Converts media of requests to the formats that a stage accepts, and audio of answers to the requested format."""

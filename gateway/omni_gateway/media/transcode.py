@@ -10,8 +10,8 @@ import av
 from av.audio.resampler import AudioResampler
 from av.container import InputContainer
 
-from omni_gateway.audio.encode import wav_header
 from omni_gateway.errors import InvalidMediaError, TooLargeError
+from omni_gateway.media.encode import wav_header
 
 DEMUXERS: Final = {"mp3": "mp3", "opus": "ogg"}
 """FFmpeg's name of the demuxer, by OpenAI's name of the format. It is passed to FFmpeg, which would otherwise guess a

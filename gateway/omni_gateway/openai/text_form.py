@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omni_gateway.entry_facts import EntryFacts
+from omni_gateway.entries.facts import EntryFacts
 from omni_gateway.errors import InvalidRequestError, UnsupportedError
 from omni_gateway.openai.chat_request import ChatRequest, JsonObjectFormat, NamedTool, StructuredOutputs, TextFormat
 from omni_proto.client import ArgumentError, CallTool, GenerateArguments, StructuredOutput, Tool

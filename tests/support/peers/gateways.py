@@ -14,9 +14,9 @@ from pathlib import Path
 
 import psutil
 
-from omni_gateway.app import create_app
-from omni_gateway.pipelines import ServedPipeline, StaticPipelines
-from omni_gateway.server import Listen, make_server
+from omni_gateway.entries.pipelines import ServedPipeline, StaticPipelines
+from omni_gateway.http_server.app import create_app
+from omni_gateway.http_server.server import Listen, make_server
 from omni_gateway.settings import GatewaySettings
 
 

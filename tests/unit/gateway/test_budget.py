@@ -14,17 +14,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from omni_gateway.api.body_route import BodyRoute
 from omni_gateway.api.context import Gateway
 from omni_gateway.api.live import DeferredResponse
-from omni_gateway.audio.encode import encode_whole
-from omni_gateway.entries import Entries
+from omni_gateway.entries.connections import Entries
+from omni_gateway.entries.pipelines import StaticPipelines
 from omni_gateway.errors import TooLargeError, UnavailableError
 from omni_gateway.guard.body import VALUE_BYTES, BodyReader, count_values
 from omni_gateway.guard.budget import Budget, Share
 from omni_gateway.guard.middleware import Guard
+from omni_gateway.media.encode import encode_whole
 from omni_gateway.media.transcode import to_wav
-from omni_gateway.metrics import GatewayMetrics
 from omni_gateway.openai.chat_messages import Body
-from omni_gateway.pipelines import StaticPipelines
 from omni_gateway.settings import GatewaySettings
+from omni_gateway.telemetry.metrics import GatewayMetrics
 
 TEXT = "x" * 100_000
 

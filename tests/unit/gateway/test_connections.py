@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from omni_gateway.connections import ConnectionBounds, bounded_http
+from omni_gateway.http_server.connections import ConnectionBounds, bounded_http
 from support.processes.polling import until
 
 arrived: list[str] = []

@@ -7,9 +7,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from omni_gateway.app import create_app
+from omni_gateway.entries.pipelines import StaticPipelines
 from omni_gateway.guard.keys import hash_key
-from omni_gateway.pipelines import StaticPipelines
+from omni_gateway.http_server.app import create_app
 from omni_gateway.settings import GatewaySettings
 
 ORIGIN = "https://app.example.com"

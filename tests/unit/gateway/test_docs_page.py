@@ -8,9 +8,9 @@ from html import escape
 import pytest
 from starlette.testclient import TestClient
 
-from omni_gateway.app import create_app
-from omni_gateway.docs_page import render_docs
-from omni_gateway.pipelines import StaticPipelines
+from omni_gateway.entries.pipelines import StaticPipelines
+from omni_gateway.http_server.app import create_app
+from omni_gateway.pages.docs_page import render_docs
 
 
 @pytest.fixture(scope="module")

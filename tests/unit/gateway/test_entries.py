@@ -9,9 +9,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from omni_gateway.entries import FACTS_S, Entries
+from omni_gateway.entries.connections import FACTS_S, Entries
+from omni_gateway.entries.pipelines import ServedPipeline
 from omni_gateway.errors import GatewayError, UnavailableError
-from omni_gateway.pipelines import ServedPipeline
 from omni_proto.client import ClientTls
 from omni_proto.stage.v1 import stage_service_pb2, stage_service_pb2_grpc
 from support.peers.certificates import Authority

@@ -9,13 +9,13 @@ import httpx
 from starlette.types import Message, Receive, Scope, Send
 
 from omni_gateway.api.context import Gateway
-from omni_gateway.app import create_app
-from omni_gateway.entries import Entries
+from omni_gateway.entries.connections import Entries
+from omni_gateway.entries.pipelines import StaticPipelines
 from omni_gateway.guard.keys import KeyRing, hash_key
 from omni_gateway.guard.middleware import Guard
-from omni_gateway.metrics import GatewayMetrics
-from omni_gateway.pipelines import StaticPipelines
+from omni_gateway.http_server.app import create_app
 from omni_gateway.settings import GatewaySettings
+from omni_gateway.telemetry.metrics import GatewayMetrics
 
 
 async def answer_in_two(scope: Scope, receive: Receive, send: Send) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from starlette.testclient import TestClient
 
-from omni_gateway.app import create_app
-from omni_gateway.pipelines import StaticPipelines
+from omni_gateway.entries.pipelines import StaticPipelines
+from omni_gateway.http_server.app import create_app
 
 
 @pytest.fixture

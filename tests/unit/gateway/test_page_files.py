@@ -10,9 +10,9 @@ from urllib.parse import urljoin
 import pytest
 from starlette.testclient import TestClient
 
-from omni_gateway.app import create_app
-from omni_gateway.page_files import FOLDER
-from omni_gateway.pipelines import StaticPipelines
+from omni_gateway.entries.pipelines import StaticPipelines
+from omni_gateway.http_server.app import create_app
+from omni_gateway.pages.page_files import FOLDER
 
 FILES = sorted(path.name for path in FOLDER.iterdir())
 SCRIPTS = [name for name in FILES if name.endswith(".js")]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from omni_gateway.__main__ import parse_endpoint
+from omni_gateway.entries.pipelines import ServedPipeline, find_pipeline, model_ids
 from omni_gateway.errors import ModelNotFoundError, ModelNotReadyError
-from omni_gateway.pipelines import ServedPipeline, find_pipeline, model_ids
 from omni_gateway.settings import GatewaySettings
 
 QWEN = ServedPipeline("qwen", "grpc://a:1", namespace="models", aliases=("tts-1", "gpt-4o-audio"))

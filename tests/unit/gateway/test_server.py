@@ -14,9 +14,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from omni_gateway import __main__ as program
-from omni_gateway.app import create_app
-from omni_gateway.pipelines import StaticPipelines
-from omni_gateway.server import GatewayServer, Listen, make_server
+from omni_gateway.entries.pipelines import StaticPipelines
+from omni_gateway.http_server.app import create_app
+from omni_gateway.http_server.server import GatewayServer, Listen, make_server
 from omni_gateway.settings import GatewaySettings
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from omni_gateway.app import create_app
-from omni_gateway.pipelines import StaticPipelines
+from omni_gateway.entries.pipelines import StaticPipelines
+from omni_gateway.http_server.app import create_app
 
 JSON = {"content-type": "application/json"}
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from omni_gateway.entry_facts import EntryFacts
+from omni_gateway.entries.facts import EntryFacts
 from omni_gateway.errors import GatewayError
 from omni_gateway.openai.chat_messages import UserMessage
 from omni_gateway.openai.chat_prompt import entry_sampling

@@ -45,7 +45,7 @@ CHANNELS = frozenset(f"grpc.{kind}{name}" for kind in ("", "aio.") for name in (
 OPENS_CHANNELS = "omni_proto/rpc/channels.py"
 """The only file that opens channels: it sets the options that keep gRPC from crashing."""
 MAY_READ_THE_WALL_CLOCK = {
-    "omni_gateway/clock.py": "OpenAI's `created`; nothing ends by it",
+    "omni_gateway/api/clock.py": "OpenAI's `created`; nothing ends by it",
     "omni_stage/service/request/timeline.py": "when a request was accepted; all else there is monotonic",
     "omni_stage/service/server/tls.py": "certificates expire by the wall clock",
     "omni_kube/clock.py": "until the API server has told its own time",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from omni_gateway.pipelines import ServedPipeline
+from omni_gateway.entries.pipelines import ServedPipeline
 from omni_proto.stage.v1 import sampling_pb2
 from omni_proto.stage.v1.stage_service_pb2 import GetStageResponse
 

@@ -14,15 +14,15 @@ from starlette.responses import HTMLResponse
 from omni_gateway.api import chat, health, models, refused, speech
 from omni_gateway.api.context import Gateway
 from omni_gateway.api.errors import add_error_handlers
-from omni_gateway.docs_page import render_docs
-from omni_gateway.entries import Entries
+from omni_gateway.entries.connections import Entries
+from omni_gateway.entries.pipelines import Pipelines
 from omni_gateway.guard.keys import open_keys
 from omni_gateway.guard.middleware import Guard
-from omni_gateway.metrics import GatewayMetrics
-from omni_gateway.page_files import HEADERS, PageFiles
-from omni_gateway.pipelines import Pipelines
+from omni_gateway.pages.docs_page import render_docs
+from omni_gateway.pages.page_files import HEADERS, PageFiles
 from omni_gateway.settings import GatewaySettings
-from omni_gateway.tracing import open_tracing
+from omni_gateway.telemetry.metrics import GatewayMetrics
+from omni_gateway.telemetry.tracing import open_tracing
 
 LIMIT_HEADERS = tuple(
     f"x-ratelimit-{part}-{what}" for part in ("limit", "remaining", "reset") for what in ("requests", "audio-seconds")

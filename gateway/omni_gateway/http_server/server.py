@@ -21,10 +21,10 @@ from fastapi import FastAPI
 from uvicorn.config import STARTUP_FAILURE
 
 from omni_gateway.api.context import Gateway
-from omni_gateway.app import Running, create_app
-from omni_gateway.certificate import Certificate
-from omni_gateway.connections import ConnectionBounds, bounded_http
-from omni_gateway.pipelines import Pipelines
+from omni_gateway.entries.pipelines import Pipelines
+from omni_gateway.http_server.app import Running, create_app
+from omni_gateway.http_server.certificate import Certificate
+from omni_gateway.http_server.connections import ConnectionBounds, bounded_http
 from omni_gateway.settings import GatewaySettings
 from omni_proto.bounded_connections import open_listener
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-FOLDER: Final = Path(__file__).parent / "page"
+FOLDER: Final = Path(__file__).parent / "static"
 
 HEADERS: Final = {
     "content-security-policy": "; ".join(

@@ -10,10 +10,10 @@ from typing import Final, Unpack
 
 import grpc
 
-from omni_gateway.entry_facts import EntryFacts, read_facts
-from omni_gateway.entry_tls import file_times
+from omni_gateway.entries.facts import EntryFacts, read_facts
+from omni_gateway.entries.pipelines import ServedPipeline
+from omni_gateway.entries.tls import file_times
 from omni_gateway.errors import UnavailableError, to_error
-from omni_gateway.pipelines import ServedPipeline
 from omni_proto.client import ArgumentError, AsyncOmniClient, ClientTls, Event, GenerateArguments, OmniRequestError
 from omni_proto.rpc.options import Options, channel_options
 from omni_proto.stage.v1.stage_service_pb2 import GetStageResponse

@@ -1,1 +1,0 @@
-"""Encodes the returned audio in the requested format while it streams."""

@@ -1,0 +1,1 @@
+"""Entry stages: the pipelines that are served, the connections to their entry stages, and what these stages do."""

@@ -1,0 +1,1 @@
+"""The pages for a browser: the demo at / and the API's document at /docs."""
