@@ -20,8 +20,8 @@ from omni_stage.service.audio import AudioEncoder
 from omni_stage.service.edges.downstream_call import EdgeCall
 from omni_stage.service.errors import first_error, to_status
 from omni_stage.service.metrics import StageMetrics
-from omni_stage.service.request.plan import RequestPlan, bound_rows
-from omni_stage.service.request.responses import ResponseWriter
+from omni_stage.service.request.messages.responses import ResponseWriter
+from omni_stage.service.request.planning.plan import RequestPlan, bound_rows
 from omni_stage.service.request.timeline import Timeline
 
 _log = logging.getLogger(__name__)

@@ -41,14 +41,20 @@ from omni_stage.service.media.planning import receive_media
 from omni_stage.service.media.worker_pool import MediaPool
 from omni_stage.service.metrics import StageMetrics
 from omni_stage.service.request.admission import Admission
-from omni_stage.service.request.call_messages import read_message, read_start
+from omni_stage.service.request.messages.call_messages import read_message, read_start
+from omni_stage.service.request.messages.reading import RequestReader
+from omni_stage.service.request.messages.responses import ResponseWriter
 from omni_stage.service.request.places import Places, peer_address
-from omni_stage.service.request.plan import RequestPlan, downstream_start, media_rules, plan_request, requested_below
-from omni_stage.service.request.planners import Planners
-from omni_stage.service.request.prompt import PromptPlan, build_prompt, is_light
-from omni_stage.service.request.prompt_embeds import build_embeds
-from omni_stage.service.request.reading import RequestReader
-from omni_stage.service.request.responses import ResponseWriter
+from omni_stage.service.request.planning.plan import (
+    RequestPlan,
+    downstream_start,
+    media_rules,
+    plan_request,
+    requested_below,
+)
+from omni_stage.service.request.planning.planners import Planners
+from omni_stage.service.request.planning.prompt import PromptPlan, build_prompt, is_light
+from omni_stage.service.request.planning.prompt_embeds import build_embeds
 from omni_stage.service.request.run import Reads, RequestRun
 from omni_stage.service.request.stage_info import describe_stage
 from omni_stage.service.request.timeline import Timeline

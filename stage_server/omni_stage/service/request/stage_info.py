@@ -11,8 +11,8 @@ from omni_proto.stage_config import StageConfig
 from omni_proto.tensors import schema_hash, schema_to_proto, spec_to_proto
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.models.component import KnowsVoices
-from omni_stage.service.request import modalities
 from omni_stage.service.request.admission import Admission
+from omni_stage.service.request.planning import modalities
 
 _DISTRIBUTIONS = {
     "omnipipeline": ("omnipipeline",),

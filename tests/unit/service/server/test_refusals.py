@@ -17,7 +17,7 @@ from omni_proto.rpc.metadata import USER_KEY
 from omni_proto.stage_config import Limits
 from omni_stage.errors import InvalidRequestError
 from omni_stage.service.call_metadata import user_of
-from omni_stage.service.request.reading import RequestReader
+from omni_stage.service.request.messages.reading import RequestReader
 from omni_stage.service.server import refusals
 from omni_stage.service.server.refusals import EARLY_S, USERS, Client, HeldRefusals, RefusalBuckets
 from support.processes.polling import until

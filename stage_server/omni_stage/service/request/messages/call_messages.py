@@ -8,8 +8,8 @@ from functools import partial
 
 from omni_proto.stage.v1 import stage_service_pb2
 from omni_stage.errors import DeadlineExceededError
+from omni_stage.service.request.messages.reading import RequestReader
 from omni_stage.service.request.places import START_GRACE_S, Places
-from omni_stage.service.request.reading import RequestReader
 from omni_stage.service.wire import WireMessage
 
 START_TIMEOUT_S = 30.0

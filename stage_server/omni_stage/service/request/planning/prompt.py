@@ -16,7 +16,7 @@ from omni_stage.models.component import ChatMessage, MediaPart, TextPart, UserPr
 from omni_stage.reply_form import CalledTool, GivenReply, StructuredText, Tools
 from omni_stage.service.media.planning import check_media, plan_medium
 from omni_stage.service.media.slots import MediaRules, MediaSlot
-from omni_stage.service.request.reply_form import (
+from omni_stage.service.request.planning.reply_form import (
     read_called_tools,
     read_reply,
     read_structured,

@@ -13,12 +13,12 @@ from omni_stage.errors import InvalidRequestError
 from omni_stage.models.component import ServedComponent, TakesMedia
 from omni_stage.service.edges.input import check_edge
 from omni_stage.service.media.slots import MediaRules
-from omni_stage.service.request import modalities
-from omni_stage.service.request.modalities import plan_modalities
-from omni_stage.service.request.prompt import PromptPlan, plan_prompt
-from omni_stage.service.request.prompt_embeds import EMBEDS_COPIES, plan_embeds
-from omni_stage.service.request.reply_form import bound_reply, check_reply_form
-from omni_stage.service.request.sampling import check_sampling_names, sampling_from_proto
+from omni_stage.service.request.planning import modalities
+from omni_stage.service.request.planning.modalities import plan_modalities
+from omni_stage.service.request.planning.prompt import PromptPlan, plan_prompt
+from omni_stage.service.request.planning.prompt_embeds import EMBEDS_COPIES, plan_embeds
+from omni_stage.service.request.planning.reply_form import bound_reply, check_reply_form
+from omni_stage.service.request.planning.sampling import check_sampling_names, sampling_from_proto
 
 _ENCODINGS = frozenset(
     (
