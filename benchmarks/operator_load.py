@@ -29,11 +29,11 @@ from benchmarks.__main__ import record, write_page
 from benchmarks.report import Report, Row
 from benchmarks.stored import RESULTS
 from benchmarks.verdict import Ratio
-from omni_kube.client import ApiClient
-from omni_kube.connection import load_connection
+from omni_kube.api.client import ApiClient
+from omni_kube.api.connection import load_connection
+from omni_kube.api.pacing import RateLimiter
+from omni_kube.api.transport import Transport
 from omni_kube.objects import Manifest
-from omni_kube.pacing import RateLimiter
-from omni_kube.transport import Transport
 from omni_operator.desired import build_revision_set, build_shared
 from omni_operator.desired.build_settings import BuildSettings, Owner
 from omni_operator.desired.revision import compute_revision

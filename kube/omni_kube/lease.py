@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from omni_kube.api.transport import Transport
 from omni_kube.errors import ApiError, ConflictError, NotFoundError, NotLeaderError
 from omni_kube.objects import Manifest, ObjectKind
-from omni_kube.transport import Transport
 
 LEASE: Final = ObjectKind("Lease", "coordination.k8s.io/v1", "leases")
 

@@ -13,12 +13,12 @@ import logging
 from collections.abc import Callable, Iterable
 from contextlib import aclosing
 
-from omni_kube.client import ApiClient
+from omni_kube.api.client import ApiClient
+from omni_kube.api.pacing import Backoff
+from omni_kube.api.wire import WatchEvent
 from omni_kube.errors import ApiError, ForbiddenError, GoneError
 from omni_kube.objects import NamespacedName, ObjectKind, parse_version
-from omni_kube.pacing import Backoff
 from omni_kube.store import Store
-from omni_kube.wire import WatchEvent
 
 WATCH_TIMEOUT_S = 60.0
 """A watch is renewed after this time, so the time of the last response shows whether it is alive."""

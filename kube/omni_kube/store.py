@@ -21,8 +21,8 @@ from typing import Final
 
 import msgspec
 
+from omni_kube.api.seen import Root, Seen
 from omni_kube.objects import Manifest, NamespacedName, ObjectKey
-from omni_kube.seen import Root, Seen
 
 UNREAD_BYTES: Final = 4 * 2**20
 """Largest total size of the undecoded objects. Beyond it the oldest are decoded, and only the part to store is kept."""

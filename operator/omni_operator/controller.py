@@ -19,13 +19,13 @@ from typing import Any, Final
 
 import kopf
 
-from omni_kube.client import ApiClient
-from omni_kube.connection import Connection
+from omni_kube.api.client import ApiClient
+from omni_kube.api.connection import Connection
+from omni_kube.api.pacing import RateLimiter
+from omni_kube.api.transport import Transport
 from omni_kube.errors import ApiError, NotLeaderError
 from omni_kube.lease import Leadership, LeaseTimes
 from omni_kube.objects import NamespacedName, ObjectKey
-from omni_kube.pacing import RateLimiter
-from omni_kube.transport import Transport
 from omni_operator.kinds import PIPELINE_KIND
 from omni_operator.process.liveness import HttpEndpoints, check_alive, check_ready
 from omni_operator.process.metrics import ConditionSample, Metrics, Readings, condition_samples

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
-from omni_kube.client import ApiClient
-from omni_kube.clock import ServerClock
+from omni_kube.api.client import ApiClient
+from omni_kube.api.clock import ServerClock
 from omni_kube.errors import RetryClass
 from omni_kube.objects import NamespacedName, ObjectKey, version_of
 from omni_kube.store import Store

@@ -12,14 +12,14 @@ from omni_gateway.cluster.served import PIPELINES, keep_what_matters, read_pipel
 from omni_gateway.entries.pipelines import ServedPipeline
 from omni_gateway.settings import GatewaySettings
 from omni_gateway.telemetry.metrics import GatewayMetrics
-from omni_kube.client import ApiClient
-from omni_kube.connection import load_connection
+from omni_kube.api.client import ApiClient
+from omni_kube.api.connection import load_connection
+from omni_kube.api.pacing import RateLimiter
+from omni_kube.api.seen import Root
+from omni_kube.api.transport import Transport
 from omni_kube.objects import NamespacedName
-from omni_kube.pacing import RateLimiter
 from omni_kube.reflector import Reflector
-from omni_kube.seen import Root
 from omni_kube.store import Store
-from omni_kube.transport import Transport
 from omni_proto.pod_contract import PIPELINE_LABEL
 
 CALLER: Final = "omnipipeline-gateway"

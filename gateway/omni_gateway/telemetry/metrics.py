@@ -59,5 +59,5 @@ class GatewayMetrics:
         )
 
     def count_call(self, verb: str, code: str, seconds: float) -> None:
-        """Count one call of the Kubernetes API; see omni_kube.transport.CallMetrics."""
+        """Count one call of the Kubernetes API; see omni_kube.api.transport.CallMetrics."""
         self.api_calls.labels(verb, code).inc()

@@ -12,11 +12,11 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
-from omni_kube.client import ApiClient
+from omni_kube.api.client import ApiClient
+from omni_kube.api.seen import Seen
 from omni_kube.errors import ApiError
 from omni_kube.objects import Manifest, NamespacedName, ObjectKind, parse_version
 from omni_kube.reflector import Reflector
-from omni_kube.seen import Seen
 from omni_kube.store import Store
 from omni_operator.kinds import PIPELINE_KIND, PIPELINES, WATCHED_KINDS
 from omni_proto.pod_contract import PIPELINE_LABEL

@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from omni_kube.pacing import Backoff
+from omni_kube.api.pacing import Backoff
 
 Key = TypeVar("Key", bound=Hashable)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from omni_kube.client import ApiClient
+from omni_kube.api.client import ApiClient
 from omni_kube.errors import ApiError, ConflictError, InvalidError
 from omni_kube.objects import Manifest, ObjectKey, version_of
 from omni_kube.store import Store

@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from omni_kube.client import ApiClient
+from omni_kube.api.client import ApiClient
+from omni_kube.api.seen import Root
 from omni_kube.errors import ApiError
 from omni_kube.objects import Manifest, NamespacedName, ObjectKey
-from omni_kube.seen import Root
 from omni_kube.store import Store
 from omni_operator.kinds import (
     ENDPOINT_SLICES,

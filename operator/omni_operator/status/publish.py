@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from omni_kube.client import ApiClient
+from omni_kube.api.client import ApiClient
 from omni_kube.errors import ApiError
 from omni_kube.objects import Manifest
 from omni_operator.kinds import EVENTS, FIELD_MANAGER, PIPELINES

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from omni_kube.client import ApiClient
+from omni_kube.api.client import ApiClient
 from support.controlplane.server.api import Api
 from support.controlplane.server.api_clients import grant, make_client
 from support.controlplane.server.api_server import ApiServer

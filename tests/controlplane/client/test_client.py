@@ -8,8 +8,8 @@ from datetime import datetime
 
 import pytest
 
-import omni_kube.client as client_module
-from omni_kube.client import ApiClient
+import omni_kube.api.client as client_module
+from omni_kube.api.client import ApiClient
 from omni_kube.errors import (
     ConflictError,
     NotLeaderError,

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from omni_kube.client import ApiClient
+from omni_kube.api.client import ApiClient
 from omni_kube.errors import (
     NotLeaderError,
 )

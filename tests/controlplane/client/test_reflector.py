@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from omni_kube.client import ApiClient
+from omni_kube.api.client import ApiClient
+from omni_kube.api.pacing import Backoff
+from omni_kube.api.seen import Root
 from omni_kube.objects import NamespacedName, ObjectKey
-from omni_kube.pacing import Backoff
 from omni_kube.reflector import Reflector
-from omni_kube.seen import Root
 from omni_kube.store import Store
 from omni_proto.pod_contract import PIPELINE_LABEL
 from support.controlplane.server.api import Api

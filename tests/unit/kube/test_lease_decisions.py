@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from kubernetes.aio.client import Configuration
 
-from omni_kube.connection import Connection
+from omni_kube.api.connection import Connection
+from omni_kube.api.transport import Transport
 from omni_kube.errors import NotLeaderError
 from omni_kube.lease import Leadership, LeaseTimes, Sighting, build_lease, may_hold
-from omni_kube.transport import Transport
 from omni_operator.process.metrics import Metrics
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from omni_kube.clock import ServerClock
+from omni_kube.api.clock import ServerClock
 from omni_operator.state.live import is_lost
 
 ENDS = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)

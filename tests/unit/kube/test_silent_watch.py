@@ -15,15 +15,15 @@ import pytest_asyncio
 from aiohttp import web
 from kubernetes.aio.client import Configuration
 
-import omni_kube.client as client_module
-from omni_kube.client import ApiClient
-from omni_kube.connection import Connection
+import omni_kube.api.client as client_module
+from omni_kube.api.client import ApiClient
+from omni_kube.api.connection import Connection
+from omni_kube.api.pacing import RateLimiter
+from omni_kube.api.seen import Root
+from omni_kube.api.transport import Transport
 from omni_kube.objects import ObjectKey
-from omni_kube.pacing import RateLimiter
 from omni_kube.reflector import WATCH_TIMEOUT_S, Reflector
-from omni_kube.seen import Root
 from omni_kube.store import Store
-from omni_kube.transport import Transport
 from omni_operator.kinds import KIND_BY_NAME
 from omni_operator.process.handlers import build_kopf_settings
 from omni_operator.process.liveness import LONGEST_SILENCE_S

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from omni_kube.api.seen import Root, Seen, read_version
 from omni_kube.objects import Manifest, NamespacedName, ObjectKey, parse_version, version_of
-from omni_kube.seen import Root, Seen, read_version
 from omni_kube.store import UNREAD_BYTES, Store
 from omni_operator.kinds import KIND_BY_NAME
 from omni_proto.pod_contract import PIPELINE_LABEL

@@ -11,14 +11,14 @@ from itertools import chain
 import pytest
 from kubernetes.aio.client import Configuration
 
-import omni_kube.client as client_module
-from omni_kube.client import ApiClient
-from omni_kube.connection import Connection
+import omni_kube.api.client as client_module
+from omni_kube.api.client import ApiClient
+from omni_kube.api.connection import Connection
+from omni_kube.api.pacing import RateLimiter
+from omni_kube.api.transport import Transport
+from omni_kube.api.wire import WatchEvent
 from omni_kube.errors import GoneError
 from omni_kube.objects import ObjectKind
-from omni_kube.pacing import RateLimiter
-from omni_kube.transport import Transport
-from omni_kube.wire import WatchEvent
 from omni_operator.process.metrics import Metrics
 
 SERVICES = ObjectKind("Service", "v1", "services")

@@ -7,9 +7,9 @@ import json
 import msgspec
 import pytest
 
+from omni_kube.api.wire import parse_event, parse_page
 from omni_kube.errors import ApiError, GoneError
 from omni_kube.objects import ObjectKey
-from omni_kube.wire import parse_event, parse_page
 from omni_operator.kinds import KIND_BY_NAME
 
 SERVICE = KIND_BY_NAME["Service"]

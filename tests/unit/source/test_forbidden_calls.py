@@ -48,7 +48,7 @@ MAY_READ_THE_WALL_CLOCK = {
     "omni_gateway/api/clock.py": "OpenAI's `created`; nothing ends by it",
     "omni_stage/service/request/timeline.py": "when a request was accepted; all else there is monotonic",
     "omni_stage/service/server/tls.py": "certificates expire by the wall clock",
-    "omni_kube/clock.py": "until the API server has told its own time",
+    "omni_kube/api/clock.py": "until the API server has told its own time",
     "omni_kube/lease.py": "the time in the Lease, for people; who holds it is decided by a monotonic clock",
 }
 

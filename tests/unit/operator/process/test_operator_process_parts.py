@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from omni_kube.pacing import RateLimiter
+from omni_kube.api.pacing import RateLimiter
 from omni_operator.process.handlers import EndlessBackoffs, build_kopf_settings
 from omni_operator.process.liveness import check_alive, check_ready
 from omni_operator.process.metrics import Metrics, Readings, condition_samples

@@ -10,10 +10,10 @@ import pytest_asyncio
 from aiohttp import web
 from kubernetes.aio.client import Configuration
 
-from omni_kube.client import ApiClient
-from omni_kube.connection import Connection
-from omni_kube.pacing import RateLimiter
-from omni_kube.transport import Transport
+from omni_kube.api.client import ApiClient
+from omni_kube.api.connection import Connection
+from omni_kube.api.pacing import RateLimiter
+from omni_kube.api.transport import Transport
 from omni_operator.kinds import PIPELINES, WATCHED_KINDS
 from omni_operator.process.metrics import Metrics
 from omni_operator.process.watches import Watches

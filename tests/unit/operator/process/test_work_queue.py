@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
-from omni_kube.pacing import Backoff
+from omni_kube.api.pacing import Backoff
 from omni_operator.process.work_queue import SHORTEST_PAUSE_S, WorkQueue
 
 SOON = 5.0  # deadline in seconds for what should happen immediately

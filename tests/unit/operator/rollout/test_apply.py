@@ -13,12 +13,12 @@ import pytest
 from aiohttp import web
 from kubernetes.aio.client import Configuration
 
-from omni_kube.client import ApiClient
-from omni_kube.connection import Connection
+from omni_kube.api.client import ApiClient
+from omni_kube.api.connection import Connection
+from omni_kube.api.pacing import RateLimiter
+from omni_kube.api.transport import Transport
 from omni_kube.errors import ConflictError, ForbiddenError, NotLeaderError
 from omni_kube.objects import Manifest
-from omni_kube.pacing import RateLimiter
-from omni_kube.transport import Transport
 from omni_operator.kinds import FIELD_MANAGER, KIND_BY_NAME, ChildKey, key_of
 from omni_operator.process.metrics import Metrics
 from omni_operator.rollout.apply import Outcome, apply_plan

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from omni_kube.api.seen import Seen
 from omni_kube.errors import ApiError, RetryClass, api_error
 from omni_kube.objects import NamespacedName
-from omni_kube.seen import Seen
 from omni_operator.desired.build_settings import BuildSettings
 from omni_operator.kinds import ChildKey, key_of
 from omni_operator.reconcile import REPORTED_FAILURES, describe_failure

@@ -14,7 +14,10 @@ from typing import Final
 
 import aiohttp
 
-from omni_kube.connection import CONNECT_TIMEOUT_S, iter_lines
+from omni_kube.api.connection import CONNECT_TIMEOUT_S, iter_lines
+from omni_kube.api.pacing import RateLimiter
+from omni_kube.api.transport import JSON, REQUEST_TIMEOUT_S, TIMEOUT, Transport
+from omni_kube.api.wire import Page, WatchEvent, parse_events, parse_page
 from omni_kube.errors import (
     ApiError,
     ConflictError,
@@ -25,9 +28,6 @@ from omni_kube.errors import (
     api_error,
 )
 from omni_kube.objects import Manifest, ObjectKind
-from omni_kube.pacing import RateLimiter
-from omni_kube.transport import JSON, REQUEST_TIMEOUT_S, TIMEOUT, Transport
-from omni_kube.wire import Page, WatchEvent, parse_events, parse_page
 
 LIST_TIMEOUT_S: Final = 60.0
 CONCURRENT_CALLS: Final = 8

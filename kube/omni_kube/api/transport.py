@@ -15,8 +15,8 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from omni_kube.clock import ServerClock
-from omni_kube.connection import CONNECT_TIMEOUT_S, Connection
+from omni_kube.api.clock import ServerClock
+from omni_kube.api.connection import CONNECT_TIMEOUT_S, Connection
 from omni_kube.errors import UnreachableError, api_error
 from omni_kube.objects import Manifest
 

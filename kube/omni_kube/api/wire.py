@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from omni_kube.api.seen import Seen, read_version
 from omni_kube.errors import ApiError, api_error
 from omni_kube.objects import ObjectKind
-from omni_kube.seen import Seen, read_version
 
 
 class Page(NamedTuple):

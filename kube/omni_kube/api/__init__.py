@@ -1,0 +1,1 @@
+"""Calls to the API server: the connection, requests and their pace, and the parsing of responses."""
