@@ -1,8 +1,8 @@
 """The Python client of a pipeline. It needs only grpcio, grpcio-status and protobuf; for prompt embeddings also
 google-crc32c.
 
-Sending: arguments -> request.py -> messages. Receiving: messages -> events.py -> events, which your loop consumes, or
-result.py collects into one GenerationResult.
+Sending: arguments -> requests/ -> messages. Receiving: messages -> responses/events.py -> events, which your loop
+consumes, or responses/result.py collects into one GenerationResult.
 
     with OmniClient("localhost:50051") as client:
         result = client.run(text="Say hello.", sampling={"thinker": {"max_tokens": 32}})
@@ -13,11 +13,23 @@ result.py collects into one GenerationResult.
 from __future__ import annotations
 
 from omni_proto.client.aio import AsyncOmniClient
-from omni_proto.client.arguments import GenerateArguments
 from omni_proto.client.blocking import OmniClient
 from omni_proto.client.connection import ClientTls
 from omni_proto.client.errors import OmniRequestError, ProtocolError, error_from_rpc, error_from_status
-from omni_proto.client.events import (
+from omni_proto.client.requests.arguments import GenerateArguments
+from omni_proto.client.requests.media import (
+    ChatMessage,
+    MediaPart,
+    Part,
+    assistant,
+    audio_part,
+    image_part,
+    system,
+    tool_result,
+    user,
+    video_part,
+)
+from omni_proto.client.responses.events import (
     PCM_F32LE,
     PCM_S16LE,
     Accepted,
@@ -35,21 +47,9 @@ from omni_proto.client.events import (
     Usage,
     event_from_response,
 )
-from omni_proto.client.media import (
-    ChatMessage,
-    MediaPart,
-    Part,
-    assistant,
-    audio_part,
-    image_part,
-    system,
-    tool_result,
-    user,
-    video_part,
-)
-from omni_proto.client.result import GenerationResult, ResultBuilder
+from omni_proto.client.responses.result import GenerationResult, ResultBuilder
+from omni_proto.client.responses.wav import write_wav
 from omni_proto.client.tools import CallTool, StructuredOutput, Tool, ToolCall
-from omni_proto.client.wav import write_wav
 from omni_proto.errors import ArgumentError
 
 __all__ = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from omni_proto.client.request import (
+from omni_proto.client.requests.messages import (
     GenerateOptions,
     PreparedRequest,
     prepare_request,

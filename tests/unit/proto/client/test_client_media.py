@@ -12,7 +12,7 @@ from omni_proto.client import (
     image_part,
     user,
 )
-from omni_proto.client.request import (
+from omni_proto.client.requests.messages import (
     MAX_INLINE_BYTES,
 )
 from omni_proto.media_header import sniff

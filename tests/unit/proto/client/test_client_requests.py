@@ -19,9 +19,9 @@ from omni_proto.client import (
     system,
     user,
 )
-from omni_proto.client.arguments import GenerateArguments, prepare_call
-from omni_proto.client.media import as_chat
-from omni_proto.client.request import (
+from omni_proto.client.requests.arguments import GenerateArguments, prepare_call
+from omni_proto.client.requests.media import as_chat
+from omni_proto.client.requests.messages import (
     GenerateOptions,
     call_metadata,
     sampling_params,

@@ -8,7 +8,7 @@ import wave
 from pathlib import Path
 from typing import Final
 
-from omni_proto.client.events import PCM_F32LE, PCM_S16LE
+from omni_proto.client.responses.events import PCM_F32LE, PCM_S16LE
 from omni_proto.errors import ArgumentError
 
 _WAVE_FORMAT_IEEE_FLOAT: Final = 3

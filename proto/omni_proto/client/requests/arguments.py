@@ -6,8 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from omni_proto.client.media import ChatMessage
-from omni_proto.client.request import GenerateOptions, PreparedRequest, Sampling, call_metadata, prepare_request
+from omni_proto.client.requests.media import ChatMessage
+from omni_proto.client.requests.messages import (
+    GenerateOptions,
+    PreparedRequest,
+    Sampling,
+    call_metadata,
+    prepare_request,
+)
 from omni_proto.client.timing import check_timeout
 from omni_proto.client.tools import StructuredOutput, Tool, ToolChoice
 from omni_proto.errors import ArgumentError

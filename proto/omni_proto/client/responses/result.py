@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from omni_proto.client.errors import ProtocolError
-from omni_proto.client.events import (
+from omni_proto.client.responses.events import (
     PCM_S16LE,
     Accepted,
     AudioChunk,
@@ -20,8 +20,8 @@ from omni_proto.client.events import (
     TokenDelta,
     ToolCallDelta,
 )
+from omni_proto.client.responses.wav import sample_bytes, write_wav
 from omni_proto.client.tools import ToolCall
-from omni_proto.client.wav import sample_bytes, write_wav
 from omni_proto.errors import ArgumentError
 
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from omni_proto.client.embeds import EmbedsPrompt, embeds_prompt
-from omni_proto.client.events import PCM_F32LE, PCM_S16LE
-from omni_proto.client.media import ChatMessage, MediaPart, Part, as_chat, user
+from omni_proto.client.requests.embeds import EmbedsPrompt, embeds_prompt
+from omni_proto.client.requests.media import ChatMessage, MediaPart, Part, as_chat, user
+from omni_proto.client.responses.events import PCM_F32LE, PCM_S16LE
 from omni_proto.client.tools import StructuredOutput, Tool, ToolChoice, add_tools, as_json, given_reply
 from omni_proto.errors import ArgumentError
 from omni_proto.media_header import MediaHeaderError, read_header

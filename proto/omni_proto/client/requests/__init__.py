@@ -1,0 +1,1 @@
+"""Turns the arguments of a request into its messages."""
