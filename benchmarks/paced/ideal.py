@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from omni_proto.stage_config import DownstreamStage, Modality, ModelSource, SamplingDefaults, StageConfig
 from omni_stage.models.component import StageRequest, UserPrompt
 from omni_stage.models.edge_stream import EdgeRows, EdgeStream
-from omni_stage.models.sim.clock import Limits, Made, StepClock
-from omni_stage.models.sim.clock import Sequence as Queued
+from omni_stage.models.sim.stages.talker import CodecRun, Talker
+from omni_stage.models.sim.stages.thinker import TextRun, Thinker
 from omni_stage.models.sim.tables import Table, sound_cost, token_cost
-from omni_stage.models.sim.talker import CodecRun, Talker
-from omni_stage.models.sim.thinker import TextRun, Thinker
-from omni_stage.models.sim.windows import Job, Window, WindowClock, next_window
+from omni_stage.models.sim.virtual_time.clock import Limits, Made, StepClock
+from omni_stage.models.sim.virtual_time.clock import Sequence as Queued
+from omni_stage.models.sim.virtual_time.windows import Job, Window, WindowClock, next_window
 
 _MODEL_LEN = 32_768
 _LIMITS = Limits(max_seqs=1024, max_step_tokens=8192, kv_tokens=1 << 40)

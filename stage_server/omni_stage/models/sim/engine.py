@@ -21,15 +21,15 @@ from omni_stage.arrays import Array, to_numpy
 from omni_stage.errors import ConfigurationError, ModelExecutionError
 from omni_stage.models.component import FinishReason, ServedComponent, StageRequest, StageStep
 from omni_stage.models.edge_stream import EdgeStream
-from omni_stage.models.sim.clock import Limits, Made, Sequence, StepClock
-from omni_stage.models.sim.decoder import Decoder
 from omni_stage.models.sim.gauges import EngineGauges, Load
 from omni_stage.models.sim.manifest import DECODER, THINKER
 from omni_stage.models.sim.sounding import SoundRuns
+from omni_stage.models.sim.stages.decoder import Decoder
+from omni_stage.models.sim.stages.talker import CodecRun, Talker
+from omni_stage.models.sim.stages.thinker import TextRun, Thinker
 from omni_stage.models.sim.tables import Table, read_table, token_cost
-from omni_stage.models.sim.talker import CodecRun, Talker
-from omni_stage.models.sim.thinker import TextRun, Thinker
-from omni_stage.models.sim.ticker import Mailbox, Ticker
+from omni_stage.models.sim.virtual_time.clock import Limits, Made, Sequence, StepClock
+from omni_stage.models.sim.virtual_time.ticker import Mailbox, Ticker
 from omni_stage.session_queue import SessionRoom, Sessions
 
 DEFAULT_MODEL_LEN: Final = 32_768

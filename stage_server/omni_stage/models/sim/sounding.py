@@ -10,12 +10,12 @@ from omni_stage.errors import InvalidRequestError, InvalidTensorError, ModelExec
 from omni_stage.models.component import EdgeInput, FinishReason, StageRequest, StageStep
 from omni_stage.models.edge_stream import EdgeStream
 from omni_stage.models.sim.content import Sound
-from omni_stage.models.sim.decoder import Decoder
 from omni_stage.models.sim.gauges import Load
 from omni_stage.models.sim.manifest import DECODER
+from omni_stage.models.sim.stages.decoder import Decoder
 from omni_stage.models.sim.tables import SoundShape, sound_cost
-from omni_stage.models.sim.ticker import Mailbox, Ticker
-from omni_stage.models.sim.windows import Job, Window, WindowClock, next_window
+from omni_stage.models.sim.virtual_time.ticker import Mailbox, Ticker
+from omni_stage.models.sim.virtual_time.windows import Job, Window, WindowClock, next_window
 
 
 class SoundRuns:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_stage.models.sim.clock import Limits, Made, Sequence, StepClock
+from omni_stage.models.sim.virtual_time.clock import Limits, Made, Sequence, StepClock
 
 ROOMY = Limits(max_seqs=8, max_step_tokens=100, kv_tokens=10_000)
 

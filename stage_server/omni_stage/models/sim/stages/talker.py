@@ -14,11 +14,11 @@ from omni_stage.errors import InvalidRequestError, InvalidTensorError, PromptToo
 from omni_stage.models.component import EdgeInput, FinishReason, StageRequest, StageStep
 from omni_stage.models.edge_stream import EdgeRows, EdgeStream
 from omni_stage.models.shared.voices import pick_voice
-from omni_stage.models.sim.clock import Made
 from omni_stage.models.sim.content import mix
 from omni_stage.models.sim.manifest import TALKER, VOICES
 from omni_stage.models.sim.schemas import talker2decoder_schema, thinker2talker_schema
 from omni_stage.models.sim.tables import Table
+from omni_stage.models.sim.virtual_time.clock import Made
 
 _FRAMING = 2
 """Number of positions between the thinker's prompt and the first frame: the start of the text and of the codes."""

@@ -12,11 +12,11 @@ from omni_proto.tensors import TensorSchema
 from omni_stage.arrays import Array
 from omni_stage.errors import InvalidRequestError, PromptTooLongError
 from omni_stage.models.component import FinishReason, StageRequest, StageStep, UserPrompt
-from omni_stage.models.sim.clock import Made
 from omni_stage.models.sim.content import END_OF_TEXT, RowBank, prompt_ids, reply_length, word_id, word_text
 from omni_stage.models.sim.manifest import THINKER
 from omni_stage.models.sim.schemas import thinker2talker_schema
 from omni_stage.models.sim.tables import Table
+from omni_stage.models.sim.virtual_time.clock import Made
 
 _PROMPT_TENSORS = frozenset({"mrope_positions", "mrope_delta"})
 

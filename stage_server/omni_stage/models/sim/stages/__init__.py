@@ -1,0 +1,1 @@
+"""The components of a paced pipeline: thinker, talker and decoder."""
