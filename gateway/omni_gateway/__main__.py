@@ -15,7 +15,7 @@ from omni_gateway.http_server.app import Running
 from omni_gateway.http_server.malloc import return_large_buffers
 from omni_gateway.http_server.server import Listen, serve
 from omni_gateway.settings import GatewaySettings, SettingsError, load_settings
-from omni_proto.logs import LineFormatter, configure_logging
+from omni_proto.process.logs import LineFormatter, configure_logging
 
 
 def parse_endpoint(text: str, settings: GatewaySettings) -> ServedPipeline:

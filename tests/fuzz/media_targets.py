@@ -12,9 +12,9 @@ from functools import cache
 import numpy as np
 from av.error import FFmpegError
 
-from omni_proto.media_header import ImageHeader
+from omni_proto.media.media_header import ImageHeader
+from omni_proto.media.video_header import VideoHeader
 from omni_proto.stage_config import Limits, MediaLimits
-from omni_proto.video_header import VideoHeader
 from omni_stage.errors import InvalidRequestError, RequestTooLargeError
 from omni_stage.media.decode import UndecodableError, decode_audio, decode_image
 from omni_stage.media.resample import resample, resample_blocks

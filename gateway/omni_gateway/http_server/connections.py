@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from omni_proto.bounded_connections import ConnectionTable
+from omni_proto.limits.bounded_connections import ConnectionTable
 
 _TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _UPGRADE: Final = re.compile(rb"\r\nupgrade:", re.IGNORECASE)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from omni_proto.malloc import M_MMAP_THRESHOLD, set_malloc_options
+from omni_proto.process.malloc import M_MMAP_THRESHOLD, set_malloc_options
 
 LARGE_BYTES: Final = 1 << 20
 

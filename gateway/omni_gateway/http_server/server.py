@@ -26,7 +26,7 @@ from omni_gateway.http_server.app import Running, create_app
 from omni_gateway.http_server.certificate import Certificate
 from omni_gateway.http_server.connections import ConnectionBounds, bounded_http
 from omni_gateway.settings import GatewaySettings
-from omni_proto.bounded_connections import open_listener
+from omni_proto.limits.bounded_connections import open_listener
 
 log = logging.getLogger(__name__)
 BACKLOG: Final = 2048

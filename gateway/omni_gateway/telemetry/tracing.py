@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from omni_gateway.settings import SettingsError
-from omni_proto import otlp
+from omni_proto.process import otlp
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

@@ -16,7 +16,7 @@ import numpy as np
 from av.video.frame import VideoFrame
 from PIL import Image
 
-from omni_proto.video_header import MAX_TRACKS, sample_count
+from omni_proto.media.video_header import MAX_TRACKS, sample_count
 from omni_stage.media.decode import UndecodableError
 from omni_stage.media.resample import resample_blocks
 

@@ -20,7 +20,6 @@ from omni_operator.desired.pod.volumes import (
     writable_mounts,
 )
 from omni_operator.desired.stage_build import CONFIG_KEY, StageBuild
-from omni_proto.otlp import ENDPOINT as OTLP_ENDPOINT
 from omni_proto.pipeline.types.kubernetes import GPU_RESOURCES
 from omni_proto.pod_contract import (
     DEFAULT_TERMINATION_LOG,
@@ -32,6 +31,7 @@ from omni_proto.pod_contract import (
     METRICS_PORT_NAME,
     TERMINATION_LOG_VARIABLE,
 )
+from omni_proto.process.otlp import ENDPOINT as OTLP_ENDPOINT
 
 PRE_STOP_SLEEP_S: Final = 5
 """Pause between the pod's removal from its Services and SIGTERM, in which callers learn of the removal."""

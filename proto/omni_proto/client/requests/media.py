@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from omni_proto.client.tools import ToolCall
 from omni_proto.errors import ArgumentError
-from omni_proto.media_header import sniff
+from omni_proto.media.media_header import sniff
 
 _WANTED: Final = {"image": "PNG or JPEG", "audio": "WAV or FLAC", "video": "MP4, WebM, Matroska or QuickTime"}
 ROLES: Final = ("system", "user", "assistant", "tool")

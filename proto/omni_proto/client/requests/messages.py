@@ -14,7 +14,7 @@ from omni_proto.client.requests.media import ChatMessage, MediaPart, Part, as_ch
 from omni_proto.client.responses.events import PCM_F32LE, PCM_S16LE
 from omni_proto.client.tools import StructuredOutput, Tool, ToolChoice, add_tools, as_json, given_reply
 from omni_proto.errors import ArgumentError
-from omni_proto.media_header import MediaHeaderError, read_header
+from omni_proto.media.media_header import MediaHeaderError, read_header
 from omni_proto.rpc.options import MAX_MESSAGE_BYTES
 from omni_proto.stage.v1 import prompt_pb2, sampling_pb2
 from omni_proto.stage.v1.stage_service_pb2 import End, GenerateRequest, Start

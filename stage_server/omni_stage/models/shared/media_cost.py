@@ -9,7 +9,7 @@ from typing import Final
 from transformers import Qwen2VLImageProcessor
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
-from omni_proto.video_header import FRAMES_PER_GRID
+from omni_proto.media.video_header import FRAMES_PER_GRID
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.component import MediaCost
 from omni_stage.models.shared.prompts import check_aspect, check_sound_length

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from omni_proto.video_header import FRAMES_PER_SECOND
+from omni_proto.media.video_header import FRAMES_PER_SECOND
 from omni_stage.errors import ConfigurationError, InvalidMediaError, InvalidRequestError
 from omni_stage.media.resample import resample
 from omni_stage.models.component import AudioPart, ChatMessage, ImagePart, TextPart, UserPrompt, VideoPart

@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 from PIL import Image
 
-from omni_proto.media_header import BYTES_PER_SAMPLE, AudioHeader, ImageHeader
-from omni_proto.video_header import VideoHeader
+from omni_proto.media.media_header import BYTES_PER_SAMPLE, AudioHeader, ImageHeader
+from omni_proto.media.video_header import VideoHeader
 from omni_stage.errors import InvalidMediaError
 from omni_stage.media.decode import WORK_BYTES_PER_PIXEL
 from omni_stage.models.component import AudioPart, ImagePart, MediaPart, VideoPart

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from omni_proto.media_header import AudioHeader, ImageHeader
+from omni_proto.media.media_header import AudioHeader, ImageHeader
+from omni_proto.media.video_header import VideoHeader
 from omni_proto.stage_config import MediaLimits
-from omni_proto.video_header import VideoHeader
 from omni_stage.errors import InvalidMediaError
 
 MIN_RATE_HZ: Final = 4000

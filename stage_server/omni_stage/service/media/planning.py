@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from omni_proto.media_header import (
+from omni_proto.media.media_header import (
     BYTES_PER_PIXEL,
     BYTES_PER_SAMPLE,
     AudioHeader,
@@ -20,8 +20,15 @@ from omni_proto.media_header import (
     MediaHeaderError,
     read_header,
 )
+from omni_proto.media.video_header import (
+    FRAME_PIXELS,
+    FRAMES_PER_SECOND,
+    MAX_FRAMES,
+    MIN_FRAMES,
+    SOUND_RATE_HZ,
+    VideoHeader,
+)
 from omni_proto.stage.v1 import prompt_pb2
-from omni_proto.video_header import FRAME_PIXELS, FRAMES_PER_SECOND, MAX_FRAMES, MIN_FRAMES, SOUND_RATE_HZ, VideoHeader
 from omni_stage.errors import InvalidMediaError, InvalidRequestError, PromptTooLongError, RequestTooLargeError
 from omni_stage.media.decode import WORK_BYTES_PER_PIXEL
 from omni_stage.models.component import MediaCost, TakesMedia, TakesVideo

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from omni_proto.media_header import AudioHeader, ImageHeader
+from omni_proto.media.media_header import AudioHeader, ImageHeader
+from omni_proto.media.video_header import VideoHeader
 from omni_proto.stage_config import Limits, MediaLimits
-from omni_proto.video_header import VideoHeader
 from omni_stage.models.component import TakesMedia
 from omni_stage.service.media.kinds import FramePlan, MediaKind
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from omni_proto import otlp
+from omni_proto.process import otlp
 from omni_stage.errors import ConfigurationError
 from omni_stage.service.call_metadata import TRACEPARENT_KEY
 from omni_stage.service.request.timeline import Timeline

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from omni_proto.bounded_connections import BACKLOG, BoundedConnections, open_listener
+from omni_proto.limits.bounded_connections import BACKLOG, BoundedConnections, open_listener
 from omni_stage.errors import ConfigurationError
 
 STOP_S = 1.0

@@ -20,9 +20,9 @@ from typing import Final
 import grpc
 import prometheus_client
 
+from omni_proto.limits.token_bucket import TokenBucket
 from omni_proto.stage.v1 import errors_pb2 as reasons
 from omni_proto.stage_config import Limits
-from omni_proto.token_bucket import TokenBucket
 from omni_stage.service.errors import reason_name
 
 REFUSALS_PER_SECOND: Final = 10

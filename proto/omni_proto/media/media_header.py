@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from omni_proto.errors import OmniProtoError
-from omni_proto.video_header import VideoHeader, VideoHeaderError, read_video_header, sniff_video
+from omni_proto.media.video_header import VideoHeader, VideoHeaderError, read_video_header, sniff_video
 
 MAX_SECTIONS: Final = 4096
 """Maximum number of chunks in a PNG or WAV, or segments in a JPEG. Photographs with depth maps have about a hundred."""

@@ -1,0 +1,1 @@
+"""Limits of rates and of connections, for servers."""

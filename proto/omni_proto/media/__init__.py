@@ -1,0 +1,1 @@
+"""Headers of media files, read without decoding the media."""

@@ -1,0 +1,1 @@
+"""What every process sets up: logs, the allocator, and a collector of spans."""
