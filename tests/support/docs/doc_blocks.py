@@ -88,7 +88,7 @@ USES = (
     Use("docs/gateway.md", "console", "", reason="fixed ports; pipeline/test_gateway_clients.py uses free ones"),
     Use("docs/gateway.md", "python", "", reason="fixed port; pipeline/test_gateway_speech.py makes such calls"),
     Use("docs/gateway.md", "json", "", reason="an example of output"),
-    Use("docs/gateway.md", "yaml", "", "unit/gateway/test_keys.py"),
+    Use("docs/gateway.md", "yaml", "", "unit/gateway/guard/test_keys.py"),
     Use("README.md", "console", "omnipipe run", reason="fixed port; pipeline/test_cli_run.py runs it on free ones"),
     Use("README.md", "console", "grpcurl", reason="fixed port; pipeline/test_foreign_clients.py runs it on free ones"),
     Use("README.md", "console", "samples/qwen25-omni.yaml", reason="needs GPUs and the model hub"),
