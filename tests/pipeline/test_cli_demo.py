@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.pipeline, pytest.mark.timeout(600)]
     "family",
     [
         (),
-        # The same command with other stages. tests/engine/test_parity_qwen3.py tests those stages.
+        # The same command with other stages. tests/engine/qwen/test_parity_qwen3.py tests those stages.
         pytest.param(("--family", "qwen3_omni"), marks=pytest.mark.full, id="qwen3_omni"),
     ],
 )

@@ -77,7 +77,7 @@ def test_a_forked_engine_answers_and_ends_with_its_template(forked: tuple[StageP
             time.sleep(0.05)
 
 
-@pytest.mark.full  # tests/engine/test_llm_engine_processes.py also spawns its engine
+@pytest.mark.full  # tests/engine/generic/test_llm_engine_processes.py also spawns its engine
 def test_a_process_with_threads_spawns_its_engine(forked: tuple[StageProcess, str], tmp_path: Path) -> None:
     _, expected = forked
     # NumPy's BLAS starts its threads when it is imported.

@@ -117,7 +117,7 @@ async def test_its_own_reply_is_spoken_as_the_chat_was(
     spoken_codes = {str(answer.token_ids["talker"]) for answer in answers.values()}
     assert len(spoken_codes) == len(chosen), "chats that all sound alike show nothing"
     reasons = {answer.finished["thinker"].finish_reason for answer in answers.values()}
-    # No reply of the tiny Qwen3-Omni ends by itself here. tests/engine/test_parity_qwen3.py has replies that do.
+    # No reply of the tiny Qwen3-Omni ends by itself here. tests/engine/qwen/test_parity_qwen3.py has replies that do.
     assert reasons == ({"stop", "length"} if family["diffuses"] else {"length"})
 
 

@@ -68,7 +68,7 @@ RULES: tuple[Rule, ...] = (
     Rule("pipeline", ("tests/pipeline/",), takes_s=330),
     Rule(
         "engine-stages",
-        tuple(f"tests/engine/test_{name}" for name in ("hostile", "omni", "p", "qwen", "stream")),
+        tuple(f"tests/engine/{folder}/" for folder in ("checkpoints", "qwen", "streams")),
         takes_s=290,
     ),
     Rule("engine-runners", ("tests/engine/",), takes_s=160),

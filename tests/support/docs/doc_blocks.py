@@ -60,9 +60,12 @@ USES = (
     Use("docs/pipelines.md", "text", "tinker", "unit/proto/pipeline/test_pipeline_pages.py"),
     Use("README.md", "python", "OmniClient", "unit/service/request/test_prompt_embeds.py"),
     Use("docs/requests.md", "python", "reply=", reason="needs a pipeline; pipeline/test_stream_replies.py does it"),
-    Use("docs/requests.md", "python", "tools=", reason="needs a model; engine/test_llm_reply_forms.py does it"),
+    Use("docs/requests.md", "python", "tools=", reason="needs a model; engine/generic/test_llm_reply_forms.py does it"),
     Use(
-        "docs/requests.md", "python", "StructuredOutput", reason="needs a model; engine/test_llm_reply_forms.py does it"
+        "docs/requests.md",
+        "python",
+        "StructuredOutput",
+        reason="needs a model; engine/generic/test_llm_reply_forms.py does it",
     ),
     Use("docs/requests.md", "python", "", "unit/service/request/test_prompt_embeds.py"),
     Use("docs/tracing.md", "console", "", reason="needs a collector; unit/service/request/test_tracing.py has one"),
@@ -81,7 +84,9 @@ USES = (
     # Mostly blocks that no test reads from the page. test_code_blocks.py still checks their options, make targets and
     # files.
     Use("README.md", "mermaid", "", reason="a picture"),
-    Use("README.md", "python", "OmniLLM", reason="starts engines; engine/test_omni_llm_qwen25.py makes such calls"),
+    Use(
+        "README.md", "python", "OmniLLM", reason="starts engines; engine/qwen/test_omni_llm_qwen25.py makes such calls"
+    ),
     Use("README.md", "console", "make demo", reason="takes minutes; pipeline/test_cli_demo.py runs the demo"),
     Use("docs/qwen3-omni.md", "console", "make demo", reason="takes minutes; pipeline/test_cli_demo.py runs the demo"),
     Use("README.md", "console", "v1/chat/completions", reason="fixed port; pipeline/test_gateway_clients.py does it"),

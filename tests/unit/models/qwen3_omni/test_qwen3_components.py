@@ -217,7 +217,7 @@ def test_a_given_reply_is_spoken_to_its_last_token(thinker: Any) -> None:
 
 
 def test_an_edge_that_makes_no_sense_is_refused_before_the_engine(talker: Any) -> None:
-    """tests/engine/test_hostile_edges.py sends the same tensors to running engines, which survive them."""
+    """tests/engine/qwen/test_hostile_edges.py sends the same tensors to running engines, which survive them."""
     family = HOSTILE_FAMILIES["qwen3_omni"]
     good = dict(family.talker(talker))
     assert talker.prepare(ask(EdgeInput(good))).finished is None

@@ -94,7 +94,7 @@ async def speak(stages: OmniStages, tensors: Mapping[str, torch.Tensor], seed: i
     return codes
 
 
-@pytest.mark.full  # tests/engine/test_parity_qwen3.py has prompts of several kinds in shared batches
+@pytest.mark.full  # tests/engine/qwen/test_parity_qwen3.py has prompts of several kinds in shared batches
 async def test_prompts_in_chunks(make_tiny_checkpoint: Callable[..., Path]) -> None:
     """Eight concurrent prompts give the answers of transformers, although the step's token budget splits prompts."""
     checkpoint = make_tiny_checkpoint(0, "small", "qwen3_omni")
