@@ -1,7 +1,7 @@
 """A real Prometheus scrapes a real operator that manages a pipeline.
 
 Every panel of the operator's dashboard and every alert on its metrics has data, and no alert fires.
-tests/pipeline/test_prometheus.py does the same for stages.
+tests/pipeline/observability/test_prometheus.py does the same for stages.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def wait_until_gone(pids: list[int], seconds: float) -> list[int]:
     return left
 
 
-@pytest.mark.full  # tests/pipeline/test_faults_processes.py tests the same with forked engines
+@pytest.mark.full  # tests/pipeline/faults/test_faults_processes.py tests the same with forked engines
 def test_a_killed_server_leaves_no_process(tmp_path: Path) -> None:
     checkpoint = write_tiny_text_checkpoint(tmp_path / "tiny")
     script = tmp_path / "server.py"

@@ -18,7 +18,7 @@ from support.models.reference import ReferencePrompt, ReferenceSettings, load_re
 pytestmark = pytest.mark.engine
 
 CHECKPOINTS = [
-    # tests/pipeline/test_parity_grpc.py tests the same through stage servers.
+    # tests/pipeline/answers/test_parity_grpc.py tests the same through stage servers.
     pytest.param(0, "small", id="small-seed0", marks=pytest.mark.full),
     pytest.param(1, "small", id="small-seed1", marks=pytest.mark.full),
     pytest.param(0, "gqa", id="gqa-seed0", marks=pytest.mark.full),

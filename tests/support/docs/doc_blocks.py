@@ -59,7 +59,12 @@ USES = (
     Use("docs/operations.md", "yaml", "", "unit/docs/test_gitops_settings.py"),
     Use("docs/pipelines.md", "text", "tinker", "unit/proto/pipeline/test_pipeline_pages.py"),
     Use("README.md", "python", "OmniClient", "unit/service/request/test_prompt_embeds.py"),
-    Use("docs/requests.md", "python", "reply=", reason="needs a pipeline; pipeline/test_stream_replies.py does it"),
+    Use(
+        "docs/requests.md",
+        "python",
+        "reply=",
+        reason="needs a pipeline; pipeline/answers/test_stream_replies.py does it",
+    ),
     Use("docs/requests.md", "python", "tools=", reason="needs a model; engine/generic/test_llm_reply_forms.py does it"),
     Use(
         "docs/requests.md",
@@ -75,7 +80,7 @@ USES = (
     Use("docs/install.md", "console", "", "controlplane/test_install_pages.py"),
     Use("docs/upgrade.md", "console", "", "controlplane/test_install_pages.py"),
     Use("docs/runbooks/*", "console", "", "controlplane/test_runbook_commands.py"),
-    Use("docs/runbooks/*", "promql", "", "pipeline/test_prometheus.py"),
+    Use("docs/runbooks/*", "promql", "", "pipeline/observability/test_prometheus.py"),
     Use("docs/client.md", "python", "", "processes/test_installed_package.py"),
     Use("docs/add-a-model.md", "python", "", "unit/docs/test_add_a_model_page.py"),
     Use("docs/add-a-model.md", "toml", "", "unit/docs/test_add_a_model_page.py"),
@@ -87,15 +92,32 @@ USES = (
     Use(
         "README.md", "python", "OmniLLM", reason="starts engines; engine/qwen/test_omni_llm_qwen25.py makes such calls"
     ),
-    Use("README.md", "console", "make demo", reason="takes minutes; pipeline/test_cli_demo.py runs the demo"),
-    Use("docs/qwen3-omni.md", "console", "make demo", reason="takes minutes; pipeline/test_cli_demo.py runs the demo"),
-    Use("README.md", "console", "v1/chat/completions", reason="fixed port; pipeline/test_gateway_clients.py does it"),
-    Use("docs/gateway.md", "console", "", reason="fixed ports; pipeline/test_gateway_clients.py uses free ones"),
-    Use("docs/gateway.md", "python", "", reason="fixed port; pipeline/test_gateway_speech.py makes such calls"),
+    Use("README.md", "console", "make demo", reason="takes minutes; pipeline/cli/test_cli_demo.py runs the demo"),
+    Use(
+        "docs/qwen3-omni.md",
+        "console",
+        "make demo",
+        reason="takes minutes; pipeline/cli/test_cli_demo.py runs the demo",
+    ),
+    Use(
+        "README.md",
+        "console",
+        "v1/chat/completions",
+        reason="fixed port; pipeline/gateway/test_gateway_clients.py does it",
+    ),
+    Use(
+        "docs/gateway.md", "console", "", reason="fixed ports; pipeline/gateway/test_gateway_clients.py uses free ones"
+    ),
+    Use("docs/gateway.md", "python", "", reason="fixed port; pipeline/gateway/test_gateway_speech.py makes such calls"),
     Use("docs/gateway.md", "json", "", reason="an example of output"),
     Use("docs/gateway.md", "yaml", "", "unit/gateway/guard/test_keys.py"),
-    Use("README.md", "console", "omnipipe run", reason="fixed port; pipeline/test_cli_run.py runs it on free ones"),
-    Use("README.md", "console", "grpcurl", reason="fixed port; pipeline/test_foreign_clients.py runs it on free ones"),
+    Use("README.md", "console", "omnipipe run", reason="fixed port; pipeline/cli/test_cli_run.py runs it on free ones"),
+    Use(
+        "README.md",
+        "console",
+        "grpcurl",
+        reason="fixed port; pipeline/clients/test_foreign_clients.py runs it on free ones",
+    ),
     Use("README.md", "console", "samples/qwen25-omni.yaml", reason="needs GPUs and the model hub"),
     Use("docs/kind.md", "console", "", reason="needs kind or minikube"),
     Use("docs/gpu-check.md", "console", "", reason="needs a GPU"),
@@ -110,8 +132,13 @@ USES = (
     Use("docs/pipelines.md", "console", "hf-token", reason="needs a token of the model hub"),
     Use("docs/pipelines.md", "console", "kubectl get omni", reason="needs GPUs and the model hub"),
     Use("docs/pipelines.md", "console", "kubectl patch", reason="its pipeline needs a claim with a model"),
-    Use("docs/pipelines.md", "console", "grpcs://", reason="needs that cluster; pipeline/test_tls_clients.py does it"),
-    Use("docs/requests.md", "console", "", reason="needs a served model; pipeline/test_cli_generate.py does it"),
+    Use(
+        "docs/pipelines.md",
+        "console",
+        "grpcs://",
+        reason="needs that cluster; pipeline/clients/test_tls_clients.py does it",
+    ),
+    Use("docs/requests.md", "console", "", reason="needs a served model; pipeline/cli/test_cli_generate.py does it"),
     Use("docs/tls.md", "console", "", reason="needs cert-manager; cluster/test_e2e_tls.py does it with a Secret"),
     Use("docs/status.md", "", "omnipipe status", reason="an example of output"),
 )

@@ -1,6 +1,6 @@
 """`omnipipe generate`: what is saved and reported if the text or a file cannot be written.
 
-tests/pipeline/test_cli_generate.py tests the command with stage servers.
+tests/pipeline/cli/test_cli_generate.py tests the command with stage servers.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from support.processes.pipelines import OMNIPIPE, RunningPipeline
 
 pytestmark = pytest.mark.pipeline
 
-SPEECH = Path(__file__).parents[2] / "cli" / "omni_cli" / "assets" / "speech.wav"
+SPEECH = Path(__file__).parents[3] / "cli" / "omni_cli" / "assets" / "speech.wav"
 
 
 def generate(running: RunningPipeline, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:

@@ -25,7 +25,7 @@ from support.processes.pipelines import SAMPLES, run_pipeline
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.full]
 
-DASHBOARD = Path(__file__).parents[2] / "helm" / "omnipipeline" / "files" / "dashboards" / "pipelines.json"
+DASHBOARD = Path(__file__).parents[3] / "helm" / "omnipipeline" / "files" / "dashboards" / "pipelines.json"
 SPEAK = {"thinker": {"max_tokens": 60}, "talker": {"max_tokens": 300}}
 CALLERS = (2, 6, 10)
 """Concurrent clients in each third of the time."""

@@ -146,7 +146,7 @@ def test_speech_as_events_is_the_same_speech(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("form", ["wav", "flac", "mp3", "opus"])
 def test_audio_is_heard(client: openai.OpenAI, tiny_pipeline: RunningPipeline, form: str) -> None:
-    speech = (Path(__file__).parents[2] / "cli/omni_cli/assets/speech.wav").read_bytes()
+    speech = (Path(__file__).parents[3] / "cli/omni_cli/assets/speech.wav").read_bytes()
     _, samples = decode(speech)
     data = speech if form == "wav" else encode_whole(form, samples.astype("<i2").tobytes(), 16_000, 1)
     content: Any = [
