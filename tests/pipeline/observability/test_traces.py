@@ -21,8 +21,8 @@ from support.peers.gateways import serve_gateway
 from support.peers.otel_collector import CollectedSpan, OtelCollector, run_collector
 from support.processes.pipelines import SAMPLES, run_pipeline
 
-# `make full` only: building the collector takes 80 s of CPU. tests/processes/test_gateway_traces.py uses a receiver
-# written in Python.
+# `make full` only: building the collector takes 80 s of CPU. tests/processes/gateway/test_gateway_traces.py uses a
+# receiver written in Python.
 pytestmark = [pytest.mark.pipeline, pytest.mark.full]
 
 REQUEST = "POST /v1/chat/completions"

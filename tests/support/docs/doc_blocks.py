@@ -53,7 +53,7 @@ USES = (
     Use("docs/pipelines.md", "yaml", r"^kind: Job", "controlplane/test_crd_pages.py"),
     Use("docs/page.md", "yaml", r"^gateway:", "controlplane/test_helm_chart.py"),
     Use("docs/tls.md", "yaml", "", "unit/docs/test_security_page.py"),
-    Use("docs/observability.md", "yaml", "^scrape_configs", "processes/test_scrape_labels.py"),
+    Use("docs/observability.md", "yaml", "^scrape_configs", "processes/observability/test_scrape_labels.py"),
     Use("docs/observability.md", "console", "", "controlplane/test_chart_observability.py"),
     Use("docs/streaming.md", "yaml", "", "unit/docs/test_code_blocks.py"),
     Use("docs/operations.md", "yaml", "", "unit/docs/test_gitops_settings.py"),
@@ -81,11 +81,11 @@ USES = (
     Use("docs/upgrade.md", "console", "", "controlplane/test_install_pages.py"),
     Use("docs/runbooks/*", "console", "", "controlplane/test_runbook_commands.py"),
     Use("docs/runbooks/*", "promql", "", "pipeline/observability/test_prometheus.py"),
-    Use("docs/client.md", "python", "", "processes/test_installed_package.py"),
+    Use("docs/client.md", "python", "", "processes/packaging/test_installed_package.py"),
     Use("docs/add-a-model.md", "python", "", "unit/docs/test_add_a_model_page.py"),
     Use("docs/add-a-model.md", "toml", "", "unit/docs/test_add_a_model_page.py"),
     Use("docs/add-a-model.md", "dockerfile", "", reason="builds an image for minutes"),
-    Use("docs/other-languages.md", "console", "", "processes/test_other_languages.py"),
+    Use("docs/other-languages.md", "console", "", "processes/packaging/test_other_languages.py"),
     # Mostly blocks that no test reads from the page. test_code_blocks.py still checks their options, make targets and
     # files.
     Use("README.md", "mermaid", "", reason="a picture"),
@@ -122,7 +122,7 @@ USES = (
     Use("docs/kind.md", "console", "", reason="needs kind or minikube"),
     Use("docs/gpu-check.md", "console", "", reason="needs a GPU"),
     Use("docs/gpu-sizing.md", "console", "", reason="needs GPUs and the model hub"),
-    Use("docs/load-tests.md", "console", "", reason="fixed port; processes/test_paced_pipeline.py runs the sample"),
+    Use("docs/load-tests.md", "console", "", reason="fixed port; processes/cli/test_paced_pipeline.py runs the sample"),
     Use(
         "docs/operations.md",
         "console",

@@ -1,6 +1,6 @@
 """The command line: help, arguments and exit codes.
 
-tests/processes/test_cli_supervisor.py and tests/pipeline test the commands that start stages.
+tests/processes/cli/test_cli_supervisor.py and tests/pipeline test the commands that start stages.
 """
 
 from __future__ import annotations

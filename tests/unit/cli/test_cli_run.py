@@ -1,4 +1,4 @@
-"""What `omnipipe run` does before it starts a stage. tests/processes/test_cli_supervisor.py tests the rest."""
+"""What `omnipipe run` does before it starts a stage. tests/processes/cli/test_cli_supervisor.py tests the rest."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 STUBS = ROOT / "proto" / "omni_proto" / "stage" / "v1"
 
 

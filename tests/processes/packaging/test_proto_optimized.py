@@ -26,7 +26,7 @@ SUITES = (
 @pytest.mark.full  # test_no_assert_and_no_unsafe_reader_in_the_contracts shows that `-O` removes nothing
 def test_validation_holds_without_asserts() -> None:
     """The suites check refusals with pytest.raises, which `-O` does not remove."""
-    suites = Path(__file__).parents[1] / "unit" / "proto"
+    suites = Path(__file__).parents[2] / "unit" / "proto"
     result = subprocess.run(
         [
             sys.executable,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 IN_A_POD = (
     """ip link set lo up && ip address add 10.9.9.9/32 dev lo && mount --bind "$HOSTS" /etc/hosts && exec "$@" """
 )

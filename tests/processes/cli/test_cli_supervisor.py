@@ -22,7 +22,7 @@ from omni_proto.pod_contract import Termination, TerminationReason
 from support.processes.polling import wait_until
 
 HERE = Path(__file__).parent
-PIPELINE = HERE.parents[1] / "manifests" / "samples" / "tiny-omni.yaml"
+PIPELINE = HERE.parents[2] / "manifests" / "samples" / "tiny-omni.yaml"
 STAGES = ("thinker", "talker", "token2wav")
 PATIENCE_S = 60.0
 

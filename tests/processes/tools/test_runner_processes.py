@@ -26,7 +26,7 @@ TESTS = {
 
 def prepare(patch: pytest.MonkeyPatch) -> None:
     """Sets the environment for test files outside the repository, where pyproject.toml does not configure plugins."""
-    patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
 

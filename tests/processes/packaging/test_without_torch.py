@@ -17,7 +17,7 @@ def test_a_chain_of_three_stages(tmp_path: Path) -> None:
         (tmp_path / "none" / name / "__init__.py").write_text(NONE)
     ports = pick_chain_ports()
     configs = list(chain_configs(ports).values())
-    tests = str(Path(__file__).parents[1])
+    tests = str(Path(__file__).parents[2])
     environment = {"PYTHONPATH": os.pathsep.join((str(tmp_path / "none"), tests))}
     stages = StageProcess(configs, tmp_path, CHEAP, environment)
     with stages.start(), OmniClient(f"127.0.0.1:{ports['thinker']}") as client:

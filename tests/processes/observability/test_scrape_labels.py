@@ -11,7 +11,7 @@ from support.controlplane.server.api import eventually
 from support.operator.operator_pipelines import build_all, make_pipeline, pick
 from support.peers.prometheus import PodTarget, PrometheusProcess, scrape_config
 
-PAGE = Path(__file__).parents[2] / "docs" / "observability.md"
+PAGE = Path(__file__).parents[3] / "docs" / "observability.md"
 STAGES = ("thinker", "talker", "token2wav")
 
 

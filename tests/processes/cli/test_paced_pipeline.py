@@ -20,7 +20,7 @@ from omni_proto.client import AudioChunk, OmniClient, TextDelta
 from omni_proto.pipeline import load_pipeline, resolve_model_path
 from support.processes.polling import until
 
-SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "sim-omni.yaml"
+SAMPLE = Path(__file__).parents[3] / "manifests" / "samples" / "sim-omni.yaml"
 NONE = "raise ImportError('this process must do without it')\n"
 MOST_BYTES = 100 << 20
 ONE_SECOND = {"thinker": {"max_tokens": 8, "ignore_eos": True}, "talker": {"max_tokens": 50, "ignore_eos": True}}

@@ -14,7 +14,7 @@ from benchmarks.gpu.bundle import PACKAGES, pins
 from benchmarks.gpu.catalogue import CHECKS
 from benchmarks.gpu.checks import Check, Context, Finding, at_most, equal, run_check
 
-PAGE = (Path(__file__).parents[2] / "docs" / "gpu-check.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "gpu-check.md").read_text(encoding="utf-8")
 ON_CPU = {
     "environment.versions",
     "environment.compilers",

@@ -16,7 +16,7 @@ from omni_proto.pipeline.read.offline import load_checked
 from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
 from support.operator.network_policies import matches_selector
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TINY = ROOT / "manifests" / "tiny"
 
 
