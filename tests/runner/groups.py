@@ -38,16 +38,21 @@ RULES: tuple[Rule, ...] = (
     # The first match wins, so rules for parts of a folder come before the rule for the folder. Each group that needs
     # vLLM spends eight CPU seconds to import it. The stages of test pipelines do not: they are forked from a process
     # that has imported it.
-    Rule("api-server", ("tests/controlplane/test_crd", "tests/controlplane/client/"), takes_s=60),
+    Rule("api-server", ("tests/controlplane/crd/", "tests/controlplane/client/"), takes_s=60),
+    Rule("helm", ("tests/controlplane/chart/",), takes_s=200),
     Rule(
-        "helm",
-        ("tests/controlplane/test_helm", "tests/controlplane/test_install", "tests/controlplane/test_chart"),
-        takes_s=200,
+        "control-plane-faults",
+        ("tests/controlplane/faults/test_faults", "tests/controlplane/kit/test_kit"),
+        takes_s=170,
     ),
-    Rule("control-plane-faults", ("tests/controlplane/test_faults", "tests/controlplane/test_kit"), takes_s=170),
     Rule(
         "control-plane-healing",
-        tuple(f"tests/controlplane/test_{name}" for name in ("adversarial", "c", "fault_proxy", "healing", "idle")),
+        (
+            "tests/controlplane/faults/",
+            "tests/controlplane/kit/test_fault_proxy",
+            "tests/controlplane/operator/test_idle",
+            "tests/controlplane/pipelines/test_children",
+        ),
         takes_s=230,
     ),
     Rule("control-plane", ("tests/controlplane/",), takes_s=300),

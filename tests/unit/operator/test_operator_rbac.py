@@ -1,6 +1,6 @@
 """The shipped roles grant the rights that the operator needs, and none that would allow escalation.
 
-tests/controlplane/test_operator_verbs.py checks which verbs the operator uses.
+tests/controlplane/operator/test_operator_verbs.py checks which verbs the operator uses.
 """
 
 from __future__ import annotations

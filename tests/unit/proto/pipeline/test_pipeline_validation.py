@@ -1,6 +1,6 @@
 """Invalid pipelines are refused with a message that names the field and the remedy. Valid ones are accepted.
 
-tests/controlplane/test_crd_verdicts.py tests a real API server with the same tables.
+tests/controlplane/crd/test_crd_verdicts.py tests a real API server with the same tables.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def test_dates_stay_text() -> None:
     assert parse_checked(text).metadata.annotations == {"day": "2026-01-01"}
 
 
-# tests/controlplane/test_crd_api.py compares the same words with kubectl.
+# tests/controlplane/crd/test_crd_api.py compares the same words with kubectl.
 @pytest.mark.parametrize(("word", "value"), YAML_WORDS.items())
 def test_plain_words_of_yaml_are_what_they_are_to_kubectl(word: str, value: Any) -> None:
     """A YAML word without quotes gets the same value and type as in kubectl."""

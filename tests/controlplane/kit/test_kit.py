@@ -181,7 +181,7 @@ def test_nothing_survives_a_killed_test_run(tmp_path: Path) -> None:
         "print(*(child.pid for child in server._children), flush=True)\n"
         "time.sleep(600)\n"
     )
-    tests = Path(__file__).resolve().parents[1]
+    tests = Path(__file__).resolve().parents[2]
     with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], cwd=tests, stdout=subprocess.PIPE) as run:
         assert run.stdout is not None
         pids = [int(pid) for pid in run.stdout.readline().split()]

@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.controlplane
 
-TESTS = Path(__file__).resolve().parents[1]
+TESTS = Path(__file__).resolve().parents[2]
 COMMANDS = """
 set -e
 kubectl apply -f manifests/samples/qwen25-omni.yaml

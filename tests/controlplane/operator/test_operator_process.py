@@ -20,7 +20,7 @@ from support.machine.sockets import list_listeners
 
 pytestmark = pytest.mark.controlplane
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 CRDS = ROOT / "manifests" / "crd"
 MakeOperator = Callable[..., OperatorProcess]
 LEASE = "omnipipeline-operator"

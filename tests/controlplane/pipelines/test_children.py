@@ -29,7 +29,7 @@ from support.operator.operator_pipelines import build_all, make_pipeline, make_s
 
 pytestmark = pytest.mark.controlplane
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 GOLDEN = sorted((ROOT / "tests" / "golden" / "operator").glob("*.yaml"))
 POD_MONITOR_CRD = ROOT / "tests" / "support" / "controlplane" / "crds" / "pod_monitor_crd.yaml"
 _numbers = itertools.count()
