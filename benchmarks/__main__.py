@@ -20,10 +20,10 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.page import render_result, replace_section
-from benchmarks.report import Options, Report, describe_machine, load, print_report
-from benchmarks.stored import RESULTS, load_committed, write_result
-from benchmarks.verdict import find_problems, judge, read_last
+from benchmarks.harness.page import render_result, replace_section
+from benchmarks.harness.report import Options, Report, describe_machine, load, print_report
+from benchmarks.harness.stored import RESULTS, load_committed, write_result
+from benchmarks.harness.verdict import find_problems, judge, read_last
 
 CASES = {
     **{

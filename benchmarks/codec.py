@@ -13,10 +13,10 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 
-from benchmarks.charts import grouped_bars
-from benchmarks.interleave import median_ratio, time_rounds
-from benchmarks.report import Options, Report, Row
-from benchmarks.verdict import Ratio
+from benchmarks.harness.charts import grouped_bars
+from benchmarks.harness.interleave import median_ratio, time_rounds
+from benchmarks.harness.report import Options, Report, Row
+from benchmarks.harness.verdict import Ratio
 from omni_proto.stage.v1.stage_service_pb2 import GenerateRequest
 from omni_proto.stage.v1.tensors_pb2 import TensorChunk
 from omni_proto.tensors import (

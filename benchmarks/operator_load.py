@@ -26,9 +26,9 @@ from typing import Any
 import urllib3
 
 from benchmarks.__main__ import record, write_page
-from benchmarks.report import Report, Row
-from benchmarks.stored import RESULTS
-from benchmarks.verdict import Ratio
+from benchmarks.harness.report import Report, Row
+from benchmarks.harness.stored import RESULTS
+from benchmarks.harness.verdict import Ratio
 from omni_kube.api.client import ApiClient
 from omni_kube.api.connection import load_connection
 from omni_kube.api.pacing import RateLimiter

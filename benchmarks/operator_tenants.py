@@ -22,9 +22,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.__main__ import record
+from benchmarks.harness.report import Report, Row
+from benchmarks.harness.stored import RESULTS
 from benchmarks.operator_load import MIB, ROOT, process_age_s, say
-from benchmarks.report import Report, Row
-from benchmarks.stored import RESULTS
 from support.controlplane.control_plane import ControlPlane
 from support.controlplane.operators import OperatorProcess, wait_idle
 from support.controlplane.pipelines import PIPELINE_LABEL, build_pipeline

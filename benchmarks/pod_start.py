@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.__main__ import record, write_page
-from benchmarks.interleave import median_ratio
-from benchmarks.report import Report, Row
+from benchmarks.harness.interleave import median_ratio
+from benchmarks.harness.report import Report, Row
+from benchmarks.harness.stored import RESULTS
+from benchmarks.harness.verdict import Ratio
 from benchmarks.startup import SAMPLE, STAGES, start_once
-from benchmarks.stored import RESULTS
-from benchmarks.verdict import Ratio
 from omni_cli.local.pipeline import compile_local
 from omni_proto.pipeline import load_pipeline
 from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint

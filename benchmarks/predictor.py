@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.charts import grouped_bars
-from benchmarks.interleave import median_ratio, time_rounds
-from benchmarks.report import Options, Report, Row
-from benchmarks.verdict import Ratio
+from benchmarks.harness.charts import grouped_bars
+from benchmarks.harness.interleave import median_ratio, time_rounds
+from benchmarks.harness.report import Options, Report, Row
+from benchmarks.harness.verdict import Ratio
 
 if TYPE_CHECKING:
     import torch

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.charts import grouped_bars
-from benchmarks.interleave import median_ratio, quantile, take_turns
-from benchmarks.report import Options, Report, Row
-from benchmarks.verdict import Ratio
+from benchmarks.harness.charts import grouped_bars
+from benchmarks.harness.interleave import median_ratio, quantile, take_turns
+from benchmarks.harness.report import Options, Report, Row
+from benchmarks.harness.verdict import Ratio
 
 REQUESTS, PROMPT_TOKENS, NEW_TOKENS = 16, 48, 32
 ROUNDS = 60

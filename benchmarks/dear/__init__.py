@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.report import Options, Report, Row
+from benchmarks.harness.report import Options, Report, Row
 
 
 def measure(options: Options) -> Report:
@@ -17,8 +17,8 @@ def measure(options: Options) -> Report:
 
 def draw(result: Row, path: Path) -> None:
     """Draw the audio seconds per second of each side."""
-    from benchmarks.charts import grouped_bars
     from benchmarks.dear.measure import HEARD
+    from benchmarks.harness.charts import grouped_bars
 
     panels: dict[str, dict[str, float]] = {}
     for row in result["tables"][HEARD]:

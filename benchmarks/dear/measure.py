@@ -19,10 +19,10 @@ from typing import Any
 from benchmarks.dear.checkpoint import SHAPE
 from benchmarks.dear.usage import Usage, read_cpu
 from benchmarks.first_audio.serving import CODES_PER_SECOND, THINKER_TOKENS, Heard, ask, sampling_of
+from benchmarks.harness.report import Options, Report, Row
+from benchmarks.harness.verdict import Ratio
 from benchmarks.pipeline.sides import Answer, Pipeline, Reference, connect, start_pipeline
 from benchmarks.pipeline.work import PROMPTS
-from benchmarks.report import Options, Report, Row
-from benchmarks.verdict import Ratio
 from omni_cli.local.pipeline import LocalPipeline
 from omni_stage.models.qwen2_5_omni.first_window import first_codes
 

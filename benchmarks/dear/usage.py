@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from benchmarks.report import Row
+from benchmarks.harness.report import Row
 
 
 @dataclass(frozen=True, slots=True)

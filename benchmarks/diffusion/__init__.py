@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.report import Options, Report, Row
+from benchmarks.harness.report import Options, Report, Row
 
 
 def measure(options: Options) -> Report:
@@ -17,8 +17,8 @@ def measure(options: Options) -> Report:
 
 def draw(result: Row, path: Path) -> None:
     """Draw codes per second of both engines."""
-    from benchmarks.charts import grouped_bars
     from benchmarks.diffusion.figures import TABLE
+    from benchmarks.harness.charts import grouped_bars
 
     rows = result["tables"][TABLE]
     sides = dict.fromkeys(row["side"] for row in rows)

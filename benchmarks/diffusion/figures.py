@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from benchmarks.interleave import median_ratio, quantile
-from benchmarks.report import Row
-from benchmarks.verdict import Ratio
+from benchmarks.harness.interleave import median_ratio, quantile
+from benchmarks.harness.report import Row
+from benchmarks.harness.verdict import Ratio
 
 REQUESTS = 16
 AT_ONCE = (1, 4, 16)

@@ -26,9 +26,9 @@ from benchmarks.diffusion.figures import (
     pick_lengths,
     split_groups,
 )
-from benchmarks.interleave import time_rounds
-from benchmarks.memory import find_engines, peak_mib, reset_peak, rss_mib
-from benchmarks.report import Options, Report
+from benchmarks.harness.interleave import time_rounds
+from benchmarks.harness.memory import find_engines, peak_mib, reset_peak, rss_mib
+from benchmarks.harness.report import Options, Report
 
 if TYPE_CHECKING:
     from omni_proto.stage_config import StageConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.report import Options, Report, Row
+from benchmarks.harness.report import Options, Report, Row
 
 
 def measure(options: Options) -> Report:
@@ -18,8 +18,8 @@ def measure(options: Options) -> Report:
 
 def draw(result: Row, path: Path) -> None:
     """Draw the median first audio of each side."""
-    from benchmarks.charts import grouped_bars
     from benchmarks.first_audio.measure import HEARD
+    from benchmarks.harness.charts import grouped_bars
 
     rows = result["tables"][HEARD]
     panels = {

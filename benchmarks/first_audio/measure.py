@@ -12,12 +12,12 @@ from pathlib import Path
 
 from benchmarks.first_audio.families import QWEN25, Family
 from benchmarks.first_audio.serving import Heard, ask
-from benchmarks.interleave import take_turns
+from benchmarks.harness.interleave import take_turns
+from benchmarks.harness.report import Options, Report, Row
+from benchmarks.harness.verdict import Ratio
 from benchmarks.pipeline.measure import write_checkpoint
 from benchmarks.pipeline.sides import Answer, Reference, start_pipeline
 from benchmarks.pipeline.work import PROMPTS
-from benchmarks.report import Options, Report, Row
-from benchmarks.verdict import Ratio
 from omni_cli.local.pipeline import LocalPipeline
 from omni_proto.client import AsyncOmniClient
 

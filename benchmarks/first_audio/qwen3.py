@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.first_audio import draw
 from benchmarks.first_audio.families import QWEN3
 from benchmarks.first_audio.measure import HEARD, NOTES, ROUNDS, find_ratios, hear
-from benchmarks.report import Options, Report
+from benchmarks.harness.report import Options, Report
 
 __all__ = ["draw", "measure"]
 

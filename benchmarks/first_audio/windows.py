@@ -18,7 +18,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))  # the models that the tests compare with transformers
 
 from benchmarks.first_audio.playback import count_clicks
-from benchmarks.report import Row
+from benchmarks.harness.report import Row
 from omni_stage.models.qwen2_5_omni.token2wav.feed import fade_over
 from omni_stage.models.qwen2_5_omni.token2wav.wave.speech import Speech
 from omni_stage.models.qwen2_5_omni.token2wav.wave.utterance import Utterance, cut_window

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.report import Options, Report, Row
+from benchmarks.harness.report import Options, Report, Row
 
 
 def measure(options: Options) -> Report:
@@ -17,8 +17,8 @@ def measure(options: Options) -> Report:
 
 def draw(result: Row, path: Path) -> None:
     """Draw each process's processor time per token, with 64 concurrent requests."""
-    from benchmarks.charts import stacked_bars
     from benchmarks.gateway.measure import CPU
+    from benchmarks.harness.charts import stacked_bars
 
     rows = [row for row in result["tables"][CPU] if row["process"] != "servers together"]
     parts = {

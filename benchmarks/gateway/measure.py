@@ -9,7 +9,7 @@ from typing import Final
 
 from benchmarks.gateway import speech, text
 from benchmarks.gateway.checkpoint import HIDDEN_1024, SHAPES, TINY
-from benchmarks.report import Options, Report
+from benchmarks.harness.report import Options, Report
 from benchmarks.tokens.processes import start_callers
 
 ROUNDS: Final = 6

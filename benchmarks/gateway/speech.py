@@ -10,11 +10,11 @@ from typing import Final
 
 from benchmarks.gateway.load import GRPC, Run
 from benchmarks.gateway.serving import MODEL, Served, serve_gateway
-from benchmarks.interleave import median_ratio, take_turns
+from benchmarks.harness.interleave import median_ratio, take_turns
+from benchmarks.harness.report import Row
+from benchmarks.harness.verdict import Ratio
 from benchmarks.paced.serving import PROMPT, TEXT_TOKENS, serve
-from benchmarks.report import Row
 from benchmarks.tokens.processes import Callers
-from benchmarks.verdict import Ratio
 from omni_proto.stage_config import EdgeMode
 from omni_stage.models.sim.tables import BUILT_IN
 

@@ -18,10 +18,10 @@ from typing import Final
 
 from benchmarks.gateway.load import Run
 from benchmarks.gateway.serving import MODEL, Served, serve_ours, serve_vllm
-from benchmarks.interleave import median_ratio, take_turns
-from benchmarks.report import Row
+from benchmarks.harness.interleave import median_ratio, take_turns
+from benchmarks.harness.report import Row
+from benchmarks.harness.verdict import Ratio
 from benchmarks.tokens.processes import Callers
-from benchmarks.verdict import Ratio
 
 OURS: Final = "gateway and stage"
 VLLM: Final = "vLLM's server"

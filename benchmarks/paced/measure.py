@@ -15,11 +15,11 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.charts import grouped_bars
+from benchmarks.harness.charts import grouped_bars
+from benchmarks.harness.report import Options, Report, Row, load
+from benchmarks.harness.verdict import Ratio
 from benchmarks.paced.ideal import Outcome, gaps, run_ideal
 from benchmarks.paced.serving import PROMPT, SPEECH_S, TEXT_TOKENS, Group, connect, send, serve
-from benchmarks.report import Options, Report, Row, load
-from benchmarks.verdict import Ratio
 from omni_proto.stage_config import EdgeMode
 from omni_stage.models.component import UserPrompt
 from omni_stage.models.sim.content import prompt_ids

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.report import Options, Report, Row
+from benchmarks.harness.report import Options, Report, Row
 
 
 def measure(options: Options) -> Report:
@@ -17,7 +17,7 @@ def measure(options: Options) -> Report:
 
 def draw(result: Row, path: Path) -> None:
     """Draw makespan, first audio and processor time of each side, for the most concurrent requests measured."""
-    from benchmarks.charts import grouped_bars
+    from benchmarks.harness.charts import grouped_bars
     from benchmarks.peer.figures import JOBS, OURS
 
     rows = result["tables"][JOBS]

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from benchmarks.interleave import median_ratio
-from benchmarks.report import Row
-from benchmarks.verdict import Ratio
+from benchmarks.harness.interleave import median_ratio
+from benchmarks.harness.report import Row
+from benchmarks.harness.verdict import Ratio
 
 OURS: Final = "ours 8/8/8"
 JOBS: Final = "jobs"

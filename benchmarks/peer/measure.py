@@ -13,7 +13,8 @@ from collections import defaultdict
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from benchmarks.interleave import take_turns
+from benchmarks.harness.interleave import take_turns
+from benchmarks.harness.report import Options, Report
 from benchmarks.peer.environment import REQUIREMENTS, install
 from benchmarks.peer.figures import (
     JOBS,
@@ -31,7 +32,6 @@ from benchmarks.peer.figures import (
 from benchmarks.peer.sides import Ours, Peer, Side, describe_start
 from benchmarks.pipeline.sides import connect, start_pipeline
 from benchmarks.pipeline.work import TALKER_TOKENS, THINKER_TOKENS
-from benchmarks.report import Options, Report
 from omni_cli.local.pipeline import LocalPipeline
 
 ROUNDS = 5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.report import Options, Report, Row
+from benchmarks.harness.report import Options, Report, Row
 
 
 def measure(options: Options) -> Report:
@@ -17,7 +17,7 @@ def measure(options: Options) -> Report:
 
 def draw(result: Row, path: Path) -> None:
     """Draw the median job time and first audio of each side, by number of concurrent requests."""
-    from benchmarks.charts import grouped_bars
+    from benchmarks.harness.charts import grouped_bars
     from benchmarks.pipeline.measure import JOBS, REFERENCE
 
     rows = result["tables"][JOBS]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from benchmarks.report import Row
+from benchmarks.harness.report import Row
 from omni_proto.client import StageTimings
 
 PARTS = ("reach", "input", "prepare", "queue", "engine", "hand over", "finish")

@@ -14,13 +14,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.interleave import median_ratio, quantile, take_turns
+from benchmarks.harness.interleave import median_ratio, quantile, take_turns
+from benchmarks.harness.report import Options, Report, Row
+from benchmarks.harness.verdict import Ratio
 from benchmarks.pipeline.breakdown import first_row_unix_ns, split, stage_rows
 from benchmarks.pipeline.edges import EdgeTotals, read_edges
 from benchmarks.pipeline.sides import Answer, Pipeline, Reference, connect, start_pipeline
 from benchmarks.pipeline.work import PROMPTS, TALKER_TOKENS, THINKER_TOKENS
-from benchmarks.report import Options, Report, Row
-from benchmarks.verdict import Ratio
 from omni_cli.local.pipeline import LocalPipeline
 
 ROUNDS = 5

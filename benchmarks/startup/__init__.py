@@ -11,9 +11,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.charts import stacked_bars
-from benchmarks.interleave import quantile
-from benchmarks.report import Options, Report, Row
+from benchmarks.harness.charts import stacked_bars
+from benchmarks.harness.interleave import quantile
+from benchmarks.harness.report import Options, Report, Row
 from benchmarks.startup.parts import Mark, cpu_seconds, split_start
 
 ROUNDS = 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.report import Options, Report, Row
+from benchmarks.harness.report import Options, Report, Row
 
 
 def measure(options: Options) -> Report:
@@ -18,7 +18,7 @@ def measure(options: Options) -> Report:
 
 def draw(result: Row, path: Path) -> None:
     """Draw processor time per token."""
-    from benchmarks.charts import grouped_bars
+    from benchmarks.harness.charts import grouped_bars
     from benchmarks.tokens.measure import PACED, TEXT, TEXT_AND_ROWS
 
     rows = result["tables"][PACED]

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.interleave import median_ratio, quantile, take_turns
-from benchmarks.report import Options, Report, Row
+from benchmarks.harness.interleave import median_ratio, quantile, take_turns
+from benchmarks.harness.report import Options, Report, Row
+from benchmarks.harness.verdict import Ratio
 from benchmarks.tokens.paced import EARLY_ROWS, STEP_S
 from benchmarks.tokens.processes import Callers, Server, serve, serve_bare, start_callers
-from benchmarks.verdict import Ratio
 
 BARE, BARE_ROWS, TEXT, TEXT_AND_ROWS = "bare grpc.aio", "bare grpc.aio with rows", "text", "text and rows"
 REAL_TEXT = "vLLM, text"

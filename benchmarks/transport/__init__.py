@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.report import Options, Report, Row
+from benchmarks.harness.report import Options, Report, Row
 
 
 def measure(options: Options) -> Report:
@@ -17,7 +17,7 @@ def measure(options: Options) -> Report:
 
 def draw(result: Row, path: Path) -> None:
     """Draw the ratios to raw TCP by size."""
-    from benchmarks.charts import grouped_bars
+    from benchmarks.harness.charts import grouped_bars
     from benchmarks.transport.measure import FLOORS, STREAMED
     from benchmarks.transport.peer import OMNI
 

@@ -11,11 +11,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.interleave import median_ratio, quantile, take_turns
-from benchmarks.report import Options, Report, Row
+from benchmarks.harness.interleave import median_ratio, quantile, take_turns
+from benchmarks.harness.report import Options, Report, Row
+from benchmarks.harness.verdict import Ratio
 from benchmarks.transport.payload import BULK, SIZES, Size
 from benchmarks.transport.peer import FLIGHT, FLIGHT_WHOLE, OMNI, SIDES, TCP
-from benchmarks.verdict import Ratio
 
 ROUNDS = 15
 ROUND_TRIPS = 150

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from benchmarks.report import describe_machine, load
+from benchmarks.harness.report import describe_machine, load
 
 from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
 from support.cluster.changes import STAGES, Changes, Outcome

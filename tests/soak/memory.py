@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import psutil
-from benchmarks.memory import MIB, is_engine
+from benchmarks.harness.memory import MIB, is_engine
 
 SERVER, ENGINE, HELPER = "stage server", "engine", "helper"
 EVERY_S = 5.0

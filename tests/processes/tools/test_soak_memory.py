@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from benchmarks.memory import find_engines, peak_mib, reset_peak, rss_mib
+from benchmarks.harness.memory import find_engines, peak_mib, reset_peak, rss_mib
 
 from soak.memory import (
     ENGINE,

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from benchmarks import __main__ as command
-from benchmarks.report import Options, Report, Row
-from benchmarks.verdict import Ratio
+from benchmarks.harness.report import Options, Report, Row
+from benchmarks.harness.verdict import Ratio
 
 
 def measure(options: Options) -> Report:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.page import render_result, replace_section
+from benchmarks.harness.page import render_result, replace_section
 
 RESULT = {
     "date": "2026-01-02",

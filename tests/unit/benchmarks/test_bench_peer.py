@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from benchmarks.harness.verdict import judge
 from benchmarks.peer.environment import CONSTRAINTS, PLUGIN, REQUIREMENTS, environment
 from benchmarks.peer.figures import (
     BOUNDS,
@@ -24,7 +25,6 @@ from benchmarks.peer.figures import (
     parse_round,
     start_rows,
 )
-from benchmarks.verdict import judge
 
 REFERENCES = [Reference((1, 2), (3,), (7, 7, 8), 30), Reference((1,), (4,), (9, 9, 9), 30)]
 

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmarks.stored import load_committed, write_result
-from benchmarks.verdict import Ratio, describe_bound, find_problems, judge, read_last
+from benchmarks.harness.stored import load_committed, write_result
+from benchmarks.harness.verdict import Ratio, describe_bound, find_problems, judge, read_last
 
 ROOT = Path(__file__).parents[3]
 CASE = ROOT / "tests" / "support" / "processes" / "given_bench.py"

@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 
 
 def load_committed(name: str, folder: Path = RESULTS) -> dict[str, Any] | None:

