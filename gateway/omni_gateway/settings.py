@@ -62,6 +62,8 @@ class GatewaySettings(_Model):
     """Maximum number of concurrent requests in this process; further ones get 503, except /health, /ready, /metrics."""
     keys_file: Path | None = None
     """File of API keys, e.g. from a mounted Secret; see docs/gateway.md. None: every request is accepted."""
+    voices_without_key: bool = False
+    """Whether GET /v1/audio/voices and /v1/audio/models need no key. Open WebUI sends none for them."""
     cors_origins: tuple[Annotated[str, Field(max_length=512)], ...] = ()
     """Origins whose pages may call the API, e.g. https://app.example.com; "*" is any."""
     drain_seconds: Annotated[float, Field(ge=0, le=3600)] = 300.0

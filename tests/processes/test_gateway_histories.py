@@ -133,3 +133,10 @@ def test_open_webui_finds_the_voices(served: tuple[str, Starts]) -> None:
     answer = httpx.get(f"{served[0]}/v1/audio/voices", timeout=60).json()
     assert {voice["id"]: voice["name"] for voice in answer["voices"]} == {"Chelsie": "Chelsie", "Ethan": "Ethan"}
     assert answer["voices"] == answer["data"]
+
+
+def test_open_webui_finds_the_models_that_speak(served: tuple[str, Starts]) -> None:
+    """It asks for /audio/models and reads {"models": [{"id"}]}."""
+    answer = httpx.get(f"{served[0]}/v1/audio/models", timeout=60).json()
+    assert [model["id"] for model in answer["models"]] == ["m"]
+    assert answer["models"] == answer["data"]

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 PROTECTED: Final = "/v1/"
 """Beginning of the paths that need a key, if keys are configured. No other path takes a body."""
+VOICE_LISTS: Final = ("/v1/audio/voices", "/v1/audio/models")
+"""Paths that need no key if the setting voicesWithoutKey is true."""
 PROBES: Final = ("/health", "/ready", "/metrics")
 """Paths that are answered at the limit of requests, too. Otherwise kubelet would restart a busy gateway."""
 BAD_STATUS: Final = 400
@@ -91,10 +93,11 @@ class Guard:
     async def _serve(self, scope: Scope, headers: Headers, receive: Receive, reply: _Reply) -> None:
         if scope["path"] not in PROBES and self._inflight > self._gateway.settings.max_requests:
             raise UnavailableError("The gateway is at its limit of concurrent requests; try again.", retry_after_s=1)
-        if self._keys is None or not scope["path"].startswith(PROTECTED):
+        given = headers.get("authorization")
+        if self._keys is None or not scope["path"].startswith(PROTECTED) or self._is_open(scope, given):
             await self._pass(scope, headers, receive, reply)
             return
-        key = self._keys.authenticate(headers.get("authorization"))
+        key = self._keys.authenticate(given)
         call: Call = scope["omni_call"]
         call.key = key.name
         reply.headers = self._limiter.enter(key)
@@ -103,6 +106,10 @@ class Guard:
             await self._pass(scope, headers, receive, reply)
         finally:
             reply.end()
+
+    def _is_open(self, scope: Scope, authorization: str | None) -> bool:
+        """Returns whether a request without a key is allowed. A key that is sent must be valid, and its limits apply."""
+        return self._gateway.settings.voices_without_key and authorization is None and scope["path"] in VOICE_LISTS
 
     async def _pass(self, scope: Scope, headers: Headers, receive: Receive, reply: _Reply) -> None:
         if scope["method"] not in ("POST", "PUT", "PATCH") or not scope["path"].startswith(PROTECTED):
