@@ -31,9 +31,9 @@ class MediaSettings(_Model):
     max_audio_seconds: Annotated[int, Field(ge=1, le=86_400)] = 300
     """Maximum length of MP3 and Opus files, which the gateway decodes. The stage limits WAV and FLAC."""
     fetch_https: bool = False
-    """Whether image_url and video_url may be https URLs. Non-public addresses are always refused."""
+    """Whether image_url, audio_url and video_url may be https URLs. Non-public addresses are always refused."""
     fetch_seconds: Annotated[float, Field(gt=0, le=300)] = 10.0
-    """Maximum time to fetch an image or a video, in seconds."""
+    """Maximum time to fetch one file, in seconds."""
 
 
 class GatewaySettings(_Model):

@@ -108,7 +108,7 @@ class Guard:
             reply.end()
 
     def _is_open(self, scope: Scope, authorization: str | None) -> bool:
-        """Returns whether a request without a key is allowed. A key that is sent must be valid, and its limits apply."""
+        """Returns whether a request needs no key. A key that it sends must be valid, and its limits apply."""
         return self._gateway.settings.voices_without_key and authorization is None and scope["path"] in VOICE_LISTS
 
     async def _pass(self, scope: Scope, headers: Headers, receive: Receive, reply: _Reply) -> None:

@@ -12,7 +12,7 @@ from omni_gateway.pipelines import StaticPipelines
 
 PART = "messages[0].content[0]"
 URL = {"url": "data:image/png;base64,AAAA"}
-ALLOWED = "'text', 'image_url', 'input_audio', 'video_url'"
+ALLOWED = "'text', 'image_url', 'input_audio', 'audio_url', 'video_url'"
 
 
 def ask(messages: list[Any], **fields: Any) -> dict[str, Any]:
