@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omni_gateway.api.context import Call, Gateway, exemplar_of
 from omni_gateway.api.live import ClientLeftError
-from omni_gateway.errors import GatewayError, InternalError, UnavailableError, answer_error
+from omni_gateway.errors import EncodingError, GatewayError, InternalError, UnavailableError, answer_error
 from omni_gateway.guard.body import BodyGoneError, BodyReader
 from omni_gateway.guard.budget import Budget, Share
 from omni_gateway.guard.keys import KeyRing
@@ -116,6 +116,9 @@ class Guard:
             await self._app(scope, receive, reply)
             return
         call: Call = scope["omni_call"]
+        encoding = headers.get("content-encoding", "").strip()
+        if encoding.lower() not in ("", "identity"):
+            raise EncodingError(encoding)
         body = await self._bodies.read(receive, headers.get("content-length"), call.body_share)
         await self._app(scope, _Replay(body, receive), reply)
 
