@@ -85,7 +85,10 @@ def test_an_audio_id_alone_is_refused(client: openai.OpenAI) -> None:
 
 def test_joined_pieces_of_streamed_audio_are_the_audio(client: openai.OpenAI, served: tuple[str, Starts]) -> None:
     """openai-python and LangChain join the base64 of a stream's chunks, as text."""
-    assert base64.b64decode(stream(client, **SPOKEN).audio.data) == PCM
+    audio = stream(client, **SPOKEN).audio
+    assert base64.b64decode(audio.data) == PCM
+    # Each chunk had the id, and openai-python's stream() joined them: audio_1audio_1audio_1...
+    assert audio.id.count("audio_") == 1
     events = httpx.post(
         f"{served[0]}/v1/audio/speech",
         json={"model": "m", "input": "Hello", "response_format": "pcm", "stream_format": "sse"},
