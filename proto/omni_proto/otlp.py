@@ -32,6 +32,14 @@ def is_wanted(environment: Mapping[str, str]) -> bool:
     return any(environment.get(name) for name in ENDPOINTS)
 
 
+def exemplar_of(traceparent: str | None) -> dict[str, str] | None:
+    """Returns the exemplar that links a metric's value to a trace; None without a traceparent, or if the trace is not
+    sampled. traceparent must be well-formed."""
+    parts = traceparent.split("-") if traceparent else []
+    sampled = bool(parts) and bool(int(parts[3], 16) & 1)
+    return {"trace_id": parts[1], "span_id": parts[2]} if sampled else None
+
+
 def read_protocol(environment: Mapping[str, str]) -> tuple[str, str]:
     """Returns the protocol, GRPC (the default) or HTTP, and the variable that names it, which is empty for the default.
 

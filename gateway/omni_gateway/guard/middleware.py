@@ -11,7 +11,7 @@ from typing import Any, Final
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from omni_gateway.api.context import Call, Gateway, exemplar_of
+from omni_gateway.api.context import Call, Gateway
 from omni_gateway.api.live import ClientLeftError
 from omni_gateway.errors import EncodingError, GatewayError, InternalError, UnavailableError, answer_error
 from omni_gateway.guard.body import BodyGoneError, BodyReader
@@ -21,6 +21,7 @@ from omni_gateway.guard.limits import KeyLimiter
 from omni_gateway.guard.refused_keys import RefusedKeys
 from omni_gateway.guard.request_ids import request_id, trace_context
 from omni_gateway.tracing import RequestSpan
+from omni_proto.otlp import exemplar_of
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +128,7 @@ class Guard:
         route = found or "other"
         took = time.monotonic() - call.started
         self._gateway.metrics.requests.labels(route, str(reply.status)).inc()
-        self._gateway.metrics.seconds.labels(route).observe(took, exemplar_of(call))
+        self._gateway.metrics.seconds.labels(route).observe(took, exemplar_of(call.traceparent))
         facts = {"omnipipeline.request_id": call.id, "omnipipeline.model": call.model}
         broken = call.error if reply.status < BAD_STATUS else ""
         if broken:
