@@ -122,7 +122,9 @@ async def _answer_http(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
     if error.status_code == 404:
-        return respond(request, RouteNotFoundError(f"No route {request.method} {request.url.path[:256]}."))
+        missing = f"{request.method} {request.url.path[:256]}"
+        said = f"No route {missing}. The routes of the API begin with /v1/, once, and /docs lists them."
+        return respond(request, RouteNotFoundError(said))
     if error.status_code == 405:
         answer = respond(request, MethodNotAllowedError(f"{request.method} is not allowed here."))
         answer.headers.update(error.headers or {})

@@ -36,6 +36,15 @@ def test_a_body_that_is_no_json_object_is_refused_with_what_to_send(
     assert "content-type: application/json" in error["message"]
 
 
+@pytest.mark.parametrize("path", ["/chat/completions", "/v1/v1/chat/completions"])
+def test_a_base_url_without_v1_or_with_two_is_explained(client: TestClient, path: str) -> None:
+    answer = client.post(path, json={})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+    assert answer.json()["error"]["message"] == (
+        f"No route POST {path}. The routes of the API begin with /v1/, once, and /docs lists them."
+    )
+
+
 @pytest.mark.parametrize("encoding", ["gzip", "zstd", "identity, GZIP"])
 def test_a_compressed_body_is_refused_by_the_name_of_its_encoding(client: TestClient, encoding: str) -> None:
     """It was parsed as it was: 400 without a word about the header."""
