@@ -107,6 +107,21 @@ class TooLargeError(GatewayError):
     code = "request_too_large"
 
 
+class EncodingError(GatewayError):
+    """The body is compressed, or has another content-encoding."""
+
+    status = 415
+    type = INVALID
+    code = "unsupported_encoding"
+
+    def __init__(self, encoding: str) -> None:
+        super().__init__(
+            f"The body has the content-encoding {encoding[:64]!r}, and only 'identity' is read: send it uncompressed, "
+            "without this header.",
+            headers={"accept-encoding": "identity"},
+        )
+
+
 class RateLimitError(GatewayError):
     """The key's limit or the pipeline's capacity is exhausted."""
 

@@ -31,9 +31,9 @@ class MediaSettings(_Model):
     max_audio_seconds: Annotated[int, Field(ge=1, le=86_400)] = 300
     """Maximum length of MP3 and Opus files, which the gateway decodes. The stage limits WAV and FLAC."""
     fetch_https: bool = False
-    """Whether image_url and video_url may be https URLs. Non-public addresses are always refused."""
+    """Whether image_url, audio_url and video_url may be https URLs. Non-public addresses are always refused."""
     fetch_seconds: Annotated[float, Field(gt=0, le=300)] = 10.0
-    """Maximum time to fetch an image or a video, in seconds."""
+    """Maximum time to fetch one file, in seconds."""
 
 
 class GatewaySettings(_Model):
@@ -62,6 +62,8 @@ class GatewaySettings(_Model):
     """Maximum number of concurrent requests in this process; further ones get 503, except /health, /ready, /metrics."""
     keys_file: Path | None = None
     """File of API keys, e.g. from a mounted Secret; see docs/gateway.md. None: every request is accepted."""
+    voices_without_key: bool = False
+    """Whether GET /v1/audio/voices and /v1/audio/models need no key. Open WebUI sends none for them."""
     cors_origins: tuple[Annotated[str, Field(max_length=512)], ...] = ()
     """Origins whose pages may call the API, e.g. https://app.example.com; "*" is any."""
     drain_seconds: Annotated[float, Field(ge=0, le=3600)] = 300.0

@@ -8,11 +8,12 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Final, Unpack
 
-from omni_gateway.api.context import Call, Gateway, exemplar_of
+from omni_gateway.api.context import Call, Gateway
 from omni_gateway.entries.pipelines import ServedPipeline
 from omni_gateway.errors import to_error
 from omni_gateway.media.encode import Encoder, PcmEncoder, WavEncoder, make_encoder
 from omni_proto.client import AudioChunk, Event, GenerateArguments, OmniRequestError, TextDelta
+from omni_proto.process.otlp import exemplar_of
 from omni_proto.rpc.metadata import USER_KEY
 
 BYTES_PER_SAMPLE: Final = 2
@@ -58,7 +59,7 @@ async def _follow(
                     if kind not in seen:
                         seen.add(kind)
                         took = time.monotonic() - call.started
-                        gateway.metrics.first_byte.labels(route, kind).observe(took, exemplar_of(call))
+                        gateway.metrics.first_byte.labels(route, kind).observe(took, exemplar_of(call.traceparent))
                         call.span.mark(f"first {kind}")
                 yield event
         except OmniRequestError as error:

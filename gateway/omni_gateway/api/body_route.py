@@ -26,10 +26,12 @@ class _OnceRequest(Request):
         return self._body
 
     async def json(self) -> Any:
-        """Returns the parsed body. Raises JSONDecodeError, UnicodeDecodeError."""
+        """Returns the parsed body. Raises JSONDecodeError, which FastAPI passes on as a problem of the body."""
         body = await self.body()
         try:
             return json.loads(body)
+        except UnicodeDecodeError as error:
+            raise json.JSONDecodeError("The body is not UTF-8", "", error.start) from None
         finally:
             if isinstance(body, bytearray):
                 body.clear()

@@ -57,13 +57,6 @@ class Call:
     """Code of the error with which a stage ended the answer after it had accepted the request."""
 
 
-def exemplar_of(call: Call) -> dict[str, str] | None:
-    """Returns the exemplar that links a metric's value to the request's trace; None if the trace is not sampled."""
-    parts = call.traceparent.split("-") if call.traceparent else []
-    sampled = bool(parts) and bool(int(parts[3], 16) & 1)
-    return {"trace_id": parts[1], "span_id": parts[2]} if sampled else None
-
-
 def gateway_of(request: Request) -> Gateway:
     """Returns the gateway that serves the request."""
     return cast(Gateway, request.app.state.gateway)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -20,7 +20,17 @@ from omni_gateway.errors import (
     answer_error,
 )
 
-_CODES = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
+_CODES = {
+    "missing": "missing_required_parameter",
+    "union_tag_not_found": "missing_required_parameter",
+    "extra_forbidden": "unknown_parameter",
+}
+_QUOTE: Final = "'"
+_PROBLEMS: Final = 32
+"""How many of pydantic's problems are compared. A large body may have a problem for each of its values."""
+_TAGS: Final[Mapping[str, str]] = {"messages": "role", "content": "type", "response_format": "type"}
+"""Fields that hold several kinds of objects, and the field of an object that says which kind it is. pydantic puts this
+kind into the path of a problem."""
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -40,14 +50,16 @@ def respond(request: Request, error: GatewayError) -> Response:
 
 def field_path(loc: Sequence[str | int], body: Any, *, missing: bool) -> str:
     """Returns the path of a wrong field, e.g. messages[0].content, without pydantic's names of union members."""
-    path, here = "", body
+    path, here, tag = "", body, ""
     for place, item in enumerate(loc):
         if isinstance(item, int):
             if isinstance(here, list) and item < len(here):
                 path, here = f"{path}[{item}]", here[item]
             continue
-        if isinstance(here, dict) and item in here:
-            path, here = f"{path}.{item}" if path else item, here[item]
+        if tag and place < len(loc) - 1 and isinstance(here, dict) and here.get(tag) == item:
+            tag = ""  # an image_url part also has a field image_url, which follows
+        elif isinstance(here, dict) and item in here:
+            path, here, tag = f"{path}.{item}" if path else item, here[item], _TAGS.get(item, "")
         elif missing and place == len(loc) - 1:
             path = f"{path}.{item}" if path else item
     return path
@@ -55,7 +67,7 @@ def field_path(loc: Sequence[str | int], body: Any, *, missing: bool) -> str:
 
 def describe_validation(error: RequestValidationError) -> InvalidRequestError:
     """Returns an error with OpenAI's code for the first problem that pydantic found."""
-    problem = error.errors()[0]
+    problem = _deepest(error.errors()[:_PROBLEMS], error.body)
     kind, loc = problem["type"], problem["loc"]
     if kind == "json_invalid":
         return InvalidRequestError("The body is not JSON.", code="invalid_json")
@@ -64,13 +76,34 @@ def describe_validation(error: RequestValidationError) -> InvalidRequestError:
         return InvalidRequestError(
             "The body must be a JSON object, sent with the header content-type: application/json.", code="invalid_json"
         )
-    path = field_path(loc[1:], error.body, missing=kind == "missing")
+    path = _path_of(problem, error.body)
     code = _CODES.get(kind, "invalid_type" if kind.endswith("_type") else "invalid_value")
     if kind == "extra_forbidden":
         return InvalidRequestError(f"Unknown parameter: {path[:256]!r}.", param=path[:256], code=code)
-    if kind == "missing":
+    if kind.startswith("union_tag_"):
+        context = problem["ctx"]
+        path = f"{path}.{context['discriminator'].strip(_QUOTE)}"
+        if kind == "union_tag_invalid":
+            use = f"{path} is {context['tag'][:64]!r}; use {context['expected_tags']}."
+            return InvalidRequestError(use, param=path, code=code)
+    if kind in ("missing", "union_tag_not_found"):
         return InvalidRequestError(f"Missing required parameter: {path!r}.", param=path, code=code)
     return InvalidRequestError(f"{path or 'body'}: {problem['msg']}", param=path or None, code=code)
+
+
+def _path_of(problem: Mapping[str, Any], body: Any) -> str:
+    return field_path(problem["loc"][1:], body, missing=problem["type"] == "missing")
+
+
+def _deepest(problems: Sequence[Any], body: Any) -> Any:
+    """Returns the first problem, or the deepest one inside the same field.
+
+    A field may allow a text or a list. For a list, pydantic first says that it is no text, and only then what is wrong
+    inside the list.
+    """
+    field = _path_of(problems[0], body)
+    inside = [one for one in problems if _path_of(one, body).startswith(field)]
+    return max(inside, key=lambda one: _path_of(one, body).count(".") + _path_of(one, body).count("["))
 
 
 async def _answer(request: Request, error: Exception) -> Response:
@@ -89,7 +122,9 @@ async def _answer_http(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
     if error.status_code == 404:
-        return respond(request, RouteNotFoundError(f"No route {request.method} {request.url.path[:256]}."))
+        missing = f"{request.method} {request.url.path[:256]}"
+        said = f"No route {missing}. The routes of the API begin with /v1/, once, and /docs lists them."
+        return respond(request, RouteNotFoundError(said))
     if error.status_code == 405:
         answer = respond(request, MethodNotAllowedError(f"{request.method} is not allowed here."))
         answer.headers.update(error.headers or {})

@@ -1,14 +1,16 @@
-"""GET /v1/models, /v1/models/{id}, /v1/audio/voices."""
+"""GET /v1/models, /v1/models/{id}, /v1/audio/models, /v1/audio/voices."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, Query, Request
 
 from omni_gateway.api.context import Gateway, gateway_of
+from omni_gateway.entries.facts import EntryFacts
 from omni_gateway.entries.pipelines import ServedPipeline, find_pipeline, model_ids
-from omni_gateway.errors import GatewayError, ModelNotFoundError
+from omni_gateway.errors import GatewayError
 from omni_gateway.openai.voices import list_aliases
 
 router = APIRouter(tags=["models"])
@@ -17,12 +19,8 @@ router = APIRouter(tags=["models"])
 @router.get("/v1/models")
 async def list_models(request: Request) -> dict[str, Any]:
     """Lists the served pipelines that are ready; each alias is a model of its own, as OpenAI's clients expect."""
-    pipelines = gateway_of(request).pipelines.list_pipelines()
-    ids = model_ids(pipelines)
-    data = [_describe(key, pipeline) for key, pipeline in ids.items() if pipeline.ready]
-    aliases = {alias: key for key, one in reversed(ids.items()) if one.ready for alias in one.aliases}
-    data += [{**_describe(alias, ids[key]), "root": key} for alias, key in aliases.items() if alias not in ids]
-    return {"object": "list", "data": data}
+    ids = model_ids(gateway_of(request).pipelines.list_pipelines())
+    return {"object": "list", "data": _list_models({key: one for key, one in ids.items() if one.ready}, ids)}
 
 
 @router.get("/v1/models/{model:path}")
@@ -40,6 +38,17 @@ async def get_model(request: Request, model: str) -> dict[str, Any]:
     }
 
 
+@router.get("/v1/audio/models")
+async def list_speech_models(request: Request) -> dict[str, Any]:
+    """Lists the ready models of /v1/audio/speech. `models` repeats `data` for Open WebUI, which reads it."""
+    gateway = gateway_of(request)
+    ids = model_ids(gateway.pipelines.list_pipelines())
+    facts = {key: await _facts_if_ready(gateway, pipeline) for key, pipeline in ids.items()}
+    speaking = {key: ids[key] for key, one in facts.items() if one is not None and one.reads_aloud}
+    models = _list_models(speaking, ids)
+    return {"object": "list", "data": models, "models": models}
+
+
 @router.get("/v1/audio/voices")
 async def list_voices(request: Request, model: str | None = Query(default=None)) -> dict[str, Any]:
     """Lists the voices of all ready models that speak, or of the given model."""
@@ -47,15 +56,11 @@ async def list_voices(request: Request, model: str | None = Query(default=None))
     pipelines = gateway.pipelines.list_pipelines()
     if model is not None:
         key, pipeline = find_pipeline(pipelines, model)
-        return _list_voices(await _voices(gateway, key, pipeline))
+        return _list_voices(_voices(gateway, key, pipeline, await gateway.entries.facts(pipeline)))
     data: list[dict[str, Any]] = []
     for key, pipeline in model_ids(pipelines).items():
-        try:
-            data += await _voices(gateway, key, pipeline) if pipeline.ready else []
-        except ModelNotFoundError:
-            raise
-        except GatewayError:
-            continue  # a pipeline that cannot be reached is left out
+        facts = await _facts_if_ready(gateway, pipeline)
+        data += _voices(gateway, key, pipeline, facts) if facts is not None else []
     return _list_voices(data)
 
 
@@ -68,8 +73,25 @@ def _describe(key: str, pipeline: ServedPipeline) -> dict[str, Any]:
     return {"id": key, "object": "model", "created": pipeline.created, "owned_by": pipeline.namespace or "omnipipeline"}
 
 
-async def _voices(gateway: Gateway, key: str, pipeline: ServedPipeline) -> list[dict[str, Any]]:
-    voices = (await gateway.entries.facts(pipeline)).voices
+async def _facts_if_ready(gateway: Gateway, pipeline: ServedPipeline) -> EntryFacts | None:
+    """Returns the facts of a pipeline; None if it is not ready or cannot be reached, and lists leave it out."""
+    if not pipeline.ready:
+        return None
+    try:
+        return await gateway.entries.facts(pipeline)
+    except GatewayError:
+        return None
+
+
+def _list_models(shown: dict[str, ServedPipeline], all_ids: Mapping[str, ServedPipeline]) -> list[dict[str, Any]]:
+    """Returns the models in `shown`, then their aliases, except those that are the id of a model."""
+    aliases = {alias: key for key, one in reversed(shown.items()) for alias in one.aliases if alias not in all_ids}
+    models = [_describe(key, pipeline) for key, pipeline in shown.items()]
+    return models + [{**_describe(alias, shown[key]), "root": key} for alias, key in aliases.items()]
+
+
+def _voices(gateway: Gateway, key: str, pipeline: ServedPipeline, facts: EntryFacts) -> list[dict[str, Any]]:
+    voices = facts.voices
     aliases = list_aliases(pipeline.voice_aliases or gateway.settings.voice_aliases, voices)
     return [
         {"id": voice, "object": "voice", "name": voice, "model": key, "aliases": aliases.get(voice, [])}

@@ -50,7 +50,7 @@ async def create_speech(request: Request, body: SpeechRequest) -> Response:
     key, pipeline = find_pipeline(gateway.pipelines.list_pipelines(), body.model)
     call.model = key
     facts = await gateway.entries.facts(pipeline)
-    if "audio" not in facts.modalities or not facts.speaks_given_text:
+    if not facts.reads_aloud:
         raise UnsupportedError(f"The model {key!r} does not speak a given text.", param="model", code="invalid_value")
     wanted = body.voice.id if isinstance(body.voice, VoiceId) else body.voice or ""
     aliases = pipeline.voice_aliases or gateway.settings.voice_aliases

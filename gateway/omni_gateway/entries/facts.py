@@ -28,6 +28,11 @@ class EntryFacts:
     calls_tools: bool
     """Whether a request may offer tools."""
 
+    @property
+    def reads_aloud(self) -> bool:
+        """Whether the pipeline is a model of /v1/audio/speech."""
+        return "audio" in self.modalities and self.speaks_given_text
+
 
 def read_facts(answer: GetStageResponse, pipeline: ServedPipeline) -> EntryFacts:
     """Returns the facts from the stage's answer. Modalities and voices that `pipeline` sets take precedence."""

@@ -11,9 +11,9 @@ from typing import Any, Final
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from omni_gateway.api.context import Call, Gateway, exemplar_of
+from omni_gateway.api.context import Call, Gateway
 from omni_gateway.api.live import ClientLeftError
-from omni_gateway.errors import GatewayError, InternalError, UnavailableError, answer_error
+from omni_gateway.errors import EncodingError, GatewayError, InternalError, UnavailableError, answer_error
 from omni_gateway.guard.body import BodyGoneError, BodyReader
 from omni_gateway.guard.budget import Budget, Share
 from omni_gateway.guard.keys import KeyRing
@@ -21,11 +21,14 @@ from omni_gateway.guard.limits import KeyLimiter
 from omni_gateway.guard.refused_keys import RefusedKeys
 from omni_gateway.guard.request_ids import request_id, trace_context
 from omni_gateway.telemetry.tracing import RequestSpan
+from omni_proto.process.otlp import exemplar_of
 
 log = logging.getLogger(__name__)
 
 PROTECTED: Final = "/v1/"
 """Beginning of the paths that need a key, if keys are configured. No other path takes a body."""
+VOICE_LISTS: Final = ("/v1/audio/voices", "/v1/audio/models")
+"""Paths that need no key if the setting voicesWithoutKey is true."""
 PROBES: Final = ("/health", "/ready", "/metrics")
 """Paths that are answered at the limit of requests, too. Otherwise kubelet would restart a busy gateway."""
 BAD_STATUS: Final = 400
@@ -91,10 +94,11 @@ class Guard:
     async def _serve(self, scope: Scope, headers: Headers, receive: Receive, reply: _Reply) -> None:
         if scope["path"] not in PROBES and self._inflight > self._gateway.settings.max_requests:
             raise UnavailableError("The gateway is at its limit of concurrent requests; try again.", retry_after_s=1)
-        if self._keys is None or not scope["path"].startswith(PROTECTED):
+        given = headers.get("authorization")
+        if self._keys is None or not scope["path"].startswith(PROTECTED) or self._is_open(scope, given):
             await self._pass(scope, headers, receive, reply)
             return
-        key = self._keys.authenticate(headers.get("authorization"))
+        key = self._keys.authenticate(given)
         call: Call = scope["omni_call"]
         call.key = key.name
         reply.headers = self._limiter.enter(key)
@@ -104,11 +108,18 @@ class Guard:
         finally:
             reply.end()
 
+    def _is_open(self, scope: Scope, authorization: str | None) -> bool:
+        """Returns whether a request needs no key. A key that it sends must be valid, and its limits apply."""
+        return self._gateway.settings.voices_without_key and authorization is None and scope["path"] in VOICE_LISTS
+
     async def _pass(self, scope: Scope, headers: Headers, receive: Receive, reply: _Reply) -> None:
         if scope["method"] not in ("POST", "PUT", "PATCH") or not scope["path"].startswith(PROTECTED):
             await self._app(scope, receive, reply)
             return
         call: Call = scope["omni_call"]
+        encoding = headers.get("content-encoding", "").strip()
+        if encoding.lower() not in ("", "identity"):
+            raise EncodingError(encoding)
         body = await self._bodies.read(receive, headers.get("content-length"), call.body_share)
         await self._app(scope, _Replay(body, receive), reply)
 
@@ -117,7 +128,7 @@ class Guard:
         route = found or "other"
         took = time.monotonic() - call.started
         self._gateway.metrics.requests.labels(route, str(reply.status)).inc()
-        self._gateway.metrics.seconds.labels(route).observe(took, exemplar_of(call))
+        self._gateway.metrics.seconds.labels(route).observe(took, exemplar_of(call.traceparent))
         facts = {"omnipipeline.request_id": call.id, "omnipipeline.model": call.model}
         broken = call.error if reply.status < BAD_STATUS else ""
         if broken:

@@ -10,6 +10,11 @@ from omni_gateway.errors import InvalidMediaError, TooLargeError
 
 IMAGE_TYPES: Final = ("image/png", "image/jpeg", "image/jpg")
 """image/jpg is not registered, but widely used: many programs take a file's suffix for its type."""
+AUDIO_TYPES: Final = (
+    *("audio/wav", "audio/x-wav", "audio/wave", "audio/vnd.wave", "audio/flac", "audio/x-flac"),
+    *("audio/mpeg", "audio/mp3", "audio/ogg", "audio/opus"),
+)
+"""Registered and common names. Only the bytes decide what the audio is."""
 VIDEO_TYPES: Final = ("video/mp4", "video/webm", "video/x-matroska", "video/quicktime")
 
 

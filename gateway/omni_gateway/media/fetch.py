@@ -1,4 +1,4 @@
-"""Fetches images and videos over https, if the settings allow it: no redirects, with limits on size and time.
+"""Fetches images, audio and videos over https, if the settings allow it: no redirects, with limits on size and time.
 
 The host name is resolved once. All its addresses must be public, and the connection goes to one of them. So a name that
 resolves to another address a moment later (DNS rebinding) has no effect.

@@ -6,17 +6,15 @@ import asyncio
 from collections.abc import Sequence
 
 from omni_gateway.errors import InvalidMediaError, TooLargeError, UnsupportedError
-from omni_gateway.media.data_uri import IMAGE_TYPES, VIDEO_TYPES, decode_base64, read_data_uri
+from omni_gateway.media.data_uri import AUDIO_TYPES, IMAGE_TYPES, VIDEO_TYPES, decode_base64, read_data_uri
 from omni_gateway.media.fetch import fetch_media
-from omni_gateway.media.transcode import DEMUXERS, Hold, to_wav
-from omni_gateway.openai.chat_messages import AudioPart, ImagePart, VideoPart
+from omni_gateway.media.transcode import DEMUXERS, Hold, find_form, to_wav
+from omni_gateway.openai.chat_messages import AudioPart, AudioUrlPart, ImagePart, Media, VideoPart
 from omni_gateway.settings import MediaSettings
 from omni_proto.client import ArgumentError, MediaPart, audio_part, image_part, video_part
 
 
-async def read_media(
-    found: Sequence[tuple[str, ImagePart | AudioPart | VideoPart]], settings: MediaSettings, hold: Hold
-) -> list[MediaPart]:
+async def read_media(found: Sequence[tuple[str, Media]], settings: MediaSettings, hold: Hold) -> list[MediaPart]:
     """Returns the media in order. found: each part with the path of its field. hold counts bytes before they are
     kept.
 
@@ -31,6 +29,8 @@ async def read_media(
             media.append(await _image(part, f"{path}.image_url.url", settings, hold))
         elif isinstance(part, VideoPart):
             media.append(await _video(part, f"{path}.video_url.url", settings, hold))
+        elif isinstance(part, AudioUrlPart):
+            media.append(await _audio_url(part, f"{path}.audio_url.url", settings, hold))
         else:
             media.append(await _audio(part, path, settings, hold))
     return media
@@ -72,6 +72,18 @@ async def _audio(part: AudioPart, path: str, settings: MediaSettings, hold: Hold
     hold(len(part.input_audio.data) * 3 // 4)
     data = decode_base64(part.input_audio.data, param=param, max_bytes=settings.max_bytes)
     form = part.input_audio.format
+    return await _decode_audio(data, form, form, param, settings, hold)
+
+
+async def _audio_url(part: AudioUrlPart, param: str, settings: MediaSettings, hold: Hold) -> MediaPart:
+    data = await _read_url(part.audio_url.url, AUDIO_TYPES, param, settings, hold)
+    return await _decode_audio(data, find_form(data), "WAV, FLAC, MP3 or Opus", param, settings, hold)
+
+
+async def _decode_audio(
+    data: bytes, form: str, wanted: str, param: str, settings: MediaSettings, hold: Hold
+) -> MediaPart:
+    """Returns audio for the stage, which reads WAV and FLAC. wanted: what the error says that the bytes are not."""
     if form in DEMUXERS:
         data = await asyncio.to_thread(
             to_wav, data, form, param=param, max_seconds=settings.max_audio_seconds, hold=hold
@@ -79,4 +91,4 @@ async def _audio(part: AudioPart, path: str, settings: MediaSettings, hold: Hold
     try:
         return audio_part(data)
     except ArgumentError as error:
-        raise InvalidMediaError(f"{param} is not {form}.", param=param) from error
+        raise InvalidMediaError(f"{param} is not {wanted}.", param=param) from error

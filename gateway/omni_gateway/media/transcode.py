@@ -17,10 +17,22 @@ DEMUXERS: Final = {"mp3": "mp3", "opus": "ogg"}
 """FFmpeg's name of the demuxer, by OpenAI's name of the format. It is passed to FFmpeg, which would otherwise guess a
 demuxer from bytes that may be hostile."""
 CODECS: Final = {"mp3": ("mp3", "mp3float"), "opus": ("opus", "libopus")}
+_SYNC: Final = 0xE0
+"""The upper three bits of an MPEG frame's second byte are set, after a first byte of 255."""
+_LAYER: Final = 0x06
+"""The bits of the second byte with the layer. MP3 has some of them set, AAC none."""
 MAX_RATE_HZ: Final = 48_000
 
 Hold = Callable[[int], None]
 """Counts bytes that will be kept, see Share.add."""
+
+
+def find_form(data: bytes) -> str:
+    """Returns the format that the first bytes show: a key of DEMUXERS, or "" for any other, such as WAV and FLAC."""
+    if data.startswith(b"OggS"):
+        return "opus"
+    is_frame = len(data) > 1 and data[0] == 0xFF and data[1] & _SYNC == _SYNC and data[1] & _LAYER
+    return "mp3" if is_frame or data.startswith(b"ID3") else ""
 
 
 def to_wav(data: bytes, form: str, *, param: str, max_seconds: int, hold: Hold) -> bytes:

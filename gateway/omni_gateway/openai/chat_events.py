@@ -45,7 +45,8 @@ class ChatAnswer:
         return f"audio_{self.id.removeprefix('chatcmpl-')}"
 
     def first(self) -> dict[str, Any]:
-        """Returns the chunk that opens a stream."""
+        """Returns the chunk that opens a stream. As with OpenAI, only this one has the id of the audio: clients that
+        collect a stream join the texts of equal fields."""
         delta: dict[str, Any] = {"role": "assistant", "content": None if self.speaks else ""}
         if self.speaks:
             delta["audio"] = {"id": self.audio_id}
@@ -53,7 +54,7 @@ class ChatAnswer:
 
     def text(self, text: str) -> dict[str, Any]:
         """Returns a chunk with a piece of text."""
-        return self._chunk({"audio": {"id": self.audio_id, "transcript": text}} if self.speaks else {"content": text})
+        return self._chunk({"audio": {"transcript": text}} if self.speaks else {"content": text})
 
     def tool_call(self, piece: ToolCallDelta) -> dict[str, Any]:
         """Returns a chunk with a piece of a tool call. Only the first piece of a call has the id, type and name."""
@@ -70,11 +71,11 @@ class ChatAnswer:
 
     def audio(self, data: str) -> dict[str, Any]:
         """Returns a chunk with a piece of encoded audio, in base64; see Base64Pieces."""
-        return self._chunk({"audio": {"id": self.audio_id, "data": data}})
+        return self._chunk({"audio": {"data": data}})
 
     def last(self) -> dict[str, Any]:
         """Returns the chunk with the finish reason."""
-        delta = {"audio": {"id": self.audio_id, "expires_at": self.audio_expires_at}} if self.speaks else {}
+        delta = {"audio": {"expires_at": self.audio_expires_at}} if self.speaks else {}
         return self._chunk(delta, self._finish())
 
     def usage(self, usage: Mapping[str, Any]) -> dict[str, Any]:

@@ -66,7 +66,30 @@ class AudioPart(Body):
     input_audio: InputAudio
 
 
-ContentPart = Annotated[TextPart | ImagePart | AudioPart | VideoPart, Field(discriminator="type")]
+class AudioUrl(Body):
+    """The URL of audio."""
+
+    url: str
+    """data:audio/wav;base64,... or, if the gateway allows it, an https URL."""
+
+
+class AudioUrlPart(Body):
+    """Audio in WAV, FLAC, MP3 or Opus (vLLM's extension). The bytes show which of these it is."""
+
+    type: Literal["audio_url"]
+    audio_url: AudioUrl
+
+
+class RefusalPart(Body):
+    """What an earlier answer refused."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+Media = ImagePart | AudioPart | AudioUrlPart | VideoPart
+ContentPart = Annotated[TextPart | Media, Field(discriminator="type")]
+AnswerPart = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
 
 
 class SystemMessage(Body):
@@ -121,7 +144,7 @@ class AssistantMessage(Body):
     """An earlier answer of the model. A client may append the message of an answer as its library returns it."""
 
     role: Literal["assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)] | None = None
+    content: str | Annotated[list[AnswerPart], Field(min_length=1)] | None = None
     name: str | None = None
     audio: PastAudio | None = None
     refusal: str | None = None
@@ -152,6 +175,11 @@ class ToolMessage(Body):
 
 def said_by(message: AssistantMessage) -> str | list[TextPart] | None:
     """Returns the text of an earlier answer: its content, or else its refusal or the transcript of its audio."""
+    if isinstance(message.content, list):
+        return [
+            TextPart(type="text", text=part.refusal) if isinstance(part, RefusalPart) else part
+            for part in message.content
+        ]
     if message.content is not None:
         return message.content
     if message.refusal is not None:

@@ -11,12 +11,10 @@ from typing import Any, Final
 from omni_gateway.errors import InvalidRequestError
 from omni_gateway.openai.chat_messages import (
     AssistantMessage,
-    AudioPart,
-    ImagePart,
+    Media,
     Message,
     TextPart,
     ToolMessage,
-    VideoPart,
     said_by,
 )
 from omni_gateway.openai.chat_request import ChatRequest
@@ -28,14 +26,14 @@ _ENTRY_SAMPLING: Final = (
 )
 
 
-def list_media(messages: Sequence[Message]) -> list[tuple[str, ImagePart | AudioPart | VideoPart]]:
+def list_media(messages: Sequence[Message]) -> list[tuple[str, Media]]:
     """Returns the media of the messages in order, each with the path of its field."""
     return [
         (f"messages[{index}].content[{place}]", part)
         for index, message in enumerate(messages)
         if not isinstance(message.content, str | None)
         for place, part in enumerate(message.content)
-        if isinstance(part, ImagePart | AudioPart | VideoPart)
+        if isinstance(part, Media)
     ]
 
 

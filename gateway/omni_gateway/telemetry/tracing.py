@@ -104,9 +104,6 @@ def open_tracing(environment: Mapping[str, str] = os.environ) -> Tracing:
     if not otlp.is_wanted(environment):
         return Tracing()
     try:
-        return OtlpTracing(otlp.open_provider(SERVICE))
-    except ImportError as error:
-        raise SettingsError(
-            f"{' or '.join(otlp.ENDPOINTS)} is set, but OpenTelemetry is not installed; install omnipipeline[otel] or "
-            "unset it"
-        ) from error
+        return OtlpTracing(otlp.open_provider(SERVICE, environment))
+    except otlp.TraceExportError as error:
+        raise SettingsError(str(error)) from error

@@ -105,6 +105,7 @@ class AsyncOmniClient:
         generate()."""
         builder = ResultBuilder()
         events = self.generate(**arguments)
+        del arguments  # otherwise their media would stay in memory until the call ends
         try:
             async for event in events:
                 builder.add(event)

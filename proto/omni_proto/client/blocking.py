@@ -95,6 +95,7 @@ class OmniClient:
         generate()."""
         builder = ResultBuilder()
         events = self.generate(**arguments)
+        del arguments  # otherwise their media would stay in memory until the call ends
         try:
             for event in events:
                 builder.add(event)
@@ -113,7 +114,9 @@ class OmniClient:
                 try:
                     for response in call:
                         event = attempts.take(response)
-                        gate.set()
+                        if not gate.is_set():
+                            gate.set()
+                            del prepared  # it is not sent again; without this, its media would stay in memory
                         if event is not None:
                             yield event
                     attempts.finish()

@@ -8,6 +8,7 @@ docs/observability.md lists all of them; `python -m observability` writes that l
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 CHUNK_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 REAL_TIME_FACTORS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1, 1.2, 1.5, 2, 3, 5, 10, 30)
+exemplar_var: ContextVar[dict[str, str] | None] = ContextVar("exemplar", default=None)
+"""The trace of the request that a task serves. Histograms of requests have it as an exemplar."""
 RETRIED_CODES = ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "INTERNAL")
 
 
@@ -132,11 +135,11 @@ class StageMetrics:
 
     def stage_finished(self, total_s: float, queue_s: float | None, first_output_s: float | None) -> None:
         """Record the times of a request that this stage finished, in seconds."""
-        self._seconds.observe(total_s)
+        self._seconds.observe(total_s, exemplar_var.get())
         if queue_s is not None:
-            self._queue.observe(max(0.0, queue_s))
+            self._queue.observe(max(0.0, queue_s), exemplar_var.get())
         if first_output_s is not None:
-            self._first_output.observe(first_output_s)
+            self._first_output.observe(first_output_s, exemplar_var.get())
 
     def chunk_counter(self, peer: str) -> Callable[[int, float], None]:
         """Returns a function that records a sent chunk: its bytes and its seconds. It runs once per message."""
@@ -227,17 +230,17 @@ class EntryMetrics:
         """Count a request that ended `seconds` after its start."""
         self._requests.labels(code, reason).inc()
         if code == "OK":
-            self._seconds.observe(seconds)
+            self._seconds.observe(seconds, exemplar_var.get())
 
     def answered(self, meter: AnswerMeter) -> None:
         """Record what a request's client received, whether the request finished or not."""
         if meter.first_text_s is not None:
-            self._first_text.observe(meter.first_text_s)
+            self._first_text.observe(meter.first_text_s, exemplar_var.get())
         if meter.first_audio_s is not None:
-            self._first_audio.observe(meter.first_audio_s)
+            self._first_audio.observe(meter.first_audio_s, exemplar_var.get())
         if meter.audio_s:
             self._audio.inc(meter.audio_s)
-            self._real_time_factor.observe(meter.last_audio_s / meter.audio_s)
+            self._real_time_factor.observe(meter.last_audio_s / meter.audio_s, exemplar_var.get())
             self._spoken.labels(str(not meter.underruns).lower()).inc()
             self._underruns.inc(meter.underruns)
             self._silence.inc(meter.silence_s)

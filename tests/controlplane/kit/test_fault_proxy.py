@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -118,7 +119,9 @@ def test_held_watches_say_everything_at_once(proxy: FaultProxy, through: Callabl
     seen: list[str] = []
 
     def follow() -> None:
-        seen.extend(event["object"]["metadata"]["name"] for event in api.watch("ConfigMap", timeout_s=5))
+        with suppress(urllib3.exceptions.HTTPError):  # the end of the watch
+            for event in api.watch("ConfigMap"):
+                seen.append(event["object"]["metadata"]["name"])
 
     proxy.hold_watches("configmaps")
     thread = threading.Thread(target=follow, daemon=True)
@@ -128,8 +131,11 @@ def test_held_watches_say_everything_at_once(proxy: FaultProxy, through: Callabl
         api.apply(config_map(name))
     assert seen == []
     proxy.flow()
-    thread.join(30)
+    eventually(lambda: len(seen) == 2)
     assert seen == ["a", "b"]
+    proxy.cut_watches()
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 def test_away_and_back(proxy: FaultProxy, through: Callable[[], Api]) -> None:

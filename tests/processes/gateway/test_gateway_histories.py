@@ -85,7 +85,10 @@ def test_an_audio_id_alone_is_refused(client: openai.OpenAI) -> None:
 
 def test_joined_pieces_of_streamed_audio_are_the_audio(client: openai.OpenAI, served: tuple[str, Starts]) -> None:
     """openai-python and LangChain join the base64 of a stream's chunks, as text."""
-    assert base64.b64decode(stream(client, **SPOKEN).audio.data) == PCM
+    audio = stream(client, **SPOKEN).audio
+    assert base64.b64decode(audio.data) == PCM
+    # Each chunk had the id, and openai-python's stream() joined them: audio_1audio_1audio_1...
+    assert audio.id.count("audio_") == 1
     events = httpx.post(
         f"{served[0]}/v1/audio/speech",
         json={"model": "m", "input": "Hello", "response_format": "pcm", "stream_format": "sse"},
@@ -133,3 +136,10 @@ def test_open_webui_finds_the_voices(served: tuple[str, Starts]) -> None:
     answer = httpx.get(f"{served[0]}/v1/audio/voices", timeout=60).json()
     assert {voice["id"]: voice["name"] for voice in answer["voices"]} == {"Chelsie": "Chelsie", "Ethan": "Ethan"}
     assert answer["voices"] == answer["data"]
+
+
+def test_open_webui_finds_the_models_that_speak(served: tuple[str, Starts]) -> None:
+    """It asks for /audio/models and reads {"models": [{"id"}]}."""
+    answer = httpx.get(f"{served[0]}/v1/audio/models", timeout=60).json()
+    assert [model["id"] for model in answer["models"]] == ["m"]
+    assert answer["models"] == answer["data"]

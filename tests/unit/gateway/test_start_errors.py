@@ -40,6 +40,17 @@ def test_wrong_tls_files_are_named(tmp_path: Path, capsys: pytest.CaptureFixture
     assert said.startswith(f"error: {tmp_path}/tls.crt and tls.key cannot be used as certificate and key: ")
 
 
+def test_an_unknown_protocol_for_traces_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
+    assert main(["--endpoint", "a=grpc://127.0.0.1:1", "--port", "0"]) == 2
+    assert capsys.readouterr().err == (
+        "error: OTEL_EXPORTER_OTLP_PROTOCOL is 'http/json'; use grpc (the default) or http/protobuf\n"
+    )
+
+
 def test_two_endpoints_need_two_names(capsys: pytest.CaptureFixture[str]) -> None:
     """Both were served as "/a", and a request for "a" got 404."""
     with pytest.raises(SystemExit):

@@ -134,10 +134,10 @@ class KnowsVoices(Protocol):
 
 @runtime_checkable
 class KnowsFirstAudio(Protocol):
-    """A Component whose rows the stage downstream turns into audio."""
+    """A Component whose rows the stages downstream turn into audio."""
 
     first_audio_steps: int
-    """Number of a request's first steps whose rows that stage needs before it returns audio."""
+    """Number of a request's first steps whose rows those stages need before the first audio."""
 
 
 class ComponentFactory(Protocol):

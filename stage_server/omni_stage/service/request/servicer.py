@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from omni_proto.process.otlp import exemplar_of
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2
 from omni_proto.stage_config import StageConfig
 from omni_proto.tensors import PROMPT_EMBEDS
@@ -39,7 +40,7 @@ from omni_stage.service.edges.pacing import EARLY_STEPS
 from omni_stage.service.in_flight import InFlight
 from omni_stage.service.media.planning import receive_media
 from omni_stage.service.media.worker_pool import MediaPool
-from omni_stage.service.metrics import StageMetrics
+from omni_stage.service.metrics import StageMetrics, exemplar_var
 from omni_stage.service.request.admission import Admission
 from omni_stage.service.request.messages.call_messages import read_message, read_start
 from omni_stage.service.request.messages.reading import RequestReader
@@ -138,7 +139,9 @@ class StageServicer:
             timeline = Timeline()
             given = traceparent_of(context.invocation_metadata())
             trace = runtime.tracing.begin(given, request_id)
-            metadata = forwarded_metadata(request_id, trace.traceparent(given))
+            traceparent = trace.traceparent(given)
+            exemplar_var.set(exemplar_of(traceparent))
+            metadata = forwarded_metadata(request_id, traceparent)
             calls = self._calls(start, plan, writer, deadline, metadata)
             run = RequestRun(
                 stage=config.stage,

@@ -133,16 +133,12 @@ def open_tracing(pipeline: str, stage: str, environment: Mapping[str, str] = os.
     """Returns the traces of a stage, enabled if the environment names an OTLP endpoint.
 
     OpenTelemetry also reads its own variables (OTEL_TRACES_SAMPLER, OTEL_RESOURCE_ATTRIBUTES and the like). Raises
-    ConfigurationError if its packages are missing.
+    ConfigurationError if its packages are missing, or if the environment names an unknown OTLP protocol.
     """
     if not otlp.is_wanted(environment):
         return Tracing()
     try:
-        provider = otlp.open_provider(f"{pipeline}-{stage}")
-    except ImportError as error:
-        raise ConfigurationError(
-            f"{' or '.join(otlp.ENDPOINTS)} is set, but OpenTelemetry is not installed; install omnipipeline[otel] or "
-            "unset it",
-            field=otlp.ENDPOINTS[1],
-        ) from error
+        provider = otlp.open_provider(f"{pipeline}-{stage}", environment)
+    except otlp.TraceExportError as error:
+        raise ConfigurationError(str(error), field=error.variable) from error
     return OtlpTracing(provider, pipeline, stage)

@@ -1,16 +1,18 @@
-"""Serves /metrics over HTTP, always in Prometheus' text format. Connections are bounded; each gets one response.
+"""Serves /metrics over HTTP, in Prometheus' text format or in the OpenMetrics format, which has exemplars.
 
-OpenMetrics is not offered: the client library (0.26) replaces colons in the names of OpenMetrics samples.
-vllm:num_requests_waiting would become vllm_num_requests_waiting, which vLLM's dashboards do not know.
+Connections are bounded; each gets one response.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
 
 from omni_proto.limits.bounded_connections import BACKLOG, BoundedConnections, open_listener
 from omni_stage.errors import ConfigurationError
@@ -58,8 +60,21 @@ class MetricsServer:
             response = web.Response(status=405, text="only GET is answered\n", headers={"Allow": "GET, HEAD"})
         else:
             loop = asyncio.get_running_loop()
-            body = await loop.run_in_executor(self._collector, generate_latest, self._registry)
-            response = web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+            encode, kind = _choose_format(request.headers.get("Accept", ""))
+            body = await loop.run_in_executor(self._collector, encode, self._registry)
+            response = web.Response(body=body, headers={"Content-Type": kind})
             response.enable_compression()
         response.force_close()
         return response
+
+
+def _choose_format(accept: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
+    """Returns the encoder of the format that a scrape asks for, and the format's content type.
+
+    By default the client library (0.26) replaces colons in the names of OpenMetrics samples, which the format allows:
+    vllm:num_requests_waiting would become vllm_num_requests_waiting, which vLLM's dashboards do not know. The option
+    "allow-utf-8" keeps them.
+    """
+    if "application/openmetrics-text" not in accept:
+        return generate_latest, CONTENT_TYPE_LATEST
+    return partial(openmetrics.generate_latest, escaping=openmetrics.ALLOWUTF8), openmetrics.CONTENT_TYPE_LATEST

@@ -19,6 +19,8 @@ class Client:
     def __init__(self, *, takes: int = 1000) -> None:
         self.got: list[bytes] = []
         self.gone = asyncio.Event()
+        self.got_comments = asyncio.Event()
+        """Set with the second comment."""
         self._takes = takes
 
     async def send(self, message: Message) -> None:
@@ -26,6 +28,8 @@ class Client:
             if len(self.got) >= self._takes:
                 await asyncio.Event().wait()
             self.got.append(message["body"])
+            if self.got.count(COMMENT) == 2:
+                self.got_comments.set()
 
     async def receive(self) -> Message:
         await self.gone.wait()
@@ -35,15 +39,16 @@ class Client:
 class Source:
     """Yields chunks, with a silence after the first one, and records whether it was closed."""
 
-    def __init__(self, *, silence_s: float = 0.0, endless: bool = False) -> None:
+    def __init__(self, *, silence_until: asyncio.Event | None = None, endless: bool = False) -> None:
         self.closed = False
-        self._silence_s = silence_s
+        self._silence_until = silence_until
         self._endless = endless
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         try:
             yield b"first"
-            await asyncio.sleep(self._silence_s)
+            if self._silence_until is not None:
+                await self._silence_until.wait()
             yield b"second"
             while self._endless:
                 await asyncio.sleep(0.001)
@@ -64,10 +69,11 @@ async def test_everything_is_sent_in_order() -> None:
 
 
 async def test_silence_is_filled_with_comments() -> None:
-    client, source = Client(), Source(silence_s=0.5)
+    client = Client()
+    source = Source(silence_until=client.got_comments)
     await respond(source, comment_s=0.05)({}, client.receive, client.send)
+    assert client.got[:3] == [b"first", COMMENT, COMMENT]
     assert [chunk for chunk in client.got if chunk != COMMENT] == [b"first", b"second", b""]
-    assert client.got.count(COMMENT) >= 2
 
 
 async def test_a_reader_that_stalls_is_left() -> None:
@@ -81,7 +87,7 @@ async def test_a_reader_that_stalls_is_left() -> None:
 
 @pytest.mark.parametrize("endless", [True, False])
 async def test_nothing_is_left_of_a_client_that_leaves(endless: bool) -> None:
-    client, source = Client(), Source(silence_s=0.0 if endless else 3600, endless=endless)
+    client, source = Client(), Source(silence_until=None if endless else asyncio.Event(), endless=endless)
     tasks = asyncio.all_tasks()
     asyncio.get_running_loop().call_later(0.05, client.gone.set)
     with pytest.raises(ClientLeftError):

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import httpx
+import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from omni_gateway.api.context import Gateway
@@ -55,6 +56,29 @@ async def test_who_read_an_answer_to_its_end_may_ask_again_at_once(tmp_path: Pat
     await ask("second", b"one", "during it")
     await ask("third")
     assert statuses == {"first": 200, "after its end": 200, "second": 200, "during it": 429, "third": 200}
+
+
+@pytest.mark.parametrize(
+    ("path", "header", "is_open", "status"),
+    [
+        ("/v1/audio/voices", "", True, 200),
+        ("/v1/audio/models", "", True, 200),
+        ("/v1/audio/voices", "Bearer wrong", True, 401),
+        ("/v1/models", "", True, 401),
+        ("/v1/audio/voices", "", False, 401),
+        ("/v1/audio/voices", "Bearer k", False, 200),
+    ],
+)
+async def test_the_lists_of_voices_need_no_key_if_the_settings_say_so(
+    path: str, header: str, is_open: bool, status: int, tmp_path: Path
+) -> None:
+    """Open WebUI asks for both lists without a key, and then offers only OpenAI's names."""
+    file = tmp_path / "keys.yaml"
+    file.write_text(f"keys:\n- {{name: one, sha256: {hash_key('k')}}}\n")
+    app = create_app(StaticPipelines(()), GatewaySettings(keys_file=file, voices_without_key=is_open))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        answer = await client.get(path, headers={"authorization": header} if header else {})
+    assert answer.status_code == status
 
 
 async def test_probes_are_answered_at_the_limit_of_requests() -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 import uvicorn
 
-from omni_gateway.http_server.connections import ConnectionBounds, bounded_http
+from omni_gateway.http_server.connections import BoundedHttp, ConnectionBounds, bounded_http
 from support.processes.polling import until
 
 arrived: list[str] = []
@@ -75,6 +75,41 @@ async def is_cut(reader: asyncio.StreamReader) -> bool:
     return True
 
 
+class Deadline:
+    """A timer that ends when the test says so."""
+
+    def __init__(self, seconds: float, end: Callable[[], None]) -> None:
+        self.seconds = seconds
+        self.end = end
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+@pytest.fixture
+async def deadlines(monkeypatch: pytest.MonkeyPatch) -> list[Deadline]:
+    """The deadlines of all connections, in place of the event loop's timers, which would end them at a moment."""
+    found: list[Deadline] = []
+    loop = asyncio.get_running_loop()
+    later = loop.call_later
+
+    def call_later(seconds: float, function: Any, *args: Any, **options: Any) -> Any:
+        if getattr(function, "__func__", None) is not BoundedHttp.cut:
+            return later(seconds, function, *args, **options)
+        found.append(Deadline(seconds, function))
+        return found[-1]
+
+    monkeypatch.setattr(loop, "call_later", call_later)
+    return found
+
+
+async def wait_for_deadline(deadlines: list[Deadline], seconds: float) -> Deadline:
+    """Returns the only deadline that is running, once it is the one of `seconds`."""
+    await until(lambda: [one.seconds for one in deadlines if not one.cancelled] == [seconds], 20)
+    return deadlines[-1]
+
+
 def is_open(one: socket.socket) -> bool:
     """Returns whether the server has not closed a connection yet. The connection must not block."""
     try:
@@ -122,34 +157,32 @@ async def test_a_header_has_to_come(sent: bytes) -> None:
         writer.close()
 
 
-async def test_the_next_header_has_to_come_too_and_a_long_answer_may_take_longer() -> None:
-    """After an answer, the next header must begin within idle_s. An answer may take longer than both limits."""
-    async with serve(Bounds(header_s=60, idle_s=0.3)) as port:
+async def test_the_next_header_has_to_come_too_and_an_answer_has_no_deadline(deadlines: list[Deadline]) -> None:
+    """After an answer, the next header must begin within idle_s. Neither limit applies to an answer."""
+    async with serve(Bounds(header_s=7, idle_s=70)) as port:
         reader, writer = await connect(port)
-        for path in ("/slow", "/"):
-            writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        await wait_for_deadline(deadlines, 7)
+        for _ in range(2):
+            arrived.clear()
+            writer.write(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n")
+            await until(lambda: arrived, 20)
+            assert all(one.cancelled for one in deadlines), "a request is in progress"
             assert b"0 bytes" in await reader.readuntil(b"lines")
+            idle = await wait_for_deadline(deadlines, 70)
+        idle.end()
         assert await is_cut(reader)
         writer.close()
 
 
-async def test_a_later_header_that_has_begun_has_no_longer_than_the_first() -> None:
-    async with serve(Bounds(header_s=0.3, idle_s=60)) as port:
+async def test_a_later_header_that_has_begun_has_no_longer_than_the_first(deadlines: list[Deadline]) -> None:
+    async with serve(Bounds(header_s=7, idle_s=70)) as port:
         reader, writer = await connect(port)
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         assert b"0 bytes" in await reader.readuntil(b"lines")
+        await wait_for_deadline(deadlines, 70)
         writer.write(b"GET / HTTP/1.1\r\n")
+        (await wait_for_deadline(deadlines, 7)).end()
         assert await is_cut(reader)
-        writer.close()
-
-
-async def test_a_connection_may_idle_longer_after_an_answer_than_before_its_first_header() -> None:
-    async with serve(Bounds(header_s=0.3, idle_s=60)) as port:
-        reader, writer = await connect(port)
-        for _ in range(2):
-            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-            assert b"0 bytes" in await reader.readuntil(b"lines")
-            await asyncio.sleep(0.6)
         writer.close()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+
 import pytest
 from starlette.testclient import TestClient
 
@@ -32,6 +34,39 @@ def test_a_body_that_is_no_json_object_is_refused_with_what_to_send(
     error = answer.json()["error"]
     assert (error["code"], error["param"]) == ("invalid_json", None)
     assert "content-type: application/json" in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/v1/v1/chat/completions"])
+def test_a_base_url_without_v1_or_with_two_is_explained(client: TestClient, path: str) -> None:
+    answer = client.post(path, json={})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+    assert answer.json()["error"]["message"] == (
+        f"No route POST {path}. The routes of the API begin with /v1/, once, and /docs lists them."
+    )
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd", "identity, GZIP"])
+def test_a_compressed_body_is_refused_by_the_name_of_its_encoding(client: TestClient, encoding: str) -> None:
+    """It was parsed as it was: 400 without a word about the header."""
+    headers = {"content-type": "application/json", "content-encoding": encoding}
+    answer = client.post("/v1/chat/completions", content=gzip.compress(b'{"model": "m"}'), headers=headers)
+    assert (answer.status_code, answer.headers["accept-encoding"]) == (415, "identity")
+    error = answer.json()["error"]
+    assert error["code"] == "unsupported_encoding"
+    assert f"content-encoding {encoding!r}" in error["message"]
+    assert "uncompressed" in error["message"]
+
+
+def test_the_encoding_identity_changes_nothing(client: TestClient) -> None:
+    asked = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+    assert client.post("/v1/chat/completions", json=asked, headers={"content-encoding": "Identity"}).status_code == 404
+
+
+def test_a_body_that_is_no_text_is_no_json(client: TestClient) -> None:
+    """A compressed body without its header was an error without a name."""
+    headers = {"content-type": "application/json"}
+    answer = client.post("/v1/chat/completions", content=gzip.compress(b"{}"), headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])

@@ -46,13 +46,21 @@ def test_what_a_component_says_of_itself(tiny_checkpoint: Path, stage: str) -> N
     assert facts.reads == (component.input_schema.id if component.input_schema else None)
     assert facts.publishes == (component.output_schema.id if component.output_schema else None)
     assert isinstance(component, TakesStreams) is facts.streams_input
-    assert isinstance(component, KnowsFirstAudio) is (stage == "talker")
+    assert isinstance(component, KnowsFirstAudio) is (stage != "token2wav")
     assert facts.kind is (EngineKind.DIFFUSION if stage == "token2wav" else EngineKind.AUTOREGRESSIVE)
     expected = {"thinker": {Modality.TEXT}, "talker": set(), "token2wav": {Modality.AUDIO}}
     assert set(facts.outputs) == expected[stage]
     assert list(component.voices) == ([] if stage == "thinker" else ["Chelsie", "Ethan", "Aiden"])
     assert refuse_sampling(facts, component.default_sampling, is_streamed=facts.streams_input) == []
     pickle.loads(pickle.dumps(component.engine_kwargs()))  # noqa: S301 - our own bytes, as a spawned engine gets them
+
+
+def test_the_thinker_gives_one_step_more_than_the_talker_before_the_first_audio(tiny_checkpoint: Path) -> None:
+    """Its first step has no row of the reply."""
+    thinker, talker = (build(stage, tiny_checkpoint) for stage in STAGES[:2])
+    assert isinstance(thinker, KnowsFirstAudio)
+    assert isinstance(talker, KnowsFirstAudio)
+    assert thinker.first_audio_steps == talker.first_audio_steps + 1
 
 
 def test_neighbours_agree_on_their_edge(tiny_checkpoint: Path) -> None:

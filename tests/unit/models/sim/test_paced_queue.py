@@ -37,7 +37,7 @@ def engine(stage: str, path: Path, **args: Any) -> Any:
         stage=stage,
         component=f"sim/{stage}",
         model=ModelSource(path=str(path)),
-        input={"source": "above", "mode": "Stream"},
+        input=None if stage == "thinker" else {"source": "above", "mode": "Stream"},
         engine_args=args,
     )
     return build_stage_engine(config)
@@ -65,8 +65,10 @@ async def test_a_request_is_submitted_when_its_first_rows_have_arrived(
     assert put <= steps[0].submitted_ns <= steps[0].scheduled_ns
 
 
-def test_the_talker_knows_how_many_codes_the_first_window_needs(table: Path) -> None:
-    assert engine("talker", table).component.first_audio_steps == 24
+@pytest.mark.parametrize(("stage", "steps"), [("thinker", 25), ("talker", 24)])
+def test_a_stage_knows_how_many_of_its_steps_the_first_window_needs(table: Path, stage: str, steps: int) -> None:
+    """The thinker's first step has no row of the reply, so its 25th has the row of the talker's 24th code."""
+    assert engine(stage, table).component.first_audio_steps == steps
 
 
 async def test_a_request_that_waits_for_its_place_in_the_engine_is_counted(table: Path) -> None:

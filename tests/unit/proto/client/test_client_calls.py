@@ -33,6 +33,7 @@ from omni_proto.stage.v1.stage_service_pb2 import (
 )
 from support.peers.answering_entry import WORDS, serve_entry
 from support.peers.plain_servers import Call, Context, Run, Script, both, hello, serving
+from support.processes.polling import until
 
 
 @both
@@ -186,6 +187,36 @@ async def test_media_are_freed_once_they_are_sent() -> None:
         assert sys.getrefcount(image) == ours
         reading.cancel()
         await asyncio.wait({reading})
+
+
+@pytest.mark.parametrize("kind", [OmniClient, AsyncOmniClient])
+async def test_run_frees_media_once_they_are_sent(kind: type[OmniClient | AsyncOmniClient]) -> None:
+    arrived = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await anext(call.requests)
+        await call.accept()
+        async for _ in call.requests:
+            pass
+        arrived.set()
+        await asyncio.Event().wait()
+
+    image = b"\x89PNG\r\n\x1a\n" + bytes(5 * 1024 * 1024)
+    ours = sys.getrefcount(image)
+    async with serving(script) as (_, target):
+        client = kind(target)
+        if isinstance(client, OmniClient):
+            running = asyncio.ensure_future(asyncio.to_thread(lambda: client.run(chat=user(image_part(image)))))
+        else:
+            running = asyncio.ensure_future(client.run(chat=user(image_part(image))))
+        await asyncio.wait_for(arrived.wait(), 20)
+        # The client's thread may still be in the turn in which it sent the last message.
+        await until(lambda: sys.getrefcount(image) == ours, 20)
+        closing = client.close()
+        if closing is not None:
+            await closing
+        with pytest.raises(OmniRequestError):
+            await running
 
 
 async def silent(call: Call) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 
 import pytest
 
+from omni_stage.errors import ConfigurationError
 from omni_stage.service.request.timeline import Timeline
 from omni_stage.service.request.tracing import SpanTimes, Tracing, list_spans, open_tracing
 from support.peers.otlp_collector import Collector, collecting
@@ -73,3 +77,42 @@ def test_stages_of_one_request_are_one_trace(collector: Collector) -> None:
         parent = root.span_id.hex()
     failed = next(span for name, span in collector.spans if span.name == "stage token2wav")
     assert (failed.status.code, failed.status.message) == (2, "ValueError")
+
+
+class HttpCollector(BaseHTTPRequestHandler):
+    """An OTLP/HTTP receiver that keeps the paths and types of what it gets."""
+
+    got: list[tuple[str, str]]
+
+    def do_POST(self) -> None:
+        self.got.append((self.path, self.headers["content-type"]))
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Print nothing."""
+
+
+def test_the_environment_chooses_the_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
+    """http/protobuf was ignored: the spans went to the collector's HTTP port as gRPC and were lost."""
+    HttpCollector.got = []
+    with HTTPServer(("127.0.0.1", 0), HttpCollector) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+        tracing = open_tracing("omni", "thinker")
+        tracing.begin(CALLER, "r1").end(Timeline(), None)
+        tracing.close()
+        server.shutdown()
+    assert HttpCollector.got == [("/v1/traces", "application/x-protobuf")]
+
+
+def test_what_is_missing_for_the_protocol_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/json"}
+    with pytest.raises(ConfigurationError, match="OTEL_EXPORTER_OTLP_TRACES_PROTOCOL is 'http/json'") as refused:
+        open_tracing("omni", "thinker", wanted)
+    assert refused.value.details.field == "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http", None)
+    with pytest.raises(ConfigurationError, match="opentelemetry-exporter-otlp-proto-http: install it"):
+        open_tracing("omni", "thinker", {**wanted, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf"})

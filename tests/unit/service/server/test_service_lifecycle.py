@@ -16,6 +16,8 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from prometheus_client import Gauge
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from omni_proto.pod_contract import ExitCode
 from support.stages import scripted_stages as lab
@@ -131,6 +133,35 @@ async def test_metrics_over_http(kit: Any) -> None:
     assert 'omni_stage_requests_total{code="OK",reason=""} 1.0' in text
     assert "# HELP omni_stage_queue_seconds Time from" in text
     assert "omni_stage_waiting_requests 3.0" in text
+
+
+@pytest.mark.parametrize(("flags", "is_sampled"), [("01", True), ("00", False)])
+async def test_histograms_of_requests_name_a_trace_in_openmetrics(kit: Any, flags: str, is_sampled: bool) -> None:
+    """As the gateway's do. The names of vLLM's metrics keep their colons."""
+    stage = await kit.serve()
+    Gauge("vllm:num_requests_waiting", "As in vLLM.", registry=stage.registry)
+    trace, span = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    await lab.ask(stage, metadata=(("traceparent", f"00-{trace}-{span}-{flags}"),))
+    await stage.wait_for_metric("omni_pipeline_requests_total", 1, code="OK", reason="")
+    accept = {"Accept": "application/openmetrics-text;version=1.0.0;q=0.75,text/plain;version=0.0.4;q=0.5"}
+    asked = urllib.request.Request(f"http://127.0.0.1:{stage.server.ports.metrics}/metrics", headers=accept)
+    answer = await asyncio.to_thread(lambda: urllib.request.urlopen(asked, timeout=10))  # noqa: S310 - http
+    assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
+    samples = [one for family in text_string_to_metric_families(answer.read().decode()) for one in family.samples]
+    assert "vllm:num_requests_waiting" in [one.name for one in samples]
+    named = {one.name.removesuffix("_bucket"): one.exemplar.labels for one in samples if one.exemplar is not None}
+    assert set(named) == (
+        {
+            "omni_stage_request_seconds",
+            "omni_stage_queue_seconds",
+            "omni_stage_first_output_seconds",
+            "omni_pipeline_request_seconds",
+            "omni_pipeline_first_text_seconds",
+        }
+        if is_sampled
+        else set()
+    )
+    assert all(labels == {"trace_id": trace, "span_id": span} for labels in named.values())
 
 
 # The engine ------------------------------------

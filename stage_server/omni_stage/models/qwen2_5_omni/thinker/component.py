@@ -46,6 +46,8 @@ class Thinker(OmniThinker):
             warmup_token_ids=[0] * 4,
         )
         self._dtype = torch_dtype(checkpoint.dtype)
+        # Each codec token needs one row of the reply, and the first step has only the prompt's rows.
+        self.first_audio_steps = int(settings.pace["first_tokens"]) + 1
 
     def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
         """Returns an emitter that pairs rows with token ids."""

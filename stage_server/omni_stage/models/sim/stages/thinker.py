@@ -31,6 +31,8 @@ class Thinker:
 
     def __init__(self, table: Table, config: StageConfig, max_model_len: int) -> None:
         self.output_schema: TensorSchema | None = thinker2talker_schema(table)
+        # Each frame needs one row of the reply, and the first step has only the prompt's rows.
+        self.first_audio_steps = table.decoder.first_frames + table.decoder.ahead_frames + 1
         self._shape = table.thinker
         self._max_model_len = max_model_len
         values = table.thinker.row_values
