@@ -36,6 +36,14 @@ def _image(name: str) -> Bad:
     )
 
 
+def _no_plugin(name: str) -> Bad:
+    return Bad(
+        (_limits(**{name: 1}),),
+        f"{S0}.resources.limits",
+        f'resources that no device plugin offers: ["{name}"]; GPUs are nvidia.com/gpu or amd.com/gpu',
+    )
+
+
 ODD_BAD: Final[dict[str, Bad]] = {
     "repository of the hub": _uri("Qwen/Qwen2.5-Omni-7B", _HUB),
     "page of the hub": _uri("https://huggingface.co/Qwen/Qwen2.5-Omni-7B", _HUB),
@@ -92,6 +100,64 @@ ODD_BAD: Final[dict[str, Bad]] = {
         f"{S0}.resources.requests",
         'requested by their limits: ["example.com/nic"]; move them to limits',
     ),
+    "gpus of NVIDIA": _no_plugin("nvidia.com/gpus"),
+    "gpu in capitals": _no_plugin("nvidia.com/GPU"),
+    "gpu of a domain without com": _no_plugin("nvidia/gpu"),
+    "gpu as a quota names it": _no_plugin("requests.nvidia.com/gpu"),
+    "gpu by its name of old": _no_plugin("alpha.kubernetes.io/nvidia-gpu"),
+    "huge pages of no size": Bad(
+        (_limits(**{"hugepages-2MB": "64Mi", "memory": "1Gi"}),),
+        f"{S0}.resources.limits",
+        'does not know: ["hugepages-2MB"]; it knows cpu, memory, ephemeral-storage, huge pages such as hugepages-2Mi, '
+        "and extended resources of a domain such as nvidia.com/gpu",
+    ),
+    "huge pages without memory": Bad(
+        (_limits(**{"hugepages-2Mi": "64Mi"}),),
+        f"{S0}.resources.limits",
+        "huge pages are limited without cpu or memory, which Kubernetes refuses; add a limit of memory",
+    ),
+    "one and a half huge pages": Bad(
+        (_limits(**{"hugepages-2Mi": "3Mi", "memory": "1Gi"}),),
+        f"{S0}.resources.limits",
+        'not a whole number of huge pages: ["hugepages-2Mi"] of ["3Mi"]; give a multiple of the size in the name',
+    ),
+    "a thousandth of a huge page": Bad(
+        (_limits(**{"hugepages-2Mi": "64m", "memory": "1Gi"}),), f"{S0}.resources.limits", 'of ["64m"]; give a multiple'
+    ),
+    "huge pages by request alone": Bad(
+        (first(resources={"limits": {"memory": "1Gi"}, "requests": {"hugepages-2Mi": "64Mi"}}),),
+        f"{S0}.resources.requests",
+        'huge pages are requested by their limits: ["hugepages-2Mi"]; move them to limits',
+    ),
+    "fewer huge pages requested than limited": Bad(
+        (
+            first(
+                resources={
+                    "limits": {"memory": "1Gi", "hugepages-1Gi": "2Gi"},
+                    "requests": {"hugepages-1Gi": "1Gi"},
+                }
+            ),
+        ),
+        f"{S0}.resources.requests",
+        'huge pages are requested by their limits: ["hugepages-1Gi"]; move them to limits',
+    ),
+    "collector on a port that does not exist": Bad(
+        (edit("spec/tracing", {"otlpEndpoint": "http://collector:99999"}),),
+        "spec.tracing.otlpEndpoint",
+        "must be an address with its port (1 to 65535) such as http://collector.observability.svc:4317; found http",
+    ),
+    "collector on port 0": Bad(
+        (edit("spec/tracing", {"otlpEndpoint": "http://collector:0"}),), "spec.tracing.otlpEndpoint", "(1 to 65535)"
+    ),
+    **{
+        f"revision {revision}": Bad(
+            (edit("spec/model/revision", revision),),
+            "spec.model.revision",
+            "must be a branch, tag or commit such as main, v1.2 or refs/pr/1: letters, digits, dashes and underscores, "
+            f"separated by single dots and slashes; found {revision}",
+        )
+        for revision in ("../../x", "a..b", "/main", "main/", "refs//main", ".hidden", "a:b", "a b")
+    },
     "a medium above the budget": Bad(
         (first(limits={"maxMediaBytes": 1 << 30, "maxInflightBytes": 1 << 20}),),
         f"{S0}.limits.maxMediaBytes",
@@ -145,11 +211,17 @@ ODD_BAD_FIELDS: Final[dict[str, Bad]] = {
         "should match",
         "must be the name of a parser of vLLM such as hermes: lower-case letters, digits, dashes and underscores",
     ),
-    "revision with a colon": Bad(
-        (edit("spec/model/revision", "a:b"),),
-        "spec.model.revision",
-        "should match",
-        "must be a branch, tag or commit: letters, digits, dots, dashes, underscores and slashes, found",
+    "blocks of seven tokens": Bad(
+        (first(engineArgs={"blockSize": 7}),),
+        f"{S0}.engineArgs.blockSize",
+        "should be a multiple of 16",
+        "must be a multiple of 16, found 7",
+    ),
+    "blocks of no tokens": Bad(
+        (first(engineArgs={"blockSize": 0}),),
+        f"{S0}.engineArgs.blockSize",
+        "should be greater than or equal to 16",
+        "must be at least 16, found 0",
     ),
     "half a cpu as a number": Bad(
         (_limits(cpu=0.5),), f"{S0}.resources.limits.cpu", "integer,string", "found 0.5; put quotes around 0.5"
@@ -172,6 +244,16 @@ ODD_BAD_FIELDS: Final[dict[str, Bad]] = {
 ODD_GOOD: Final[dict[str, tuple[Edit, ...]]] = {
     "gpus of AMD": (_limits(**{"amd.com/gpu": 2}),),
     "a slice of a gpu": (_limits(**{"nvidia.com/mig-1g.10gb": 1}),),
+    "a shared gpu": (_limits(**{"nvidia.com/gpu.shared": 1}),),
+    "memory of a shared gpu": (_limits(**{"nvidia.com/gpu": 1, "nvidia.com/gpumem": 4000}),),
+    "huge pages, requested too, with cpu": (
+        first(resources={"limits": {"hugepages-1Gi": "2Gi"}, "requests": {"hugepages-1Gi": 2 << 30, "cpu": 1}}),
+    ),
+    "huge pages, none of them": (_limits(**{"hugepages-2Mi": 0, "memory": "1Gi"}),),
+    "a commit as revision": (edit("spec/model/revision", "0123456789abcdef" * 2 + "01234567"),),
+    "a tag with dots as revision": (edit("spec/model/revision", "v1.2.3-rc_1"),),
+    "collector on the last port": (edit("spec/tracing", {"otlpEndpoint": "https://10.0.0.1:65535"}),),
+    "blocks of 240 tokens": (first(engineArgs={"blockSize": 240}),),
     "huge pages": (_limits(**{"hugepages-2Mi": "64Mi", "memory": "1Gi", "cpu": 1}),),
     "no cpu requested": (first(resources={"limits": {"cpu": 4}, "requests": {"cpu": 0}}),),
     "a thousandth of a cpu": (_limits(cpu="1m"),),

@@ -115,6 +115,7 @@ _WORDS: Final[dict[str, Callable[[Any, Any], str]]] = {
     "maximum": _bound("at most"),
     "exclusiveMinimum": _bound("above"),
     "exclusiveMaximum": _bound("below"),
+    "multipleOf": _bound("a multiple of"),
     "minLength": lambda bound, value: "must not be empty",
     "maxLength": lambda bound, value: f"has {len(value)} characters; at most {bound} are allowed",
     "minItems": lambda bound, value: f"has {len(value)} items; at least {bound} is needed",

@@ -20,6 +20,7 @@ from omni_proto.pipeline.rules.resources import (
     STAGE_BUDGET_RULES,
 )
 from omni_proto.pipeline.rules.rule import Rule, matches, quote
+from omni_proto.pipeline.types import entry
 from omni_proto.pipeline.types import kubernetes as k8s
 from omni_proto.pipeline.types import resource as api
 from omni_proto.pipeline.types.forms import FORMS
@@ -39,7 +40,13 @@ _URI_HINT: Final = (
 TEXT_RULES: Final[Mapping[str, tuple[Rule, ...]]] = {
     **{
         pattern: (matches(pattern, FORMS[pattern]),)
-        for pattern in (api.IMAGE_PATTERN, STAGE_NAME_PATTERN, COMPONENT_PATTERN)
+        for pattern in (
+            api.IMAGE_PATTERN,
+            api.REVISION_PATTERN,
+            entry.OTLP_PATTERN,
+            STAGE_NAME_PATTERN,
+            COMPONENT_PATTERN,
+        )
     },
     api.URI_PATTERN: (
         Rule(

@@ -49,7 +49,7 @@ URI_PATTERN: Final = (
     r"|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[A-Za-z0-9._-]+)*"
     r"|file:///[!-~]+)$"
 )
-REVISION_PATTERN: Final = r"^[A-Za-z0-9._/-]+$"
+REVISION_PATTERN: Final = r"^[A-Za-z0-9_-]+([./][A-Za-z0-9_-]+)*$"
 _PATH: Final = "[a-z0-9]+([._-]+[a-z0-9]+)*"
 IMAGE_PATTERN: Final = (
     rf"^([A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?/)?{_PATH}(/{_PATH})*"
