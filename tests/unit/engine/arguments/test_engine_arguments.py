@@ -30,6 +30,7 @@ def test_vllm_kwargs_hold_only_what_is_said() -> None:
     assert kwargs == {
         "model": "/models/m",
         "runner": "generate",
+        "config_format": "hf",
         "worker_cls": "w",
         "scheduler_cls": "s",
         "trust_remote_code": False,
