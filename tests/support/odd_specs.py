@@ -55,6 +55,26 @@ ODD_BAD: Final[dict[str, Bad]] = {
     "revision after an at sign": _uri("hf://Qwen/Qwen2.5-Omni-7B@main", _REVISION),
     "repository with a slash at its end": _uri("hf://Qwen/Qwen2.5-Omni-7B/", _SLASH),
     "path with a slash at its end": _uri("pvc://models/omni/", _SLASH),
+    "folder of a repository": _uri(
+        "hf://Qwen/Qwen2.5-Omni-7B/thinker", "; name the repository, without a folder in it"
+    ),
+    "page of the hub without its scheme": _uri("huggingface.co/Qwen/Qwen2.5-Omni-7B", _HUB),
+    "uri with a space at its end": _uri("hf://Qwen/Qwen2.5-Omni-7B ", "; remove the space"),
+    "file of two slashes": _uri("file://models/omni", _DIRECTORY),
+    "claim with two dots": _uri("pvc://models..v2/omni", ""),
+    **{
+        f"repository {uri[-20:]}": Bad(
+            (edit("spec/model/uri", uri),),
+            "spec.model.uri",
+            f"{uri} is no name that the Hugging Face hub allows; give the repository's name as its page shows it",
+        )
+        for uri in ("hf://Qwen/a--b", "hf://Qwen/a..b", "hf://Qwen/omni.git", f"hf://Qwen/{'x' * 97}")
+    },
+    "label of nodes with an empty part": Bad(
+        (edit("spec/defaults/nodeSelector", {"a..b/c": "d"}),),
+        "spec.defaults.nodeSelector",
+        'keys must be such as team or example.com/team; found ["a..b/c"]',
+    ),
     "image with the scheme of its registry": _image("https://registry.example/omni:1"),
     "image with a scheme": _image("docker://omni:1"),
     "image in capitals": _image("registry.example/Omni:1"),
@@ -185,61 +205,6 @@ ODD_BAD: Final[dict[str, Bad]] = {
     ),
 }
 """Case -> a pipeline that a rule rejects."""
-
-ODD_BAD_FIELDS: Final[dict[str, Bad]] = {
-    "sequences of one token": Bad(
-        (first(engineArgs={"maxModelLen": 1}),),
-        f"{S0}.engineArgs.maxModelLen",
-        "should be greater than or equal to 2",
-        "must be at least 2, found 1",
-    ),
-    "temperature of boiling water": Bad(
-        (first(defaultSampling={"temperature": 99}),),
-        f"{S0}.defaultSampling.temperature",
-        "should be less than or equal to 2",
-        "must be at most 2, found 99",
-    ),
-    "dtype by vLLM's other name": Bad(
-        (first(engineArgs={"dtype": "half"}),), f"{S0}.engineArgs.dtype", '"float16"', 'found "half"; half is float16'
-    ),
-    "dtype of weights for the KV cache": Bad(
-        (first(engineArgs={"kvCacheDtype": "bf16"}),), f"{S0}.engineArgs.kvCacheDtype", '"fp8_e5m2"', 'found "bf16"'
-    ),
-    "parser with a capital": Bad(
-        (first(engineArgs={"toolCallParser": "Hermes"}),),
-        f"{S0}.engineArgs.toolCallParser",
-        "should match",
-        "must be the name of a parser of vLLM such as hermes: lower-case letters, digits, dashes and underscores",
-    ),
-    "blocks of seven tokens": Bad(
-        (first(engineArgs={"blockSize": 7}),),
-        f"{S0}.engineArgs.blockSize",
-        "should be a multiple of 16",
-        "must be a multiple of 16, found 7",
-    ),
-    "blocks of no tokens": Bad(
-        (first(engineArgs={"blockSize": 0}),),
-        f"{S0}.engineArgs.blockSize",
-        "should be greater than or equal to 16",
-        "must be at least 16, found 0",
-    ),
-    "half a cpu as a number": Bad(
-        (_limits(cpu=0.5),), f"{S0}.resources.limits.cpu", "integer,string", "found 0.5; put quotes around 0.5"
-    ),
-    "input without a space": Bad(
-        (lambda document: document["spec"]["stages"][1].update(inputs=[{"from:thinker": None, "from": "thinker"}]),),
-        "spec.stages[1].inputs[0].from:thinker",
-        'unknown field "spec.stages[1].inputs[0].from:thinker"',
-        "unknown field; YAML needs a space after the colon: KEY: VALUE",
-    ),
-    "tensor parallel size": Bad(
-        (first(engineArgs={"tensorParallelSize": 2}),),
-        f"{S0}.engineArgs.tensorParallelSize",
-        "unknown field",
-        'the GPU count is the tensor parallel size: resources.limits["nvidia.com/gpu"]',
-    ),
-}
-"""Case -> a pipeline that the type of a single field rejects. `omnipipe validate` has another message."""
 
 ODD_GOOD: Final[dict[str, tuple[Edit, ...]]] = {
     "gpus of AMD": (_limits(**{"amd.com/gpu": 2}),),

@@ -61,7 +61,7 @@ def list_late_edges(pipeline: OmniPipeline) -> list[Problem]:
 
 
 def list_unknown_voices(pipeline: OmniPipeline) -> list[Problem]:
-    """Returns a warning for each alias of a voice that the published checkpoints lack.
+    """Returns a warning for each alias of a voice that the published checkpoints lack, or that is itself a voice.
 
     A checkpoint of the user's own may have other voices, and so may components that are not built in.
     """
@@ -70,7 +70,12 @@ def list_unknown_voices(pipeline: OmniPipeline) -> list[Problem]:
     known = list(dict.fromkeys(voice for item in components if item for voice in item.voices))
     if not known or None in components:
         return []
-    return [
+    unused = [
+        Problem(f"spec.aliases.voices[{alias}]", "is itself a voice, which takes precedence; remove the alias")
+        for alias in pipeline.spec.aliases.voices
+        if alias in known
+    ]
+    return unused + [
         Problem(
             f"spec.aliases.voices[{alias}]",
             f"{voice} is no voice of the published checkpoints, which have {', '.join(known)}; unless the checkpoint "
