@@ -39,18 +39,27 @@ class Alert:
     only_with: str = ""
     """The feature that makes a stage report these series; empty if every stage reports them."""
     or_absent: str = ""
-    """A series whose absence also makes the alert fire; empty if there is none."""
+    """A series whose absence also makes the alert fire: if no target has it, or if the targets that had it in the last
+    day no longer do. Empty if there is none."""
 
     @property
     def expr(self) -> str:
         """Returns the rule's PromQL expression."""
-        absent = f" or absent({self.or_absent})" if self.or_absent else ""
-        return f"{self.signal} {self.fires}{absent}"
+        return f"{self.signal} {self.fires}{f' or {gone(self.or_absent)}' if self.or_absent else ''}"
 
     @property
     def page(self) -> str:
         """Returns the file name of the alert's runbook."""
         return f"{self.name}.md"
+
+
+def gone(series: str) -> str:
+    """Returns PromQL that has a value for each operator whose series ended within a day, or without any such series.
+
+    The chart, which knows its own operator, replaces this text by a selector of that operator (prometheusrule.yaml).
+    """
+    now, before = (f"max by ({BY_OPERATOR}) ({inner})" for inner in (series, f"max_over_time({series}[1d])"))
+    return f"({before} unless {now}) or absent({series})"
 
 
 @dataclass(frozen=True)
@@ -236,10 +245,11 @@ OPERATOR = Group(
             or_absent="omni_operator_leader",
             wait="5m",
             severity="critical",
-            when="no operator holds its lease, or none is scraped",
-            summary="No omnipipeline operator is active.",
-            description="For 5 minutes no operator has held its lease, or none is scraped: pipelines keep serving, but "
-            "edits, healing and rollouts wait.",
+            when="no pod of an operator holds its lease, or none is scraped",
+            summary="No omnipipeline operator is active{{ with $labels.job }} (job {{ . }} in {{ $labels.namespace }})"
+            "{{ end }}.",
+            description="For 5 minutes no pod of the operator has held its lease, or none is scraped: its pipelines "
+            "keep serving, but edits, healing and rollouts wait.",
         ),
         Alert(
             name="OmniOperatorStuck",
@@ -262,7 +272,8 @@ OPERATOR = Group(
             fires="> 0.2",
             wait="15m",
             severity="warning",
-            when="more than a fifth of the reconciles fail, over 15 minutes",
+            when="more than a fifth of the reconciles fail, over 15 minutes; those that a quota or an admission policy "
+            "denies do not count",
             summary="{{ $value | humanizePercentage }} of the operator's reconciles fail.",
             description="For 15 minutes more than a fifth of the operator's reconciles have ended with an error: the "
             "API server does not answer or refuses the operator's writes, or the operator has a bug.",

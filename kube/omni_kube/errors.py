@@ -6,6 +6,7 @@ This module imports the standard library only.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
@@ -75,6 +76,10 @@ class ForbiddenError(ApiError):
     """403: a role, a quota or an admission rule forbids it."""
 
 
+class DeniedError(ForbiddenError):
+    """403, 422: a quota of the namespace or an admission policy refuses the object; the caller may write others."""
+
+
 class BeingTerminatedError(ForbiddenError):
     """403: the namespace and everything in it is being deleted."""
 
@@ -142,10 +147,19 @@ def api_error(status: int, body: bytes | Mapping[str, Any], retry_after: str | N
     kind = _CLASSES.get(status) or (ServerError if status >= 500 else ApiError)
     if kind is ForbiddenError and _is_terminating(details, message):
         kind = BeingTerminatedError
+    elif kind in (ForbiddenError, InvalidError) and _DENIED.search(message):
+        kind = DeniedError
     if status == 500 and "failed to create typed patch object" in message:
         kind = InvalidError  # server-side apply answers 500 to an unknown field
     pause = _parse_seconds(retry_after) if retry_after else _parse_seconds(details.get("retryAfterSeconds"))
     return kind(message, status=status, reason=str(document.get("reason") or ""), retry_after_s=pause, call=call)
+
+
+_DENIED = re.compile(
+    r"exceeded quota: |failed quota: |insufficient quota|admission webhook \".*\" denied the request"
+    r"|ValidatingAdmissionPolicy '.*' with binding '.*' denied request"
+)
+"""What the API server's plugins write: ResourceQuota, webhooks, policies. A role that is missing has other words."""
 
 
 def _parse_status(body: bytes) -> dict[str, Any]:

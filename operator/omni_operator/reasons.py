@@ -35,6 +35,7 @@ class Reason(StrEnum):
     CHILD_CONFLICT = "ChildConflict"
     APPLY_FAILED = "ApplyFailed"
     STAGES_NOT_READY = "StagesNotReady"
+    ROLLOUT_PAUSED = "RolloutPaused"
     # Of pods
     REPLICAS_MISSING = "ReplicasMissing"
     UNSCHEDULABLE = "Unschedulable"
@@ -146,6 +147,11 @@ EXPLANATIONS: Final[dict[Reason, Explanation]] = {
         "Ready=False",
         "Stages have no ready pod, and no cause is known yet.",
         "Wait; the Progressing condition has details.",
+    ),
+    Reason.ROLLOUT_PAUSED: Explanation(
+        "Degraded=True, and Ready=False where no pod is left",
+        "Someone paused a stage's Deployment (kubectl rollout pause), so its pods are not replaced by the spec's.",
+        "Run kubectl rollout resume on the Deployment in the message.",
     ),
     Reason.REPLICAS_MISSING: Explanation(
         "Ready=False if none is left, Degraded=True",

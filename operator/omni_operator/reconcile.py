@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from omni_kube.api.client import ApiClient
 from omni_kube.api.clock import ServerClock
-from omni_kube.errors import RetryClass
+from omni_kube.errors import DeniedError, RetryClass
 from omni_kube.objects import NamespacedName, ObjectKey, version_of
 from omni_kube.store import Store
 from omni_operator.desired.build_settings import BuildSettings
@@ -25,7 +25,7 @@ from omni_operator.process.pipeline_log import log_subject
 from omni_operator.process.settings import OperatorSettings
 from omni_operator.rollout.apply import Outcome, apply_plan
 from omni_operator.rollout.decide import Decision, decide, parse_live_pipeline
-from omni_operator.rollout.plan import Verified
+from omni_operator.rollout.plan import Plan, Verified
 from omni_operator.state.observe import (
     Unlabelled,
     add_children,
@@ -59,7 +59,8 @@ class Report:
     """The result of a reconcile."""
 
     result: str
-    """unchanged, changed, conflict, refused (the pipeline, by the operator), error or gone."""
+    """unchanged, changed, conflict, refused (the pipeline, by the operator), denied (an object, by a quota or policy),
+    error or gone."""
     retry: bool = False
     """Whether it failed and must be retried with growing pauses."""
     again_after_s: float | None = None
@@ -115,7 +116,8 @@ class Reconciler:
             with log_subject(key.namespace, key.name, observed.generation):
                 step = await self._pass(key, observed, failures, is_last)
             if isinstance(step, Report):
-                return Report("changed", step.retry, step.again_after_s) if changed and step.result != "error" else step
+                failed = step.result in ("denied", "error")
+                return Report("changed", step.retry, step.again_after_s) if changed and not failed else step
             changed |= step
         return Report("changed", again_after_s=self._settings.debounce_s)
 
@@ -174,7 +176,7 @@ class Reconciler:
         # 8. and 9. Status and events.
         errors = describe_failure(outcome, failures)
         status = compute_status(decision.pipeline, observed, decision.rollout, decision.plan, now, errors)
-        report = await self._publish(key, observed, status, now, _result_of(decision, outcome))
+        report = await self._publish(key, observed, status, now, result_of(decision.plan, outcome))
         return _schedule(report, decision, outcome, now)
 
     def _slim(self, observed: Observed) -> None:
@@ -249,10 +251,11 @@ def describe_failure(outcome: Outcome, failures: int) -> list[ChildError]:
     return [ChildError(outcome.failed, error.message)]
 
 
-def _result_of(decision: Decision, outcome: Outcome) -> str:
+def result_of(plan: Plan, outcome: Outcome) -> str:
+    """Returns the result of a reconcile that executed the plan; see Report.result."""
     if outcome.error is not None:
-        return "error"
-    if decision.plan.conflicts:
+        return "denied" if isinstance(outcome.error, DeniedError) else "error"
+    if plan.conflicts:
         return "conflict"
     return "changed" if outcome.writes else "unchanged"
 

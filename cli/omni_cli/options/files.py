@@ -15,17 +15,21 @@ def validate(pipeline_file: PipelineFile) -> None:
     """Check a pipeline file, offline. Prints all problems; the exit code is 1 if there is one.
 
     Warns about components that are not built in, because an image of your own may contain them. Warns about edges
-    without `mode` that could stream.
+    without `mode` that could stream, and about aliases of voices that the published checkpoints lack.
 
     \b
     Example:
       omnipipe validate manifests/samples/qwen25-omni.yaml
     """
     from omni_proto.pipeline import order_stages
-    from omni_proto.pipeline.rules.component_checks import list_late_edges, list_unknown_components
+    from omni_proto.pipeline.rules.component_checks import list_late_edges, list_unknown_components, list_unknown_voices
 
     pipeline = read_pipeline(pipeline_file)
-    for warning in (*list_unknown_components(pipeline), *list_late_edges(pipeline)):
+    for warning in (
+        *list_unknown_components(pipeline),
+        *list_late_edges(pipeline),
+        *list_unknown_voices(pipeline),
+    ):
         sys.stderr.write(f"warning: {pipeline_file}: {warning}\n")
     names = " -> ".join(stage.name for stage in order_stages(pipeline))
     print(f"OK: {pipeline.metadata.name}, {len(pipeline.spec.stages)} stages: {names}")

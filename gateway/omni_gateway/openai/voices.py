@@ -17,7 +17,7 @@ def pick_voice(wanted: str, voices: Sequence[str], aliases: Mapping[str, str], *
     meant = aliases.get(wanted)
     if meant is not None and (not voices or meant in voices):
         return meant
-    known = [*voices, *sorted(aliases)]
+    known = [*voices, *(alias for alias, voice in sorted(aliases.items()) if not voices or voice in voices)]
     raise InvalidRequestError(
         f"The voice {wanted[:64]!r} is unknown; use {', '.join(known) or 'the default: leave it out'}.", param=param
     )

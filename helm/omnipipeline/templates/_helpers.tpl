@@ -63,6 +63,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- end -}}
 
+{{/* A Service's name has at most 63 characters, and the longest one here ends in -gateway-replicas. */}}
+{{- define "omnipipeline.gatewayName" -}}
+{{ include "omnipipeline.fullname" . | trunc 46 | trimSuffix "-" }}-gateway
+{{- end -}}
+
 {{- define "omnipipeline.gatewaySelector" -}}
 app.kubernetes.io/name: omnipipeline-gateway
 app.kubernetes.io/instance: {{ .Release.Name }}

@@ -16,10 +16,16 @@ import kopf
 
 from omni_operator.kinds import PIPELINES
 from omni_operator.process.settings import OperatorSettings
+from omni_operator.process.watches import last_call_refused
 
 _log = logging.getLogger(__name__)
 
 WATCH_TIMEOUT_S = 60
+
+
+LONGEST_PAUSE_S = 5.0
+LONGEST_REFUSED_PAUSE_S = 30.0
+"""Longest pause while the API server answers 403: a person must first restore a namespace or a role."""
 
 
 class EndlessBackoffs:
@@ -29,8 +35,9 @@ class EndlessBackoffs:
     def __iter__(self) -> Iterator[float]:
         pause = 0.5
         while True:
-            yield pause
-            pause = min(5.0, pause * 2)
+            # kopf asks for the pause in the task in which it has just received the answer.
+            yield min(pause, LONGEST_REFUSED_PAUSE_S if last_call_refused() else LONGEST_PAUSE_S)
+            pause = min(LONGEST_REFUSED_PAUSE_S, pause * 2)
 
 
 class NoDiffBase(kopf.DiffBaseStorage):

@@ -23,8 +23,9 @@ from prometheus_client.registry import Collector
 from omni_kube.objects import Manifest
 from omni_operator.status.conditions import CONDITION_TYPES
 
-RESULTS = ("unchanged", "changed", "conflict", "refused", "error", "gone")
-"""refused: the operator does not act on the pipeline, because of its spec or the limit of its namespace."""
+RESULTS = ("unchanged", "changed", "conflict", "refused", "denied", "error", "gone")
+"""refused: the operator does not act on the pipeline, because of its spec or the limit of its namespace. denied: the
+namespace's quota or an admission policy refuses one of its objects; the operator is not at fault."""
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 

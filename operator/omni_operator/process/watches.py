@@ -10,11 +10,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
+from contextvars import ContextVar
 from typing import Any, Final
 
 from omni_kube.api.client import ApiClient
 from omni_kube.api.seen import Seen
-from omni_kube.errors import ApiError
+from omni_kube.errors import ApiError, ForbiddenError
 from omni_kube.objects import Manifest, NamespacedName, ObjectKind, parse_version
 from omni_kube.reflector import Reflector
 from omni_kube.store import Store
@@ -29,6 +30,12 @@ SYNC_POLL_S: Final = 0.05
 FORBIDDEN: Final = 403
 
 _log = logging.getLogger(__name__)
+_refused: ContextVar[bool] = ContextVar("omni_operator_refused", default=False)
+
+
+def last_call_refused() -> bool:
+    """Returns whether the API server answered 403 to the last call of kopf's that this task has made."""
+    return _refused.get()
 
 
 class Watches:
@@ -132,11 +139,19 @@ class Watches:
         for scope in self._scopes:
             if scope and f"/namespaces/{scope}/" not in path:
                 continue
+            _refused.set(status == FORBIDDEN)
             if status < 300:
                 self._pipelines_heard[scope] = asyncio.get_running_loop().time()
+                if scope in self._pipelines_refused:
+                    _log.info("the pipelines %s can be watched again", _describe(scope))
                 self._pipelines_refused.discard(scope)
-            elif status == FORBIDDEN:
+            elif status == FORBIDDEN and scope not in self._pipelines_refused:
                 self._pipelines_refused.add(scope)
+                # One warning for each outage; kopf's own lines, one for each attempt, are not written.
+                _log.warning(
+                    "the API server does not let the operator watch the pipelines %s (403): %s; asked again with "
+                    "growing pauses", _describe(scope), _remedy(scope),
+                )  # fmt: skip
 
     def ages(self, *, refused: bool = True) -> dict[str, float]:
         """Returns the seconds since each watch last received anything, by its name.
@@ -156,8 +171,22 @@ class Watches:
         for scope in self._scopes:
             try:
                 await self._sweep(scope)
+            except ForbiddenError as error:
+                if scope and scope in self._pipelines_refused:
+                    self._forget(scope)
+                else:
+                    _log.warning("resync of %s failed: %s", scope or "all namespaces", error)
             except ApiError as error:
                 _log.warning("resync of %s failed: %s", scope or "all namespaces", error)
+
+    def _forget(self, scope: str) -> None:
+        """Forget the pipelines of a namespace in which both a list and kopf's watch are refused.
+
+        If the namespace was deleted while the watch was interrupted, nothing else reports that its pipelines are gone,
+        and their conditions would stay in the metrics. If only the Role is missing, kopf lists the pipelines again as
+        soon as it is back.
+        """
+        self._on_change(self._store.begin_list(PIPELINE_KIND, scope).end(0))
 
     async def _sweep(self, scope: str) -> None:
         listing = self._store.begin_list(PIPELINE_KIND, scope)
@@ -190,3 +219,16 @@ class Watches:
             )
             self._reflectors.append(reflector)
             self._spawn(reflector.run())
+
+
+def _describe(scope: str) -> str:
+    return f"of namespace {scope}" if scope else "of all namespaces"
+
+
+def _remedy(scope: str) -> str:
+    if not scope:
+        return "restore the operator's ClusterRole and its binding (helm upgrade)"
+    return (
+        "if the namespace was deleted, remove it from watchNamespaces (--namespace); otherwise restore the operator's "
+        "Role and RoleBinding in it (helm upgrade)"
+    )

@@ -66,6 +66,11 @@ class LiveStage:
         )
 
     @property
+    def paused(self) -> bool:
+        """Whether someone paused the Deployment, so that Kubernetes makes no pods of a new template."""
+        return bool(value_at(self.deployment, "spec", "paused", default=False))
+
+    @property
     def completed(self) -> bool:
         """Whether all replicas of the Deployment's current template were available at some time.
 

@@ -35,6 +35,8 @@ _CORRECTED_BY_HAND: Final = (
 """Causes that do not pass by themselves, and that no restart of a pod fixes."""
 
 _RANKS: Final = (
+    # Until the Deployment is resumed, no correction of another cause reaches its pods.
+    Reason.ROLLOUT_PAUSED,
     Reason.QUOTA_EXCEEDED,
     Reason.PODS_REFUSED,
     *_CORRECTED_BY_HAND,
@@ -97,6 +99,13 @@ def _urgency(cause: Cause) -> tuple[int, str]:
 
 
 def _causes(stage: LiveStage, now: datetime) -> Iterator[Cause]:
+    if stage.deployment is not None and stage.paused and stage.rolling:
+        metadata = stage.deployment["metadata"]
+        where = f"deployment/{metadata['name']} -n {metadata.get('namespace', 'default')}"
+        yield Cause(
+            Reason.ROLLOUT_PAUSED,
+            f"its Deployment is paused, so its pods are not replaced; run kubectl rollout resume {where}",
+        )
     for message in refusals(stage):
         yield _refusal_cause(message)
     for pod in stage.pods:

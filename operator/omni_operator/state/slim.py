@@ -140,11 +140,13 @@ def _slim_endpoints(manifest: Manifest) -> Manifest:
 
 
 def _workload(manifest: Manifest) -> Manifest:
-    """Returns replicas, selector, time limits, references to ConfigMaps, and status of a Deployment or ReplicaSet."""
+    """Returns what decisions read of a Deployment or ReplicaSet: replicas, selector, time limits, whether it is paused,
+    references to ConfigMaps, and status.
+    """
     spec = manifest.get("spec") or {}
     pod = (spec.get("template") or {}).get("spec") or {}
     template = _references(pod) | _pick(pod, "terminationGracePeriodSeconds")
-    kept = _pick(spec, "replicas", "selector", "progressDeadlineSeconds") | {"template": {"spec": template}}
+    kept = _pick(spec, "replicas", "selector", "progressDeadlineSeconds", "paused") | {"template": {"spec": template}}
     return {"spec": kept} | _pick(manifest, "status")
 
 

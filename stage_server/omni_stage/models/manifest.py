@@ -120,6 +120,7 @@ def describe(
     voices: tuple[str, ...] = (),
     sample_rate_hz: int = 0,
     step_timeout_s: float = 30.0,
+    max_gpus: int | None = None,
     queue_timeout_s: float | None = None,
     default_sampling: SamplingDefaults | None = None,
     refused_engine_args: tuple[Refusal, ...] = (),
@@ -146,12 +147,14 @@ def describe(
         voices=voices,
         sample_rate_hz=sample_rate_hz,
         step_timeout_s=step_timeout_s,
+        max_gpus=max_gpus,
         queue_timeout_s=queue_timeout_s,
         default_sampling=default_sampling or SamplingDefaults(),
         refused_engine_args=(
             *_engine_args_of_kind(kind),
             *_prompt_embeds(reads, takes_prompt_embeds, publishes_rows),
             *_parsers(takes_tools),
+            *(() if media else _OF_MEDIA),
             *(_OF_PUBLISHED_ROWS if publishes_rows else ()),
             *refused_engine_args,
         ),
@@ -165,6 +168,10 @@ def describe(
 
 
 _QUEUE_TIMEOUT = Refusal(field="queue", why="only a stage that generates in one step limits the wait in its queue")
+_OF_MEDIA = tuple(
+    Refusal(field=name, why="this component reads no media", allows_empty=name != "max_media_share")
+    for name in ("max_media_share", "mm_processor_cache_mib")
+)
 _OF_PUBLISHED_ROWS = (
     Refusal(
         field="enable_prefix_caching",

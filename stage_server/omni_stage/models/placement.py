@@ -30,6 +30,12 @@ def check_placement(
             f"{stage} cannot start before its input is complete; set the mode of its input to Full",
             field="input.mode",
         )
+    if facts.max_gpus is not None and config.tensor_parallel_size > facts.max_gpus:
+        raise ConfigurationError(
+            f"{stage} can use {facts.max_gpus} GPU, not {config.tensor_parallel_size}; lower resources.limits, and "
+            "raise replicas for more throughput",
+            field="tensorParallelSize",
+        )
     missing = [output.value for output in config.outputs if output not in facts.outputs]
     if missing:
         can = ", ".join(sorted(output.value for output in facts.outputs)) or "nothing"

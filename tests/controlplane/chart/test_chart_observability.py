@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from observability.alerts import gone
 
 from support.controlplane.charts.helm import CHART, ROOT, Helm
 from support.peers.prometheus import RULES, run_promtool
@@ -47,8 +48,12 @@ def test_the_command_of_the_page_makes_all_of_it(helm: Helm, tmp_path: Path) -> 
     shipped = {path.name: json.loads(path.read_text()) for path in (CHART / "files" / "dashboards").glob("*.json")}
     found = {name: json.loads(text) for page in pages for name, text in page["data"].items()}
     assert found == {f"omnipipeline-{name}": page for name, page in shipped.items()}
-    rules = next(item["spec"] for item in manifests if item["kind"] == "PrometheusRule")
-    assert rules == yaml.safe_load(RULES.read_text())
+    rule = next(item for item in manifests if item["kind"] == "PrometheusRule")
+    service = next(item["metadata"] for item in manifests if item["metadata"]["name"].endswith("-metrics"))
+    own = f'absent(omni_operator_leader{{namespace="{service["namespace"]}", job="{service["name"]}"}})'
+    rules = rule["spec"]
+    assert rules == yaml.safe_load(RULES.read_text().replace(gone("omni_operator_leader"), own))
+    assert own in str(rules), "the alert is about this release's operator"
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules))
     run_promtool("check", "rules", tmp_path / "rules.yaml")
 
@@ -86,3 +91,41 @@ def test_labels_namespace_and_runbooks_are_the_users(helm: Helm) -> None:
         assert page["metadata"]["namespace"] == "grafana"
         assert page["metadata"]["annotations"] == {"grafana_folder": "Speech"}
         assert "grafana_dashboard" not in page["metadata"]["labels"]
+
+
+def test_the_alert_on_the_operator_is_the_shipped_one_without_the_charts_own_labels(helm: Helm) -> None:
+    """Without the chart's ServiceMonitor, or with relabelings, the labels of the operator's series are not known."""
+    shipped = yaml.safe_load(RULES.read_text())
+    for monitor in ({"enabled": False}, {"enabled": True, "relabelings": [{"targetLabel": "job", "replacement": "x"}]}):
+        manifests = helm.template({"metrics": {"prometheusRule": {"enabled": True}, "serviceMonitor": monitor}})
+        assert next(item["spec"] for item in manifests if item["kind"] == "PrometheusRule") == shipped
+
+
+def test_the_gateway_is_scraped_by_its_headless_service(helm: Helm) -> None:
+    values = {
+        "metrics": {"serviceMonitor": {"enabled": True, "labels": {"release": "mon"}}},
+        "gateway": {"enabled": True, "networkPolicy": {"from": [{"podSelector": {"matchLabels": {"app": "web"}}}]}},
+        "networkPolicy": {"metricsFrom": [{"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}]},
+    }
+    manifests = helm.template(values)
+    monitors = {item["metadata"]["name"]: item for item in manifests if item["kind"] == "ServiceMonitor"}
+    (name,) = (name for name in monitors if name.endswith("-gateway"))
+    monitor = monitors[name]
+    assert monitor["metadata"]["labels"]["release"] == "mon"
+    assert monitor["spec"]["endpoints"] == [{"port": "http", "interval": "30s"}]
+    wanted = monitor["spec"]["selector"]["matchLabels"].items()
+    services = [item for item in manifests if item["kind"] == "Service"]
+    (service,) = (item for item in services if wanted <= item["metadata"]["labels"].items())
+    assert service["metadata"]["name"] == f"{name}-replicas"
+    assert [port["name"] for port in service["spec"]["ports"]] == ["http"]
+    policy = next(item for item in manifests if item["kind"] == "NetworkPolicy" and item["metadata"]["name"] == name)
+    assert policy["spec"]["ingress"][0]["from"] == [
+        {"podSelector": {"matchLabels": {"app": "web"}}},
+        {"namespaceSelector": {"matchLabels": {"team": "monitoring"}}},
+    ]
+    values["gateway"]["tlsSecret"] = "gateway-tls"
+    monitor = next(
+        item for item in helm.template(values) if item["kind"] == "ServiceMonitor" and item["metadata"]["name"] == name
+    )
+    assert monitor["spec"]["endpoints"][0]["scheme"] == "https"
+    assert not [item for item in helm.template({"gateway": {"enabled": True}}) if item["kind"] == "ServiceMonitor"]

@@ -67,7 +67,7 @@ def test_verdicts_are_equal_on_random_edits(api_server: ApiServer, seed: int) ->
             server = error.message
         assert bool(server) == bool(offline), f"API server: {server or 'accepted'}\noffline: {offline or 'accepted'}"
         accepted += not server
-    assert 10 <= accepted <= 60, "some edits must be accepted and some rejected"
+    assert 5 <= accepted <= 60, "some edits must be accepted and some rejected"
 
 
 @pytest.mark.parametrize(

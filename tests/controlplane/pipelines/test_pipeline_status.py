@@ -118,6 +118,36 @@ def test_a_quota_is_exceeded(api: Api, operator: OperatorProcess) -> None:
     wait_settled(api, timeout_s=90)
 
 
+def test_a_paused_deployment_is_named_until_it_is_resumed(api: Api, operator: OperatorProcess) -> None:
+    api.apply(build_pipeline())
+    wait_settled(api)
+    (talker,) = api.list("Deployment", labels=f"{STAGE_LABEL}=talker")
+    name = talker["metadata"]["name"]
+    api.patch("Deployment", name, {"spec": {"paused": True}})
+    changed = build_pipeline()
+    stage_of(changed, "talker")["limits"] = {"maxConcurrentRequests": 7}
+    api.replace_spec(changed)
+    degraded = wait_condition(api, "Degraded", status="True", reason="RolloutPaused", timeout_s=60)
+    assert "stage talker: its Deployment is paused" in degraded["message"]
+    assert f"kubectl rollout resume deployment/{name} -n {api.namespace}" in degraded["message"]
+    assert condition_of(api.get("OmniPipeline", "omni"), "Ready")["status"] == "True", "the old pods keep serving"
+    api.patch("Deployment", name, {"spec": {"paused": None}})
+    assert condition_of(wait_settled(api, timeout_s=90), "Degraded")["status"] == "False"
+
+
+def test_an_object_that_a_quota_denies_is_not_an_error_of_the_operator(api: Api, operator: OperatorProcess) -> None:
+    hard = {"hard": {"count/deployments.apps": "1"}}
+    api.create({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "objects"}, "spec": hard})
+    eventually(lambda: api.get("ResourceQuota", "objects")["status"]["hard"] == hard["hard"])
+    api.apply(build_pipeline())
+    wait_condition(api, "Degraded", status="True", reason="ApplyFailed", timeout_s=60)
+    # A reconcile counts after its status is written.
+    eventually(lambda: operator.metrics()['omni_operator_reconcile_total{result="denied"}'] >= 1)
+    assert operator.metrics()['omni_operator_reconcile_total{result="error"}'] == 0
+    api.delete("ResourceQuota", "objects")
+    wait_settled(api, timeout_s=90)
+
+
 def test_running_pods_fail_and_recover(api: Api, operator: OperatorProcess) -> None:
     api.apply(build_pipeline())
     before = wait_settled(api)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from contextlib import aclosing
 from pathlib import Path
 
@@ -75,6 +76,17 @@ def test_vllm_takes_fp8_for_a_checkpoint_that_is_not_quantized(checkpoint: Path)
     engine = build_stage_engine(config.model_copy(update={"engine_args": arguments}), in_process=True)
     assert isinstance(engine, VllmStageEngine)
     assert engine._create_vllm_config().quant_config is not None
+
+
+def test_a_checkpoint_that_also_holds_mistrals_format(checkpoint: Path, tmp_path: Path) -> None:
+    """A clone of one of Mistral's repositories holds both formats. config.json is read, as for every other model."""
+    clone = tmp_path / "clone"
+    shutil.copytree(checkpoint, clone)
+    (clone / "params.json").write_text('{"dim": 8, "n_layers": 1, "vocab_size": 7, "max_position_embeddings": 16}')
+    shutil.copyfile(clone / "model.safetensors", clone / "consolidated.safetensors")
+    engine = build_stage_engine(make_config(clone), in_process=True)
+    assert isinstance(engine, VllmStageEngine)
+    assert engine._create_vllm_config().model_config.hf_config.vocab_size > 7
 
 
 @pytest.fixture(

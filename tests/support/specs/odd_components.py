@@ -145,6 +145,32 @@ ODD_COMPONENTS_BAD: Final[dict[str, Bad]] = {
         f"{S2}.defaultSampling",
         _meaningless("sampling", "numInferenceSteps", "sim/decoder", "a decoder stage"),
     ),
+    "two gpus for token2wav": Bad(
+        (third(resources={"limits": {"nvidia.com/gpu": 2}}),),
+        f"{S2}.resources",
+        f'component {TOKEN2WAV} can use 1 GPU; ["2 of nvidia.com/gpu"] are requested; lower resources.limits',
+    ),
+    "sixty-four AMD gpus for code2wav": Bad(
+        (
+            _chain("qwen3_omni/thinker", "qwen3_omni/talker", "qwen3_omni/code2wav"),
+            third(resources={"limits": {"amd.com/gpu": "64"}}, outputs=["Audio"]),
+        ),
+        f"{S2}.resources",
+        'component qwen3_omni/code2wav can use 1 GPU; ["64 of amd.com/gpu"] are requested',
+    ),
+    "share of media of a talker": Bad(
+        (second(engineArgs={"maxMediaShare": 0.3}),),
+        f"{S1}.engineArgs",
+        f'["maxMediaShare"] of component {TALKER}: this component reads no media; leave it out',
+    ),
+    "cache of media of a solver": Bad(
+        (third(engineArgs={"mmProcessorCacheMib": 64}),),
+        f"{S2}.engineArgs",
+        f'["mmProcessorCacheMib"] of component {TOKEN2WAV}: this component reads no media; leave it out',
+    ),
+    "share of media of an llm": Bad(
+        (_chain(LLM), first(engineArgs={"maxMediaShare": 1})), f"{S0}.engineArgs", "this component reads no media"
+    ),
     "tool calls of a talker": Bad(
         (second(engineArgs={"toolCallParser": "hermes"}),),
         f"{S1}.engineArgs",
@@ -160,6 +186,12 @@ ODD_COMPONENTS_BAD: Final[dict[str, Bad]] = {
 
 ODD_COMPONENTS_GOOD: Final[dict[str, tuple[Edit, ...]]] = {
     "an llm": (_chain(LLM),),
+    "one gpu for token2wav": (third(resources={"limits": {"nvidia.com/gpu": "1"}}),),
+    "two gpus for a talker": (second(resources={"limits": {"nvidia.com/gpu": 2}}),),
+    "eight gpus for a component of one's own": (_chain(CUSTOM), first(resources={"limits": {"nvidia.com/gpu": 8}})),
+    "no cache of media of a talker": (second(engineArgs={"mmProcessorCacheMib": 0}),),
+    "media of a thinker": (first(engineArgs={"mmProcessorCacheMib": 64, "maxMediaShare": 0.3}),),
+    "media of a component of one's own": (_chain(CUSTOM), first(engineArgs={"maxMediaShare": 0.3})),
     "a thinker alone": (_chain(THINKER), first(engineArgs={"enablePrefixCaching": True, "enablePromptEmbeds": True})),
     "no prefix cache of a thinker that is read": (first(engineArgs={"enablePrefixCaching": False}),),
     "a thinker whose audio nobody makes": (_chain(THINKER, TALKER, TOKEN2WAV),),

@@ -36,6 +36,14 @@ def _image(name: str) -> Bad:
     )
 
 
+def _no_plugin(name: str) -> Bad:
+    return Bad(
+        (_limits(**{name: 1}),),
+        f"{S0}.resources.limits",
+        f'resources that no device plugin offers: ["{name}"]; GPUs are nvidia.com/gpu or amd.com/gpu',
+    )
+
+
 ODD_BAD: Final[dict[str, Bad]] = {
     "repository of the hub": _uri("Qwen/Qwen2.5-Omni-7B", _HUB),
     "page of the hub": _uri("https://huggingface.co/Qwen/Qwen2.5-Omni-7B", _HUB),
@@ -47,6 +55,26 @@ ODD_BAD: Final[dict[str, Bad]] = {
     "revision after an at sign": _uri("hf://Qwen/Qwen2.5-Omni-7B@main", _REVISION),
     "repository with a slash at its end": _uri("hf://Qwen/Qwen2.5-Omni-7B/", _SLASH),
     "path with a slash at its end": _uri("pvc://models/omni/", _SLASH),
+    "folder of a repository": _uri(
+        "hf://Qwen/Qwen2.5-Omni-7B/thinker", "; name the repository, without a folder in it"
+    ),
+    "page of the hub without its scheme": _uri("huggingface.co/Qwen/Qwen2.5-Omni-7B", _HUB),
+    "uri with a space at its end": _uri("hf://Qwen/Qwen2.5-Omni-7B ", "; remove the space"),
+    "file of two slashes": _uri("file://models/omni", _DIRECTORY),
+    "claim with two dots": _uri("pvc://models..v2/omni", ""),
+    **{
+        f"repository {uri[-20:]}": Bad(
+            (edit("spec/model/uri", uri),),
+            "spec.model.uri",
+            f"{uri} is no name that the Hugging Face hub allows; give the repository's name as its page shows it",
+        )
+        for uri in ("hf://Qwen/a--b", "hf://Qwen/a..b", "hf://Qwen/omni.git", f"hf://Qwen/{'x' * 97}")
+    },
+    "label of nodes with an empty part": Bad(
+        (edit("spec/defaults/nodeSelector", {"a..b/c": "d"}),),
+        "spec.defaults.nodeSelector",
+        'keys must be such as team or example.com/team; found ["a..b/c"]',
+    ),
     "image with the scheme of its registry": _image("https://registry.example/omni:1"),
     "image with a scheme": _image("docker://omni:1"),
     "image in capitals": _image("registry.example/Omni:1"),
@@ -92,6 +120,64 @@ ODD_BAD: Final[dict[str, Bad]] = {
         f"{S0}.resources.requests",
         'requested by their limits: ["example.com/nic"]; move them to limits',
     ),
+    "gpus of NVIDIA": _no_plugin("nvidia.com/gpus"),
+    "gpu in capitals": _no_plugin("nvidia.com/GPU"),
+    "gpu of a domain without com": _no_plugin("nvidia/gpu"),
+    "gpu as a quota names it": _no_plugin("requests.nvidia.com/gpu"),
+    "gpu by its name of old": _no_plugin("alpha.kubernetes.io/nvidia-gpu"),
+    "huge pages of no size": Bad(
+        (_limits(**{"hugepages-2MB": "64Mi", "memory": "1Gi"}),),
+        f"{S0}.resources.limits",
+        'does not know: ["hugepages-2MB"]; it knows cpu, memory, ephemeral-storage, huge pages such as hugepages-2Mi, '
+        "and extended resources of a domain such as nvidia.com/gpu",
+    ),
+    "huge pages without memory": Bad(
+        (_limits(**{"hugepages-2Mi": "64Mi"}),),
+        f"{S0}.resources.limits",
+        "huge pages are limited without cpu or memory, which Kubernetes refuses; add a limit of memory",
+    ),
+    "one and a half huge pages": Bad(
+        (_limits(**{"hugepages-2Mi": "3Mi", "memory": "1Gi"}),),
+        f"{S0}.resources.limits",
+        'not a whole number of huge pages: ["hugepages-2Mi"] of ["3Mi"]; give a multiple of the size in the name',
+    ),
+    "a thousandth of a huge page": Bad(
+        (_limits(**{"hugepages-2Mi": "64m", "memory": "1Gi"}),), f"{S0}.resources.limits", 'of ["64m"]; give a multiple'
+    ),
+    "huge pages by request alone": Bad(
+        (first(resources={"limits": {"memory": "1Gi"}, "requests": {"hugepages-2Mi": "64Mi"}}),),
+        f"{S0}.resources.requests",
+        'huge pages are requested by their limits: ["hugepages-2Mi"]; move them to limits',
+    ),
+    "fewer huge pages requested than limited": Bad(
+        (
+            first(
+                resources={
+                    "limits": {"memory": "1Gi", "hugepages-1Gi": "2Gi"},
+                    "requests": {"hugepages-1Gi": "1Gi"},
+                }
+            ),
+        ),
+        f"{S0}.resources.requests",
+        'huge pages are requested by their limits: ["hugepages-1Gi"]; move them to limits',
+    ),
+    "collector on a port that does not exist": Bad(
+        (edit("spec/tracing", {"otlpEndpoint": "http://collector:99999"}),),
+        "spec.tracing.otlpEndpoint",
+        "must be an address with its port (1 to 65535) such as http://collector.observability.svc:4317; found http",
+    ),
+    "collector on port 0": Bad(
+        (edit("spec/tracing", {"otlpEndpoint": "http://collector:0"}),), "spec.tracing.otlpEndpoint", "(1 to 65535)"
+    ),
+    **{
+        f"revision {revision}": Bad(
+            (edit("spec/model/revision", revision),),
+            "spec.model.revision",
+            "must be a branch, tag or commit such as main, v1.2 or refs/pr/1: letters, digits, dashes and underscores, "
+            f"separated by single dots and slashes; found {revision}",
+        )
+        for revision in ("../../x", "a..b", "/main", "main/", "refs//main", ".hidden", "a:b", "a b")
+    },
     "a medium above the budget": Bad(
         (first(limits={"maxMediaBytes": 1 << 30, "maxInflightBytes": 1 << 20}),),
         f"{S0}.limits.maxMediaBytes",
@@ -120,58 +206,19 @@ ODD_BAD: Final[dict[str, Bad]] = {
 }
 """Case -> a pipeline that a rule rejects."""
 
-ODD_BAD_FIELDS: Final[dict[str, Bad]] = {
-    "sequences of one token": Bad(
-        (first(engineArgs={"maxModelLen": 1}),),
-        f"{S0}.engineArgs.maxModelLen",
-        "should be greater than or equal to 2",
-        "must be at least 2, found 1",
-    ),
-    "temperature of boiling water": Bad(
-        (first(defaultSampling={"temperature": 99}),),
-        f"{S0}.defaultSampling.temperature",
-        "should be less than or equal to 2",
-        "must be at most 2, found 99",
-    ),
-    "dtype by vLLM's other name": Bad(
-        (first(engineArgs={"dtype": "half"}),), f"{S0}.engineArgs.dtype", '"float16"', 'found "half"; half is float16'
-    ),
-    "dtype of weights for the KV cache": Bad(
-        (first(engineArgs={"kvCacheDtype": "bf16"}),), f"{S0}.engineArgs.kvCacheDtype", '"fp8_e5m2"', 'found "bf16"'
-    ),
-    "parser with a capital": Bad(
-        (first(engineArgs={"toolCallParser": "Hermes"}),),
-        f"{S0}.engineArgs.toolCallParser",
-        "should match",
-        "must be the name of a parser of vLLM such as hermes: lower-case letters, digits, dashes and underscores",
-    ),
-    "revision with a colon": Bad(
-        (edit("spec/model/revision", "a:b"),),
-        "spec.model.revision",
-        "should match",
-        "must be a branch, tag or commit: letters, digits, dots, dashes, underscores and slashes, found",
-    ),
-    "half a cpu as a number": Bad(
-        (_limits(cpu=0.5),), f"{S0}.resources.limits.cpu", "integer,string", "found 0.5; put quotes around 0.5"
-    ),
-    "input without a space": Bad(
-        (lambda document: document["spec"]["stages"][1].update(inputs=[{"from:thinker": None, "from": "thinker"}]),),
-        "spec.stages[1].inputs[0].from:thinker",
-        'unknown field "spec.stages[1].inputs[0].from:thinker"',
-        "unknown field; YAML needs a space after the colon: KEY: VALUE",
-    ),
-    "tensor parallel size": Bad(
-        (first(engineArgs={"tensorParallelSize": 2}),),
-        f"{S0}.engineArgs.tensorParallelSize",
-        "unknown field",
-        'the GPU count is the tensor parallel size: resources.limits["nvidia.com/gpu"]',
-    ),
-}
-"""Case -> a pipeline that the type of a single field rejects. `omnipipe validate` has another message."""
-
 ODD_GOOD: Final[dict[str, tuple[Edit, ...]]] = {
     "gpus of AMD": (_limits(**{"amd.com/gpu": 2}),),
     "a slice of a gpu": (_limits(**{"nvidia.com/mig-1g.10gb": 1}),),
+    "a shared gpu": (_limits(**{"nvidia.com/gpu.shared": 1}),),
+    "memory of a shared gpu": (_limits(**{"nvidia.com/gpu": 1, "nvidia.com/gpumem": 4000}),),
+    "huge pages, requested too, with cpu": (
+        first(resources={"limits": {"hugepages-1Gi": "2Gi"}, "requests": {"hugepages-1Gi": 2 << 30, "cpu": 1}}),
+    ),
+    "huge pages, none of them": (_limits(**{"hugepages-2Mi": 0, "memory": "1Gi"}),),
+    "a commit as revision": (edit("spec/model/revision", "0123456789abcdef" * 2 + "01234567"),),
+    "a tag with dots as revision": (edit("spec/model/revision", "v1.2.3-rc_1"),),
+    "collector on the last port": (edit("spec/tracing", {"otlpEndpoint": "https://10.0.0.1:65535"}),),
+    "blocks of 240 tokens": (first(engineArgs={"blockSize": 240}),),
     "huge pages": (_limits(**{"hugepages-2Mi": "64Mi", "memory": "1Gi", "cpu": 1}),),
     "no cpu requested": (first(resources={"limits": {"cpu": 4}, "requests": {"cpu": 0}}),),
     "a thousandth of a cpu": (_limits(cpu="1m"),),

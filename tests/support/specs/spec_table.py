@@ -12,7 +12,8 @@ from support.specs.bad_field_specs import BAD_FIELDS as COMMON_BAD_FIELDS
 from support.specs.bad_rule_specs import BAD_RULES
 from support.specs.good_specs import GOOD as COMMON_GOOD
 from support.specs.odd_components import ODD_COMPONENTS_BAD, ODD_COMPONENTS_GOOD
-from support.specs.odd_specs import ODD_BAD, ODD_BAD_FIELDS, ODD_GOOD
+from support.specs.odd_field_specs import ODD_BAD_FIELDS
+from support.specs.odd_specs import ODD_BAD, ODD_GOOD
 from support.specs.spec_edits import Bad, make
 
 __all__ = ["BAD", "BAD_FIELDS", "BAD_RULES", "GOOD", "Bad", "make"]

@@ -26,6 +26,7 @@ class Described:
     queue_timeout_s: float | None = None
     takes_prompt_embeds: bool = False
     reads: str | None = None
+    media: tuple[str, ...] = ()
 
     @property
     def facts(self) -> ComponentFacts:
@@ -37,6 +38,7 @@ class Described:
             publishes_rows=not self.kind.is_one_shot,
             queue_timeout_s=self.queue_timeout_s,
             takes_prompt_embeds=self.takes_prompt_embeds,
+            media=self.media,
         )
 
     def engine_kwargs(self) -> dict[str, Any]:

@@ -65,6 +65,15 @@ def test_validate_warns_of_a_component_that_is_not_built_in(tmp_path: Path) -> N
     assert "acme/llm is not built in; the stage's image must bring it" in result.stderr
 
 
+def test_validate_warns_of_an_alias_of_a_voice_that_no_published_checkpoint_has(tmp_path: Path) -> None:
+    file = tmp_path / "pipeline.yaml"
+    sample = next(path for path in SAMPLES if path.stem == "qwen25-omni").read_text()
+    file.write_text(sample.replace("alloy: Chelsie", "alloy: Cherry"))
+    result = CliRunner().invoke(app, ["validate", str(file)])
+    assert result.exit_code == 0, result.output
+    assert "spec.aliases.voices[alloy]: Cherry is no voice of the published checkpoints" in result.stderr
+
+
 def test_validate_prints_every_problem(tmp_path: Path) -> None:
     file = tmp_path / "p.yaml"
     file.write_text("apiVersion: v1\nkind: OmniPipeline\nmetadata: {name: A}\nspec: {model: {uri: x}, stages: []}\n")

@@ -12,6 +12,7 @@ from omni_kube.errors import (
     ApiError,
     BeingTerminatedError,
     ConflictError,
+    DeniedError,
     ForbiddenError,
     GoneError,
     InvalidError,
@@ -33,7 +34,35 @@ CASES: dict[str, tuple[int, dict[str, Any], type[ApiError], RetryClass]] = {
     "bad request": (400, {"reason": "BadRequest"}, InvalidError, RetryClass.SLOWLY),
     "credentials": (401, {"reason": "Unauthorized"}, UnauthorizedError, RetryClass.LATER),
     "role": (403, {"reason": "Forbidden", "message": "cannot patch"}, ForbiddenError, RetryClass.SLOWLY),
-    "quota": (403, {"reason": "Forbidden", "message": "exceeded quota: q"}, ForbiddenError, RetryClass.SLOWLY),
+    "quota": (403, {"reason": "Forbidden", "message": "exceeded quota: q"}, DeniedError, RetryClass.SLOWLY),
+    "quota that needs requests": (
+        403,
+        {"message": 'pods "x" is forbidden: failed quota: q: must specify limits.cpu for: stage'},
+        DeniedError,
+        RetryClass.SLOWLY,
+    ),
+    "webhook": (
+        400,
+        {"message": 'admission webhook "validate.kyverno.svc-fail" denied the request: no label team'},
+        DeniedError,
+        RetryClass.SLOWLY,
+    ),
+    "policy": (
+        422,
+        {
+            "reason": "Invalid",
+            "message": "deployments.apps \"x\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied "
+            "request: no label team",
+        },
+        DeniedError,
+        RetryClass.SLOWLY,
+    ),
+    "role, by the API server's words": (
+        403,
+        {"message": 'services "x" is forbidden: User "u" cannot patch resource "services" in API group ""'},
+        ForbiddenError,
+        RetryClass.SLOWLY,
+    ),
     "namespace goes": (403, TERMINATING, BeingTerminatedError, RetryClass.NEVER),
     "namespace goes, message only": (
         403,

@@ -48,6 +48,11 @@ REFUSED: dict[str, tuple[StageConfig, str, str]] = {
         "downstream",
         f"stage reader0 reads tensors {OMNI}/talker2token2wav",
     ),
+    "token2wav on two GPUs": (
+        stage(f"{OMNI}/token2wav", "talker", tensor_parallel_size=2),
+        "tensorParallelSize",
+        "can use 1 GPU, not 2; lower resources.limits, and raise replicas",
+    ),
     "an llm reads no thinker": (stage(f"{OMNI}/thinker", readers=("generic/llm",)), "downstream", "reads a prompt"),
 }
 
@@ -65,6 +70,7 @@ ACCEPTED: dict[str, StageConfig] = {
     "thinker with a reader that this image does not know": stage(f"{OMNI}/thinker", readers=("my/reader",)),
     "talker on a stream": stage(f"{OMNI}/talker", "thinker", STREAM, (f"{OMNI}/token2wav",)),
     "token2wav": stage(f"{OMNI}/token2wav", "talker", outputs=[Modality.AUDIO]),
+    "thinker on two GPUs": stage(f"{OMNI}/thinker", tensor_parallel_size=2),
     "llm": stage("generic/llm", outputs=[Modality.TEXT]),
 }
 

@@ -135,6 +135,7 @@ def _type(node: Schema, definitions: Mapping[str, Schema]) -> str:
 def _bounds(node: Schema) -> str:
     words = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "to", "exclusiveMaximum": "below"}
     found = [f"{word} {exact_bound(node[name])}" for name, word in words.items() if name in node]
+    found += [f"in steps of {node['multipleOf']}"] if "multipleOf" in node else []
     return f", {' '.join(found)}" if found else ""
 
 

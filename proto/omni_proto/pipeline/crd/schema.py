@@ -16,7 +16,7 @@ from omni_proto.pipeline.types.forms import KEY_FORMS
 Schema: TypeAlias = dict[str, Any]
 
 _COPIED: Final = (
-    *("type", "format", "enum", "minimum", "maximum", "minLength", "maxLength", "pattern"),
+    *("type", "format", "enum", "minimum", "maximum", "multipleOf", "minLength", "maxLength", "pattern"),
     *("minItems", "maxItems", "maxProperties", "required"),
     *("x-kubernetes-list-type", "x-kubernetes-list-map-keys"),
 )

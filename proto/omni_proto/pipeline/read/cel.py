@@ -76,4 +76,7 @@ _FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "quantity": _quantity,
     "compareTo": _compare_to,
     "asApproximateFloat": float,
+    "isInteger": float.is_integer,
+    "asInteger": int,
+    "substring": lambda text, start: text[start:],
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -38,7 +39,9 @@ def explain(error: jsonschema.ValidationError) -> Iterator[tuple[FieldPath, str]
                 yield (*path, name), f"unknown field; {_suggest(name, list(known))}"
     elif error.validator != "type" or "enum" not in error.schema:  # a wrong type is no choice either
         words = _WORDS.get(str(error.validator))
-        yield path, words(error.validator_value, error.instance) if words else error.message
+        found = words(error.validator_value, error.instance) if words else error.message
+        keys = ", ".join(error.schema.get("properties", ()))
+        yield path, f"{found}; its keys are {keys}" if error.validator == "type" and keys else found
 
 
 _FIELD_HINTS: Final = {
@@ -46,6 +49,27 @@ _FIELD_HINTS: Final = {
     "gpu": 'GPUs are counted by resources.limits["nvidia.com/gpu"]',
     "gpus": 'GPUs are counted by resources.limits["nvidia.com/gpu"]',
     "storageuri": "the checkpoint is named by uri",
+    "resources": "resources are set for each stage: stages[].resources",
+    "media": "limits of media are set once for the pipeline: spec.media",
+    "predictor": "the parts of the model are listed under spec.stages",
+    "stage": "the upstream stage is named by from",
+    "secretkeyref": "give name and key without it",
+    "tlssecret": "the Secret of the certificate is tls.secretName",
+    "claims": "devices are requested by limits",
+    **dict.fromkeys(
+        ("autoscaling", "minreplicas", "maxreplicas"), "nothing scales a stage by itself: set replicas of the stage"
+    ),
+    **dict.fromkeys(
+        ("port", "service", "servicetype", "ingress"),
+        "clients connect to the Service with the pipeline's name, port 50051; for HTTP use the gateway",
+    ),
+    **dict.fromkeys(
+        (
+            *("args", "command", "env", "envfrom", "volumes", "volumemounts", "securitycontext", "serviceaccountname"),
+            *("livenessprobe", "readinessprobe", "startupprobe"),
+        ),
+        "only the operator sets it",
+    ),
 }
 """Hints for fields of other systems, by the name in lower case without underscores and dashes."""
 _OTHER_NAMES: Final = {
@@ -58,6 +82,12 @@ _OTHER_NAMES: Final = {
 """The API's names of values, by their names in other systems."""
 
 
+_NUMBER_HINTS: Final = (
+    (r"-?\d+(\.\d+)?", "; remove the quotes"),
+    (r"\d+(\.\d+)?(ms|s|m|h)", "; times are numbers of seconds, without a unit"),
+    (r"\d+(\.\d+)?[kKMGT]i?[bB]?", "; give the number without a unit, in the unit that the field's description names"),
+)
+"""Hints for a text where a number is needed, by the form of the text."""
 NO_SPACE: Final = "YAML needs a space after the colon: KEY: VALUE"
 """Hint for a key that holds its value too: YAML reads `{from:thinker}` as a key without a value."""
 
@@ -81,7 +111,10 @@ def _wrong_type(expected: str | list[str], value: Any) -> str:
     if kind == "string" and isinstance(value, bool | int | float):
         return f"must be text; put quotes around {_show(value)}"
     if kind in ("integer", "number", "boolean") and isinstance(value, str):
-        return f"must be {_TYPE_WORDS[kind]}, found the text {_show(value)}"
+        hints = [hint for pattern, hint in _NUMBER_HINTS if kind != "boolean" and re.fullmatch(pattern, value)]
+        return f"must be {_TYPE_WORDS[kind]}, found the text {_show(value)}{''.join(hints[:1])}"
+    if kind == "array" and isinstance(value, str):
+        return f"must be a list, found {_show(value)}; write [{value}]"
     return f"must be {_TYPE_WORDS[kind]}, found {_show(value)}"
 
 
@@ -93,6 +126,10 @@ def _wrong_pattern(pattern: str, value: Any) -> str:
 def _not_a_choice(choices: list[Any], value: Any) -> str:
     other = _OTHER_NAMES.get(value) if isinstance(value, str) else None
     hint = f"; {value} is {other}" if other in choices else ""
+    if not hint and isinstance(value, str):
+        lower = {str(choice).lower(): choice for choice in choices}
+        near = difflib.get_close_matches(value.lower(), lower, n=1)
+        hint = f"; did you mean {lower[near[0]]}?" if near else ""
     return f"must be one of {', '.join(map(_show, choices))}; found {_show(value)}{hint}"
 
 
@@ -105,6 +142,11 @@ def _bound(words: str) -> Callable[[Any, Any], str]:
     return lambda bound, value: f"must be {words} {bound}, found {_show(value)}"
 
 
+def _above(bound: Any, value: Any) -> str:
+    percent = f"; it is a share: {_show(value)} % is {value / 100:g}" if bound == 1 and 1 < value <= 100 else ""
+    return f"must be at most {bound}, found {_show(value)}{percent}"
+
+
 _WORDS: Final[dict[str, Callable[[Any, Any], str]]] = {
     "type": _wrong_type,
     "pattern": _wrong_pattern,
@@ -112,9 +154,10 @@ _WORDS: Final[dict[str, Callable[[Any, Any], str]]] = {
     "enum": _not_a_choice,
     "anyOf": _no_quantity,
     "minimum": _bound("at least"),
-    "maximum": _bound("at most"),
+    "maximum": _above,
     "exclusiveMinimum": _bound("above"),
     "exclusiveMaximum": _bound("below"),
+    "multipleOf": _bound("a multiple of"),
     "minLength": lambda bound, value: "must not be empty",
     "maxLength": lambda bound, value: f"has {len(value)} characters; at most {bound} are allowed",
     "minItems": lambda bound, value: f"has {len(value)} items; at least {bound} is needed",

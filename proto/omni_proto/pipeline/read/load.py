@@ -8,14 +8,15 @@ use for a user's file. A stage server's image does not need that library.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
-from omni_proto.pipeline.problems import PipelineError, Problem, format_path
+from omni_proto.pipeline.problems import FieldPath, PipelineError, Problem, format_path
 from omni_proto.pipeline.read.strict_yaml import StrictLoader
 from omni_proto.pipeline.types.resource import KIND, OmniPipeline
 
@@ -67,12 +68,29 @@ def parse_document(text: str, source: str) -> dict[str, Any]:
     document = documents[0]
     if not isinstance(document, dict):
         raise PipelineError(source, [Problem("file", f"must hold one {KIND}, found a {type(document).__name__}")])
+    if problems := list(_not_json(document, ())):
+        raise PipelineError(source, problems)
     try:
         text = json.dumps(document, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise PipelineError(source, [Problem("file", f"holds a value that JSON cannot: {error}")]) from error
     plain: dict[str, Any] = json.loads(text, parse_float=_number)
     return plain
+
+
+def _not_json(value: Any, path: FieldPath) -> Iterator[Problem]:
+    """Yields the values of a YAML document that JSON has not, such as .nan, or !!binary."""
+    if isinstance(value, float) and not math.isfinite(value):
+        shown = ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+        yield Problem(format_path(path), f"must be a number, found {shown}; leave the field out for its default")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _not_json(item, (*path, str(key)))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _not_json(item, (*path, index))
+    elif not isinstance(value, str | int | float | None):
+        yield Problem(format_path(path), f"JSON has no {type(value).__name__}; write it as text, in quotes")
 
 
 def _number(text: str) -> int | float:

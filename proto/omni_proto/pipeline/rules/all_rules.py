@@ -20,6 +20,7 @@ from omni_proto.pipeline.rules.resources import (
     STAGE_BUDGET_RULES,
 )
 from omni_proto.pipeline.rules.rule import Rule, matches, quote
+from omni_proto.pipeline.types import entry
 from omni_proto.pipeline.types import kubernetes as k8s
 from omni_proto.pipeline.types import resource as api
 from omni_proto.pipeline.types.forms import FORMS
@@ -28,18 +29,27 @@ from omni_proto.stage_config import COMPONENT_PATTERN, STAGE_NAME_PATTERN, Engin
 _URI_HINT: Final = (
     "self.matches('^hf://[^/:@]+/[^/:@]+[:@]') ? '; give what follows the name as spec.model.revision' "
     ": self.matches('^(hf|pvc)://.*/$') ? '; remove the slash at its end' : "
+    "self.contains(' ') ? '; remove the space' : "
+    "self.matches('^hf://[^/]+/[^/]+/') ? '; name the repository, without a folder in it' : "
     f"self.matches({quote('^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$')}) || self.startsWith('http') "
+    "|| self.startsWith('huggingface.co/') "
     "? '; a repository of the Hugging Face hub is hf://ORG/NAME' "
     f": self.matches({quote('^[a-z][a-z0-9]*://')}) && !self.matches({quote('^(hf|pvc|file)://')}) "
     "? '; download the checkpoint to a volume and name that: pvc://CLAIM/PATH' "
-    ": self.matches('^/') || self.matches('^file:/*$') ? '; a directory in the image is file:///PATH' : ''"
+    ": self.matches('^/') || self.matches('^file:') ? '; a directory in the image is file:///PATH' : ''"
 )
 """A hint at what the author of a wrong uri most likely wants."""
 
 TEXT_RULES: Final[Mapping[str, tuple[Rule, ...]]] = {
     **{
         pattern: (matches(pattern, FORMS[pattern]),)
-        for pattern in (api.IMAGE_PATTERN, STAGE_NAME_PATTERN, COMPONENT_PATTERN)
+        for pattern in (
+            api.IMAGE_PATTERN,
+            api.REVISION_PATTERN,
+            entry.OTLP_PATTERN,
+            STAGE_NAME_PATTERN,
+            COMPONENT_PATTERN,
+        )
     },
     api.URI_PATTERN: (
         Rule(
@@ -77,6 +87,14 @@ _MODEL = (
         summary="`uri` stays below its root: no `..` in its path",
         rule="!self.uri.matches('/[.][.](/|$)')",
         words="%s leaves its root through ..; give the path without it",
+        values=("self.uri",),
+        field=".uri",
+    ),
+    Rule(
+        summary="the name of an hf:// repository has at most 96 characters in each part, neither `--` nor `..`, and "
+        "does not end with .git",
+        rule="!self.uri.startsWith('hf://') || !self.uri.matches('--|[.][.]|[.]git$|[^/]{97}')",
+        words="%s is no name that the Hugging Face hub allows; give the repository's name as its page shows it",
         values=("self.uri",),
         field=".uri",
     ),

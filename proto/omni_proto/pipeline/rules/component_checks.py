@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 
+from omni_proto.pipeline.compile import gpus_of
 from omni_proto.pipeline.components import (
     ComponentFacts,
     Objection,
@@ -59,6 +60,32 @@ def list_late_edges(pipeline: OmniPipeline) -> list[Problem]:
     ]
 
 
+def list_unknown_voices(pipeline: OmniPipeline) -> list[Problem]:
+    """Returns a warning for each alias of a voice that the published checkpoints lack, or that is itself a voice.
+
+    A checkpoint of the user's own may have other voices, and so may components that are not built in.
+    """
+    facts = built_in_components()
+    components = [facts.get(stage.component) for stage in pipeline.spec.stages]
+    known = list(dict.fromkeys(voice for item in components if item for voice in item.voices))
+    if not known or None in components:
+        return []
+    unused = [
+        Problem(f"spec.aliases.voices[{alias}]", "is itself a voice, which takes precedence; remove the alias")
+        for alias in pipeline.spec.aliases.voices
+        if alias in known
+    ]
+    return unused + [
+        Problem(
+            f"spec.aliases.voices[{alias}]",
+            f"{voice} is no voice of the published checkpoints, which have {', '.join(known)}; unless the checkpoint "
+            f"has it, requests for {alias} are refused; name one of these, exactly as it is written here",
+        )
+        for alias, voice in pipeline.spec.aliases.voices.items()
+        if voice not in known
+    ]
+
+
 def _describe_unknown(component: str, known: list[str]) -> str:
     near = difflib.get_close_matches(component, known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"built in are {', '.join(known)}"
@@ -86,6 +113,12 @@ def _check_stage(
     is_streamed = bool(stage.inputs) and stage.inputs[0].mode is EdgeMode.STREAM
     if is_streamed and own.reads is not None and not own.streams_input:
         yield Problem(f"{path}.inputs", f"component {own.id} cannot start before its input is complete; set mode: Full")
+    if own.max_gpus is not None and (found := gpus_of(stage)) > own.max_gpus:
+        yield Problem(
+            f"{path}.resources.limits",
+            f"component {own.id} can use {own.max_gpus} GPU; {found} are requested; lower resources.limits, and raise "
+            "replicas for more throughput",
+        )
     is_read = any(edge.source == stage.name for other in pipeline.spec.stages for edge in other.inputs)
     timeouts = Timeouts(step=stage.timeouts.step, queue=stage.timeouts.queue, prepare=stage.timeouts.prepare)
     sections: dict[str, list[Objection]] = {

@@ -15,6 +15,7 @@ from pydantic.alias_generators import to_camel
 
 from omni_proto.pipeline.components import ComponentFacts, Refusal, When, built_in_components
 from omni_proto.pipeline.rules.rule import Rule, quote
+from omni_proto.pipeline.types.kubernetes import GPU_RESOURCES
 from omni_proto.pipeline.types.resource import StageTimeouts
 from omni_proto.stage_config import EngineArgs, Modality, SamplingDefaults
 
@@ -114,7 +115,7 @@ class _Merged:
 
 def stage_rules(facts: Mapping[str, ComponentFacts]) -> tuple[Rule, ...]:
     """Returns the rules that check each stage separately."""
-    return (*_shape_rules(facts), *_refusal_rules(facts))
+    return (*_shape_rules(facts), *_gpu_rules(facts), *_refusal_rules(facts))
 
 
 def _shape_rules(facts: Mapping[str, ComponentFacts]) -> Iterable[Rule]:
@@ -158,6 +159,24 @@ def _shape_rules(facts: Mapping[str, ComponentFacts]) -> Iterable[Rule]:
             words="component %s cannot start before its input is complete; set mode: Full",
             values=("self.component",),
             field=".inputs",
+        )
+
+
+def _gpu_rules(facts: Mapping[str, ComponentFacts]) -> Iterable[Rule]:
+    for most in sorted({item.max_gpus for item in facts.values() if item.max_gpus is not None}):
+        ids = [item.id for item in facts.values() if item.max_gpus == most]
+        limits = "self.resources.limits"
+        # Other rules refuse counts that are no whole numbers.
+        is_above = f"k in {_list(GPU_RESOURCES)} && string({limits}[k]).matches('^[0-9]+$') && int(string({limits}[k]))"
+        too_many = f"{limits}.filter(k, {is_above} > {most})"
+        yield Rule(
+            summary=f"at most {most} GPU for {', '.join(ids)}, which cannot use more",
+            rule=f"!(self.component in {_list(ids)}) || !has(self.resources) || !has({limits}) || "
+            f"size({too_many}) == 0",
+            words=f"component %s can use {most} GPU; %s are requested; lower resources.limits, and raise replicas for "
+            "more throughput",
+            values=("self.component", f"{too_many}.map(k, string({limits}[k]) + ' of ' + k)"),
+            field=".resources",
         )
 
 

@@ -17,6 +17,13 @@ LEAST_BYTES: Final = "1Mi"
 
 _GPUS = f"[{', '.join(map(quote, k8s.GPU_RESOURCES))}]"
 _EXAMPLE = k8s.GPU_RESOURCES[0]
+_GPU_WORDS: Final = (
+    "(?i)^(((requests|limits|gpu)[.])?(nvidia|amd)([.]com)?/(gpus?|cuda|rocm)|alpha[.]kubernetes[.]io/nvidia-gpu)$"
+)
+"""Names with which authors mean one of GPU_RESOURCES. No device plugin offers them, so a pod that requests one is
+never scheduled."""
+_PAGES: Final = "hugepages-"
+_IS_PAGES: Final = f"k.matches('^{_PAGES}[1-9][0-9]*[KMGT]i$')"
 
 
 def _quantity(map_: str, key: str = "k") -> str:
@@ -40,7 +47,7 @@ def _of_map(field: str, good: str, *, summary: str, words: str, shows_value: boo
 
 
 def _of_both(field: str) -> tuple[Rule, ...]:
-    known = "k in ['cpu', 'memory', 'ephemeral-storage'] || k.startsWith('hugepages-') || k.contains('/')"
+    known = f"k in ['cpu', 'memory', 'ephemeral-storage'] || k.contains('/') || {_IS_PAGES}"
     enough = (
         "!(k in ['memory', 'ephemeral-storage']) || "
         f"{_quantity(f'self.{field}')}.compareTo(quantity('{LEAST_BYTES}')) >= 0"
@@ -51,7 +58,13 @@ def _of_both(field: str) -> tuple[Rule, ...]:
             known,
             summary=f"`{field}` names resources that Kubernetes knows",
             words="resources that Kubernetes does not know: %s; it knows cpu, memory, ephemeral-storage, "
-            f"hugepages-SIZE, and extended resources of a domain such as {_EXAMPLE}",
+            f"huge pages such as hugepages-2Mi, and extended resources of a domain such as {_EXAMPLE}",
+        ),
+        _of_map(
+            field,
+            f"k in {_GPUS} || !k.matches({quote(_GPU_WORDS)})",
+            summary=f"GPUs in `{field}` have the names of the device plugins",
+            words=f"resources that no device plugin offers: %s; GPUs are {' or '.join(k8s.GPU_RESOURCES)}",
         ),
         _of_map(
             field,
@@ -88,12 +101,18 @@ def _of_gpus(name: str) -> tuple[Rule, ...]:
 
 _IS_OTHER_DEVICE = f"k.contains('/') && !(k in {_GPUS})"
 _IS_FIT = (
-    f"k.contains('/') || !has(self.limits) || !(k in self.limits) || "
+    f"k.contains('/') || {_IS_PAGES} || !has(self.limits) || !(k in self.limits) || "
     f"{_quantity('self.requests')}.compareTo({_quantity('self.limits')}) <= 0"
 )
 _IS_LIMIT = (
-    f"!({_IS_OTHER_DEVICE}) || (has(self.limits) && k in self.limits && "
+    f"!({_IS_OTHER_DEVICE} || {_IS_PAGES}) || (has(self.limits) && k in self.limits && "
     f"{_quantity('self.requests')}.compareTo({_quantity('self.limits')}) == 0)"
+)
+
+_PAGE_SIZE = f"quantity(k.substring({len(_PAGES)}))"
+_WHOLE_PAGES = (
+    f"({_quantity('self.limits')}.isInteger() && "
+    f"{_quantity('self.limits')}.asInteger() % {_PAGE_SIZE}.asInteger() == 0)"
 )
 
 RESOURCE_RULES: Final = (
@@ -123,10 +142,24 @@ RESOURCE_RULES: Final = (
         shows_value=True,
     ),
     _of_map(
+        "limits",
+        f"!({_IS_PAGES}) || {_WHOLE_PAGES}",
+        summary="huge pages are whole pages",
+        words="not a whole number of huge pages: %s of %s; give a multiple of the size in the name",
+        shows_value=True,
+    ),
+    Rule(
+        summary="huge pages go with cpu or memory",
+        rule=f"!has(self.limits) || !self.limits.exists(k, {_IS_PAGES}) || ['cpu', 'memory'].exists(k, "
+        "k in self.limits || (has(self.requests) && k in self.requests))",
+        words="huge pages are limited without cpu or memory, which Kubernetes refuses; add a limit of memory",
+        field=".limits",
+    ),
+    _of_map(
         "requests",
         _IS_LIMIT,
-        summary="a request of an extended resource equals its limit",
-        words="extended resources are requested by their limits: %s; move them to limits",
+        summary="a request of an extended resource or of huge pages equals its limit",
+        words="extended resources and huge pages are requested by their limits: %s; move them to limits",
     ),
     _of_map(
         "requests",

@@ -10,7 +10,8 @@ from omni_proto.pipeline.types.kubernetes import LIST_SET, SubdomainName
 from omni_proto.stage_config import ClientCertificates, ConfigModel
 
 MODEL_ALIAS_PATTERN: Final = r"^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$"
-OTLP_PATTERN: Final = r"^https?://[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?:[0-9]{1,5}$"
+_PORT: Final = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+OTLP_PATTERN: Final = rf"^https?://[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?:{_PORT}$"
 VOICE_PATTERN: Final = r"^[A-Za-z0-9]([A-Za-z0-9 ._-]*[A-Za-z0-9])?$"
 
 ModelAlias = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=MODEL_ALIAS_PATTERN)]

@@ -20,7 +20,8 @@ FORMS: Final[Mapping[str, str]] = {
     STAGE_NAME_PATTERN: "lower-case letters and digits, beginning with a letter",
     COMPONENT_PATTERN: "an id of the stage server's registry such as qwen2_5_omni/thinker, never a Python path",
     PARSER_PATTERN: "the name of a parser of vLLM such as hermes: lower-case letters, digits, dashes and underscores",
-    api.REVISION_PATTERN: "a branch, tag or commit: letters, digits, dots, dashes, underscores and slashes",
+    api.REVISION_PATTERN: "a branch, tag or commit such as main, v1.2 or refs/pr/1: letters, digits, dashes and "
+    "underscores, separated by single dots and slashes",
     k8s.DATA_KEY_PATTERN: "a key of a Secret: letters, digits, dots, dashes and underscores",
     k8s.NAMESPACE_PATTERN: "the name of a namespace: lower-case letters, digits and dashes",
     k8s.QUANTITY_PATTERN: "a quantity such as 2, 500m or 16Gi",
@@ -29,7 +30,7 @@ FORMS: Final[Mapping[str, str]] = {
     k8s.SUBDOMAIN_PATTERN: "the name of an object: lower-case letters, digits, dashes and dots",
     api.PERCENT_PATTERN: "a percentage such as 25%, or a whole number without quotes",
     entry.MODEL_ALIAS_PATTERN: "a name such as tts-1 or org/model",
-    entry.OTLP_PATTERN: "an address with its port such as http://collector.observability.svc:4317",
+    entry.OTLP_PATTERN: "an address with its port (1 to 65535) such as http://collector.observability.svc:4317",
     entry.VOICE_PATTERN: f"a name of {_VOICE}",
 }
 """Descriptions by pattern."""

@@ -28,8 +28,10 @@ SERVER_DEFAULT: Final[dict[str, JsonValue]] = {"x-server-default": True}
 """json_schema_extra for an object that the API server fills in if it is missing. Other objects are not filled in.
 Otherwise every stage in the cluster would list defaults that nobody wrote."""
 
-SUBDOMAIN_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
-LABEL_KEY_PATTERN: Final = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+_LABEL: Final = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+SUBDOMAIN: Final = rf"{_LABEL}(\.{_LABEL})*"
+SUBDOMAIN_PATTERN: Final = rf"^{SUBDOMAIN}$"
+LABEL_KEY_PATTERN: Final = rf"^({SUBDOMAIN}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?$"
 LABEL_VALUE_PATTERN: Final = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 DATA_KEY_PATTERN: Final = r"^[-._a-zA-Z0-9]+$"
 NAMESPACE_PATTERN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"

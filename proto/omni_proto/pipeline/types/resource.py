@@ -15,6 +15,7 @@ from omni_proto.pipeline.types.entry import Aliases, Entry, Tracing
 from omni_proto.pipeline.types.kubernetes import (
     LIST_SET,
     SERVER_DEFAULT,
+    SUBDOMAIN,
     Affinity,
     Annotations,
     LabelKey,
@@ -46,10 +47,10 @@ KIND = "OmniPipeline"
 NAME_PATTERN: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 URI_PATTERN: Final = (
     r"^(hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*"
-    r"|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[A-Za-z0-9._-]+)*"
+    rf"|pvc://{SUBDOMAIN}(/[A-Za-z0-9._-]+)*"
     r"|file:///[!-~]+)$"
 )
-REVISION_PATTERN: Final = r"^[A-Za-z0-9._/-]+$"
+REVISION_PATTERN: Final = r"^[A-Za-z0-9_-]+([./][A-Za-z0-9_-]+)*$"
 _PATH: Final = "[a-z0-9]+([._-]+[a-z0-9]+)*"
 IMAGE_PATTERN: Final = (
     rf"^([A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?/)?{_PATH}(/{_PATH})*"

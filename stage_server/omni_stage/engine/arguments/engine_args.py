@@ -64,6 +64,12 @@ def load_model_config(path: Path) -> OmniModelConfig:
     file = path / "config.json"
     if not path.is_dir():
         raise _bad_checkpoint(f"model.path {path} is not a directory; fetch the checkpoint or correct the path")
+    if not file.is_file() and (path / "params.json").is_file():
+        raise _bad_checkpoint(
+            f"model.path {path} holds Mistral's own format (params.json, consolidated*.safetensors), which no stage "
+            "reads; add the files of Hugging Face's format (config.json, tokenizer.json, model*.safetensors), which "
+            "most of Mistral's repositories hold too, or convert the checkpoint with transformers"
+        )
     if not file.is_file():
         raise _bad_checkpoint(
             f"model.path {path} holds no config.json; it must be a checkpoint as Hugging Face serves it"
@@ -151,6 +157,8 @@ class OmniEngineArgs:
         }
         kwargs["runner"] = "pooling" if self.kind.is_one_shot else "generate"
         return kwargs | {
+            # "auto" would read params.json instead of config.json where consolidated weights lie beside the others.
+            "config_format": "hf",
             "worker_cls": worker_cls,
             "scheduler_cls": scheduler_cls,
             "trust_remote_code": False,

@@ -53,6 +53,8 @@ CODE2WAV: Final = describe(
     sample_rate_hz=24_000,
     step_timeout_s=60.0,
     queue_timeout_s=120.0,
+    # The model is not sharded: every further GPU would compute the same.
+    max_gpus=1,
 )
 
 FAMILY: Final = FamilyManifest(

@@ -16,6 +16,7 @@ _OURS = (
     ("`max_model_len`", "engineArgs.maxModelLen"),
     ("`max_num_seqs`", "engineArgs.maxNumSeqs"),
     ("`gpu_memory_utilization`", "engineArgs.gpuMemoryUtilization"),
+    ("No common block size for", "the attention backend does not support engineArgs.blockSize"),
 )
 """What vLLM 0.32 calls a setting -> what we call it. The first one in a message is the field of the error."""
 _LINK = re.compile(r"\s*See https?://\S+( for more details)?\.?")

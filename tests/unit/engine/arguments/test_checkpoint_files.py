@@ -34,6 +34,15 @@ def test_bad_checkpoint(tmp_path: Path, content: str | None, message: str) -> No
     assert caught.value.details.field == "model.path"
 
 
+def test_a_checkpoint_in_mistrals_format_alone_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "params.json").write_text("{}")
+    (tmp_path / "consolidated.safetensors").write_bytes(b"")
+    with pytest.raises(ConfigurationError, match="holds Mistral's own format") as caught:
+        load_model_config(tmp_path)
+    assert "add the files of Hugging Face's format" in str(caught.value)
+    assert caught.value.details.field == "model.path"
+
+
 def test_no_directory(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="is not a directory"):
         load_model_config(tmp_path / "absent")

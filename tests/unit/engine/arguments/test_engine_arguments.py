@@ -30,6 +30,7 @@ def test_vllm_kwargs_hold_only_what_is_said() -> None:
     assert kwargs == {
         "model": "/models/m",
         "runner": "generate",
+        "config_format": "hf",
         "worker_cls": "w",
         "scheduler_cls": "s",
         "trust_remote_code": False,
@@ -96,7 +97,7 @@ def test_enforce_eager(user: EngineArgs | None, options: dict[str, Any], expecte
     ("options", "expected"),
     [
         pytest.param({}, 0.0, id="none by default"),
-        pytest.param({"user": EngineArgs(mm_processor_cache_mib=512)}, 0.5, id="said in MiB"),
+        pytest.param({"user": EngineArgs(mm_processor_cache_mib=512), "media": ("image",)}, 0.5, id="said in MiB"),
         pytest.param({"kwargs": {"mm_processor_cache_gb": 2.0}}, 2.0, id="the component's"),
         pytest.param(
             {"user": EngineArgs(mm_processor_cache_mib=0), "kwargs": {"mm_processor_cache_gb": 2.0}},
@@ -113,7 +114,7 @@ def test_share_of_media_reaches_the_scheduler() -> None:
     from omni_stage.vllm_adapter.scheduling.media_turns import MediaTurns
 
     def turns(user: EngineArgs | None) -> MediaTurns:
-        arguments = build(user).vllm_kwargs(worker_cls="w", scheduler_cls="s")
+        arguments = build(user, media=("image",)).vllm_kwargs(worker_cls="w", scheduler_cls="s")
         assert "max_media_share" not in arguments
         return MediaTurns.from_additional_config(arguments.get("additional_config"))
 

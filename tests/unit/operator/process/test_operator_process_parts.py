@@ -155,6 +155,17 @@ def test_kopf_never_gives_up_and_can_be_asked_again() -> None:
     assert not hasattr(backoffs, "__len__"), "kopf would take the sequence for finite"
 
 
+def test_kopfs_lines_on_refused_calls_are_not_written(root_logger: logging.Logger) -> None:
+    """kopf writes an ERROR for each attempt. The operator's own warning, one for each outage, names the remedy."""
+    stream = io.StringIO()
+    configure_operator_logging("text", "info", stream)
+    kopf_logger = logging.getLogger("kopf._cogs.clients.watching")
+    kopf_logger.error("Request attempt #3 failed; will retry: GET https://api/x -> APIForbiddenError('no', {})")
+    kopf_logger.error("Request attempt #3 failed; will retry: GET https://api/x -> APIServerError('busy', {})")
+    assert "APIForbiddenError" not in stream.getvalue()
+    assert "APIServerError" in stream.getvalue()
+
+
 def test_kopf_does_no_peering_scanning_or_posting() -> None:
     """kopf's own peering, scanning and Events are turned off."""
     settings = build_kopf_settings(OperatorSettings())

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
+import pytest
 import pytest_asyncio
 from aiohttp import web
 from kubernetes.aio.client import Configuration
@@ -14,7 +15,8 @@ from omni_kube.api.client import ApiClient
 from omni_kube.api.connection import Connection
 from omni_kube.api.pacing import RateLimiter
 from omni_kube.api.transport import Transport
-from omni_operator.kinds import PIPELINES, WATCHED_KINDS
+from omni_operator.kinds import PIPELINE_KIND, PIPELINES, WATCHED_KINDS
+from omni_operator.process.handlers import EndlessBackoffs
 from omni_operator.process.metrics import Metrics
 from omni_operator.process.watches import Watches
 from omni_operator.state.observe import new_store
@@ -25,10 +27,11 @@ Refuses = Callable[[str, str], bool]
 
 
 class Server:
-    """Serves empty collections, except those that it refuses. Watches stay open and silent."""
+    """Serves collections that are empty except for `items` (pipelines). Refuses some. Watches stay open and silent."""
 
     def __init__(self) -> None:
         self.refuses: Refuses = lambda namespace, plural: False
+        self.items: list[dict[str, Any]] = []
 
     async def list(self, request: web.Request) -> web.StreamResponse:
         if self.refuses(request.match_info["namespace"], request.match_info["plural"]):
@@ -37,7 +40,9 @@ class Server:
             response = web.StreamResponse()
             await response.prepare(request)
             await asyncio.Event().wait()
-        return web.json_response({"metadata": {"resourceVersion": "10"}, "items": []})
+        items = [item for item in self.items if request.match_info["plural"] == PIPELINES.plural]
+        items = [item for item in items if item["metadata"]["namespace"] == request.match_info["namespace"]]
+        return web.json_response({"metadata": {"resourceVersion": "10"}, "items": items})
 
     async def discover(self, request: web.Request) -> web.Response:
         return web.json_response({"resources": [{"name": kind.plural} for kind in (PIPELINES, *WATCHED_KINDS)]})
@@ -121,3 +126,64 @@ async def test_nothing_is_ready_if_all_is_refused(server: tuple[Server, Watches]
     await until(lambda: len(asked) == len(watches.unsynced()), 30)
     assert len(asked) == 2 * sum(not kind.optional for kind in WATCHED_KINDS)
     assert not watches.is_current("kept")
+
+
+REFUSED = f"/apis/{PIPELINES.api_version}/namespaces/gone/{PIPELINES.plural}?limit=500"
+
+
+async def test_pipelines_of_a_namespace_that_can_no_longer_be_watched_are_forgotten(
+    server: tuple[Server, Watches],
+) -> None:
+    """Nothing reports the deletion of a namespace while the watch is cut; its pipelines must leave the metrics."""
+    api, watches = server
+    for namespace in ("gone", "kept"):
+        watches.take_pipeline("ADDED", pipeline_in(namespace))
+    stored = watches._store
+    api.refuses = lambda namespace, plural: namespace == "gone"
+    api.items = [pipeline_in("kept")]
+    await watches.sweep()
+    assert len(stored.keys(PIPELINE_KIND)) == 2, "a single refusal may pass"
+    watches.kopf_heard(REFUSED, 403)
+    await watches.sweep()
+    assert [key.namespace for key in stored.keys(PIPELINE_KIND)] == ["kept"]
+    assert watches.take_pipeline(None, pipeline_in("gone")), "kopf's next list brings it back"
+    assert len(stored.keys(PIPELINE_KIND)) == 2
+
+
+async def test_a_refused_namespace_is_one_warning_with_its_remedy(
+    server: tuple[Server, Watches], caplog: pytest.LogCaptureFixture
+) -> None:
+    _, watches = server
+    caplog.set_level("INFO", logger="omni_operator")
+    for status in (403, 403, 403, 200, 200, 403):
+        watches.kopf_heard(REFUSED, status)
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING"]
+    assert caplog.messages[0] == (
+        "the API server does not let the operator watch the pipelines of namespace gone (403): if the namespace was "
+        "deleted, remove it from watchNamespaces (--namespace); otherwise restore the operator's Role and RoleBinding "
+        "in it (helm upgrade); asked again with growing pauses"
+    )
+
+
+async def test_kopf_asks_less_and_less_often_while_it_is_refused(server: tuple[Server, Watches]) -> None:
+    _, watches = server
+    pauses = iter(EndlessBackoffs())
+    watches.kopf_heard(REFUSED, 403)
+    assert [next(pauses) for _ in range(8)] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    watches.kopf_heard(REFUSED, 500)
+    assert next(pauses) == 5.0
+
+
+def pipeline_in(namespace: str) -> dict[str, Any]:
+    return {
+        "apiVersion": PIPELINES.api_version,
+        "kind": PIPELINE_KIND,
+        "metadata": {
+            "name": "omni",
+            "namespace": namespace,
+            "uid": namespace,
+            "resourceVersion": "9",
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+        },
+        "spec": {},
+    }

@@ -12,10 +12,10 @@ from omni_kube.errors import ApiError, RetryClass, api_error
 from omni_kube.objects import NamespacedName
 from omni_operator.desired.build_settings import BuildSettings
 from omni_operator.kinds import ChildKey, key_of
-from omni_operator.reconcile import REPORTED_FAILURES, describe_failure
+from omni_operator.reconcile import REPORTED_FAILURES, describe_failure, result_of
 from omni_operator.rollout.apply import Outcome
 from omni_operator.rollout.decide import decide, parse_live_pipeline
-from omni_operator.rollout.plan import Verified, compute_plan
+from omni_operator.rollout.plan import Plan, Verified, compute_plan
 from omni_operator.state.observe import add_children, count_ready_endpoints, new_store, observe_pipeline
 from omni_operator.state.observed import Observed
 from omni_operator.status.events import EventData
@@ -204,3 +204,10 @@ def test_what_was_verified_is_not_compared_again_until_it_changes() -> None:
     assert not is_planned(live)
     verified.add(("another", "x", "1"))
     assert is_planned(live | {"spec": {}}), "the verified version was forgotten, so it is compared"
+
+
+def test_what_a_quota_denies_is_not_counted_as_the_operators_error() -> None:
+    """OmniOperatorReconcileErrors is about the operator; a tenant's quota shows in that pipeline's own alerts."""
+    assert result_of(Plan(), Outcome(error=api_error(403, b"exceeded quota: objects, requested: ..."))) == "denied"
+    assert result_of(Plan(), Outcome(error=api_error(403, b"cannot patch"))) == "error"
+    assert result_of(Plan(), Outcome(applied=1)) == "changed"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from omni_operator.reasons import Reason
 from omni_operator.state.capacity import lacks_capacity, lost_capacity_at
+from omni_operator.state.live import LiveStage
 from omni_operator.state.pod_causes import find_cause, next_check
+from omni_operator.state.slim import slim_child
 from support.operator.pod_cases import POD_CASES
 from support.operator.pod_statuses import (
     NO_GPU,
@@ -221,3 +224,34 @@ def test_when_the_capacity_of_lost_pods_is_lost() -> None:
     assert lost_capacity_at(stage_of(stuck, grace_s=330)) is None, "the stage never was available"
     refused = {"status": "True", "message": REFUSED["quota"][0], "lastTransitionTime": ago(minutes=2)}
     assert lost_capacity_at(stage_of(grace_s=330, ReplicaFailure=refused, **done)) == NOW + timedelta(seconds=270)
+
+
+def test_a_paused_deployment_whose_pods_are_of_an_old_template() -> None:
+    """No correction of the spec reaches its pods before the Deployment is resumed, so nothing else is reported."""
+
+    def stage(paused: bool, updated: int) -> LiveStage:
+        live = stage_of(pod([container(waiting=waiting("ImagePullBackOff"))]))
+        deployment = {
+            "metadata": {"name": "demo-talker-1a2b3c4", "namespace": "models", "generation": 2},
+            "spec": {"replicas": 1, "paused": paused},
+            "status": {"observedGeneration": 2, "replicas": 1, "updatedReplicas": updated},
+        }
+        return replace(live, deployment=slim_child(owned(deployment)))
+
+    cause = find_cause(stage(paused=True, updated=0), NOW)
+    assert cause is not None
+    assert (cause.reason, cause.hard) == (Reason.ROLLOUT_PAUSED, True)
+    assert cause.message == (
+        "its Deployment is paused, so its pods are not replaced; run kubectl rollout resume "
+        "deployment/demo-talker-1a2b3c4 -n models"
+    )
+    for other in (stage(paused=True, updated=1), stage(paused=False, updated=0)):
+        cause = find_cause(other, NOW)
+        assert cause is not None
+        assert cause.reason is Reason.IMAGE_PULL_BACK_OFF
+
+
+def owned(deployment: Json) -> Json:
+    owner = {"apiVersion": "omnipipeline.io/v1alpha1", "kind": "OmniPipeline", "name": "demo", "controller": True}
+    metadata = deployment["metadata"] | {"ownerReferences": [owner]}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", **deployment, "metadata": metadata}

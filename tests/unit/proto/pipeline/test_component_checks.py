@@ -11,8 +11,14 @@ import pytest
 from omni_operator.rollout.decide import parse_live_pipeline
 from omni_proto.pipeline import PipelineError, load_pipeline, parse_pipeline
 from omni_proto.pipeline.read.offline import parse_checked
-from omni_proto.pipeline.rules.component_checks import check_components, list_late_edges, list_unknown_components
-from support.specs.odd_components import ODD_COMPONENTS_BAD
+from omni_proto.pipeline.rules.component_checks import (
+    check_components,
+    list_late_edges,
+    list_unknown_components,
+    list_unknown_voices,
+)
+from support.specs.odd_components import ODD_COMPONENTS_BAD, ODD_COMPONENTS_GOOD
+from support.specs.spec_edits import edit
 from support.specs.spec_mutations import mutated
 from support.specs.spec_table import GOOD, make
 
@@ -79,6 +85,27 @@ def test_an_edge_without_mode_that_could_stream_is_a_warning(
     found = list_late_edges(parse_pipeline(json.dumps(document)))
     assert [item.field for item in found] == (["spec.stages[1].inputs[0].mode"] if warned else [])
     assert all("set mode: Stream" in str(item) for item in found)
+
+
+def test_an_alias_of_a_voice_that_no_published_checkpoint_has_is_a_warning() -> None:
+    """A checkpoint of one's own may have the voice, so the API server cannot refuse it."""
+
+    def find(voices: dict[str, str], *edits: Any) -> list[str]:
+        return [str(item) for item in list_unknown_voices(parse_pipeline(json.dumps(make(*edits, _voices(voices)))))]
+
+    assert find({"alloy": "Chelsie", "echo": "Ethan"}) == []
+    assert find({"alloy": "chelsie"}) == [
+        "spec.aliases.voices[alloy]: chelsie is no voice of the published checkpoints, which have Chelsie, Ethan; "
+        "unless the checkpoint has it, requests for alloy are refused; name one of these, exactly as it is written here"
+    ]
+    assert find({"Chelsie": "Ethan"}) == [
+        "spec.aliases.voices[Chelsie]: is itself a voice, which takes precedence; remove the alias"
+    ]
+    assert find({"alloy": "any"}, *ODD_COMPONENTS_GOOD["talker reads a component of one's own"]) == []
+
+
+def _voices(voices: dict[str, str]) -> Any:
+    return edit("spec/aliases", {"voices": voices})
 
 
 def test_no_sample_leaves_the_mode_out() -> None:

@@ -163,7 +163,7 @@ class Union(Base):
 
 
 class Untranslatable(Base):
-    value: Annotated[int, Field(multiple_of=3)] = 3
+    value: Annotated[set[int], Field(max_length=3)] = Field(default_factory=set)
 
 
 class Constant(Base):

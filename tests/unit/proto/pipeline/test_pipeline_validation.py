@@ -155,7 +155,13 @@ NOT_A_PIPELINE = {
     "half a character": ('a: "\\ud83d"\n', r"line 1, column 4: is not YAML: '\ud83d' is not a valid str"),
     "alias": ("a: &x [1]\nb: *x\n", "is not YAML: aliases are not supported"),
     "Python tag": ("a: !!python/object/apply:os.system ['true']\n", "is not YAML: could not determine a constructor"),
-    "not a number": ("a: .nan\n", "file: holds a value that JSON cannot"),
+    "not a number": (
+        "spec: {stages: [{limits: {x: .NaN}}]}\n",
+        "spec.stages[0].limits.x: must be a number, found .nan; leave the field out for its default",
+    ),
+    "infinity": ("spec: {timeouts: {request: -.inf}}\n", "spec.timeouts.request: must be a number, found -.inf"),
+    "bytes": ("spec: {a.b/c: !!binary aGk=}\n", "spec[a.b/c]: JSON has no bytes; write it as text, in quotes"),
+    "a date by its tag": ("a: !!timestamp 2026-01-01\n", "a: JSON has no date; write it as text, in quotes"),
     "deep nesting": ("[" * 5000, "is not YAML"),
 }
 

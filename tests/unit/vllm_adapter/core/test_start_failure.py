@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import vllm
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from vllm.v1.core.kv_cache_utils import _check_enough_kv_cache_memory
-from vllm.v1.worker.utils import request_memory
+from vllm.v1.worker.utils import request_memory, select_common_block_size
 
 from omni_stage.errors import ConfigurationError, EngineDeadStageError, OmniStageError
 from omni_stage.vllm_adapter.core.start_failure import explain_start_error
@@ -73,6 +74,13 @@ def explain(call: Callable[[], Any]) -> OmniStageError:
             "",
             ("5.0/22.0 GiB", "Decrease engineArgs.gpuMemoryUtilization"),
             id="another process holds the memory",
+        ),
+        pytest.param(
+            lambda: select_common_block_size(16, [CPUAttentionBackend]),
+            ConfigurationError,
+            "engineArgs.blockSize",
+            ("the attention backend does not support engineArgs.blockSize 16 (CPU_ATTN: [MultipleOf(32)])",),
+            id="blocks of a size that the backend lacks",
         ),
         pytest.param(
             fail(MemoryError("CUDA out of memory. Tried to allocate 1.02 GiB. GPU 0 has 22.06 GiB in total.")),
