@@ -30,7 +30,7 @@ class SessionRoom:
     """The engine's capacity for sessions."""
 
     sessions: int
-    """Most sessions that may be open concurrently; each occupies a slot of the model runner's batch."""
+    """Maximum number of sessions that may be open concurrently; each occupies a slot of the model runner's batch."""
     blocks: int | None = None
     """Blocks of the KV cache that sessions can fill; None without a KV cache."""
     block_tokens: int = 1

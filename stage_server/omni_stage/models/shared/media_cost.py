@@ -46,7 +46,7 @@ class MediaCosts:
     patch: int
     """Side, in pixels, of the image square that becomes one token."""
     samples_per_token: int
-    """Most samples of audio that become one token."""
+    """Maximum number of samples of audio that become one token."""
     pads_to_limit: bool
     """Whether the feature extractor pads every clip to max_samples. Otherwise it pads to a request's longest clip."""
 

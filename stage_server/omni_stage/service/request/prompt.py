@@ -26,8 +26,8 @@ from omni_stage.service.request.reply_form import (
 
 ROLES = ("system", "user", "assistant", "tool")
 MAX_PARTS = 1024
-"""Most parts and tool calls in all messages of a chat together. The bound is on the sum, because the cost of a
-conversation does not depend on how it is divided into messages."""
+"""Maximum number of parts and tool calls in all messages of a chat together. The bound is on the sum, because the cost
+of a conversation does not depend on how it is divided into messages."""
 _LIGHT_PARTS = 64
 _MESSAGE_OVERHEAD_TOKENS = 64
 """Upper bound of the tokens that a chat template adds to a message."""

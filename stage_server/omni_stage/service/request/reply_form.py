@@ -24,9 +24,9 @@ MAX_FORM_BYTES: Final = 64 << 10
 together."""
 MAX_JSON_DEPTH: Final = 64
 MAX_PROPERTIES, MAX_COUNTED_PROPERTIES = 256, 64
-"""Most properties of one object of a JSON Schema, and of one with minProperties or maxProperties. Compiling an object
-takes time that grows faster than the square of their number: 1 s for 200, 40 s for 1,000 (xgrammar 0.2.8, 150,000
-tokens, two cores). Where they are counted, memory grows likewise, to gigabytes."""
+"""Maximum number of properties of one object of a JSON Schema, and of an object with minProperties or maxProperties.
+Compiling an object takes time that grows faster than the square of their number: 1 s for 200, 40 s for 1,000 (xgrammar
+0.2.8, 150,000 tokens, two cores). Where they are counted, memory grows likewise, to gigabytes."""
 _TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MODES: Final = {
     prompt_pb2.TOOL_MODE_UNSPECIFIED: ToolMode.AUTO,

@@ -36,7 +36,8 @@ class MediaTurns:
     """Decides how much media the next step may encode, from the steps so far. Used from one thread."""
 
     share: float = DEFAULT_SHARE
-    """Most of the engine's time that encoding may take while other requests wait for tokens; 1 removes both bounds."""
+    """Largest share of the engine's time that encoding may take while other requests wait for tokens; 1 removes both
+    bounds."""
     owed: float = 0.0
     """Seconds of steps without media that must pass before media are encoded again."""
     encoding: int = 0
