@@ -22,7 +22,7 @@ class Planners:
     """The threads of a stage server. Used from one event loop."""
 
     def __init__(self, most: int) -> None:
-        """most: requests that may be planned or wait for it at a time."""
+        """most: maximum number of requests that are being planned or wait to be planned."""
         self._most = most
         self._planning = 0
         # A request waits for a thread here and not in the executor, whose queue would keep a cancelled request until
