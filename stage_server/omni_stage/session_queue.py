@@ -36,8 +36,8 @@ class SessionRoom:
     block_tokens: int = 1
     """Tokens per block."""
     at_least: int = 0
-    """Fewest tokens that are counted for a session, however short it is. Where layers need different numbers of blocks,
-    vLLM reports only how many sequences of full length fit, so each session is counted at full length."""
+    """Minimum number of tokens that are counted for a session, however short it is. Where layers need different numbers
+    of blocks, vLLM reports only how many sequences of full length fit, so each session is counted at full length."""
 
     def blocks_for(self, tokens: int) -> int:
         """Returns how many blocks a session of `tokens` tokens needs; never more than there are."""
