@@ -55,7 +55,7 @@ class Planners:
             self._planning -= 1
 
     async def check(self, function: Callable[..., _T], *args: Any) -> _T:
-        """Returns the result of a function that checks an admitted request; it waits for at most THREADS plans."""
+        """Returns the result of a function that checks an admitted request. At most THREADS plans run before it."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
 
     def shutdown(self) -> None:
