@@ -1,4 +1,4 @@
-"""The log lines of the hub's client (huggingface_hub 2.4), without the signatures that its storage addresses contain."""
+"""The log lines of the hub's client (huggingface_hub 2.4), without the signatures in the addresses of its storage."""
 
 from __future__ import annotations
 
