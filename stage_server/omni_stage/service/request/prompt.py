@@ -63,7 +63,8 @@ class PromptPlan:
     def media_bytes(self) -> int:
         """Bytes that the stage holds for all media: encoded, decoded and as the engine's input.
 
-        vLLM's processor pads all audio of a request to the longest, so each clip takes as much input as that one.
+        vLLM's processor pads every audio clip of a request to the longest one, so each takes as much input as the
+        longest.
         """
         sounds = [slot.sound_input_bytes for slot in self.media if slot.sound_input_bytes]
         padding = len(sounds) * max(sounds, default=0) - sum(sounds)
