@@ -2,7 +2,7 @@
 
 The sides of a case take turns within a run. Absolute figures differ between machines, but the ratio of two sides that
 took turns on one machine carries over to others. Every case writes results/CASE.json, draws results/CASE.png from it
-and puts its tables into docs/performance.md.
+and puts its tables into a page of docs/performance.
 
 Exits with 1 if a ratio misses a bound, unless the bound is only a goal. It also exits with 1 if a ratio is worse than
 in the last committed result by more than its tolerance, or is no longer measured. Such a run is written to
@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.harness.page import render_result, replace_section
+from benchmarks.harness.page import find_page, render_result, replace_section
 from benchmarks.harness.report import Options, Report, describe_machine, load, print_report
 from benchmarks.harness.stored import RESULTS, load_committed, write_result
 from benchmarks.harness.verdict import find_problems, judge, read_last
@@ -49,7 +49,7 @@ CASES = {
 """Case -> its module, which has the functions `measure` and `draw`."""
 BY_NAME_ONLY = {"peer"}
 """Cases that run only if they are named. `peer` installs 7 GB of packages the first time."""
-PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+PAGES = Path(__file__).parents[1] / "docs" / "performance"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -118,9 +118,10 @@ def draw_case(name: str, results: Path) -> None:
 
 
 def write_page(name: str) -> None:
-    """Put a case's figures into docs/performance.md."""
+    """Put a case's figures into its page in docs/performance."""
     result = json.loads((RESULTS / f"{name}.json").read_text())
-    PAGE.write_text(replace_section(PAGE.read_text(), name, render_result(result)))
+    page = find_page(PAGES, name)
+    page.write_text(replace_section(page.read_text(), name, render_result(result)))
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def measure(cluster: Cluster, folder: Path, rounds: int) -> list[Row]:
 
 
 def to_row(stage: str, outside: list[float], inside: list[PodStart]) -> Row:
-    """Returns the medians of a stage, and the median of the ratios of the single rounds."""
+    """Returns a stage's median times, and the median of the rounds' ratios."""
     return {
         "stage": stage,
         "outside_s": round(statistics.median(outside), 1),

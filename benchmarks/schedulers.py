@@ -1,4 +1,4 @@
-"""Compares tokens per second with our scheduler and worker to stock vLLM: same engine, tiny model and requests.
+"""Compares the speed of our scheduler and worker with stock vLLM's: same engine, tiny model and requests.
 
 The three sides are engines in this process: stock vLLM, ours without rows, and ours with one row of hidden states per
 position. There are many short rounds, and the order of the sides rotates, so that other load on the machine affects all

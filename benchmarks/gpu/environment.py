@@ -63,7 +63,7 @@ def compilers(context: Context) -> Iterator[Finding]:
 
 
 def flashinfer(_: Context) -> Finding:
-    """Checks whether PyTorch samples tokens, which needs no compiler, or FlashInfer, which needs nvcc."""
+    """Checks what samples tokens: PyTorch, which needs no compiler, or FlashInfer, which needs nvcc."""
     from omni_stage.vllm_adapter.process.env import apply_environment
 
     apply_environment()

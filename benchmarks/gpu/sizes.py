@@ -38,7 +38,7 @@ CODEC_BYTES_PER_FRAME = 14 * MIB
 CODEC_STATE_BYTES = 5_189_888
 """Bytes that code2wav keeps for a stream between its chunks (sound/state.py, with the published sizes)."""
 CODEC_STEP_FRAMES = 256
-"""Most frames that code2wav decodes in one forward (code2wav/model.py, STEP_FRAMES)."""
+"""Maximum number of frames that code2wav decodes in one forward (code2wav/model.py, STEP_FRAMES)."""
 GRAPH_BYTES_PER_SEQUENCE = 6 * MIB
 """Allowance for a stage's CUDA graphs, per request of maxNumSeqs. vLLM captures graphs for batches of up to twice
 maxNumSeqs."""

@@ -40,12 +40,12 @@ def time_interleaved(sides: Mapping[str, Callable[[], object]], rounds: int) -> 
 
 
 def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
-    """Returns the median of the ratios of the single rounds, because a disturbance affects both sides of its round."""
+    """Returns the median of the rounds' ratios. A disturbance affects both sides of its round, so it cancels out."""
     return statistics.median(above / below for above, below in zip(numerators, denominators, strict=True))
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Returns the smallest value that at least `share` of all values do not exceed.
+    """Returns the smallest of the values for which at least `share` of all values are equal or smaller.
 
     Raises ValueError if there are no values or `share` is not in (0, 1].
     """

@@ -1,10 +1,22 @@
-"""Fills docs/performance.md. Its text is written by hand, and the tables between markers come from the result files."""
+"""Fills the pages in docs/performance. Their text is written by hand; tables between markers come from result files."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from benchmarks.harness.report import Row
+
+
+def find_page(folder: Path, name: str) -> Path:
+    """Returns the page of the folder that has the section of a case.
+
+    Raises ValueError unless exactly one page has it.
+    """
+    pages = [page for page in sorted(folder.glob("*.md")) if f"<!-- {name} -->" in page.read_text(encoding="utf-8")]
+    if len(pages) != 1:
+        raise ValueError(f"{len(pages)} pages in {folder} have the section {name}; one must have <!-- {name} -->")
+    return pages[0]
 
 
 def replace_section(page: str, name: str, body: str) -> str:
@@ -51,4 +63,6 @@ def _cell(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, list):
         return " to ".join(map(str, value))
+    if isinstance(value, float) and value != round(value, 5):
+        return str(round(value, 3))
     return "-" if value is None else str(value)

@@ -66,10 +66,10 @@ def _thousandths(quantity: Fraction) -> int:
 
 
 def find_difference(desired: Mapping[str, Any], live: Mapping[str, Any]) -> str | None:
-    """Returns the path of the first field of desired that is missing or different in live.
+    """Returns the path of the first field of desired that is missing or different in live, None if there is none.
 
-    A key that was added to a selector, or to a rule of a NetworkPolicy, counts as a difference too. For example
-    `spec.template.spec.containers[name=stage].image`; None if there is no difference.
+    A path looks like `spec.template.spec.containers[name=stage].image`. A key that was added to a selector, or to a
+    rule of a NetworkPolicy, counts as a difference too.
     """
     path = _differ_map(desired, live, _Place())
     return None if path is None else (".".join(path).replace(".[", "[") or "(object)")

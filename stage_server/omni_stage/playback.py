@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 FIRST_AHEAD_S: Final = 5.0
-"""Seconds by which the due time of a stream's first audio precedes its request. First audio thus comes before all
-streams that still have audio to play, and after streams that have been silent for longer than this. First windows are
-served in the order of their requests."""
+"""A stream's first audio counts as due this many seconds before its request. So first audio comes before all streams
+that still have audio to play, and after streams that have been silent for longer than this. First windows are served
+in the order of their requests."""
 
 
 @dataclass(slots=True)

@@ -30,14 +30,14 @@ class SessionRoom:
     """The engine's capacity for sessions."""
 
     sessions: int
-    """Most sessions that may be open concurrently; each occupies a slot of the model runner's batch."""
+    """Maximum number of sessions that may be open concurrently; each occupies a slot of the model runner's batch."""
     blocks: int | None = None
     """Blocks of the KV cache that sessions can fill; None without a KV cache."""
     block_tokens: int = 1
     """Tokens per block."""
     at_least: int = 0
-    """Fewest tokens that are counted for a session, however short it is. Where layers need different numbers of blocks,
-    vLLM reports only how many sequences of full length fit, so each session is counted at full length."""
+    """Minimum number of tokens that are counted for a session, however short it is. Where layers need different numbers
+    of blocks, vLLM reports only how many sequences of full length fit, so each session is counted at full length."""
 
     def blocks_for(self, tokens: int) -> int:
         """Returns how many blocks a session of `tokens` tokens needs; never more than there are."""

@@ -1,8 +1,9 @@
 """Measures how much rounding alone changes the talker's hidden states: bfloat16 against float32, with random weights.
 
 A router sends a token to its top-k experts. If two experts score nearly the same, rounding decides between them, and
-a different expert gives a different result. So several correct ways to compute the same layers are compared with
-float32 and with the first way: once with the experts that each way chooses, and once with those that float32 chooses.
+a different expert gives a different result. Several correct ways to compute the same layers run twice: once each way
+chooses its own experts, and once all use the experts that float32 chooses. Each result is compared with float32's and
+with that of the first way.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ FORCED_LIMIT = 2e-2
 
 
 class Router(nn.Module):
-    """transformers' router, which records each token's experts. If `obeys`, it uses those in `told`, not its own."""
+    """transformers' router. It records each token's experts. If `obeys` is set, it uses the experts in `told`."""
 
     chosen: torch.Tensor
     told: torch.Tensor

@@ -30,7 +30,7 @@ class Player:
         self._path = path
 
     def engine_kwargs(self) -> dict[str, Any]:
-        """Returns the engine's input: to vLLM's scheduler a request has as many tokens as characters."""
+        """Returns the engine's arguments. For vLLM's scheduler, a request has as many tokens as characters."""
         return {
             "model": self._path,
             "dtype": "float32",

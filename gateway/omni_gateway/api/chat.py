@@ -64,7 +64,7 @@ async def create_chat_completion(request: Request, body: ChatRequest) -> Respons
     )
     arguments = await read_arguments(gateway, call, pipeline, facts, body)
     audio_format = body.audio.format if body.audio and answer.speaks else ""
-    # Only this coroutine holds the arguments, and with them the media: until the entry stage has accepted the request.
+    # Only the coroutine `opening` keeps the arguments, which hold the media: until the entry stage accepts the request.
     opening = open_answer(gateway, call, ROUTE, pipeline, **arguments)
     if body.stream:
         return DeferredResponse(respond_live(gateway, opening, answer, facts, audio_format))

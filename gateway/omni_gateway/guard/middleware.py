@@ -166,8 +166,8 @@ class _Reply:
         self.headers: dict[str, str] = {}
         """Further headers of the answer."""
         self.before_last: Callable[[], None] | None = None
-        """Called once, before the end of the answer is sent. A request that the client sends right after it then does
-        not count as concurrent with this one."""
+        """Called once, before the end of the answer is sent. So the client's next request does not count as concurrent
+        with this one, even if it comes as soon as the answer has ended."""
 
     @property
     def started(self) -> bool:

@@ -6,7 +6,7 @@ import base64
 from typing import Final
 
 _GROUP: Final = 6
-"""Bytes in whole groups of base64, which has no padding between them, and in whole 16-bit samples."""
+"""Bytes are encoded in multiples of this: base64 needs no padding after 3 bytes, and a 16-bit sample has 2."""
 
 
 class Base64Pieces:

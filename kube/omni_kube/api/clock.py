@@ -24,7 +24,7 @@ class ServerClock:
 
     def hear(self, header: str, monotonic: float) -> None:
         """Set the clock by the Date header of a response ("" if it has none). A malformed date is ignored."""
-        # Dates have whole seconds: of the responses with the same date, the first is the most precise.
+        # A date has no fractions of a second. So the first response with a date is the most precise one.
         if not header or header == self._header:
             return
         try:

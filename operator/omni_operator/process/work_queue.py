@@ -1,5 +1,5 @@
-"""Queue of keys to reconcile. Each key waits at most once, and at most one worker processes it. Such a key is
-in work.
+"""Queue of keys to reconcile. Each key waits at most once, and at most one worker processes it. A key that a
+worker processes is in work.
 
 Keys are debounced, and a key that fails is retried with growing pauses. The queue is level-triggered: a key says that
 something about a pipeline may have changed, and does not say what. A key that is added while in work is processed once

@@ -74,8 +74,8 @@ class LiveStage:
     def completed(self) -> bool:
         """Whether all replicas of the Deployment's current template were available at some time.
 
-        A Deployment with 0 replicas is complete at once, and Kubernetes does not judge a complete one again when it is
-        scaled up.
+        Kubernetes counts a Deployment with 0 replicas as complete, and does not check it again when it is scaled up.
+        So this is true even if no replica of such a Deployment was ever available.
         """
         condition = self.condition("Progressing")
         return condition is not None and condition.get("reason") == "NewReplicaSetAvailable"

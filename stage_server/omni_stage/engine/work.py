@@ -14,8 +14,8 @@ from omni_stage.errors import InvalidRequestError
 class Work:
     """One request, which is busy while the engine has work for it and the caller waits for the result.
 
-    It is unseen by the watchdog while it is prepared, while it waits for streamed input, and while the caller has one
-    of its steps: a caller that reads slowly says nothing about the engine.
+    The watchdog ignores it while it is prepared, while it waits for streamed input, and while the caller handles one of
+    its steps. A caller that reads slowly does not mean that the engine hangs.
     """
 
     ledger: WorkLedger

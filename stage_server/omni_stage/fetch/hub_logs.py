@@ -1,4 +1,4 @@
-"""The log lines of the hub's client (huggingface_hub 2.4), without the signatures that addresses of storage carry."""
+"""The log lines of the hub's client (huggingface_hub 2.4), without the signatures in the addresses of its storage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _QUERY: Final = re.compile(r"(https?://[^\s?'\"]*)\?[^\s'\"]*")
 def tame_hub_logs() -> None:
     """Send the hub client's lines through the handlers of the root logger, and cut the query off every address.
 
-    A signed address lets anybody download the file for about an hour, also from a private repository.
+    A signed address lets anybody download the file for about an hour, even from a private repository.
     """
     adopt_logger("huggingface_hub")
     for handler in logging.getLogger().handlers:

@@ -14,7 +14,7 @@ from PIL import ExifTags, Image
 from omni_stage.media.resample import resample_blocks
 
 WORK_BYTES_PER_PIXEL: Final = 16
-"""Most working bytes per pixel while an image is decoded: a progressive CMYK JPEG's coefficients (8), the decoded
+"""Maximum working bytes per pixel while an image is decoded: a progressive CMYK JPEG's coefficients (8), the decoded
 picture (4), and its RGB copy (4)."""
 _STRIP_PIXELS: Final = 1 << 20
 _BLOCK_FRAMES: Final = 1 << 16

@@ -18,8 +18,8 @@ def calm_pollers() -> int:
 
     Every write wakes the poller. On a machine without an idle core, the poller then takes the core from the writing
     thread for a few microseconds. These preemptions, with two context switches each, take about 15 % of a token's
-    processor time (docs/performance.md). A SCHED_BATCH thread waits until a core is idle or the running thread's slice
-    is over. Call this after the first server or channel was created.
+    processor time (docs/performance/tokens.md). A SCHED_BATCH thread waits until a core is idle or the running thread's
+    slice is over. Call this after the first server or channel was created.
     """
     threads = [thread.native_id for thread in threading.enumerate() if _POLLER in thread.name]
     try:

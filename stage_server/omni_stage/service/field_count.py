@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 MAX_FIELDS: Final = 8192
-"""Most fields of a request. A chat of 1,024 messages with one part each has about 3,100 fields."""
+"""Maximum number of fields of a request. A chat of 1,024 messages with one part each has about 3,100 fields."""
 _SMALL_BYTES: Final = 16 << 10
 """The fields of a smaller message are not counted: a field takes at least two bytes, so the message parses quickly."""
 

@@ -90,7 +90,7 @@ async def run(client: AsyncOmniClient, text: str, seed: int) -> Any:
 
 
 # tests/pipeline/answers/test_stream_grpc.py tests the same with three processes. test_stream_sound.py tests how much
-# streamed audio differs from that of one request.
+# streamed audio differs from audio that is computed in one piece.
 @pytest.mark.full
 async def test_equal_and_earlier(chains: tuple[OmniStages, str, str, Chain]) -> None:
     stages, full_address, address, chain = chains

@@ -71,7 +71,7 @@ class Chain:
     async def begin_long(self) -> tuple[asyncio.Task[OmniRequestError], asyncio.Event]:
         """Starts a long request and waits until the talker works on it.
 
-        Returns a task whose result is the request's error, and an asyncio.Event, which the talker's first token set.
+        Returns a task whose result is the request's error, and an asyncio.Event that the talker's first token sets.
         """
         begun = asyncio.Event()
 

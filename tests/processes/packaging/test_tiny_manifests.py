@@ -58,7 +58,7 @@ def test_the_stages_run_on_the_node_that_holds_the_volume(model: dict[str, Any])
     for template in templates:
         (term,) = template["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
         assert term["topologyKey"] == "kubernetes.io/hostname"
-        # The first pod can be scheduled only because it matches its own term.
+        # The first pod can be scheduled only because it matches its own affinity term.
         assert all(matches_selector(term["labelSelector"], each["metadata"]["labels"]) for each in templates)
 
 

@@ -1,9 +1,11 @@
-"""Result files are rendered as Markdown tables and put into the sections of docs/performance.md."""
+"""Result files are rendered as Markdown tables and put into the sections of the pages in docs/performance."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from benchmarks.harness.page import render_result, replace_section
+from benchmarks.harness.page import find_page, render_result, replace_section
 
 RESULT = {
     "date": "2026-01-02",
@@ -13,7 +15,9 @@ RESULT = {
         {"name": "x", "value": 0.4, "bound": ">= 0.5", "met": False, "last": 0.6, "to_last": 0.667, "tolerance": 0.1},
         {"name": "y", "value": 2.0, "bound": None, "met": None, "last": None, "to_last": None, "tolerance": 0.25},
     ],
-    "tables": {"streams": [{"side": "a", "gb_per_s": 1.5, "same": True, "range": [1, 2], "none": None}]},
+    "tables": {
+        "streams": [{"side": "a", "gb_per_s": 1.5, "same": True, "range": [1, 2], "none": None, "long": 0.1732283464}]
+    },
 }
 
 
@@ -28,10 +32,20 @@ def test_a_page_without_the_section() -> None:
         replace_section("<!-- a -->\n<!-- /a -->\n", "c", "")
 
 
+def test_the_page_of_a_case(tmp_path: Path) -> None:
+    (tmp_path / "one.md").write_text("<!-- a -->\n<!-- /a -->\n<!-- b -->\n<!-- /b -->\n")
+    (tmp_path / "two.md").write_text("<!-- b -->\n<!-- /b -->\n")
+    assert find_page(tmp_path, "a") == tmp_path / "one.md"
+    with pytest.raises(ValueError, match=r"2 pages .* have the section b"):
+        find_page(tmp_path, "b")
+    with pytest.raises(ValueError, match=r"0 pages .* have the section c"):
+        find_page(tmp_path, "c")
+
+
 def test_result_as_markdown() -> None:
     lines = render_result(RESULT).splitlines()
     assert "load before and after: 0.5 and 1.5" in lines[0]
     assert "| x | 0.4 | >= 0.5 | **no** | 0.6 | 10% |" in lines
     assert "| y | 2.0 | - | - | - | 25% |" in lines
     assert "Streams:" in lines
-    assert "| a | 1.5 | yes | 1 to 2 | - |" in lines
+    assert "| a | 1.5 | yes | 1 to 2 | - | 0.173 |" in lines

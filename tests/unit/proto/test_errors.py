@@ -1,4 +1,4 @@
-"""Errors survive pickling, which a process pool does with the errors of its workers."""
+"""Errors survive pickling: a process pool pickles the errors of its workers."""
 
 from __future__ import annotations
 

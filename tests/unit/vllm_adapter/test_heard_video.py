@@ -139,7 +139,7 @@ def theirs(family: str, expanded: list[int], grids: int, sounds: list[int], per_
 
 
 def frames_of(family: str, tokens: int) -> int:
-    """Returns the fewest audio frames that become `tokens` tokens."""
+    """Returns the smallest number of audio frames that becomes `tokens` tokens."""
     if family == "2.5":
         return 4 * tokens
     lengths = processing_qwen3_omni_moe._get_feat_extract_output_lengths

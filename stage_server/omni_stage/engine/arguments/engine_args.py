@@ -141,8 +141,8 @@ class OmniEngineArgs:
     def for_checkpoint(self, model: OmniModelConfig) -> OmniEngineArgs:
         """Returns the arguments for this checkpoint.
 
-        vLLM 0.32 has two names for fp8: "fp8" for weights that are FP8 in the checkpoint, which it refuses for others,
-        and "fp8_per_tensor" for those that it quantizes while it loads them.
+        vLLM 0.32 has two names for fp8: "fp8" only for checkpoints whose weights are FP8, and "fp8_per_tensor" for
+        weights that it quantizes while it loads them.
         """
         if self.quantization == "fp8" and not model.is_quantized:
             return dataclasses.replace(self, quantization="fp8_per_tensor")

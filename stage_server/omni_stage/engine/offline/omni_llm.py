@@ -1,5 +1,4 @@
-"""OmniLLM: a whole pipeline offline. On GPUs, several engines run in a process each; otherwise all engines run in this
-process.
+"""OmniLLM: a whole pipeline offline, in this process. Only if several engines use GPUs does each get its own process.
 
 It reads the same OmniPipeline, compiles it to the same StageConfigs and runs the same StageEngines, components and
 processors as the stage servers do, without gRPC. Edges are Full: a stage starts when its input is complete. Stages that

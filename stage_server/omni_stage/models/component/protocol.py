@@ -81,7 +81,7 @@ class MediaCost:
     """What one image, video or audio clip costs the engine."""
 
     tokens: int
-    """Fewest prompt tokens that it takes."""
+    """Minimum number of prompt tokens that it takes."""
     engine_input_bytes: int
     """Upper bound of the stage server's memory, in bytes, for the engine's input and for vLLM's processor while it
     makes that input. A larger medium of the same kind never costs less."""

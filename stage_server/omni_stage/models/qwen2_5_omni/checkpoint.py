@@ -62,7 +62,7 @@ class OmniCheckpoint:
     code_limit: int
     """Only codec tokens below this have audio; token2wav has no embedding for others."""
     max_codes: int
-    """Most codec tokens in one utterance."""
+    """Maximum number of codec tokens in one utterance."""
     block_codes: int
     """Codec tokens in one attention block of the diffusion transformer."""
 

@@ -101,7 +101,7 @@ class SpeechFacts:
     """How many samples are missing at the end of the audio, because they need a further frame: 555 in the published
     model."""
     max_frames: int
-    """Most frames in one reply's audio: the number of positions of code2wav's rotary embedding."""
+    """Maximum number of frames in one reply's audio: the number of positions of code2wav's rotary embedding."""
 
     @property
     def voices(self) -> tuple[str, ...]:

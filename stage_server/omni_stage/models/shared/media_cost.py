@@ -24,8 +24,9 @@ BYTES_PER_SOUND_SAMPLE: Final = 72
 5."""
 
 FRAME_TOKENS: Final = (128, 768)
-"""Fewest and most tokens to which a frame of a video is scaled. The same for both families, and independent of the
-values for images in preprocessor_config.json. In qwen_omni_utils: `VIDEO_MIN_PIXELS` and `VIDEO_MAX_PIXELS`."""
+"""Minimum and maximum number of tokens of a video's frame, which is scaled accordingly. The same for both families, and
+independent of the values for images in preprocessor_config.json. In qwen_omni_utils: `VIDEO_MIN_PIXELS` and
+`VIDEO_MAX_PIXELS`."""
 VIDEO_TOKENS: Final = 128_000
 """The frames of a video take at most 90 % of this many tokens, or more if every frame is already close to its minimum.
 In qwen_omni_utils: `VIDEO_TOTAL_PIXELS`."""
@@ -46,7 +47,7 @@ class MediaCosts:
     patch: int
     """Side, in pixels, of the image square that becomes one token."""
     samples_per_token: int
-    """Most samples of audio that become one token."""
+    """Maximum number of samples of audio that become one token."""
     pads_to_limit: bool
     """Whether the feature extractor pads every clip to max_samples. Otherwise it pads to a request's longest clip."""
 

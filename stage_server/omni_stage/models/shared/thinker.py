@@ -30,7 +30,7 @@ class ThinkerSettings:
     feeds: bool
     """Whether another stage reads this stage's rows."""
     max_media: int
-    """Most images in a request; also the most audio clips, and the most videos."""
+    """Maximum number of images in a request; also the maximum number of audio clips and of videos."""
     default_sampling: SamplingDefaults
     end_token_ids: tuple[int, ...]
     """Tokens that end the text."""

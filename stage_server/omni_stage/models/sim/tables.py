@@ -75,7 +75,7 @@ class SoundShape(ConfigModel):
     whole_factor: Annotated[float, Field(gt=0)] = 1.0
     """Factor on frameMs for an utterance that is computed in one window."""
     max_batch: Annotated[int, Field(ge=1)] = 64
-    """Most windows in a step."""
+    """Maximum number of windows in a step."""
     first_frames: Annotated[int, Field(ge=1)]
     """Number of new frames in the first window."""
     next_frames: Annotated[int, Field(ge=1)]

@@ -27,7 +27,7 @@ A_CALL_S: Final = 0.000_625
 ROW_PLAYS_S: Final = 0.02
 """Seconds of audio per row, at 50 codes a second: the highest rate of a published talker."""
 MOST_STEPS: Final = 64
-"""Most steps in one message. At 7 KiB a row they fill less than half of the largest chunk."""
+"""Maximum number of steps in one message. At 7 KiB a row they fill less than half of the largest chunk."""
 
 
 @dataclass(slots=True)

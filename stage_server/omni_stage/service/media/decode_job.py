@@ -102,7 +102,7 @@ class DecodeJob:
 
 def _fits(size: Any, medium: dict[str, Any]) -> bool:
     """Returns whether a worker's answer is possible for the requested medium: [frames, samples] within its bounds, or
-    an image's [width, height], which an orientation in its EXIF data may exchange."""
+    an image's [width, height], which the orientation in its EXIF data may swap."""
     if not isinstance(size, list) or len(size) != 2 or any(type(count) is not int for count in size):
         return False
     if "width" in medium and "seconds" not in medium:

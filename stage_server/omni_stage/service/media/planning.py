@@ -255,7 +255,7 @@ def _bound_unseen_video(slot: MediaSlot, rules: MediaRules) -> tuple[int, int]:
 
 
 def _worst_image(pixels: int, takes: TakesMedia) -> int:
-    """Returns the most bytes of engine input that `pixels` pixels may take, in any shape, rounded up to patches."""
+    """Returns the maximum bytes of engine input for `pixels` pixels in any shape, rounded up to patches."""
     wide = math.isqrt(takes.max_aspect_ratio * pixels) + _PATCH_MARGIN
     square = math.isqrt(pixels) + _PATCH_MARGIN
     forms = ((square, square), (wide, pixels // wide + _PATCH_MARGIN))

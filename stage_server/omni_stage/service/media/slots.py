@@ -29,7 +29,7 @@ class MediaSlot:
     """The frame plan of a video, once its header is known."""
     tokens: int = 0
     held_bytes: int = 0
-    """Most bytes that the stage holds for this medium until the request ends."""
+    """Maximum number of bytes that the stage holds for this medium until the request ends."""
     sound_input_bytes: int = 0
     """The part of held_bytes that is for the engine's input made from its audio."""
 
@@ -49,5 +49,5 @@ class MediaRules:
 
     @property
     def max_audio_samples(self) -> int:
-        """Most samples of one audio, at the model's rate."""
+        """Maximum number of samples of one audio, at the model's rate."""
         return self.media.max_audio_seconds * self.takes.audio_rate_hz

@@ -41,8 +41,8 @@ class Places:
     """Places of one kind of calls, in one event loop."""
 
     def __init__(self, what: str, in_all: int, per_peer: int | None = None) -> None:
-        """what: names the calls in errors. in_all: number of places. per_peer: most places of one peer; None sets no
-        limit, and one peer may hold all places until another peer calls."""
+        """what: names the calls in errors. in_all: number of places. per_peer: maximum number of places of one
+        peer; None: no limit, and one peer may hold all places until another peer calls."""
         self._what = what
         self.in_all = in_all
         self._per_peer = per_peer

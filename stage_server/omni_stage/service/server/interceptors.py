@@ -30,7 +30,7 @@ DISCARD_S = 0.05
 QUIET_S = 0.01
 """Length of a pause in a call's messages after which no more of them are discarded."""
 DISCARDING = 64
-"""Most refused calls whose messages are read and discarded at a time."""
+"""Maximum number of refused calls whose messages are read and discarded at a time."""
 
 _log = logging.getLogger(__name__)
 _Behavior = Callable[[Any, Any], Awaitable[Any]]

@@ -31,7 +31,7 @@ from omni_stage.service.server.side_calls import (
 from omni_stage.service.wire import SERVICE_NAME
 
 MAX_CONNECTIONS = 16_384
-"""Most connections of a port; gRPC refuses further ones. An idle connection costs about 15 KiB."""
+"""Maximum number of connections of a port; gRPC refuses further ones. An idle connection costs about 15 KiB."""
 HANDSHAKE_TIMEOUT_S = 10
 """Time limit for the TLS handshake and the first HTTP/2 settings. A connection that exceeds it is closed."""
 IDLE_S = 60

@@ -32,10 +32,10 @@ BURST_S: Final = 5.0
 USERS: Final = 16
 """The users that one address names have together this many times the rate of one client."""
 CLIENTS: Final = 4096
-"""Most buckets. When there are more, those that were charged least recently are forgotten."""
+"""Maximum number of buckets. When there are more, those that were charged least recently are forgotten."""
 HELD_IN_ALL, HELD_PER_CLIENT = 512, 128
-"""Most refusals that wait, in all and per client; further ones are answered immediately. A held call uses neither a
-place nor reserved bytes."""
+"""Maximum number of refusals that wait, in all and per client; further ones are answered immediately. A held call uses
+neither a place nor reserved bytes."""
 EARLY_S: Final = 0.5
 """A call that its client cancels, or whose deadline passes, within this time counts as refused: it cost as much. Its
 own answer is not held back, because nobody waits for it."""

@@ -37,7 +37,7 @@ POLL_S: Final = 5.0
 """Seconds between two reads of the files. kubelet takes up to a minute to update them."""
 FIELD: Final = "listen.tls"
 _MAX_BYTES: Final = 1 << 20
-"""Largest file: the most that a Secret may hold."""
+"""Maximum size of a file. A Secret cannot hold more."""
 _READS: Final = 3
 _LEAST_RSA_BITS: Final = 2048
 

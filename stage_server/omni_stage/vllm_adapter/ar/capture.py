@@ -6,8 +6,8 @@ request is computed again from its start, so positions repeat. The ledger keeps,
 that has not been captured yet; only the rows of a span from that position on are captured. Rows of prefill
 chunks wait here until the step that samples a token, since vLLM forwards nothing to the front end before that.
 
-The planning part maps plain data to plain data. `HostCopy` is the only part that touches a device: it lets one
-batched device-to-host copy per step overlap with the next step's work.
+The functions that plan are pure. Only `HostCopy` touches a device: it lets one batched device-to-host copy per step
+overlap with the next step's work.
 
 Not captured: positions that were never computed here, that is prefix-cache hits and KV from a connector. The runner
 refuses to combine prefix caching or a KV connector with capture.

@@ -33,7 +33,7 @@ class ExpertChoices:
     """The experts that a model's routers chose in its latest step. Routers are in the order of the model's layers."""
 
     def __init__(self, routers: Sequence[BaseRouter], most_tokens: int, device: torch.device) -> None:
-        """`most_tokens`: the most tokens of a step, padding included."""
+        """`most_tokens`: maximum number of tokens in a step, padding included."""
         self._routers = list(routers)
         shapes = [(most_tokens, router.top_k) for router in self._routers]
         self._ids = [torch.full(shape, _NOT_RECORDED, dtype=torch.int32, device=device) for shape in shapes]

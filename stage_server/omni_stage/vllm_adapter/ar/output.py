@@ -1,10 +1,10 @@
 """Puts captured rows into vLLM's model output, so that an autoregressive stage sends them with a step's tokens.
 
 Private interface of vLLM 0.32: `AsyncModelRunnerOutput.get_output` (v1/outputs.py), the point where vLLM itself waits
-for the copies of a step, after it has launched the next one. An engine with one worker calls it on its own thread
-(`AsyncOutputFuture` in v1/executor/uniproc_executor.py); a worker's process has a thread for it
-(`WorkerProc.async_output_busy_loop` in v1/executor/multiproc_executor.py). The stock scheduler forwards `pooler_output`
-with sampled tokens.
+for the copies of a step, after it has launched the next one. If the only worker runs in the engine's process, the
+engine's thread calls it (`AsyncOutputFuture` in v1/executor/uniproc_executor.py). If workers have processes of their
+own, each has a thread for it (`WorkerProc.async_output_busy_loop` in v1/executor/multiproc_executor.py). The stock
+scheduler forwards `pooler_output` with sampled tokens.
 """
 
 from __future__ import annotations

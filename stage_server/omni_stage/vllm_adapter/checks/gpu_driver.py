@@ -36,8 +36,8 @@ def find_driver_problem(driver_cuda: int, torch_cuda: str | None) -> str:
     """Returns why a driver cannot run this build of torch, with the remedy; empty if it can.
 
     `driver_cuda` is the newest CUDA that the driver runs, as NVML and CUDA count: 1000 x major + 10 x minor.
-    `torch_cuda` is torch.version.cuda; None for builds without CUDA. Every driver that runs the first minor version of
-    CUDA's major version will do (CUDA's minor version compatibility).
+    `torch_cuda` is torch.version.cuda; None for builds without CUDA. A driver for any minor version of CUDA
+    runs all minor versions of the same major version (CUDA's minor version compatibility).
     """
     if torch_cuda is None:
         return ""

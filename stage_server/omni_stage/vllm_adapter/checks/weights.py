@@ -41,7 +41,7 @@ Weights = Iterable[tuple[str, torch.Tensor]]
 _EXPERT_PARTS = {"w13": ("gate_proj", "up_proj"), "w2": ("down_proj",)}
 """vLLM's parameters that hold a layer's experts -> the checkpoint's names of one expert's parts."""
 _SHOWN = 5
-"""Most names of one kind, missing or unknown, in the error."""
+"""Maximum number of names of one kind, missing or unknown, in the error."""
 _NAME_LENGTH = 120
 _ROTARY_TABLE = "rotary_emb.inv_freq"
 """Computed from the configuration, but GPTQModel stores it anyway. vLLM's loader drops it too."""

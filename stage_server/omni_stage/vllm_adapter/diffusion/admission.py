@@ -16,13 +16,14 @@ class DiffusionSettings:
     """Limits of a diffusion stage's scheduler."""
 
     embedding_budget_bytes: int = 512 << 20
-    """Most bytes of payloads in flight. A request that exceeds it runs alone, instead of waiting forever."""
+    """Maximum number of bytes of payloads in flight. A request that exceeds it runs alone, instead of waiting
+    forever."""
     queue_timeout_s: float | None = None
     """Longest wait before the step that runs a request; None means no limit."""
     max_batch: int | None = None
-    """Most diffusion requests in flight; None leaves the limit to max_num_seqs."""
+    """Maximum number of diffusion requests in flight; None leaves the limit to max_num_seqs."""
     step_work: int | None = None
-    """Most work of all requests in flight, in tokens of their prompts: a component gives a request one placeholder
+    """Maximum work of all requests in flight, in tokens of their prompts: a component gives a request one placeholder
     token for each unit of its work. The limit bounds how long a step takes, and so how long other requests wait for the
     next step. A request that exceeds it runs alone. None leaves the limit to max_num_batched_tokens."""
     cuda_graphs: bool = True

@@ -138,9 +138,9 @@ class Block:
     def following(self) -> int:
         """Position of the token after the medium, relative to the medium's first token.
 
-        It follows the medium's largest position. For a video with its audio, it follows the largest position of the
-        last stretch, which is either video or audio, as in transformers: if audio ends the medium, the video's width
-        does not count.
+        It is one more than the largest position of the medium. A video with its audio consists of stretches of video
+        and stretches of audio, and only the last stretch counts, as in transformers. So if the medium ends with audio,
+        the video's width does not count.
         """
         if self.is_video is None:
             return int(self.positions.max()) + 1
@@ -173,8 +173,8 @@ def place_prompt(length: int, blocks: Iterable[Block], *, frames_share: bool) ->
     """Returns M-RoPE positions int64 [3, length] of a prompt. Each medium or stretch of text begins where the previous
     one ends.
 
-    `frames_share`: a video with its audio begins and ends with two tokens each; whether the two share a position, as
-    Qwen2.5-Omni's do in transformers.
+    A video with its audio begins with two special tokens and ends with two. `frames_share`: whether the two tokens at
+    each end share a position, as those of Qwen2.5-Omni do in transformers.
     """
     ordered = sorted(blocks, key=lambda block: block.start)
     repeats = np.zeros(length + 1, np.int64)

@@ -2,9 +2,9 @@
 
 A step ends for all its requests at the same time, so an image of one request delays the next token of every other
 request. Two bounds apply while other requests wait for tokens: a step encodes at most STEP_EMBEDS embeddings (or one
-medium, which cannot be divided), and all encoding takes at most `share` of the engine's time. A step that encodes
-owes time: no further step encodes until steps without media have taken that much time. Requests without media overtake
-requests whose media wait.
+medium, which cannot be divided), and all encoding takes at most `share` of the engine's time. After a step that
+encodes, no further step encodes until steps without media have taken enough time to keep to this share (the time that
+is `owed`). Requests without media overtake requests whose media wait.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class MediaTurns:
     """Decides how much media the next step may encode, from the steps so far. Used from one thread."""
 
     share: float = DEFAULT_SHARE
-    """Most of the engine's time that encoding may take while other requests wait for tokens; 1 removes both bounds."""
+    """Largest share of the engine's time that encoding may take while other requests wait for tokens; 1 removes both
+    bounds."""
     owed: float = 0.0
     """Seconds of steps without media that must pass before media are encoded again."""
     encoding: int = 0

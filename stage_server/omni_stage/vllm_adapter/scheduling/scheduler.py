@@ -65,7 +65,7 @@ _ACTIVE = (RequestStatus.RUNNING, RequestStatus.WAITING, RequestStatus.PREEMPTED
 logger = logging.getLogger(__name__)
 
 _MOST_STEPS = 8
-"""Bound on the steps that vLLM schedules before it takes in their outputs. With asynchronous scheduling these are 2."""
+"""Upper bound of the number of steps in flight. With asynchronous scheduling, vLLM has 2."""
 
 
 class OmniSchedulerMixin:

@@ -56,7 +56,7 @@ class TestInPlace:
         assert [stage["readyReplicas"] for stage in cluster.pipeline["status"]["stages"]] == [3, 3, 3]
 
     def test_missing_replicas_become_a_failure(self) -> None:
-        """Replicas that a scale-up or the end of a suspension lacks are a failure once they are late."""
+        """After a scale-up or the end of a suspension, missing replicas are a failure once they are late."""
         larger = make_stages()
         larger[1]["replicas"] = 3
         scaled, resumed = settled(capacity=3), settled(capacity=3)

@@ -17,7 +17,7 @@ from support.stages import scripted_stages as lab
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 REFUSED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-"""How a call ends that comes while the port is being closed. Clients retry both; gRPC itself sends CANCELLED."""
+"""How a call ends if it arrives while the port is being closed. Clients retry both; gRPC itself sends CANCELLED."""
 
 
 async def test_drain_lets_calls_end_and_refuses_new_ones(kit: Any) -> None:
@@ -49,7 +49,7 @@ async def test_drain_lets_calls_end_and_refuses_new_ones(kit: Any) -> None:
 
 
 async def test_a_client_without_health_checks_reaches_another_pod_while_this_one_drains(kit: Any) -> None:
-    """Behind a Service's address its connection ends, and the next one leads to a pod that is ready."""
+    """The client connects to the address of a Service. Its connection ends, and its next one reaches a ready pod."""
     old, new = await kit.serve(lab.wait_forever, timeouts={"drainNotice": 0}), await kit.serve()
     with TcpProxy(old.target) as service:
         async with grpc.aio.insecure_channel(service.target) as channel:

@@ -32,13 +32,13 @@ from omni_stage.payloads import AdditionalInformationPayload
 from omni_stage.vllm_adapter.names import DIFFUSION_SETTINGS
 
 STEP_WORK = 4096
-"""Most work in one engine step, in codec tokens at the default number of solver steps: 82 s of speech. A request with
-more work gets a step of its own. docs/gpu-sizing.md states the memory that this needs."""
+"""Maximum work in one engine step, in codec tokens at the default number of solver steps: 82 s of speech. A request
+with more work gets a step of its own. docs/gpu-sizing.md states the memory that this needs."""
 CPU_STEP_WORK = 72
 """The same on a CPU: enough for the longest window of a streamed request (6 blocks of 12 codes), or for several shorter
 windows."""
 MAX_BATCH = 32
-"""Most requests in one engine step."""
+"""Maximum number of requests in one engine step."""
 _DEFAULT_INTERVALS = DEFAULT_STEPS - 1
 """Intervals between the solver's time points."""
 
@@ -51,7 +51,7 @@ class Token2Wav:
     default_sampling = TOKEN2WAV.default_sampling
 
     def __init__(self, checkpoint: OmniCheckpoint, voices: Sequence[str], max_work: int | None = None) -> None:
-        """`voices`: names, the default first. `max_work`: most work per request; by default, enough for the longest
+        """`voices`: names, the default first. `max_work`: maximum work per request; by default, enough for the longest
         utterance."""
         self._checkpoint = checkpoint
         self._max_work = min(max_work or checkpoint.max_codes, checkpoint.max_codes)

@@ -27,9 +27,9 @@ from omni_stage.payloads import AdditionalInformationPayload
 from omni_stage.vllm_adapter.names import DIFFUSION_SETTINGS
 
 STEP_FRAMES = 1024
-"""Most frames in one engine step, 82 s of speech. A longer request gets a step of its own."""
+"""Maximum number of frames in one engine step, 82 s of speech. A longer request gets a step of its own."""
 MAX_BATCH = 64
-"""Most requests in one engine step."""
+"""Maximum number of requests in one engine step."""
 
 
 class Code2Wav:
@@ -42,7 +42,8 @@ class Code2Wav:
     """Empty, because the talker has already applied the voice."""
 
     def __init__(self, checkpoint: OmniCheckpoint, speech: SpeechFacts, max_frames: int | None = None) -> None:
-        """`max_frames`: most frames in one request's audio; by default as many as the model's positions allow."""
+        """`max_frames`: maximum number of frames in one request's audio; by default as many as the model's positions
+        allow."""
         self._checkpoint = checkpoint
         self._speech = speech
         self._max_frames = min(max_frames or speech.max_frames, speech.max_frames)

@@ -10,8 +10,8 @@ from omni_stage.models.component import FinishReason, StageInput
 from omni_stage.models.edge_stream import EdgeRows, InputPart
 
 MAX_CHUNK_FRAMES = 100
-"""Most frames in a chunk: 8 s of audio. This bounds how long a request with many waiting frames delays the other
-requests of its step."""
+"""Maximum number of frames in a chunk: 8 s of audio. This bounds how long a request with many waiting frames delays the
+other requests of its step."""
 
 
 class CodesFeed:

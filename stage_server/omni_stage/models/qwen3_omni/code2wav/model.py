@@ -29,10 +29,10 @@ from omni_stage.payloads import AdditionalInformationPayload
 from omni_stage.vllm_adapter.checks.weights import load_checked
 
 PIECE_FRAMES = 64
-"""Most frames of one request in one forward. A longer request is computed in pieces."""
+"""Maximum number of frames of one request in one forward. A longer request is computed in pieces."""
 STEP_FRAMES = 256
-"""Most frames of all requests in one forward. In the published model a frame takes 14 MB at the widest layer (measured
-on an H200), so 64 requests with PIECE_FRAMES frames each would take 57 GB in one forward."""
+"""Maximum number of frames of all requests in one forward. In the published model a frame takes 14 MB at the widest
+layer (measured on an H200), so 64 requests with PIECE_FRAMES frames each would take 57 GB in one forward."""
 
 
 @dataclass(slots=True)

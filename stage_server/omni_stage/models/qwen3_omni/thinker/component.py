@@ -31,8 +31,9 @@ PATCH: Final = 32
 SAMPLES_PER_TOKEN: Final = 1231
 """Audio samples per token: 100 frames of 10 ms become 13 tokens."""
 MAX_SAMPLES: Final = 300 * SOUND_RATE_HZ
-"""Samples of the longest audio. The published preprocessor_config.json names 300 s (`n_samples`). transformers does not
-cut audio there, and writes the value for 30 s when it saves the checkpoint again, so the file decides nothing."""
+"""Samples of the longest audio. The published preprocessor_config.json names 300 s (`n_samples`). The file is not read,
+because its value is unreliable: when transformers saves the checkpoint again, it writes the value for 30 s, although
+it never cuts the audio there."""
 DEFAULT_SAMPLING: Final = SamplingDefaults(temperature=0.0, max_tokens=MAX_TOKENS)
 """Greedy, as in transformers' generate(), for a checkpoint whose file has no sampling values for the thinker."""
 _SAMPLING_NAMES: Final = frozenset({"temperature", "top_p", "top_k", "do_sample"})

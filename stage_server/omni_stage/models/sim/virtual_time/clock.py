@@ -18,9 +18,9 @@ class Limits:
     """Limits of an engine."""
 
     max_seqs: int
-    """Most requests that run concurrently; others wait."""
+    """Maximum number of requests that run concurrently; others wait."""
     max_step_tokens: int
-    """Most tokens in a step."""
+    """Maximum number of tokens in a step."""
     kv_tokens: int
     """Capacity of the KV cache in tokens."""
 

@@ -11,7 +11,7 @@ from omni_proto.stage_config import DownstreamStage, Modality, StageConfig
 from omni_stage.errors import InvalidRequestError
 
 MAX_MODALITIES: Final = 16
-"""Most modalities that a request may name, repetitions included."""
+"""Maximum number of modalities that a request may name, repetitions included."""
 _FROM_PROTO: dict[int, Modality] = {
     sampling_pb2.MODALITY_TEXT: Modality.TEXT,
     sampling_pb2.MODALITY_AUDIO: Modality.AUDIO,

@@ -52,7 +52,7 @@ class RequestPlan:
     priority: int
     cache_salt: str
     input_bytes: int
-    """Most memory that the input can use: the tensors' sizes as declared in their headers (doubled for prompt
+    """Maximum memory that the input can use: the tensors' sizes as declared in their headers (doubled for prompt
     embeddings, which are copied), plus media_bytes."""
     output_rows: int
     """Maximum number of rows that the stage publishes."""

@@ -22,7 +22,7 @@ class Planners:
     """The threads of a stage server. Used from one event loop."""
 
     def __init__(self, most: int) -> None:
-        """most: requests that may be planned or wait for it at a time."""
+        """most: maximum number of requests that are being planned or wait to be planned."""
         self._most = most
         self._planning = 0
         # A request waits for a thread here and not in the executor, whose queue would keep a cancelled request until
@@ -55,7 +55,7 @@ class Planners:
             self._planning -= 1
 
     async def check(self, function: Callable[..., _T], *args: Any) -> _T:
-        """Returns the result of a function that checks an admitted request; it waits for at most THREADS plans."""
+        """Returns the result of a function that checks an admitted request. At most THREADS plans run before it."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
 
     def shutdown(self) -> None:

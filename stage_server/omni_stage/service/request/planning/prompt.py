@@ -26,8 +26,8 @@ from omni_stage.service.request.planning.reply_form import (
 
 ROLES = ("system", "user", "assistant", "tool")
 MAX_PARTS = 1024
-"""Most parts and tool calls in all messages of a chat together. The bound is on the sum, because the cost of a
-conversation does not depend on how it is divided into messages."""
+"""Maximum number of parts and tool calls in all messages of a chat together. The bound is on the sum, because the cost
+of a conversation does not depend on how it is divided into messages."""
 _LIGHT_PARTS = 64
 _MESSAGE_OVERHEAD_TOKENS = 64
 """Upper bound of the tokens that a chat template adds to a message."""
@@ -63,7 +63,8 @@ class PromptPlan:
     def media_bytes(self) -> int:
         """Bytes that the stage holds for all media: encoded, decoded and as the engine's input.
 
-        vLLM's processor pads all audio of a request to the longest, so each clip takes as much input as that one.
+        vLLM's processor pads every audio clip of a request to the longest one, so each takes as much input as the
+        longest.
         """
         sounds = [slot.sound_input_bytes for slot in self.media if slot.sound_input_bytes]
         padding = len(sounds) * max(sounds, default=0) - sum(sounds)

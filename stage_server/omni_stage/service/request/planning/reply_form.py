@@ -20,13 +20,12 @@ from omni_stage.reply_form import CalledTool, GivenReply, StructuredText, Tool, 
 MAX_TOOLS: Final = 128
 MAX_CHOICES: Final = 1024
 MAX_FORM_BYTES: Final = 64 << 10
-"""Largest requested form of the text (vLLM compiles it before the request runs), and most bytes of all tools
-together."""
+"""Maximum bytes of the requested form of the text, which vLLM compiles before the request runs, and of all tools."""
 MAX_JSON_DEPTH: Final = 64
 MAX_PROPERTIES, MAX_COUNTED_PROPERTIES = 256, 64
-"""Most properties of one object of a JSON Schema, and of one with minProperties or maxProperties. Compiling an object
-takes time that grows faster than the square of their number: 1 s for 200, 40 s for 1,000 (xgrammar 0.2.8, 150,000
-tokens, two cores). Where they are counted, memory grows likewise, to gigabytes."""
+"""Maximum number of properties of one object of a JSON Schema, and of an object with minProperties or maxProperties.
+Compiling an object takes time that grows faster than the square of their number: 1 s for 200, 40 s for 1,000 (xgrammar
+0.2.8, 150,000 tokens, two cores). If the schema bounds their number, memory grows in the same way, to gigabytes."""
 _TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MODES: Final = {
     prompt_pb2.TOOL_MODE_UNSPECIFIED: ToolMode.AUTO,
@@ -104,7 +103,7 @@ def read_reply(start: stage_service_pb2.Start, limits: Limits, max_model_len: in
 
 
 def bound_reply(reply: GivenReply, max_model_len: int) -> int:
-    """Returns the most tokens that a reply can have: each token has at least one byte of its text."""
+    """Returns the maximum number of tokens of a reply: each token has at least one byte of its text."""
     length = len(reply.token_ids) if reply.token_ids is not None else len((reply.text or "").encode())
     return max(1, min(length, max_model_len))
 

@@ -12,7 +12,7 @@ from omni_stage.models.qwen3_omni.code2wav.sound.state import StateLayout, State
 
 _FIRST_ROWS = 8
 MAX_SOUNDS = 256
-"""Most streams that may be open concurrently: 1.3 GB in the published model."""
+"""Maximum number of streams that may be open concurrently: 1.3 GB in the published model."""
 
 
 @dataclass(frozen=True, slots=True)
