@@ -5,11 +5,6 @@ from __future__ import annotations
 import gc
 import os
 
-# Importing vLLM leaves 700,000 objects, which live until the process ends. A collection that looks at all of them takes
-# 0.4 s of CPU, and vLLM asks for several at each start and end of an engine. So nothing is collected during imports, and
-# the hooks below leave the imported objects out of later collections.
-gc.disable()
-
 # vLLM and transformers read these when they are imported.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
@@ -27,6 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+# Importing vLLM leaves 700,000 objects, which live until the process ends. A collection that looks at all of them takes
+# 0.4 s of CPU, and vLLM asks for several at each start and end of an engine. So nothing is collected while test modules
+# are imported, and the hooks below leave the imported objects out of later collections.
+gc.disable()
 
 
 def pytest_collection_finish() -> None:
