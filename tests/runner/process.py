@@ -41,7 +41,8 @@ class GroupProcess:
             file.unlink(missing_ok=True)
         first = 20_000 + PORTS_EACH * (slot % 5)
         environment = {
-            **os.environ,
+            # Without bytecode files, each of the many Python programs that tests start compiles our sources again.
+            **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
             "OMNIPIPE_PORTS": f"{first}-{first + PORTS_EACH - 1}",
             "COVERAGE_FILE": str(folder / f".coverage.{group.name}"),
             PROGRESS_VARIABLE: str(self._progress),

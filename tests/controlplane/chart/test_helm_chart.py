@@ -59,12 +59,20 @@ def test_lint(helm: Helm, name: str) -> None:
     assert "0 chart(s) failed" in said
 
 
+@pytest.fixture(scope="module")
+def schemas(helm: Helm, server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a folder with the API server's schema of each kind that a variant has."""
+    folder = tmp_path_factory.mktemp("schemas")
+    manifests = [item for values in VARIANTS.values() for item in helm.template(values)]
+    write_schemas(server.admin, folder, {(item["apiVersion"], item["kind"]) for item in manifests})
+    return folder
+
+
 @pytest.mark.parametrize("name", VARIANTS)
-def test_every_variant_has_the_apis_schemas(helm: Helm, server: ApiServer, name: str, tmp_path: Path) -> None:
+def test_every_variant_has_the_apis_schemas(helm: Helm, schemas: Path, name: str) -> None:
     manifests = helm.template(VARIANTS[name])
-    write_schemas(server.admin, tmp_path, {(item["apiVersion"], item["kind"]) for item in manifests})
     checker = find_binaries("kubeconform")["kubeconform"]
-    command = [str(checker), "-strict", "-summary", "-schema-location", f"{tmp_path}/{LOCATION}"]
+    command = [str(checker), "-strict", "-summary", "-schema-location", f"{schemas}/{LOCATION}"]
     checked = subprocess.run(
         command, input=yaml.safe_dump_all(manifests), capture_output=True, text=True, timeout=60, check=False
     )

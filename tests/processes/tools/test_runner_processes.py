@@ -14,7 +14,7 @@ from runner.report import Outcome
 
 SESSION = "import subprocess; subprocess.Popen(['sleep', '98765'], start_new_session=True)"
 TESTS = {
-    "good": "def test_it(): pass",
+    "good": "import sys\ndef test_it(): assert not sys.dont_write_bytecode",
     "fails": "def test_it(): assert False",
     "dies": "import os, signal\ndef test_first(): assert 'told' == 'at once'\n"
     "def test_it(): os.kill(os.getpid(), signal.SIGSEGV)",
@@ -28,6 +28,7 @@ def prepare(patch: pytest.MonkeyPatch) -> None:
     """Sets the environment for test files outside the repository, where pyproject.toml does not configure plugins."""
     patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    patch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # A group writes bytecode all the same.
 
 
 @pytest.fixture(scope="module")

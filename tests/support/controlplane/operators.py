@@ -44,7 +44,7 @@ class OperatorProcess:
         """The log and the address file are below `directory`.
 
         `fork` runs the same `main` in a fork, which starts in milliseconds. `environment` is added to the tests'
-        environment; it has no effect with `fork`.
+        environment.
         """
         number = next(_numbers)
         self._address_file = directory / f"operator-{number}.json"
@@ -55,7 +55,10 @@ class OperatorProcess:
         self.flags = [*flags, *arguments]
         command = [sys.executable, "-m", "omni_operator", *self.flags]
         added = {**os.environ, **(environment or {})}
-        self.child = _ForkedChild(self.flags, self.log) if fork else ChildProcess("operator", command, self.log, added)
+        if fork:
+            self.child: ChildProcess = _ForkedChild(self.flags, self.log, added)
+        else:
+            self.child = ChildProcess("operator", command, self.log, added)
 
     def __enter__(self) -> Self:
         self.start()
@@ -132,12 +135,12 @@ class _ForkedChild(ChildProcess):
     that was started normally, also when it is killed.
     """
 
-    def __init__(self, flags: Sequence[str], log: Path) -> None:
-        super().__init__("operator", ["(forked)"], log)
+    def __init__(self, flags: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+        super().__init__("operator", ["(forked)"], log, environment)
         self._flags = list(flags)
 
     def _spawn(self) -> Running:
-        return ForkedProgram("omni_operator.__main__", self._flags, self.log, os.environ)
+        return ForkedProgram("omni_operator.__main__", self._flags, self.log, self._environment)
 
 
 def grant_operator(api: Api) -> None:

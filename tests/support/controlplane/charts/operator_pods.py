@@ -101,9 +101,8 @@ class OperatorPods:
         kubeconfig = self._plane.kubeconfig_for_service_account(name[0], template["serviceAccountName"])
         directory = self._directory / "-".join(name)
         directory.mkdir(exist_ok=True)
-        operator = OperatorProcess(
-            kubeconfig, directory, f"--lease-namespace={name[0]}", *command[3:], environment=environment
-        )
+        flags = (f"--lease-namespace={name[0]}", *command[3:])
+        operator = OperatorProcess(kubeconfig, directory, *flags, fork=True, environment=environment)
         # Does not wait for readiness: an operator that lacks rights waits for them.
         operator.start(ready=False)
         self._running[name] = (template, operator)
