@@ -190,3 +190,7 @@ def test_a_refused_namespace_holds_up_no_other(api: Api, make_operator: Callable
         wait_settled(api)
         assert operator.metrics()['omni_operator_api_calls_total{code="403",verb="list"}'] > 0
         assert operator.is_ready()
+        log = operator.log.read_text()
+    assert log.count("does not let the operator watch the pipelines of namespace deleted-long-ago (403)") == 1
+    assert "remove it from watchNamespaces" in log
+    assert "Request attempt" not in log, "kopf's own lines, one for each attempt"
