@@ -83,7 +83,7 @@ class StageMetrics:
         )
         self.in_flight = Gauge(StageMetric.INFLIGHT_REQUESTS, "Calls of StageService in progress.", registry=registry)
         self.inflight_requests_limit = Gauge(
-            StageMetric.INFLIGHT_LIMIT_REQUESTS, "Most requests that the stage serves at once.", registry=registry
+            StageMetric.INFLIGHT_LIMIT_REQUESTS, "Maximum number of requests that the stage serves at once.", registry=registry
         )
         self.inflight_requests_limit.set(config.limits.max_concurrent_requests)
         self.waiting_requests = Gauge(
@@ -97,7 +97,7 @@ class StageMetrics:
         )
         self.inflight_bytes_limit = Gauge(
             StageMetric.INFLIGHT_LIMIT_BYTES,
-            "Most bytes that all requests together may reserve.",
+            "Maximum number of bytes that all requests together may reserve.",
             unit="bytes",
             registry=registry,
         )
