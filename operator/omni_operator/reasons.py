@@ -35,7 +35,6 @@ class Reason(StrEnum):
     CHILD_CONFLICT = "ChildConflict"
     APPLY_FAILED = "ApplyFailed"
     STAGES_NOT_READY = "StagesNotReady"
-    ROLLOUT_PAUSED = "RolloutPaused"
     # Of pods
     REPLICAS_MISSING = "ReplicasMissing"
     UNSCHEDULABLE = "Unschedulable"
@@ -58,6 +57,7 @@ class Reason(StrEnum):
     PROBE_FAILING = "ProbeFailing"
     NODE_LOST = "NodeLost"
     EVICTED = "Evicted"
+    ROLLOUT_PAUSED = "RolloutPaused"
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
 
 

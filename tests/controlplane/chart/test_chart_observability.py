@@ -102,7 +102,7 @@ def test_the_alert_on_the_operator_is_the_shipped_one_without_the_charts_own_lab
 
 
 def test_the_gateway_is_scraped_by_its_headless_service(helm: Helm) -> None:
-    values = {
+    values: dict[str, Any] = {
         "metrics": {"serviceMonitor": {"enabled": True, "labels": {"release": "mon"}}},
         "gateway": {"enabled": True, "networkPolicy": {"from": [{"podSelector": {"matchLabels": {"app": "web"}}}]}},
         "networkPolicy": {"metricsFrom": [{"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}]},
