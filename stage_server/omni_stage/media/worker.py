@@ -19,7 +19,6 @@ from typing import Any, Final
 import numpy as np
 
 from omni_stage.media.decode import UndecodableError, decode_audio, decode_image
-from omni_stage.process.background import yield_cores
 
 PACKET_BYTES: Final = 128 << 10
 READY: Final = b"ready"
@@ -28,8 +27,6 @@ _PAGE: Final = resource.getpagesize()
 
 def main(descriptor: int) -> None:
     """Serve jobs until the parent closes its end."""
-    # The parent has done this already, but the kernel may have refused to lower the session so soon after another.
-    yield_cores(0)
     _confine()
     with socket.socket(fileno=descriptor) as parent:
         parent.send(READY)

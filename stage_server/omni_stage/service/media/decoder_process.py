@@ -46,6 +46,8 @@ class DecoderProcess:
         if greeting != READY:
             worker.kill()
             raise OmniStageError(f"a process that decodes media ended while it started ({process.returncode})")
+        # Again: the kernel may have refused to lower the session so soon after another one.
+        yield_cores(process.pid)
         return worker
 
     @property
