@@ -83,7 +83,9 @@ class StageMetrics:
         )
         self.in_flight = Gauge(StageMetric.INFLIGHT_REQUESTS, "Calls of StageService in progress.", registry=registry)
         self.inflight_requests_limit = Gauge(
-            StageMetric.INFLIGHT_LIMIT_REQUESTS, "Maximum number of requests that the stage serves at once.", registry=registry
+            StageMetric.INFLIGHT_LIMIT_REQUESTS,
+            "Maximum number of requests that the stage serves at once.",
+            registry=registry,
         )
         self.inflight_requests_limit.set(config.limits.max_concurrent_requests)
         self.waiting_requests = Gauge(

@@ -2,42 +2,36 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import socket
-import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from omni_stage.process.background import yield_cores
 from omni_stage.service.media.decoder_process import spawn_decoder
+from support.processes.time_slices import SLICES_ARE_SET, slice_ns
 
-GET = {"x86_64": 315, "aarch64": 275}
-"""Numbers of the system call sched_getattr(2)."""
 NICE = max(10, os.getpriority(os.PRIO_PROCESS, 0))
-CUSTOM_SLICES = (6, 12)
-"""The first Linux version in which a process can set its time slice."""
 
 
-def slice_ns(pid: int) -> int:
-    """Returns the time slice of a process, as sched_getattr(2) reports it."""
-    attributes = ctypes.create_string_buffer(48)
-    result = ctypes.CDLL(None, use_errno=True).syscall(
-        ctypes.c_long(GET[platform.machine()]), pid, attributes, ctypes.c_uint(48), ctypes.c_uint(0)
-    )
-    assert result == 0, ctypes.get_errno()
-    return int(struct.unpack("=IIQiIQQQ", attributes.raw)[5])
+def session_nice(pid: int) -> int | None:
+    """Returns the priority of a process's session; None if the kernel does not group processes by session."""
+    try:
+        return int(Path(f"/proc/{pid}/autogroup").read_text().split()[-1])
+    except FileNotFoundError:
+        return None
 
 
 def assert_in_background(pid: int) -> None:
     assert os.sched_getscheduler(pid) == os.SCHED_BATCH
     assert os.getpriority(os.PRIO_PROCESS, pid) == NICE
-    version = tuple(int(part) for part in platform.release().split(".")[:2])
-    if version >= CUSTOM_SLICES:
+    if SLICES_ARE_SET:
         assert slice_ns(pid) == 100_000_000
         assert slice_ns(pid) > slice_ns(os.getpid())
 
@@ -52,6 +46,26 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 def test_the_kernel_takes_policy_priority_and_slice(sleeper: subprocess.Popen[bytes]) -> None:
     yield_cores(sleeper.pid)
     assert_in_background(sleeper.pid)
+
+
+def test_a_session_is_lowered_with_its_leader() -> None:
+    """Where Linux shares the cores among sessions first, the priority of a process counts only within its session."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True) as process:
+        before = session_nice(os.getpid())
+        deadline = time.monotonic() + 30
+        # The kernel may refuse a call: all processes without privileges together may lower ten sessions a second.
+        while session_nice(process.pid) not in (NICE, None) and time.monotonic() < deadline:
+            yield_cores(process.pid)
+            time.sleep(0.05)
+        assert session_nice(process.pid) in (NICE, None)
+        assert session_nice(os.getpid()) == before
+        process.kill()
+
+
+def test_a_process_does_not_lower_a_session_that_others_share(sleeper: subprocess.Popen[bytes]) -> None:
+    before = session_nice(sleeper.pid)
+    yield_cores(sleeper.pid)
+    assert session_nice(sleeper.pid) == before
 
 
 def test_child_processes_are_in_the_background_too() -> None:
@@ -89,4 +103,5 @@ def test_a_decoder_is_in_the_background_before_it_imports_anything() -> None:
         assert_in_background(process.pid)
         assert ours.recv(100) == b"ready"
         assert_in_background(process.pid)
+        assert os.getsid(process.pid) == process.pid, "only a session of its own can be lowered"
         ours.shutdown(socket.SHUT_RDWR)

@@ -46,6 +46,8 @@ class DecoderProcess:
         if greeting != READY:
             worker.kill()
             raise OmniStageError(f"a process that decodes media ended while it started ({process.returncode})")
+        # Again: the kernel may have refused to lower the session so soon after another one.
+        yield_cores(process.pid)
         return worker
 
     @property
@@ -104,6 +106,8 @@ def spawn_decoder() -> tuple[subprocess.Popen[bytes], socket.socket]:
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            # Only a session of its own can be lowered as a whole.
+            start_new_session=True,
         )
     # Lower its priority from the start: importing the decoders takes 0.2 s, and clients can cause such starts by
     # disconnecting.
