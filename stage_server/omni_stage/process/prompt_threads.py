@@ -3,8 +3,9 @@
 The event loop works for a fraction of a millisecond at a time: it reads a message, or passes a token on. When it wakes
 up and every core is busy, it waits until the running thread's time slice is over (1.4 to 3 ms), and perhaps until other
 waiting threads had theirs. Since Linux 6.12, a thread that asks for a shorter slice preempts a thread with a longer one
-immediately, as long as it has used no more than its fair share. So the server's threads ask for short slices. Engines,
-which compute for milliseconds at a time, keep the default.
+immediately, as long as it has used no more than its fair share. So the server's threads ask for short slices. An engine
+on a CPU, which computes for milliseconds at a time, keeps the default, because it is forked from a process that started
+before. An engine on a GPU is spawned and inherits short slices; it mostly waits for the GPU.
 """
 
 from __future__ import annotations
