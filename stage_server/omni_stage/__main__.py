@@ -78,12 +78,10 @@ def _serve(config_file: Path, address_file: Path | None, log_format: str) -> Exi
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
         _preload()
     from omni_stage.process.malloc import tune_malloc
-    from omni_stage.process.prompt_threads import wake_promptly
     from omni_stage.service.server.stage_server import run_stage
 
     tune_malloc()
     sys.setswitchinterval(SWITCH_S)
-    wake_promptly()
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
