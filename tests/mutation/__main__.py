@@ -80,7 +80,7 @@ def main() -> int:
         copy_commit(copy)
         for tests in sorted({mutation.tests for mutation in mutations}):
             if run_tests(copy, tests):
-                raise MutationRunError(f"{' '.join(tests)} fail without any mutation")
+                raise MutationRunError(f"{' '.join(tests)} fail or do not run without any mutation")
         for mutation in mutations:
             began = time.monotonic()
             caught = is_caught(copy, mutation)

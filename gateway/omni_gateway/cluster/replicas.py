@@ -19,7 +19,8 @@ from omni_gateway.telemetry.metrics import GatewayMetrics
 log = logging.getLogger(__name__)
 
 CHECK_S: Final = 5.0
-"""Pause between two look-ups, in seconds; the cluster's DNS caches answers for about as long."""
+"""Pause between two look-ups, in seconds. The cluster's DNS may cache an answer for longer: 30 s in the usual
+configuration of CoreDNS."""
 ASK_S: Final = 4.0
 """Timeout of a look-up, in seconds."""
 

@@ -110,7 +110,8 @@ class Guard:
 
     def _is_open(self, scope: Scope, authorization: str | None) -> bool:
         """Returns whether a request needs no key. A key that it sends must be valid, and its limits apply."""
-        return self._gateway.settings.voices_without_key and authorization is None and scope["path"] in VOICE_LISTS
+        is_list = scope["method"] in ("GET", "HEAD") and scope["path"] in VOICE_LISTS
+        return is_list and self._gateway.settings.voices_without_key and authorization is None
 
     async def _pass(self, scope: Scope, headers: Headers, receive: Receive, reply: _Reply) -> None:
         if scope["method"] not in ("POST", "PUT", "PATCH") or not scope["path"].startswith(PROTECTED):

@@ -15,7 +15,8 @@ from omni_operator.reasons import Reason
 from omni_proto.pod_contract import ExitCode, TerminationReason, parse_termination
 
 _STOPPED_FROM_OUTSIDE: Final = frozenset({ExitCode.DRAINED, 137, ExitCode.ABORTED})
-"""Exit codes after a signal from kubelet: drained after SIGTERM, killed, and a drain ended by a second SIGTERM."""
+"""Exit codes after a signal from kubelet: drained after SIGTERM, killed, and aborted (a drain by a second SIGTERM, or a
+download by the first)."""
 _PULL_FAILURES: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "RegistryUnavailable", "ImageInspectError"}
 )
@@ -36,7 +37,10 @@ class Cause:
 
 
 def find_container_cause(spec: Manifest, status: Mapping[str, Any], init: bool) -> Cause | None:
-    """Returns why the container does not run; None if it runs, or if no problem is known.
+    """Returns why the container is not ready; None if it is ready, or if no problem is known.
+
+    A container that runs again after a failure keeps that failure's cause until it is ready. An init container that
+    runs for the first time, or has succeeded, has no cause.
 
     spec is the container in the pod's spec, status its entry in containerStatuses or initContainerStatuses.
     """
@@ -90,7 +94,10 @@ def _waiting_cause(spec: Manifest, reason: str, message: str) -> Cause | None:
 
 
 def _pull_detail(message: str) -> str:
-    """Returns the registry's response if the message shows it. Each container runtime words the message differently."""
+    """Returns in a few words, in parentheses, why the pull failed, if the message shows it.
+
+    Each container runtime words the message differently.
+    """
     text = message.lower()
     for word, detail in (
         ("not found", "no such image"),
@@ -122,7 +129,8 @@ def _ended_cause(spec: Manifest, ended: Mapping[str, Any]) -> Cause:
         return _rejected(said, field, where)
     if reason == TerminationReason.FETCH_FAILED:
         return Cause(
-            Reason.FETCH_FAILED, f"the checkpoint cannot be fetched{said}; check the network to the hub and the cache"
+            Reason.FETCH_FAILED,
+            f"the checkpoint cannot be fetched{said}; check the network to the hub, and the space in the cache",
         )
     if code == ExitCode.ENGINE_DEAD or reason == TerminationReason.ENGINE_DEAD:
         return Cause(Reason.ENGINE_DEAD, f"the engine died{said}; kubectl logs --previous shows why")
@@ -143,7 +151,7 @@ def _rejected(said: str, field: str, where: str) -> Cause:
     if field.startswith("model.token"):
         return Cause(
             Reason.TOKEN_REJECTED,
-            f"the model hub refuses access{said}; give a token that may read the model in spec.model.tokenSecretRef",
+            f"the model hub refuses access{said}; in spec.model.tokenSecretRef, give a token that may read the model",
         )
     if field.startswith("model"):
         return Cause(

@@ -1,4 +1,4 @@
-"""Thinker and talker, each sharded over two processes (gloo), still equal transformers in rows and tokens."""
+"""With each model sharded over two processes (gloo), the thinker's rows and both models' tokens match transformers'."""
 
 from __future__ import annotations
 

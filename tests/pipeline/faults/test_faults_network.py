@@ -39,7 +39,7 @@ ROWS = 20_000
 
 
 async def write_much(request: StageRequest) -> AsyncIterator[StageStep]:
-    """Yields a few words, and enough rows to fill several flow control windows of a slow network."""
+    """Yields the two halves of "Hello", and ROWS rows if the caller wants tensors."""
     yield StageStep(text="Hel", token_ids=[7], prompt_token_ids=[1, 2, 3])
     tensors = {"x": rows(ROWS), "ids": torch.arange(ROWS)} if request.want_tensors else {}
     yield StageStep(text="lo", token_ids=[8], tensors=tensors)
@@ -93,7 +93,7 @@ class Bench:
         self.proxy.heal()
         began = time.monotonic()
         while error := await self.ask(PATIENCE_S):
-            # UNAVAILABLE is allowed only until a channel whose connection was refused connects again.
+            # After a refused connection, a channel may report UNAVAILABLE, but only until it has connected again.
             assert error.code.name == "UNAVAILABLE", f"after the hop to {self.hop} was repaired: {error}"
             assert time.monotonic() - began < RECOVERY_S, f"the hop to {self.hop} did not recover: {error}"
         for name, stage in self.stages.items():
@@ -168,13 +168,15 @@ async def test_silence_ends_with_the_deadline(benches: list[Bench], name: str) -
             error = await bench.ask(DEADLINE_S)
             assert error is not None
             assert error.code.name == "DEADLINE_EXCEEDED"
-            # On the hop to the first stage no stage's error reaches the client, whose own gRPC ends the call. On a busy
-            # machine that may happen on other hops too: a stage sends its error only 50 ms before the deadline.
+            # If the fault is between the client and the first stage, the client's own gRPC ends the call, and no
+            # stage's error reaches the client. On a busy machine that may happen on other hops too: a stage sends its
+            # error only 50 ms before the deadline.
             if error.reason or bench.hop == "thinker":
                 break
         if bench.hop != "thinker":
             assert error.reason == "DEADLINE_EXCEEDED"
-            # Each stage's deadline is a little later than that of the next stage. Any stage above the hop may report.
+            # Each stage's deadline is a little later than that of the next stage. The error may name any stage above
+            # the hop, or the stage that the hop leads to.
             assert error.stage in HOPS[: HOPS.index(bench.hop) + 1]
 
     await on_every_hop(benches, check)

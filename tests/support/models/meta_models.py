@@ -24,6 +24,7 @@ from omni_stage.engine.arguments.engine_args import build_engine_args
 from omni_stage.engine.vllm_engine import vllm_engine_kwargs
 from omni_stage.models.component import Component
 from omni_stage.models.qwen2_5_omni.checkpoint import read_checkpoint, read_voices
+from omni_stage.models.qwen2_5_omni.schemas import find_pace
 from omni_stage.models.qwen2_5_omni.thinker.component import Thinker
 from omni_stage.models.qwen2_5_omni.thinker.prompts import read_audio_limit
 from omni_stage.models.qwen2_5_omni.thinker.text_defaults import read_text_ends, read_text_sampling
@@ -58,7 +59,7 @@ def published_component(stage: str, checkpoint: Path, family: str = "qwen2_5_omn
         default_sampling=read_text_sampling(checkpoint),
         end_token_ids=read_text_ends(checkpoint, vocab_size=facts.vocab_size, tokenizer_end=None),
         media_costs=MediaCosts(56 * 56, 50_176, 480_000, 28, 640, pads_to_limit=True),
-        pace={"tokens_per_second": 50.0},
+        pace=find_pace(facts, stage_config(stage, checkpoint, family=family)),
         known_voices=tuple(read_voices(checkpoint)),
     )
     return Thinker(facts, prompts, settings)

@@ -38,7 +38,7 @@ async def test_an_engine_may_take_longer_than_the_preparation() -> None:
 
 
 async def test_an_engine_that_compiles_a_form_is_not_stuck() -> None:
-    """The watchdog counts such a request from its first output on, and the limit no longer applies."""
+    """While the engine compiles the form of a request's text, neither the limit nor the watchdog ends the request."""
     ledger = WorkLedger()
     with ledger.open("a") as work:
         preparation = Preparation(work, 0.05)

@@ -1,7 +1,8 @@
 """Services: two stable ones that select the serving revision's entry stage, and a headless one for each stage.
 
 gRPC keeps one connection for many calls, so a stage's upstream balances its calls over the addresses of a headless
-Service. The stable Service NAME has a cluster IP, for clients that cannot balance themselves.
+Service. Of the two stable Services, the one with the pipeline's name has a cluster IP, for clients that cannot balance
+their calls themselves. The other is headless.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ def build_entry_services(owner: Owner, serving: str | None, *, tls: bool = False
 
 
 def build_stage_service(build: StageBuild) -> Manifest:
-    """Returns the headless Service by which the upstream stage of the same revision calls this stage."""
+    """Returns a stage's headless Service, by which its upstream stage of the same revision calls it.
+
+    The entry stage has one too, although it has no upstream stage.
+    """
     spec = _headless_spec(build.selector, tls=build.tls is not None)
     return build_child("Service", build.name, build.owner, build.labels, {"spec": spec})
 
@@ -52,7 +56,7 @@ def _ports(tls: bool) -> list[Manifest]:
             "port": GRPC_PORT,
             "targetPort": GRPC_PORT_NAME,
             "protocol": "TCP",
-            # For meshes and gateways: HTTP/2 without TLS, or TLS, which they pass through.
+            # Tells meshes and gateways what the port speaks: HTTP/2 without TLS, or TLS, which they forward as it is.
             "appProtocol": "https" if tls else "kubernetes.io/h2c",
         }
     ]

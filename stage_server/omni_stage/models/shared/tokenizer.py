@@ -47,6 +47,7 @@ def render_chat(tokenizer: Any, messages: Sequence[dict[str, Any]], /, **setting
         # A template is a program. It may fail with any error on messages or tools that it does not expect.
         raise InvalidRequestError(
             "the checkpoint's chat template refused the messages (roles and their order) or the tools "
-            f"({type(error).__name__}); most want user and assistant in turns, and tools with descriptions",
+            f"({type(error).__name__}); most templates want user and assistant messages in turns, and tools with "
+            "descriptions",
             field="start.chat",
         ) from error

@@ -72,13 +72,23 @@ async def test_who_read_an_answer_to_its_end_may_ask_again_at_once(tmp_path: Pat
 async def test_the_lists_of_voices_need_no_key_if_the_settings_say_so(
     path: str, header: str, is_open: bool, status: int, tmp_path: Path
 ) -> None:
-    """Open WebUI asks for both lists without a key, and then offers only OpenAI's names."""
+    """Open WebUI asks for both lists without a key, and after a 401 it offers only OpenAI's own names."""
     file = tmp_path / "keys.yaml"
     file.write_text(f"keys:\n- {{name: one, sha256: {hash_key('k')}}}\n")
     app = create_app(StaticPipelines(()), GatewaySettings(keys_file=file, voices_without_key=is_open))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
         answer = await client.get(path, headers={"authorization": header} if header else {})
     assert answer.status_code == status
+
+
+async def test_only_reading_the_lists_of_voices_needs_no_key(tmp_path: Path) -> None:
+    """The body of a request without a key is not read: it may never arrive."""
+    file = tmp_path / "keys.yaml"
+    file.write_text(f"keys:\n- {{name: one, sha256: {hash_key('k')}}}\n")
+    app = create_app(StaticPipelines(()), GatewaySettings(keys_file=file, voices_without_key=True))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        answer = await client.post("/v1/audio/voices", content=b"{}")
+    assert answer.status_code == 401
 
 
 async def test_probes_are_answered_at_the_limit_of_requests() -> None:
@@ -106,7 +116,7 @@ async def test_probes_are_answered_at_the_limit_of_requests() -> None:
 
 
 async def test_no_body_is_read_outside_the_api() -> None:
-    """Without a key, nobody can occupy the gateway's requests with bodies that never arrive."""
+    """Such paths need no key. If their bodies were read, anyone could use up the limit of concurrent requests."""
     gateway = Gateway(GatewaySettings(), StaticPipelines(()), Entries(), GatewayMetrics())
     guard = Guard(answer_in_two, gateway, None, lambda: 1)
     sent: list[Message] = []

@@ -2,10 +2,10 @@
 
 1. As long as a pod exists, the Services that its configuration names exist and are of its own revision. The stages
    behind these Services are not scaled to 0.
-2. The entry Service is never switched to a set that is not fully available while another set is. After the first set
-   has served, a set always serves.
-3. After the last edit of the spec the cluster settles: the operator writes nothing more. If the target is available,
-   only the target's children exist.
+2. While some revision's set of stages is fully available, the entry Service is never switched to a set that is not.
+   After the first set has served, a set always serves.
+3. After the last edit of the spec the cluster settles: the operator writes nothing more. If the target, which
+   is the revision of the current spec, is available, only its children exist.
 4. An operator that crashes after any write reaches the same final state as one that does not crash.
 
 Serving may have gaps, and Services may be missing, after a user has suspended the pipeline, changed its strategy or

@@ -85,7 +85,7 @@ def test_the_first_outputs_of_a_request_are_handled_before_those_of_older_ones(p
         outputs = processor.process_outputs([step("old-1", [1], rows(1)), step("new-1", [2], rows(2))])
         orders.append([output.request_id for output in outputs.request_outputs])
     assert orders[:FIRST_OUTPUTS] == [["new", "old"]] * FIRST_OUTPUTS
-    assert orders[FIRST_OUTPUTS] == ["old", "new"], "requests of equal rank are in vLLM's order"
+    assert orders[FIRST_OUTPUTS] == ["old", "new"], "requests that are past their first outputs keep vLLM's order"
 
 
 def test_each_request_has_its_own_capture(processor: OmniOutputProcessor) -> None:

@@ -7,7 +7,8 @@ kind has its own projection, selected by the token at the position (checkpoint.C
 frame's first code is sampled, the code predictor computes the frame's other codes (ActsAfterSampling). They are stored
 by position (FollowsRequests), because they are part of the input at the next position.
 
-Only the layers are compiled. The code before them runs eagerly, or inside a full CUDA graph of a decode step.
+Only the layers are compiled. What `forward` computes before them runs eagerly, or inside a full CUDA graph of a decode
+step.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class TalkerModel(nn.Module, SupportsMRoPE):
         With CUDA graphs, also captures the graphs of the code predictor.
         """
         self._rows = buffer
-        # Captured graphs of the layers, and of the code before them, read their input at a fixed address.
+        # Captured graphs of the layers, and of what runs before them, read their input at a fixed address.
         self._layer_inputs = buffer.new_zeros(buffer.shape[0], self.config.hidden_size)
         self._code_rows = torch.zeros_like(self._layer_inputs)
         self._codes = FrameCodes(self._predictor.groups - 1, buffer.device)
@@ -140,7 +141,10 @@ class TalkerModel(nn.Module, SupportsMRoPE):
             self._codes.drop(request_id)
 
     def begin_step(self, spans: Sequence[ScheduledSpan]) -> None:
-        """Add the embeddings of each frame's codes after the first to the step's input; 0 where there are no codes."""
+        """Set what `forward` adds to the step's input: the embeddings of each frame's codes except the first one.
+
+        Positions without such codes get 0.
+        """
         if self._codes is None or self._code_rows is None:
             return
         if self._filled:
@@ -155,7 +159,7 @@ class TalkerModel(nn.Module, SupportsMRoPE):
             self._filled = max(places.tokens) + 1
 
     def embed_input_ids(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Returns codec embeddings [n, hidden_size], without rows. vLLM requires this method."""
+        """Returns the codec embeddings [n, hidden_size]; the input rows are not added. vLLM requires this method."""
         embeddings: torch.Tensor = self.codec_embedding(input_ids)
         return embeddings
 
