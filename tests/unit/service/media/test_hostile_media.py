@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import coverage
 import pytest
 import pytest_asyncio
 
@@ -34,7 +35,9 @@ RULES = MediaRules(Limits(), MediaLimits(), ScriptedComponent(), 4096, hear_vide
 PATIENCE_S = 200.0
 """Seconds that a decoder may take: many, so that a busy machine does not make a file seem hostile."""
 SLOW = "flac of 8 channels at 192 kHz, 40 s"
-WORKER_BASE_BYTES = 128 << 20
+MEASURING_BYTES = 24 << 20
+"""What a run with coverage adds to each worker, which it measures too."""
+WORKER_BASE_BYTES = (128 << 20) + (MEASURING_BYTES if coverage.Coverage.current() else 0)
 """Memory of a decoder process without a job: the interpreter, Pillow, numpy, and FFmpeg after the first video."""
 
 
