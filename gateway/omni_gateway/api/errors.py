@@ -102,7 +102,8 @@ def _deepest(problems: Sequence[Any], body: Any) -> Any:
     inside the list.
     """
     field = _path_of(problems[0], body)
-    inside = [one for one in problems if _path_of(one, body).startswith(field)]
+    below = (f"{field}.", f"{field}[") if field else ""
+    inside = [one for one in problems if (path := _path_of(one, body)) == field or path.startswith(below)]
     return max(inside, key=lambda one: _path_of(one, body).count(".") + _path_of(one, body).count("["))
 
 

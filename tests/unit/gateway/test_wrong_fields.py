@@ -73,6 +73,7 @@ def test_a_wrong_message_is_named(message: dict[str, Any], param: str, code: str
     ("fields", "param"),
     [
         ({"stop": [1]}, "stop[0]"),
+        ({"stop": 1, "stop_token_ids": ["x"]}, "stop"),
         ({"tool_choice": {"type": "function", "function": {}}}, "tool_choice.function.name"),
         ({"tools": [{"type": "function", "function": {"nome": "x"}}]}, "tools[0].function.name"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
