@@ -101,10 +101,11 @@ def _deepest(problems: Sequence[Any], body: Any) -> Any:
     A field may allow a text or a list. For a list, pydantic first says that it is no text, and only then what is wrong
     inside the list.
     """
-    field = _path_of(problems[0], body)
+    paths = [_path_of(one, body) for one in problems]
+    field = paths[0]
     below = (f"{field}.", f"{field}[") if field else ""
-    inside = [one for one in problems if (path := _path_of(one, body)) == field or path.startswith(below)]
-    return max(inside, key=lambda one: _path_of(one, body).count(".") + _path_of(one, body).count("["))
+    inside = [place for place, path in enumerate(paths) if path == field or path.startswith(below)]
+    return problems[max(inside, key=lambda place: paths[place].count(".") + paths[place].count("["))]
 
 
 async def _answer(request: Request, error: Exception) -> Response:
