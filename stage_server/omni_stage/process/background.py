@@ -54,5 +54,6 @@ def _lower_session(pid: int, nice: int) -> None:
     except FileNotFoundError:
         # The process has ended, or the kernel has no such groups.
         return
-    except BlockingIOError:
-        _log.debug("a background session keeps its priority for now: the kernel limits such changes")
+    except OSError as error:
+        # EAGAIN: the kernel limits how often. Or /proc is read-only, or writing is not permitted.
+        _log.debug("a background session keeps its priority: %s", error, extra={"pid": pid})
