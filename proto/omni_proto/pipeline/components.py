@@ -116,7 +116,7 @@ class ComponentFacts(ConfigModel):
     step_timeout_s: Annotated[float, Field(gt=0)] = 30.0
     """Default of timeouts.step."""
     max_gpus: Annotated[int, Field(ge=1)] | None = None
-    """Most GPUs that one pod can use; None: as many as divide the model's heads."""
+    """Maximum number of GPUs that one pod can use; None: as many as divide the model's heads."""
     queue_timeout_s: float | None = None
     """Default of timeouts.queue; None: requests wait as long as their deadline allows."""
     default_sampling: SamplingDefaults = SamplingDefaults()
