@@ -122,7 +122,7 @@ def make_side(model: str, *, omni: bool, rows: bool) -> Callable[[], object]:
 
     from omni_stage.payloads.keys import OMNI_ROWS_KEY
     from omni_stage.vllm_adapter.core.output_processor import OmniOutputProcessor
-    from omni_stage.vllm_adapter.select import scheduler_cls, worker_cls
+    from omni_stage.vllm_adapter.wiring.select import scheduler_cls, worker_cls
 
     extra: dict[str, Any] = {}
     if omni:

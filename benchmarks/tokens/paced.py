@@ -18,11 +18,11 @@ import torch
 from omni_proto.pipeline.components import ComponentFacts, EngineKind
 from omni_proto.stage_config import Modality, SamplingDefaults, StageConfig
 from omni_proto.tensors import TensorSchema, TensorSpec
-from omni_stage.arrays import Array, to_torch
+from omni_stage.exchange.arrays import Array, to_torch
 from omni_stage.models.component import FinishReason, StageRequest, StageStep
 from omni_stage.models.edge_stream import EdgeStream
 from omni_stage.models.manifest import describe
-from omni_stage.step_order import order_step
+from omni_stage.scheduling.step_order import order_step
 
 STEP_S = 0.01
 ROW = 3584

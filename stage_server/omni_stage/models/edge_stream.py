@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from omni_stage.arrays import Array, join
+from omni_stage.exchange.arrays import Array, join
 
 if TYPE_CHECKING:
     from omni_stage.models.component import StageInput

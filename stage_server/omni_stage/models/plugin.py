@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from omni_stage.models.registry import installed_families
 from omni_stage.vllm_adapter.process.children import bind_to_parent
-from omni_stage.vllm_adapter.start_errors import report_start_errors
+from omni_stage.vllm_adapter.process.start_errors import report_start_errors
 
 
 def list_model_classes() -> dict[str, str]:

@@ -15,11 +15,11 @@ from safetensors.torch import save_file
 from vllm import PoolingParams
 from vllm.engine.arg_utils import EngineArgs
 
-from omni_stage.engine_step import FinishReason
+from omni_stage.exchange.engine_step import FinishReason
 from omni_stage.errors import ConfigurationError, InvalidTensorError, ModelExecutionError, OmniStageError
 from omni_stage.payloads import OMNI_PAYLOAD_KEY, AdditionalInformationPayload
 from omni_stage.vllm_adapter.core.inproc import InprocEngineCore
-from omni_stage.vllm_adapter.select import scheduler_cls, worker_cls
+from omni_stage.vllm_adapter.wiring.select import scheduler_cls, worker_cls
 from support.engines.toy_models import register_toy_models
 
 pytestmark = pytest.mark.engine

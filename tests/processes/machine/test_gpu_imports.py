@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from omni_stage.vllm_adapter.checks.image import MODULES
-from omni_stage.vllm_adapter.select import worker_cls
+from omni_stage.vllm_adapter.wiring.select import worker_cls
 
 _LOOK = """
 import importlib, sys

@@ -21,7 +21,7 @@ from omni_proto.stage_config import EngineArgs, StageConfig
 from omni_stage.engine.arguments.budgets import diffusion_settings, payload_limits
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.component import Component
-from omni_stage.vllm_adapter.names import DIFFUSION_SETTINGS, MEDIA_SHARE, PAYLOAD_LIMITS
+from omni_stage.vllm_adapter.wiring.names import DIFFUSION_SETTINGS, MEDIA_SHARE, PAYLOAD_LIMITS
 
 _QUANTIZATION = ("quantization_config", "compression_config")
 """Keys of config.json that say how the weights are quantized."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from omni_stage.errors import ModelExecutionError, PromptTooLongError
 from omni_stage.models.component import EngineStep, FinishReason, StageInput
-from omni_stage.reply_form import ReplyTokens
+from omni_stage.exchange.reply_form import ReplyTokens
 
 
 def check_room(prepared: StageInput, max_model_len: int) -> None:

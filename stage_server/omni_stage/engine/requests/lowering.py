@@ -16,7 +16,7 @@ from omni_stage.engine.requests.sampling import lower_sampling
 from omni_stage.engine.requests.traits import EngineTraits
 from omni_stage.models.component import Component, StageInput, StageRequest, UserPrompt
 from omni_stage.vllm_adapter.core.interface import CorePart, Params
-from omni_stage.vllm_adapter.text_parsers import structured_sampling
+from omni_stage.vllm_adapter.text.text_parsers import structured_sampling
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

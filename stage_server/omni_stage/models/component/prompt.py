@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from omni_stage.reply_form import CalledTool, GivenReply, StructuredText, Tools
+from omni_stage.exchange.reply_form import CalledTool, GivenReply, StructuredText, Tools
 
 if TYPE_CHECKING:
     import numpy as np

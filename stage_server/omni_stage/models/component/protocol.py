@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from omni_proto.pipeline.components import ComponentFacts
 from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_proto.tensors import TensorSchema
-from omni_stage.engine_step import EngineStep
+from omni_stage.exchange.engine_step import EngineStep
 from omni_stage.models.component.request import StageInput, StageRequest
 from omni_stage.models.component.step import StageStep
 from omni_stage.models.edge_stream import InputFeed

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from omni_stage.arrays import Array
-from omni_stage.engine_step import EngineStep, FinishReason
-from omni_stage.reply_form import ToolCallPiece
+from omni_stage.exchange.arrays import Array
+from omni_stage.exchange.engine_step import EngineStep, FinishReason
+from omni_stage.exchange.reply_form import ToolCallPiece
 
 
 @dataclass(slots=True)

@@ -28,11 +28,11 @@ from omni_stage.models.component import (
 )
 from omni_stage.models.generic.manifest import LLM
 from omni_stage.models.shared.tokenizer import load_tokenizer, render_chat
-from omni_stage.reply_form import TextParse, ToolMode, Tools
+from omni_stage.exchange.reply_form import TextParse, ToolMode, Tools
 
 if TYPE_CHECKING:
-    from omni_stage.vllm_adapter.text_parsers import TextParse as ParserOfRequest
-    from omni_stage.vllm_adapter.text_parsers import TextParsers
+    from omni_stage.vllm_adapter.text.text_parsers import TextParse as ParserOfRequest
+    from omni_stage.vllm_adapter.text.text_parsers import TextParsers
 
 _WARMUP_TOKENS = 4
 
@@ -91,7 +91,7 @@ class TextTokenizer:
         if template_arguments:
             self._check_template_arguments(template_arguments)
         offered = None if tools is None or tools.mode is ToolMode.NONE else tools.as_openai()
-        from omni_stage.vllm_adapter.chat_templates import reads_parts
+        from omni_stage.vllm_adapter.text.chat_templates import reads_parts
 
         as_parts = reads_parts(self._tokenizer.get_chat_template(tools=offered))
         conversation = [describe_message(message, as_parts=as_parts) for message in messages]
@@ -239,7 +239,7 @@ def build_component(config: StageConfig) -> GenericLlm:
     tokenizer, args = TextTokenizer.load(path), config.engine_args
     if not (args.tool_call_parser or args.reasoning_parser):
         return GenericLlm(path, tokenizer)
-    from omni_stage.vllm_adapter.text_parsers import TextParsers
+    from omni_stage.vllm_adapter.text.text_parsers import TextParsers
 
     return GenericLlm(
         path, tokenizer, TextParsers(tokenizer.hf, args.tool_call_parser or "", args.reasoning_parser or "")

@@ -17,7 +17,7 @@ from typing import Final
 
 from omni_proto.stage_config import StageConfig
 from omni_proto.tensors import ReceivedTensor, TensorSpec
-from omni_stage.arrays import Array, to_numpy
+from omni_stage.exchange.arrays import Array, to_numpy
 from omni_stage.errors import ConfigurationError, ModelExecutionError
 from omni_stage.models.component import FinishReason, ServedComponent, StageRequest, StageStep
 from omni_stage.models.edge_stream import EdgeStream
@@ -30,7 +30,7 @@ from omni_stage.models.sim.stages.thinker import TextRun, Thinker
 from omni_stage.models.sim.tables import Table, read_table, token_cost
 from omni_stage.models.sim.virtual_time.clock import Limits, Made, Sequence, StepClock
 from omni_stage.models.sim.virtual_time.ticker import Mailbox, Ticker
-from omni_stage.session_queue import SessionRoom, Sessions
+from omni_stage.scheduling.session_queue import SessionRoom, Sessions
 
 DEFAULT_MODEL_LEN: Final = 32_768
 DEFAULT_SEQS: Final = 1024

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from omni_proto.stage.v1 import events_pb2
-from omni_stage.arrays import Array
+from omni_stage.exchange.arrays import Array
 from omni_stage.service.edges.pacing import EARLY_STEPS, MOST_STEPS, Pacing
 
 Taken = tuple[list[Mapping[str, Array]], set[str], "events_pb2.FinishReason | None"]

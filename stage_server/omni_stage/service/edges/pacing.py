@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from omni_stage.step_order import FIRST_OUTPUTS
+from omni_stage.scheduling.step_order import FIRST_OUTPUTS
 
 EARLY_STEPS: Final = FIRST_OUTPUTS
 """Number of first steps whose rows do not wait: the step with the prompt, and the eight after it. It is more where a

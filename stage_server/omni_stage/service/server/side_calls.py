@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection
 
 from omni_stage.errors import TooManyRequestsError
 from omni_stage.service.request.places import Places, peer_address
-from omni_stage.service.wire import GENERATE, SERVICE_NAME
+from omni_stage.service.encoding.wire import GENERATE, SERVICE_NAME
 
 MAIN_IN_ALL, MAIN_PER_PEER = 512, 64
 """Bounds of the main port, in all and per peer. They apply separately to streams and to calls with one response. A

@@ -17,7 +17,7 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from omni_stage.errors import OmniStageError
 from omni_stage.vllm_adapter.ar.capture import Delivery, HostSlice
-from omni_stage.vllm_adapter.packing import ROWS_NAME, encode_output, pack_error
+from omni_stage.vllm_adapter.wiring.packing import ROWS_NAME, encode_output, pack_error
 
 
 @dataclass(frozen=True, slots=True)

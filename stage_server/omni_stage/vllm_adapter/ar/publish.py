@@ -34,7 +34,7 @@ from omni_stage.vllm_adapter.ar.capture import (
 )
 from omni_stage.vllm_adapter.ar.output import AsyncRowsOutput, StepOutput
 from omni_stage.vllm_adapter.hooks import Positions, SampledTokens, Stretch
-from omni_stage.vllm_adapter.packing import ROWS_NAME
+from omni_stage.vllm_adapter.wiring.packing import ROWS_NAME
 from omni_stage.vllm_adapter.worker import host_memory
 from omni_stage.vllm_adapter.worker.config import OmniRunnerConfig
 from omni_stage.vllm_adapter.worker.model_hooks import ModelHooks

@@ -13,8 +13,8 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from vllm import PoolingParams, SamplingParams
 
-from omni_stage.engine_step import EngineStep
-from omni_stage.session_queue import SessionRoom
+from omni_stage.exchange.engine_step import EngineStep
+from omni_stage.scheduling.session_queue import SessionRoom
 
 Params: TypeAlias = SamplingParams | PoolingParams
 

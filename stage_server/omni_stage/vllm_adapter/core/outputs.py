@@ -12,7 +12,7 @@ from vllm.exceptions import VLLMClientError, VLLMValidationError
 from vllm.outputs import PoolingRequestOutput, RequestOutput
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from omni_stage.engine_step import EngineStep, FinishReason
+from omni_stage.exchange.engine_step import EngineStep, FinishReason
 from omni_stage.errors import (
     EngineDeadStageError,
     InvalidMediaError,
@@ -24,8 +24,8 @@ from omni_stage.errors import (
     PromptTooLongError,
     QueueTimeoutError,
 )
-from omni_stage.vllm_adapter.names import INVALID_PAYLOAD, QUEUE_TIMEOUT
-from omni_stage.vllm_adapter.packing import OUTPUT_NAME, ROWS_NAME, unpack
+from omni_stage.vllm_adapter.wiring.names import INVALID_PAYLOAD, QUEUE_TIMEOUT
+from omni_stage.vllm_adapter.wiring.packing import OUTPUT_NAME, ROWS_NAME, unpack
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from vllm.exceptions import VLLMClientError
 from vllm.tokenizers import cached_tokenizer_from_config
 
 from omni_stage.errors import InvalidRequestError, NotReadyError
-from omni_stage.session_queue import SessionRoom
+from omni_stage.scheduling.session_queue import SessionRoom
 from omni_stage.vllm_adapter.core.executor import keep_worker_in_engine
 
 

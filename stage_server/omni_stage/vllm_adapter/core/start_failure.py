@@ -9,7 +9,7 @@ import re
 
 from omni_stage.errors import ConfigurationError, EngineDeadStageError, OmniStageError
 from omni_stage.vllm_adapter.checks.gpu_driver import explain_cuda_failure
-from omni_stage.vllm_adapter.start_errors import StartError
+from omni_stage.vllm_adapter.process.start_errors import StartError
 
 _OURS = (
     ("explicitly setting the `dtype` flag in CLI, for example: --dtype=half", "setting engineArgs.dtype to float16"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from omni_stage.errors import ConfigurationError
-from omni_stage.vllm_adapter.names import DIFFUSION_SETTINGS
+from omni_stage.vllm_adapter.wiring.names import DIFFUSION_SETTINGS
 
 
 @dataclass(frozen=True, slots=True)

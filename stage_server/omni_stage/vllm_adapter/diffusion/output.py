@@ -17,7 +17,7 @@ import torch
 from vllm.v1.outputs import ModelRunnerOutput
 
 from omni_stage.errors import ModelExecutionError, OmniStageError
-from omni_stage.vllm_adapter.packing import OUTPUT_NAME, encode_output, pack_error
+from omni_stage.vllm_adapter.wiring.packing import OUTPUT_NAME, encode_output, pack_error
 
 DiffusionResult = torch.Tensor | list[torch.Tensor] | dict[str, torch.Tensor]
 """A model's result for one request: one tensor; a list of tensors, named output.0, output.1 ...; or a dict of them."""

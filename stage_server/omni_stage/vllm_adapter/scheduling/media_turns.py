@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from omni_stage.errors import ConfigurationError
-from omni_stage.vllm_adapter.names import MEDIA_SHARE
+from omni_stage.vllm_adapter.wiring.names import MEDIA_SHARE
 
 DEFAULT_SHARE: Final = 0.5
 STEP_EMBEDS: Final = 1024

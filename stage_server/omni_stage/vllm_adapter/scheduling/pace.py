@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from omni_stage.errors import ConfigurationError
-from omni_stage.playback import Playback
+from omni_stage.scheduling.playback import Playback
 
 PACE_KEY = "omni_pace"
 """Key of vllm_config.additional_config: fields of Pace."""

@@ -48,7 +48,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from omni_stage.errors import OmniStageError
-from omni_stage.vllm_adapter.names import INVALID_PAYLOAD
+from omni_stage.vllm_adapter.wiring.names import INVALID_PAYLOAD
 from omni_stage.vllm_adapter.scheduling.error_dump import disable_dump
 from omni_stage.vllm_adapter.scheduling.groups import Group, StepCost
 from omni_stage.vllm_adapter.scheduling.media_turns import MediaStep, MediaTurns, cap_budget

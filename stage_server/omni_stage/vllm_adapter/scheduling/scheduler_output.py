@@ -16,7 +16,7 @@ from vllm.v1.request import Request
 
 from omni_stage.errors import ConfigurationError, InvalidTensorError
 from omni_stage.payloads import DEFAULT_LIMITS, OMNI_PAYLOAD_KEY, AdditionalInformationPayload, PayloadLimits
-from omni_stage.vllm_adapter.names import PAYLOAD_LIMITS
+from omni_stage.vllm_adapter.wiring.names import PAYLOAD_LIMITS
 
 
 @dataclass

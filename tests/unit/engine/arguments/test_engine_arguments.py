@@ -178,7 +178,7 @@ def test_payloads_are_bounded_by_what_the_stage_may_hold(kind: EngineKind) -> No
 
     In a diffusion stage, the embeddings of all requests in flight may together take at most limits.maxInflightBytes.
     """
-    from omni_stage.vllm_adapter.names import PAYLOAD_LIMITS
+    from omni_stage.vllm_adapter.wiring.names import PAYLOAD_LIMITS
 
     args = build(kind=kind, limits=Limits(max_inflight_bytes=1 << 20))
     assert args.additional_config[PAYLOAD_LIMITS] == {"max_tensor_bytes": 2 << 20, "max_payload_bytes": 2 << 20}

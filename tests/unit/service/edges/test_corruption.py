@@ -20,7 +20,7 @@ from omni_proto.tensors import TensorSchema, TensorSpec, encode_rows, float32_to
 from omni_stage.service.edges.input import check_edge
 from omni_stage.service.errors import to_status
 from omni_stage.service.request.messages.reading import RequestReader
-from omni_stage.service.wire import deserialize_request
+from omni_stage.service.encoding.wire import deserialize_request
 
 CASES, SEED = 10_000, 20_261_121
 SCHEMA = TensorSchema(

@@ -11,7 +11,7 @@ from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_proto.stage_config import Limits, StageConfig
 from omni_stage.errors import InvalidRequestError, OmniStageError, PromptTooLongError, RequestTooLargeError
 from omni_stage.models.component import UserPrompt
-from omni_stage.reply_form import CalledTool, GivenReply, StructuredText, Tool, ToolMode, Tools
+from omni_stage.exchange.reply_form import CalledTool, GivenReply, StructuredText, Tool, ToolMode, Tools
 from omni_stage.service.request.planning.plan import RequestPlan, plan_request
 from omni_stage.service.request.planning.prompt import build_prompt
 from omni_stage.service.request.planning.reply_form import MAX_FORM_BYTES, MAX_JSON_DEPTH, MAX_TOOLS

@@ -16,7 +16,7 @@ from omni_proto.pod_contract import ExitCode, StageMetric
 from omni_proto.rpc.metadata import USER_KEY
 from omni_proto.stage_config import Limits
 from omni_stage.errors import InvalidRequestError
-from omni_stage.service.call_metadata import user_of
+from omni_stage.service.call.call_metadata import user_of
 from omni_stage.service.request.messages.reading import RequestReader
 from omni_stage.service.server import refusals
 from omni_stage.service.server.refusals import EARLY_S, USERS, Client, HeldRefusals, RefusalBuckets

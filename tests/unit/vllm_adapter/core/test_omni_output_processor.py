@@ -10,12 +10,12 @@ from vllm import PoolingParams, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, EngineCoreOutput, EngineCoreRequest, FinishReason
 
-from omni_stage.engine_step import FinishReason as StepEnd
+from omni_stage.exchange.engine_step import FinishReason as StepEnd
 from omni_stage.errors import InvalidTensorError, ModelExecutionError, QueueTimeoutError
-from omni_stage.step_order import FIRST_OUTPUTS
+from omni_stage.scheduling.step_order import FIRST_OUTPUTS
 from omni_stage.vllm_adapter.core.output_processor import OmniOutputProcessor
 from omni_stage.vllm_adapter.core.outputs import convert_output, join_tensors
-from omni_stage.vllm_adapter.packing import pack_error, pack_tensors
+from omni_stage.vllm_adapter.wiring.packing import pack_error, pack_tensors
 
 
 def make_request(

@@ -19,7 +19,7 @@ from omni_stage.payloads import DEFAULT_LIMITS
 from omni_stage.vllm_adapter.diffusion.scheduler import DiffusionScheduler
 from omni_stage.vllm_adapter.scheduling.scheduler import OmniAsyncScheduler, OmniScheduler
 from omni_stage.vllm_adapter.scheduling.scheduler_output import OmniNewRequestData
-from omni_stage.vllm_adapter.select import scheduler_cls
+from omni_stage.vllm_adapter.wiring.select import scheduler_cls
 from support.engines.scheduler_classes import BOTH
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from vllm.v1.request import RequestStatus
 
 from omni_stage.errors import ConfigurationError
-from omni_stage.playback import FIRST_AHEAD_S
+from omni_stage.scheduling.playback import FIRST_AHEAD_S
 from omni_stage.vllm_adapter.scheduling.pace import PACE_KEY, Listener, Pace
 from support.engines.scheduler_classes import BOTH
 

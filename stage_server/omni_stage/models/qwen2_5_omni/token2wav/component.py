@@ -29,7 +29,7 @@ from omni_stage.models.qwen2_5_omni.token2wav.feed import SoundFeed, WindowEmitt
 from omni_stage.models.qwen2_5_omni.token2wav.windows import CODE_SAMPLES, FADE_SAMPLES, Window
 from omni_stage.models.shared.voices import pick_voice
 from omni_stage.payloads import AdditionalInformationPayload
-from omni_stage.vllm_adapter.names import DIFFUSION_SETTINGS
+from omni_stage.vllm_adapter.wiring.names import DIFFUSION_SETTINGS
 
 STEP_WORK = 4096
 """Maximum work in one engine step, in codec tokens at the default number of solver steps: 82 s of speech. A request

@@ -24,7 +24,7 @@ from omni_stage.models.qwen3_omni.manifest import CODE2WAV
 from omni_stage.models.qwen3_omni.model_configs import pick_code2wav
 from omni_stage.models.qwen3_omni.schemas import talker2code2wav_schema
 from omni_stage.payloads import AdditionalInformationPayload
-from omni_stage.vllm_adapter.names import DIFFUSION_SETTINGS
+from omni_stage.vllm_adapter.wiring.names import DIFFUSION_SETTINGS
 
 STEP_FRAMES = 1024
 """Maximum number of frames in one engine step, 82 s of speech. A longer request gets a step of its own."""

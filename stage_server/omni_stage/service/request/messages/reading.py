@@ -13,7 +13,7 @@ from omni_proto.errors import WireError
 from omni_proto.stage.v1 import stage_service_pb2
 from omni_proto.tensors import EdgeAssembler, ReceivedTensor, TensorChunkView
 from omni_stage.errors import ProtocolViolationError
-from omni_stage.service.wire import WireMessage
+from omni_stage.service.encoding.wire import WireMessage
 
 
 class _State(Enum):

@@ -15,7 +15,7 @@ from omni_proto.pipeline.components import ComponentFacts
 from omni_proto.stage.v1 import prompt_pb2, sampling_pb2, stage_service_pb2
 from omni_proto.stage_config import Limits, StageConfig
 from omni_stage.errors import InvalidRequestError, PromptTooLongError, RequestTooLargeError
-from omni_stage.reply_form import CalledTool, GivenReply, StructuredText, Tool, ToolMode, Tools
+from omni_stage.exchange.reply_form import CalledTool, GivenReply, StructuredText, Tool, ToolMode, Tools
 
 MAX_TOOLS: Final = 128
 MAX_CHOICES: Final = 1024

@@ -13,7 +13,7 @@ from omni_proto.tensors import (
     decode_generate_request,
     serialize_generate_request,
 )
-from omni_stage.service.field_count import MAX_FIELDS, has_too_many_fields
+from omni_stage.service.encoding.field_count import MAX_FIELDS, has_too_many_fields
 
 _SERVICE = stage_service_pb2.DESCRIPTOR.services_by_name["StageService"]
 SERVICE_NAME = str(_SERVICE.full_name)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni_stage.session_queue import Place, SessionQueue, SessionRoom, Sessions
+from omni_stage.scheduling.session_queue import Place, SessionQueue, SessionRoom, Sessions
 
 
 @dataclass

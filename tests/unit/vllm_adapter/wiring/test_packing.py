@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from omni_stage.errors import CorruptTensorError, InvalidTensorError
-from omni_stage.vllm_adapter.packing import encode_output, pack_error, pack_tensors, unpack
+from omni_stage.vllm_adapter.wiring.packing import encode_output, pack_error, pack_tensors, unpack
 
 TENSORS = {
     "float32 matrix": torch.arange(12, dtype=torch.float32).reshape(3, 4),

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from omni_stage.errors import ConfigurationError, InvalidRequestError
-from omni_stage.reply_form import Tool, ToolMode, Tools
-from omni_stage.vllm_adapter.text_parsers import TextParsers
+from omni_stage.exchange.reply_form import Tool, ToolMode, Tools
+from omni_stage.vllm_adapter.text.text_parsers import TextParsers
 from support.models.generic_checkpoint import THINK, TOOL_CALL, train_tokenizer
 
 SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}

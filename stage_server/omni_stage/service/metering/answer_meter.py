@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from omni_proto.stage.v1 import stage_service_pb2
-from omni_stage.service.audio import chunk_seconds
+from omni_stage.service.encoding.audio import chunk_seconds
 
 AUDIBLE_S: Final = 0.02
 """A shorter gap is not an underrun, because players buffer at least one packet of 20 ms."""

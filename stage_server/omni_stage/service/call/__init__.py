@@ -1,0 +1,1 @@
+"""What belongs to any call: its metadata, its deadline, the calls in flight, immediate start."""

@@ -1,0 +1,1 @@
+"""Measurements: the stage's metrics, and the timing of each response."""

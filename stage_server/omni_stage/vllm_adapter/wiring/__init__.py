@@ -1,0 +1,1 @@
+"""How front end, scheduler and worker find and reach one another: class names, keys, packed outputs."""
