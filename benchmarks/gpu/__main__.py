@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no check has that name; the checks are {', '.join(check.name for check in CHECKS)}")
     options.out.mkdir(parents=True, exist_ok=True)
     if options.shaped:
-        from benchmarks.gpu.shaped import write_shaped_checkpoint
+        from benchmarks.gpu.stages.shaped import write_shaped_checkpoint
 
         options.model = options.out.resolve().parent / f"shaped-{options.shaped}"
         write_shaped_checkpoint(options.model, options.shaped)

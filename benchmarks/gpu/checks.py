@@ -79,7 +79,7 @@ class Context:
 
     @property
     def shaped(self) -> bool:
-        """Whether the model has the release's sizes and random weights (benchmarks.gpu.shaped)."""
+        """Whether the model has the release's sizes and random weights (benchmarks.gpu.stages.shaped)."""
         return self.model is not None and (self.model / DRAWN).exists()
 
     def say(self, text: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.checks import Context, Finding, at_most, equal
-from benchmarks.gpu.engines import engine_arguments, environment, poisoned_padding, tiny_checkpoint
+from benchmarks.gpu.stages.engines import engine_arguments, environment, poisoned_padding, tiny_checkpoint
 
 FAMILY = "qwen3_omni"
 ROWS_CPU, ROWS_GPU = 4e-3, 2e-2

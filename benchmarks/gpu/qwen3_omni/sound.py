@@ -36,7 +36,7 @@ def load(device: str, directory: Path) -> Any:
     from omni_stage.models.qwen3_omni.tiny.weights import fill_weights, make_audible
 
     if device == "cpu":
-        from benchmarks.gpu.engines import tiny_checkpoint
+        from benchmarks.gpu.stages.engines import tiny_checkpoint
 
         checkpoint = tiny_checkpoint(directory, FAMILY)
         return Qwen3OmniMoeForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32).code2wav.eval()
@@ -57,7 +57,7 @@ def draw(model: Any, frames: int, sounds: int = 1, seed: int = 0) -> torch.Tenso
 
 def chunks(context: Context) -> Iterator[Finding]:
     """Compares chunks of 1, 4 and 25 frames with one forward. Silent audio fails, because it would prove nothing."""
-    from benchmarks.gpu.wave_model import full_precision
+    from benchmarks.gpu.token2wav.wave_model import full_precision
     from omni_stage.models.qwen3_omni.code2wav.sound.decoder import ChunkDecoder
 
     model = load(context.device, context.out.parent)
@@ -84,7 +84,7 @@ def chunks(context: Context) -> Iterator[Finding]:
 
 def together(context: Context) -> Finding:
     """Compares one forward of several streams, each at a different frame, with a forward of each stream alone."""
-    from benchmarks.gpu.wave_model import full_precision
+    from benchmarks.gpu.token2wav.wave_model import full_precision
     from omni_stage.models.qwen3_omni.code2wav.sound.decoder import ChunkDecoder
 
     model = load(context.device, context.out.parent)

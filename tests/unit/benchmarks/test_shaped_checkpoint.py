@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.gpu import shaped
+from benchmarks.gpu.stages import shaped
 from benchmarks.gpu.checks import DRAWN, Context
 from safetensors.torch import load_file
 

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmarks.gpu.sharing import DOCUMENTED, load_release
-from benchmarks.gpu.sizes import awq_bytes, decoder_config, kv_shape, pipeline_memory, stage_memory
-from benchmarks.gpu.tables import PAGE, fill
+from benchmarks.gpu.memory.sharing import DOCUMENTED, load_release
+from benchmarks.gpu.memory.sizes import awq_bytes, decoder_config, kv_shape, pipeline_memory, stage_memory
+from benchmarks.gpu.memory.tables import PAGE, fill
 
 from omni_cli.local.gpus import gpu_environments
 from omni_proto.gpu_memory import GIB, find_problems
@@ -21,7 +21,7 @@ TEXT = PAGE.read_text(encoding="utf-8")
 
 
 def test_the_tables_are_up_to_date() -> None:
-    assert fill(TEXT) == TEXT, "run python -m benchmarks.gpu.tables"
+    assert fill(TEXT) == TEXT, "run python -m benchmarks.gpu.memory.tables"
 
 
 @pytest.mark.parametrize(("name", "release"), DOCUMENTED.items(), ids=DOCUMENTED)

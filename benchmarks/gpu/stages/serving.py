@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from benchmarks.gpu.checks import Context, Finding, at_most, equal
-from benchmarks.gpu.engines import (
+from benchmarks.gpu.stages.engines import (
     PATCHED,
     environment,
     gpu_memory_by_process,

@@ -14,14 +14,14 @@ import torch
 from rich.console import Console
 
 from benchmarks.gpu.checks import Context
-from benchmarks.gpu.sizes import DOCUMENTED
+from benchmarks.gpu.memory.sizes import DOCUMENTED
 from omni_cli.local.pipeline import LocalOptions, LocalPipeline
 from omni_cli.local.progress import PlainProgress
 from omni_proto.pipeline import OmniPipeline, load_pipeline
 from omni_proto.stage_config import EdgeMode
 
-SAMPLES = Path(__file__).parents[2] / "manifests" / "samples"
-PATCHED = Path(__file__).parent / "patched"
+SAMPLES = Path(__file__).parents[3] / "manifests" / "samples"
+PATCHED = Path(__file__).parents[1] / "patched"
 """Folder whose sitecustomize.py, if the folder is on PYTHONPATH, changes a stage's modules for the checks."""
 SHARES = (0.2, 0.15, 0.12)
 """gpuMemoryUtilization of each tiny stage that shares a GPU, in the pipeline's order."""

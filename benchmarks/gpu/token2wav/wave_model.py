@@ -18,7 +18,7 @@ import torch
 from omni_stage.models.qwen2_5_omni.token2wav.wave.speech import Speech
 from omni_stage.models.qwen2_5_omni.token2wav.wave.utterance import Utterance
 
-PUBLISHED = Path(__file__).parents[2] / "tests" / "data" / "published" / "qwen25_omni_7b.config.json"
+PUBLISHED = Path(__file__).parents[3] / "tests" / "data" / "published" / "qwen25_omni_7b.config.json"
 STEPS, CPU_STEPS = 10, 3
 """Steps of the solver: as many as the release uses, and on a CPU only a few."""
 

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.checks import Context, Finding
-from benchmarks.gpu.engines import engine_arguments, load_sample
-from benchmarks.gpu.rows import first_difference
+from benchmarks.gpu.stages.engines import engine_arguments, load_sample
+from benchmarks.gpu.stages.rows import first_difference
 
 QUESTION = "Please say hello in one short sentence."
 TOKENS, CODES = 32, 100
@@ -91,10 +91,10 @@ def reference(context: Context, prompt: list[int]) -> list[int]:
 
 def golden(context: Context) -> Iterator[Finding]:
     """Lets token2wav decode codes for which others published the 7B model's audio, and compares our audio with that."""
-    if importlib.util.find_spec("benchmarks.gpu.golden") is None:
-        yield Finding("", skipped="benchmarks/gpu/golden.py is not here")
+    if importlib.util.find_spec("benchmarks.gpu.released.golden") is None:
+        yield Finding("", skipped="benchmarks/gpu/released/golden.py is not here")
         return
-    known: Any = importlib.import_module("benchmarks.gpu.golden")
+    known: Any = importlib.import_module("benchmarks.gpu.released.golden")
     audio = known.golden_audio()
     samples = asyncio.run(_speak(context, audio))
     write_wav(context.out / "golden.wav", samples)

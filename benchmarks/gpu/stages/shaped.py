@@ -1,6 +1,6 @@
 """Writes a checkpoint with a release's sizes and random weights, to measure the release's cost without its weights.
 
-    python -m benchmarks.gpu.shaped 7b DIRECTORY
+    python -m benchmarks.gpu.stages.shaped 7b DIRECTORY
 
 config.json, names, shapes, dtypes and shards are the published ones (tests/data/published), and so are the ids of the
 tokenizer's special tokens. The output is meaningless; memory use, speed and concurrency are those of the release.

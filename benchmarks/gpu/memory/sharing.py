@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu.checks import Context, Finding, at_most
-from benchmarks.gpu.engines import SAMPLES, Seconds, gpu_memory_by_stage, load_sample, wait_until
-from benchmarks.gpu.sizes import DOCUMENTED, Release, pipeline_memory
+from benchmarks.gpu.stages.engines import SAMPLES, Seconds, gpu_memory_by_stage, load_sample, wait_until
+from benchmarks.gpu.memory.sizes import DOCUMENTED, Release, pipeline_memory
 from omni_cli.local.pipeline import LocalOptions, LocalPipeline
 from omni_proto.gpu_memory import GIB, find_problems
 from omni_proto.pipeline import load_pipeline
 
-DATA = Path(__file__).parents[2] / "tests" / "data" / "published"
+DATA = Path(__file__).parents[3] / "tests" / "data" / "published"
 
 
 def load_release(size: str) -> Release:

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.checks import Context, Finding, at_most
-from benchmarks.gpu.peak import PeakMemory
-from benchmarks.gpu.sizes import WAVE_BASE_BYTES, WAVE_BYTES_PER_CODE, WAVE_TENSOR_BYTES_PER_CODE
-from benchmarks.gpu.wave_model import CPU_STEPS, STEPS, Wave, full_precision, load, make_published
+from benchmarks.gpu.memory.peak import PeakMemory
+from benchmarks.gpu.memory.sizes import WAVE_BASE_BYTES, WAVE_BYTES_PER_CODE, WAVE_TENSOR_BYTES_PER_CODE
+from benchmarks.gpu.token2wav.wave_model import CPU_STEPS, STEPS, Wave, full_precision, load, make_published
 from omni_stage.models.qwen2_5_omni.token2wav.wave.blocks import pack_blocks
 from omni_stage.models.qwen2_5_omni.token2wav.wave.speech import GRAPH_WINDOWS, Speech, graph_blocks
 from omni_stage.models.qwen2_5_omni.token2wav.wave.transformer import BlockTransformer, VoiceRows

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/gpu-sizing.md from the published sizes and the samples: python -m benchmarks.gpu.tables"""
+"""Writes the tables of docs/gpu-sizing.md from the published sizes and the samples: python -m benchmarks.gpu.memory.tables"""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 import sys
 from pathlib import Path
 
-from benchmarks.gpu.sharing import load_release
-from benchmarks.gpu.sizes import (
+from benchmarks.gpu.memory.sharing import load_release
+from benchmarks.gpu.memory.sizes import (
     Release,
     awq_bytes,
     decoder_config,
@@ -19,7 +19,7 @@ from benchmarks.gpu.sizes import (
 from omni_proto.gpu_memory import GIB, StageMemory
 from omni_proto.pipeline import OmniPipeline, load_pipeline
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "gpu-sizing.md"
 _HEAD = (
     "| stage | weights | KV cache | activations, graphs | CUDA | sum | share | is GiB |",

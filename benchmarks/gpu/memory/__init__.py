@@ -1,0 +1,1 @@
+"""The memory of stages: weights, KV cache and activations by calculation, stages that share a GPU, the peak."""

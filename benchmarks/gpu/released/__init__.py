@@ -1,0 +1,1 @@
+"""The released weights: the answers that others published, and transformers' answers."""

@@ -1,0 +1,1 @@
+"""Stages with real engines: rows in and out, start, faults, speed."""
