@@ -14,11 +14,11 @@ By where it runs::
                  worker/       code that both runners share
                  cpu_workers   the same classes for CPUs; never imported with a GPU
     start-up     checks/       the image, the GPU's driver, the checkpoint's tensors
-    several      wiring/       packed outputs from the worker to the front end, keys and stop reasons, names of the worker
-                               and scheduler classes
+    several      wiring/       packed outputs from the worker to the front end, keys and stop reasons, names of the
+                               worker and scheduler classes
                  hooks         what a model class may do around a step
 
-vLLM gets the classes by name (`wiring.select`) and builds them itself: no class of vLLM is patched, and no object's class is
-replaced. process/template.py replaces one function of vLLM while an engine starts, and ar/expert_choices.py one method
-of routers during the check at start-up. This package imports nothing when it is imported.
+vLLM gets the classes by name (`wiring.select`) and builds them itself: no class of vLLM is patched, and no object's
+class is replaced. process/template.py replaces one function of vLLM while an engine starts, and ar/expert_choices.py
+one method of routers during the check at start-up. This package imports nothing when it is imported.
 """
