@@ -37,7 +37,7 @@ class Family:
     speed: float | None
     """Lower bound of audio per second with Stream, relative to Full, for 8 requests of at least 8 s of audio."""
     goal: bool
-    """Whether `ratio` is only a goal."""
+    """Whether `ratio` and `speed` are only goals."""
     notes: tuple[str, ...]
 
 
@@ -64,12 +64,12 @@ QWEN25 = Family(
     at_once=(1, 4, 8, 16),
     ratio=0.1,
     speed=1.5,
-    goal=False,
+    goal=True,
     notes=(
         f"A seeded Qwen2.5-Omni of a few million weights in float32 on CPU: {THINKER_TOKENS} tokens of text, and "
         f"{CODES_PER_SECOND} codec tokens per second of audio. One OpenMP thread per process.",
-        "transformers answers one request after another. Its talker may end earlier than those of the other sides (it "
-        "has no ignore_eos).",
+        "transformers answers one request after another, so it is measured with one. Its talker may end earlier than "
+        "those of the other sides (it has no ignore_eos).",
         "Error of windows: root mean square of the difference to decoding all tokens in one forward, relative to the "
         "difference between two seeds.",
     ),
@@ -86,7 +86,7 @@ QWEN3 = Family(
     notes=(
         f"A seeded Qwen3-Omni of a few million weights in float32 on CPU: {THINKER_TOKENS} tokens of text, and "
         f"{FRAMES_PER_SECOND} frames of codes per second of audio. One OpenMP thread per process.",
-        "transformers answers one request after another, greedily. Its talker may end earlier than those of the other "
-        "sides (it has no ignore_eos).",
+        "transformers answers one request after another, greedily, so it is measured with one. Its talker may end "
+        "earlier than those of the other sides (it has no ignore_eos).",
     ),
 )

@@ -78,9 +78,9 @@ async def _ask_all(
                     heard[name] += answers
                     spans[name].append(max(answer.done for answer in answers))
             rows += [heard_row(name, count, seconds, heard[name], spans[name]) for name in clients]
-            prompts = [PROMPTS[index % len(PROMPTS)] for index in range(count)]
-            answered = await reference.ask(prompts, round(seconds * family.codes_per_second))
-            rows.append(reference_row(count, seconds, answered, family.codes_per_second))
+            if count == 1:  # it answers one request after another
+                answered = await reference.ask(PROMPTS[:1], round(seconds * family.codes_per_second))
+                rows.append(reference_row(count, seconds, answered, family.codes_per_second))
     for client in clients.values():
         await client.close()
     return rows
@@ -152,7 +152,13 @@ def find_ratios(rows: list[Row], family: Family) -> list[Ratio]:
         if count == 8:
             speed = row["audio_s_per_s"] / full["audio_s_per_s"]
             ratios.append(
-                Ratio(f"audio a second, Stream x Full, {name}", round(speed, 3), at_least=least, tolerance=TOLERANCE)
+                Ratio(
+                    f"audio a second, Stream x Full, {name}",
+                    round(speed, 3),
+                    at_least=least,
+                    goal=family.goal,
+                    tolerance=TOLERANCE,
+                )
             )
         if count == 1:
             waited = row["waited_s_p50"] / full["first_audio_s_p50"]

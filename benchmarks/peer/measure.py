@@ -48,7 +48,8 @@ NOTES = [
     "answers with as many samples as transformers makes for that prompt. First audio is left empty for a side if any "
     "of its requests got no audio.",
     "Memory is resident memory when ready, with shared pages counted once. Idle cores: the cores that the side "
-    "keeps busy in the 3 s after that, without requests.",
+    "keeps busy in the 3 s after that, without requests. vllm-omni's processes are suspended while another side is "
+    "measured, so that their polling costs the other sides nothing.",
 ]
 
 
@@ -90,6 +91,7 @@ async def _ask_all(
             peer = await Peer.start(python, checkpoint, limits, folder / f"peer-{number}")
             stack.push_async_callback(peer.close)
             starts[name] = await describe_start([peer.pid], time.perf_counter() - began)
+            peer.suspend()
             sides[name] = peer
         for number in range(-1, options.rounds or ROUNDS):  # the first round warms up
             for count in AT_ONCE:

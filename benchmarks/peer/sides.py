@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -80,7 +80,11 @@ class Ours:
 
 
 class Peer:
-    """vllm-omni with given limits of concurrent requests, in its own process group."""
+    """vllm-omni with given limits of concurrent requests, in its own process group.
+
+    Its processes are suspended between rounds: without requests they poll every millisecond, which would take
+    processor time from the side that is measured.
+    """
 
     def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
         self.pid = process.pid
@@ -122,13 +126,32 @@ class Peer:
             "codes": TALKER_TOKENS,
             "codec_end": CODEC_END,
         }
-        before = read_cpu_s([self.pid])
-        self._process.stdin.write(json.dumps(asked).encode() + b"\n")
-        line = await self._read(ANSWER_LIMIT_S)
-        return parse_round(line, read_cpu_s([self.pid]) - before)
+        with self._running():
+            before = read_cpu_s([self.pid])
+            self._process.stdin.write(json.dumps(asked).encode() + b"\n")
+            line = await self._read(ANSWER_LIMIT_S)
+            return parse_round(line, read_cpu_s([self.pid]) - before)
+
+    def suspend(self) -> None:
+        """Suspend all processes until the next round."""
+        for process in _trees([self.pid]):
+            process.suspend()
+
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[None]:
+        """Resume the processes for the block, and suspend them again unless the block raises."""
+        self._resume()
+        yield
+        self.suspend()
+
+    def _resume(self) -> None:
+        for process in _trees([self.pid]):
+            process.resume()
 
     async def close(self) -> None:
         """End vllm-omni and all of its processes."""
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended by itself
+            self._resume()
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:

@@ -97,11 +97,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--no-kills", action="store_true", help="only network faults; no process is killed")
     parser.add_argument("--hostile", action="store_true", help="hostile clients instead of faults")
+    parser.add_argument("--media-share", type=float, help="the thinker's maxMediaShare in a soak with hostile clients")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="omni-soak-") as folder:
         if args.hostile:
-            report = asyncio.run(run_hostile(args.minutes, Path(folder)))
+            report = asyncio.run(run_hostile(args.minutes, Path(folder), args.media_share))
         else:
             report = asyncio.run(soak(args.minutes, args.workers, args.seed, Path(folder), kills=not args.no_kills))
     report["machine"] = {

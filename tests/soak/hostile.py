@@ -151,19 +151,26 @@ class CpuLog:
         return {name: round(spent / max(self._seconds, SAMPLE_S), 2) for name, spent in self._used.items()}
 
 
-async def run_hostile(minutes: float, folder: Path) -> dict[str, object]:
-    """Runs the soak with hostile clients. Returns the report: `problems` and `slow` are empty if all went well."""
+async def run_hostile(minutes: float, folder: Path, media_share: float | None = None) -> dict[str, object]:
+    """Runs the soak with hostile clients. Returns the report: `problems` and `slow` are empty if all went well.
+
+    `media_share` is the stages' engineArgs.maxMediaShare; None leaves the default.
+    """
     from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
 
     checkpoint = write_tiny_checkpoint(folder / "model", dtype="float32")
     configs = chain_configs(pick_chain_ports(), model={"path": str(checkpoint)}, engineArgs=MODEL, **SETTINGS)
+    if media_share is not None:  # only the thinker reads media
+        thinker = configs["thinker"]
+        arguments = thinker.engine_args.model_copy(update={"max_media_share": media_share})
+        configs["thinker"] = thinker.model_copy(update={"engine_args": arguments})
     with ExitStack() as stack:
         stages = {name: stack.enter_context(StageProcess([config], folder)) for name, config in configs.items()}
         for stage in stages.values():
             stage.start(wait=False)
         for stage in stages.values():
             await asyncio.to_thread(stage.wait_ready)
-        return await judge(minutes, stages)
+        return {"media_share": media_share, **await judge(minutes, stages)}
 
 
 async def judge(minutes: float, stages: dict[str, StageProcess]) -> dict[str, object]:

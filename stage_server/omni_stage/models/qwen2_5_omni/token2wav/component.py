@@ -34,9 +34,9 @@ from omni_stage.vllm_adapter.wiring.names import DIFFUSION_SETTINGS
 STEP_WORK = 4096
 """Maximum work in one engine step, in codec tokens at the default number of solver steps: 82 s of speech. A request
 with more work gets a step of its own. docs/gpu-sizing.md states the memory that this needs."""
-CPU_STEP_WORK = 72
-"""The same on a CPU: enough for the longest window of a streamed request (6 blocks of 12 codes), or for several shorter
-windows."""
+CPU_STEP_WORK = 104
+"""The same on a CPU: enough for the longest window of a streamed request (6 blocks of 12 codes) and a first one, or for
+two of the longest windows with blocks of 4 codes."""
 MAX_BATCH = 32
 """Maximum number of requests in one engine step."""
 _DEFAULT_INTERVALS = DEFAULT_STEPS - 1

@@ -11,8 +11,11 @@ returned:
     window 2                back   back   new    new    new    ahead
 
 The first window is short, so that audio starts early. Later windows are longer, so that fewer blocks are computed
-twice. A window's content depends only on the tokens, not on their arrival times, so a seed gives the same audio each
-time.
+twice. If blocks have fewer than the published 12 codes, windows of three blocks would last only an instant, and most of
+their cost would be the fixed cost of a window. So windows of such blocks grow: each adds as much audio as there already
+is, from three blocks up to NEXT_CODES codes. The audio so far thus plays for as long as the next window's codes take.
+
+A window's content depends only on the tokens, not on their arrival times, so a seed gives the same audio each time.
 
 The solver runs all its steps for one window before it begins the next. So within a window, the lookback blocks lack
 part of their own context, and the audio differs slightly from one window with all tokens. docs/streaming.md has the
@@ -30,7 +33,10 @@ from omni_stage.models.qwen2_5_omni.first_window import FIRST_BLOCKS, lookahead_
 
 LOOKBACK_BLOCKS = 2
 NEXT_BLOCKS = 3
-"""Number of new blocks in every later window except the last."""
+"""Minimum number of new blocks in every later window except the last."""
+NEXT_CODES = 36
+"""Up to how many new codes a later window grows if NEXT_BLOCKS blocks have fewer: 0.72 s of audio. With the published
+blocks of 12 codes, NEXT_BLOCKS blocks have as many, so windows do not grow."""
 CODE_SAMPLES = 480
 """Audio samples per codec token: two mel frames (the transformer's `repeats`) of 240 samples (the vocoder's rates)."""
 FADE_SAMPLES = 240
@@ -60,12 +66,23 @@ class Window:
 
 def window_blocks(block_codes: int) -> tuple[int, ...]:
     """Returns the sizes of a long utterance's windows in blocks, ascending. Only its last window may be shorter."""
-    first = FIRST_BLOCKS + lookahead_blocks(block_codes)
-    later = [
-        min(LOOKBACK_BLOCKS, begin) + NEXT_BLOCKS + lookahead_blocks(block_codes)
-        for begin in (FIRST_BLOCKS, FIRST_BLOCKS + NEXT_BLOCKS)
-    ]
-    return tuple(sorted({first, *later}))
+    sizes: set[int] = set()
+    done = 0
+    while True:
+        new = _new_blocks(done, block_codes)
+        size = min(LOOKBACK_BLOCKS, done) + new + lookahead_blocks(block_codes)
+        if size in sizes:  # sizes only grow, up to a size that repeats
+            return tuple(sorted(sizes))
+        sizes.add(size)
+        done += new
+
+
+def _new_blocks(done: int, block_codes: int) -> int:
+    """Returns the number of new blocks in the window that follows `done` blocks."""
+    if done == 0:
+        return FIRST_BLOCKS
+    most = max(NEXT_BLOCKS, -(-NEXT_CODES // block_codes))
+    return min(max(NEXT_BLOCKS, done), most)
 
 
 def next_window(first: int, codes: int, *, ended: bool, block_codes: int) -> Window | None:
@@ -76,7 +93,7 @@ def next_window(first: int, codes: int, *, ended: bool, block_codes: int) -> Win
     codes give the same windows, however they are split on arrival.
     """
     begin = max(0, first - LOOKBACK_BLOCKS * block_codes)
-    until = first + (FIRST_BLOCKS if first == 0 else NEXT_BLOCKS) * block_codes
+    until = first + _new_blocks(first // block_codes, block_codes) * block_codes
     end = until + lookahead_blocks(block_codes) * block_codes
     if codes >= end:
         return Window(begin, first, until, end, last=False)

@@ -91,6 +91,21 @@ def test_the_first_window_is_short() -> None:
     assert next_window(4, 24, ended=False, block_codes=4) == Window(0, 4, 16, 24, last=False)
 
 
+@pytest.mark.parametrize(
+    ("block_codes", "new_blocks"),
+    [(12, [1, 3, 3, 3, 3, 3]), (4, [1, 3, 4, 8, 9, 9]), (2, [1, 3, 4, 8, 16, 18]), (6, [1, 3, 4, 6, 6, 6])],
+)
+def test_windows_of_small_blocks_grow_to_the_published_size(block_codes: int, new_blocks: list[int]) -> None:
+    """The published windows have 36 new codes. Smaller blocks need more of them for as much audio."""
+    first, found = 0, []
+    for _ in new_blocks:
+        window = next_window(first, 1000, ended=False, block_codes=block_codes)
+        assert window is not None
+        found.append(window.keep // block_codes)
+        first = window.until
+    assert found == new_blocks
+
+
 def test_no_codes_are_no_sound() -> None:
     feed = feed_of([])
     assert feed.next_part() is None
