@@ -63,7 +63,7 @@ class TalkerConditioning:
                 _take(rows.tensors, name, dimensions)
         if "x" in rows.tensors and rows.tensors["x"].shape[1] != self._text.start.shape[1]:
             raise InvalidTensorError(
-                f"x: a row has {rows.tensors['x'].shape[1]} values, this checkpoint's have {self._text.start.shape[1]}",
+                f"x: a row has {rows.tensors['x'].shape[1]} values, but must have {self._text.start.shape[1]}",
                 field="tensors.x",
             )
         self._complete = self._complete | rows.complete
@@ -75,7 +75,7 @@ class TalkerConditioning:
         return self._ended
 
     def take(self) -> TalkerPart | None:
-        """Returns the rows whose positions are known; None if there are none. Raises InvalidTensorError."""
+        """Returns a part with all rows whose positions are known; None if there is none. Raises InvalidTensorError."""
         if self._next_position == 0:
             return self._first_part() if self._is_startable() else None
         fresh = self._fresh.pop("x", [])

@@ -145,8 +145,8 @@ class Code2WavEmitter:
         whole = self._samples + self._speech.lookahead_samples
         if audio.dim() != 1 or audio.dtype != torch.float32 or whole % self._speech.frame_samples:
             raise ModelExecutionError(
-                f"the engine gave audio of {audio.dtype} and shape {tuple(audio.shape)} behind "
-                f"{self._samples - audio.numel()} samples: no whole number of frames"
+                f"the engine gave audio of {audio.dtype} and shape {tuple(audio.shape)} after "
+                f"{self._samples - audio.numel()} samples; it must be float32 and end with a full frame"
             )
         return StageStep.of_audio(step, audio)
 

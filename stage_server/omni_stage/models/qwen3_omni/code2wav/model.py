@@ -3,8 +3,8 @@
 Hooks (vllm_adapter/hooks.py): OneShotModel, KeepsStreams.
 
 A request has all codes of a reply, or a chunk of a stream's codes. Requests of a step share a forward under two
-conditions. They have equally many frames left, or each has at least PIECE_FRAMES left. And all of them are at their
-first frame, or none is. Each request's audio is the same as if it ran alone.
+conditions. First, they have equally many frames left, or each has at least PIECE_FRAMES left. Second, all of them are
+at their first frame, or none is. Each request's audio is the same as if it ran alone.
 """
 
 from __future__ import annotations
