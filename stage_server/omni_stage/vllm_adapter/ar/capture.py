@@ -1,5 +1,5 @@
-"""The rows that an autoregressive stage sends: each captured position's row once, in order, whatever the scheduler
-does.
+"""The rows that an autoregressive stage sends: one row for each captured position, exactly once and in order, whatever
+the scheduler does.
 
 A step computes spans of positions. Chunked prefill splits a prompt over steps, batching mixes requests, and a preempted
 request is computed again from its start, so positions repeat. The ledger keeps, for each request, the first position
@@ -172,7 +172,8 @@ class CaptureLedger:
     def rewind(self, request_id: str, position: int) -> None:
         """Continue a resumed streaming session at `position`: rows computed after it were never delivered.
 
-        Position 0 means that the session lost its KV cache and is computed again: rows already sent are not sent twice.
+        Position 0 means that the session lost its KV cache and is computed again. Then nothing changes, so that rows
+        that were sent are not sent twice.
         """
         progress = self._progress.get(request_id)
         if progress is not None and position > 0 and not progress.held:

@@ -1,9 +1,9 @@
 """Checks a checkpoint against the model that loads it: no tensor is missing or left over, every shape fits.
 
 vLLM 0.32 does not do this by itself. `DefaultModelLoader.track_weights_loading` counts every parameter of a module with
-a quantization method as loaded, and each of vLLM's linear, embedding and output layers has one, quantized or not. It
-does nothing at all for quantized checkpoints, and cannot see that one part of a fused parameter (q, k, v) is missing.
-`AutoWeightsLoader` drops unknown biases. So a stage could start and return noise.
+a quantization method as loaded, and each of vLLM's linear, embedding and output layers has such a method, quantized or
+not. For quantized checkpoints, `track_weights_loading` does nothing at all. It also cannot see that one part of a fused
+parameter (q, k, v) is missing. `AutoWeightsLoader` drops unknown biases. So a stage could start and return noise.
 
 Private interfaces of vLLM 0.32 used here, and why:
 - `models.utils.WeightsMapper.map_name`: the name under which a model looks for a checkpoint's tensor.
@@ -144,8 +144,8 @@ class _Tally:
         ]
         if problems:
             raise ConfigurationError(
-                f"the checkpoint does not hold what its config.json describes; {'; '.join(problems)}. Fetch it again, "
-                "or take one whose config.json belongs to its weights",
+                f"the checkpoint does not hold what its config.json describes; {'; '.join(problems)}. Download the "
+                "checkpoint again, or use one whose config.json belongs to its weights",
                 field="model.path",
             )
 
@@ -196,7 +196,7 @@ def _find_expectations(model: nn.Module, quant_config: Any) -> _Expectations:
                 # The first name of a tied parameter is enough.
                 optional.update(parts)
             else:
-                # Each rank holds a part of vLLM's own layers; their loaders check the shapes that they cut.
+                # With several ranks, each holds a part of vLLM's own layers. The layers' loaders check the shapes.
                 shape = None if hasattr(parameter, "weight_loader") or len(parts) > 1 else parameter.shape
                 required.update(dict.fromkeys(parts, shape))
             known.add(id(parameter))
