@@ -7,7 +7,7 @@ server imports everything first, while it has one thread, and forks a template t
 runs Python's own fork server (`multiprocessing.forkserver`), and replaces the process that Python would start for it
 (docs/adr/0017).
 
-    start_template()                  once, at entry, before gRPC
+    start_template()                  once, when the stage server's process starts, before it uses gRPC
     with template_processes(): ...    vLLM's engine cores that are started here are forks of the template; works once
 
 Private interfaces: `multiprocessing.forkserver._forkserver` (CPython 3.11 to 3.13), whose server is replaced, and
@@ -58,7 +58,7 @@ _template: int | None = None
 
 
 def start_template() -> bool:
-    """Import what stage server and engine share, then fork the template. Returns whether it forked; logs why if not.
+    """Import what stage server and engine share, then fork the template. Returns whether it forked, or logs why not.
 
     Call it on the main thread, before anything starts a thread. Without a template, engines are spawned, which is
     slower.
@@ -139,7 +139,7 @@ def _find_hindrance() -> str:
     if not sys.platform.startswith("linux"):
         return "only Linux ends a fork with its parent"
     if not first <= sys.version_info[:2] <= last:
-        return "the fork server of this Python is unknown"
+        return "this version of Python may have a different fork server"
     if torch.cuda.is_initialized() or _holds_open("/dev/nvidia-uvm"):
         return "CUDA is in use, and does not survive a fork"
     if threading.active_count() > 1:
