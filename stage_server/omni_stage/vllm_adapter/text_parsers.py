@@ -73,9 +73,9 @@ class TextParsers:
     ) -> TextParse | None:
         """Returns the parser of one request's text; None if neither reasoning nor tool calls are to be parsed.
 
-        `messages`: the conversation, in OpenAI's form. `template_arguments`: further arguments of the chat template, which
-        show a parser for example that the model does not reason. Raises InvalidRequestError for tools that a parser
-        refuses, or whose strict schema it cannot enforce.
+        `messages`: the conversation, in OpenAI's form. `template_arguments`: further arguments of the chat template,
+        which show a parser for example that the model does not reason. Raises InvalidRequestError for tools that a
+        parser refuses, or whose strict schema it cannot enforce.
         """
         if self._parser_class is None or not (tools or self._parses_reasoning):
             return None
