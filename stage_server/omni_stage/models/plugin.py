@@ -15,8 +15,8 @@ def list_model_classes() -> dict[str, str]:
 def register() -> None:
     """Register the models by name, so that no model code is imported before it is needed. Idempotent.
 
-    This is the first of our code that runs in an engine's process. So it also makes that process end when the stage
-    server ends, and makes it report why it does not start.
+    This function is the first of our code that runs in an engine's process. So it also makes the process end when the
+    stage server ends, and report the error if the engine does not start.
     """
     from vllm import ModelRegistry
 

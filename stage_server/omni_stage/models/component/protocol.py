@@ -38,7 +38,7 @@ class ServedComponent(Protocol):
 
 
 class Component(ServedComponent, Protocol):
-    """One stage of a model family, bound to one checkpoint and one StageConfig. Made by a registry factory."""
+    """One stage of a model family, bound to one checkpoint and one StageConfig. Made by a ComponentFactory."""
 
     def engine_kwargs(self) -> dict[str, Any]:
         """Returns the keyword arguments of vLLM's EngineArgs that the component sets.

@@ -6,10 +6,11 @@ At every position the talker reads one row from the thinker and (except within t
     row        x[0] .. x[P-1]    text start   x[P]        x[P+1] ...     text end    text padding, repeated
     token      mask              padding      start       codec tokens that the talker samples
 
-x is the sum of the thinker's hidden state and embedding; P is the number of prompt tokens. Source: transformers 5.19,
-Qwen2_5OmniForConditionalGeneration.generate and Qwen2_5OmniTalkerForConditionalGeneration.forward. The latter adds the
-padding and start tokens only if it gets an attention mask, and transformers' generate() drops a mask that is all ones.
-The model was trained with these tokens, so they are always added here.
+x is the sum of the thinker's hidden state and embedding, and only the hidden state at a medium's placeholder. P is the
+number of prompt tokens. Source: transformers 5.19, Qwen2_5OmniForConditionalGeneration.generate and
+Qwen2_5OmniTalkerForConditionalGeneration.forward. The latter adds the padding and start tokens only if it gets an
+attention mask, and transformers' generate() drops a mask that is all ones. The model was trained with these tokens, so
+they are always added here.
 """
 
 from __future__ import annotations

@@ -101,11 +101,11 @@ class OmniThinker:
         return StageInput(prompt=prompt, stop_token_ids=ends, reply=tokens)
 
     def spoken_tokens(self, request: StageRequest) -> SpokenTokens:
-        """Returns the count of those tokens of the request's reply that may be spoken."""
+        """Returns the object that counts how many tokens of the request's reply may be spoken."""
         return SpokenTokens(request.sampling.stop, self._prompts.decode)
 
     def check_spoken_ids(self, token_ids: Sequence[int]) -> None:
-        """A subclass may refuse token ids whose reply cannot be spoken. It then raises InvalidRequestError."""
+        """Accept any token ids. A subclass raises InvalidRequestError for ids whose reply cannot be spoken."""
 
     def image_cost(self, width: int, height: int) -> MediaCost:
         """See TakesMedia."""

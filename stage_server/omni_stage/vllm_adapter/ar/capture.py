@@ -83,7 +83,7 @@ def merge_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 class HostCopy:
-    """A tensor on its way to the host. `wait` returns it once it has arrived; other threads may call it."""
+    """A tensor on its way to the host. `wait` returns the tensor once it has arrived. Any thread may call `wait`."""
 
     def __init__(self, source: torch.Tensor, stream: torch.cuda.Stream | None) -> None:
         """Start the copy of `source`, which must own its memory, because the next step overwrites the model's buffers.
@@ -148,7 +148,7 @@ class _Progress:
 
 
 class CaptureLedger:
-    """Which positions of each request were captured, and the rows that wait to be sent. One thread changes it."""
+    """Which positions of each request were captured, and the rows that wait to be sent. For use by one thread."""
 
     def __init__(self) -> None:
         self._progress: dict[str, _Progress] = {}

@@ -3,9 +3,9 @@
 vLLM 0.32 has an option of its own for such videos, `use_audio_in_video`. It is not used here, because:
 
 - It applies to all videos of a prompt, needs one audio clip for each of them, and allows no other audio.
-- If its cache holds a video, it guesses from token counts whether the option is set.
-- Its positions for Qwen2.5-Omni are off by one.
-- It mixes up video and audio where a chunk of a prompt holds one stretch of each.
+- If vLLM's cache holds a video, vLLM guesses from token counts whether the option is set.
+- vLLM's positions for Qwen2.5-Omni are off by one.
+- vLLM mixes up video and audio where a chunk of a prompt holds one stretch of each.
 
 Interfaces of vLLM that the two mixins override:
 

@@ -1,11 +1,11 @@
 """Starts the engine's process as a fork of a template that has imported everything, not as a fresh interpreter.
 
 vLLM 0.32 spawns its engine core on CPUs (`platforms/cpu.py` sets VLLM_WORKER_MULTIPROC_METHOD) and wherever its caller
-has threads. Importing torch, transformers and vLLM a second time then takes half of a stage's start. A fork of the
-stage server itself would not be safe, since gRPC, uvloop and the engine's launcher run threads in it. So the stage
-server imports everything first, while it has one thread, and forks a template that does nothing but fork. The template
-runs Python's own fork server (`multiprocessing.forkserver`), and replaces the process that Python would start for it
-(docs/adr/0017).
+has threads. Then a second import of torch, transformers and vLLM takes half of the time that a stage needs to start. A
+fork of the stage server itself would not be safe, because gRPC, uvloop and the engine's launcher run threads in it. So
+the stage server imports everything first, while it has one thread, and forks a template that does nothing but fork. The
+template runs Python's own fork server (`multiprocessing.forkserver`), and replaces the process that Python would start
+for it (docs/adr/0017).
 
     start_template()                  once, when the stage server's process starts, before it uses gRPC
     with template_processes(): ...    vLLM's engine cores that are started here are forks of the template; works once

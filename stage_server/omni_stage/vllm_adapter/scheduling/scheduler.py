@@ -210,10 +210,10 @@ class OmniSchedulerMixin:
         self.running.sort(key=attrgetter("priority", "arrival_time"))
 
     def _find_group(self, pace: Pace) -> Group | None:
-        """Returns the requests that have no audio yet; None where nothing is heard before a request ends."""
+        """Returns the requests that have no audio yet; None if no audio is played before a request ends."""
         if not pace.heard_early:
             return None
-        # Requests that wait for rows of the upstream stage are not in `running`, and delay nobody.
+        # Requests that wait for rows of the upstream stage are not in `running`, and delay no other request.
         lacks = [self._listeners[request.request_id].unheard(pace, request.num_tokens) for request in self.running]
         unheard = [steps for steps in lacks if steps]
         waiting = sum(map(_is_new, self.waiting))

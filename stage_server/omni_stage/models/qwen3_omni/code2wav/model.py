@@ -53,7 +53,7 @@ class _Chunk:
 
     @property
     def batch_key(self) -> tuple[int, bool]:
-        """Chunks with equal keys share a forward."""
+        """Chunks with equal keys may share a forward, of at most STEP_FRAMES frames."""
         return min(PIECE_FRAMES, self.codes.shape[0] - self.done), self.position == 0
 
 

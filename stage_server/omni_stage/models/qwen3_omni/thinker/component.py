@@ -35,7 +35,8 @@ MAX_SAMPLES: Final = 300 * SOUND_RATE_HZ
 because its value is unreliable: a checkpoint that transformers has saved again names 30 s, although transformers does
 not cut the audio at that length."""
 DEFAULT_SAMPLING: Final = SamplingDefaults(temperature=0.0, max_tokens=MAX_TOKENS)
-"""Greedy, as in transformers' generate(), for a checkpoint whose file has no sampling values for the thinker."""
+"""Greedy, as in transformers' generate(). For a checkpoint whose generation_config.json does not make the thinker
+sample."""
 _SAMPLING_NAMES: Final = frozenset({"temperature", "top_p", "top_k", "do_sample"})
 _FIRST_TENSORS: Final = frozenset({"prompt_tokens", "media", "media_positions"})
 """Tensors that have rows only in a request's first step, if at all."""
@@ -138,11 +139,11 @@ class ThinkerEmitter:
 
 
 def read_text_sampling(path: Path) -> SamplingDefaults:
-    """Returns the thinker's default sampling: DEFAULT_SAMPLING, unless generation_config.json makes it sample.
+    """Returns DEFAULT_SAMPLING, unless generation_config.json has sampling values for the thinker.
 
-    In that case the values in the file apply, which vLLM reads by itself. The published file of Instruct has only
-    values for the talker, under other names. The file of Thinking has values for the thinker. Raises
-    ConfigurationError.
+    In that case the values in the file apply, which vLLM reads by itself, except if the file says `do_sample: false`.
+    The published file of Instruct has only values for the talker, under other names. The file of Thinking has values
+    for the thinker. Raises ConfigurationError.
     """
     values = read_if_there(path / "generation_config.json")
     if values.get("do_sample") is False or not _SAMPLING_NAMES & values.keys():
