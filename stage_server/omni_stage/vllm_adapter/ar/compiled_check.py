@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 5e-3, torch.float32: 1e-3}
 """Relative tolerance of a batch's hidden states: a few roundings of the dtype in every layer."""
 ROW_SLACK = 4
-"""Factor on the tolerance for a single row of the batch."""
+"""Factor on the tolerance for a single row of the batch, and for a router's choice of experts."""
 DECODE_STEPS = 2
 _ROWS_AT_ONCE = 64
 _UNGRAPHED_BATCH = 8

@@ -2,7 +2,7 @@
 
 vLLM 0.32 does not do this by itself. `DefaultModelLoader.track_weights_loading` counts every parameter of a module with
 a quantization method as loaded, and each of vLLM's linear, embedding and output layers has such a method, quantized or
-not. For quantized checkpoints, `track_weights_loading` does nothing at all. It also cannot see that one part of a fused
+not. By default, the loader does not call it for quantized checkpoints. It also cannot see that one part of a fused
 parameter (q, k, v) is missing. `AutoWeightsLoader` drops unknown biases. So a stage could start and return noise.
 
 Private interfaces of vLLM 0.32 used here, and why:
