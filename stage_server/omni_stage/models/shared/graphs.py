@@ -77,7 +77,8 @@ class GraphedFunction:
         # Written this way, the comparison also rejects NaN.
         if not difference <= TOLERANCE:
             logger.error(
-                "a CUDA graph for shapes %s differs from its function by %s: the stage serves these without a graph",
+                "a CUDA graph for shapes %s differs from the function by %s: the stage serves these shapes without a "
+                "graph",
                 shapes,
                 difference,
             )
