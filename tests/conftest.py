@@ -36,7 +36,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_logfinish() -> None:
-    """Freezes all objects again after an engine has ended, because vLLM unfreezes them and collects garbage at its end."""
+    """Freezes all objects again after an engine has ended, because vLLM then unfreezes them and collects garbage."""
     if gc.get_freeze_count() == 0:
         gc.freeze()
 

@@ -272,7 +272,8 @@ def check_sound_length(samples: float, max_samples: int) -> None:
         limit_s = max_samples / SOUND_RATE_HZ
         # The feature extractor would cut off the rest silently.
         raise InvalidMediaError(
-            f"start.chat: audio is longer than {limit_s:g} s, the most that the model reads in one clip; send parts",
+            f"start.chat: audio is longer than {limit_s:g} s, the most that the model reads in one clip; send it in "
+            "parts",
             field="start.chat",
             limit=f"{limit_s:g} s",
         )

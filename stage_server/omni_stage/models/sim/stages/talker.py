@@ -127,8 +127,8 @@ class CodecRun:
         text_rows = self._rows - self._positions
         spoken = math.ceil(text_rows * self._frames_per_row)
         most = min(self._most, room)
-        # Allow only the frames that these rows would have if the text ended here. If the text does end here, no frame
-        # too many has been made.
+        # Allow only the frames that these rows would have if the text ended here. So if the text does end here, the run
+        # has not made too many frames.
         self.limit, self.allowed = most, min(text_rows, spoken, most)
         if self._ended:
             # The end of speech takes one further step.
