@@ -169,7 +169,7 @@ class TextParse:
         )
         text = "".join(parsed.text for parsed in self._parsed)
         thought = "".join(parsed.reasoning for parsed in self._parsed)
-        # The two results may differ, for example in where the reasoning ends. Text that was sent cannot change.
+        # `parse` may disagree with the pieces, for example about where the reasoning ends. Text that was sent stays.
         if (reasoning or "").strip() != thought.strip() or not (content or "").startswith(text):
             return ParsedText()
         found = tuple(

@@ -36,7 +36,7 @@ class Pace:
 
     @classmethod
     def from_additional_config(cls, additional_config: object) -> Pace | None:
-        """Returns the pace in vllm_config.additional_config; None if it holds none, because no audio is played.
+        """Returns the pace in vllm_config.additional_config; None if it holds none: no audio is played then.
 
         Raises ConfigurationError.
         """
