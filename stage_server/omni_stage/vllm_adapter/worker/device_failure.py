@@ -31,9 +31,9 @@ def judge_failure(error: Exception, probe: Probe) -> OmniStageError:
     torch reports a lost CUDA context as AcceleratorError. cuBLAS and cuDNN report it as RuntimeError, as they do for a
     shape that they refuse. So the device is tested after every other failure, except our own errors and lack of memory.
 
-    Our own errors say what is wrong with the request and hold no contents, so the client gets them. Of other errors, the
-    client gets at most the class. The log gets the class and where the error was raised, but not the message, which may
-    quote values.
+    Our own errors say what is wrong with the request and hold no contents, so the client gets them. Of other errors,
+    the client gets at most the class. The log gets the class and where the error was raised, but not the message, which
+    may quote values.
 
     Raises EngineDeadStageError, or the AcceleratorError itself.
     """
