@@ -180,7 +180,7 @@ class CaptureLedger:
             progress.next_position = min(progress.next_position, position)
 
     def plan(self, spans: Iterable[ScheduledSpan]) -> tuple[list[FreshRows], dict[str, ModelExecutionError]]:
-        """Returns a step's new rows, which now count as captured, and an error for each request with a gap.
+        """Count a step's new rows as captured. Returns these rows, and an error for each request with a gap.
 
         A gap is a span that begins after the request's next position: the rows between are lost. Such a request is
         closed; the other requests of the batch continue.

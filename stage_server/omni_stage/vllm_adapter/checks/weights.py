@@ -11,7 +11,7 @@ Private interfaces of vLLM 0.32 used here, and why:
   media that the stage does not take.
 - `RoutedExperts` (layers/fused_moe/routed_experts.py): holds all experts of a layer in `w13_*` and `w2_*`, where
   checkpoints have a tensor for each expert.
-- `packed_modules_mapping`: a model's declaration of which modules of a checkpoint make up a fused module.
+- `packed_modules_mapping`: names a model's fused modules, each with the checkpoint's modules that it consists of.
 - `quant_method` of modules and `uses_meta_device`, `BaseKVCacheMethod`, `_CONFIG_BUILT_PARAMS`: vLLM's own rules for
   which parameters a checkpoint need not hold, from `DefaultModelLoader.track_weights_loading`.
 - `get_cache_scale_mapper`, `get_checkpoint_weight_mapper` of quantization configurations, which vLLM's loader applies.
