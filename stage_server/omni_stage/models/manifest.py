@@ -1,8 +1,8 @@
 """What a model family declares, as data: one FamilyManifest in FAMILY/manifest.py.
 
-The registry, vLLM's plugin hook, the download, the model infos in container images and the command line read only the
-manifest of a family. A manifest names code as "module:attribute", which is imported when it is needed. Such a name
-never comes from a user. This module imports neither torch nor vLLM, and a manifest must not import them either.
+The registry, vLLM's plugin hook, the download of checkpoints, prepare_image.py and the command line read only the
+manifest of a family. A manifest names code as "module:attribute". That module is imported when the code is needed. Such
+a name never comes from a user. This module imports neither torch nor vLLM, and a manifest must not import them either.
 
     FAMILY = FamilyManifest(
         name="my_family",
@@ -64,8 +64,8 @@ class FamilyManifest:
     model_classes: Mapping[str, str] = field(default_factory=dict)
     """vLLM model classes, "module:Class", by the architecture names that the components' configurations carry."""
     prepared_architectures: tuple[str, ...] = ()
-    """vLLM's own architectures that are common among the family's checkpoints. Container images hold vLLM's model
-    infos for them."""
+    """vLLM's own architectures that are common among the family's checkpoints. Container images hold the facts about
+    them that vLLM caches (vllm_adapter/checks/model_infos.py)."""
     tiny_checkpoint: TinyCheckpoint | None = None
 
     def __post_init__(self) -> None:
@@ -74,13 +74,13 @@ class FamilyManifest:
         Ids must be unique and belong to the family. Each component needs exactly one of factory and engine.
         """
         if not _NAME.fullmatch(self.name):
-            raise _malformed(self.name, "its name must be lower-case letters, digits and underscores")
+            raise _malformed(self.name, "its name may contain only lower-case letters, digits and underscores")
         ids = [entry.facts.id for entry in self.components]
         for component_id in ids:
             if component_id.split("/")[0] != self.name:
                 raise _malformed(self.name, f"component {component_id!r} must be named {self.name}/NAME")
         if len(set(ids)) != len(ids):
-            raise _malformed(self.name, "two of its components have one id")
+            raise _malformed(self.name, "two of its components have the same id")
         tiny = [] if self.tiny_checkpoint is None else [self.tiny_checkpoint.writer]
         for entry in self.components:
             if bool(entry.factory) == bool(entry.engine):
@@ -126,10 +126,10 @@ def describe(
     refused_engine_args: tuple[Refusal, ...] = (),
     refused_sampling: tuple[Refusal, ...] = (),
 ) -> ComponentFacts:
-    """Returns a component's facts. Adds the refusals that follow from its kind and from the other arguments.
+    """Returns a component's facts. Adds the refusals that follow from the kind and from the other arguments.
 
-    `publishes_rows`: whether the tensors that it publishes are made from its model's hidden states or embeddings, one
-    row for each position.
+    `publishes_rows`: whether the component makes its published tensors from the model's hidden states or embeddings,
+    with one row for each position.
     """
     return ComponentFacts(
         id=id,

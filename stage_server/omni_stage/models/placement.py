@@ -43,13 +43,13 @@ def check_placement(
     for edge in config.downstream:
         if facts.publishes is None:
             raise ConfigurationError(
-                f"{stage} publishes no tensors, so stage {edge.stage} cannot read it", field="downstream"
+                f"{stage} publishes no tensors, so stage {edge.stage} cannot read from it", field="downstream"
             )
         reader = find_facts(edge.component)
         if reader is not None and reader.reads != facts.publishes:
             reads = f"tensors {reader.reads}" if reader.reads else "a prompt"
             raise ConfigurationError(
                 f"{stage} publishes tensors {facts.publishes}, but component {reader.id} of stage {edge.stage} reads "
-                f"{reads}; let it read another stage",
+                f"{reads}; let stage {edge.stage} read another stage",
                 field="downstream",
             )

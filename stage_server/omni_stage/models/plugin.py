@@ -15,8 +15,8 @@ def list_model_classes() -> dict[str, str]:
 def register() -> None:
     """Register the models by name, so that no model code is imported before it is needed. Idempotent.
 
-    In an engine's process it also makes that process end with the stage server, and report why it does not start,
-    because this is the first of our code that runs there.
+    This function is the first of our code that runs in an engine's process. So it also makes the process end when the
+    stage server ends, and report the error if the engine does not start.
     """
     from vllm import ModelRegistry
 

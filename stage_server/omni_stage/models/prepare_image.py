@@ -1,4 +1,4 @@
-"""Writes vLLM's model infos for the installed families into a directory, while a container image is built.
+"""Writes what vLLM caches about the installed families' model classes into a directory, while an image is built.
 
 python -m omni_stage.models.prepare_image DIRECTORY
 """

@@ -3,8 +3,8 @@
 A resource names a component by its id, FAMILY/NAME, and never by a Python path. Every folder next to this file that
 holds a manifest.py is a built-in family. Packages that the image's builder installed provide further families through
 the entry point group `omnipipeline.families` (name = the family's name, value = "module:FAMILY", a FamilyManifest). If
-two packages provide different manifests for a name, or one provides the name of a built-in family, the registry raises
-ConfigurationError: neither takes precedence.
+two packages provide different manifests for a name, or a package uses the name of a built-in family, the registry
+raises ConfigurationError: neither family takes precedence.
 """
 
 from __future__ import annotations
@@ -99,10 +99,9 @@ class FamilyRegistry:
     def _add(self, plugin: EntryPoint) -> None:
         known = self._plugins.get(plugin.name)
         if plugin.name in self._built_in or (known is not None and known.value != plugin.value):
-            other = "is built in" if known is None else f"is also {known.value}"
+            other = "a built-in family" if known is None else f"entry point {known.value}"
             raise ConfigurationError(
-                f"model family {plugin.name!r} of entry point {plugin.value} {other}; uninstall or rename one of the "
-                "two",
+                f"entry point {plugin.value} and {other} have the same name, {plugin.name!r}; rename or uninstall one",
                 field="component",
             )
         self._plugins[plugin.name] = plugin
@@ -130,8 +129,8 @@ def built_in_facts() -> dict[str, ComponentFacts]:
 def weight_prefixes(component_id: str) -> tuple[str, ...]:
     """Returns the name prefixes of the tensors that the component reads; empty means all tensors.
 
-    Does not import the component, because the download runs in a process without an engine. Returns an empty tuple for
-    a component that this environment does not have, so that all its weights are downloaded.
+    Does not import the component, because checkpoints are downloaded in a process without an engine. Returns an empty
+    tuple for a component that this environment does not have, so that all its weights are downloaded.
     """
     entry = installed_families().find(component_id)
     return () if entry is None else entry.weight_prefixes

@@ -1,4 +1,4 @@
-"""The only place that uses vLLM's private interfaces (version 0.32). Each module lists those it uses, and why.
+"""The only place that uses vLLM's private interfaces (version 0.32). Each module lists the ones that it uses, and why.
 
 By where it runs::
 
@@ -8,7 +8,7 @@ By where it runs::
                  media/        videos with their audio, in vLLM's processors (and in its models, in the worker)
                  text/         vLLM's parsers of reasoning and tool calls; the form of messages that a chat template
                                reads
-    scheduler    scheduling/   which requests make up a step, and what the workers get of them
+    scheduler    scheduling/   which requests make up a step, and what the workers get with each request
     worker       ar/           autoregressive stages: rows in, rows out, hooks after sampling
                  diffusion/    one-shot stages, their scheduler included: one step is one generation
                  worker/       code that both runners share
@@ -20,5 +20,5 @@ By where it runs::
 
 vLLM gets the classes by name (`wiring.select`) and builds them itself: no class of vLLM is patched, and no object's
 class is replaced. process/template.py replaces one function of vLLM while an engine starts, and ar/expert_choices.py
-one method of routers during the check at start-up. This package imports nothing when it is imported.
+one method of routers during the check at start-up. Importing this package imports none of its modules.
 """

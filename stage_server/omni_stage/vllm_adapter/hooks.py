@@ -163,7 +163,7 @@ class OneShotModel(Protocol):
 
 @runtime_checkable
 class KeepsStreams(Protocol):
-    """A one-shot model that keeps state of a stream between its parts, each of which is a request.
+    """A one-shot model that keeps state of a stream from one part to the next. Each part is a request.
 
     The payload of a request names its stream, by the request id that the component was given. The model frees the
     state with the part that is marked as the last.

@@ -60,7 +60,7 @@ async def test_qwen2_5(make_tiny_checkpoint: Callable[..., Path]) -> None:
 
 
 async def test_qwen3(make_tiny_checkpoint: Callable[..., Path]) -> None:
-    """The same for Qwen3-Omni, where every code of the talker is compared."""
+    """As above, with Qwen3-Omni. Every code of the talker is compared."""
     checkpoint, asked = make_tiny_checkpoint(0, "small", "qwen3_omni"), prompts(32)
     settings = Qwen3Settings(thinker_tokens=8, frames=6)
     expected = {name: load_qwen3_reference(checkpoint).run(prompt, settings) for name, prompt in asked.items()}

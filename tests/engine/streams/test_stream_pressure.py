@@ -78,7 +78,7 @@ async def test_an_upstream_that_is_preempted(checkpoint: Path) -> None:
 
 
 async def test_more_sessions_than_kv_end(checkpoint: Path) -> None:
-    """More half-fed sessions than the KV cache can hold at full length: all finish, and none is preempted.
+    """More sessions wait for input than the KV cache can hold at full length: all finish, and none is preempted.
 
     Shorter sessions reserve less, so more of them are inside the engine at the same time.
     """

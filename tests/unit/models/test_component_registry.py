@@ -68,8 +68,8 @@ def test_unknown_ids_are_told_the_known_ones(name: str) -> None:
 @pytest.mark.parametrize(
     ("plugins", "message"),
     [
-        pytest.param([plugin("generic")], "is built in", id="name of a built-in"),
-        pytest.param([plugin("a"), plugin("a", "C")], "is also", id="two packages, one name"),
+        pytest.param([plugin("generic")], "a built-in family", id="name of a built-in"),
+        pytest.param([plugin("a"), plugin("a", "C")], "have the same name", id="two packages, one name"),
     ],
 )
 def test_conflicts(plugins: list[EntryPoint], message: str) -> None:

@@ -39,12 +39,13 @@ class AudioPart:
 
 @dataclass(frozen=True, slots=True)
 class VideoPart:
-    """The frames of a video that the model sees, and the video's audio if the model reads it."""
+    """A decoded video."""
 
     frames: np.ndarray
-    """uint8 [frames, height, width, 3], RGB, about two frames a second, in the size that TakesVideo.frame_size
-    returns."""
+    """uint8 [frames, height, width, 3], RGB, about two frames per second of video, scaled to
+    TakesVideo.frame_size."""
     sound: AudioPart | None = None
+    """The video's audio; None if the model reads only the frames."""
 
 
 MediaPart = ImagePart | AudioPart | VideoPart
@@ -76,10 +77,11 @@ class UserPrompt:
     """Embeddings [rows, hidden size] in place of tokens. Only for engines with enablePromptEmbeds; `prepare` returns
     them as StageInput.prompt_embeds."""
     reply: GivenReply | None = None
-    """The given reply, in place of a sampled one. Set only if the component's facts say takes_reply."""
+    """A reply that the client gives, so that the model samples none. Set only if the component's facts say
+    takes_reply."""
     tools: Tools | None = None
     """Tools that the model may call. Set only if the component's facts say takes_tools."""
     structured: StructuredText | None = None
     """The form that the text must have. Set only if the component's facts say structures_text."""
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of the chat template. Not empty only if the component's facts say takes_tools."""
+    """Further arguments of the chat template. Empty unless the component's facts say takes_tools."""

@@ -29,16 +29,16 @@ class ServedComponent(Protocol):
     facts: ComponentFacts
     """The component's facts from its family's manifest, which are the same for every checkpoint."""
     input_schema: TensorSchema | None
-    """The tensors that it reads from the upstream stage; None for entry stages."""
+    """The tensors that the component reads from the upstream stage; None for entry stages."""
     output_schema: TensorSchema | None
-    """The tensors that it publishes; None if it publishes none."""
+    """The tensors that the component publishes; None if it publishes none."""
     default_sampling: SamplingDefaults
     voices: Sequence[str]
-    """Names of voices, the default first; empty if it does not speak."""
+    """Names of voices, the default first; empty if the component does not speak."""
 
 
 class Component(ServedComponent, Protocol):
-    """One stage of a model family, bound to one checkpoint and one StageConfig. Made by a registry factory."""
+    """One stage of a model family, bound to one checkpoint and one StageConfig. Made by a ComponentFactory."""
 
     def engine_kwargs(self) -> dict[str, Any]:
         """Returns the keyword arguments of vLLM's EngineArgs that the component sets.
@@ -81,7 +81,7 @@ class MediaCost:
     """What one image, video or audio clip costs the engine."""
 
     tokens: int
-    """Minimum number of prompt tokens that it takes."""
+    """Minimum number of prompt tokens that the medium takes."""
     engine_input_bytes: int
     """Upper bound of the stage server's memory, in bytes, for the engine's input and for vLLM's processor while it
     makes that input. A larger medium of the same kind never costs less."""
@@ -137,7 +137,7 @@ class KnowsFirstAudio(Protocol):
     """A Component whose rows the stages downstream turn into audio."""
 
     first_audio_steps: int
-    """Number of a request's first steps whose rows those stages need before the first audio."""
+    """Number of steps of a request after which the stages downstream have all rows for its first audio."""
 
 
 class ComponentFactory(Protocol):

@@ -33,7 +33,8 @@ class StageRequest:
     source: UserPrompt | EdgeInput | EdgeStream
     """An EdgeStream if the upstream stage is still writing."""
     sampling: SamplingDefaults
-    """Values from the request, else defaultSampling, else the component. None keeps the model's own default."""
+    """Each value is the request's, else the stage's (defaultSampling), else the component's. A value of None keeps the
+    model's own default."""
     voice: str = ""
     """Name of the voice; empty means the component's default."""
     want_tensors: bool = False
@@ -59,15 +60,15 @@ class StageInput:
     stop_token_ids: Sequence[int] = ()
     """Token ids that always end the output. The engine adds them to the request's own stop tokens."""
     repeat_limit: int | None = None
-    """How often the same token may be sampled in a row. The last repetition ends the output, with the stop reason
+    """The output ends when the same token has been sampled this many times in a row. The stop reason is then
     "repetition_detected"."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Further parameters of vLLM's SamplingParams, which the text parser needs."""
     parse: TextParse | None = None
     """Separates reasoning and tool calls from the text. The component's own emitter uses it."""
     reply: ReplyTokens | None = None
-    """The last tokens of the prompt, if they are a given reply. Then nothing is sampled, and the emitter gets one step
-    with these tokens, as if they had been sampled."""
+    """The last tokens of the prompt, if the client gives the reply. Then nothing is sampled, and the emitter gets one
+    step with these tokens, as if they had been sampled."""
     finished: FinishReason | None = None
     """Set if there is nothing to run (no text to speak, no codec tokens). The request then ends immediately with this
     reason, without a call to the engine."""

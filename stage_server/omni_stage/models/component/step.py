@@ -37,7 +37,8 @@ class StageStep:
     def of(cls, step: EngineStep) -> StageStep:
         """Returns a new step with an engine step's text, token ids and finish reason.
 
-        Set further fields of the result: it runs once per token, and `dataclasses.replace` takes longer than the rest.
+        Assign further fields to the result. Do not use `dataclasses.replace`: this method is called for every token,
+        and `replace` would take longer than everything else here.
         """
         made = cls.of_audio(step, None)
         made.text, made.token_ids, made.prompt_token_ids = step.text, step.token_ids, step.prompt_token_ids

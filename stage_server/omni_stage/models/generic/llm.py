@@ -42,7 +42,7 @@ class TextTokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        # A fast tokenizer fails while another thread changes its settings, which encoding may do.
+        # Encoding may change the settings of a fast tokenizer, and a call from another thread would fail meanwhile.
         self._lock = threading.Lock()
 
     @classmethod
@@ -104,7 +104,7 @@ class TextTokenizer:
     def _check_template_arguments(self, arguments: Mapping[str, Any]) -> None:
         """Raises InvalidRequestError for a name that transformers' apply_chat_template uses itself.
 
-        Such an argument would change how the prompt is made, and not reach the template.
+        Such an argument would change how transformers makes the prompt, and would not reach the template.
         """
         for name in inspect.signature(self._tokenizer.apply_chat_template).parameters:
             if name in arguments:
@@ -118,9 +118,9 @@ def describe_message(
 ) -> dict[str, Any]:
     """Returns the message in OpenAI's form. `dumps` converts the arguments of tool calls.
 
-    `as_parts`: whether the content is a list of parts. If not, it is one text with a line break between two parts, as
-    with vLLM. The result of a tool is always one text. By default the arguments stay mappings, which chat templates
-    read. Raises InvalidRequestError if the message holds media.
+    `as_parts`: whether the content is a list of parts. If not, the content is one text, in which line breaks separate
+    the parts, as in vLLM. The result of a tool is always one text. By default the arguments stay mappings, because chat
+    templates read mappings. Raises InvalidRequestError if the message holds media.
     """
     texts = _texts_of(message)
     content: Any = "\n".join(texts)
@@ -144,7 +144,7 @@ def _texts_of(message: ChatMessage) -> list[str]:
     for part in message.parts:
         if not isinstance(part, TextPart):
             raise InvalidRequestError(
-                f"component {LLM.id} reads text only; leave out images and audio", field="start.chat"
+                f"component {LLM.id} reads text only; leave out images, audio and video", field="start.chat"
             )
         texts.append(part.text)
     return texts
@@ -225,7 +225,7 @@ def build_component(config: StageConfig) -> GenericLlm:
     path = Path(config.model.path)
     if not (path / "config.json").is_file():
         raise ConfigurationError(
-            f"model.path {path} holds no config.json; it must be a checkpoint as Hugging Face serves it",
+            f"model.path {path} holds no config.json; it must be a checkpoint in the format of Hugging Face",
             field="model.path",
         )
     from omni_stage.models.shared.config_file import read_config

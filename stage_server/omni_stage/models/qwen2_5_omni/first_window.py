@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 LOOKAHEAD_CODES: Final = 8
-"""Minimum number of codes that a window reads after its new blocks. They are rounded up to complete blocks."""
+"""Minimum number of codes that a window reads after its new blocks. It is rounded up to complete blocks."""
 FIRST_BLOCKS: Final = 1
 """Number of new blocks in the first window."""
 

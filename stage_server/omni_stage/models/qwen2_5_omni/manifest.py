@@ -57,7 +57,7 @@ TOKEN2WAV: Final = describe(
     sample_rate_hz=24_000,
     step_timeout_s=120.0,
     queue_timeout_s=120.0,
-    # The model is not sharded: every further GPU would compute the same.
+    # The model is not sharded: a second GPU would only repeat the work of the first.
     max_gpus=1,
     # The defaults of num_steps and guidance_scale in transformers' Qwen2_5OmniToken2WavModel.forward().
     default_sampling=SamplingDefaults(num_inference_steps=DEFAULT_STEPS, guidance_scale=0.5),

@@ -6,10 +6,11 @@ At every position the talker reads one row from the thinker and (except within t
     row        x[0] .. x[P-1]    text start   x[P]        x[P+1] ...     text end    text padding, repeated
     token      mask              padding      start       codec tokens that the talker samples
 
-x is the sum of the thinker's hidden state and embedding; P is the number of prompt tokens. Source: transformers 5.19,
-Qwen2_5OmniForConditionalGeneration.generate and Qwen2_5OmniTalkerForConditionalGeneration.forward. The latter adds the
-padding and start tokens only if it gets an attention mask, and transformers' generate() drops a mask that is all ones.
-The model was trained with these tokens, so they are always added here.
+x is the sum of the thinker's hidden state and embedding, and only the hidden state at a medium's placeholder. P is the
+number of prompt tokens. Source: transformers 5.19, Qwen2_5OmniForConditionalGeneration.generate and
+Qwen2_5OmniTalkerForConditionalGeneration.forward. The latter adds the padding and start tokens only if it gets an
+attention mask, and transformers' generate() drops a mask that is all ones. The model was trained with these tokens, so
+they are always added here.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class TalkerConditioning:
                 _take(rows.tensors, name, dimensions)
         if "x" in rows.tensors and rows.tensors["x"].shape[1] != self._text.start.shape[1]:
             raise InvalidTensorError(
-                f"x: a row has {rows.tensors['x'].shape[1]} values, this checkpoint's have {self._text.start.shape[1]}",
+                f"x: a row has {rows.tensors['x'].shape[1]} values, but must have {self._text.start.shape[1]}",
                 field="tensors.x",
             )
         self._complete = self._complete | rows.complete
@@ -75,7 +76,7 @@ class TalkerConditioning:
         return self._ended
 
     def take(self) -> TalkerPart | None:
-        """Returns the rows whose positions are known; None if there are none. Raises InvalidTensorError."""
+        """Returns a part with all rows whose positions are known; None if there is none. Raises InvalidTensorError."""
         if self._next_position == 0:
             return self._first_part() if self._is_startable() else None
         fresh = self._fresh.pop("x", [])

@@ -42,7 +42,9 @@ def thinker2talker_schema(checkpoint: OmniCheckpoint) -> TensorSchema:
             ),
             TensorSpec("token_ids", "int64", (), "Token at the same position as the row of x."),
             TensorSpec("mrope_positions", "int64", (3,), "Time, height and width positions; one row per prompt token."),
-            TensorSpec("mrope_delta", "int64", (), "One row: position of the first reply token minus prompt tokens."),
+            TensorSpec(
+                "mrope_delta", "int64", (), "One row: position of the first reply token minus number of prompt tokens."
+            ),
         ),
     )
 

@@ -98,8 +98,8 @@ class SpeechFacts:
     frame_samples: int
     """Samples per frame: 1,920 in the published model, which are 80 ms."""
     lookahead_samples: int
-    """How many samples are missing at the end of the audio, because they need a further frame: 555 in the published
-    model."""
+    """How many samples are missing at the end of the audio, because only a further frame would complete them: 555 in
+    the published model."""
     max_frames: int
     """Maximum number of frames in one reply's audio: the number of positions of code2wav's rotary embedding."""
 
@@ -162,8 +162,8 @@ def read_speaking_checkpoint(path: str | Path) -> tuple[OmniCheckpoint, SpeechFa
     checkpoint = read_checkpoint(path)
     if checkpoint.speech is None:
         raise ConfigurationError(
-            f"the checkpoint at model.path {checkpoint.path} only writes (enable_audio_output is false): it has "
-            "neither talker nor code2wav; take an Instruct checkpoint, or leave these stages out",
+            f"the checkpoint at model.path {checkpoint.path} only writes text (enable_audio_output is false): it has "
+            "neither talker nor code2wav; use an Instruct checkpoint, or leave these stages out",
             field="model.path",
         )
     return checkpoint, checkpoint.speech
@@ -196,8 +196,8 @@ def _speech_facts(directory: Path, config: Qwen3OmniMoeConfig) -> SpeechFacts:
     codec = read_codec_tokens(talker)
     if code2wav.codebook_size > codec.never_sampled.start:
         raise ConfigurationError(
-            f"{file}: code2wav_config.codebook_size must be at most {codec.never_sampled.start}, the ids that the "
-            "talker can say",
+            f"{file}: code2wav_config.codebook_size must be at most {codec.never_sampled.start}, the number of the "
+            "talker's ids that have audio",
             field="model.path",
             limit=codec.never_sampled.start,
         )

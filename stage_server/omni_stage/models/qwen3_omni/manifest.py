@@ -53,7 +53,7 @@ CODE2WAV: Final = describe(
     sample_rate_hz=24_000,
     step_timeout_s=60.0,
     queue_timeout_s=120.0,
-    # The model is not sharded: every further GPU would compute the same.
+    # The model is not sharded: a second GPU would only repeat the work of the first.
     max_gpus=1,
 )
 

@@ -31,7 +31,7 @@ def thinker2talker_schema(checkpoint: OmniCheckpoint) -> TensorSchema:
         version=1,
         tensors=(
             TensorSpec("token_ids", "int64", (), "Prompt, then reply; the reply's last token is left out."),
-            TensorSpec("prompt_tokens", "int64", (), "One row: how many of token_ids are the prompt."),
+            TensorSpec("prompt_tokens", "int64", (), "One row: how many of token_ids belong to the prompt."),
             TensorSpec(
                 "media",
                 checkpoint.dtype,
@@ -40,7 +40,7 @@ def thinker2talker_schema(checkpoint: OmniCheckpoint) -> TensorSchema:
                 "the order of the prompt.",
             ),
             TensorSpec(
-                "media_positions", "int64", (3,), "Time, height and width position of the token of the row of media."
+                "media_positions", "int64", (3,), "Time, height and width positions of the token of each row of media."
             ),
         ),
     )

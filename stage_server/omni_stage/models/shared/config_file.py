@@ -90,7 +90,7 @@ def parse_config(
             if not isinstance(values, dict) or not isinstance(values.get(where.rpartition(".")[2]), dict):
                 raise ConfigurationError(f"{not_ours}: {where} is missing", field="model.path")
     try:
-        # transformers warns of token ids beyond the talker's vocabulary, which are correct (quiet_transformers).
+        # Hide transformers' warnings about token ids beyond the talker's vocabulary: such ids are correct.
         with quiet_transformers():
             config: _Config = config_class.from_dict(dict(raw))
     except Exception as error:  # its validation raises several classes, some of them huggingface_hub's

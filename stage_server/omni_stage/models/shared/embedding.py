@@ -12,7 +12,7 @@ from safetensors import safe_open
 from omni_stage.errors import ConfigurationError
 
 THINKER_EMBEDDING: Final = "thinker.model.embed_tokens.weight"
-"""The thinker's input embedding, in the checkpoints of both families."""
+"""The thinker's input embedding, in the checkpoints of both Omni families."""
 _INDEX: Final = "model.safetensors.index.json"
 
 

@@ -1,9 +1,9 @@
 """CUDA graphs of a function of tensors, one for each set of shapes: a replay costs one launch instead of thousands.
 
 Kernel launches limit the speed of some models. A diffusion transformer launches a thousand or more small kernels to
-evaluate a short window. So does a code predictor to compute one frame. Shapes are captured before the stage is
-ready and never while it serves. A call with other shapes runs the function uncaptured. A capture that fails, or whose
-replay differs from the function, is logged and discarded: the stage then serves without it.
+evaluate a short window, and a code predictor launches as many to compute one frame. Graphs are captured only before the
+stage is ready, not while it serves. A call with other shapes runs the function without a graph. A graph whose capture
+fails, or whose replay differs from the function, is logged and discarded: the stage then serves without this graph.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class GraphedFunction:
         # Written this way, the comparison also rejects NaN.
         if not difference <= TOLERANCE:
             logger.error(
-                "a CUDA graph for shapes %s differs by %s: the stage serves these shapes without a graph",
+                "a CUDA graph for shapes %s differs from the function by %s: the stage serves these shapes without a "
+                "graph",
                 shapes,
                 difference,
             )

@@ -24,9 +24,9 @@ BYTES_PER_SOUND_SAMPLE: Final = 72
 5."""
 
 FRAME_TOKENS: Final = (128, 768)
-"""Minimum and maximum number of tokens of a video's frame, which is scaled accordingly. The same for both families, and
-independent of the values for images in preprocessor_config.json. In qwen_omni_utils: `VIDEO_MIN_PIXELS` and
-`VIDEO_MAX_PIXELS`."""
+"""Minimum and maximum number of tokens of one frame of a video. Frames are scaled to fit both. The values are the same
+for both families, and independent of those for images in preprocessor_config.json. In qwen_omni_utils:
+`VIDEO_MIN_PIXELS` and `VIDEO_MAX_PIXELS`."""
 VIDEO_TOKENS: Final = 128_000
 """The frames of a video take at most 90 % of this many tokens, or more if every frame is already close to its minimum.
 In qwen_omni_utils: `VIDEO_TOTAL_PIXELS`."""
@@ -76,8 +76,8 @@ class MediaCosts:
         rows, columns = smart_resize(
             height, width, factor=self.patch, min_pixels=self.min_pixels, max_pixels=self.max_pixels
         )
-        # Sides are rounded to patches, so a larger image may be scaled to fewer pixels. A larger image must not cost
-        # less, so the bytes are an upper bound.
+        # Sides are rounded to patches, so a larger image may be scaled to fewer pixels than a smaller one. But its cost
+        # must not be lower, so the bytes are an upper bound.
         seen = min(self.max_pixels, max((width + self.patch) * (height + self.patch), SMALLEST_PIXELS))
         return MediaCost(rows * columns // self.patch**2, seen * BYTES_PER_PIXEL)
 

@@ -63,13 +63,14 @@ class PromptBuilder:
         """`max_audio_samples`: length of the longest audio, at SOUND_RATE_HZ.
 
         The other two settings apply only if the reply is to be spoken. `speech_system_prompt`: the system message for a
-        chat that has none. `speech_needs_chat`: whether to send plain text as a user's message, because the talker
-        depends on the messages' markers. Raises ConfigurationError if the tokenizer does not belong to the checkpoint.
+        chat that has none. `speech_needs_chat`: whether to turn plain text into a user's message, because the talker
+        reads the tokens that mark messages. Raises ConfigurationError if the tokenizer does not belong to the
+        checkpoint.
         """
         self._tokenizer = tokenizer
         self._speech_system_prompt = speech_system_prompt
         self._speech_needs_chat = speech_needs_chat
-        # A fast tokenizer fails while another thread changes its settings, which encoding may do.
+        # Encoding may change the settings of a fast tokenizer, and a call from another thread would fail meanwhile.
         self._lock = threading.Lock()
         self._vocab_size = checkpoint.vocab_size
         self._placeholder_ids = frozenset(checkpoint.placeholder_ids)
@@ -129,7 +130,7 @@ class PromptBuilder:
         if ids[-1] in {*end_token_ids, self.end_token_id}:
             ids = ids[:-1]
         if not ids:
-            raise InvalidRequestError("the reply holds nothing but its end; leave it out", field=field)
+            raise InvalidRequestError("the reply holds nothing but its end; leave the reply out", field=field)
         return ReplyTokens(tuple(ids), self.decode(ids))
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -216,12 +217,13 @@ class PromptBuilder:
         return text
 
     def _check_places(self, text: str, given: Sequence[int]) -> None:
-        # Parts of text may join to a placeholder, and a chat template may leave media out.
+        # Adjacent parts of text may form a placeholder together, and a chat template may leave media out.
         for placeholder, count in zip(self._placeholders, given, strict=True):
             if text.count(placeholder) != count:
                 raise InvalidRequestError(
-                    f"start.chat: with the checkpoint's chat template, the prompt has {text.count(placeholder)} times "
-                    f"{placeholder} for {count} media of this kind; text parts must not spell it together",
+                    f"start.chat: with the checkpoint's chat template, the prompt holds {placeholder} "
+                    f"{text.count(placeholder)} times for {count} media of this kind; text parts must not form "
+                    f"{placeholder} together",
                     field="start.chat",
                 )
 
@@ -249,12 +251,15 @@ class PromptBuilder:
 
 
 def prepare_sound(sound: AudioPart, max_samples: int) -> np.ndarray:
-    """Returns float32 [samples] at 16 kHz. Raises InvalidMediaError if it is too short or longer than max_samples."""
+    """Returns float32 [samples] at 16 kHz.
+
+    Raises InvalidMediaError if these are fewer than MIN_SOUND_SAMPLES or more than max_samples.
+    """
     check_sound_length(sound.samples.size * SOUND_RATE_HZ / sound.sampling_rate_hz, max_samples)
     samples = resample(sound.samples, sound.sampling_rate_hz, SOUND_RATE_HZ)
     if samples.size < MIN_SOUND_SAMPLES:
         raise InvalidMediaError(
-            f"start.chat: audio is shorter than {1000 * MIN_SOUND_SAMPLES // SOUND_RATE_HZ} ms; send a longer one",
+            f"start.chat: audio is shorter than {1000 * MIN_SOUND_SAMPLES // SOUND_RATE_HZ} ms; send longer audio",
             field="start.chat",
             limit=f"{1000 * MIN_SOUND_SAMPLES // SOUND_RATE_HZ} ms",
         )
@@ -267,7 +272,8 @@ def check_sound_length(samples: float, max_samples: int) -> None:
         limit_s = max_samples / SOUND_RATE_HZ
         # The feature extractor would cut off the rest silently.
         raise InvalidMediaError(
-            f"start.chat: an audio is longer than {limit_s:g} s, all that the model hears at once; send it in parts",
+            f"start.chat: audio is longer than {limit_s:g} s, the most that the model reads in one clip; send it in "
+            "parts",
             field="start.chat",
             limit=f"{limit_s:g} s",
         )

@@ -10,8 +10,8 @@ from omni_stage.models.component import EngineStep
 class SpokenTokens:
     """Counts the tokens of one request's reply that may be spoken.
 
-    vLLM cuts a stop string from the text, but its tokens have been sampled by then. So the newest tokens are withheld:
-    as many as the longest stop string may have.
+    vLLM cuts a stop string from the text, but the string's tokens have been sampled by then. So the newest tokens are
+    withheld: as many as the longest stop string may have.
     """
 
     def __init__(self, stops: Sequence[str] | None, decode: Callable[[Sequence[int]], str]) -> None:
@@ -24,7 +24,7 @@ class SpokenTokens:
         self._length = 0
 
     def count(self, step: EngineStep) -> int:
-        """Add a step. Returns how many of the reply's first tokens may be spoken from now on."""
+        """Add a step. Returns how many of the reply's tokens, from its first on, may be spoken by now."""
         if not self._stops:
             self._length += len(step.token_ids)
             return self._length

@@ -84,11 +84,13 @@ class TalkerFeed:
         repeat_limit: int,
         settings: Mapping[str, list[Any]] | None = None,
     ) -> None:
-        """`stop_ids` end the codec stream. With `goes_on` they are never sampled: the stream continues to max_tokens.
+        """`stop_ids`: tokens that end the codec stream. With `goes_on` they are never sampled: the stream continues to
+        max_tokens.
 
-        `repeat_limit`: this many repetitions of one token end the stream, except with `goes_on`. Occasionally a talker
-        misses its own end, and hums or is silent until max_tokens. Normal speech stays far below the limit, which
-        transformers does not have. `settings`: further values for the model, sent with the first part.
+        `repeat_limit`: the stream ends when one token was sampled this many times in a row, except with `goes_on`.
+        Occasionally a talker does not sample a stop id, and hums or is silent until max_tokens. Normal speech stays far
+        below the limit, which transformers does not have. `settings`: further values for the model, sent with the first
+        part.
         """
         self._conditioning = conditioning
         self._suppress: Sequence[int] = stop_ids if goes_on else ()

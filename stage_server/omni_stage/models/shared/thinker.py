@@ -59,7 +59,7 @@ class OmniThinker:
         engine: tuple[str, str, Callable[[Any], Any]],
         warmup_token_ids: Sequence[int],
     ) -> None:
-        """`engine`: vLLM's arguments model, dtype and hf_overrides; `warmup_token_ids`: any prompt of text."""
+        """`engine`: vLLM's arguments model, dtype and hf_overrides; `warmup_token_ids`: any prompt without media."""
         self.output_schema = output_schema
         self.default_sampling = settings.default_sampling
         self.known_voices = settings.known_voices
@@ -101,11 +101,11 @@ class OmniThinker:
         return StageInput(prompt=prompt, stop_token_ids=ends, reply=tokens)
 
     def spoken_tokens(self, request: StageRequest) -> SpokenTokens:
-        """Returns the count of those tokens of the request's reply that may be spoken."""
+        """Returns the object that counts how many tokens of the request's reply may be spoken."""
         return SpokenTokens(request.sampling.stop, self._prompts.decode)
 
     def check_spoken_ids(self, token_ids: Sequence[int]) -> None:
-        """A subclass may refuse token ids whose reply cannot be spoken. It then raises InvalidRequestError."""
+        """Accept any token ids. A subclass raises InvalidRequestError for ids whose reply cannot be spoken."""
 
     def image_cost(self, width: int, height: int) -> MediaCost:
         """See TakesMedia."""
@@ -124,7 +124,7 @@ class OmniThinker:
         return self._settings.media_costs.sound(samples)
 
     def warmup_request(self) -> StageRequest:
-        """Returns a request for a few tokens, with their rows if a stage reads them."""
+        """Returns a request for a few tokens, with their rows if another stage reads these."""
         return StageRequest(
             request_id="warmup",
             source=UserPrompt(token_ids=self._warmup_token_ids),

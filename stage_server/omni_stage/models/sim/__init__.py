@@ -1,7 +1,7 @@
 """Paced engines run no model: a table gives their step times, and tokens, rows and audio have a real model's shapes.
 
-They serve for load tests of a cluster without GPUs, and for measuring everything but the model. They import neither
-torch nor vLLM.
+They are for load tests of a cluster without GPUs, and for measurements of everything except the model. They import
+neither torch nor vLLM.
 
     tables                      how long a step takes, read from a table's config.json
     virtual_time                which requests or windows of audio make up a step and when it ends

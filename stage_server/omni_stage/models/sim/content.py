@@ -12,7 +12,7 @@ from omni_stage.models.component import TextPart, UserPrompt
 from omni_stage.models.sim.manifest import SAMPLE_RATE_HZ, VOICES
 
 VOCABULARY: Final = 152_064
-"""Size of the text vocabulary of Qwen2.5-Omni-7B and Qwen3-Omni. The ids that `prompt_ids` makes up are below this."""
+"""Size of the text vocabulary of Qwen2.5-Omni-7B and Qwen3-Omni. `prompt_ids` makes up ids below this."""
 END_OF_TEXT: Final = 151_645
 _CHARACTERS_PER_TOKEN: Final = 4
 _TOKENS_PER_MESSAGE: Final = 5

@@ -1,8 +1,9 @@
 """PacedEngine: a StageEngine whose steps take the time that a table gives.
 
 A clock decides which requests make up a step and when the step ends; a ticker wakes up at that time. Virtual time
-continues while the stage server is busy, as an engine in its own process would. So all additional delay is due to the
-stage server. The content of each request comes from its run (TextRun, CodecRun, or SoundRuns).
+continues while the stage server is busy, just as an engine in its own process would continue. So any delay beyond the
+table's times comes from the stage server. The content of each request comes from its run (TextRun, CodecRun, or
+SoundRuns).
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class PacedTokens(PacedEngine):
         if limits.kv_tokens < self.max_model_len:
             raise ConfigurationError(
                 f"the KV cache holds {limits.kv_tokens} tokens, fewer than maxModelLen {self.max_model_len}; "
-                "lower that, or raise kvCacheMemoryMib",
+                "lower maxModelLen, or raise kvCacheMemoryMib",
                 field="engineArgs.maxModelLen",
                 limit=limits.kv_tokens,
             )
@@ -108,7 +109,7 @@ class PacedTokens(PacedEngine):
 
     @property
     def waiting_requests(self) -> int:
-        """Number of requests with streamed input that wait for KV cache, which the clock does not know of yet."""
+        """Number of requests with streamed input that wait for KV cache and are not in the clock yet."""
         return len(self._sessions.queue.waiting)
 
     @property
@@ -160,7 +161,7 @@ class PacedTokens(PacedEngine):
             self._ticker.update()
 
     async def abort(self, request_id: str) -> None:
-        """End a request: the reader of its steps gets a ModelExecutionError. Unknown ids are ignored."""
+        """End a request: its `generate` raises ModelExecutionError. Unknown ids are ignored."""
         if (mail := self._mail.get(request_id)) is not None:
             mail.fail(ModelExecutionError("the request was aborted"))
 
@@ -193,7 +194,7 @@ class PacedTokens(PacedEngine):
                 self._advance(now)
                 self._clock.allow(request_id, run.allowed, now, run.limit)
                 self._ticker.update()
-        except Exception as error:  # noqa: BLE001 - raised again by the reader of the request's steps
+        except Exception as error:  # noqa: BLE001 - `generate` raises it again
             mail.fail(error)
 
     def _advance(self, now: float) -> None:
@@ -242,7 +243,7 @@ class PacedSound(PacedEngine):
                 yield step
 
     async def abort(self, request_id: str) -> None:
-        """End a request: the reader of its steps gets a ModelExecutionError. Unknown ids are ignored."""
+        """End a request: its `generate` raises ModelExecutionError. Unknown ids are ignored."""
         self._runs.abort(request_id)
 
     async def shutdown(self) -> None:

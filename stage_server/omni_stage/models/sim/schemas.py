@@ -22,7 +22,9 @@ def thinker2talker_schema(table: Table) -> TensorSchema:
             *rows,
             TensorSpec("token_ids", "int64", (), "Prompt, then reply; the reply's last token is left out."),
             TensorSpec("mrope_positions", "int64", (3,), "Time, height and width positions; one row per prompt token."),
-            TensorSpec("mrope_delta", "int64", (), "One row: position of the first reply token minus prompt tokens."),
+            TensorSpec(
+                "mrope_delta", "int64", (), "One row: position of the first reply token minus number of prompt tokens."
+            ),
         ),
     )
 

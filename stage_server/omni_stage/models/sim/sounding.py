@@ -55,7 +55,7 @@ class SoundRuns:
         raise InvalidRequestError(f"component {DECODER.id} reads tensors of a talker, not a prompt")
 
     def abort(self, request_id: str) -> None:
-        """End a request. Unknown ids are ignored."""
+        """End a request: the generator of its steps raises ModelExecutionError. Unknown ids are ignored."""
         if (mail := self._mail.get(request_id)) is not None:
             mail.fail(ModelExecutionError("the request was aborted"))
 

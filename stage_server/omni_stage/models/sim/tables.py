@@ -148,7 +148,7 @@ def read_table(directory: str | Path) -> Table:
     except OSError as error:
         raise ConfigurationError(
             f"model.path {directory} holds no table for paced engines (config.json: {error.strerror}); "
-            f"the built-in ones ({known}) are in {BUILT_IN}",
+            f"the built-in tables ({known}) are in {BUILT_IN}",
             field="model.path",
         ) from error
     except ValidationError as error:

@@ -1,5 +1,5 @@
-"""The rows that an autoregressive stage sends: each captured position's row once, in order, whatever the scheduler
-does.
+"""The rows that an autoregressive stage sends: one row for each captured position, exactly once and in order, whatever
+the scheduler does.
 
 A step computes spans of positions. Chunked prefill splits a prompt over steps, batching mixes requests, and a preempted
 request is computed again from its start, so positions repeat. The ledger keeps, for each request, the first position
@@ -83,7 +83,7 @@ def merge_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 class HostCopy:
-    """A tensor on its way to the host. `wait` returns it once it has arrived; other threads may call it."""
+    """A tensor on its way to the host. `wait` returns the tensor once it has arrived. Any thread may call `wait`."""
 
     def __init__(self, source: torch.Tensor, stream: torch.cuda.Stream | None) -> None:
         """Start the copy of `source`, which must own its memory, because the next step overwrites the model's buffers.
@@ -148,7 +148,7 @@ class _Progress:
 
 
 class CaptureLedger:
-    """Which positions of each request were captured, and the rows that wait to be sent. One thread changes it."""
+    """Which positions of each request were captured, and the rows that wait to be sent. For use by one thread."""
 
     def __init__(self) -> None:
         self._progress: dict[str, _Progress] = {}
@@ -172,14 +172,15 @@ class CaptureLedger:
     def rewind(self, request_id: str, position: int) -> None:
         """Continue a resumed streaming session at `position`: rows computed after it were never delivered.
 
-        Position 0 means that the session lost its KV cache and is computed again: rows already sent are not sent twice.
+        Position 0 means that the session lost its KV cache and is computed again. Then nothing changes, so that rows
+        that were sent are not sent twice.
         """
         progress = self._progress.get(request_id)
         if progress is not None and position > 0 and not progress.held:
             progress.next_position = min(progress.next_position, position)
 
     def plan(self, spans: Iterable[ScheduledSpan]) -> tuple[list[FreshRows], dict[str, ModelExecutionError]]:
-        """Returns a step's new rows, which now count as captured, and an error for each request with a gap.
+        """Count a step's new rows as captured. Returns these rows, and an error for each request with a gap.
 
         A gap is a span that begins after the request's next position: the rows between are lost. Such a request is
         closed; the other requests of the batch continue.

@@ -3,7 +3,8 @@
 Which kernels a compiler generates for a GPU, and whether a captured graph reads what the runner wrote, is known only on
 that GPU. So before a stage serves, the runner rehearses. It runs the same random requests (tokens, and input rows where
 the model takes them) twice, once as configured and once with the model's own code. Each run has a prefill and decode
-steps, at batch 1, 2 and the largest captured size. If the results differ, the stage serves eager (docs/adr/0018).
+steps, at batch 1, 2 and the largest captured size. If the results differ, the stage serves in eager mode
+(docs/adr/0018).
 
 In a mixture of experts, both runs use the experts that the configured run chose (expert_choices). Rounding alone may
 decide between two experts, and another expert gives another result.
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 5e-3, torch.float32: 1e-3}
 """Relative tolerance of a batch's hidden states: a few roundings of the dtype in every layer."""
 ROW_SLACK = 4
-"""Factor on the tolerance for a single row of the batch."""
+"""Factor on the tolerance for a single row of the batch, and for a router's choice of experts."""
 DECODE_STEPS = 2
 _ROWS_AT_ONCE = 64
 _UNGRAPHED_BATCH = 8
@@ -57,7 +58,8 @@ class Rehearsed:
     experts: list[torch.Tensor] | None = None
     """In the configured run: each router's experts, [tokens, k]; None if their choice cannot be fixed."""
     experts_behind: float = 0.0
-    """In the eager run: how far the worst of those experts is behind this run's own choice (`ExpertChoices.behind`)."""
+    """In the eager run: how far the worst of the configured run's experts is behind the eager run's own choice
+    (`ExpertChoices.behind`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class Choices:
 
 
 def rate(logits: torch.Tensor, chosen: torch.Tensor | None) -> Choices:
-    """Returns the choices of logits [B, V]. `chosen` [B]: the configured run's tokens; None: those chosen here.
+    """Returns the choices of logits [B, V]. `chosen` [B]: the tokens to rate; None: the tokens with the largest logits.
 
     Works on some rows at a time, since V is large. Minus infinity marks a token that can never be chosen: it does not
     widen the range.
@@ -91,7 +93,9 @@ def rate(logits: torch.Tensor, chosen: torch.Tensor | None) -> Choices:
 
 
 def find_difference(configured: Sequence[Rehearsed], eager: Sequence[Rehearsed], tolerance: float) -> str:
-    """Returns in words where the runs differ by more than rounding, or "". `eager` rated the tokens of `configured`.
+    """Returns a sentence on where the runs differ by more than rounding; "" if they do not.
+
+    `eager` holds the eager run's ratings of the tokens and experts that the configured run chose.
 
     Hidden states: |configured - eager| <= tolerance * |eager| for each step, and ROW_SLACK times that for each request
     (Euclidean norms). Tokens: the same, unless eager rates them within `tolerance` of the range of its logits; rounding
@@ -136,7 +140,10 @@ def is_compiled(config: VllmConfig) -> bool:
 
 
 def check_runner(runner: OmniARRunnerMixin) -> str:
-    """Rehearse on every rank, with a runner that is ready to serve. Returns how it differs from eager, or ""."""
+    """Rehearse with a runner that is ready to serve; call it on every rank.
+
+    Returns how the configured run differs from the eager run; "" if it does not, or if nothing is compiled.
+    """
     config = runner.vllm_config
     if not is_compiled(config):
         return ""

@@ -1,15 +1,16 @@
 """Records which experts each router of a mixture of experts chose, and makes the model's own code choose the same.
 
 For the check at start-up (compiled_check). A router takes the best few of many experts, and rounding decides between
-two that it rates nearly alike. Another expert gives another result, though neither run is wrong. So the configured run
-records its choice. The model's own code uses that choice, and measures how far it is below the router's own choice.
+two experts that it rates nearly alike. Another expert gives another result, although neither run is wrong. So the
+configured run records its choice. The run with the model's own code uses that choice, and measures how far it is below
+the router's own choice.
 
 Recording is one copy of [tokens, k] integers for each layer and step. CUDA graphs that are captured after `bind` make
-that copy at every replay, since nothing can be taken out of a graph.
+that copy at every replay, because a captured operation cannot be removed from a graph.
 
 Private interfaces of vLLM 0.32 used here, and why:
 - `MoERunner.router`, `._quant_method.is_monolithic`, `._forward_entry` (layers/fused_moe/runner/moe_runner.py): where
-  the routers are, whether the kernel uses them at all, and whether a compiler traces them (on a CPU it does).
+  the routers are, whether the kernel uses them at all, and whether a compiler traces them, as on a CPU.
 - `BaseRouter.set_capture_fn`: called with the chosen ids inside the graph, as RoutedExpertsCapturer does.
 - `BaseRouter._compute_routing`: the choice itself, with the logits that it is made from.
 """

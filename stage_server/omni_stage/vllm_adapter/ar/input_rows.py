@@ -26,7 +26,7 @@ INPUT_ROWS_OFFSET: Final = "input_rows_offset"
 MROPE_POSITIONS: Final = "mrope_positions"
 """Payload tensor [P, 3], int64: M-RoPE positions of the first P positions of the prompt."""
 MROPE_DELTA: Final = "mrope_delta"
-"""Payload list [int]: what later positions add to their index."""
+"""Payload list [int]: the M-RoPE position of each later token is its index plus this number."""
 
 
 class InputRows:
@@ -142,11 +142,12 @@ class InputRowStore:
 
 @dataclass(frozen=True, slots=True)
 class MropePositions:
-    """M-RoPE positions that came with a request: for its first P tokens the positions, for later tokens an offset."""
+    """M-RoPE positions that came with a request: those of its first P tokens, and an offset for later tokens."""
 
     positions: torch.Tensor
     """[P, 3], int64, host."""
     delta: int
+    """Position of a later token minus its index."""
 
     @classmethod
     def from_payload(cls, payload: AdditionalInformationPayload) -> MropePositions | None:

@@ -6,7 +6,7 @@ Private interfaces of vLLM 0.32 used here (v1/worker/gpu_model_runner.py), and w
 - `GPUModelRunner._sample`: returns the sampled tokens on the device, before anything waits for them.
 - `input_batch.generators`: the seeded generators of a step's requests, by their index.
 - `execute_model_state`, `input_batch.req_ids`, `input_ids.gpu`, `discard_request_mask.np`, `requests`: what a step
-  computed, for whom, and which requests sample in it. Public hooks for this do not exist.
+  computed, for which requests, and which of them sample in this step. Public hooks for this do not exist.
 - `_get_or_create_async_output_copy_stream`: the stream on which vLLM copies sampled tokens; rows use the same stream.
 """
 
@@ -112,7 +112,7 @@ class PublishingMixin(_Base):
         return {name: HostSlice(copies, at, at + 1) for at, name in enumerate(names) if copies and name in self._ledger}
 
     def _list_sampling(self) -> list[bool]:
-        """Returns whether vLLM keeps the sampled token of each request: not while the request's prefill continues."""
+        """Returns for each request whether vLLM keeps its sampled token: not while the request's prefill continues."""
         return np.logical_not(self.discard_request_mask.np[: len(self.input_batch.req_ids)]).tolist()
 
     def _sample_kept(self, grammar_output: GrammarOutput | None) -> Any:

@@ -110,7 +110,7 @@ class OmniARRunnerMixin(PublishingMixin):
             return
         if self.cache_config.enable_prefix_caching:
             raise ConfigurationError(
-                "prefix caching compares token ids, and this model's input is more than its token ids; set "
+                "prefix caching compares only token ids, but this model also reads input rows; set "
                 "enable_prefix_caching to false",
                 field="enable_prefix_caching",
             )
@@ -119,7 +119,7 @@ class OmniARRunnerMixin(PublishingMixin):
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
         # Drop finished requests first: an aborted request's id may return in the same step. Preempted requests are not
-        # among them: their input rows and captured rows are kept until they end.
+        # finished, so their input rows and captured rows are kept.
         for request_id in scheduler_output.finished_req_ids:
             self._ledger.close(request_id)
             self._failures.pop(request_id, None)

@@ -15,7 +15,10 @@ from omni_stage.vllm_adapter.worker.runner_version import check_runner_version
 
 
 class ComparesWithEager:
-    """The method that every autoregressive worker serves at start-up, called through vLLM's `collective_rpc`."""
+    """Mixin with the method that every autoregressive worker has for the check at start-up.
+
+    The engine calls it through vLLM's `collective_rpc`.
+    """
 
     model_runner: OmniARRunnerMixin
 

@@ -49,7 +49,7 @@ def find_driver_problem(driver_cuda: int, torch_cuda: str | None) -> str:
 
 
 def explain_cuda_failure(text: str, torch_cuda: str | None) -> str:
-    """Returns the cause and remedy behind a message of torch or CUDA, for the node's operator; empty if unknown."""
+    """Returns the cause of a message of torch or CUDA, with a remedy for the node's administrator; empty if unknown."""
     for part, meaning in _MEANINGS:
         if part in text:
             return meaning.replace("{driver}", f"the NVIDIA driver is too old. {_newer_driver(torch_cuda or '13.0')}")

@@ -50,7 +50,7 @@ class Findings:
     required: str
     """NVIDIA_REQUIRE_CUDA: what the container runtime compares the node's driver with."""
     flashinfer: bool
-    """Whether FlashInfer is installed, or vLLM would let it sample."""
+    """Whether FlashInfer is installed, or vLLM would sample with it."""
     precompiled: Sequence[str]
     """Packages with FlashInfer's compiled kernels."""
     compilers: Mapping[str, str]
@@ -71,14 +71,14 @@ def list_problems(found: Findings) -> list[str]:
         )
     if found.flashinfer and len(found.precompiled) < len(_PRECOMPILED):
         problems.append(
-            "FlashInfer would compile its kernels with nvcc, which is not here: leave flashinfer-python out "
+            "FlashInfer would compile its kernels with nvcc, which the image lacks: leave flashinfer-python out "
             "(constraints/overrides-gpu.txt) and set VLLM_USE_FLASHINFER_SAMPLER=0, or install "
             f"{' and '.join(_PRECOMPILED)}"
         )
     problems += [f"{name} does not work: {said}" for name, said in found.compilers.items() if said]
     problems += [f"{name} cannot be imported: {said}" for name, said in found.imports.items() if said]
     if found.user == 0:
-        problems.append("this ran as root: run it as the image's user, whose rights the stage has")
+        problems.append("this check ran as root: run it as the image's user, who also runs the stage")
     return problems
 
 

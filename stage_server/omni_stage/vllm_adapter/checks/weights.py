@@ -1,9 +1,9 @@
 """Checks a checkpoint against the model that loads it: no tensor is missing or left over, every shape fits.
 
 vLLM 0.32 does not do this by itself. `DefaultModelLoader.track_weights_loading` counts every parameter of a module with
-a quantization method as loaded, and each of vLLM's linear, embedding and output layers has one, quantized or not. It
-does nothing at all for quantized checkpoints, and cannot see that one part of a fused parameter (q, k, v) is missing.
-`AutoWeightsLoader` drops unknown biases. So a stage could start and return noise.
+a quantization method as loaded, and each of vLLM's linear, embedding and output layers has such a method, quantized or
+not. By default, the loader does not call it for quantized checkpoints. It also cannot see that one part of a fused
+parameter (q, k, v) is missing. `AutoWeightsLoader` drops unknown biases. So a stage could start and return noise.
 
 Private interfaces of vLLM 0.32 used here, and why:
 - `models.utils.WeightsMapper.map_name`: the name under which a model looks for a checkpoint's tensor.
@@ -11,7 +11,7 @@ Private interfaces of vLLM 0.32 used here, and why:
   media that the stage does not take.
 - `RoutedExperts` (layers/fused_moe/routed_experts.py): holds all experts of a layer in `w13_*` and `w2_*`, where
   checkpoints have a tensor for each expert.
-- `packed_modules_mapping`: a model's declaration of which modules of a checkpoint make up a fused module.
+- `packed_modules_mapping`: names a model's fused modules, each with the checkpoint's modules that it consists of.
 - `quant_method` of modules and `uses_meta_device`, `BaseKVCacheMethod`, `_CONFIG_BUILT_PARAMS`: vLLM's own rules for
   which parameters a checkpoint need not hold, from `DefaultModelLoader.track_weights_loading`.
 - `get_cache_scale_mapper`, `get_checkpoint_weight_mapper` of quantization configurations, which vLLM's loader applies.
@@ -144,8 +144,8 @@ class _Tally:
         ]
         if problems:
             raise ConfigurationError(
-                f"the checkpoint does not hold what its config.json describes; {'; '.join(problems)}. Fetch it again, "
-                "or take one whose config.json belongs to its weights",
+                f"the checkpoint does not hold what its config.json describes; {'; '.join(problems)}. Download the "
+                "checkpoint again, or use one whose config.json belongs to its weights",
                 field="model.path",
             )
 
@@ -196,7 +196,7 @@ def _find_expectations(model: nn.Module, quant_config: Any) -> _Expectations:
                 # The first name of a tied parameter is enough.
                 optional.update(parts)
             else:
-                # Each rank holds a part of vLLM's own layers; their loaders check the shapes that they cut.
+                # With several ranks, each holds a part of vLLM's own layers. The layers' loaders check the shapes.
                 shape = None if hasattr(parameter, "weight_loader") or len(parts) > 1 else parameter.shape
                 required.update(dict.fromkeys(parts, shape))
             known.add(id(parameter))

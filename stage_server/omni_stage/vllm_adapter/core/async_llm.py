@@ -1,8 +1,8 @@
 """The engine as a process of its own: vLLM's AsyncLLM with our output processing, behind EngineCore.
 
 vLLM 0.32 builds its OutputProcessor inside `AsyncLLM.__init__`. It also starts the output loop there if an event loop
-runs, else on the first request. The subclass replaces the processor with our own, made with the same arguments, before
-the output loop starts.
+runs; otherwise it starts the loop at the first request. The subclass replaces the processor with our own, made with the
+same arguments, before the output loop starts.
 
 The kernel ends the engine's process when the *thread* that started it ends (process/children.py). Loading takes many
 seconds, during which the event loop must answer health checks. So the engine is created on a separate thread, which
@@ -117,7 +117,7 @@ class AsyncEngineCore(EngineProperties):
         except Exception as error:
             raise EngineDeadStageError(
                 f"comparing the compiled model with its own code failed ({type(error).__name__}); the log above names "
-                "the cause; engineArgs.enforceEager skips it"
+                "the cause; with engineArgs.enforceEager nothing is compared"
             ) from error
         return next(filter(None, differences), "")
 
@@ -211,8 +211,8 @@ class AsyncEngineCore(EngineProperties):
         try:
             yield opened
         finally:
-            # Closing the generator aborts a request that vLLM has added. One that is cancelled while vLLM adds it is
-            # aborted only by llm.abort below: vLLM 0.32 has registered it, but has not returned its queue yet.
+            # Closing the generator aborts a request that vLLM has added. A request that is cancelled while vLLM adds it
+            # is aborted only by llm.abort below: vLLM 0.32 has registered it, but has not returned its queue yet.
             if opened.outputs is not None:
                 await opened.outputs.aclose()
             llm.output_processor.close_capture(request_id)

@@ -1,8 +1,8 @@
 """A vLLM engine in this process, stepped by the process' EngineThread.
 
-Built of the parts that vLLM 0.32's LLMEngine is built of (`v1/engine/llm_engine.py`): renderer, InputProcessor,
-InprocClient; the output processor is ours. `add_part` does what AsyncLLM's `_add_streaming_input_request` does;
-LLMEngine has no method for it.
+It consists of the same parts as vLLM 0.32's LLMEngine (`v1/engine/llm_engine.py`): renderer, InputProcessor and
+InprocClient, but with our own output processor. `add_part` does what AsyncLLM's `_add_streaming_input_request` does;
+LLMEngine has no such method.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class InprocOmniLLM:
         self.error: Exception | None = None
 
     def add(self, request_id: str, prompt: Mapping[str, Any], params: Params, sink: Sink, priority: int = 0) -> None:
-        """Take a request. Raises what vLLM raises on a request it refuses, and EngineDeadStageError."""
+        """Take a request. Raises vLLM's exception if vLLM refuses the request, and EngineDeadStageError."""
         if self.error is not None:
             raise EngineDeadStageError("the engine failed in an earlier step") from self.error
         request = self._inputs.process_inputs(

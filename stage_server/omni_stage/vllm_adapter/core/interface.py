@@ -24,7 +24,8 @@ class CorePart:
     """A part of a request whose input comes in parts (vLLM 0.32: resumable requests)."""
 
     prompt: Mapping[str, Any]
-    """Token ids that follow the existing ones. vLLM drops the token sampled last, so later parts begin with it."""
+    """Token ids that follow the existing ones. vLLM drops the token that was sampled last, so a later part begins with
+    this token."""
     params: SamplingParams
     """Sampling parameters of this part: max_tokens counts the part's own tokens."""
     last: bool
@@ -85,9 +86,9 @@ class EngineCore(Protocol):
         ...
 
     async def compare_with_eager(self) -> str:
-        """Returns how an autoregressive model as configured differs from its own code (compiled_check), or "".
+        """Returns how an autoregressive model as configured differs from its own code (compiled_check).
 
-        Call it before the first request. Raises EngineDeadStageError.
+        Returns "" if it does not differ. Call it before the first request. Raises EngineDeadStageError.
         """
         ...
 
@@ -133,6 +134,7 @@ class EngineCore(Protocol):
 
 
 END_STREAM = "end_stream"
-"""Name of the method that ends a stream in the workers of one-shot stages (diffusion/worker)."""
+"""Name of the method that ends a stream in the workers of one-shot stages (diffusion/worker.py)."""
 COMPARE_WITH_EAGER = "compare_with_eager"
-"""Name of the method by which workers of autoregressive stages compare with the model's own code (ar/worker.py)."""
+"""Name of the method with which workers of autoregressive stages compare the configured model with its own code
+(ar/worker.py)."""

@@ -39,7 +39,7 @@ _ERROR_KINDS: dict[str, type[OmniStageError]] = {
 }
 
 # vLLM's "repetition": a token was sampled as often in a row as the request allows
-# (SamplingParams.repetition_detection). The stop reason says so.
+# (SamplingParams.repetition_detection). The stop reason is then "repetition_detected".
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "repetition": FinishReason.STOP}
 
 

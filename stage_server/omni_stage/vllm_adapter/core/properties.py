@@ -76,7 +76,7 @@ class EngineProperties(ABC):
             )
         except (ValueError, VLLMClientError) as error:
             raise InvalidRequestError(
-                "vLLM's structured output cannot enforce this form: it is not valid, or uses what no backend supports",
+                "vLLM's structured output cannot enforce this form: it is invalid, or no backend supports it",
                 field="start.structured_output",
             ) from error
 

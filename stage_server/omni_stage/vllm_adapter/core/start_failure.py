@@ -18,10 +18,10 @@ _OURS = (
     ("`gpu_memory_utilization`", "engineArgs.gpuMemoryUtilization"),
     ("No common block size for", "the attention backend does not support engineArgs.blockSize"),
 )
-"""What vLLM 0.32 calls a setting -> what we call it. The first one in a message is the field of the error."""
+"""vLLM 0.32's name of a setting -> our name. The first entry that a message contains gives the error's field."""
 _LINK = re.compile(r"\s*See https?://\S+( for more details)?\.?")
 _MOST_CHARACTERS = 600
-_CACHE = " Where engineArgs.kvCacheMemoryMib is set, only that memory is available."
+_CACHE = " If engineArgs.kvCacheMemoryMib is set, the KV cache gets only that memory."
 _MEMORY = (
     ". The model needs a larger GPU, or more GPUs (resources.limits), or quantized weights (engineArgs.quantization). "
     "If only its largest steps do not fit, lower engineArgs.maxNumSeqs and maxNumBatchedTokens"

@@ -52,7 +52,7 @@ class EngineThread:
         return future
 
     def stop(self) -> None:
-        """End the thread after the calls submitted so far. The kernel then ends the processes that it started."""
+        """End the thread after the calls submitted so far. This also ends the processes that the thread started."""
         self.submit(self._stopped.set)
 
     def register(self, engine: Stepped) -> None:

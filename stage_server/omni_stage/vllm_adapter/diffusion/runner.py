@@ -5,7 +5,7 @@ token ids, block tables, attention metadata, logits, sampling, CUDA graphs for t
 none of these, and a subclass would have to switch each of them off. In particular:
 
 - No KV cache: `get_kv_cache_spec` is empty, so vLLM allocates none, and there are no block tables to keep.
-- No KV transfer: there is no KV to transfer. A step without requests returns the empty output.
+- No KV transfer: there is no KV cache to transfer. A step without requests returns the empty output.
 - No `_dummy_run` and no memory profiling: vLLM profiles to size the KV cache. A model captures CUDA graphs or compiles
   in its `warm_up`, if it has one. After that, every stage runs one request before it reports ready.
 - No asynchronous scheduling (`output.py` says why): a step ends with its results on the host.
@@ -193,7 +193,7 @@ class GPUDiffusionModelRunner:
         return complete
 
     def _generate(self, payloads: list[AdditionalInformationPayload]) -> list[DiffusionResult | OmniStageError]:
-        """Returns one result or error per payload. Raises only errors which mean that the device is broken."""
+        """Returns one result or error per payload. Raises an error only if the device is broken."""
         if not payloads:
             return []
         try:

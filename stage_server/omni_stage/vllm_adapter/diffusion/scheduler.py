@@ -7,14 +7,14 @@ and each ends with its first output. This class only
 - bounds the payload bytes, the work and the number of diffusion requests in flight, in queue order,
 - ends requests that waited too long (stop reason `queue_timeout`), requests with more tokens than a step takes, and
   requests whose output is missing or is not a dense CPU tensor,
-- orders requests of equal priority by when they are due (playback.py decides that),
+- orders requests of equal priority by when they are due (omni_stage/playback.py computes that time),
 - sets the stop reason `diffusion_done` where vLLM leaves the stop reason empty,
 - gives a request without tokens the one placeholder token that scheduling needs.
 
 KV cache: a diffusion model declares none (IsAttentionFree), so vLLM makes no KV cache groups and `allocate_slots`
 returns empty blocks. In an engine with a KV cache, the placeholder token takes one block for one step.
 
-A forward that hangs blocks the engine's process and so this scheduler. That is why the watchdog is in the stage server.
+A forward that hangs blocks the engine's process, and with it this scheduler. So the watchdog is in the stage server.
 
 Private interfaces of vLLM 0.32: the same as in `scheduling/scheduler.py`. There is no public hook for admission, but a
 step calls `Scheduler._handle_blocked_waiting_request` at most once for each waiting request, in queue order, before
@@ -43,7 +43,7 @@ from omni_stage.vllm_adapter.scheduling.scheduler import OmniSchedulerMixin, log
 from omni_stage.vllm_adapter.scheduling.scheduler_output import find_raw_payload
 
 INVALID_OUTPUT = "invalid_output"
-"""Start of the stop reason of a request for which the worker returned no tensor that can be sent."""
+"""Start of the stop reason of a request if its output from the worker is missing or cannot be sent."""
 PROMPT_TOO_LONG = "prompt_too_long"
 """Start of the stop reason of a request with more tokens than one step takes."""
 
@@ -110,7 +110,7 @@ class DiffusionScheduler(OmniSchedulerMixin, Scheduler):
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
-        """Returns whether a waiting request may go into this step; one that may not keeps its place in the queue."""
+        """Returns whether a waiting request may join this step. If it may not, it keeps its place in the queue."""
         if request.request_id in self._rejected:
             return False
         if not super()._handle_blocked_waiting_request(request):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class EndsStreams:
-    """The method that every worker of one-shot stages serves, called through vLLM's `collective_rpc`."""
+    """Mixin with the method that every worker of one-shot stages has. The engine calls it through `collective_rpc`."""
 
     model_runner: Any
 

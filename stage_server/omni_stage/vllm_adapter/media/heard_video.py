@@ -1,11 +1,11 @@
 """Adds videos with their audio to vLLM's processor and model classes of Qwen-Omni. The prompt marks each such video.
 
-vLLM 0.32 has an option of its own for such videos, `use_audio_in_video`, which falls short in these points:
+vLLM 0.32 has an option of its own for such videos, `use_audio_in_video`. It is not used here, because:
 
 - It applies to all videos of a prompt, needs one audio clip for each of them, and allows no other audio.
-- If its cache holds a video, it guesses from token counts whether the option is set.
-- Its positions for Qwen2.5-Omni are off by one.
-- It mixes up video and audio where a chunk of a prompt holds one stretch of each.
+- If vLLM's cache holds a video, vLLM guesses from token counts whether the option is set.
+- vLLM's positions for Qwen2.5-Omni are off by one.
+- vLLM mixes up video and audio where a chunk of a prompt holds one stretch of each.
 
 Interfaces of vLLM that the two mixins override:
 
@@ -71,7 +71,7 @@ class PairedProcessor:
             for modality, items in mm_res.prompt_updates.items()
         }
         videos = mm_items.get_items(VIDEO, VideoProcessorItems)
-        # Not from the processor's output, which lacks the videos that its cache holds.
+        # The processor's output does not have the grids of videos that its cache holds, so count the frames.
         grids = [-(-videos.get_num_frames(item) // FRAMES_PER_GRID) for item in range(len(videos))]
         expanded, places = expand(mm_res.prompt_ids, lengths, grids, tokens, self.interleave, positions_per_second)
         found: dict[str, list[PlaceholderFeaturesInfo]] = {}

@@ -1,6 +1,6 @@
 """Computes where the tokens of a video and of its own audio are in a prompt, and their M-RoPE positions. Pure.
 
-In a prompt, a video whose audio is heard is two placeholders: one for the video, then one for its audio:
+In a prompt, two placeholders stand for a video with its audio: one for the video, then one for the audio:
 
     <|vision_bos|> VIDEO AUDIO <|vision_eos|>
     -> <|vision_bos|><|audio_bos|> V V A A V V A A <|audio_eos|><|vision_eos|>
@@ -21,8 +21,8 @@ from omni_proto.media.video_header import FRAMES_PER_GRID, FRAMES_PER_SECOND
 IMAGE, VIDEO, AUDIO = "image", "video", "audio"
 
 Interleave = Callable[[np.ndarray, int], np.ndarray]
-"""Takes the time of each video token, [v], in positions, and the number of audio tokens, a. Returns bool [v + a]:
-whether a token belongs to the video."""
+"""Orders the tokens of a video and its audio. Arguments: the time of each of v video tokens, [v], in M-RoPE positions;
+the number a of audio tokens. Returns bool [v + a]: whether the token at this place belongs to the video."""
 
 
 def interleave_chunks(times: np.ndarray, sounds: int, chunk: int) -> np.ndarray:
@@ -63,7 +63,7 @@ class Tokens:
     sound_ends: int
 
     def has_heard_video(self, prompt: Sequence[int]) -> bool:
-        """Returns whether the prompt has a video whose audio is heard."""
+        """Returns whether the prompt has a video with its audio."""
         video, audio = self.placeholders[VIDEO], self.placeholders[AUDIO]
         return any(first == video and second == audio for first, second in pairwise(prompt))
 

@@ -23,9 +23,8 @@ _PR_SET_PDEATHSIG = 1
 def bind_to_parent() -> bool:
     """Put this engine process into its own session; have the kernel kill it (SIGKILL) when its parent's thread ends.
 
-    Returns whether this process is an engine process and is bound now; does nothing in other processes. The kernel
-    watches the *thread* that started the process, so that thread must live as long as the engine
-    (`core/async_llm.py`).
+    Returns True in an engine process. In other processes, does nothing and returns False. The kernel watches the
+    *thread* that started the process, so that thread must live as long as the engine (`core/async_llm.py`).
     """
     parent = multiprocessing.parent_process()
     server = os.environ.get(BIND_TO_PARENT, "")

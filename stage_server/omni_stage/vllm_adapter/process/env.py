@@ -35,15 +35,15 @@ _DEFAULTS: dict[str, str] = {
     # NumPy's and OpenCV's OpenBLAS start threads when they are imported: nothing here needs them, and only a process
     # of one thread can be forked (template.py).
     "OPENBLAS_NUM_THREADS": "1",
-    # FlashInfer compiles its sampling kernels when they are first used, with an nvcc that images do not have; vLLM's
-    # own sampler needs none. Set it to 1 where the kernels are installed ready-made (flashinfer-jit-cache).
+    # FlashInfer compiles its sampling kernels with nvcc when they are first used, and images have no nvcc. vLLM's own
+    # sampler does not need it. Set this to 1 where compiled kernels are installed (flashinfer-jit-cache).
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     # torch's gloo listens without authentication on a dozen ports of the host name's address, which in a pod is the
     # pod's address. All ranks of an engine are in one pod, so loopback is enough.
     "GLOO_SOCKET_IFNAME": "lo",
 }
 _GPU_DEVICES = ("nvidiactl", "dxg")
-"""Devices that drivers create in /dev if a process can reach a GPU. dxg exists on WSL."""
+"""Device files in /dev that exist if this process can use a GPU. dxg is WSL's."""
 
 
 def apply_environment(environ: MutableMapping[str, str] | None = None, devices: Path = Path("/dev")) -> None:
@@ -52,8 +52,8 @@ def apply_environment(environ: MutableMapping[str, str] | None = None, devices: 
     target.update(_REQUIRED)
     for name, value in _DEFAULTS.items():
         target.setdefault(name, value)
-    # With a GPU, vLLM loads with many threads and then serves with one, unless the environment sets a number. So set
-    # none: threads that wait for work would take time from the thread that launches kernels.
+    # With a GPU, vLLM loads with many threads and then serves with one, unless the environment sets a number. So set no
+    # number: with more threads, those that wait for work would take time from the thread that launches kernels.
     if "OMP_NUM_THREADS" not in target and not any((devices / name).exists() for name in _GPU_DEVICES):
         target["OMP_NUM_THREADS"] = str(usable_cpus())
     if target.get(NO_BIND_TO_PARENT) == "1":

@@ -2,7 +2,7 @@
 
 vLLM 0.32 reports the end of an engine core to the process that started it, but only logs the exception. The exception's
 message belongs in the stage's termination message. So the starting process names a file in the environment, and the
-engine's processes write there what they log.
+engine's processes write the exception to that file when they log it.
 
 Private interface of vLLM 0.32: the loggers and messages in _LOGGED (v1/engine/core.py,
 v1/executor/multiproc_executor.py).
@@ -35,10 +35,10 @@ class StartError:
     """An exception that ended an engine's process while it started."""
 
     kind: str
-    """Name of its class."""
+    """Name of the exception's class."""
     message: str
     field: str = ""
-    """The wrong field, of a ConfigurationError."""
+    """The wrong field, if the exception is a ConfigurationError."""
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def collecting_start_errors() -> Iterator[Callable[[], StartError | None]]:
 
 
 def report_start_errors() -> None:
-    """Let this process report its error if an engine does not start in it. Idempotent.
+    """Make this process report the error if an engine does not start in it. Idempotent.
 
     Our vLLM plugin calls this; every engine process loads plugins before anything else.
     """
@@ -65,7 +65,7 @@ def report_start_errors() -> None:
 
 
 class _Reporter(logging.Filter):
-    """Sees what is logged. It is no handler, since vLLM sets its loggers up again in a forked process, without ours."""
+    """Writes a logged start error to the file. A filter, because vLLM replaces its loggers' handlers in a fork."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Returns True: every record is logged."""
@@ -75,7 +75,7 @@ class _Reporter(logging.Filter):
             try:
                 _write(Path(file), error)
             except OSError as failure:
-                _log.warning("the stage server is not told why the engine does not start: %s", failure.strerror)
+                _log.warning("cannot report to the stage server why the engine does not start: %s", failure.strerror)
         return True
 
 

@@ -1,13 +1,13 @@
 """Starts the engine's process as a fork of a template that has imported everything, not as a fresh interpreter.
 
 vLLM 0.32 spawns its engine core on CPUs (`platforms/cpu.py` sets VLLM_WORKER_MULTIPROC_METHOD) and wherever its caller
-has threads. Importing torch, transformers and vLLM a second time then takes half of a stage's start. A fork of the
-stage server itself would not be safe, since gRPC, uvloop and the engine's launcher run threads in it. So the stage
-server imports everything first, while it has one thread, and forks a template that does nothing but fork. The template
-runs Python's own fork server (`multiprocessing.forkserver`), and replaces the process that Python would start for it
-(docs/adr/0017).
+has threads. Then a second import of torch, transformers and vLLM takes half of the time that a stage needs to start. A
+fork of the stage server itself would not be safe, because gRPC, uvloop and the engine's launcher run threads in it. So
+the stage server imports everything first, while it has one thread, and forks a template that does nothing but fork. The
+template runs Python's own fork server (`multiprocessing.forkserver`), and replaces the process that Python would start
+for it (docs/adr/0017).
 
-    start_template()                  once, at entry, before gRPC
+    start_template()                  once, when the stage server's process starts, before it uses gRPC
     with template_processes(): ...    vLLM's engine cores that are started here are forks of the template; works once
 
 Private interfaces: `multiprocessing.forkserver._forkserver` (CPython 3.11 to 3.13), whose server is replaced, and
@@ -58,7 +58,7 @@ _template: int | None = None
 
 
 def start_template() -> bool:
-    """Import what stage server and engine share, then fork the template. Returns whether it forked; logs why if not.
+    """Import what stage server and engine share, then fork the template. Returns whether it forked, or logs why not.
 
     Call it on the main thread, before anything starts a thread. Without a template, engines are spawned, which is
     slower.
@@ -139,7 +139,7 @@ def _find_hindrance() -> str:
     if not sys.platform.startswith("linux"):
         return "only Linux ends a fork with its parent"
     if not first <= sys.version_info[:2] <= last:
-        return "the fork server of this Python is unknown"
+        return "this version of Python may have a different fork server"
     if torch.cuda.is_initialized() or _holds_open("/dev/nvidia-uvm"):
         return "CUDA is in use, and does not survive a fork"
     if threading.active_count() > 1:

@@ -1,9 +1,9 @@
 """Decides which prompts wait until earlier requests have their first audio. No vLLM, no clock.
 
 On a CPU, and for long prompts on a GPU, reading several prompts in one step saves no time over reading them one by one.
-A step that reads a prompt then delays the first audio of every other request in it, and nobody hears anything until the
-last prompt has been read. So requests run in groups. A group is the requests that have no audio yet. One more prompt
-joins the group only while that costs the group less than it saves the requests that wait:
+A step that reads a prompt then delays the first audio of every other request in the step, and no client hears anything
+until the last prompt has been read. So requests run in groups. A group consists of the requests that have no audio yet.
+Another prompt joins the group only if this costs the group at most as much time as it saves the requests that wait:
 
 - Cost: each of the group's `unheard` requests waits while the prompt is read. The sum is `unheard` x the prompt's time.
 - Saving: the `waiting` requests would otherwise wait for all steps that remain until the group has its first audio.
@@ -11,7 +11,7 @@ joins the group only while that costs the group less than it saves the requests 
   shared.
 
 The fixed cost and the time per token are measured while the engine runs. A GPU reads a short prompt in less time than a
-step's fixed cost, so all prompts join there. They also join until steps of different sizes have been measured.
+step's fixed cost, so all short prompts join there. All prompts join until steps of different sizes have been measured.
 """
 
 from __future__ import annotations

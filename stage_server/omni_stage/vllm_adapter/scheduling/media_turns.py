@@ -1,10 +1,10 @@
 """Limits how much media the engine encodes in a step while other requests wait for their tokens. No vLLM, no clock.
 
 A step ends for all its requests at the same time, so an image of one request delays the next token of every other
-request. Two bounds apply while other requests wait for tokens: a step encodes at most STEP_EMBEDS embeddings (or one
-medium, which cannot be divided), and all encoding takes at most `share` of the engine's time. After a step that
-encodes, no further step encodes until steps without media have taken enough time to keep to this share (the time that
-is `owed`). Requests without media overtake requests whose media wait.
+request. Two bounds apply while other requests wait for tokens. A step encodes at most STEP_EMBEDS embeddings, or one
+larger medium, because a medium cannot be divided. And all encoding takes at most `share` of the engine's time: after a
+step that encodes, no further step encodes until steps without media have taken enough time (the time that is `owed`).
+Requests without media overtake requests whose media wait.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def _delays(step: MediaStep) -> bool:
 
 
 def cap_budget(room: int, next_embeds: int, budget: int) -> int:
-    """Returns how many embeddings a request may encode in a step: `room`, or more for a larger medium that comes first
-    in the step.
+    """Returns how many embeddings a request may encode in a step: `room`, or those of its next medium if that is larger
+    and the first in the step.
 
     `room`: how many of the step's STEP_EMBEDS are left. `next_embeds`: embeddings of the request's next medium.
     `budget`: vLLM's own limit, which the result never exceeds.

@@ -36,8 +36,10 @@ class Pace:
 
     @classmethod
     def from_additional_config(cls, additional_config: object) -> Pace | None:
-        """Returns the pace in vllm_config.additional_config; None if it holds none: no audio is played. Raises
-        ConfigurationError."""
+        """Returns the pace in vllm_config.additional_config; None if it holds none: no audio is played then.
+
+        Raises ConfigurationError.
+        """
         values: Any = additional_config.get(PACE_KEY) if isinstance(additional_config, Mapping) else None
         if values is None:
             return None
@@ -56,9 +58,9 @@ class Listener:
     """The playback of a request's tokens."""
 
     begin: int
-    """Number of tokens of the request before it sampled any."""
+    """Number of the request's tokens before it has sampled any."""
     due: float
-    """When its next token is due, in monotonic seconds; see playback.py."""
+    """When the request's next token is due, in monotonic seconds; see omni_stage/playback.py."""
     _heard: int = 0
     _playback: Playback = field(default_factory=Playback)
 

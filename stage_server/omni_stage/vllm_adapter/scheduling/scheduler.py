@@ -1,6 +1,6 @@
 """OmniScheduler: vLLM's scheduler, with payloads for the worker and an end for requests that cannot continue.
 
-- Payloads: `schedule` runs vLLM's own and then adds the decoded payload to new requests that carry one.
+- Payloads: `schedule` runs vLLM's own method, and then adds the decoded payload to new requests that carry one.
 - Order: where a component says how fast its tokens are played (pace.py), requests of equal priority are ordered by when
   their audio will run out. If a step cannot hold all requests, the one whose audio runs out first goes first. If the KV
   cache is full, the request with the most audio ahead is preempted. A new request waits if reading its prompt now
@@ -8,7 +8,8 @@
 - Media are encoded in turns with the tokens of other requests (media_turns.py). While media must wait, requests that
   still have media to encode are taken out of vLLM's queue for the step, because vLLM would not look past a request
   that cannot start.
-- Early ends: `update_from_output` first ends rejected requests, with the cause for their clients, then runs vLLM's own.
+- Early ends: `update_from_output` first ends rejected requests, with the cause for their clients, and then runs vLLM's
+  own method.
 
 A request whose payload cannot be read stays in the step that scheduled it, and ends after that step. Taking it out of
 the step would be wrong: by then vLLM has entered its KV blocks into the prefix cache and its images into the encoder
@@ -120,7 +121,7 @@ class OmniSchedulerMixin:
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        """Take in the outputs of a step as vLLM does, after ending the requests that were rejected."""
+        """End the requests that were rejected, then process the outputs of a step as vLLM does."""
         step = self._steps.pop(id(scheduler_output), None)
         if step is not None:
             self._turns.end(step, self.clock())
@@ -138,8 +139,10 @@ class OmniSchedulerMixin:
         return outputs
 
     def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
-        """Returns vLLM's statistics, without requests that wait for rows of the upstream stage: they are in no queue
-        here, and this stage cannot serve them sooner."""
+        """Returns vLLM's statistics, without counting requests that wait for rows of the upstream stage.
+
+        This stage cannot serve such requests sooner, so they must not count as waiting here.
+        """
         stats: SchedulerStats | None = super().make_stats(*args, **kwargs)  # type: ignore[misc]
         if stats is not None:
             stats.num_skipped_waiting_reqs -= self.num_waiting_for_streaming_input
@@ -207,17 +210,17 @@ class OmniSchedulerMixin:
         self.running.sort(key=attrgetter("priority", "arrival_time"))
 
     def _find_group(self, pace: Pace) -> Group | None:
-        """Returns the requests that have no audio yet; None where nothing is heard before a request ends."""
+        """Returns the requests that have no audio yet; None if no audio is played before a request ends."""
         if not pace.heard_early:
             return None
-        # Requests that wait for rows of the upstream stage are not in `running`, and delay nobody.
+        # Requests that wait for rows of the upstream stage are not in `running`, and delay no other request.
         lacks = [self._listeners[request.request_id].unheard(pace, request.num_tokens) for request in self.running]
         unheard = [steps for steps in lacks if steps]
         waiting = sum(map(_is_new, self.waiting))
         return Group(self._cost.line(), len(unheard), waiting, max(unheard, default=0))
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
-        """Returns whether a waiting request may join this step; one that may not keeps its place in the queue."""
+        """Returns whether a waiting request may join this step. If it may not, it keeps its place in the queue."""
         if not super()._handle_blocked_waiting_request(request):  # type: ignore[misc]
             return False
         if self._group is None or self._pace is None or not _is_new(request):

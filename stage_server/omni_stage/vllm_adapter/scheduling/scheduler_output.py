@@ -48,7 +48,7 @@ class OmniNewRequestData(NewRequestData):
     ) -> OmniNewRequestData:
         """Returns the data of a request, payload included. Further arguments go to NewRequestData.from_request.
 
-        For schedulers that build this data themselves. Ours lets vLLM build NewRequestData, and upgrades it.
+        For schedulers that build this data themselves. Our scheduler lets vLLM build NewRequestData, and upgrades it.
         Example: `OmniNewRequestData.from_request(request, ([0, 1],), limits=DEFAULT_LIMITS)`.
         Raises OmniStageError if the payload cannot be read.
         """

@@ -2,7 +2,8 @@
 
 vLLM's API server uses the same parsers. Nothing else in vLLM turns a model's own notation of tool calls into calls.
 Interfaces of vLLM 0.32 used here, none of which is documented for other programs:
-- `vllm.parser.ParserManager.get_parser` (parser/parser_manager.py): one Parser class of a tool and a reasoning parser.
+- `vllm.parser.ParserManager.get_parser` (parser/parser_manager.py): one Parser class that combines a tool parser and a
+  reasoning parser.
 - `Parser.adjust_request`, `Parser.parse_delta`, `Parser.parse` (parser/abstract_parser.py): the first adds the
   constraints on sampling that tool calls need; the second parses the text piece by piece; the third parses a whole
   answer, and keeps text that the second may lose. All read a ChatCompletionRequest.
@@ -72,8 +73,8 @@ class TextParsers:
     ) -> TextParse | None:
         """Returns the parser of one request's text; None if neither reasoning nor tool calls are to be parsed.
 
-        `messages`: the conversation, in OpenAI's form. `template_arguments`: those that its chat template got, from
-        which a parser sees for example that the model does not reason. Raises InvalidRequestError for tools that a
+        `messages`: the conversation, in OpenAI's form. `template_arguments`: further arguments of the chat template,
+        which show a parser for example that the model does not reason. Raises InvalidRequestError for tools that a
         parser refuses, or whose strict schema it cannot enforce.
         """
         if self._parser_class is None or not (tools or self._parses_reasoning):
@@ -112,7 +113,7 @@ class TextParse:
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """Returns the parameters of vLLM's SamplingParams that this parser needs."""
+        """The parameters of vLLM's SamplingParams that this parser needs."""
         request = self._request
         structured = request.extract_structured_outputs()
         return {
@@ -156,8 +157,8 @@ class TextParse:
     def _find_withheld(self) -> ParsedText:
         """Returns the text that the parser withheld from an answer without calls, for example a last "<".
 
-        A parser withholds text that could begin a call. Some parsers lose it at the end, and `phi4_mini_json` withholds
-        every answer. vLLM's server has no such loss without streaming, because `parse` reads the whole answer.
+        A parser withholds text that could begin a call. Some parsers lose this text at the end, and `phi4_mini_json`
+        withholds every answer. Without streaming, vLLM's server loses nothing, because `parse` reads the whole answer.
         """
         if any(parsed.tool_calls for parsed in self._parsed):
             return ParsedText()
@@ -168,7 +169,7 @@ class TextParse:
         )
         text = "".join(parsed.text for parsed in self._parsed)
         thought = "".join(parsed.reasoning for parsed in self._parsed)
-        # The two ways may disagree, for example about where the reasoning ends. What is sent stays as it is.
+        # `parse` may disagree with the pieces, for example about where the reasoning ends. Text that was sent stays.
         if (reasoning or "").strip() != thought.strip() or not (content or "").startswith(text):
             return ParsedText()
         found = tuple(

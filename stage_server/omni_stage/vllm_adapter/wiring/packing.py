@@ -101,10 +101,9 @@ def pack_error(kind: str, message: str) -> torch.Tensor:
 
 
 def encode_output(tensors: Mapping[str, torch.Tensor], default_name: str) -> torch.Tensor:
-    """Returns one CPU tensor for `pooler_output[i]`: the only tensor itself, if it has the default name; else all
-    tensors packed.
+    """Returns one CPU tensor for `pooler_output[i]`. A single tensor with the default name stays plain.
 
-    A 1-D uint8 tensor is always packed, so that its bytes cannot be mistaken for a header.
+    Otherwise all tensors are packed. So is a 1-D uint8 tensor, because its bytes could be mistaken for a header.
 
     Raises InvalidTensorError as `pack_tensors` does.
     """
@@ -123,7 +122,7 @@ def unpack(tensor: torch.Tensor, default_name: str) -> UnpackedOutput:
     aligned, writable memory whatever buffer the transport used.
 
     Raises:
-        CorruptTensorError: the tensor begins like a packed one and its header or its length is wrong.
+        CorruptTensorError: the tensor begins like a packed one, but its header or its length is wrong.
     """
     if not _may_be_packed(tensor) or bytes(tensor[: len(_MAGIC)].tolist()) != _MAGIC:
         return UnpackedOutput({default_name: tensor})
@@ -186,7 +185,7 @@ def _read_header(tensor: torch.Tensor) -> tuple[_Header, int]:
     _, length = _PREFIX.unpack(bytes(tensor[: _PREFIX.size].tolist()))
     end = _PREFIX.size + length
     if length > _MAX_HEADER_BYTES or end > tensor.numel():
-        raise _corrupt("its header is longer than the limit or than the bytes there are")
+        raise _corrupt("its header is longer than the limit, or than the bytes that arrived")
     try:
         header = _DECODER.decode(bytes(tensor[_PREFIX.size : end].tolist()))
     except msgspec.MsgspecError as error:
@@ -199,7 +198,7 @@ def _byte_length(entry: _TensorHeader) -> int:
         raise _corrupt(f"tensor {entry.name!r} has an unknown dtype")
     if any(size < 0 for size in entry.shape):
         raise _corrupt(f"tensor {entry.name!r} has a negative size")
-    # Python integers do not overflow; the product is compared with the bytes there are before anything is allocated.
+    # Python integers do not overflow. The caller compares the product with the packed bytes before it allocates memory.
     return math.prod(entry.shape) * _DTYPES[entry.dtype].itemsize
 
 

@@ -69,7 +69,7 @@ def check_capture(config: OmniRunnerConfig, vllm_config: Any, *, uses_mrope: boo
         ),
         "kv_transfer_config": (
             vllm_config.kv_transfer_config is not None,
-            "positions computed elsewhere give no rows here; remove it",
+            "positions that another engine computed give no rows here; remove it",
         ),
         "speculative_config": (
             vllm_config.speculative_config is not None,

@@ -13,7 +13,7 @@ from omni_stage.errors import EngineDeadStageError, ModelExecutionError, OmniSta
 logger = logging.getLogger(__name__)
 
 Probe = Callable[[], None]
-"""Returns if the device works, and raises any exception if it does not."""
+"""Raises an exception, of any class, if the device does not work."""
 
 
 def probe_device(device: torch.device) -> None:
@@ -22,7 +22,7 @@ def probe_device(device: torch.device) -> None:
         return
     torch.cuda.synchronize(device)
     if float(torch.ones(8, device=device).sum()) != 8.0:
-        raise RuntimeError("the device adds eight ones to something else")
+        raise RuntimeError("the device computes a wrong sum of eight ones")
 
 
 def judge_failure(error: Exception, probe: Probe) -> OmniStageError:
@@ -31,8 +31,9 @@ def judge_failure(error: Exception, probe: Probe) -> OmniStageError:
     torch reports a lost CUDA context as AcceleratorError. cuBLAS and cuDNN report it as RuntimeError, as they do for a
     shape that they refuse. So the device is tested after every other failure, except our own errors and lack of memory.
 
-    Our own errors say what is wrong with the request and hold no contents. The client gets at most the class of any
-    other error. The log gets the class and where the error was raised, because its message may quote values.
+    Our own errors say what is wrong with the request and hold no contents, so the client gets them. Of other errors,
+    the client gets at most the class. The log gets the class and where the error was raised, but not the message, which
+    may quote values.
 
     Raises EngineDeadStageError, or the AcceleratorError itself.
     """

@@ -18,6 +18,6 @@ def check_runner_version(vllm_config: VllmConfig) -> None:
     """Refuse vLLM's V2 runner. Raises ConfigurationError."""
     if vllm_config.use_v2_model_runner:
         raise ConfigurationError(
-            "vLLM would use its V2 model runner, which these stages do not hook; set VLLM_USE_V2_MODEL_RUNNER=0",
+            "vLLM would use its V2 model runner, but stages need the V1 runner; set VLLM_USE_V2_MODEL_RUNNER=0",
             field="VLLM_USE_V2_MODEL_RUNNER",
         )

@@ -21,7 +21,7 @@ AS_PARTS = (
     "{% for content in message['content'] %}"
     "{% if content['type'] == 'text' %}[{{ content['text'] }}]{% endif %}{% endfor %}{% endif %}|{% endfor %}"
 )
-"""Llama Guard's and LLaVA's form."""
+"""A template that loops over the parts of a message, as those of Llama Guard and LLaVA do."""
 
 
 def render(template: str, *messages: ChatMessage, tools: Tools | None = None, **arguments: Any) -> str:
@@ -44,7 +44,7 @@ def message(role: str, *texts: str, **fields: Any) -> ChatMessage:
     ],
 )
 def test_a_template_gets_the_form_of_messages_that_it_reads(template: str, rendered: str) -> None:
-    """As with vLLM: a list of parts if the template loops over them, else one text with a line for each part."""
+    """As in vLLM, a message is a list of parts if the template loops over them, else one text with a line per part."""
     call = CalledTool("c1", "look", {})
     chat = (
         message("user", "The sky is green.", "Which colour has it?"),
@@ -55,7 +55,7 @@ def test_a_template_gets_the_form_of_messages_that_it_reads(template: str, rende
 
 
 def test_a_template_gets_names() -> None:
-    """Kimi's template, for one, writes them."""
+    """For example, Kimi's template writes the names of speakers and tools."""
     template = "{% for message in messages %}{{ message.get('name') or message['role'] }}|{% endfor %}"
     chat = (
         message("user", "hi", name="anna"),

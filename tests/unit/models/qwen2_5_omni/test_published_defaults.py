@@ -1,4 +1,4 @@
-"""Defaults are the published model's: the values that transformers' generate() uses if the caller sets none.
+"""The defaults are those of the published model: the values that transformers' generate() uses if the caller sets none.
 
 The system prompt for speech is the model card's.
 """

@@ -46,7 +46,7 @@ def run(code2wav: Any, codes: torch.Tensor, size: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("frames", [pytest.param(None, id="five windows"), pytest.param(2000, marks=pytest.mark.full)])
 @pytest.mark.parametrize("size", [1, 4, 25, 10_000])
 def test_chunks_of_any_size_are_one_forward(code2wav: Any, size: int, frames: int | None) -> None:
-    # Much longer than the attention window, or a lost state would hardly be heard.
+    # Much longer than the attention window, because with fewer frames a lost state would hardly change the audio.
     frames = frames or 5 * code2wav.config.sliding_window
     codes = draw(code2wav, frames)
     with torch.inference_mode():

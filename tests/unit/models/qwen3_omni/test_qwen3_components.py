@@ -87,7 +87,7 @@ def test_the_thinker_is_greedy_and_ends_where_a_message_ends(thinker: Any, check
 def test_a_published_file_that_has_values_for_the_thinker_decides(
     release: str, ours: SamplingDefaults, checkpoint: Path, tmp_path: Path
 ) -> None:
-    """vLLM reads Thinking's values itself. Instruct's are all the talker's, and transformers' thinker is greedy."""
+    """vLLM itself reads the values of Thinking. Instruct has values only for the talker; its thinker is greedy."""
     published = tmp_path / "published"
     shutil.copytree(checkpoint, published)
     shutil.copy(DATA / f"qwen3_omni_{release}.generation_config.json", published / "generation_config.json")
@@ -163,7 +163,7 @@ def test_audio_is_cut_at_no_thirty_seconds(thinker: Any) -> None:
 
 @pytest.mark.parametrize("saved", [WhisperFeatureExtractor, AutoProcessor])
 def test_a_checkpoint_saved_again_hears_as_long(saved: Any, checkpoint: Path, tmp_path: Path) -> None:
-    """transformers then writes n_samples for 30 s, or processor_config.json in place of preprocessor_config.json."""
+    """A checkpoint that transformers saves has n_samples for 30 s, or lacks preprocessor_config.json."""
     again = tmp_path / "again"
     shutil.copytree(checkpoint, again, ignore=shutil.ignore_patterns("preprocessor_config.json"))
     saved.from_pretrained(checkpoint, local_files_only=True).save_pretrained(again)

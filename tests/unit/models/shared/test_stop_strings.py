@@ -50,12 +50,12 @@ def test_as_many_tokens_are_withheld_as_a_stop_string_may_have() -> None:
     ],
 )
 def test_a_stop_string_is_not_spoken(token_ids: tuple[int, ...], text: str, count: int) -> None:
-    """vLLM returns the text without the stop string, and the token ids with it."""
+    """vLLM cuts the stop string from the text that it returns, but not from the token ids."""
     assert spoken(["End:"], step(*token_ids[:-1]), step(token_ids[-1], text=text, stop="End:"))[-1] == count
 
 
 def test_a_token_that_the_stop_string_cuts_is_spoken() -> None:
-    """Otherwise a word would be lost."""
+    """A token may hold text before the stop string. Without the token, a word would be missing from the speech."""
     assert spoken(["er"], step(1, text="Go"), step(2, 8, text=" home", stop="er"))[-1] == 2
     assert spoken(["me"], step(1, text="Go"), step(2, text=" ho", stop="me"))[-1] == 2
 

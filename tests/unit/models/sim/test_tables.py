@@ -1,4 +1,4 @@
-"""The built-in tables compared with the published models' configuration, published measurements and ours."""
+"""The built-in tables compared with the published models' configuration, with published measurements, and with ours."""
 
 from __future__ import annotations
 

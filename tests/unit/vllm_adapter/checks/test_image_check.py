@@ -36,7 +36,7 @@ PRECOMPILED = ("flashinfer_cubin", "flashinfer_jit_cache")
         ({"required": ""}, ["NVIDIA_REQUIRE_CUDA is ''"]),
         ({"compilers": {"cc": "", "c++": "it is not installed"}}, [r"c\+\+ does not work: it is not installed"]),
         ({"imports": {"vllm": "ImportError: libcuda.so.1"}}, ["vllm cannot be imported: ImportError: libcuda.so.1"]),
-        ({"user": 0}, ["this ran as root"]),
+        ({"user": 0}, ["this check ran as root"]),
     ],
     ids=["good", "precompiled", "FlashInfer", "half", "CPU build", "newer", "unset", "c++", "import", "root"],
 )

@@ -117,7 +117,7 @@ def test_the_cause_and_the_remedy(
 
 
 def test_the_first_logged_error_is_reported() -> None:
-    """Processes that wait for the one that failed log errors of their own."""
+    """When one process fails, the processes that wait for it log errors of their own."""
     report_start_errors()
     report_start_errors()
     with collecting_start_errors() as find:

@@ -15,7 +15,7 @@ from omni_stage.vllm_adapter.core.outputs import translate_error
 
 
 def test_a_medium_that_the_encoder_cache_cannot_hold() -> None:
-    """Where maxModelLen is larger than the cache, vLLM refuses a video that the prompt has room for."""
+    """If maxModelLen is larger than the encoder cache, vLLM refuses a video that fits the prompt but not the cache."""
     processor: Any = SimpleNamespace(_validate_prompt_len=lambda *_: None, mm_encoder_cache_size=10)
     video = {"video": [PlaceholderRange(offset=0, length=12)]}
     prompt: Any = {"type": "multimodal", "prompt_token_ids": [1] * 20, "mm_placeholders": video}

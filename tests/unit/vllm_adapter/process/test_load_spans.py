@@ -1,4 +1,4 @@
-"""vLLM's engine processes open a span exporter if an OTLP endpoint is set. without_load_spans prevents that."""
+"""vLLM's engine processes export spans if an OTLP endpoint is set; `without_load_spans` prevents this."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_what_is_not_known_is_not_guessed() -> None:
 
 @pytest.mark.parametrize(("cost", "joined"), [(CPU_COST, 6), (GPU_COST, 8), (None, 8), ((0.023, 10.0), 1)])
 def test_how_many_of_eight_are_one_group(cost: tuple[float, float] | None, joined: int) -> None:
-    """The costlier a token is, the fewer of eight waiting prompts join the group."""
+    """The more a token costs, the fewer of eight waiting prompts join the group."""
     group = Group(cost, unheard=0, waiting=8, steps_left=0)
     admitted = [group.admits(145, FIRST) for _ in range(8)]
     assert admitted == [True] * joined + [False] * (8 - joined)
@@ -58,7 +58,7 @@ def test_long_prompts_wait_on_a_gpu_too() -> None:
 
 
 def test_nobody_overtakes_a_prompt_that_waits() -> None:
-    """Otherwise short prompts that keep coming would join step after step, and a long one before them never."""
+    """If short prompts could overtake a long one, a steady flow of short prompts would let it wait forever."""
     group = Group(GPU_COST, unheard=1, waiting=4, steps_left=FIRST)
     assert [group.admits(tokens, FIRST) for tokens in (100, 30_000, 100)] == [True, False, False]
 

@@ -67,7 +67,7 @@ def test_steps_that_are_planned_ahead_wait_for_the_one_that_encodes() -> None:
     ahead = turns.begin(0.01, encodes=False, others=True)
     turns.end(media, 1.0)
     assert turns.owed == pytest.approx(1.0)
-    # The second step ran only after the first, so its time counts from the end of the first.
+    # The second step began to run when the first had ended, so its time counts from there.
     turns.end(ahead, 1.2)
     assert turns.owed == pytest.approx(0.8)
 

@@ -95,7 +95,7 @@ def test_a_request_in_parts_keeps_its_place_in_the_queue(scheduler_class, make_s
 
 @BOTH
 def test_a_request_that_waits_for_its_next_part_is_not_in_the_queue(scheduler_class, make_scheduler, ar_request, step):
-    """Such requests wait for the upstream stage: more replicas of this stage would not help them."""
+    """It waits for the upstream stage, so more replicas of this stage would not serve it sooner."""
     scheduler = make_scheduler(scheduler_class, log_stats=True)
     for name in ("a", "b"):
         session = ar_request(name, max_tokens=1)

@@ -34,14 +34,14 @@ def parsers(name: str) -> TextParsers:
     [("openai", "", "toolCallParser"), ("", "openai_gptoss", "reasoningParser")],
 )
 def test_parsers_of_harmony_are_refused_at_start(tool_parser: str, reasoning_parser: str, field: str) -> None:
-    """They fail with each request, because vLLM's server replaces them for gpt-oss."""
+    """These parsers would fail at every request: for gpt-oss, vLLM's server uses other code in their place."""
     with pytest.raises(ConfigurationError, match="harmony") as caught:
         TextParsers(tokenizer_with_tools(), tool_parser, reasoning_parser)
     assert caught.value.details.field == f"engineArgs.{field}"
 
 
 def test_requests_do_not_build_the_vocabulary_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers takes 130 ms for a vocabulary of Qwen3's size, and holds the interpreter's lock meanwhile."""
+    """transformers needs 130 ms to build a vocabulary of Qwen3's size, and holds the interpreter's lock meanwhile."""
     tokenizer, built = tokenizer_with_tools(), []
     build = type(tokenizer).get_vocab
     monkeypatch.setattr(type(tokenizer), "get_vocab", lambda self: built.append(self) or build(self))

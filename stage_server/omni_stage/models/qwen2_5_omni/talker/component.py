@@ -38,7 +38,7 @@ _GENERATION_CONFIG = Path(__file__).parent / "codec_generation"
 
 
 REPEAT_LIMIT = 500
-"""Ten seconds of one repeated codec token."""
+"""The stream ends when one codec token was sampled this many times in a row: ten seconds of speech."""
 
 
 class Talker:

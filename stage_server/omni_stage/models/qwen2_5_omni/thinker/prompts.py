@@ -19,10 +19,10 @@ of transformers 4.52.4 warns if the message differs.
 
 
 def read_audio_limit(path: Path) -> int:
-    """Returns how many samples at 16 kHz of an audio clip the feature extractor reads. It cuts off the rest.
+    """Returns the maximum number of samples, at 16 kHz, that the feature extractor reads from an audio clip.
 
-    This is `chunk_length` of preprocessor_config.json, which is 300 seconds in the published checkpoints. Raises
-    ConfigurationError.
+    It cuts off the rest. The limit is `chunk_length` of preprocessor_config.json: 300 seconds in the published
+    checkpoints. Raises ConfigurationError.
     """
     from transformers import WhisperFeatureExtractor
 

@@ -4,7 +4,7 @@ The published files were written by an older version of transformers than the on
 has the same format, so code that loads it also loads the published checkpoints:
 
 - config.json has `rope_scaling` and `rope_theta` where transformers 5 has `rope_parameters`, and `torch_dtype` where
-  transformers 5 has `dtype`. The architectures that it names exist in no library any more.
+  transformers 5 has `dtype`. No library has the architectures that it names.
 - generation_config.json names neither end tokens nor sampling values; the end of text is in `thinker_config`.
 - preprocessor_config.json holds the settings for images and for audio at the same level. chat_template.json holds the
   template.

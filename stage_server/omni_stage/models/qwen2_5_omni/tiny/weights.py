@@ -88,6 +88,6 @@ def _gain(name: str) -> float:
 def _fan_in(module: nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d) -> int:
     weight = module.weight
     if isinstance(module, nn.ConvTranspose1d):
-        # Each output sample sees kernel/stride taps of every input channel.
+        # Each output sample depends on kernel/stride taps of every input channel.
         return max(1, weight.shape[0] * weight.shape[2] // module.stride[0])
     return max(1, math.prod(weight.shape[1:]))

@@ -120,9 +120,9 @@ class Token2Wav:
         work = count_work(len(values["codes"]), steps)
         if work > self._max_work:
             raise InvalidRequestError(
-                f"sampling.num_inference_steps: {steps} steps over {len(values['codes'])} codec tokens are the work of "
-                f"{work} tokens at the default number of steps, at most {self._max_work} fit; take fewer steps, or "
-                "lower max_tokens upstream",
+                f"sampling.num_inference_steps: {steps} steps over {len(values['codes'])} codec tokens are as much "
+                f"work as {work} tokens at the default number of steps, but at most {self._max_work} fit one request; "
+                "take fewer steps, or lower max_tokens upstream",
                 field="sampling.num_inference_steps",
                 limit=self._max_work,
             )
@@ -150,8 +150,8 @@ class Token2Wav:
 def count_work(codes: int, steps: int) -> int:
     """Returns the work of a request in codec tokens at the default number of solver steps, at least 1.
 
-    `steps` is the number of time points: ten of them have nine intervals between them, each with four evaluations of
-    the transformer over all frames.
+    `steps` is the number of time points. Between ten time points there are nine intervals, and each interval takes four
+    evaluations of the transformer over all frames.
     """
     return max(1, -(-codes * (steps - 1) // _DEFAULT_INTERVALS))
 

@@ -136,7 +136,7 @@ class Code2WavEmitter:
     def emit(self, step: EngineStep) -> StageStep:
         """Convert one engine step to one stage step.
 
-        Raises ModelExecutionError if the audio is missing or does not have full frames.
+        Raises ModelExecutionError if the audio is missing, is not float32 [samples], or does not complete a frame.
         """
         audio = step.tensors.get("output")
         if audio is None:
@@ -145,8 +145,8 @@ class Code2WavEmitter:
         whole = self._samples + self._speech.lookahead_samples
         if audio.dim() != 1 or audio.dtype != torch.float32 or whole % self._speech.frame_samples:
             raise ModelExecutionError(
-                f"the engine gave audio of {audio.dtype} and shape {tuple(audio.shape)} behind "
-                f"{self._samples - audio.numel()} samples: no whole number of frames"
+                f"the engine gave audio of {audio.dtype} and shape {tuple(audio.shape)} after "
+                f"{self._samples - audio.numel()} samples; it must be float32, [samples], and complete a frame"
             )
         return StageStep.of_audio(step, audio)
 

@@ -3,8 +3,8 @@
 Hooks (vllm_adapter/hooks.py): OneShotModel, KeepsStreams.
 
 A request has all codes of a reply, or a chunk of a stream's codes. Requests of a step share a forward under two
-conditions. They have equally many frames left, or each has at least PIECE_FRAMES left. And all of them are at their
-first frame, or none is. Each request's audio is the same as if it ran alone.
+conditions. First, they have equally many frames left, or each has at least PIECE_FRAMES left. Second, all of them are
+at their first frame, or none is. Each request's audio is the same as if it ran alone.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Chunk:
 
     @property
     def batch_key(self) -> tuple[int, bool]:
-        """Chunks with equal keys share a forward."""
+        """Chunks with equal keys may share a forward, of at most STEP_FRAMES frames."""
         return min(PIECE_FRAMES, self.codes.shape[0] - self.done), self.position == 0
 
 

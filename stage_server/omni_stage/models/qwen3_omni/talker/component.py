@@ -22,7 +22,7 @@ from omni_stage.models.shared.voices import pick_voice
 from omni_stage.vllm_adapter.scheduling.pace import PACE_KEY
 
 REPEAT_LIMIT = 125
-"""Ten seconds in which every frame has the same first code."""
+"""The stream ends when this many frames in a row have the same first code: ten seconds of speech."""
 GREEDY, SEED = "predictor_greedy", "predictor_seed"
 """Names of the code predictor's settings in a request's payload."""
 
@@ -52,7 +52,7 @@ class Talker:
             "dtype": self._checkpoint.dtype,
             "hf_overrides": pick_talker,
             "skip_tokenizer_init": True,
-            # vLLM's own defaults: it knows none of the names in the checkpoint's generation_config.json.
+            # Use vLLM's own defaults, because vLLM knows no name in the checkpoint's generation_config.json.
             "generation_config": "vllm",
             "enable_prefix_caching": False,
             "additional_config": {"omni": {"capture_rows": True}, PACE_KEY: self._pace},

@@ -85,7 +85,7 @@ class TalkerConditioning:
         return self._place(fresh, None) if fresh.shape[0] else None
 
     def _first_part(self) -> TalkerPart | None:
-        """Returns a part with the prompt and the reply so far; None until the prompt, its media and text 0 arrived."""
+        """Returns a part with the prompt and the reply so far; None until prompt, media and text 0 have arrived."""
         counts = torch.cat(self._fresh.get("prompt_tokens", [torch.empty(0, dtype=torch.int64)]))
         ids = self._joined("token_ids")
         if not counts.numel() or ids.shape[0] < int(counts[0]):

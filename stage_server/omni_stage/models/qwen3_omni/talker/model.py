@@ -107,8 +107,8 @@ class TalkerModel(nn.Module, SupportsMRoPE):
         self._settings: dict[str, tuple[bool, int]] = {}
         """By request: whether the predictor is greedy, and its seed."""
         self._ends: dict[str, int] = {}
-        """By request: the position of the token that the step samples, directly after the positions that it computes.
-        """
+        """By request: the position of the token that the step samples. It follows the last position that the step
+        computes."""
 
     # Input
 

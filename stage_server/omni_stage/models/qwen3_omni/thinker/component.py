@@ -32,10 +32,11 @@ SAMPLES_PER_TOKEN: Final = 1231
 """Audio samples per token: 100 frames of 10 ms become 13 tokens."""
 MAX_SAMPLES: Final = 300 * SOUND_RATE_HZ
 """Samples of the longest audio. The published preprocessor_config.json names 300 s (`n_samples`). The file is not read,
-because its value is unreliable: when transformers saves the checkpoint again, it writes the value for 30 s, although
-it never cuts the audio there."""
+because its value is unreliable: a checkpoint that transformers has saved again names 30 s, although transformers does
+not cut the audio at that length."""
 DEFAULT_SAMPLING: Final = SamplingDefaults(temperature=0.0, max_tokens=MAX_TOKENS)
-"""Greedy, as in transformers' generate(), for a checkpoint whose file has no sampling values for the thinker."""
+"""Greedy, as in transformers' generate(). For a checkpoint whose generation_config.json does not make the thinker
+sample."""
 _SAMPLING_NAMES: Final = frozenset({"temperature", "top_p", "top_k", "do_sample"})
 _FIRST_TENSORS: Final = frozenset({"prompt_tokens", "media", "media_positions"})
 """Tensors that have rows only in a request's first step, if at all."""
@@ -87,8 +88,8 @@ class ThinkerEmitter:
     def __init__(
         self, checkpoint: OmniCheckpoint, *, want_tensors: bool, spoken: SpokenTokens, is_given: bool = False
     ) -> None:
-        """`spoken`: how much of the reply is published. `is_given`: whether the reply is given. It then has no end
-        token, so its last token is spoken too."""
+        """`spoken`: how much of the reply is published. `is_given`: whether the client gave the reply. Such a reply has
+        no end token, so its last token is spoken too."""
         self._checkpoint = checkpoint
         self._want_tensors = want_tensors
         self._spoken = spoken
@@ -127,7 +128,7 @@ class ThinkerEmitter:
         rows, positions = step.tensors.get("media"), step.tensors.get("mrope_positions")
         given = 0 if rows is None else rows.shape[0]
         if given != count:
-            raise ModelExecutionError(f"the engine gave {given} rows of media where the prompt has {count}")
+            raise ModelExecutionError(f"the engine gave {given} rows of media, but the prompt has {count}")
         if rows is None or positions is None or not count:
             return tensors
         heard = find_user_tokens(prompt, self._checkpoint.text)[media]
@@ -138,10 +139,11 @@ class ThinkerEmitter:
 
 
 def read_text_sampling(path: Path) -> SamplingDefaults:
-    """Returns the thinker's default sampling: DEFAULT_SAMPLING, unless generation_config.json has values for it.
+    """Returns DEFAULT_SAMPLING, unless generation_config.json has sampling values for the thinker.
 
-    Those values apply then; vLLM reads them by itself. The published file of Instruct has only values for the talker,
-    under other names. The file of Thinking has values for the thinker. Raises ConfigurationError.
+    In that case the values in the file apply, which vLLM reads by itself, except if the file says `do_sample: false`.
+    The published file of Instruct has only values for the talker, under other names. The file of Thinking has values
+    for the thinker. Raises ConfigurationError.
     """
     values = read_if_there(path / "generation_config.json")
     if values.get("do_sample") is False or not _SAMPLING_NAMES & values.keys():
@@ -154,8 +156,8 @@ def build_component(config: StageConfig) -> Thinker:
     checkpoint = read_checkpoint(config.model.path)
     if config.downstream and checkpoint.speech is None:
         raise ConfigurationError(
-            f"the checkpoint at model.path {checkpoint.path} only writes (enable_audio_output is false), so no stage "
-            "can read its thinker; leave the other stages out",
+            f"the checkpoint at model.path {checkpoint.path} only writes text (enable_audio_output is false), so no "
+            "stage can read its thinker; leave the other stages out",
             field="downstream",
         )
     prompts = PromptBuilder.load(checkpoint, max_audio_samples=MAX_SAMPLES, speech_needs_chat=True)

@@ -62,5 +62,7 @@ def _find_roles(tokenizer: Tokenizer) -> dict[str, int]:
     ids = {role: tokenizer.encode(f"{role}\n", add_special_tokens=False).ids for role in ROLES}
     for role, found in ids.items():
         if len(found) != 2:
-            raise ConfigurationError(f"vocab_size leaves no token for the role {role}; raise it", field="vocab_size")
+            raise ConfigurationError(
+                f"vocab_size leaves no token for the role {role}; raise vocab_size", field="vocab_size"
+            )
     return {role: found[0] for role, found in ids.items()}

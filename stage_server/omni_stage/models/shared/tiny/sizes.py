@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 from omni_stage.errors import ConfigurationError
 
 HEAD_DIM = 32
-"""Smallest head that vLLM's CPU attention kernels support."""
+"""Smallest head size that vLLM's CPU attention kernels support."""
 _BYTES = 256
 """Tokens of a byte-level vocabulary before any merge."""
 _LEAST_MERGES = 64

@@ -69,7 +69,8 @@ class CodecRun:
     def __init__(
         self, frames_per_row: float, codes: int, *, most: int, least: int, goes_on: bool, max_model_len: int
     ) -> None:
-        """`codes`: codes per frame; `most`, `least`: bounds of the number of frames; `goes_on`: always make `most`."""
+        """`codes`: codes per frame; `most`, `least`: bounds of the number of frames; `goes_on`: whether to make `most`
+        frames however long the text is."""
         self.prompt_tokens = 0
         self.limit = 1
         self.allowed = 0
@@ -126,8 +127,8 @@ class CodecRun:
         text_rows = self._rows - self._positions
         spoken = math.ceil(text_rows * self._frames_per_row)
         most = min(self._most, room)
-        # Allow only the frames that these rows would have if the text ended here. If it does, the run must not be past
-        # its end.
+        # Allow only the frames that these rows would have if the text ended here. So if the text does end here, the run
+        # has not made too many frames.
         self.limit, self.allowed = most, min(text_rows, spoken, most)
         if self._ended:
             # The end of speech takes one further step.

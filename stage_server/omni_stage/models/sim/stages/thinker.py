@@ -90,7 +90,7 @@ class TextRun:
         """`bank`: None if ids are sent without rows.
 
         `ends_text`: whether the last token is the end-of-text token; `stopped`: whether the end-of-text token or a stop
-        token ends the reply, and not the limit of its length.
+        token ends the reply. Otherwise its maximum length ends it.
         """
         self.prompt_tokens = len(ids)
         self.limit = tokens

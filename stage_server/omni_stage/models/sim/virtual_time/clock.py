@@ -1,9 +1,9 @@
 """Continuous batching in virtual time: which requests make up an autoregressive step, and when it ends. Pure.
 
 `add`, `allow` and `abort` report events and their times. `advance` completes every step that has ended by the given
-time, and returns the tokens. The clock does not wait for that call. Like an engine in its own process, it begins the
-next step when a step ends, with the requests that had arrived by then. So a late call of `advance` returns several
-tokens, and steps take exactly the table's times.
+time, and returns the tokens. The next step begins at the time when a step ends, with the requests that had arrived by
+then, even if `advance` is called later; an engine in its own process does the same. So a late call of `advance` returns
+the tokens of several steps, and steps take exactly the table's times.
 """
 
 from __future__ import annotations
@@ -187,7 +187,8 @@ class StepClock:
         return sum(sequence.prompt_tokens + sequence.made for sequence in self.running)
 
     def _make_room(self) -> None:
-        """Preempt requests while the KV cache exceeds its capacity: the least urgent first, of these the latest.
+        """Preempt requests while the KV cache exceeds its capacity: the least urgent first; of equally urgent
+        requests, the latest first.
 
         A preempted request keeps its tokens, but must compute its KV cache again.
         """

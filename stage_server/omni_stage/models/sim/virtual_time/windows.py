@@ -14,8 +14,8 @@ from operator import attrgetter
 from omni_stage.models.sim.tables import SoundShape
 
 _CHEAPER = 0.999
-"""A step grows only if its cost per window falls below this share of the former cost. A smaller reduction is taken for
-a rounding error."""
+"""A window is added to a step only if the cost per window then falls below this share of the cost per window before. A
+smaller reduction may be a rounding error."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,7 @@ def test_parts_add_up_to_the_whole(case: tuple[dict[str, torch.Tensor], list[Edg
 
 
 def test_starts_with_the_first_row_of_the_reply() -> None:
-    """The thinker's prompt rows are not enough: the talker's prompt ends with the row of the reply's first token."""
+    """Rows of the thinker's prompt are not enough, because the talker's prompt also holds the reply's first row."""
     whole, feed = edge(6, 3), feed_of()
     feed.add(EdgeRows({**whole, "x": whole["x"][:3]}, complete=HEAD))
     assert feed.next_part() is None

@@ -121,7 +121,7 @@ def test_refused(builder: PromptBuilder, case: str) -> None:
     [
         ("{{ raise_exception('no') }}", "chat template refused"),
         ("{% for message in messages %}{{ message['content'][0]['text'] + 1 }}{% endfor %}", "chat template refused"),
-        ("{% for message in messages %}<|im_start|>user\n{% endfor %}", "0 times <|IMAGE|> for 1 media"),
+        ("{% for message in messages %}<|im_start|>user\n{% endfor %}", "<|IMAGE|> 0 times for 1 media"),
     ],
     ids=["refuses", "fails", "leaves media out"],
 )

@@ -38,7 +38,7 @@ class VoiceRows(NamedTuple):
 class Conditions(NamedTuple):
     """Values that stay the same over all evaluations of a pack of B blocks of S frames.
 
-    With guidance there are R = 2 x B rows, of which the second half is without voice and codes. Else R = B.
+    With guidance there are R = 2 x B rows, and the second half has neither voice nor codes. Without guidance, R = B.
     """
 
     inputs: torch.Tensor

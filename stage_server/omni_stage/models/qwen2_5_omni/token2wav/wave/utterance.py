@@ -61,7 +61,8 @@ def read_utterance(request: AdditionalInformationPayload, voices: Container[str]
 
 
 def cut_window(audio: torch.Tensor, utterance: Utterance) -> torch.Tensor | dict[str, torch.Tensor]:
-    """Returns all of an utterance's audio, float32 [samples]; for a window, the part that it keeps and its tail.
+    """Returns all of an utterance's audio, float32 [samples]. For a window, returns its own audio and its tail by name:
+    "output" and, unless the window is the last, "tail".
 
     Raises ModelExecutionError if the audio does not have CODE_SAMPLES samples for each code.
     """
@@ -75,7 +76,7 @@ def cut_window(audio: torch.Tensor, utterance: Utterance) -> torch.Tensor | dict
         return audio
     skip, keep, tail = utterance.keep
     begin, until = skip * CODE_SAMPLES, (skip + keep) * CODE_SAMPLES
-    # Clone, because a slice would send all of the audio to the frontend.
+    # Clone, because a slice would keep the memory of all of the audio.
     parts = {"output": audio[begin:until].clone()}
     if tail:
         parts["tail"] = audio[until : until + tail].clone()

@@ -12,7 +12,7 @@ from omni_stage.models.qwen3_omni.code2wav.sound.state import StateLayout, State
 
 _FIRST_ROWS = 8
 MAX_SOUNDS = 256
-"""Maximum number of streams that may be open concurrently: 1.3 GB in the published model."""
+"""Maximum number of streams that may be open concurrently. Their states take 1.3 GB in the published model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class SoundPool:
     def check(self, sound: str, first_frame: int) -> None:
         """Check that the stream continues at this frame; a new stream must begin at 0.
 
-        Raises ModelExecutionError if it does not, or if a new stream does not fit.
+        Raises ModelExecutionError if the frame does not follow, or if too many streams are open for a new one.
         """
         known = self._sounds.get(sound)
         frames = 0 if known is None else known.frames
@@ -66,7 +66,7 @@ class SoundPool:
     def write(self, sounds: Sequence[str | None], frames: Sequence[int], states: States) -> None:
         """Store the states of the streams that have an id. `frames`: each stream's number of frames so far.
 
-        Raises torch.OutOfMemoryError if the device has no memory for new streams. No stream has advanced then.
+        Raises torch.OutOfMemoryError if the device has no memory for new streams. In this case no state has changed.
         """
         kept = [(at, name) for at, name in enumerate(sounds) if name is not None]
         if not kept:
@@ -89,7 +89,7 @@ class SoundPool:
             self._free.append(known.row)
 
     def _reserve(self, count: int) -> None:
-        """Make so many rows free."""
+        """Add rows until at least `count` are free."""
         while len(self._free) < count:
             first = self.rows
             more = max(_FIRST_ROWS, first)
