@@ -97,7 +97,7 @@ def download_file(directory: Path, file: RemoteFile, hub: str, token: str | None
                 # Another process held the lock until now, and has finished the file; check the result.
                 continue
             if has_file(directory, file):
-                # Another process finished before this one opened the partial file, which is therefore new and empty.
+                # Another process finished before this one opened the partial file, so that file is new and empty.
                 part.unlink(missing_ok=True)
                 return
             _receive(stream, file, hub, token)

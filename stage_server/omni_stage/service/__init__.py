@@ -4,7 +4,7 @@
     request   one Generate call, from Start to Summary
     edges     calls to downstream stages, and the tensors of both edges
     media     decoding of images, audio and video in separate processes
-    modules   errors, wire format, metrics, deadlines: what all layers share
+    modules   the modules of this folder, which all layers share: errors, wire format, metrics, deadlines
 
 Start reading at `request.servicer.StageServicer.generate`, which serves a request in numbered steps, and at
 `server.stage_server.run_stage`, which runs the process.
