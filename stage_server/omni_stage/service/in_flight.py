@@ -57,7 +57,7 @@ class InFlight:
                 self._idle.set()
 
     def fail_all(self, error: OmniStageError) -> int:
-        """End every call with `error`, except calls that an earlier fail_all ended. Returns the number of ended calls."""
+        """End every call with `error`, except calls that an earlier fail_all ended. Returns how many it ended."""
         ended = 0
         for entry in self._entries:
             if entry.failure is None:
