@@ -104,8 +104,8 @@ class EdgeCall:
             raise
         self._sending = call
         if self._outbox.is_due:
-            # Begin here, because the sender's task starts some iterations of the event loop later. The first audio needs
-            # these rows.
+            # Begin here, because the sender's task starts some iterations of the event loop later, and the first audio
+            # needs these rows.
             self._begin(call)
 
     @property
