@@ -1,11 +1,11 @@
 """Decides which requests with streamed input (sessions) may hold KV cache: only as many as can all run to completion.
 
-A session keeps its KV cache while it waits for rows, and vLLM cannot preempt it then. If several sessions ran out of
-blocks, they could wait for one another forever. So before a session enters the engine, it reserves all blocks of the
-longest sequence that it can become (its prompt and its max_tokens). A session that waits for its blocks holds none. A
-session that has entered can therefore always finish, whatever other sessions wait for. Sessions enter by priority, then
-in order of arrival. If the first session in the queue does not fit, no later one enters before it, so short sessions
-cannot starve a long one.
+A session keeps its KV cache while it waits for rows of the upstream stage, and vLLM cannot preempt a session that
+waits. If several sessions ran out of blocks, they could wait for one another forever. So before a session enters the
+engine, it reserves all blocks of the longest sequence that it can become (its prompt and its max_tokens). A session
+that waits for its blocks holds none. A session that has entered can therefore always finish, whatever other sessions
+wait for. Sessions enter by priority, then in order of arrival. If the first session in the queue does not fit, no later
+one enters before it, so short sessions cannot starve a long one.
 
 SessionQueue makes the decisions, without a clock or an event loop. Sessions lets coroutines wait for them.
 """

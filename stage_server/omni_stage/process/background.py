@@ -1,9 +1,9 @@
-"""Makes a background process yield its core immediately to the other processes of its pod, without starving it.
+"""Makes a background process yield its core immediately to other processes of its pod, but still get some of the core.
 
 A low priority only reduces the background process's share of a core. Another process that wakes up on that core still
-waits until the running time slice ends (1.4 to 3 ms). Several processes and threads must wake up in turn, about six
-times, before a token reaches the client. So the background process also requests slices of 100 ms. Since Linux 6.12, a
-task with a shorter slice, such as every other task of the pod, preempts the background process immediately. The
+waits until the running time slice ends (1.4 to 3 ms). Threads and processes must wake up in turn, about six times,
+before a token reaches the client. So the background process also requests slices of 100 ms. Since Linux 6.12, a task
+with a shorter slice, such as every other task of the pod, preempts the background process immediately. The
 background process still gets a tenth of a core that others use fully. Under SCHED_IDLE it would get 0.3 %, and a
 process without capabilities cannot leave that policy.
 

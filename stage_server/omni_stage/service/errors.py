@@ -1,8 +1,8 @@
 """Turns errors into gRPC statuses: code, message, ErrorInfo, BadRequest, RetryInfo.
 
-Every error of a Generate call, except its cancellation, passes through `to_status`. The bounds of other calls
-(server/side_calls.py) end such calls themselves. An unexpected error becomes INTERNAL with a fixed message, because its
-own text may hold a prompt.
+Every error of a Generate call, except its cancellation, passes through `to_status`. Calls of other methods that exceed
+their bounds are ended directly by server/side_calls.py. An unexpected error becomes INTERNAL with a fixed message,
+because its own text may hold a prompt.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Combinations of request features that would crash vLLM's engine or be ignored by it: a table and pure functions.
 
-A crash would end the engine for all requests, so such a request is refused before the engine gets it.
+A crash would end the engine for all requests, so a request with such a combination is refused before the engine gets
+it.
 """
 
 from __future__ import annotations

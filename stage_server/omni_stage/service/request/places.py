@@ -114,7 +114,8 @@ def peer_address(peer: str) -> str:
 
 
 def count_start_places(max_requests: int, max_bytes: int, max_message_bytes: int) -> int:
-    """Returns how many calls may be sending their Start: those that fit half of the byte budget, at most max_requests.
+    """Returns the number of places for calls that send their Start: as many as fit into half of the byte budget, but at
+    least FEWEST_START_PLACES and at most max_requests.
 
     A Start may be as large as the largest message, and is in memory before any bytes are reserved for it.
     """

@@ -54,8 +54,8 @@ class SideCallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return handler
         behavior = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
         life_s = _LIVES_S.get(method, ANSWER_TIMEOUT_S)
-        # A gRPC client whose watch ends with any other code sends no request on that connection. UNIMPLEMENTED makes
-        # it use the connection without watching.
+        # If a health watch ends with UNIMPLEMENTED, a gRPC client uses the connection without watching. With any other
+        # code, it sends no requests on the connection.
         full = grpc.StatusCode.UNIMPLEMENTED if method == _WATCH else grpc.StatusCode.RESOURCE_EXHAUSTED
         return grpc.stream_stream_rpc_method_handler(
             self._bound(

@@ -136,7 +136,7 @@ class RequestReader:
 def _kind(message: WireMessage) -> str:
     """Returns the protocol's name of a message. Raises ProtocolViolationError if it is not a valid message."""
     if isinstance(message, WireError):
-        raise ProtocolViolationError(f"bytes that are not a GenerateRequest: {message}", field="message") from message
+        raise ProtocolViolationError(f"a message cannot be read: {message}", field="message") from message
     if isinstance(message, TensorChunkView):
         return "a tensor chunk"
     if isinstance(message, tuple):
