@@ -1,4 +1,4 @@
-"""Runs requests that start before their input is complete, with part_plan, a component's feed and the engine core."""
+"""Runs requests that start before their input is complete. Uses part_plan, the component's feed and the engine core."""
 
 from __future__ import annotations
 

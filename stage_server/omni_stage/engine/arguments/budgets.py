@@ -8,7 +8,7 @@ from typing import Any
 from omni_proto.stage_config import EngineArgs
 
 CPU_STEP_WORK = "cpu_step_work"
-"""Key in a component's diffusion settings: the value of `step_work` (maximum work of a step) on a CPU. A CPU runs a
+"""Key in a component's diffusion settings: the value of `step_work`, the maximum work in flight, on a CPU. A CPU runs a
 batch no faster than the same requests one by one, and a request that arrives while a batch runs gets its first audio
 only after the whole batch."""
 PAYLOAD_SHARE = 2

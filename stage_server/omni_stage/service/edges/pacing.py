@@ -49,7 +49,7 @@ class Pacing:
 
     @property
     def early(self) -> bool:
-        """Whether the latest step was one of the first `early_steps`: speech cannot begin without the rows of these."""
+        """Whether the latest step was one of the first `early_steps`, on a Stream edge."""
         return self.heard and self._steps <= self.early_steps
 
     def add(self, rows: int, now: float, open_calls: int) -> float:

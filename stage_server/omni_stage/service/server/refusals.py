@@ -37,8 +37,8 @@ HELD_IN_ALL, HELD_PER_CLIENT = 512, 128
 """Maximum number of refusals that wait, in all and per client; further ones are answered immediately. A held call uses
 neither a place nor reserved bytes."""
 EARLY_S: Final = 0.5
-"""A call that its client cancels, or whose deadline passes, within this many seconds counts as refused, because it cost
-as much. Its own status is not held back, because the client no longer waits for it."""
+"""A call that its client cancels, or whose deadline passes, within this many seconds counts as refused: it costs
+the stage as much. Its own status is not held back, because the client does not wait for it."""
 LEAST_JITTER: Final = 0.8
 """Shortest wait as a share of the longest, so that clients that were refused together do not return together."""
 SPARE_S: Final = 0.05
