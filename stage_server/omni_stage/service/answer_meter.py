@@ -27,7 +27,7 @@ class AnswerMeter:
     audio_s: float = 0.0
     """Playing time of the audio in seconds."""
     underruns: int = 0
-    """How often a listener who plays the audio as soon as it arrives had none left to play."""
+    """How often a listener who plays the audio as soon as it arrives had none left to play, for more than AUDIBLE_S."""
     silence_s: float = 0.0
     """Total length of the underruns in seconds."""
     _played_until_s: float = 0.0

@@ -26,7 +26,7 @@ from omni_stage.service.request.timeline import Timeline
 
 _log = logging.getLogger(__name__)
 ACCEPT_WRITE_S: Final = 0.5
-"""Maximum number of seconds for which a call that ends waits until Accepted is written."""
+"""Maximum number of seconds for which the end of a call may be delayed until Accepted is written."""
 _FINISH_REASONS = {
     FinishReason.STOP: events_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: events_pb2.FINISH_REASON_LENGTH,
