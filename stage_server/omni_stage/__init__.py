@@ -6,8 +6,8 @@
         result = llm.generate(["Hello"], {"thinker": {"max_tokens": 32}}, seed=1)[0]
         result.text, result.audio, result.sample_rate_hz, result.stages["talker"].token_ids
 
-The names below are imported lazily, on first use. vLLM reads environment variables when it is imported, so they are
-set before that import (vllm_adapter/process/env.py).
+The names below are imported lazily, on first use. vLLM reads environment variables when it is imported, so
+vllm_adapter/process/env.py sets these variables first.
 """
 
 from __future__ import annotations

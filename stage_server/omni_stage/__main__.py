@@ -33,11 +33,12 @@ the other requests."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command. Returns its ExitCode: 0 on success, 1 failed, 70 engine dead, 78 bad configuration, 143 ended."""
+    """Run a command. Returns its ExitCode: 0 success, 1 failure, 70 engine dead, 78 bad configuration, 143 aborted."""
     args = _parser().parse_args(argv)
     if args.command == "fetch":
-        # As process 1 of a container it would otherwise ignore SIGTERM and download until SIGKILL. It ends without
-        # waiting for threads that download; the next run resumes their files.
+        # The kernel delivers SIGTERM to process 1 of a container only if that process has a handler. Without this one,
+        # the download would continue until SIGKILL. The handler does not wait for threads that download: the next run
+        # resumes their files.
         signal.signal(signal.SIGTERM, lambda *_: os._exit(ExitCode.ABORTED))
         from omni_stage.fetch.checkpoint import run_fetch
         from omni_stage.fetch.hub_logs import tame_hub_logs
@@ -89,7 +90,7 @@ def _serve(config_file: Path, address_file: Path | None, log_format: str) -> Exi
 
 
 def _preload() -> None:
-    """Import vLLM while this process has one thread, and fork a template process from it if possible.
+    """Import vLLM while this process has one thread. If possible, fork a template process after that.
 
     The engine's process is then forked from that template (vllm_adapter/process/template.py).
     """

@@ -139,7 +139,7 @@ class EngineDeadStageError(OmniStageError):
 
 
 class StepTimeoutError(OmniStageError):
-    """The engine has completed no step for too long."""
+    """The engine completed no step within the step timeout."""
 
     code = StatusCode.DEADLINE_EXCEEDED
     reason = reasons.ERROR_REASON_STEP_TIMEOUT
@@ -160,7 +160,7 @@ class QueueTimeoutError(OmniStageError):
 
 
 class ModelExecutionError(OmniStageError):
-    """The model failed on this request only, or the request was aborted."""
+    """The model failed on this request, while other requests continue; or the request was aborted."""
 
     reason = reasons.ERROR_REASON_MODEL_ERROR
 

@@ -32,7 +32,10 @@ def check_known_component(config: StageConfig, families: FamilyRegistry | None =
 
 
 def needs_vllm(config: StageConfig) -> bool:
-    """Returns whether vLLM runs the stage's component; imports neither of them. Raises ConfigurationError."""
+    """Returns whether vLLM runs the stage's component. Imports neither vLLM nor the component.
+
+    Raises ConfigurationError if the component is unknown.
+    """
     return not installed_families().component(config.component).engine
 
 
@@ -40,9 +43,9 @@ def build_stage_engine(config: StageConfig, in_process: bool = False, alone: boo
     """Returns the engine of a stage, not started. Raises ConfigurationError.
 
     in_process: whether the model runs in a thread of this process (tests, offline use) instead of a process of its own.
-    alone: whether it is the only such engine. On GPUs several engines never share a process: vLLM 0.32 has one
-    workspace for each process (v1/worker/workspace.py), and torch one limit of GPU memory. A component with an engine
-    of its own ignores both.
+    alone: whether no other engine runs in this process. If another one does, in_process has no effect on GPUs: vLLM
+    0.32 has one workspace for each process (v1/worker/workspace.py), and torch one limit of GPU memory. A component
+    that brings its own engine ignores in_process and alone.
     """
     families = installed_families()
     check_known_component(config, families)
@@ -57,6 +60,6 @@ def build_stage_engine(config: StageConfig, in_process: bool = False, alone: boo
 
     in_process = in_process and (alone or current_platform.is_cpu())
     if not in_process:
-        # vLLM's default is a fork, which takes over the locks of this process's other threads.
+        # vLLM would fork by default. A forked process keeps the locks that other threads of this process hold.
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     return VllmStageEngine(config, build_component(config), in_process=in_process)

@@ -1,4 +1,5 @@
-"""Limits how long preparing a request's input may take: the watchdog counts a request only once the engine has it."""
+"""Limits how long the preparation of a request's input may take. The watchdog cannot do this, because it counts a
+request only once the engine has it."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class Preparation:
         self._scope: asyncio.Timeout | None = None
 
     async def within(self, coming: Awaitable[_T]) -> _T:
-        """Await `coming` within the limit, lifted once the core has the request. Raises PrepareTimeoutError."""
+        """Returns the result of `coming`. Raises PrepareTimeoutError if the limit passes before the core has the
+        request."""
         try:
             async with asyncio.timeout_at(self._ends) as self._scope:
                 return await coming
@@ -39,10 +41,10 @@ class Preparation:
             self._scope = None
 
     def submitted(self, *, compiles: bool = False) -> None:
-        """Note that the core has the request: from here on the watchdog counts it.
+        """Note that the core has the request. The limit ends, and the watchdog counts the request from now on.
 
-        `compiles`: whether the core first compiles the form of the text. It does so in threads, which may take minutes
-        and says nothing about its steps. So the watchdog counts such a request only from its first output on, when the
+        `compiles`: whether the core first compiles the form of the text. It compiles in threads, for up to minutes, and
+        its steps continue meanwhile. So the watchdog counts such a request only from its first output on, when the
         caller calls `Work.begin`.
         """
         if not compiles:

@@ -25,8 +25,8 @@ class StageEngine(Protocol):
 
     @property
     def prompt_embeds(self) -> TensorSpec | None:
-        """Form of the prompt embeddings that the stage takes: rows of [hidden size] in the engine's dtype. None if it
-        takes none."""
+        """Form of the prompt embeddings that the stage takes: rows of [hidden size] in the engine's dtype. None if the
+        stage takes no embeddings."""
         ...
 
     @property
@@ -41,14 +41,14 @@ class StageEngine(Protocol):
 
     @property
     def unfinished_requests(self) -> int:
-        """Requests that wait for the engine: submitted, not ended, and waiting neither for more streamed input nor for
-        their caller to take a step."""
+        """Number of requests that the engine has work for. A request that waits for more streamed input, or whose
+        caller still handles a step, does not count."""
         ...
 
     @property
     def waiting_requests(self) -> int:
-        """Requests with streamed input that wait until they fit into the engine. Its scheduler does not count them.
-        May be read in any thread."""
+        """Number of requests with streamed input that wait until they fit into the engine. The engine's scheduler does
+        not count them. May be read in any thread."""
         ...
 
     @property
@@ -66,11 +66,11 @@ class StageEngine(Protocol):
         ...
 
     def generate(self, request: StageRequest) -> AsyncGenerator[StageStep, None]:
-        """Run one request. Closing the generator aborts it in the engine.
+        """Yields the steps of one request. Closing the generator aborts the request in the engine.
 
-        Raises OmniStageError. Before the engine gets the request: InvalidRequestError and its subclasses,
-        RequestTooLargeError, PrepareTimeoutError. While it runs: EngineDeadStageError, QueueTimeoutError,
-        ModelExecutionError.
+        Raises OmniStageError: InvalidRequestError and its subclasses, RequestTooLargeError or PrepareTimeoutError
+        before the engine gets the request; EngineDeadStageError, QueueTimeoutError or ModelExecutionError while the
+        engine runs it.
         """
         ...
 

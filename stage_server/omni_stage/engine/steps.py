@@ -7,9 +7,10 @@ from omni_stage.exchange.engine_step import EngineStep, FinishReason
 
 
 def finish_reason(step: EngineStep, kind: EngineKind) -> FinishReason | None:
-    """Returns how the request, or the part, of this step ended; None if it continues.
+    """Returns how the request of this step ended, or the part of a request; None if it continues.
 
-    Diffusion and decoder stages share a runner, which reports DIFFUSION_DONE. A decoder ran no diffusion: it gets STOP.
+    Diffusion and decoder stages share a runner, which reports DIFFUSION_DONE. A decoder runs no diffusion, so its
+    requests end with STOP.
     """
     reason = step.finish_reason
     return FinishReason.STOP if kind is EngineKind.DECODER and reason is FinishReason.DIFFUSION_DONE else reason

@@ -1,4 +1,4 @@
-"""Runs requests that start before their input is complete, with part_plan, a component's feed and the engine core."""
+"""Runs requests that start before their input is complete. Uses part_plan, the component's feed and the engine core."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class StreamedRuns:
     lowering: Lowering
     work: WorkLedger
     sessions: Sessions
-    """Limits how many sessions are open at a time; further ones wait here, outside the engine."""
+    """Limits how many sessions (autoregressive requests with streamed input) the engine has; further ones wait here."""
     windows: dict[str, str] = field(default_factory=dict)
     """Request id -> the engine's id of the window that runs for it."""
 
     @property
     def waiting_requests(self) -> int:
-        """Number of sessions that wait until they may open."""
+        """Number of sessions that wait until they may enter the engine."""
         return len(self.sessions.queue.waiting)
 
     async def run_session(self, request: StageRequest, stream: EdgeStream) -> AsyncGenerator[StageStep, None]:
-        """Run an autoregressive request; see part_plan. Closing the generator aborts it."""
+        """Yields the steps of an autoregressive request; see part_plan. Closing the generator aborts the request."""
         feed, part = await self._open_feed(request, stream)
         if part.input.finished is not None:
             yield StageStep(finish_reason=part.input.finished)
@@ -56,7 +56,7 @@ class StreamedRuns:
         async with self.sessions.enter(min(longest, self.lowering.traits.max_model_len), request.priority):
             with self.work.open(request.request_id) as work:
                 parts = self._parts(request, plan, params, part, stream, feed, work)
-                # Free a long prompt's rows here before the request ends.
+                # Drop this reference, so that the rows of a long prompt are freed before the request ends.
                 del part
                 run = self.core.stream_parts(request.request_id, parts, priority=request.priority)
                 async with aclosing(run) as outputs:
@@ -66,7 +66,7 @@ class StreamedRuns:
                             work.rest()
                         ended = plan.observe(output.token_ids, finish_reason(output, kind))
                         if ended is not output.finish_reason:
-                            # Only the part has ended. A copy, because the engine core still reads the output.
+                            # Only the part has ended. Change a copy, because the engine core still reads the output.
                             output = replace(output, finish_reason=ended)
                         step = emitter.emit(output)
                         step.submitted_ns = submitted
@@ -77,11 +77,14 @@ class StreamedRuns:
                         yield step
                         work.take_back()
         if final is not None:
-            # Yielded after the block has closed the session, so that a slow reader of the steps keeps no KV cache.
+            # Yield only after the session has left the engine, so that a slow reader of the steps keeps no KV cache.
             yield final
 
     async def run_windows(self, request: StageRequest, stream: EdgeStream) -> AsyncGenerator[StageStep, None]:
-        """Run a one-shot request: each part becomes an engine request, in turn. Closing the generator aborts it."""
+        """Yields the steps of a one-shot request. Each part (window) becomes an engine request, one after another.
+
+        Closing the generator aborts the request.
+        """
         feed, part = await self._open_feed(request, stream)
         if part.input.finished is not None:
             yield StageStep(finish_reason=part.input.finished)
@@ -94,13 +97,13 @@ class StreamedRuns:
                     yield step
         finally:
             if not ended:
-                # A model may keep state for the stream, and frees that state itself only with the last part.
+                # The model may keep state for the stream. Without a last part, it does not free that state by itself.
                 await self.core.end_stream(request.request_id)
 
     async def _windows(
         self, request: StageRequest, stream: EdgeStream, feed: InputFeed, part: InputPart
     ) -> AsyncGenerator[tuple[StageStep, bool], None]:
-        """Yields steps, each with a flag: true if the engine ran a last part and this is its last output."""
+        """Yields each step with a flag, which is true for the last output of the stream's last part."""
         component = self.lowering.component
         emitter, kind = component.emitter(request, part.input), component.facts.kind
         playback, rate, submitted = Playback(), component.facts.sample_rate_hz, time.monotonic_ns()

@@ -60,7 +60,10 @@ _log = logging.getLogger(__name__)
 
 
 class VllmStageEngine:
-    """A StageEngine over vLLM, in a separate process or (in_process) a thread of this one. Used from one event loop."""
+    """A StageEngine that runs vLLM in a separate process, or (in_process) in a thread of this process.
+
+    Used from one event loop.
+    """
 
     def __init__(self, config: StageConfig, component: Component, *, in_process: bool = False) -> None:
         """Check the configuration; `start` loads the model. Raises ConfigurationError if it cannot work."""
@@ -77,7 +80,7 @@ class VllmStageEngine:
         self._runs: StreamedRuns | None = None
         """Set once the engine has started."""
         self._work = WorkLedger()
-        # An in-process engine reads inputs on the thread of its steps: a time limit would also count those steps.
+        # An in-process engine takes requests on the thread that runs its steps, so a limit would also count the steps.
         self._prepare_s = None if in_process else config.timeouts.prepare
 
     @property
@@ -99,8 +102,7 @@ class VllmStageEngine:
 
     @property
     def unfinished_requests(self) -> int:
-        """Requests that wait for the engine: submitted, not ended, and waiting neither for more streamed input nor for
-        their caller to take a step."""
+        """See StageEngine."""
         return len(self._work)
 
     @property
@@ -195,7 +197,7 @@ class VllmStageEngine:
             prompt, params = lowering.lower(request, prepared, lowering.params(request, prepared))
             compiles = isinstance(params, SamplingParams) and params.structured_outputs is not None
             if compiles:
-                # vLLM checks the form by parsing it.
+                # In a thread, because vLLM parses the form to check it.
                 await preparation.within(asyncio.to_thread(self._core.check_structured, params))
             emitter = self.component.emitter(request, prepared)
             on_submit = partial(preparation.submitted, compiles=compiles)
@@ -206,7 +208,7 @@ class VllmStageEngine:
                 while output is not None:
                     self._work.note_step()
                     reason = finish_reason(output, self.component.facts.kind)
-                    # A copy takes longer than the rest of this loop, so only a step that changes is copied.
+                    # Copying a step takes longer than the rest of this loop, so a step is copied only if it changes.
                     step = output if reason is output.finish_reason else replace(output, finish_reason=reason)
                     emitted = emitter.emit(step if prepared.reply is None else as_if_sampled(step, prepared.reply))
                     work.lend()
@@ -215,7 +217,7 @@ class VllmStageEngine:
                     output = await anext(outputs, None)
 
     async def abort(self, request_id: str) -> None:
-        """End a request: the reader of its steps gets a ModelExecutionError. Unknown ids are ignored."""
+        """End a request. The reader of the request's steps gets a ModelExecutionError. Unknown ids are ignored."""
         windows = self._runs.windows if self._runs is not None else {}
         await self._core.abort(windows.get(request_id, request_id))
 
@@ -267,6 +269,7 @@ def _check_default_sampling(config: StageConfig, component: Component) -> None:
 
 
 def _first_lines(error: Exception) -> str:
-    """Returns the error's first 600 characters, on one line. The rest is cut: pydantic appends the whole input."""
+    """Returns the error's first 600 characters, on one line. The rest is dropped, because pydantic appends the whole
+    input."""
     text = " ".join(str(error).split())
     return text[:600]

@@ -12,10 +12,10 @@ from omni_stage.errors import InvalidRequestError
 
 @dataclass(slots=True)
 class Work:
-    """One request, which is busy while the engine has work for it and the caller waits for the result.
+    """One request. It is busy while the engine has work for it and the caller waits for the result.
 
-    The watchdog ignores it while it is prepared, while it waits for streamed input, and while the caller handles one of
-    its steps. A caller that reads slowly does not mean that the engine hangs.
+    The watchdog ignores a request that is being prepared, that waits for streamed input, or that has a step which the
+    caller still handles. The engine does not hang only because a caller reads slowly.
     """
 
     ledger: WorkLedger
@@ -34,7 +34,7 @@ class Work:
         self._update()
 
     def lend(self) -> None:
-        """Note that the caller has a step of the request. It may keep it as long as it likes."""
+        """Note that the caller has a step of the request. The caller may keep the step for any time."""
         self._is_lent = True
         self._update()
 
@@ -66,7 +66,7 @@ class WorkLedger:
 
     @contextmanager
     def open(self, request_id: str) -> Iterator[Work]:
-        """Yields a request, which rests at first. Raises InvalidRequestError if its id is in use."""
+        """Yields a request that is not busy yet. Raises InvalidRequestError if its id is in use."""
         if request_id in self._open:
             raise InvalidRequestError(f"request id {request_id!r} is in use; use unique ids")
         self._open.add(request_id)
@@ -78,7 +78,7 @@ class WorkLedger:
             self._busy.discard(request_id)
 
     def set_busy(self, request_id: str, busy: bool) -> None:
-        """Count a request as the engine's work if `busy`; stop counting it otherwise."""
+        """Set whether a request counts as work of the engine."""
         if not busy:
             self._busy.discard(request_id)
         elif request_id not in self._busy:

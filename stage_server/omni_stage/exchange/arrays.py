@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     import torch
 
 _TORCH_GRAIN = 32_768
-"""From this many elements on, torch copies with several threads, and the event loop would have to wait for them."""
+"""From this number of elements on, torch copies with several threads, and the event loop would have to wait for
+them."""
 
 Array: TypeAlias = "npt.NDArray[Any] | torch.Tensor"
 """[rows, ...] on the CPU."""

@@ -1,6 +1,6 @@
 """The form of reply that a client may request of the entry stage: a given text, tool calls, or structured output.
 
-Plain data, and the protocol of a parser of the reply's text.
+This module holds plain data, and TextParse, the interface of a parser of the reply's text.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ReplyTokens:
     token_ids: tuple[int, ...]
     """At least one id, without the end-of-text token."""
     text: str
-    """The text that the client receives."""
+    """The reply as text, which the client receives."""
 
 
 @dataclass(frozen=True, slots=True)

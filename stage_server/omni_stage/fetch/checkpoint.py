@@ -1,8 +1,9 @@
 """`python -m omni_stage fetch`: downloads the checkpoint's files from a hub into a directory, resumably.
 
 It fetches only the files that engines read (configuration, tokenizer, safetensors, the speaker file). If a component is
-named, it fetches only the shards that hold tensors of that component. The directory is complete once the marker file
-names the commit. A later run for the same commit or revision then does nothing and needs no network.
+named, it fetches only the weight files (shards) that hold tensors of that component. The directory is complete once the
+marker file names the commit (marker.py). A later run for the same commit or revision then does nothing and needs no
+network.
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ from omni_stage.models.registry import weight_prefixes
 from omni_stage.process.termination import write_termination
 
 PATTERNS: Final = ("*.json", "*.txt", "*.model", "*.jinja", "spk_dict.pt")
-"""Files that engines read besides weights. Pickled weights are never fetched. The speaker file is a pickle, which is
-loaded with weights_only."""
+"""Files, other than weights, that engines read. Pickled weights are never fetched. The speaker file (spk_dict.pt) is a
+pickle, but it is loaded with weights_only."""
 DOWNLOADS_AT_ONCE: Final = 4
 
 _log = logging.getLogger(__name__)
 
 
 def fetch(request: FetchRequest, token: str | None) -> str:
-    """Fetches a checkpoint into request.dest. Returns the commit that dest then holds.
+    """Fetch a checkpoint into request.dest. Returns the commit that dest then holds.
 
     Files that are complete are not fetched again. Raises ConfigurationError for errors that a retry cannot fix
     (address, revision, token), and FetchError for all others.
@@ -60,10 +61,10 @@ def fetch(request: FetchRequest, token: str | None) -> str:
     pinned = read_pin(request.commit_file, repository, request.revision)
     known = fetched_commit(request, repository)
     if known is not None and pinned is None and request.commit_file is not None:
-        # Somebody deleted the file. Without it, stages that fetch later would look the revision up again.
+        # The commit file was deleted. Without it, stages that fetch later would look the revision up again.
         pinned = write_pin(request.commit_file, repository, request.revision, known)
     if known is not None and pinned in (None, known):
-        _log.info("the checkpoint is there", extra={"repository": repository, "commit": known})
+        _log.info("the checkpoint is already complete", extra={"repository": repository, "commit": known})
         return known
     wanted = pinned or request.revision
     try:
@@ -103,7 +104,7 @@ def fetch(request: FetchRequest, token: str | None) -> str:
 
 
 def run_fetch(request: FetchRequest, token_file: Path | None) -> ExitCode:
-    """Runs the command and returns its exit code. If it fails, the termination message says why."""
+    """Run the command. Returns its exit code. If the command fails, the termination message states the reason."""
     disable_progress_bars()
     try:
         commit = fetch(request, read_token(token_file))
@@ -118,9 +119,10 @@ def run_fetch(request: FetchRequest, token_file: Path | None) -> ExitCode:
 
 
 def _look_up(repository: str, revision: str, token: str | None) -> tuple[str, dict[str, int | None]]:
-    """Returns the commit of a revision, and the size of each of its files.
+    """Returns the commit of a revision, and the size in bytes of each file of the commit (None if the hub states none).
 
-    Raises ConfigurationError if the commit holds no checkpoint that engines read.
+    Raises ConfigurationError if the commit holds no checkpoint that engines read, and FetchError if the hub names no
+    commit.
     """
     # False: never use a token from the environment.
     info = HfApi(token=token or False).model_info(repository, revision=revision, files_metadata=True, timeout=60)

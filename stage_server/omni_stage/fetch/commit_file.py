@@ -1,6 +1,6 @@
 """The commit file records the commit that a revision named when the first stage of a pipeline looked it up.
 
-Stages that share a cache share the file. So they never mix two commits, even if they download at different times.
+Stages that share a cache share this file. So they all use the same commit, even if they download at different times.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def write_pin(file: Path, repository: str, revision: str, commit: str) -> str:
         # Unlike a rename, a link fails if the file exists.
         os.link(part, file)
     except OSError:
-        # The file exists, or the volume has no hard links. A file that records no commit for this revision is replaced.
+        # The file exists, or the volume has no hard links. Replace a file that records no commit for this revision.
         if read_pin(file, repository, revision) is None:
             part.replace(file)
     part.unlink(missing_ok=True)

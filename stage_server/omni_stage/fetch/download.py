@@ -1,10 +1,10 @@
-"""Downloads one file of a repository from a hub: resumable to the byte, and verified.
+"""Downloads one file of a repository from a hub. A download resumes at the byte where it stopped, and is verified.
 
 The hub's own client (huggingface_hub 2.4) starts a file again in every process and leaves the partial file of a killed
 process behind. With shards of 5 GB that costs hours and fills the volume. Here the name of a partial file is derived
 from the file's ETag, so any process can resume it:
 
-    PARTS/NAME.HASH.part      the bytes received so far, locked by one process; HASH is 12 digits of the ETag's sha256
+    PARTS/NAME.HASH.part      the bytes received so far, locked by one process; HASH: first 12 digits of sha256(ETag)
     NAME                      the complete file, renamed once its size and digest match the hub's
     PARTS/NAME.etag           the ETag of NAME's content
 """
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 class FetchError(OmniStageError):
-    """Something could not be fetched; a retry may succeed."""
+    """A checkpoint or file could not be fetched; a retry may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +54,21 @@ class RemoteFile:
     url: str
     """Where to download it: the hub itself, or a signed address elsewhere."""
     etag: str
-    """For large files the sha256 of their content, for small ones git's sha1."""
+    """For large files, the sha256 of the content; for small files, git's sha1."""
     size: int
 
 
 def find_file(repository: str, commit: str, name: str, listed_size: int | None, token: str | None) -> RemoteFile:
     """Returns the hub's description of a file. Raises FetchError and the errors of the hub's client.
 
-    `listed_size` is the size in the hub's list of files. It is used if the answer for the file has no Content-Length,
-    which some proxies remove.
+    `listed_size` is the size in bytes from the hub's list of files. It is used if the response for the file has no
+    Content-Length, because some proxies remove that header.
     """
     address = hf_hub_url(repository, name, revision=commit)
     metadata = get_hf_file_metadata(address, token=token or False, retry_on_errors=True)
     size = listed_size if metadata.size is None else metadata.size
     if metadata.etag is None or size is None:
-        raise FetchError(f"the hub does not say how large {name} is", field="model.uri")
+        raise FetchError(f"the hub states no size or no ETag for {name}", field="model.uri")
     return RemoteFile(name, metadata.location, metadata.etag, size)
 
 
@@ -85,8 +85,8 @@ def has_file(directory: Path, file: RemoteFile) -> bool:
 def download_file(directory: Path, file: RemoteFile, hub: str, token: str | None) -> None:
     """Fetch a file, or the part of it that is still missing, into the directory.
 
-    The token is sent only to the URL `hub`. Raises FetchError if the size or digest is not what the hub states, or if
-    the hub's storage refuses. Also raises errors of the hub's client and of the disk.
+    The token is sent only to the host of the URL `hub`. Raises FetchError if the size or digest differs from what the
+    hub states, or if the hub's storage refuses the request. Also raises errors of the hub's client and of the disk.
     """
     target, part, note = directory / safe_path(file.name), part_path(directory, file), _note_path(directory, file)
     part.parent.mkdir(parents=True, exist_ok=True)
@@ -94,17 +94,17 @@ def download_file(directory: Path, file: RemoteFile, hub: str, token: str | None
     while not has_file(directory, file):
         with _locked(part) as stream:
             if stream is None:
-                # Another process held the lock meanwhile; check its result.
+                # Another process held the lock until now, and has finished the file; check the result.
                 continue
             if has_file(directory, file):
-                # Another process finished before we got the lock: this partial file is new and empty.
+                # Another process finished before this one opened the partial file, so that file is new and empty.
                 part.unlink(missing_ok=True)
                 return
             _receive(stream, file, hub, token)
             if not _is_intact(part, file):
                 part.unlink(missing_ok=True)
                 raise FetchError(f"{file.name} arrived damaged; the next attempt downloads it again", field="model.uri")
-            # This order matters: `has_file` is true only after the rename, and never for other content.
+            # With this order, `has_file` becomes true only after the rename, and is never true for other content.
             target.unlink(missing_ok=True)
             note.write_text(file.etag, encoding="ascii")
             part.replace(target)
@@ -169,7 +169,8 @@ def _receive(stream: BinaryIO, file: RemoteFile, hub: str, token: str | None) ->
 
 
 def _origin(url: str) -> tuple[str, str, int | None]:
-    """Returns scheme, host and port. The scheme counts too: a redirect to http would send the token in the clear."""
+    """Returns scheme, host and port. The scheme is included, because a redirect from https to http would send the token
+    unencrypted."""
     parts = urlsplit(url)
     return parts.scheme, parts.hostname or "", parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
@@ -180,7 +181,7 @@ def _is_intact(part: Path, file: RemoteFile) -> bool:
     if _SHA256.match(file.etag):
         digests = [hashlib.sha256()]
     elif _GIT_SHA1.match(file.etag):
-        # The hub's ETag is git's hash, of a header and the content. Artifactory's is the hash of the content alone.
+        # The hub's ETag is git's hash of a header and the content. Artifactory's ETag is the hash of the content alone.
         digests = [hashlib.sha1(head, usedforsecurity=False) for head in (b"blob %d\0" % file.size, b"")]
     else:
         return True
@@ -201,7 +202,7 @@ def _locked(part: Path) -> Iterator[BinaryIO | None]:
 
 
 def _stat(path: Path) -> os.stat_result | None:
-    """Returns None without a file: another process may rename it at any time."""
+    """Returns None if there is no such file: another process may rename the file at any time."""
     try:
         return path.stat()
     except FileNotFoundError:

@@ -12,9 +12,9 @@ MARKER: Final = ".omni-fetched.json"
 
 
 def fetched_commit(request: FetchRequest, repository: str) -> str | None:
-    """Returns the requested commit if the marker shows that dest holds all of it, else None.
+    """Returns the requested commit if the marker shows that dest holds all files of the commit, else None.
 
-    Does not ask the hub, so a branch counts as the commit that was fetched for it.
+    The hub is not asked: a branch means the commit that was fetched for the branch.
     """
     try:
         marker = json.loads((request.dest / MARKER).read_text(encoding="utf-8"))

@@ -13,14 +13,14 @@ _URI = re.compile(r"hf://([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})\Z")
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """What to fetch, and where to."""
+    """What to fetch, and the directory to put it into."""
 
     uri: str
     """hf://ORG/NAME"""
     revision: str
     """Branch, tag or commit."""
     dest: Path
-    """Directory of the checkpoint; each component has its own."""
+    """Directory of the checkpoint. Each component has a directory of its own."""
     component: str = ""
     """Id of the component whose weights are fetched; empty means all weights."""
     commit_file: Path | None = None
@@ -43,7 +43,7 @@ def read_token(file: Path | None) -> str | None:
         token = file.read_text(encoding="utf-8").strip()
     except FileNotFoundError as error:
         raise ConfigurationError(
-            f"there is no token file {file}; in a cluster: create the Secret, with the key, that tokenSecretRef names",
+            f"there is no token file {file}; in a cluster, create the Secret and key that tokenSecretRef names",
             field="model.tokenSecretRef",
         ) from error
     except (OSError, UnicodeDecodeError) as error:

@@ -15,12 +15,12 @@ from omni_stage.fetch.json_files import write_part
 INDEX: Final = "model.safetensors.index.json"
 ALL_WEIGHTS: Final = "*.safetensors"
 FULL_INDEX_FOLDER: Final = ".omni-index"
-"""Holds the index as it was downloaded, in the checkpoint's directory."""
+"""Folder in the checkpoint's directory that holds the index as it was downloaded."""
 _SHARD = re.compile(r"[A-Za-z0-9][\w.-]*\.safetensors\Z")
 
 
 def select_weights(index: Mapping[str, Any], prefixes: Sequence[str]) -> dict[str, str]:
-    """Returns the shard of each tensor whose name begins with one of the prefixes, as the index's weight map names it.
+    """Returns tensor name -> file name of its shard, for each tensor whose name begins with one of the prefixes.
 
     Raises ConfigurationError if there is no such tensor, or if a shard is not named like a safetensors file.
     """
@@ -39,9 +39,9 @@ def select_weights(index: Mapping[str, Any], prefixes: Sequence[str]) -> dict[st
 
 
 def reduce_index(dest: Path, repository: str, prefixes: Sequence[str]) -> set[str]:
-    """Write an index of only the component's tensors to dest, since engines refuse an index that names missing shards.
+    """Write an index to dest that names only the component's tensors. Returns the names of the shards to fetch.
 
-    Returns the names of the shards to fetch. Raises ConfigurationError.
+    Engines refuse an index that names missing shards. Raises ConfigurationError.
     """
     selected = select_weights(_read_index(dest / FULL_INDEX_FOLDER, repository), prefixes)
     write_part(dest / INDEX, {"metadata": {}, "weight_map": selected}).replace(dest / INDEX)
@@ -49,11 +49,11 @@ def reduce_index(dest: Path, repository: str, prefixes: Sequence[str]) -> set[st
 
 
 def unlisted_weights(dest: Path, repository: str, names: Iterable[str]) -> set[str]:
-    """Returns the weights among a repository's files (names) that its index in dest does not name.
+    """Returns which weight files among a repository's files (`names`) the index in dest does not name.
 
-    Engines read only those that the index names. Mistral's repositories, for example, hold all weights a second time in
-    consolidated.safetensors. Returns an empty set if the index names a file that the repository does not have. Raises
-    ConfigurationError.
+    Engines read only the files that the index names. Mistral's repositories, for example, hold all weights a second
+    time in consolidated.safetensors. Returns an empty set if the index names a file that the repository does not have.
+    Raises ConfigurationError.
     """
     beside = {name for name in names if "/" not in name and fnmatch(name, ALL_WEIGHTS)}
     weight_map = _read_index(dest, repository).get("weight_map")

@@ -1,1 +1,2 @@
-"""Decodes images, audio and video to arrays. Imports no torch, gRPC or vLLM, so that decoding processes start fast."""
+"""Decodes images, audio and video to arrays. Imports neither torch nor gRPC nor vLLM, so that processes that decode
+start fast."""

@@ -1,4 +1,4 @@
-"""Decodes an image or audio to pixels or samples, into memory of exactly the size that its header states."""
+"""Decodes an image to pixels, or audio to samples, into memory of the size that the header states."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class UndecodableError(Exception):
 def decode_image(data: bytes, kind: str, out: np.ndarray) -> np.ndarray:
     """Decode a PNG or JPEG (`kind`) as RGB into the memory of `out`, uint8 [height, width, 3] as the header says.
 
-    Returns a view of that memory, uint8 [height, width, 3] as the image is displayed: an orientation in its EXIF data
-    is applied, and may exchange width and height. A transparent image is shown on white. vLLM does the same
+    Returns a view of that memory, uint8 [height, width, 3] as the image is displayed. An orientation in its EXIF data
+    is applied, which may exchange width and height. Transparent pixels become white, as in vLLM
     (vllm/multimodal/image.py). Raises UndecodableError or Pillow's errors.
     """
     height, width, _ = out.shape
@@ -48,10 +48,10 @@ def decode_image(data: bytes, kind: str, out: np.ndarray) -> np.ndarray:
 
 
 def _orientation(image: Image.Image) -> int:
-    """Returns the orientation of TIFF and EXIF, 1 to 8: how to turn and mirror the encoded image; 1 means unchanged."""
+    """Returns how to turn and mirror the encoded image: 1 to 8, as in TIFF and EXIF, where 1 means unchanged."""
     try:
         value = image.getexif().get(ExifTags.Base.Orientation, 1)
-    except Exception:  # noqa: BLE001 - damaged EXIF data can raise anything, and leave the image itself intact
+    except Exception:  # noqa: BLE001 - damaged EXIF data can raise anything, though the image itself may be intact
         return 1
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
@@ -76,7 +76,9 @@ def _as_rgb(image: Image.Image) -> Image.Image:
 
 
 def decode_audio(data: bytes, max_frames: int, rate_hz: int, channels: int, to_hz: int, out: np.ndarray) -> int:
-    """Decode a WAV or FLAC as mono at `to_hz` into `out`, float32, averaging channels. Returns the number of samples.
+    """Decode a WAV or FLAC into `out`, float32 [samples], as the average of its channels at `to_hz`.
+
+    Returns the number of samples.
 
     `max_frames`, `rate_hz` and `channels` are the values from the file's header. Raises UndecodableError or soundfile's
     errors.

@@ -25,7 +25,7 @@ def resample(samples: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
 
 
 def resample_blocks(blocks: Iterable[np.ndarray], from_hz: int, to_hz: int) -> np.ndarray:
-    """Resample as `resample` does, but from float32 blocks [samples], so that memory need not hold the whole input."""
+    """Resample as `resample` does, but from float32 blocks [samples]. The whole input need not be in memory."""
     stream = None if from_hz == to_hz else soxr.ResampleStream(from_hz, to_hz, 1, dtype="float32", quality=_RECIPE)
     taken = 0
     pieces: list[np.ndarray] = []
@@ -34,7 +34,7 @@ def resample_blocks(blocks: Iterable[np.ndarray], from_hz: int, to_hz: int) -> n
         pieces.append(block if stream is None else stream.resample_chunk(block))
     if stream is not None:
         pieces.append(stream.resample_chunk(np.empty(0, np.float32), last=True))
-    # libsoxr rounds the length; librosa rounds it up.
+    # libsoxr rounds the length to the nearest integer, but librosa rounds it up.
     result = np.zeros(-(-taken * to_hz // from_hz), np.float32)
     position = 0
     for piece in pieces:

@@ -1,8 +1,8 @@
 """Decodes a video to the frames and the audio that the model gets. FFmpeg decodes, through PyAV.
 
 Frames are decoded one at a time, on one thread. About two frames a second are kept (see `sample_count`), spread evenly
-as in qwen_omni_utils, and all others are dropped. A kept frame is scaled immediately. So memory holds all kept frames,
-but scaled to the model's size. At the encoded size it holds only the frames that the decoder needs.
+as in qwen_omni_utils, and all others are dropped. A kept frame is scaled to the model's size immediately. At the
+encoded size, memory holds only the frames that the decoder needs.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ settings, 46 for H.264 with 16 reference frames, and 73 if that video also has 1
 
 
 def decode_video(data: bytes, media_type: str, *, seconds: float, max_frames: int, out: np.ndarray) -> int:
-    """Decode frames as RGB into `out`, uint8 [frames, height, width, 3], scaled to its height and width.
+    """Decode frames as RGB into `out`, uint8 [frames, height, width, 3], scaled to the height and width of `out`.
 
-    `seconds` is the duration in the header, `max_frames` the largest number of frames that a video may have. Returns
-    the number of frames in `out`. Raises UndecodableError or PyAV's errors.
+    `seconds` is the duration in the header, and `max_frames` the largest number of encoded frames that a video may
+    have. Returns the number of frames written to `out`. Raises UndecodableError or PyAV's errors.
     """
     with _open(data, media_type) as container:
         stream = _picture(container)
@@ -60,7 +60,7 @@ def decode_video(data: bytes, media_type: str, *, seconds: float, max_frames: in
                 kept += 1
             if kept == count:
                 return kept
-    # Encoders drop frames but still count them. The last kept frame stands in for the missing ones.
+    # Not every packet holds a frame: encoders also write packets for frames that they drop. Repeat the last kept frame.
     if not kept:
         raise UndecodableError("no frame of the video can be decoded")
     out[kept:count] = out[kept - 1]
@@ -72,7 +72,7 @@ def spread(total: int, count: int) -> list[int]:
 
     Equals `torch.linspace(0, total - 1, count).round()` in qwen_omni_utils.
     """
-    # rint rounds halves to even, as torch does; float32, as in torch.
+    # As in torch: float32, and rint rounds halves to even.
     places: list[int] = np.rint(np.linspace(0, total - 1, count, dtype=np.float32)).astype(np.int64).tolist()
     return places
 
@@ -98,7 +98,7 @@ def decode_sound(data: bytes, media_type: str, *, to_hz: int, out: np.ndarray) -
 
 
 def _open(data: bytes, media_type: str) -> Any:
-    # Probe less than FFmpeg does by default: the header already named the tracks.
+    # Probe less than FFmpeg does by default, because the header was already read and names the tracks.
     options = {"probesize": str(1 << 20), "analyzeduration": "1000000", "max_streams": str(MAX_TRACKS)}
     return av.open(io.BytesIO(data), format=FORMATS[media_type], options=options, metadata_errors="ignore")
 
@@ -135,7 +135,7 @@ def _frames(container: Any, max_frames: int) -> Iterator[VideoFrame]:
 
 def _scale(frame: VideoFrame, out: np.ndarray) -> None:
     height, width, _ = out.shape
-    # A stream may change its frame size, but memory is reserved and limited for the size in the header.
+    # A stream may change its frame size. Memory is reserved and limited for the size in the header only.
     picture = Image.fromarray(frame.to_ndarray(format="rgb24"))
     if picture.size != (width, height):
         picture = picture.resize((width, height), Image.Resampling.BICUBIC)

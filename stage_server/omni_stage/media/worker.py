@@ -1,8 +1,9 @@
 """A process that decodes the media of one request at a time. Its parent may kill it if it takes too long.
 
-`python -m omni_stage.media.worker FD`: FD is a socket. Each job arrives on it as a JSON packet, with the descriptor of
-shared memory that holds the encoded bytes and has space for the decoded ones. Responses are JSON packets too, so a
-compromised decoder can send its parent only numbers and a text. The process ends when its parent does.
+`python -m omni_stage.media.worker FD`: FD is the file descriptor of a socket. Each job arrives on it as a JSON packet,
+with the descriptor of shared memory. That memory holds the encoded bytes and has space for the decoded ones. Responses
+are JSON packets too, so a compromised decoder can send its parent only numbers and text. The process ends when its
+parent does.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _PAGE: Final = resource.getpagesize()
 
 
 def main(descriptor: int) -> None:
-    """Serve jobs until the parent closes its end."""
+    """Serve jobs until the parent closes its end of the socket."""
     _confine()
     with socket.socket(fileno=descriptor) as parent:
         parent.send(READY)
@@ -48,12 +49,12 @@ def run_job(job: dict[str, Any], descriptor: int) -> dict[str, Any]:
     An image's size is [width, height].
     """
     if any("seconds" in medium for medium in job["media"]):
-        # FFmpeg is loaded only for a video, and before memory is limited.
+        # Load FFmpeg only if there is a video, and before memory is limited.
         import omni_stage.media.video  # noqa: F401
     base = _address_space() + int(job["shared_bytes"])
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (base + int(job["work_bytes"]), hard))
-    # A second time limit: the parent has one too. The signal's default action ends a decoder even inside C code.
+    # The parent also has a time limit. Here the default action of SIGALRM ends a decoder even inside C code.
     signal.setitimer(signal.ITIMER_REAL, float(job["seconds"]))
     sizes: list[tuple[int, int]] = []
     try:
@@ -63,7 +64,7 @@ def run_job(job: dict[str, Any], descriptor: int) -> dict[str, Any]:
     except UndecodableError as error:
         return {"error": str(error), "medium": len(sizes)}
     except MemoryError:
-        return {"error": "it needs more memory to decode than its header announced", "medium": len(sizes)}
+        return {"error": "decoding it needs more memory than its header announced", "medium": len(sizes)}
     except Exception:  # noqa: BLE001 - hostile bytes can make a decoder raise anything
         return {"error": "it cannot be decoded", "medium": len(sizes)}
     finally:
@@ -92,7 +93,7 @@ def _decode_video(shared: mmap.mmap, medium: dict[str, Any], data: bytes) -> tup
 
     shape = (medium["frames"], medium["height"], medium["width"], 3)
     frames = np.ndarray(shape, np.uint8, shared, medium["out"])
-    # Rows and columns as they are encoded, in the same memory.
+    # A view of the same memory with rows and columns as they are encoded, which rotation may exchange.
     lying = np.rot90(frames, medium["quarter_turns"], axes=(1, 2))
     count = decode_video(data, medium["kind"], seconds=medium["seconds"], max_frames=medium["max_frames"], out=lying)
     if not medium["max_samples"]:
@@ -106,12 +107,12 @@ def _confine() -> None:
     for kind in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
         resource.setrlimit(kind, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
-    # Output of decoders may contain the client's bytes.
+    # Discard what decoders print: it may contain bytes of the client.
     silent = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(silent, stream)
     os.close(silent)
-    # The parent decides when this process stops, so ignore signals that are sent to the whole process group.
+    # Only the parent decides when this process stops, so ignore signals that end a stage server.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 

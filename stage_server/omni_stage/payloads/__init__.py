@@ -1,8 +1,9 @@
 """Payloads: tensors and lists as checked bytes that travel between the stage server and its engine's process.
 
-The frontend builds an AdditionalInformationPayload with `from_mapping` and puts `to_bytes()` under OMNI_PAYLOAD_KEY
-into the request's parameters. The scheduler reads it back with `from_bytes`, and the model runner turns its entries
-into tensors. A PromptEmbedsPayload becomes vLLM's own prompt_embeds. Memory cost: docs/payload-memory.md.
+The stage server builds an AdditionalInformationPayload with `from_mapping`, and puts `to_bytes()` into the request's
+parameters under OMNI_PAYLOAD_KEY. The scheduler reads it back with `from_bytes`, and the model runner turns its entries
+into tensors. A PromptEmbedsPayload becomes vLLM's own prompt_embeds. For the cost in memory, see
+docs/payload-memory.md.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class AdditionalInformationEntry(msgspec.Struct, frozen=True, omit_defaults=True
     list_data: list[Scalar] | None = None
 
     def __post_init__(self) -> None:
-        """Check that exactly one form is set, and completely. Raises InvalidTensorError, CorruptTensorError."""
+        """Check that exactly one form is set and complete. Raises InvalidTensorError, CorruptTensorError."""
         if (self.tensor_data is None) == (self.list_data is None):
             raise InvalidTensorError(f"{_FIELD}: an entry needs exactly one of tensor_data and list_data", field=_FIELD)
         tensor = (self.tensor_shape, self.tensor_dtype, self.tensor_checksum)
@@ -133,7 +133,7 @@ class AdditionalInformationEntry(msgspec.Struct, frozen=True, omit_defaults=True
 
 
 class AdditionalInformationPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Named entries of one request. Travels as msgpack under OMNI_PAYLOAD_KEY of the request's parameters."""
+    """Named entries of one request. They travel as msgpack, under OMNI_PAYLOAD_KEY in the request's parameters."""
 
     entries: dict[str, AdditionalInformationEntry]
 
@@ -177,7 +177,7 @@ class AdditionalInformationPayload(msgspec.Struct, frozen=True, forbid_unknown_f
             entry.check(limits, field=f"{_FIELD}.{name}")
 
     def check_entries(self, limits: PayloadLimits = DEFAULT_LIMITS) -> None:
-        """Check the number of entries, their names and the sum of their bytes, not their values.
+        """Check the number of entries, their names and the sum of their bytes, but not their values.
 
         Raises InvalidTensorError.
         """

@@ -33,10 +33,11 @@ _EXPONENTS: Final[dict[str, tuple[type[np.unsignedinteger[Any]], int]]] = {
     "float16": (np.uint16, 0x7C00),
     "bfloat16": (np.uint16, 0x7F80),
 }
-"""Unsigned type of the same size, and mask of the exponent's bits: all of these are set in NaN and infinity only."""
+"""For each dtype, the unsigned type of the same size, and the mask of the exponent's bits. All bits of the exponent are
+set only in NaN and infinity."""
 
 _SCAN_BYTES: Final = 1 << 20
-"""Bytes that a scan checks per step; this bounds the scan's memory."""
+"""Number of bytes that check_finite checks at a time, which bounds its memory."""
 
 EMBEDDING_DTYPES: Final = frozenset({"float32", "float16", "bfloat16"})
 
@@ -52,7 +53,7 @@ Payload = TypeVar("Payload")
 def decode_payload(
     decoder: msgspec.msgpack.Decoder[Payload], data: bytes, limits: PayloadLimits, *, field: str
 ) -> Payload:
-    """Returns the decoded payload. Checks its size, structure and checksums, not the limits on its values.
+    """Returns the decoded payload. Checks its size, structure and checksums, but not the limits on its values.
 
     Raises InvalidTensorError, CorruptTensorError.
     """
@@ -74,7 +75,7 @@ def compute_checksum(data: bytes) -> int:
 
 
 def count_bytes(shape: Sequence[int], dtype: str, *, field: str) -> int:
-    """Returns a tensor's size in bytes. Python integers cannot overflow. Raises InvalidTensorError."""
+    """Returns a tensor's size in bytes. Raises InvalidTensorError for an unknown dtype or a dimension below 1."""
     item = ITEM_BYTES.get(dtype)
     if item is None:
         # The value comes from the client and may hold anything, so the message does not repeat it.

@@ -10,7 +10,7 @@ from typing import Final
 from omni_stage.errors import ConfigurationError
 
 NAME_PATTERN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
-"""Pattern of an entry's name, which makes it safe in logs, metrics and error messages."""
+"""Pattern of an entry's name. Names that match are safe in logs, metrics and error messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class PayloadLimits:
     max_text_length: int = 4096
     """Characters of one string in a list."""
     allow_non_finite: bool = False
-    """Whether NaN and infinity are allowed. Off by default; on in the engine's process, which need not scan again."""
+    """Whether NaN and infinity are allowed. It is true in the engine's process, which need not scan values again."""
 
     def __post_init__(self) -> None:
         """Refuse limits below 1 and wrong types. Raises ConfigurationError."""
@@ -47,7 +47,7 @@ class PayloadLimits:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> PayloadLimits:
-        """Returns limits from configuration; limits that it does not name keep their defaults.
+        """Returns limits from configuration. Limits that `values` does not name keep their defaults.
 
         Raises ConfigurationError.
         """

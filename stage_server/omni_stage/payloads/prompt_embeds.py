@@ -26,7 +26,8 @@ _FIELD = "prompt_embeds"
 
 
 class PromptEmbedsPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Prompt embeddings as raw bytes. Construction checks that they are consistent and intact; `check` the limits."""
+    """Prompt embeddings as raw bytes. Construction checks that they are consistent and intact. `check` applies the
+    limits."""
 
     data: bytes
     """Row-major, little-endian."""
@@ -38,7 +39,7 @@ class PromptEmbedsPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     """CRC-32C of the data."""
 
     def __post_init__(self) -> None:
-        """Check shape, dtype, length and checksum, whether the payload was decoded or constructed.
+        """Check shape, dtype, length and checksum. This runs after decoding too.
 
         Raises InvalidTensorError, CorruptTensorError.
         """

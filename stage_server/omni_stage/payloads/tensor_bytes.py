@@ -1,4 +1,5 @@
-"""Converts tensors to raw bytes and back. The package's only module that imports torch, and only inside functions."""
+"""Converts tensors to raw bytes and back. No other module of this package imports torch; this one imports it only
+inside functions."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ def dtype_name(tensor: torch.Tensor, *, field: str) -> str:
 def write_bytes(tensor: torch.Tensor, *, field: str) -> bytes:
     """Returns the tensor's values, row-major, in this machine's (little-endian) byte order.
 
-    The tensor may be on any device and have any strides; it is not changed. Copies its values once, or twice if the
-    tensor is not contiguous on the CPU.
+    The tensor may be on any device and have any strides, and is not changed. Its values are copied once, or twice if
+    the tensor is not contiguous on the CPU.
     Raises InvalidTensorError for tensors without dense values: sparse, quantized, or on the meta device.
     """
     import torch

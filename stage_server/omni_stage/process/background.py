@@ -1,14 +1,15 @@
-"""Makes a background process yield its core immediately to the other processes of its pod, without starving it.
+"""Makes a background process yield its core immediately to other processes of its pod, but still get some of the core.
 
 A low priority only reduces the background process's share of a core. Another process that wakes up on that core still
-waits until the running time slice ends (1.4 to 3 ms). A token needs half a dozen wake-ups on its way to the client. So
-the background process also asks for slices of 100 ms. Since Linux 6.12, any task with a shorter slice, which means
-every other task, preempts the background process immediately. The background process still gets a tenth of a core that
-others use fully. SCHED_IDLE would leave it 0.3 %, and a process without capabilities cannot leave that policy again.
+waits until the running time slice ends (1.4 to 3 ms). Threads and processes must wake up in turn, about six times,
+before a token reaches the client. So the background process also requests slices of 100 ms. Since Linux 6.12, a task
+with a shorter slice, such as every other task of the pod, preempts the background process immediately. The
+background process still gets a tenth of a core that others use fully. Under SCHED_IDLE it would get 0.3 %, and a
+process without capabilities cannot leave that policy.
 
-Outside of containers, Linux may share the cores among sessions before it looks at priorities (`autogroup`, sched(7)). A
-background process then needs a session of its own, and that session needs a low priority too. In a container, this
-changes nothing.
+Outside of containers, Linux may share the cores among sessions first, and among the processes of a session after that
+(`autogroup`, sched(7)). A background process then needs a session of its own, and that session needs a low priority
+too. In a container, the priority of a session has no effect.
 """
 
 from __future__ import annotations
@@ -22,19 +23,20 @@ from omni_stage.process.scheduling import set_attributes
 
 _NICE: Final = 10
 _SLICE_NS: Final = 100_000_000
-"""The longest slice that Linux allows. Versions before 6.12 ignore it."""
+"""The longest slice that Linux allows. Linux versions before 6.12 ignore the slice."""
 
 _log = logging.getLogger(__name__)
 
 
 def yield_cores(pid: int) -> None:
-    """Make process `pid` (0: the calling thread), and the processes that it starts later, run behind all others.
+    """Lower the priority of process `pid` (0: the calling thread) and of the processes that it starts later.
 
-    If `pid` leads its session, the session is lowered too. The kernel lets processes without privileges do so ten times
-    a second, all of them together: repeat the call to make sure.
+    If `pid` leads its session, the priority of the session is lowered too. The kernel permits ten such changes of
+    sessions per second to all processes without privileges together, and refuses further ones. So a caller that must be
+    sure repeats the call later.
 
-    If the kernel or a seccomp profile refuses the slice, only the priority is lowered. A process that has ended is
-    not an error.
+    If the kernel or a seccomp profile refuses the slice, only the priority is lowered. If the process has ended,
+    nothing happens.
     """
     try:
         nice = max(_NICE, os.getpriority(os.PRIO_PROCESS, pid))
@@ -52,8 +54,8 @@ def _lower_session(pid: int, nice: int) -> None:
     try:
         Path(f"/proc/{pid}/autogroup").write_text(str(nice), encoding="ascii")
     except FileNotFoundError:
-        # The process has ended, or the kernel has no such groups.
+        # The process has ended, or the kernel was built without autogroups.
         return
     except OSError as error:
-        # EAGAIN: the kernel limits how often. Or /proc is read-only, or writing is not permitted.
+        # The kernel permits no further change now (EAGAIN), /proc is read-only, or writing is not permitted.
         _log.debug("a background session keeps its priority: %s", error, extra={"pid": pid})

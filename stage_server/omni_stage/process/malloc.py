@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 def tune_malloc() -> bool:
-    """Keep freed buffers in the process. Call once at start-up. Returns whether it worked; it needs glibc."""
+    """Keep freed buffers in the process. Call once at start-up. Returns whether it worked: False without glibc."""
     tuned = set_malloc_options(_OPTIONS)
     if not tuned:
         _log.info("malloc is not tuned: the C library does not take mallopt's options")

@@ -7,8 +7,8 @@ import os
 import threading
 
 _POLLER = "_poll_wrapper"
-"""Part of the name of the thread that grpc.aio (1.85, `completion_queue.pyx.pxi`) starts. Only its name identifies
-it."""
+"""Part of the name of the thread that grpc.aio 1.85 starts (`completion_queue.pyx.pxi`). The thread can be found only
+by this name."""
 
 _log = logging.getLogger(__name__)
 

@@ -10,15 +10,16 @@ from omni_stage.errors import ConfigurationError
 
 VARIABLE = "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION"
 BOUNDED = "upb"
-"""The implementation whose limits our tests cover: 100 levels of nesting, memory proportional to a message's bytes."""
+"""The implementation whose limits the tests cover: at most 100 levels of nesting, and memory in proportion to a
+message's bytes."""
 
 
 def require_upb(found: str | None = None) -> None:
     """Raises ConfigurationError unless protobuf is implemented by upb.
 
     `found` overrides the name of the loaded implementation. An environment variable or a wheel without binaries selects
-    protobuf's pure Python implementation. It decodes eighty times slower (a chat of eight messages takes 480 us), and
-    decoding blocks the event loop.
+    protobuf's pure Python implementation. That one is eighty times slower (it decodes a chat of eight messages in
+    480 us), and decoding blocks the event loop.
     """
     found = api_implementation.Type() if found is None else found
     if found == BOUNDED:

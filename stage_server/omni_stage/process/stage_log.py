@@ -14,7 +14,7 @@ request_id_var: ContextVar[str] = ContextVar("omni_request_id", default="")
 
 
 def stage_formatter(stage: str, log_format: LogFormat) -> LineFormatter:
-    """Returns the formatter of a stage's lines, which shows only the frames of an exception."""
+    """Returns the formatter of a stage's lines. It shows the types and frames of exceptions, not their messages."""
     return LineFormatter(
         log_format,
         lead=lambda: {"stage": stage, "request_id": request_id_var.get()},

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 FIRST_AHEAD_S: Final = 5.0
-"""A stream's first audio counts as due this many seconds before its request. So first audio comes before all streams
-that still have audio to play, and after streams that have been silent for longer than this. First windows are served
-in the order of their requests."""
+"""A stream's first audio is due this many seconds before the stream reached the engine. So first audio is served before
+all streams that still have audio to play, and after streams that have been silent for longer than this. The first
+windows of several streams are served in the order in which the streams reached the engine."""
 
 
 @dataclass(slots=True)
@@ -33,8 +33,8 @@ class Playback:
     def add(self, now: float, seconds: float) -> None:
         """Record that `seconds` of audio were sent. If playback had run out before, it resumes `now`.
 
-        So a stream's next due time is at least `now` plus `seconds`, however long its listener heard silence. When the
-        stage is too slow for its streams, it thus serves all of them in turn, and not only the one furthest behind.
+        So a stream's next due time is at least `now` plus `seconds`, however long its listener heard silence. A stage
+        that is too slow for its streams therefore serves all of them in turn, not only the stream that is latest.
         """
         begin = now if self.runs_out is None else max(self.runs_out, now)
         self.runs_out = begin + seconds

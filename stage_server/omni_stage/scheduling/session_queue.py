@@ -1,10 +1,11 @@
 """Decides which requests with streamed input (sessions) may hold KV cache: only as many as can all run to completion.
 
-A session keeps its KV cache while it waits for rows, and vLLM cannot preempt it then. If several sessions ran out of
-blocks, they could wait for one another forever. So before a session enters the engine, it reserves all blocks of the
-longest sequence that it can become (its prompt and its max_tokens). While it waits for these blocks it holds none. A
-session that has entered can therefore always finish, and no waiting session can hinder it. Sessions enter by priority,
-then in order of arrival. No session overtakes the first in the queue, so short sessions cannot starve a long one.
+A session keeps its KV cache while it waits for rows of the upstream stage, and vLLM cannot preempt a session that
+waits. If several sessions ran out of blocks, they could wait for one another forever. So before a session enters the
+engine, it reserves all blocks of the longest sequence that it can become (its prompt and its max_tokens). A session
+that waits for its blocks holds none. A session that has entered can therefore always finish, whatever other sessions
+wait for. Sessions enter by priority, then in order of arrival. If the first session in the queue does not fit, no later
+one enters before it, so short sessions cannot starve a long one.
 
 SessionQueue makes the decisions, without a clock or an event loop. Sessions lets coroutines wait for them.
 """
@@ -21,8 +22,8 @@ from typing import Final
 
 YIELDING_SHARE: Final = 0.75
 """A session with a priority above 0 enters only if, with it, at most this share of the engine's sessions and blocks is
-in use. The rest is kept for sessions of priority 0 and below, because no session can be preempted for them. An empty
-engine admits any session. service/request/admission.py applies the same share to a stage's requests and bytes."""
+in use. The rest is kept for sessions of priority 0 and below, which could not preempt a session that has entered. An
+empty engine admits any session. service/request/admission.py applies the same share to a stage's requests and bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,8 @@ class Sessions:
 
     @asynccontextmanager
     async def enter(self, tokens: int, priority: int = 0) -> AsyncGenerator[None, None]:
-        """Wait for the KV cache of a session that can grow to `tokens` tokens; reserve it while the context is open."""
+        """Wait until a session that can grow to `tokens` tokens fits, and reserve its KV cache while the context is
+        open."""
         place, entered = self.queue.join(tokens, priority)
         turn = self._waiters[place] = asyncio.Event()
         self._wake(entered)

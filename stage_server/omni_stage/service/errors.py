@@ -1,8 +1,8 @@
 """Turns errors into gRPC statuses: code, message, ErrorInfo, BadRequest, RetryInfo.
 
-Every error of a Generate call, except its cancellation, passes through `to_status`. The bounds of other calls
-(server/side_calls.py) end such calls themselves. An unexpected error becomes INTERNAL with a fixed message, because its
-own text may hold a prompt.
+Every error of a Generate call, except its cancellation, passes through `to_status`. Calls of other methods that exceed
+their bounds are ended directly by server/side_calls.py. An unexpected error becomes INTERNAL with a fixed message,
+because its own text may hold a prompt.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from omni_stage.errors import (
 )
 
 MAX_MESSAGE_CHARS = 1024
-"""Longest error message. Messages travel in HTTP/2 trailers, which peers limit to 8 KiB in all."""
+"""Maximum length of an error message. Messages travel in HTTP/2 trailers, which peers limit to 8 KiB in total."""
 
 _TENSOR_ERRORS: dict[TensorErrorKind, type[OmniStageError]] = {
     TensorErrorKind.CORRUPT: CorruptTensorError,
@@ -37,7 +37,7 @@ OTHER_REASON = "OTHER"
 
 
 def documented_errors() -> frozenset[tuple[str, str]]:
-    """Returns every (gRPC code, reason) with which this version can end a call, including ("OK", "")."""
+    """Returns every pair of gRPC code and reason with which this version can end a call, including ("OK", "")."""
     pending, found = [OmniStageError], {("OK", ""), ("CANCELLED", "CANCELLED")}
     while pending:
         kind = pending.pop()
@@ -78,7 +78,7 @@ def to_stage_error(error: BaseException) -> OmniStageError | None:
 
 
 def to_status(error: BaseException, *, stage: str, request_id: str) -> status_pb2.Status:
-    """Returns the rich status of any error; `stage` names the stage that failed."""
+    """Returns the google.rpc.Status of any error; `stage` names the stage that failed."""
     if isinstance(error, RelayedError):
         return error.status
     known = to_stage_error(error) or OmniStageError(
@@ -102,7 +102,8 @@ def to_status(error: BaseException, *, stage: str, request_id: str) -> status_pb
 
 
 def first_error(error: BaseException) -> BaseException:
-    """Returns the error to report for a TaskGroup's exception group: its first stage error, else its first error."""
+    """Returns the error to report for a TaskGroup's exception group: its first stage error, else its first error. Any
+    other error is returned unchanged."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     leaves = [first_error(item) for item in error.exceptions]

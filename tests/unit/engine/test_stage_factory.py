@@ -68,7 +68,7 @@ def test_what_it_cannot_do(checkpoint: Path, stage: str, settings: dict[str, Any
 def test_on_a_gpu_several_engines_never_share_a_process(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, on_cpu: bool, alone: bool, shares: bool
 ) -> None:
-    """vLLM has one workspace for each process, and torch one limit of GPU memory."""
+    """They cannot, because vLLM has one workspace for each process, and torch one limit of GPU memory."""
     built: list[bool] = []
     monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     monkeypatch.setattr(vllm_engine.current_platform, "is_cpu", lambda: on_cpu)

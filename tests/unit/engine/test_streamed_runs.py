@@ -25,7 +25,7 @@ ONE_BLOCK = SessionRoom(sessions=8, blocks=1, block_tokens=8)
 
 
 class Feed:
-    """Makes one part of whatever rows come first, and notes when."""
+    """Makes one part of the first rows that arrive, and records the time."""
 
     def __init__(self) -> None:
         self.ready_ns = 0
@@ -96,7 +96,7 @@ async def collect(steps: AsyncIterator[StageStep]) -> list[StageStep]:
 
 @pytest.mark.parametrize("kind", [EngineKind.AUTOREGRESSIVE, EngineKind.DIFFUSION])
 async def test_a_request_is_submitted_when_its_first_rows_have_arrived(kind: EngineKind) -> None:
-    """Before that it waits for the upstream stage, whose own queue would otherwise count here too."""
+    """Until then, the request waits for the upstream stage. That time must not count as time in this engine's queue."""
     streamed = runs(kind)
     request, stream = ask()
     run = streamed.run_windows if kind.is_one_shot else streamed.run_session

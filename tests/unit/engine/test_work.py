@@ -31,7 +31,7 @@ def test_when_a_request_counts(notes: list[str], busy: int) -> None:
 
 
 def test_time_begins_anew_when_somebody_waits_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A caller that paused for longer than the step timeout does not make its next wait look stuck."""
+    """A caller's pause that is longer than the step timeout does not count as a step that takes too long."""
     now = 100.0
     monkeypatch.setattr("omni_stage.engine.work.time.monotonic", lambda: now)
     ledger = WorkLedger()

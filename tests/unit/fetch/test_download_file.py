@@ -32,10 +32,8 @@ def test_what_is_not_what_was_announced_is_thrown_away(hub: Hub, tmp_path: Path,
 
 @pytest.mark.parametrize("leftover", [b"weights" * 10, b"x" * 7000, b"x" * 9000], ids=["part", "wrong", "too long"])
 def test_a_leftover_part_is_gone_on_with_or_found_out(hub: Hub, tmp_path: Path, leftover: bytes) -> None:
-    """A valid partial file is resumed. One that is too long is discarded immediately.
-
-    One with wrong content makes the attempt fail and is discarded, so that the next attempt succeeds.
-    """
+    """A valid partial file is resumed, and one that is too long is discarded immediately. A partial file with wrong
+    content makes the attempt fail and is discarded, so that the next attempt succeeds."""
     file = remote(hub)
     part = part_path(tmp_path, file)
     part.parent.mkdir(parents=True)

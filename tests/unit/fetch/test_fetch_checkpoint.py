@@ -121,7 +121,7 @@ def test_a_component_gets_its_shards_and_an_index_of_them(
 
 @pytest.mark.parametrize("lacks", ["", "third.safetensors"])
 def test_weights_that_the_index_does_not_name_are_not_fetched(hub: Hub, tmp_path: Path, lacks: str) -> None:
-    """Mistral's repositories hold all weights twice. A stale index, which names missing files, selects nothing."""
+    """Mistral's repositories hold all weights twice. If a stale index names missing files, all weights are fetched."""
     hub.files = {name: data for name, data in SHARDED.items() if name != lacks}
     shards = {name for name in hub.files if name.endswith(".safetensors")}
     hub.files |= {"consolidated.safetensors": b"123" * 200, "encoder/model.safetensors": b"4"}
@@ -177,7 +177,7 @@ def test_stages_serve_one_commit_although_somebody_deletes_its_record(hub: Hub, 
 
 
 def test_a_commit_without_weights_is_not_recorded(hub: Hub, tmp_path: Path) -> None:
-    """Otherwise a repository that is still being uploaded would fail for all later pods of a shared cache."""
+    """If it were recorded while the repository is still being uploaded, all later pods of a shared cache would fail."""
     pin = tmp_path / "commit.json"
     hub.files = {"config.json": b"{}"}
     with pytest.raises(ConfigurationError, match=f"no config.json with safetensors weights at commit {COMMIT}"):
@@ -246,7 +246,7 @@ def test_a_download_that_is_killed_goes_on_at_the_byte_where_it_stopped(hub: Hub
 
 
 def test_the_log_holds_no_signature_of_an_address(hub: Hub, tmp_path: Path) -> None:
-    """The second transfer is cut off, so the hub's client also logs its warning, which names the address."""
+    """The second transfer is interrupted, so the hub's client also logs its warning, which contains the address."""
     hub.repositories["org/model"] = None
     hub.signature, hub.stop_at = "X-Amz-Signature=s3cret", 700
     done = subprocess.run(**command(hub, tmp_path), check=False, capture_output=True, text=True, timeout=100)

@@ -1,4 +1,4 @@
-"""Videos are upright, as OpenCV shows them, with which vLLM reads videos."""
+"""Decoded videos are upright, as OpenCV shows them. vLLM reads videos with OpenCV."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def test_a_video_is_turned_as_its_file_says(tmp_path: Path) -> None:
                 assert isinstance(part, VideoPart)
                 expected = show(tmp_path / f"{turns}.{form}", data)
                 assert part.frames.shape == expected.shape
-                # Both scale colours with rounding errors of their own; a frame that is turned wrongly differs by 50.
+                # Both decoders round colours differently. A frame that is turned wrongly differs by 50.
                 assert np.abs(part.frames.astype(int) - expected).mean() < 5, (form, turns)
     finally:
         pool.close()

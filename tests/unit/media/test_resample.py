@@ -11,7 +11,7 @@ import pytest
 from omni_stage.media.resample import resample, resample_blocks
 
 ODD_RATES = (1_000, 8_001, 11_027, 16_001, 44_101, 47_999, 191_999, 383_999)
-"""1 kHz, and rates that are coprime to 16 kHz. For the coprime rates, filters for all phases would take gigabytes."""
+"""1 kHz, and rates that are coprime to 16 kHz, for which filters for all phases would take gigabytes."""
 
 
 def tone(hertz: float, rate: int, seconds: float = 0.5) -> np.ndarray:

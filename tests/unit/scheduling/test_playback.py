@@ -15,7 +15,7 @@ NOW = 100.0
         ([], None),
         ([(1.0, 0.24)], 1.24),
         ([(1.0, 0.24), (1.1, 0.72)], 1.96),  # in time: plays after the first chunk
-        ([(1.0, 0.24), (3.0, 0.72)], 3.72),  # late: playback resumes on arrival; the gap is not made up for
+        ([(1.0, 0.24), (3.0, 0.72)], 3.72),  # late: playback resumes when the chunk arrives
         ([(1.0, 0.24), (3.0, 0.72), (3.1, 0.72)], 4.44),
     ],
 )

@@ -23,7 +23,8 @@ class Stream:
 
 @st.composite
 def crowds(draw: st.DrawFn) -> tuple[SessionRoom, list[tuple[int, int]], int]:
-    """Returns a SessionRoom, each session's (length in tokens at its end, priority), and a seed for who grows next."""
+    """Returns a SessionRoom, (length in tokens at the end, priority) of each session, and a seed that decides which
+    session grows next."""
     size = draw(st.integers(1, 32))
     room = SessionRoom(draw(st.integers(1, 8)), draw(st.integers(1, 40)), size)
     assert room.blocks is not None

@@ -8,9 +8,9 @@ from typing import Any
 from omni_proto.stage_config import EngineArgs
 
 CPU_STEP_WORK = "cpu_step_work"
-"""Key, in a component's diffusion settings, of the step_work to use on a CPU. A CPU runs a batch no faster than the
-same requests one by one. A request that arrives while a batch runs gets its first audio only after the complete
-batch."""
+"""Key in a component's diffusion settings: the value of `step_work`, the maximum work in flight, on a CPU. A CPU runs a
+batch no faster than the same requests one by one, and a request that arrives while a batch runs gets its first audio
+only after the whole batch."""
 PAYLOAD_SHARE = 2
 """A payload may be up to this many times as large as the stage's byte budget, because a component may widen 16-bit rows
 to 32 bits."""

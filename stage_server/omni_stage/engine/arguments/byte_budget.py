@@ -12,7 +12,8 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 def parse_cgroup_limit(text: str) -> int | None:
-    """Returns the bytes of a cgroup limit file; None for "max" and for the huge numbers that mean no limit."""
+    """Returns the bytes in the text of a cgroup limit file; None for "max" and for the huge numbers that mean no
+    limit."""
     stripped = text.strip()
     if not stripped.isdigit():
         return None

@@ -1,9 +1,8 @@
 """OmniEngineArgs and OmniModelConfig: from a StageConfig and its component to the arguments of vLLM's engine.
 
-User and component can set only listed fields: the user's engineArgs are typed (omni_proto.stage_config.EngineArgs), and
-a component may set only what `OmniEngineArgs` has a field for. A user never chooses worker, scheduler, remote code or
-paths. All functions are pure except `load_model_config`, which reads the checkpoint's config.json. This module does not
-import vLLM.
+A user can set only the fields of omni_proto.stage_config.EngineArgs, and a component only those of `OmniEngineArgs`. A
+user cannot choose worker, scheduler, remote code or paths. All functions are pure except `load_model_config`, which
+reads the checkpoint's config.json. This module does not import vLLM.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from omni_stage.vllm_adapter.wiring.names import DIFFUSION_SETTINGS, MEDIA_SHARE
 _QUANTIZATION = ("quantization_config", "compression_config")
 """Keys of config.json that say how the weights are quantized."""
 CPU_KV_CACHE_BYTES = 512 << 20
-"""Default KV cache on a CPU: vLLM would take a share of the whole machine's memory."""
+"""Size of the KV cache on a CPU if engineArgs set none. vLLM's default is a share of the whole machine's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +40,12 @@ class OmniModelConfig:
 
     @property
     def name(self) -> str:
-        """The architectures that config.json names, else its model_type; for messages."""
+        """The model's name for messages: the architectures that config.json lists, or model_type if it lists none."""
         return ", ".join(self.architectures) or self.model_type
 
     @property
     def is_quantized(self) -> bool:
-        """Whether config.json, or the part of it for one of the models, says how the weights are quantized."""
+        """Whether config.json, at any level of nesting, says how weights are quantized."""
         return _is_quantized(self.config)
 
 
@@ -110,7 +109,7 @@ class OmniEngineArgs:
     limit_mm_per_prompt: Mapping[str, int] | None = None
     mm_processor_kwargs: Mapping[str, Any] | None = None
     additional_config: Mapping[str, Any] = field(default_factory=dict)
-    # Set by the user, except for the last three; the component's value is the default.
+    # Set by engineArgs, except for the last three. If engineArgs do not set a field, the component's value applies.
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -120,7 +119,8 @@ class OmniEngineArgs:
     kv_cache_memory_bytes: int | None = None
     gpu_memory_utilization: float | None = None
     mm_processor_cache_gb: float = 0.0
-    """GiB of processed media that the engine may cache. vLLM 0.32's default is 4, which none of our budgets counts."""
+    """GiB of processed media that the engine may cache. vLLM 0.32's default is 4. The stage's byte budget does not
+    include this cache."""
     enforce_eager: bool | None = None
     enable_prefix_caching: bool | None = None
     enable_prompt_embeds: bool | None = None
@@ -130,7 +130,7 @@ class OmniEngineArgs:
     tensor_parallel_size: int = 1
     async_scheduling: bool | None = None
     scheduling_policy: str = "priority"
-    """Requests of equal priority keep their order of arrival, as under vLLM's default, "fcfs"."""
+    """Requests of equal priority keep their order of arrival, as with vLLM's default policy, "fcfs"."""
 
     @property
     def captures_rows(self) -> bool:
@@ -141,8 +141,8 @@ class OmniEngineArgs:
     def for_checkpoint(self, model: OmniModelConfig) -> OmniEngineArgs:
         """Returns the arguments for this checkpoint.
 
-        vLLM 0.32 has two names for fp8: "fp8" only for checkpoints whose weights are FP8, and "fp8_per_tensor" for
-        weights that it quantizes while it loads them.
+        vLLM 0.32 has two names for FP8: "fp8" for checkpoints whose weights are FP8 already, and "fp8_per_tensor" for
+        weights that vLLM quantizes while it loads them. A user sets "fp8" in both cases.
         """
         if self.quantization == "fp8" and not model.is_quantized:
             return dataclasses.replace(self, quantization="fp8_per_tensor")
@@ -157,7 +157,7 @@ class OmniEngineArgs:
         }
         kwargs["runner"] = "pooling" if self.kind.is_one_shot else "generate"
         return kwargs | {
-            # "auto" would read params.json instead of config.json where consolidated weights lie beside the others.
+            # With "auto", vLLM reads params.json instead of config.json if the checkpoint holds consolidated weights.
             "config_format": "hf",
             "worker_cls": worker_cls,
             "scheduler_cls": scheduler_cls,
@@ -169,18 +169,18 @@ class OmniEngineArgs:
 def build_engine_args(
     config: StageConfig, component: Component, *, on_cpu: bool, byte_budget: int | None = None
 ) -> OmniEngineArgs:
-    """Returns the component's arguments, overridden by the user's engineArgs and by what the stage's kind requires.
+    """Returns the component's arguments. The user's engineArgs, and what the stage's kind requires, override them.
 
-    `byte_budget`: bytes that the stage may hold if limits.maxInflightBytes is not set; None leaves the default limits
-    of payloads.
+    `byte_budget`: bytes that the stage may hold if limits.maxInflightBytes is not set. If neither is set, payloads have
+    their default limits.
 
-    Raises ConfigurationError naming the field and the remedy.
+    Raises ConfigurationError, which names the field and the remedy.
     """
     component_args = _component_args(component)
     chosen: dict[str, Any] = {"model": config.model.path, **component_args, **_user_args(config.engine_args)}
     chosen["tensor_parallel_size"] = config.tensor_parallel_size
     chosen.setdefault("load_format", "safetensors")
-    # Set even if false, since the scheduler's class depends on it; vLLM's CPU platform has no asynchronous scheduling.
+    # Set even if false, because the scheduler's class depends on it. vLLM's CPU platform has no async scheduling.
     chosen["async_scheduling"] = not on_cpu and not component.facts.kind.is_one_shot
     if on_cpu:
         # Compiling needs a C++ compiler and a minute, but gains little: kernel launches do not dominate a CPU's steps.
@@ -199,7 +199,7 @@ def build_engine_args(
     if component.facts.kind.is_one_shot:
         return _with_diffusion(args, config, component, component_args, byte_budget, on_cpu)
     if args.captures_rows:
-        # vLLM does not compute a cached prefix again, so its rows would be missing.
+        # vLLM does not compute a cached prefix again, so the rows of that prefix would be missing.
         return dataclasses.replace(args, enable_prefix_caching=False)
     return args
 
@@ -233,9 +233,9 @@ def _component_args(component: Component) -> dict[str, Any]:
 
 def _user_args(args: EngineArgs) -> dict[str, Any]:
     given = args.model_dump(exclude_none=True)
-    # For our scheduler, which gets it in additional_config.
+    # The project's scheduler gets max_media_share in additional_config.
     given.pop("max_media_share", None)
-    # Only the stage server uses it: of the two parsers, vLLM's engine knows only the reasoning parser.
+    # Only the stage server parses tool calls. AsyncEngineArgs has a field for the reasoning parser only.
     given.pop("tool_call_parser", None)
     mib = given.pop("kv_cache_memory_mib", None)
     if mib is not None:
@@ -254,7 +254,8 @@ def _with_diffusion(
     byte_budget: int | None,
     on_cpu: bool,
 ) -> OmniEngineArgs:
-    """Returns a one-shot stage's arguments: our scheduler bounds its steps, and its model captures its own graphs."""
+    """Returns the arguments of a one-shot stage. The project's diffusion scheduler limits the work of each step, and
+    the model itself captures CUDA graphs."""
     queue_timeout_s = config.timeouts.queue if config.timeouts.queue is not None else component.facts.queue_timeout_s
     settings = diffusion_settings(
         args.additional_config.get(DIFFUSION_SETTINGS, {}),
@@ -264,11 +265,11 @@ def _with_diffusion(
         byte_budget=byte_budget,
         on_cpu=on_cpu,
     )
-    # vLLM's own limit must admit the longest request; a request above our scheduler's limit runs alone.
+    # vLLM's own limit must admit the longest request. A request above the diffusion scheduler's limit runs alone.
     tokens = (args.max_num_batched_tokens, component_args.get("max_num_batched_tokens"), args.max_model_len)
     return dataclasses.replace(
         args,
-        # No KV cache is allocated, and vLLM's coordinator then requires prefix caching to be off.
+        # The stage has no KV cache. vLLM's KV cache coordinator then requires prefix caching to be off.
         enable_prefix_caching=False,
         enforce_eager=component_args.get("enforce_eager"),
         max_num_batched_tokens=max((count for count in tokens if count is not None), default=None),

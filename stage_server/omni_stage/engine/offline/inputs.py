@@ -1,5 +1,5 @@
-"""Checks the inputs of offline use (pipelines, prompts, sampling) and converts them to typed values. Reads the
-pipeline's file; pure otherwise."""
+"""Checks the inputs of offline use (pipelines, prompts, sampling) and converts them to typed values. All functions are
+pure except `read_pipeline`, which reads the pipeline's file."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def parse_prompt(prompt: Prompt) -> UserPrompt:
 
 
 def parse_sampling(sampling: StageSampling | None, stages: Sequence[str]) -> dict[str, SamplingDefaults]:
-    """Returns typed sampling by stage. Raises InvalidRequestError naming an unknown stage or a wrong field."""
+    """Returns typed sampling by stage. Raises InvalidRequestError, which names the unknown stage or the wrong field."""
     parsed: dict[str, SamplingDefaults] = {}
     if sampling is not None and not isinstance(sampling, Mapping):
         raise InvalidRequestError(

@@ -1,8 +1,8 @@
-"""OmniLLM: a whole pipeline offline, in this process. Only if several engines use GPUs does each get its own process.
+"""OmniLLM: a whole pipeline offline, in this process. If several engines use GPUs, each engine has its own process.
 
-It reads the same OmniPipeline, compiles it to the same StageConfigs and runs the same StageEngines, components and
-processors as the stage servers do, without gRPC. Edges are Full: a stage starts when its input is complete. Stages that
-read the same input stage run concurrently.
+OmniLLM reads the same OmniPipeline as the operator, compiles it to the same StageConfigs, and runs the same
+StageEngines and components as the stage servers, without gRPC. All edges are Full: a stage starts when its input is
+complete. Stages that read the same input stage run concurrently.
 """
 
 from __future__ import annotations
@@ -87,9 +87,10 @@ class AsyncOmniLLM:
     ) -> OmniResult:
         """Run one prompt through the pipeline. Many calls may run concurrently.
 
-        sampling: by stage name. seed: for every stage whose sampling sets none. modalities: what to return; by default,
-        everything that the pipeline declares. A stage that is not needed for them is not called. Raises OmniStageError.
-        An error from a stage has a note that names the stage.
+        sampling: parameters by stage name. seed: the seed of every stage whose sampling sets none. modalities: what to
+        return; by default, everything that the pipeline declares. Stages that these modalities do not need are not
+        called. voice: the voice of the stages that speak; empty for their default. Raises OmniStageError. An error from
+        a stage has a note that names the stage.
         """
         source = parse_prompt(prompt)
         chosen = parse_sampling(sampling, list(self._stages))
@@ -123,7 +124,7 @@ class AsyncOmniLLM:
         return self._result(needed, results)
 
     async def shutdown(self) -> None:
-        """Free every model. Idempotent."""
+        """End every engine and free its model. Idempotent."""
         for stage in self._stages.values():
             await stage.shutdown()
 
@@ -188,8 +189,9 @@ class OmniLLM:
     ) -> list[OmniResult]:
         """Run a batch. Returns the results in the order of the prompts.
 
-        sampling: one mapping by stage name for all prompts, or a list with one mapping for each prompt. Raises the
-        OmniStageError of the first prompt that fails; the others are aborted.
+        sampling: one mapping by stage name for all prompts, or a list with one mapping for each prompt. seed,
+        modalities and voice apply to every prompt; see AsyncOmniLLM.generate. Raises the OmniStageError of the first
+        prompt that fails, and aborts the others.
         """
         if not self._thread.is_alive():
             raise InvalidRequestError("this OmniLLM was shut down; make a new one")
@@ -234,7 +236,8 @@ class OmniLLM:
 
 
 async def _gather(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """Returns all results in order; on the first failure cancels and awaits the others."""
+    """Returns all results, in the order of the calls. If a call fails, cancels and awaits the others, then raises the
+    first error."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
         return list(await asyncio.gather(*tasks))

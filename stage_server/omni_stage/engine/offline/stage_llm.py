@@ -28,8 +28,8 @@ class StageResult:
     token_ids: list[int] = field(default_factory=list)
     prompt_token_ids: list[int] = field(default_factory=list)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    """What the stage publishes downstream, by name, each [rows, *row_shape] on the CPU. A thinker publishes none if
-    no stage reads them."""
+    """Tensors that the stage publishes downstream, by name, each [rows, *row_shape] on the CPU. A thinker publishes
+    none if no stage reads them."""
     audio: torch.Tensor | None = None
     """float32 [samples] in [-1, 1]."""
     sample_rate_hz: int = 0

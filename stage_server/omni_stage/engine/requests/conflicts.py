@@ -1,6 +1,7 @@
 """Combinations of request features that would crash vLLM's engine or be ignored by it: a table and pure functions.
 
-A crash would end the engine for all requests, so such a request is refused before the engine gets it.
+A crash would end the engine for all requests, so a request with such a combination is refused before the engine gets
+it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from omni_stage.errors import InvalidRequestError
 
 
 class Feature(Enum):
-    """A feature of a request or its engine that may conflict with another. The value is the field that errors name."""
+    """A feature of a request or its engine that may conflict with another. Errors name the feature by its value."""
 
     PROMPT_EMBEDS = "prompt_embeds"
     MULTIMODAL = "multi_modal_data"
@@ -31,7 +32,8 @@ class Feature(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Two features that a request must not combine, and why; the same feature twice if a request must not use it."""
+    """Two features that a request must not combine, and the reason. If `first` and `second` are the same feature, a
+    request must not use it at all."""
 
     first: Feature
     second: Feature
@@ -76,7 +78,7 @@ def find_conflicts(features: Iterable[Feature]) -> list[Conflict]:
 
 
 def check_conflicts(features: Iterable[Feature]) -> None:
-    """Refuse conflicting features. Raises InvalidRequestError naming both fields and why."""
+    """Refuse conflicting features. Raises InvalidRequestError, which names both features and the reason."""
     for conflict in find_conflicts(features):
         if conflict.first is conflict.second:
             message = f"{conflict.first.value} must be 1: {conflict.because}"

@@ -1,9 +1,10 @@
-"""A reply that the caller gives: the engine reads it with the prompt, in one prefill, and publishes it as if sampled.
+"""A reply that the caller gives. The engine reads it with the prompt, in one prefill. The stage then publishes the
+reply as if the engine had sampled it. Pure.
 
 A sampled reply of n tokens has rows for the prompt and for its first n - 1 tokens. Its last token ends the text: the
 model samples it, but never gets it as input. So a prefill of prompt and reply, without that last token, gives exactly
 the rows that the same reply would have given if it had been sampled. The token that the engine samples after the
-prefill is discarded. Pure.
+prefill is discarded.
 """
 
 from __future__ import annotations
@@ -30,11 +31,10 @@ def check_room(prepared: StageInput, max_model_len: int) -> None:
 
 
 def as_if_sampled(step: EngineStep, reply: ReplyTokens) -> EngineStep:
-    """Returns the step as it would be if the engine had sampled the reply.
+    """Returns the step that the engine would have returned if it had sampled the reply.
 
-    The last tokens of the step's prompt are the reply.
-
-    Raises ModelExecutionError if the step is not the one and only step of the request.
+    The prompt of the given step ends with the reply's tokens. Raises ModelExecutionError if the step is not the only
+    step of the request.
     """
     if step.prompt_token_ids is None or step.finish_reason is None:
         raise ModelExecutionError("a request with a given reply took more than one step")
@@ -42,8 +42,8 @@ def as_if_sampled(step: EngineStep, reply: ReplyTokens) -> EngineStep:
     tensors = dict(step.tensors)
     positions = tensors.get("mrope_positions")
     if positions is not None:
-        # Keep only the prompt's positions: their number shows where the reply begins. mrope_delta stays the same,
-        # because each token of the reply takes one position.
+        # Keep only the positions of the prompt: the component finds the start of the reply by their number. The value
+        # of mrope_delta stays the same, because each token of the reply takes one position.
         tensors["mrope_positions"] = positions[:prompt_length]
     return replace(
         step,

@@ -21,7 +21,7 @@ from omni_stage.vllm_adapter.text.text_parsers import structured_sampling
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lowering:
-    """Lowers the requests of one started engine."""
+    """Turns the requests of one started engine into vLLM's prompts and parameters ("lowers" them)."""
 
     component: Component
     traits: EngineTraits
@@ -36,7 +36,8 @@ class Lowering:
         return self.sampling_params(request, prepared)
 
     def sampling_params(self, request: StageRequest, prepared: StageInput) -> SamplingParams:
-        """Returns vLLM's parameters of an autoregressive request; max_tokens is set if the prompt's length is known."""
+        """Returns vLLM's parameters of an autoregressive request. max_tokens is always set if the prompt's length is
+        known, that is, without media."""
         if prepared.reply is not None:
             check_room(prepared, self.traits.max_model_len)
             return SamplingParams(output_kind=RequestOutputKind.DELTA, temperature=0.0, max_tokens=1, detokenize=False)
@@ -70,8 +71,8 @@ class Lowering:
         return lowered.lower(dataclasses.replace(self.traits, stream_fed=streamed))
 
     def lower_part(self, request: StageRequest, part: PlannedPart, params: SamplingParams) -> CorePart:
-        """Returns one part of a request, which has the sampling parameters `params`. Raises as
-        OmniEngineCoreRequest.lower does."""
+        """Returns one part of a request as vLLM's prompt and parameters. `params` are the sampling parameters of the
+        whole request. Raises as OmniEngineCoreRequest.lower does."""
         own = params.clone()
         own.max_tokens = part.max_tokens
         prompt, lowered = self.lower(request, part.input, own, streamed=True)
@@ -79,7 +80,8 @@ class Lowering:
 
 
 def _further(request: StageRequest, prepared: StageInput) -> dict[str, Any]:
-    """Returns `prepared.sampling`, plus the requested form of the text unless a text parser has included it there."""
+    """Returns `prepared.sampling` and the requested form of the text. The form is not added if a text parser has
+    already put it into `prepared.sampling`."""
     structured = request.source.structured if isinstance(request.source, UserPrompt) else None
     if structured is None or "structured_outputs" in prepared.sampling:
         return dict(prepared.sampling)

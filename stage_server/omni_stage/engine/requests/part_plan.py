@@ -1,14 +1,15 @@
 """Splits an autoregressive request with streamed input into parts, and decides when it has ended. Pure.
 
-vLLM 0.32 runs such a request as a resumable session (`v1/core/sched/scheduler.py`). Facts that this plan rests on:
+vLLM 0.32 runs such a request as a resumable session (`v1/core/sched/scheduler.py`). The plan relies on these facts:
 
-- Each part has a max_tokens of its own, and a part that reached it leaves the session waiting for the next one.
-- A stop token also leaves the session waiting: vLLM ends a session only on request. Nothing may follow a stop token, so
-  the plan makes the next part only after the previous part has ended without a stop token. At most one part is
-  outstanding.
+- Each part has its own max_tokens. When a part has sampled that many tokens, the session waits for the next part.
+- After a stop token, the session also waits, because vLLM ends a session only on request. Nothing may follow a stop
+  token. So the plan makes the next part only after the previous part has ended without a stop token, and at most one
+  part is outstanding.
 - When the next part arrives, vLLM drops the last sampled token, whose KV was not computed. So the next part begins with
   that token.
-- All earlier tokens are the prompt of the next part. The seeded generator and the rows of earlier parts are kept.
+- All earlier tokens are the prompt of the next part. vLLM keeps the seeded generator, and the runner keeps the rows of
+  earlier parts.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ class PartPlan:
     """The parts of one request. Call `next` for a part, `observe` for each of its outputs, `next` again, and so on."""
 
     def __init__(self, budget: int) -> None:
-        """`budget`: how many tokens the request may generate in all its parts, at least 1."""
+        """`budget`: maximum number of tokens that all parts of the request may generate together; at least 1."""
         self._left = budget
         self._part: PlannedPart | None = None
         self._part_left = 0
         self._last_token: int | None = None
 
     def next(self, part: InputPart) -> PlannedPart:
-        """Returns the next part with its share of the budget. Raises ModelExecutionError if one is outstanding."""
+        """Returns the next part with its share of the budget. Raises ModelExecutionError if a part is outstanding."""
         if self._part is not None:
             raise ModelExecutionError("a part of streamed input was made before the previous part had ended")
         tokens = self._left if part.max_tokens is None else min(part.max_tokens, self._left)

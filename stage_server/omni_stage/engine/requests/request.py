@@ -1,8 +1,9 @@
 """OmniEngineCoreRequest: one request to an engine, validated, and lowered to vLLM's prompt and parameters.
 
-vLLM's own EngineCoreRequest cannot be extended: its decoder in the engine's process knows one fixed type, and Request
-drops further fields. So this is a plain object outside the engine; `lower` returns vLLM's prompt and parameters, with
-the payload as bytes in the parameters' free field, which vLLM passes unchanged to the scheduler and the worker.
+vLLM's own EngineCoreRequest cannot be extended: the decoder in the engine's process knows one fixed type, and vLLM's
+Request drops further fields. So OmniEngineCoreRequest is a plain object outside the engine. Its method `lower` puts the
+payload, as bytes, into the parameters' field for extra arguments (`extra_args` or `extra_kwargs`), which vLLM passes
+unchanged to the scheduler and the worker.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from omni_stage.payloads import (
 )
 
 PLACEHOLDER_PROMPT: Final = (0,)
-"""Prompt of a diffusion request that has none: scheduling needs one token; the model ignores it."""
+"""Prompt of a diffusion request that has none. vLLM schedules only requests with at least one token, and the model
+ignores this token."""
 
 _PROMPT_KEYS: Final = frozenset(
     {"prompt", "prompt_token_ids", "prompt_embeds", "multi_modal_data", "mm_processor_kwargs", "additional_information"}
@@ -115,7 +117,7 @@ class OmniEngineCoreRequest:
         check_conflicts(self.features(traits))
 
     def lower(self, traits: EngineTraits) -> tuple[dict[str, Any], SamplingParams | PoolingParams]:
-        """Validate the request, then return vLLM's prompt and parameters, as copies (except of media).
+        """Validate the request, and return vLLM's prompt and parameters. All but media are copies.
 
         Raises what `validate` raises.
         """
@@ -140,7 +142,7 @@ class OmniEngineCoreRequest:
         sampling = self.sampling_params.clone()
         if self.stop_token_ids:
             stop_token_ids = sorted({*(sampling.stop_token_ids or ()), *self.stop_token_ids})
-            # A new object: the parameters derive further fields from their stop tokens when they are constructed.
+            # Construct a new object, because only the constructor derives further fields from the stop tokens.
             sampling = msgspec.structs.replace(sampling, stop_token_ids=stop_token_ids)
         if self.repeat_limit is not None:
             sampling.repetition_detection = RepetitionDetectionParams(

@@ -24,9 +24,11 @@ def resolve_sampling(
     config_default: SamplingDefaults,
     component_default: SamplingDefaults,
 ) -> SamplingDefaults:
-    """Returns the request's sampling with every default applied; None still means the model's own default.
+    """Returns the request's sampling with the defaults of stage and component applied. A parameter that is still None
+    has the model's own default.
 
-    `seed` is the seed of the whole request (Start.seed). It overrides the defaults; a seed in `request` overrides it.
+    `seed` is the seed of the whole request (Start.seed). It overrides the defaults, and a seed in `request` overrides
+    `seed`.
     """
     layers = [request, SamplingDefaults(seed=seed), config_default, component_default]
     resolved: dict[str, Any] = {}
@@ -62,8 +64,8 @@ def sampling_kwargs(
 ) -> dict[str, Any]:
     """Returns keyword arguments of vLLM's SamplingParams for a resolved sampling of an autoregressive stage.
 
-    max_tokens is at most max_model_len - prompt_len; if the prompt's length is not known yet (media), vLLM stops at
-    max_model_len itself. min_tokens is at most max_tokens.
+    max_tokens is at most max_model_len - prompt_len. If the prompt's length is not known yet (media), vLLM itself stops
+    at max_model_len. min_tokens is at most max_tokens.
     """
     kwargs: dict[str, Any] = {**generation_defaults, **_set_fields(sampling)}
     if kwargs.get("top_k") == -1:
@@ -91,10 +93,10 @@ def lower_sampling(
     stop_token_ids: Sequence[int] = (),
     further: Mapping[str, Any] | None = None,
 ) -> SamplingParams:
-    """Returns vLLM's SamplingParams, which make each output hold only what is new. See sampling_kwargs.
+    """Returns vLLM's SamplingParams; see sampling_kwargs. Each output holds only what is new since the previous one.
 
-    `stop_token_ids` end the output in addition to the request's own. `further`: parameters that SamplingDefaults has no
-    field for.
+    `stop_token_ids`: ids that end the output, in addition to those of the request. `further`: parameters without a
+    field in SamplingDefaults.
     """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind

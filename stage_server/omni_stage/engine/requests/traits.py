@@ -16,11 +16,11 @@ class EngineTraits:
     max_model_len: int
     """Longest sequence in tokens, prompt and output together."""
     vocab_size: int | None = None
-    """Token ids are below this; None skips the check."""
+    """Valid token ids are below this number. If it is None, ids below 2^31 are valid."""
     hidden_size: int | None = None
-    """Hidden size of the model's embeddings; None refuses prompt embeddings."""
+    """Hidden size of the model's embeddings. If it is None, prompt embeddings are refused."""
     embeds_dtype: torch.dtype | None = None
-    """The dtype that prompt embeddings are cast to; None leaves theirs unchanged."""
+    """The dtype to which prompt embeddings are cast. If it is None, they keep their own dtype."""
     stream_fed: bool = False
     """Whether the request's input comes in parts."""
     limits: PayloadLimits = DEFAULT_LIMITS

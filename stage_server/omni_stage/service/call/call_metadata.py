@@ -1,4 +1,4 @@
-"""Metadata of a call: ids that the caller sends and every stage forwards. Pure."""
+"""Metadata of a call: the ids that the caller sends. Every stage forwards request id and traceparent. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def traceparent_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
 
 
 def user_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
-    """Returns the user that the caller named, or "" if it named none, or none that is well-formed."""
+    """Returns the user that the caller named, or "" if the caller named no well-formed one."""
     user = _first(metadata, USER_KEY)
     return user if _USER.match(user) else ""
 

@@ -30,7 +30,7 @@ class Deadline:
 
 
 def downstream_timeout(remaining_s: float, downstream: str) -> float:
-    """Returns the next stage's timeout in seconds: the remaining time minus max(50 ms, 2 %).
+    """Returns the next stage's timeout in seconds: the remaining time minus 50 ms or 2 %, whichever is more.
 
     The margin lets the next stage's error arrive in time. Raises DeadlineExceededError if nothing would be left.
     """

@@ -1,4 +1,5 @@
-"""The calls in flight of a stage: counted for the drain, and ended together when the engine dies or is stuck."""
+"""The calls in flight of a stage. A drain waits for them; they are ended together when the engine dies or is stuck, or
+when the drain takes too long."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ class InFlight:
 
     @asynccontextmanager
     async def track(self) -> AsyncIterator[None]:
-        """Count the current task's call. Raises DrainingError if calls are refused, or the error given to fail_all."""
+        """Count the current task's call. Raises DrainingError if calls are refused, or the error of `fail_all`."""
         if self.refusing:
             raise DrainingError("the stage is shutting down; another replica answers", retry_after_s=0.1)
         task = asyncio.current_task()
@@ -56,7 +57,7 @@ class InFlight:
                 self._idle.set()
 
     def fail_all(self, error: OmniStageError) -> int:
-        """End with `error` every call that is not ending already. Returns the number of those calls."""
+        """End every call with `error`, except calls that an earlier fail_all ended. Returns how many it ended."""
         ended = 0
         for entry in self._entries:
             if entry.failure is None:
@@ -66,7 +67,7 @@ class InFlight:
         return ended
 
     async def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until no call is left. Returns whether that happened in time."""
+        """Wait until no call is in flight. Returns False if calls are still in flight after timeout_s seconds."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()

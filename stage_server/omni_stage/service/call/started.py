@@ -1,4 +1,5 @@
-"""Runs a coroutine immediately. A task would begin in the event loop's next turn, after everything that is ready."""
+"""Runs a coroutine immediately. A task would begin in the event loop's next iteration, after all callbacks that are
+ready."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from omni_proto.stage.v1 import stage_service_pb2
 from omni_stage.service.encoding.wire import GENERATE, SERVICE_NAME, serialize_request
 
 TRUST_AFTER_S: Final = 5.0
-"""For this long after a refusal, a stage is expected to refuse the next request too."""
+"""Number of seconds after a refusal in which a stage is likely to refuse the next request too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class DownstreamChannels:
         self._refused_at: dict[str, float] = {}
 
     def generate(self, stage: str, *, timeout: float, metadata: tuple[tuple[str, str], ...]) -> OpenCall:
-        """Open a Generate call to a downstream stage."""
+        """Open a Generate call to a downstream stage, with `timeout` in seconds. The caller must end it."""
         loan = self._pools[stage].take()
         self.open_calls += 1
         return OpenCall(self, stage, loan, loan.channel.generate(timeout=timeout, metadata=metadata))
@@ -68,7 +68,7 @@ class DownstreamChannels:
         self._refused_at[stage] = time.monotonic()
 
     def is_trusted(self, stage: str) -> bool:
-        """Returns whether the stage will probably accept a request: it refused none within TRUST_AFTER_S seconds."""
+        """Returns whether the stage will probably accept a request: it refused none for TRUST_AFTER_S seconds."""
         return time.monotonic() - self._refused_at.get(stage, -math.inf) > TRUST_AFTER_S
 
     def give_back(self, stage: str, loan: Loan[_StageChannel]) -> None:

@@ -1,8 +1,9 @@
 """One call to one downstream stage: sends rows and receives events.
 
-The call of a Full edge opens when the first rows are due, or at the end if there are none. The call of a Stream edge
-opens while the engine begins to work on the request. The queue of rows needs no bound of its own, because admission
-reserved their bytes. Before the downstream stage's Accepted, only Start is sent, so a retry never sends rows twice.
+The call of a Full edge opens when the first rows must be sent, or when the request's rows end if there are none. The
+call of a Stream edge opens while the engine begins to work on the request. The queue of rows needs no bound of its own,
+because admission reserved their bytes. Before the downstream stage's Accepted, only Start is sent, so a retry never
+sends rows twice.
 """
 
 from __future__ import annotations
@@ -92,8 +93,8 @@ class EdgeCall:
     async def open(self, max_rows: int) -> None:
         """Open the call before rows exist. At most max_rows rows of each tensor will follow. Raises as `run` does.
 
-        Rows that the engine made meanwhile begin to be sent before this returns. From then on, `feed` sends the rows of
-        the request's first steps itself.
+        If the engine makes rows meanwhile, this method begins to send them before it returns. After that, `feed` itself
+        begins to send the rows of the request's first steps.
         """
         self._max_rows = max_rows
         try:
@@ -103,7 +104,8 @@ class EdgeCall:
             raise
         self._sending = call
         if self._outbox.is_due:
-            # Not in the sender's task, which starts some event-loop iterations later: speech waits for these rows.
+            # Begin here, because the sender's task starts some iterations of the event loop later, and the first audio
+            # needs these rows.
             self._begin(call)
 
     @property
@@ -121,17 +123,17 @@ class EdgeCall:
             self._call.end()
 
     def feed(self, tensors: Mapping[str, Array], max_rows: int, complete: frozenset[str] = frozenset()) -> None:
-        """Queue the next rows. Unless the call is already open, Start announces the max_rows of the first `feed`.
+        """Queue the next rows. If the call is not open yet, its Start announces the max_rows of the first `feed`.
 
         `complete`: tensors that end with these rows.
         """
         if self._settled.is_set():
-            # The downstream stage needed no more rows.
+            # The downstream stage needs no more rows.
             return
         self._max_rows = self._max_rows or max_rows
         if self._outbox.put(tensors, complete) and self._sending is not None and self._batch is None:
-            # Sending begins here, because the sender's task runs after all other tasks that this engine step woke.
-            # Later rows are left to the sender's task: sending them here would delay the step's texts.
+            # Begin to send here, because the sender's task runs after all other tasks that this engine step woke. Rows
+            # of later steps are left to the sender's task: sending them here would delay the step's texts.
             self._begin(self._sending)
 
     def finish(self, reason: events_pb2.FinishReason, max_rows: int) -> None:
@@ -140,15 +142,16 @@ class EdgeCall:
         self._outbox.end(reason)
 
     async def wait_sent(self) -> None:
-        """Wait until everything was sent, or the call has ended for another reason."""
+        """Wait until all rows and End were sent, or the call has ended for another reason."""
         await self._settled.wait()
 
     async def run(self, accepted: asyncio.Event) -> None:
         """Open the call, send rows and relay responses. The call has ended when this returns or raises.
 
-        `accepted`: set once this stage has accepted the request. Rows may be sent before that; responses are read only
-        after it. Each is relayed before the next is read, so a caller that reads slowly slows the downstream stage
-        down. Raises RelayedError with the failing stage's status, DownstreamProtocolError, DeadlineExceededError.
+        `accepted`: set once this stage has accepted the request. Rows may be sent before that, but responses are read
+        only after it. Each response is relayed before the next one is read, so a caller that reads slowly slows the
+        downstream stage down. Raises RelayedError with the failing stage's status, DownstreamProtocolError,
+        DeadlineExceededError.
         """
         try:
             if self._call is None:
@@ -167,9 +170,9 @@ class EdgeCall:
             self.close()
 
     async def _open(self) -> tuple[Any, AsyncIterator[Any]]:
-        """Returns an accepted call and the responses after Accepted. Opens the call unless it is already open.
+        """Returns an accepted call and the responses after Accepted. Opens the call if it is not open yet.
 
-        Tries up to 3 times, which is safe because only Start has been sent by then.
+        Makes up to 3 attempts, which is safe because a failed attempt has sent only Start.
         """
         if self._call is not None and self._responses is not None:
             return self._call.call, self._responses
@@ -233,7 +236,7 @@ class EdgeCall:
         return explain_failure(error, stage=self.edge.stage, request_id=self._context.request_id)
 
     async def _send(self, call: Any) -> None:
-        """Send rows as they become due, then the end."""
+        """Send rows when they are due, then End."""
         self._sending = call
         reason: events_pb2.FinishReason | None = None
         try:

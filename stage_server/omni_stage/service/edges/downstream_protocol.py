@@ -1,4 +1,4 @@
-"""Checks a downstream stage's responses: the order of its messages, and the meaning of a failed call. Pure."""
+"""Checks the order of a downstream stage's messages, and finds the error to report for a failed call. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ _LOST = frozenset(
 
 
 class DownstreamProtocol:
-    """Checks the messages of one call: Accepted first, each stage ends once, no Summary, no unknown stages."""
+    """Checks the messages of one call: Accepted comes first, each stage ends once, and there is neither a Summary nor a
+    message of an unknown stage."""
 
     def __init__(self, stage: str, stages: Sequence[str]) -> None:
         self._stage = stage
@@ -64,7 +65,7 @@ class DownstreamProtocol:
 
 
 def explain_failure(error: grpc.RpcError, *, stage: str, request_id: str) -> status_pb2.Status:
-    """Returns the status to report for a failed call: the one that a stage sent, else one that names `stage`."""
+    """Returns the status to report for a failed call: the status that a stage sent, else one that names `stage`."""
     status = status_of_call(error)
     if status is not None and read_status(status).is_of_a_stage:
         return status
@@ -72,7 +73,8 @@ def explain_failure(error: grpc.RpcError, *, stage: str, request_id: str) -> sta
 
 
 def _explain(code: grpc.StatusCode, stage: str) -> OmniStageError:
-    """Returns the error for a code that no stage sent: it is from the transport, or from another server on the port."""
+    """Returns the error for a code that no stage sent. Such a code comes from the transport, or from a server that is
+    no stage server."""
     if code in _LOST:
         return DownstreamUnavailableError(
             f"stage {stage!r} cannot be reached, or its connection was lost ({code.name}); is it ready?",

@@ -1,4 +1,4 @@
-"""Queues rows between the engine's steps and the call that sends them. `Pacing` decides when rows are sent."""
+"""Queues the rows of the engine's steps until the downstream call sends them. `Pacing` decides when they are due."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from omni_stage.exchange.arrays import Array
 from omni_stage.service.edges.pacing import EARLY_STEPS, MOST_STEPS, Pacing
 
 Taken = tuple[list[Mapping[str, Array]], set[str], "events_pb2.FinishReason | None"]
-"""The rows of some steps, in order; the tensors that end with them; the finish reason if no rows follow, else None."""
+"""The rows of some steps, in order; the names of the tensors that end with these rows; and the finish reason if no rows
+follow, else None."""
 
 
 class OpenCalls(Protocol):
@@ -29,7 +30,7 @@ class Outbox:
     def __init__(self, calls: OpenCalls, *, heard: bool, early_steps: int = EARLY_STEPS) -> None:
         """`heard`: whether the downstream stage reads rows before the request ends (a Stream edge).
 
-        `early_steps`: number of first steps whose rows do not wait.
+        `early_steps`: number of steps, from the first one, whose rows do not wait.
         """
         self._calls = calls
         self._pacing = Pacing(heard, early_steps)
@@ -72,7 +73,7 @@ class Outbox:
         await self._due.wait()
 
     def take(self) -> Taken:
-        """Returns the queued steps, the oldest MOST_STEPS if there are more. Call it when they are due."""
+        """Returns the queued steps, but at most the oldest MOST_STEPS. Call this when rows or the end are due."""
         self.close()
         self._pacing.sent()
         steps, self._steps = self._steps, []

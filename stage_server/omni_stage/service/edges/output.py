@@ -20,7 +20,7 @@ class _Tensor:
     rows: int = 0
     ended: bool = False
     _known_dtype: object = None
-    """dtype of the last valid array. Comparing it is faster than comparing type names for every row."""
+    """dtype of the last valid array. Comparing dtypes is faster than comparing the names of types for every array."""
 
     def __post_init__(self) -> None:
         self.row_bytes = self.spec.row_bytes
@@ -39,7 +39,8 @@ class _Tensor:
         return array
 
     def cut(self, parts: Sequence[Array], *, last: bool) -> Iterator[TensorChunkView]:
-        """Yields the rows as chunks, numbered after those already sent. Computes each checksum when a chunk is read."""
+        """Yields the rows as chunks, whose row numbers continue after the rows already sent. A chunk's checksum is
+        computed when the chunk is read."""
         name, row_bytes = self.spec.name, self.row_bytes
         data = join_bytes(parts) if parts else memoryview(b"")
         rows = data.nbytes // row_bytes
@@ -55,7 +56,7 @@ class _Tensor:
 
 
 class EdgeWriter:
-    """Packs the rows of one request's tensors into messages, and numbers them."""
+    """Packs the rows of one request's tensors into messages, and numbers the rows."""
 
     def __init__(self, schema: TensorSchema) -> None:
         self._tensors = {spec.name: _Tensor(spec) for spec in schema.tensors}
@@ -63,10 +64,10 @@ class EdgeWriter:
     def encode(
         self, batch: Sequence[Mapping[str, Array]], *, last: bool, complete: Collection[str] = ()
     ) -> Iterator[OutgoingChunk]:
-        """Returns the rows of several steps as one message, or several if the rows exceed the largest chunk.
+        """Returns the rows of several steps as one message, or as several messages if the rows exceed CHUNK_BYTES.
 
         `complete` names tensors whose last row is in this batch; `last` means that every tensor ends with this batch.
-        Messages are made only when they are read, so that flow control bounds memory.
+        A message is made only when the caller reads it, so that flow control bounds memory.
 
         Raises ModelExecutionError if a tensor does not match the schema.
         """

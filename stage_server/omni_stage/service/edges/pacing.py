@@ -1,13 +1,14 @@
-"""How long rows may wait to be sent together with later ones. Pure; the clock is passed in.
+"""Decides how long rows may wait to be sent together with later rows. Pure; the clock is passed in.
 
-Sending a message costs about as much as sending the text of a token, whether it carries one row or ten. So rows wait
-for the rows of the next steps, but only where that saves time and causes no audible delay:
+A message costs about as much as the text of a token, whether the message carries one row or ten. So rows wait for the
+rows of the next steps, but only if this saves time and causes no audible delay:
 
 - The rows of a request's first steps are sent immediately, because speech cannot begin without them.
-- Later rows wait no longer than the reader's buffer lasts. A talker reads one row per code, so each row buffers the
-  playing time of a code. A stage that writes faster than that is ahead and may wait; a slower one never waits.
-- The more calls are open, the longer rows may wait. A single request has the processor to itself, and its rows would
-  gain nothing by waiting.
+- Later rows wait no longer than the downstream stage can work on the rows that it has. A talker reads one row for each
+  codec token, so each row lasts for the playing time of one token. Rows of a stage that writes faster than that may
+  wait; rows of a slower stage never wait.
+- The more calls are open, the longer rows may wait. A single request has the processor to itself, so waiting would save
+  it nothing.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from typing import Final
 from omni_stage.scheduling.step_order import FIRST_OUTPUTS
 
 EARLY_STEPS: Final = FIRST_OUTPUTS
-"""Number of first steps whose rows do not wait: the step with the prompt, and the eight after it. It is more where a
-component knows that the stage below needs more for its first audio (KnowsFirstAudio)."""
+"""Number of steps, from a request's first one, whose rows do not wait: the step with the prompt, and the next eight.
+The number is higher for a component whose first audio needs more steps (KnowsFirstAudio)."""
 LONGEST_S: Final = 0.04
 A_CALL_S: Final = 0.000_625
-"""Longest wait per open call: with 64 open calls it reaches LONGEST_S."""
+"""Seconds that each open call adds to the longest wait. With 64 open calls, the longest wait reaches LONGEST_S."""
 ROW_PLAYS_S: Final = 0.02
-"""Seconds of audio per row, at 50 codes a second: the highest rate of a published talker."""
+"""Seconds of audio per row, at 50 codec tokens a second: the highest rate of a published talker."""
 MOST_STEPS: Final = 64
-"""Maximum number of steps in one message. At 7 KiB a row they fill less than half of the largest chunk."""
+"""Maximum number of steps in one message. At one row of 7 KiB per step, they fill less than half of the largest
+message."""
 
 
 @dataclass(slots=True)
@@ -47,15 +49,16 @@ class Pacing:
 
     @property
     def early(self) -> bool:
-        """Whether the latest step was one of the first `early_steps`, without whose rows speech cannot begin."""
+        """Whether the latest step was one of the first `early_steps`, on a Stream edge."""
         return self.heard and self._steps <= self.early_steps
 
     def add(self, rows: int, now: float, open_calls: int) -> float:
-        """Returns when the waiting rows, this step's included, must be sent; `now` means immediately.
+        """Returns when the waiting rows, including those of this step, must be sent; `now` means immediately.
 
-        `rows`: number of rows of the step; `now`: seconds of any monotonic clock. After a step, the rows of all
-        requests of its batch are sent together. A timer between steps would wake the process for one call only. So rows
-        are also sent now if they would be due before the next step, which is expected after the same gap as this one.
+        `rows`: number of rows of the step. `now`: seconds of any monotonic clock. A timer between two steps would wake
+        the process for one call only, but right after a step the process is awake for all calls. So rows are also sent
+        now if they would be due before the next step. The time to the next step is expected to equal the time since the
+        previous one.
         """
         self._steps += 1
         gap, self._last = now - self._last, now

@@ -13,12 +13,14 @@ from omni_stage.exchange.arrays import Array, to_samples
 
 MAX_CHUNK_BYTES = 1 << 20
 CHUNK_S = 0.5
-"""Seconds that a chunk plays: short enough to start playing early, long enough that headers cost next to nothing."""
+"""Playing time of a chunk in seconds. It is short, so that playback can start early, but long enough to make the cost
+of headers negligible."""
 _SAMPLE_BYTES = {sampling_pb2.AUDIO_ENCODING_PCM_S16LE: 2, sampling_pb2.AUDIO_ENCODING_PCM_F32LE: 4}
 
 
 def encode_samples(samples: npt.NDArray[np.float32], encoding: sampling_pb2.AudioEncoding) -> bytes:
-    """Returns float32 [n] in [-1, 1] as little-endian PCM. S16 clips to the range and rounds to nearest."""
+    """Returns float32 [n] in [-1, 1] as little-endian PCM. For S16, values are clipped to this range and rounded to the
+    nearest integer."""
     if encoding == sampling_pb2.AUDIO_ENCODING_PCM_F32LE:
         return samples.astype("<f4", copy=False).tobytes()
     scaled: npt.NDArray[np.float32] = np.rint(np.clip(samples, -1.0, 1.0) * np.float32(32767.0))

@@ -1,8 +1,8 @@
 """Counts the fields of a request in its bytes, before protobuf parses them and creates an object for each.
 
 A message of 8 MiB may hold four million empty parts. Parsing them would block the event loop for half a second and take
-hundreds of megabytes, before admission. The count descends only where fields repeat (_REPEATING), and stops at the
-bound. Source: protobuf's wire format.
+hundreds of megabytes, before admission. The count descends only into messages whose fields repeat (_REPEATING), and
+stops at the bound. Source: protobuf's wire format.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SMALL_BYTES: Final = 16 << 10
 
 _Tree = Mapping[int, Any]
 _PACKED: Final[_Tree] = {0: {}}
-"""Marks numbers that are packed into one field. Each of their bytes counts as a field."""
+"""Marks a field of packed numbers. Each byte of such a field counts as a field of its own."""
 _START: Final[_Tree] = {
     2: {1: {}},  # chat.messages
     4: {2: {3: _PACKED}},  # tensors.tensors, and their row_shape
@@ -37,7 +37,10 @@ class _TooManyError(Exception):
 
 
 def has_too_many_fields(data: bytes, most: int = MAX_FIELDS) -> bool:
-    """Returns whether a GenerateRequest has more than `most` fields. False for bytes that end early."""
+    """Returns whether a GenerateRequest has more than `most` fields. Messages of at most 16 KiB are not counted.
+
+    Also returns True for groups, an encoding that no client uses. Returns False for bytes that end early.
+    """
     if len(data) <= _SMALL_BYTES:
         return False
     try:
@@ -50,7 +53,10 @@ def has_too_many_fields(data: bytes, most: int = MAX_FIELDS) -> bool:
 
 
 def _count(data: bytes, position: int, end: int, tree: _Tree, left: int) -> int:
-    """Returns how many of `left` fields may follow. Raises _TooManyError, and IndexError if the bytes end early."""
+    """Count the fields from `position` to `end`, of which there may be `left`. Returns how many more may follow.
+
+    Raises _TooManyError, and IndexError if the bytes end early.
+    """
     while position < end:
         left -= 1
         if left < 0:
@@ -74,7 +80,7 @@ def _count(data: bytes, position: int, end: int, tree: _Tree, left: int) -> int:
                 left = _count(data, position, min(position + size, end), below, left)
             position += size
         else:
-            # Groups: protobuf skips unknown groups, but this code would miss the fields after them.
+            # A group. protobuf skips unknown groups, but this function cannot find where a group ends.
             raise _TooManyError
     return left
 

@@ -29,7 +29,8 @@ _SHORT = 0x7F - 2
 """Longest text in bytes for which each length prefix takes one byte."""
 
 WireMessage = stage_service_pb2.GenerateRequest | TensorChunkView | tuple[TensorChunkView, ...] | WireError
-"""What the deserializer returns. A malformed message becomes a value, so that it is mapped to a status as usual."""
+"""What the deserializer returns. For a malformed message it returns the error as a value, which the servicer turns into
+a status as usual."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,8 @@ def serialize_response(message: stage_service_pb2.GenerateResponse | EncodedResp
 class TextEncoder:
     """Encodes a stage's texts as GenerateResponses, with the same bytes as protobuf.
 
-    Short texts, which tokens mostly are, are encoded here: building the protobuf message would take four times as long.
+    Most texts are single tokens, and therefore short. Short texts are encoded here, because building the protobuf
+    message would take four times as long.
     """
 
     def __init__(self, stage: str) -> None:

@@ -1,4 +1,4 @@
-"""A request's media as a job for a worker: their layout in shared memory, the instructions, and the answer."""
+"""A request's media as a job for a worker: the layout in shared memory, the worker's instructions, and its answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from omni_stage.service.media.planning import VIDEO_WORK_BYTES_PER_PIXEL, audio_
 from omni_stage.service.media.slots import MediaRules, MediaSlot
 
 _WORK_SLACK_BYTES: Final = 64 << 20
-"""Memory that a worker needs in addition to its media: tables of the decoders, blocks, the resampler."""
+"""Memory that a worker needs in addition to its media, for tables of the decoders, blocks of samples and the
+resampler."""
 _MAX_ERROR_CHARS: Final = 200
 
 
@@ -65,9 +66,10 @@ class DecodeJob:
             shared[medium["offset"] : medium["offset"] + slot.size] = bytes(slot.data)
 
     def read(self, answer: dict[str, Any]) -> list[tuple[int, int]]:
-        """Returns two numbers for each medium: width and height of an image, else its frames and audio samples.
+        """Returns two numbers for each medium: width and height of an image, else the numbers of frames and of audio
+        samples.
 
-        Raises InvalidMediaError, also for sizes beyond the plan.
+        Raises InvalidMediaError if the answer is an error, or if its sizes do not fit the plan.
         """
         if "error" in answer:
             number = answer.get("medium")
@@ -124,7 +126,8 @@ def _paged(size: int) -> int:
 
 
 def _describe(slot: MediaSlot, rules: MediaRules) -> tuple[int, int, dict[str, Any]]:
-    """Returns the bytes that a worker needs for a medium, the bytes of its result, and the worker's instructions."""
+    """Returns the working memory for a medium in bytes, the size of the result in bytes, and the worker's
+    instructions."""
     header = slot.header
     if isinstance(header, ImageHeader):
         kind = header.media_type.removeprefix("image/").upper()

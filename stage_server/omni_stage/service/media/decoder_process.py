@@ -1,4 +1,4 @@
-"""A process that decodes media (omni_stage/media/worker.py), and the parent's end of its socket."""
+"""Starts, asks and ends a process that decodes media (omni_stage/media/worker.py)."""
 
 from __future__ import annotations
 
@@ -46,17 +46,20 @@ class DecoderProcess:
         if greeting != READY:
             worker.kill()
             raise OmniStageError(f"a process that decodes media ended while it started ({process.returncode})")
-        # Again: the kernel may have refused to lower the session so soon after another one.
+        # A second call, because the kernel may have refused to lower the session so soon after another one.
         yield_cores(process.pid)
         return worker
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process still runs. The kernel may end an idle one, for example for want of memory."""
+        """Whether the process still runs. The kernel may end an idle process, for example when memory runs out."""
         return self._process.poll() is None
 
     async def ask(self, message: bytes, descriptor: int, timeout_s: float) -> dict[str, Any]:
-        """Send a job and wait for its answer. Raises PrepareTimeoutError, and InvalidMediaError if the process died."""
+        """Send a job and its shared memory's descriptor. Returns the answer; see `run_job` of the worker.
+
+        Raises PrepareTimeoutError after timeout_s seconds, and InvalidMediaError if the process ended.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 socket.send_fds(self._socket, [message], [descriptor])
@@ -82,7 +85,7 @@ class DecoderProcess:
             return False
 
     async def _receive(self) -> bytes:
-        """Returns a packet; empty if the process ended."""
+        """Returns the next packet from the process; empty if the process ended."""
         try:
             return await asyncio.get_running_loop().sock_recv(self._socket, PACKET_BYTES)
         except ConnectionResetError:
@@ -93,12 +96,12 @@ class DecoderProcess:
         self._process.kill()
         # Close after the callbacks of a read that was just cancelled, because they still use the socket.
         asyncio.get_running_loop().call_soon(self._socket.close)
-        # Reaped in a thread, because the kernel needs a while to free gigabytes.
+        # Wait in a thread, because the kernel needs a while to free gigabytes.
         threading.Thread(target=self._process.wait, name="media-reaper", daemon=True).start()
 
 
 def spawn_decoder() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a process. Returns it and the parent's end of its socket, without waiting for its imports."""
+    """Start a process. Returns the process, and the parent's end of its socket, without waiting for its imports."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
@@ -106,7 +109,7 @@ def spawn_decoder() -> tuple[subprocess.Popen[bytes], socket.socket]:
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-            # Only a session of its own can be lowered as a whole.
+            # Only the leader of a session can be lowered together with its session (see yield_cores).
             start_new_session=True,
         )
     # Lower its priority from the start: importing the decoders takes 0.2 s, and clients can cause such starts by

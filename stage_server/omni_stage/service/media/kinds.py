@@ -18,7 +18,7 @@ FRAME_COPIES: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class FramePlan:
-    """How many frames of a video the model sees at most, and their size."""
+    """The maximum number of a video's frames that the model sees, and their size in pixels."""
 
     width: int
     height: int

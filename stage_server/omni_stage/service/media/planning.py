@@ -1,8 +1,9 @@
-"""Reads the headers of a request's media, and computes and checks what the media will cost before decoding. Pure.
+"""Reads the headers of a request's media. Computes and checks, before decoding, how much memory and how many tokens the
+media need. Pure.
 
-Media inside Start are checked before admission. For media that follow in chunks, the stage reserves the decoded size
-that Start states, or its own limit if Start states none. Once these media have arrived, their headers are compared with
-what was reserved.
+Media inside Start are checked before admission. For media that follow in chunks, the stage reserves memory for the
+decoded size that Start states, or for the stage's own limit if Start states none. When these media have arrived, their
+headers are compared with what was reserved.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ from omni_stage.service.media.slots import MediaRules, MediaSlot
 
 MAX_INLINE_MEDIA_BYTES: Final = 4 << 20
 IMAGE_COPIES_BYTES: Final = WORK_BYTES_PER_PIXEL + 7
-"""Bytes per pixel of an image until the engine's input exists: the decoder's working bytes, 3 in shared memory, and 4
-in the stage server."""
+"""Bytes per pixel of an image until the engine's input exists: the decoder's working memory, 3 bytes in shared memory,
+and 4 bytes in the stage server."""
 AUDIO_COPIES: Final = 4
 """Copies of audio at the model's rate: two in the worker (in pieces, then joined), one in shared memory, and one in the
 stage server."""
@@ -47,7 +48,8 @@ ENCODED_COPIES: Final = 2
 """Copies of the encoded bytes: as received, and in the shared memory that the decoder reads."""
 
 VIDEO_WORK_BYTES_PER_PIXEL: Final = 96
-"""Equal to the constant in omni_stage.media.video, which this process does not import, to keep FFmpeg out of it."""
+"""Equal to WORK_BYTES_PER_PIXEL of omni_stage.media.video. That module is not imported here, because it would load
+FFmpeg into this process."""
 _PATCH_MARGIN: Final = 64
 """Upper bound of the pixels that rounding to patches adds to a side."""
 
@@ -97,7 +99,10 @@ def plan_medium(message: prompt_pb2.Media, field: str, kind: MediaKind, rules: M
 
 
 def check_media(media: Sequence[MediaSlot], rules: MediaRules) -> None:
-    """Check all media of a request together against the limits. Raises OmniStageError."""
+    """Check all media of a request together against the limits.
+
+    Raises InvalidRequestError, RequestTooLargeError, PromptTooLongError.
+    """
     ids = [slot.media_id for slot in media if slot.media_id is not None]
     if len(set(ids)) != len(ids):
         raise InvalidRequestError("two media have the same media_id", field="start.chat")
@@ -122,9 +127,10 @@ def check_media(media: Sequence[MediaSlot], rules: MediaRules) -> None:
 def receive_media(
     media: Sequence[MediaSlot], received: Mapping[int, bytes | bytearray], rules: MediaRules
 ) -> tuple[MediaSlot, ...]:
-    """Returns the media with the bytes that arrived in chunks, checked by their headers.
+    """Returns the media with the bytes that arrived in chunks. Their headers are checked against the limits and against
+    what was reserved.
 
-    No medium holds more than was reserved for it. Raises InvalidRequestError (or a subclass), RequestTooLargeError.
+    Raises InvalidRequestError (or a subclass), RequestTooLargeError.
     """
     slots = []
     for slot in media:
@@ -189,7 +195,7 @@ def _judge_video(slot: MediaSlot, header: VideoHeader, rules: MediaRules) -> Med
         + seen.engine_input_bytes
         + heard.engine_input_bytes
     )
-    # A video may be shorter than its header says. Only the tokens of two frames are certain.
+    # A video may be shorter than its header says, so only the tokens of two frames are certain.
     least = rules.takes.video_cost(width, height, 2).tokens
     sound = heard.engine_input_bytes
     return replace(slot, header=header, frames=plan, tokens=least, held_bytes=held, sound_input_bytes=sound)
@@ -218,10 +224,10 @@ def _decoded_bytes(slot: MediaSlot) -> int:
 
 
 def _bound_unseen(slot: MediaSlot, rules: MediaRules) -> tuple[int, int]:
-    """Returns upper bounds of a medium's bytes while its header is not known.
+    """Returns two upper bounds, in bytes, for a medium whose header is not known yet.
 
-    The second is for the engine's input that is made from the medium's audio. The first is for everything else except
-    the encoded bytes.
+    The second bound is for the engine's input that is made from the medium's audio. The first bound is for all other
+    memory, except the encoded bytes.
     """
     if slot.kind == "video":
         return _bound_unseen_video(slot, rules)
@@ -255,7 +261,7 @@ def _bound_unseen_video(slot: MediaSlot, rules: MediaRules) -> tuple[int, int]:
 
 
 def _worst_image(pixels: int, takes: TakesMedia) -> int:
-    """Returns the maximum bytes of engine input for `pixels` pixels in any shape, rounded up to patches."""
+    """Returns the maximum bytes of the engine's input for an image of `pixels` pixels in any shape."""
     wide = math.isqrt(takes.max_aspect_ratio * pixels) + _PATCH_MARGIN
     square = math.isqrt(pixels) + _PATCH_MARGIN
     forms = ((square, square), (wide, pixels // wide + _PATCH_MARGIN))

@@ -1,4 +1,4 @@
-"""One medium of a prompt, and what media are checked against. Pure."""
+"""One medium of a prompt, and the rules against which media are checked. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MediaSlot:
     size: int
     """Bytes as encoded."""
     declared_bytes: int = 0
-    """Decoded size stated in Start; 0 if Start states none, and for media inside Start."""
+    """Decoded size in bytes, as stated in Start; 0 if Start states none, and for media inside Start."""
     header: ImageHeader | AudioHeader | VideoHeader | None = None
     frames: FramePlan | None = None
     """The frame plan of a video, once its header is known."""
@@ -36,16 +36,16 @@ class MediaSlot:
 
 @dataclass(frozen=True, slots=True)
 class MediaRules:
-    """The limits and the model that media are checked against."""
+    """The limits, and the abilities of the model, against which media are checked."""
 
     limits: Limits
     media: MediaLimits
     takes: TakesMedia
     max_model_len: int
     reads_video: bool = True
-    """Whether the component's facts name video."""
+    """Whether the component reads video, according to its facts."""
     hear_videos: bool = False
-    """ChatPrompt.use_audio_in_video."""
+    """Whether the audio of videos is used (ChatPrompt.use_audio_in_video)."""
 
     @property
     def max_audio_samples(self) -> int:

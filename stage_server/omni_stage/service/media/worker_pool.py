@@ -1,9 +1,10 @@
-"""Processes that decode media, so that a hostile image harms only its own request and one core for a few seconds.
+"""Decodes media in separate processes, so that a hostile image harms only its own request, and one core for a few
+seconds.
 
 encoded bytes -> shared memory -> a worker (omni_stage/media/worker.py) -> shared memory -> pixels and samples
 
-A process is killed if its job takes too long, or if the caller cancels and the job does not end within LEFT_S. The next
-job then gets a new process. Used from one event loop.
+A process is killed if its job takes too long, or if the caller cancels and the job does not end within LEFT_S seconds.
+A later job then gets a new process. Used from one event loop.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class MediaPool:
         self._busy: set[DecoderProcess] = set()
         self._start: asyncio.Task[None] | None = None
         """Starts a process. All jobs that need one wait for this task, and it continues if their clients disconnect."""
-        # These threads copy to and from shared memory. The event loop and the threads that prepare text do not.
+        # Separate threads copy to and from shared memory, so that copies delay neither the event loop nor the threads
+        # that prepare text.
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="media-copy")
         self._closed = False
 
@@ -81,8 +83,11 @@ class MediaPool:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, job: DecodeJob, descriptor: int, timeout_s: float) -> list[tuple[int, int]]:
-        """Run a job in a worker and return its result. The worker is killed if it gives no answer, or if the caller
-        cancels and the worker does not answer within LEFT_S."""
+        """Run a job in a worker. Returns the sizes of the decoded media; see `DecodeJob.read`.
+
+        The worker is killed if it gives no answer, or if the caller cancels and the worker does not answer within
+        LEFT_S seconds.
+        """
         worker = await self._take()
         settled = False
         try:
@@ -103,7 +108,7 @@ class MediaPool:
         return job.read(answer)
 
     async def _take(self) -> DecoderProcess:
-        """Returns a worker that is busy from now on."""
+        """Returns an idle or new worker, marked as busy."""
         while True:
             while self._idle:
                 worker = self._idle.pop()
@@ -117,9 +122,10 @@ class MediaPool:
             await asyncio.shield(self._start_one())
 
     async def _in_thread(self, function: Callable[..., _T], *args: Any) -> _T:
-        """Call, in a thread, a function that copies or frees memory: it would block the event loop for 0.25 ms per MiB.
+        """Returns the result of a function that copies or frees memory. In the event loop, the function would block for
+        0.25 ms per MiB.
 
-        A cancelled caller still waits for the function to end, because the memory is in use until then.
+        A cancelled caller still waits until the function ends, because the memory is in use until then.
         """
         if self._closed:
             return function(*args)
@@ -129,7 +135,7 @@ class MediaPool:
         except asyncio.CancelledError:
             await asyncio.wait({future})
             if not future.cancelled():
-                # Retrieve the exception, so that asyncio does not log it: nobody waits for it any more.
+                # Retrieve the exception, so that asyncio does not log it. The caller's cancellation replaces it.
                 future.exception()
             raise
         return future.result()

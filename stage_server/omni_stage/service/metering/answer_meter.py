@@ -16,8 +16,8 @@ AUDIBLE_S: Final = 0.02
 
 @dataclass(slots=True)
 class AnswerMeter:
-    """What the caller got, and when. Times are seconds since the request's start. A time is None until its output was
-    written, except last_audio_s, which starts at 0."""
+    """What the caller received, and when. Times are seconds since the request's start. The time of the first text or
+    audio is None before that output was written; last_audio_s is 0 before any audio."""
 
     clock: Callable[[], float] = time.monotonic
     began: float = field(default_factory=time.monotonic)
@@ -27,11 +27,11 @@ class AnswerMeter:
     audio_s: float = 0.0
     """Playing time of the audio in seconds."""
     underruns: int = 0
-    """How often playback had to stop for lack of audio, for a listener who plays the audio as soon as it arrives."""
+    """How often a listener who plays the audio as soon as it arrives had none left to play, for more than AUDIBLE_S."""
     silence_s: float = 0.0
     """Total length of the underruns in seconds."""
     _played_until_s: float = 0.0
-    """When playback of all audio that has arrived ends."""
+    """When the playback of all audio that was written so far ends."""
 
     def note_text(self) -> None:
         """Record that text was written to the caller's connection."""

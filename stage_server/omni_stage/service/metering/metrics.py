@@ -1,8 +1,8 @@
 """A stage's metrics in addition to vLLM's own: omni_stage_*, and omni_pipeline_* of the entry stage.
 
-Labels are bounded: codes and reasons of the protocol, names of the configuration. The scrape (the operator's
-PodMonitor) adds the labels of pipeline and stage. Counters start at 0, so that a rate includes the first error.
-docs/observability.md lists all of them; `python -m observability` writes that list.
+Labels have a bounded number of values: codes and reasons of the protocol, and names from the configuration. The scrape
+(the operator's PodMonitor) adds the labels of pipeline and stage. Counters start at 0, so that a rate includes the
+first error. docs/observability.md lists all metrics; `python -m observability` writes that list.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 CHUNK_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 REAL_TIME_FACTORS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1, 1.2, 1.5, 2, 3, 5, 10, 30)
 exemplar_var: ContextVar[dict[str, str] | None] = ContextVar("exemplar", default=None)
-"""The trace of the request that a task serves. Histograms of requests have it as an exemplar."""
+"""The trace of the request that a task serves. Histograms of requests record it as an exemplar."""
 RETRIED_CODES = ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "INTERNAL")
 
 
@@ -32,7 +32,7 @@ class StageMetrics:
     """Metrics of one stage server."""
 
     def __init__(self, config: StageConfig, registry: CollectorRegistry, version: str = "") -> None:
-        disable_created_metrics()  # Otherwise each counter and histogram has one more series, which nobody reads.
+        disable_created_metrics()  # Otherwise each counter and histogram has one more series (_created).
         self.registry = registry
         is_entry = config.input is None
         self.entry = EntryMetrics(registry) if is_entry else None
@@ -136,7 +136,7 @@ class StageMetrics:
             self.entry.request_ended(code, known, seconds)
 
     def stage_finished(self, total_s: float, queue_s: float | None, first_output_s: float | None) -> None:
-        """Record the times of a request that this stage finished, in seconds."""
+        """Record the times, in seconds, of a request that this stage finished; see the metrics' descriptions."""
         self._seconds.observe(total_s, exemplar_var.get())
         if queue_s is not None:
             self._queue.observe(max(0.0, queue_s), exemplar_var.get())
@@ -144,7 +144,7 @@ class StageMetrics:
             self._first_output.observe(first_output_s, exemplar_var.get())
 
     def chunk_counter(self, peer: str) -> Callable[[int, float], None]:
-        """Returns a function that records a sent chunk: its bytes and its seconds. It runs once per message."""
+        """Returns a function to call after each message of chunks, with its bytes and the seconds that sending took."""
         count_bytes, observe = self._edge_bytes.labels(peer, "sent").inc, self._chunk.labels(peer).observe
 
         def count(size: int, seconds: float) -> None:

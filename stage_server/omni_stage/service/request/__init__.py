@@ -1,1 +1,1 @@
-"""One Generate call: reading, planning, admission, execution and responses. `servicer` has the steps in order."""
+"""One Generate call: reading, planning, admission, execution and responses. `servicer` calls them in order."""

@@ -36,9 +36,9 @@ class Admission:
         """Reserve one request and needed_bytes while the context is open.
 
         `media_bytes`: the part of needed_bytes that media need. The media of all requests may reserve at most
-        MEDIA_SHARE of the stage's bytes. A request with a priority above 0 yields: all requests together, this one
-        included, may fill at most YIELDING_SHARE of each limit. If no bytes are reserved, it may itself need up to
-        max_bytes.
+        MEDIA_SHARE of the stage's bytes. A request with a priority above 0 is admitted only if all requests, including
+        this one, then fill at most YIELDING_SHARE of each limit. While no other request has reserved bytes, it may
+        itself reserve up to max_bytes.
 
         Raises RequestTooLargeError (no retry helps), TooManyRequestsError and ByteBudgetExceededError (with RetryInfo).
         """
@@ -52,7 +52,7 @@ class Admission:
         if media_bytes > most_media:
             raise RequestTooLargeError(
                 f"the request's media may need {media_bytes} bytes, over the stage's limit of {most_media} for media "
-                f"(three quarters of limits.maxInflightBytes); send fewer or smaller ones, or raise it",
+                f"(three quarters of limits.maxInflightBytes); send fewer or smaller ones, or raise that limit",
                 field="start.chat",
                 limit=f"{most_media} bytes",
             )
@@ -95,5 +95,5 @@ _YIELDING = ", of which a priority above 0 may fill three quarters"
 
 
 def _share(most: int) -> int:
-    """Returns how far a limit may be filled once a yielding request is admitted; at least 1."""
+    """Returns the maximum use of a limit, including that of a request with a priority above 0; at least 1."""
     return max(1, int(most * YIELDING_SHARE))

@@ -16,10 +16,11 @@ from omni_stage.errors import TooManyRequestsError
 from omni_stage.service.request.admission import RETRY_AFTER_S
 
 FEWEST_START_PLACES = 8
-"""At least this many calls may be sending their Start (or max_requests, if less), however small the byte budget is."""
+"""Minimum number of places for calls that send their Start, however small the byte budget is. max_requests applies if
+it is less."""
 START_GRACE_S = 0.5
-"""Seconds after which a call without Start needs a place. Until then, a call can hold only what its client sent in half
-a second. Start mostly arrives with the call, even with hundreds of calls at a time."""
+"""Seconds after which a call without Start needs a place. Before that, a call can hold only what its client sent in
+half a second. Start mostly arrives together with the call, even with hundreds of calls at a time."""
 GRACE_STEPS = 5
 """Number of timers that START_GRACE_S is divided into. Each starts when the previous one has fired, so that a delayed
 event loop does not shorten the time that a call gets."""
@@ -34,15 +35,15 @@ class Place:
     lost: bool = False
     """Whether the call lost its place to another call, or got none because its peer holds per_peer places."""
     timer: asyncio.TimerHandle | None = None
-    """The timer of a call that does not need its place yet."""
+    """The timer of a call that does not need a place yet."""
 
 
 class Places:
     """Places of one kind of calls, in one event loop."""
 
     def __init__(self, what: str, in_all: int, per_peer: int | None = None) -> None:
-        """what: names the calls in errors. in_all: number of places. per_peer: maximum number of places of one
-        peer; None: no limit, and one peer may hold all places until another peer calls."""
+        """what: the name of such calls in errors. in_all: number of places. per_peer: maximum number of places of one
+        peer. With None, one peer may hold all places until another peer needs one."""
         self._what = what
         self.in_all = in_all
         self._per_peer = per_peer
@@ -93,7 +94,7 @@ class Places:
     @staticmethod
     def _end(place: Place) -> None:
         place.lost = True
-        # A call whose own timeout has just expired is ending already, and its asyncio.Timeout refuses another time.
+        # A call whose own timeout has just expired is ending already. Its asyncio.Timeout cannot be rescheduled.
         with suppress(RuntimeError):
             place.end()
 
@@ -113,7 +114,8 @@ def peer_address(peer: str) -> str:
 
 
 def count_start_places(max_requests: int, max_bytes: int, max_message_bytes: int) -> int:
-    """Returns how many calls may be sending their Start: those that fit half of the byte budget, at most max_requests.
+    """Returns the number of places for calls that send their Start: as many as fit into half of the byte budget, but at
+    least FEWEST_START_PLACES and at most max_requests.
 
     A Start may be as large as the largest message, and is in memory before any bytes are reserved for it.
     """

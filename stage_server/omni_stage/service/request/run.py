@@ -26,7 +26,7 @@ from omni_stage.service.request.timeline import Timeline
 
 _log = logging.getLogger(__name__)
 ACCEPT_WRITE_S: Final = 0.5
-"""Longest time for which the end of a call waits until Accepted is written."""
+"""Maximum number of seconds for which the end of a call may be delayed until Accepted is written."""
 _FINISH_REASONS = {
     FinishReason.STOP: events_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: events_pb2.FINISH_REASON_LENGTH,
@@ -85,7 +85,7 @@ class RequestRun:
             self._all_open.set()
 
     async def _accept(self, accept: Callable[[], Awaitable[None]]) -> None:
-        """Send Accepted once each Stream edge's stage has accepted, or has failed under allow_partial."""
+        """Send Accepted once the stage of each Stream edge has accepted, or has failed under allow_partial."""
         await self._all_open.wait()
         # gRPC cannot end a call while a write is in progress, so a failure waits until this write is done.
         writing = asyncio.ensure_future(accept())
@@ -129,12 +129,14 @@ class RequestRun:
     ) -> None:
         """Run the engine on the request that `build` returns, and the downstream calls, until all have ended.
 
-        `accept` sends Accepted to the caller, once the stages of Stream edges have accepted the request too. The engine
-        starts before that, with two exceptions: it waits if it needs the complete input first (Reads.BEFORE), or if one
-        of those stages refused a request recently, so that it does no useless work. Its rows are sent to each of those
-        stages as soon as that stage accepts. The rest of its output is sent after Accepted. `read` reads the input up
-        to its end. Raises the first failure, after ending everything else. With allow_partial a failure becomes a
-        StageFailed event instead, and the stages that can continue do so.
+        `accept` sends Accepted to the caller, after the stages of Stream edges have accepted the request. The engine
+        starts earlier, with two exceptions: it waits for Accepted if it needs the complete input first (Reads.BEFORE),
+        and if a stage of a Stream edge refused a request recently, so that the engine does no useless work. The
+        engine's rows are sent to the stage of a Stream edge as soon as that stage accepts. All other output is sent
+        after Accepted. `read` reads the input up to its end.
+
+        Ends everything at the first failure, and raises it. With allow_partial, a failure becomes a StageFailed event
+        instead, and the other stages continue if they can.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -189,10 +191,10 @@ class RequestRun:
         await self._writer.send_failed(status, stage)
 
     async def _run_engine(self, request: StageRequest) -> StageStep:
-        """Consume the engine's steps. Returns the last one."""
+        """Process the engine's steps. Returns the last step."""
         self._timeline.engine_submitted = self._timeline.now()
         last: StageStep | None = None
-        # Closing the iterator makes the engine abort the request, however this function ends.
+        # However this function ends, closing the iterator makes the engine abort the request.
         async with aclosing(self._engine.generate(request)) as steps:
             async for step in steps:
                 await self._on_step(step)
@@ -209,7 +211,7 @@ class RequestRun:
         if step.scheduled_ns is not None and not timeline.engine_scheduled:
             timeline.engine_scheduled = timeline.since(step.scheduled_ns)
             if step.submitted_ns is not None:
-                # The engine was called before its input came. The wait for the upstream stage is not time in a queue.
+                # The engine was called before its input arrived. That wait does not count as time in its queue.
                 timeline.engine_submitted = timeline.since(step.submitted_ns)
         if self._plan.include.timings:
             timeline.steps.append(now)
@@ -221,7 +223,7 @@ class RequestRun:
                 call.feed(step.tensors, self._rows_bound, step.complete_tensors)
         if not self._accepted.is_set():
             await self._accepted.wait()
-        # In the order in which a model writes them: a step with several tokens may hold reasoning, text and tool calls.
+        # Send in the order in which a model writes: a step of several tokens may hold reasoning, text and tool calls.
         if step.reasoning and self._sends_text:
             await self._writer.send(reasoning=events_pb2.ReasoningDelta(text=step.reasoning))
         if step.text and self._sends_text:
@@ -237,8 +239,8 @@ class RequestRun:
 
     def _on_prompt(self, tokens: int) -> None:
         self._prompt_tokens = tokens
-        # The prompt's exact length is known now. Announce no more rows than it needs: downstream stages reserve bytes
-        # for them.
+        # With the prompt's exact length, announce no more rows than the request needs, because downstream stages
+        # reserve bytes for all announced rows.
         exact = bound_rows(tokens, self._plan.sampling.max_tokens, self._engine.max_model_len)
         self._rows_bound = min(self._rows_bound, exact)
 

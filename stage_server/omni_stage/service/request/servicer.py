@@ -1,7 +1,7 @@
 """StageService: one request in numbered steps.
 
-`plan` decides, `run` does the work, `edges.downstream_call` calls the downstream stages. The interceptor maps errors to
-statuses, with `service.errors`.
+`planning` decides what to do, `run` does the work, and `edges.downstream_call` calls the downstream stages. The
+interceptor turns errors into statuses, with `service.errors`.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class StageServicer:
         return describe_stage(self._config, self._runtime.engine, self._runtime.admission)
 
     async def generate(self, messages: AsyncIterator[WireMessage], context: Any) -> None:
-        """Run one request within its deadline. `in_flight` counts it, so that a drain waits for it."""
+        """Run one request within its deadline. `in_flight` counts the call, so that a drain waits for it."""
         deadline = Deadline.of_call(context.time_remaining(), self._config.timeouts.request, time.monotonic())
         entry = self._runtime.metrics.entry
         meter = AnswerMeter() if entry is not None else None
@@ -239,7 +239,7 @@ class StageServicer:
         if isinstance(received, EdgeStream):
             source = received
         elif plan.prompt is not None and plan.prompt.embeds:
-            # Pop the rows, so that only the payload keeps them from here on.
+            # Remove the rows from the reader, so that only the payload keeps them from here on.
             source = UserPrompt(prompt_embeds=build_embeds(received.tensors.pop(PROMPT_EMBEDS)))
         elif plan.prompt is not None:
             source = build_prompt(plan.prompt, await self._decode(plan.prompt, received, timeline))

@@ -14,7 +14,7 @@ class Timeline:
 
     accepted_unix_ns: int = field(default_factory=time.time_ns)
     accepted_ns: int = field(default_factory=time.monotonic_ns)
-    """Time of Accepted on the monotonic clock. All other times count from it."""
+    """Time of Accepted on the monotonic clock, from which the times below count."""
     input_complete: int = 0
     decode_start: int = 0
     """When the media worker starts to decode the prompt's media."""
@@ -30,11 +30,11 @@ class Timeline:
     steps: list[int] = field(default_factory=list)
 
     def accept(self) -> None:
-        """Record that the request is accepted now. All other times count from it."""
+        """Record that the request is accepted now."""
         self.accepted_unix_ns, self.accepted_ns = time.time_ns(), time.monotonic_ns()
 
     def now(self) -> int:
-        """Returns the ns since Accepted; at least 1, because 0 means never."""
+        """Returns the ns since Accepted; at least 1, because 0 means that an event did not happen."""
         return self.since(time.monotonic_ns())
 
     def since(self, monotonic_ns: int) -> int:

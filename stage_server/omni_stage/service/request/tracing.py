@@ -1,13 +1,13 @@
 """Records what a stage did for a request, as OpenTelemetry spans.
 
 Unless OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is set, tracing is off and OpenTelemetry is not
-imported. One span begins with the request. Its child spans are created when the request has ended, from the timestamps
-that the stage records anyway (Timeline), so that they cost nothing per token.
+imported. A span begins when a request is admitted. Its child spans are created after the request has ended, from
+timestamps that the stage records in any case (Timeline). So they cost nothing per token.
 
     stage thinker                      parent: the caller's traceparent, else none
       decode | input | queue | prefill | generate | transfer
 
-Downstream stages get a traceparent that names this span, so that one request is one trace.
+Downstream stages get a traceparent that names the stage's span, so that all stages of a request belong to one trace.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SpanTimes:
 def list_spans(timeline: Timeline) -> list[SpanTimes]:
     """Returns the parts of a stage's work that happened, in a fixed order. Pure.
 
-    A request with a single output (all of its audio, or one token) has no separate prefill: all of it is generation.
+    A request with a single output (all of its audio, or one token) has no separate prefill: it has only "generate".
     """
     single = timeline.first_output == timeline.last_output
     began = timeline.engine_scheduled or timeline.engine_submitted
@@ -103,7 +103,7 @@ class Tracing:
     """The traces of one stage. This base class, for disabled tracing, records none."""
 
     def begin(self, traceparent: str, request_id: str) -> RequestTrace:
-        """Begin the span of an accepted request; `traceparent` is the one that the caller sent, or empty."""
+        """Begin the span of an admitted request; `traceparent` is the one that the caller sent, or empty."""
         return RequestTrace()
 
     def close(self) -> None:
@@ -132,8 +132,9 @@ class OtlpTracing(Tracing):
 def open_tracing(pipeline: str, stage: str, environment: Mapping[str, str] = os.environ) -> Tracing:
     """Returns the traces of a stage, enabled if the environment names an OTLP endpoint.
 
-    OpenTelemetry also reads its own variables (OTEL_TRACES_SAMPLER, OTEL_RESOURCE_ATTRIBUTES and the like). Raises
-    ConfigurationError if its packages are missing, or if the environment names an unknown OTLP protocol.
+    OpenTelemetry itself also reads environment variables, such as OTEL_TRACES_SAMPLER and OTEL_RESOURCE_ATTRIBUTES.
+    Raises ConfigurationError if OpenTelemetry's packages are missing, or if the environment names an unknown OTLP
+    protocol.
     """
     if not otlp.is_wanted(environment):
         return Tracing()

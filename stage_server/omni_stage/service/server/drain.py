@@ -1,4 +1,5 @@
-"""Orderly shutdown: report NOT_SERVING but still accept calls; then refuse new calls and wait for calls in flight."""
+"""Orderly shutdown: the stage reports NOT_SERVING but still accepts calls. After a while it refuses new calls, and
+waits for the calls in flight."""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ async def drain(
     grace_s: float,
     abort: asyncio.Event,
 ) -> bool:
-    """Drain the stage; `abort` (a second signal) cuts it short. Returns whether every call ended by itself.
+    """Drain the stage. `abort` (a second signal) cuts the drain short. Returns whether every call ended by itself.
 
-    1. Report NOT_SERVING for notice_s: load balancers stop sending calls, and late calls are still served.
+    1. Report NOT_SERVING and wait notice_s seconds: load balancers stop sending calls; late calls are still served.
     2. Refuse new calls (DRAINING, which callers retry elsewhere), and call `close_port`: every connection ends with its
        last call. Behind a Service, a client without health checks would otherwise retry on this pod.
-    3. Wait up to grace_s for the calls in flight. Calls still in flight after that end with DRAINING.
+    3. Wait at most grace_s seconds for the calls in flight. Calls still in flight after that end with DRAINING.
     """
     health.set_ready(False)
     _log.info("draining: not ready, still accepting", extra={"notice_s": notice_s, "calls": len(in_flight)})

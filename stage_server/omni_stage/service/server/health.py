@@ -22,9 +22,9 @@ _UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     """The statuses of one port's services.
 
-    grpcio-health-checking 1.85 writes to a watcher while it holds the lock that every change of the status needs. One
-    watcher that does not read thereby blocks all others, and the stage's own drain. Here a change never waits: it
-    replaces an event, and each watcher reads the newest status when it has sent the one before.
+    grpcio-health-checking 1.85 writes to a watching client while it holds the lock that every change of a status needs.
+    A watching client that does not read thereby blocks all others, and the stage's own drain. In this class, a change
+    never waits: `set` replaces an event, and each `Watch` reads the newest status after it has sent the previous one.
     """
 
     def __init__(self) -> None:
@@ -40,13 +40,13 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     async def Check(
         self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
     ) -> health_pb2.HealthCheckResponse:
-        """Return the service's status. NOT_FOUND if no status was ever set."""
+        """Returns the service's status. Ends the call with NOT_FOUND if no status was ever set."""
         if request.service not in self._statuses:
             await context.abort(grpc.StatusCode.NOT_FOUND)
         return health_pb2.HealthCheckResponse(status=self._statuses[request.service])
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext) -> None:
-        """Send the service's status, and again after each change that the watcher is fast enough to see."""
+        """Send the service's status now and after changes. A client that reads slowly may miss short-lived statuses."""
         sent: int | None = None
         while True:
             changed = self._changed  # before the status is read, so that no change is missed
@@ -69,7 +69,7 @@ class StageHealth:
         self.set_alive(self.alive)
 
     def set_ready(self, ready: bool) -> None:
-        """Set whether the stage accepts requests: the status of "", `readiness` and the service's name."""
+        """Set whether the stage accepts requests. This is the status of "", `readiness` and StageService's name."""
         self.ready = ready
         status = _SERVING if ready else _NOT_SERVING
         for service in ("", SERVICE_NAME):
@@ -78,6 +78,6 @@ class StageHealth:
             self.probes.set(service, status)
 
     def set_alive(self, alive: bool) -> None:
-        """Set whether the process can still do its work: the status of `liveness`."""
+        """Set whether the process can still do its work. This is the status of `liveness`."""
         self.alive = alive
         self.probes.set(LIVENESS, _SERVING if alive else _NOT_SERVING)

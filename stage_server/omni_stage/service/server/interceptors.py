@@ -1,7 +1,5 @@
-"""Wraps the calls of StageService. Every call gets a request id and a status; Generate calls are also logged and
-counted.
-
-Refusals may wait (refusals.py).
+"""Wraps the calls of StageService. Every call gets a request id and a status. Generate calls are also logged and
+counted, and a Generate call that is refused may have to wait for its status (refusals.py).
 """
 
 from __future__ import annotations
@@ -26,9 +24,9 @@ from omni_stage.service.server.refusals import Client, HeldRefusals
 from omni_stage.service.encoding.wire import SERVICE_NAME
 
 DISCARD_S = 0.05
-"""Longest time for which the messages of a refused call are discarded."""
+"""Maximum number of seconds for which the messages of a refused call are discarded."""
 QUIET_S = 0.01
-"""Length of a pause in a call's messages after which no more of them are discarded."""
+"""A pause of this many seconds in a call's messages ends the discarding."""
 DISCARDING = 64
 """Maximum number of refused calls whose messages are read and discarded at a time."""
 
@@ -37,13 +35,13 @@ _Behavior = Callable[[Any, Any], Awaitable[Any]]
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Turns the error of a failed call into a status (service/errors.py); keeps the access log and the metrics.
+    """Turns the error of a failed call into a status (service/errors.py). Writes the access log and counts the calls.
 
-    Other services of the port (health, reflection) pass unchanged.
+    Calls of the port's other services (health, reflection) pass unchanged.
     """
 
     def __init__(self, stage: str, metrics: StageMetrics, held: HeldRefusals | None = None) -> None:
-        """held: makes refusals wait; None where only other stages call."""
+        """held: makes refusals wait; None for a stage that only other stages call."""
         self._stage = stage
         self._metrics = metrics
         self._held = held
@@ -105,7 +103,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return _End(read.code, read.reason, status, relayed=isinstance(error, RelayedError))
 
     def _count(self, context: Any, ended: _End, seconds: float) -> float:
-        """Count a call that has ended. Returns the seconds for which its answer should wait."""
+        """Count a call that has ended. Returns for how many seconds its status should wait."""
         self._metrics.request_ended(ended.code.name, ended.reason, seconds)
         extra = {"code": ended.code.name, "reason": ended.reason, "seconds": round(seconds, 4)}
         _log.info("request ended", extra=extra)
@@ -114,12 +112,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return self._held.charge(_client_of(context), ended.code, ended.reason, seconds)
 
     async def _discard(self, messages: AsyncIterator[Any]) -> None:
-        """Read and discard what the caller is still sending.
+        """Read and discard the messages that the caller is still sending.
 
-        grpc.aio's client replaces the status with INTERNAL if it writes to a stream that has ended. Reading stops when
-        the caller pauses, for example to wait for Accepted, because its deadline may be near. Neither admission nor
-        places limit how many messages are discarded, so at most DISCARDING calls are read at a time, even in a flood of
-        refusals.
+        A grpc.aio client that writes to a call that has ended replaces the call's status with INTERNAL. Discarding
+        stops when the caller pauses, for example to wait for Accepted, because the caller's deadline may be near.
+        Neither admission nor places limit how many messages are discarded. So the messages of at most DISCARDING calls
+        are discarded at a time, however many calls are refused.
         """
         if self._discarding >= DISCARDING:
             return
@@ -144,7 +142,8 @@ class _End:
     status: status_pb2.Status | None = None
     """The status that the client gets; None if the call succeeded or the client disconnected."""
     relayed: bool = False
-    """Whether a downstream stage refused the call. Such a refusal never waits: it may not be the client's fault."""
+    """Whether a downstream stage refused the call. Such a refusal never waits, because the client may not have caused
+    it."""
 
 
 def _client_of(context: Any) -> Client:

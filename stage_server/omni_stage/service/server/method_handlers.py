@@ -1,6 +1,6 @@
-"""Generic method handlers for the generated service's methods, with serializers that do not copy tensors.
+"""Generic method handlers for StageService, with serializers that do not copy tensors.
 
-Names and wire format are the same as in the generated descriptor, so plain stubs, reflection and grpcurl work.
+Names and wire format are the same as in the generated code, so generated stubs, reflection and grpcurl work.
 """
 
 from __future__ import annotations

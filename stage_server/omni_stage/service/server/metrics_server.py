@@ -1,6 +1,6 @@
 """Serves /metrics over HTTP, in Prometheus' text format or in the OpenMetrics format, which has exemplars.
 
-Connections are bounded; each gets one response.
+The number of connections is bounded, and each connection gets one response.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class MetricsServer:
         self._registry = registry
         self._http = web.Server(self._answer, access_log=None)
         self._server: asyncio.Server | None = None
-        # One thread, so that collecting takes at most one core from requests. The bound on connections also bounds the
+        # One thread, so that scrapes take at most one core from requests. The bound on connections also bounds the
         # thread's queue.
         self._collector = ThreadPoolExecutor(1, thread_name_prefix="metrics")
         self.port = 0
@@ -71,9 +71,9 @@ class MetricsServer:
 def _choose_format(accept: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
     """Returns the encoder of the format that a scrape asks for, and the format's content type.
 
-    By default the client library (0.26) replaces colons in the names of OpenMetrics samples, which the format allows:
-    vllm:num_requests_waiting would become vllm_num_requests_waiting, which vLLM's dashboards do not know. The option
-    "allow-utf-8" keeps them.
+    By default, prometheus_client 0.26 replaces the colons in names in the OpenMetrics format, although the format
+    allows colons. vllm:num_requests_waiting would become vllm_num_requests_waiting, which vLLM's dashboards do not
+    know. The option "allow-utf-8" keeps the colons.
     """
     if "application/openmetrics-text" not in accept:
         return generate_latest, CONTENT_TYPE_LATEST

@@ -57,7 +57,7 @@ class Ports:
     metrics: int
 
     def write(self, path: Path) -> None:
-        """Write the ports as JSON atomically, so that a reader never sees half a file. Raises OmniStageError."""
+        """Write the ports as JSON, atomically: a reader never sees half a file. Raises OmniStageError."""
         try:
             with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
                 json.dump({"grpc": self.grpc, "health": self.health, "metrics": self.metrics}, file)
@@ -72,7 +72,8 @@ def main_options(config: StageConfig, start_places: int) -> list[tuple[str, int 
     """Returns the main port's options: the shared ones, with this stage's message size, request timeout and bounds."""
     size = config.limits.max_message_bytes
     options: dict[str, int | str] = dict(server_options(config.timeouts.request + 5))
-    # More streams than the stage serves, so that a call beyond its limits is refused with a reason instead of waiting.
+    # Permit more streams than the stage serves. A call beyond the stage's limits is then refused with a reason, and
+    # does not wait in the client.
     streams = 2 * (config.limits.max_concurrent_requests + start_places + MAIN_PER_PEER) + HELD_PER_CLIENT
     options |= {
         "grpc.max_receive_message_length": size,
@@ -83,7 +84,8 @@ def main_options(config: StageConfig, start_places: int) -> list[tuple[str, int 
 
 
 def health_options() -> list[tuple[str, int | str]]:
-    """Returns the options of the health-only port: small messages, short connections."""
+    """Returns the options of the health-only port: it takes only small messages, and closes connections after a
+    minute."""
     options: dict[str, int | str] = {
         "grpc.so_reuseport": 0,
         "grpc.max_receive_message_length": HEALTH_MESSAGE_BYTES,
@@ -104,7 +106,7 @@ def build_main_server(
 ) -> grpc.aio.Server:
     """Returns the server of StageService, not started and not bound.
 
-    Each kind of call has its own bound. With one bound for all calls, health watches could use it up, and requests
+    Each kind of call has its own bound. If all kinds shared one bound, health watches could use it up, and requests
     would be refused.
     """
     server = grpc.aio.server(
@@ -119,8 +121,8 @@ def build_main_server(
 
 
 def build_health_server(health_state: StageHealth) -> grpc.aio.Server:
-    """Returns the health-only server. Kubelet's probe has no client certificate, and requests must not delay the
-    probe."""
+    """Returns the health-only server. It has a port of its own, because kubelet's probe has no client certificate, and
+    requests must not delay the probe."""
     server = grpc.aio.server(
         interceptors=(SideCallInterceptor(HEALTH_IN_ALL, HEALTH_PER_PEER),), options=health_options()
     )
@@ -131,7 +133,7 @@ def build_health_server(health_state: StageHealth) -> grpc.aio.Server:
 def bind(
     server: grpc.aio.Server, host: str, port: int, field: str, credentials: grpc.ServerCredentials | None = None
 ) -> int:
-    """Bind a port; 0 picks any free one. Without credentials, it serves plaintext. Returns the port.
+    """Bind a port; 0 picks any free port. Without credentials, the port serves plaintext. Returns the port.
 
     Raises ConfigurationError that names `field`.
     """
@@ -148,6 +150,6 @@ def bind(
 
 
 def _cannot_bind(host: str, port: int, field: str, has_tls: bool = False) -> ConfigurationError:
-    # gRPC reports both causes alike.
+    # gRPC raises the same error for a taken port and for a certificate that it cannot read.
     why = "is the port taken, or the certificate one that gRPC cannot read?" if has_tls else "is the port taken?"
     return ConfigurationError(f"cannot listen on {host}:{port} ({field}); {why}", field=field)

@@ -1,10 +1,10 @@
 """Delays refusals: a client whose calls are often refused must wait for its further refusals.
 
-    refused call -> charges its client's bucket -> within the rate: answered immediately; beyond: held, then answered
+    refused call -> takes a token from its client's bucket -> answered immediately; if the bucket is empty, held first
 
-A refused call costs the stage server milliseconds, mostly of parsing, and the client nothing. A client that sends such
-calls in a loop would take most of a core from all others. Holding back its refusals slows that loop down. Only refusals
-wait. The client's other calls, and other clients with the same address, are served as before.
+A refused call costs the stage server milliseconds, mostly for parsing, and costs the client nothing. A client that
+sends such calls in a loop would take most of a core from all others. Holding back its refusals slows that loop down.
+Only refusals wait. The client's other calls, and those of other clients with the same address, are served as before.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ MAX_WAIT_S: Final = 1.0
 BURST_S: Final = 5.0
 """Size of a bucket, in seconds of its rate. A client may use up the bucket in one burst before a refusal waits."""
 USERS: Final = 16
-"""The users that one address names have together this many times the rate of one client."""
+"""All users that one address names together have this many times the rate of one client."""
 CLIENTS: Final = 4096
-"""Maximum number of buckets. When there are more, those that were charged least recently are forgotten."""
+"""Maximum number of buckets. When there are more, the bucket that was used least recently is dropped."""
 HELD_IN_ALL, HELD_PER_CLIENT = 512, 128
 """Maximum number of refusals that wait, in all and per client; further ones are answered immediately. A held call uses
 neither a place nor reserved bytes."""
 EARLY_S: Final = 0.5
-"""A call that its client cancels, or whose deadline passes, within this time counts as refused: it cost as much. Its
-own answer is not held back, because nobody waits for it."""
+"""A call that its client cancels, or whose deadline passes, within this many seconds counts as refused: it costs
+the stage as much. Its own status is not held back, because the client does not wait for it."""
 LEAST_JITTER: Final = 0.8
 """Shortest wait as a share of the longest, so that clients that were refused together do not return together."""
 SPARE_S: Final = 0.05
-"""A held call is answered at the latest this long before its deadline."""
+"""A held call is answered at the latest this many seconds before its deadline."""
 
 _REFUSED: Final = frozenset(
     (
@@ -63,11 +63,11 @@ class Client:
     address: str
     """Address without port, or the identity of a client certificate."""
     user: str = ""
-    """The user for whom a client with many users, such as the gateway, calls; empty if the client names none."""
+    """The user that a client with many users, such as the gateway, names in a call; empty if the client names none."""
 
 
 class RefusalBuckets:
-    """A token bucket of refusals for each client. Pure, given a clock. Use from one thread."""
+    """A token bucket of refusals for each client. Pure, except for the given clock. Used from one thread."""
 
     def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
         """clock: monotonic seconds."""
@@ -81,8 +81,8 @@ class RefusalBuckets:
     def charge(self, client: Client) -> bool:
         """Count a refusal. Returns whether the client is within its rate.
 
-        Each user that a client names has the rate of one client. All its users together have USERS times that rate.
-        Nobody checks the names, so this bound limits a client that invents a new name for each call.
+        Each user that a client names has the rate of one client. All users of a client together have USERS times that
+        rate. The names are not verified, so this second bound limits a client that invents a new name for each call.
         """
         if not self._take((client.address, client.user), self._per_second):
             return False
@@ -125,7 +125,7 @@ class HeldRefusals:
         return self._held.total()
 
     def charge(self, client: Client, code: grpc.StatusCode, reason: str, seconds: float) -> float:
-        """Count how a call ended after `seconds`. Returns for how many seconds its answer should wait, mostly 0."""
+        """Count a call that ended after `seconds`. Returns for how many seconds its status should wait, mostly 0."""
         left = code in _LEFT and seconds < EARLY_S
         refused = code in _REFUSED or reason == _SLOW_MEDIA
         if not (left or refused) or self._buckets.charge(client) or left:
@@ -133,10 +133,11 @@ class HeldRefusals:
         return self._max_wait_s * (LEAST_JITTER + (1 - LEAST_JITTER) * self._jitter())
 
     async def hold(self, client: Client, wait_s: float, remaining_s: float | None) -> None:
-        """Wait for wait_s seconds, at most until SPARE_S before the call's deadline.
+        """Wait for wait_s seconds, but at most until SPARE_S seconds before the call's deadline.
 
         remaining_s: seconds until that deadline; None if the call has none. Returns immediately if too many calls wait
-        already. The wait also ends with `end`, and when the client disconnects, because gRPC then cancels the task.
+        already. The wait also ends when `end` is called, and when the client disconnects, because gRPC then cancels the
+        task.
         """
         if remaining_s is not None:
             wait_s = min(wait_s, remaining_s - SPARE_S)

@@ -1,7 +1,8 @@
-"""Bounds calls other than Generate (health, reflection, GetStage) per peer, in total and in time.
+"""Bounds calls other than Generate (health, reflection, GetStage): their number, per peer and in total, and their
+duration.
 
-Every method is served as a streaming method, which is the same on the wire. gRPC would otherwise read a unary request
-before any of this code runs, and wait for it without a limit.
+Every method is served as a streaming method, which looks the same on the wire. For a unary method, gRPC would wait for
+the request without a time limit before any of this code runs.
 """
 
 from __future__ import annotations
@@ -20,15 +21,16 @@ from omni_stage.service.request.places import Places, peer_address
 from omni_stage.service.encoding.wire import GENERATE, SERVICE_NAME
 
 MAIN_IN_ALL, MAIN_PER_PEER = 512, 64
-"""Bounds of the main port, in all and per peer. They apply separately to streams and to calls with one response. A
-channel watches health with one stream per connection."""
+"""Maximum number of calls on the main port, in all and per peer. These bounds apply separately to calls that stream
+responses and to calls with one response. A client's channel watches health with one stream per connection."""
 HEALTH_IN_ALL, HEALTH_PER_PEER = 128, 16
 """The same bounds for the health port; kubelet sends one call at a time."""
 REQUEST_TIMEOUT_S = 5.0
-"""Time limit for the request of a method that takes a single request."""
+"""Time limit, in seconds, for receiving the request of a method that takes a single request."""
 ANSWER_TIMEOUT_S = 30.0
 WATCH_LIFE_S = 600.0
-"""Longest life of a watch; its client then watches again. Mostly the connection reaches its maximum age earlier."""
+"""Maximum duration of a health watch, after which its client watches again. In most cases, the connection reaches its
+maximum age earlier."""
 REFLECTION_LIFE_S = 60.0
 
 _WATCH = f"/{health.SERVICE_NAME}/Watch"
@@ -37,7 +39,7 @@ _Behavior = Callable[[Any, Any], Any]
 
 
 class SideCallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Bounds every call except Generate, which admission bounds."""
+    """Bounds every call except those of Generate, which admission bounds."""
 
     def __init__(self, in_all: int, per_peer: int) -> None:
         self._streams = Places("streams beside Generate", in_all, per_peer=per_peer)
@@ -52,8 +54,8 @@ class SideCallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return handler
         behavior = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
         life_s = _LIVES_S.get(method, ANSWER_TIMEOUT_S)
-        # A gRPC client whose watch ends with any other code sends no request on that connection. UNIMPLEMENTED makes
-        # it use the connection without watching.
+        # If a health watch ends with UNIMPLEMENTED, a gRPC client uses the connection without watching. With any other
+        # code, it sends no requests on the connection.
         full = grpc.StatusCode.UNIMPLEMENTED if method == _WATCH else grpc.StatusCode.RESOURCE_EXHAUSTED
         return grpc.stream_stream_rpc_method_handler(
             self._bound(
@@ -90,7 +92,8 @@ class SideCallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 async def _answer(outcome: Any, context: Any) -> None:
-    """Send the responses of a behavior: an async generator, or one response, or None if it wrote to the context."""
+    """Send a method's responses. `outcome` is an async generator of responses, or an awaitable of one response, or of
+    None if the method itself wrote to the context."""
     if hasattr(outcome, "__aiter__"):
         async for response in outcome:
             await context.write(response)
@@ -113,7 +116,7 @@ async def _read_only(messages: AsyncIterator[Any], context: Any) -> Any:
     except TimeoutError:
         await context.abort(
             grpc.StatusCode.DEADLINE_EXCEEDED,
-            f"the request and the end of it did not arrive within {REQUEST_TIMEOUT_S:g} s",
+            f"the request and the end of the stream did not arrive within {REQUEST_TIMEOUT_S:g} s",
         )
     if len(requests) != 1:
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the method takes one message, got {len(requests)}")

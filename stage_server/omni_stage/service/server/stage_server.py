@@ -48,7 +48,7 @@ EngineBuilder = Callable[[StageConfig], StageEngine]
 
 
 class StageServer:
-    """One stage server in one event loop. `start` -> `serve` -> `close`."""
+    """One stage server in one event loop. Call `start`, then `serve`, then `close`."""
 
     def __init__(self, config: StageConfig, registry: prometheus_client.CollectorRegistry) -> None:
         self.config = config
@@ -58,7 +58,7 @@ class StageServer:
         self.admission = Admission(limits.max_concurrent_requests, limits.max_inflight_bytes or default_byte_budget())
         self.metrics = StageMetrics(config, registry, installed_versions().get("omnipipeline", ""))
         entry = self.metrics.entry
-        # Only the entry stage holds refusals: the callers of other stages are stages, and each acts for many clients.
+        # Only the entry stage holds refusals: other stages are called by stages, each of which acts for many clients.
         self.held = HeldRefusals(limits, entry.held_refusals) if entry is not None else None
         self.ports: Ports | None = None
         self.runtime: StageRuntime | None = None
@@ -75,10 +75,11 @@ class StageServer:
         engine takes seconds, during which probes must be answered.
         """
         config = self.config
-        # Load it first: a wrong certificate is reported immediately, not after the minutes that an engine takes.
+        # Load the certificate first, so that a wrong one is reported immediately, and not minutes later, after the
+        # engine has loaded.
         certificate = await self._load_certificate()
         tracing = open_tracing(config.pipeline, config.stage)
-        # In a thread, because exporting the pending spans may take until OpenTelemetry's timeout.
+        # Close in a thread, because exporting the pending spans may take until OpenTelemetry's timeout.
         self._stack.push_async_callback(asyncio.to_thread, tracing.close)
         probes = build_health_server(self.health)
         health_port = bind(probes, config.listen.host, config.listen.health_port, "listen.healthPort")
@@ -122,7 +123,8 @@ class StageServer:
         return self.ports
 
     async def serve(self, stop: asyncio.Event, abort: asyncio.Event) -> ExitCode:
-        """Serve until `stop`, then drain, which `abort` cuts short; or until the engine dies. Returns the exit code."""
+        """Serve until `stop` is set or the engine dies. After `stop`, drain; `abort` cuts the drain short. Returns the
+        exit code."""
         dead = asyncio.Event()
         watchdog = asyncio.create_task(self._watch(dead))
         waits = {asyncio.create_task(stop.wait()), asyncio.create_task(dead.wait())}
@@ -173,9 +175,10 @@ class StageServer:
                 _log.error("the engine did not stop in time", extra={"limit_s": ENGINE_STOP_S})
 
     def _close_port(self) -> None:
-        """Accept no connection any more, and send GOAWAY on those that exist. Calls in flight continue."""
+        """Accept no further connections, and send GOAWAY on those that exist. Calls in flight continue."""
         if self._main is not None:
-            # Nobody waits for it: health watches last until its grace period ends, or until `close`.
+            # The drain does not wait for this task, which lasts as long as health watches: until the grace period ends,
+            # or until `close`.
             self._closing = asyncio.create_task(self._main.stop(self.config.timeouts.request + CLOSE_SLACK_S))
 
     async def _load_certificate(self) -> ServingCertificate | None:
@@ -222,7 +225,7 @@ class StageServer:
 
 
 async def run_stage(config: StageConfig, build_engine: EngineBuilder, address_file: Path | None) -> ExitCode:
-    """Run a stage server until a signal or its engine's death. Returns the exit code of the process."""
+    """Run a stage server until a signal arrives or its engine dies. Returns the exit code of the process."""
     stop, abort = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     _install_signals(loop, stop, abort)
@@ -241,7 +244,7 @@ async def run_stage(config: StageConfig, build_engine: EngineBuilder, address_fi
         if address_file is not None:
             ports.write(address_file)
         server.warm_media()
-        # Again, because engines install signal handlers of their own while they load.
+        # Install the handlers again, because engines install signal handlers of their own while they load.
         _install_signals(loop, stop, abort)
         return await server.serve(stop, abort)
     except OmniStageError as error:

@@ -1,10 +1,10 @@
-"""TLS of the gRPC port: reads the certificate files, checks them, passes them to gRPC, and reloads them on changes.
+"""TLS of the gRPC port: reads the certificate files, checks them, passes them to gRPC, and reloads them if they change.
 
-    files -> read_certificate -> Certificate -> gRPC's configuration, fetched at every handshake
+    files -> read_certificate -> Certificate -> gRPC's configuration, which gRPC fetches at every handshake
 
-A Secret that is mounted as a directory changes atomically, by the swap of one symbolic link, some time after
-cert-manager renewed it. If the new files are not valid, the certificate in use stays. A connection keeps the
-certificate that it began with.
+A Secret that is mounted as a directory changes some time after cert-manager has renewed the certificate. The change is
+atomic, because kubelet replaces one symbolic link. If the new files are not valid, the certificate in use stays. A
+connection keeps the certificate that it began with.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class Certificate:
     """A certificate that gRPC can serve with."""
 
     chain: bytes
-    """The server's certificate and the intermediate ones, PEM."""
+    """The server's certificate and the intermediate certificates, PEM."""
     key: bytes = field(repr=False)
     """The private key, PEM."""
     client_ca: bytes | None
-    """Certificates of the CAs whose clients are accepted, PEM; None if clients need no certificate."""
+    """Certificates of the CAs that may sign clients' certificates, PEM; None if clients need no certificate."""
     not_after: datetime
     fingerprint: str
     """SHA-256 of the server's certificate, in hexadecimal."""
@@ -66,8 +66,8 @@ class Certificate:
 def read_certificate(settings: ServerTls) -> Certificate:
     """Returns the certificate in the current files.
 
-    An expired certificate is accepted: clients check the date by their own clocks. Raises ConfigurationError that names
-    the file and what is wrong with it, never its content.
+    An expired certificate is accepted, because clients check the date with their own clocks. Raises ConfigurationError,
+    which names the file and the problem, but never the content.
     """
     wants_ca = settings.client_certificates is ClientCertificates.REQUIRED
     names = (CHAIN_FILE, KEY_FILE, *([CLIENT_CA_FILE] if wants_ca else []))
@@ -129,7 +129,7 @@ class ServingCertificate:
         return self._current
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Returns the credentials of one port. Clients need TLS 1.2, gRPC's oldest version, or newer."""
+        """Returns the credentials of one port. Clients need TLS 1.2 or newer; gRPC supports no older version."""
         required = self._settings.client_certificates is ClientCertificates.REQUIRED
         credentials: grpc.ServerCredentials = grpc.dynamic_ssl_server_credentials(
             self._current.to_grpc(), self._fetch, required
@@ -139,7 +139,7 @@ class ServingCertificate:
     def refresh(self) -> bool:
         """Read the files. Returns True if new connections get another certificate from now on.
 
-        Files that cannot be used change nothing; their problem is logged once, until it changes.
+        Files that cannot be used change nothing. Their problem is logged once, and again only if the problem changes.
         """
         try:
             found = read_certificate(self._settings)
@@ -163,7 +163,7 @@ class ServingCertificate:
         return True
 
     async def watch(self, poll_s: float = POLL_S) -> None:
-        """Refresh forever."""
+        """Call `refresh` every `poll_s` seconds, forever."""
         while True:
             await asyncio.sleep(poll_s)
             await asyncio.to_thread(self.refresh)
@@ -171,7 +171,7 @@ class ServingCertificate:
     def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
         """Returns the certificate if it has changed, else None. gRPC calls this at each handshake, on its own threads.
 
-        gRPC ignores a certificate that it cannot load, but read_certificate accepts none of those.
+        gRPC would ignore a certificate that it cannot load, but read_certificate accepts no such certificate.
         """
         with self._lock:
             if self._given is self._current:
@@ -193,7 +193,7 @@ class ServingCertificate:
 
 
 def _read_settled(settings: ServerTls, names: tuple[str, ...]) -> dict[str, bytes]:
-    """Reads the files until two reads in a row agree, with at most _READS repeats. Returns what the last read found."""
+    """Returns the content of the files, which are read until two reads in a row agree, with at most _READS repeats."""
     files = {name: _read(settings, name) for name in names}
     for _ in range(_READS):
         again = {name: _read(settings, name) for name in names}
@@ -221,7 +221,8 @@ def _read(settings: ServerTls, name: str) -> bytes:
 def _parse_certificates(
     settings: ServerTls, name: str, content: bytes
 ) -> list[tuple[x509.Certificate, CertificatePublicKeyTypes]]:
-    """Returns each certificate with its public key: a key may be damaged even where its certificate can be read."""
+    """Returns each certificate with its public key. Reading the key is a check: it may be damaged in a readable
+    certificate."""
     try:
         return [(found, found.public_key()) for found in x509.load_pem_x509_certificates(content)]
     except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion) as error:

@@ -1,7 +1,8 @@
-"""Watches the engine. If it dies, the stage ends. If it is stuck, calls end, new ones are refused and liveness fails.
+"""Watches the engine. If the engine dies, the stage ends. If the engine is stuck, the calls in flight end, new calls
+are refused, and liveness fails.
 
-A stuck engine's process is left running, so that a person can inspect it, until kubelet or `omnipipe run` ends it.
-Kubelet and `omnipipe run` find the cause in the termination message.
+The process of a stuck engine keeps running until kubelet or `omnipipe run` ends it, so that a person can inspect it.
+Kubelet and `omnipipe run` read the cause in the termination message.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Verdict(Enum):
 
 
 def judge(*, is_dead: bool, unfinished: int, last_step: float, now: float, step_timeout_s: float) -> Verdict:
-    """Returns the verdict on an engine. An idle engine is never stuck. `last_step` and `now` are monotonic seconds."""
+    """Returns the verdict on an engine. An engine is stuck if it has unfinished requests, and no step for more than
+    step_timeout_s seconds. `last_step` and `now` are monotonic seconds."""
     if is_dead:
         return Verdict.DEAD
     if unfinished > 0 and now - last_step > step_timeout_s:
@@ -54,7 +56,7 @@ class Watchdog:
         self._stage = stage
 
     async def run(self, on_death: Callable[[], Awaitable[None]]) -> None:
-        """Watch until the engine is dead; then end its calls, await on_death and return."""
+        """Watch until the engine is dead. Then end the stage's calls, await on_death and return."""
         stuck = False
         while True:
             verdict = judge(

@@ -78,7 +78,7 @@ async def test_rows_leave_in_the_turn_of_the_loop_in_which_the_talker_accepts(
 async def test_a_component_knows_which_rows_the_first_audio_needs(
     start_pair: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, needed: int | None, early: int
 ) -> None:
-    """Those rows never wait for later ones, however many steps they take."""
+    """The rows that the first audio needs never wait for later rows, however many steps they take."""
     opened, counts = EdgeCall.open, []
 
     async def note(call: EdgeCall, max_rows: int) -> None:
@@ -98,7 +98,8 @@ async def test_a_component_knows_which_rows_the_first_audio_needs(
 async def test_a_second_talker_that_refuses_after_the_first_has_rows(
     kit: Any, start_pair: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, partial: bool
 ) -> None:
-    """The request fails before Accepted and the first talker ends. With allow_partial only the second talker fails."""
+    """The request fails before Accepted, and the first talker's call ends. With allow_partial, only the second talker
+    fails."""
     gates = Gates()
     has_rows, opened = gates.has(3), EdgeCall.open
 

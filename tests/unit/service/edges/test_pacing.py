@@ -34,7 +34,7 @@ def test_the_first_rows_go_at_once(open_calls: int) -> None:
 
 
 def test_rows_that_the_first_audio_needs_go_at_once() -> None:
-    """In Qwen2.5-Omni, token2wav's first window needs 24 codes. None of them waits for later ones."""
+    """In Qwen2.5-Omni, token2wav's first window needs 24 codec tokens. None of their rows waits for later rows."""
     assert send_times(Pacing(early_steps=24), 0.005, 24, MANY) == [0.0] * 24
 
 

@@ -50,7 +50,8 @@ async def test_rows_arrive_while_the_upstream_writes(start_pair: Callable[..., A
 async def test_rows_that_are_due_leave_within_the_engines_step(
     start_pair: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Due rows are not sent by a task of their own, which would run only after all other requests' steps."""
+    """Due rows are sent by the code that handles the step. A separate task would run only after the steps of all other
+    requests."""
     begun: list[OutgoingChunk] = []
     written: list[OutgoingChunk] = []
     write = downstream_call._write

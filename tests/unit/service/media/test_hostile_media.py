@@ -36,7 +36,7 @@ PATIENCE_S = 200.0
 """Seconds that a decoder may take: many, so that a busy machine does not make a file seem hostile."""
 SLOW = "flac of 8 channels at 192 kHz, 40 s"
 MEASURING_BYTES = 24 << 20
-"""What a run with coverage adds to each worker, which it measures too."""
+"""Memory that a run with coverage adds to each worker, because it also measures the workers."""
 WORKER_BASE_BYTES = (128 << 20) + (MEASURING_BYTES if coverage.Coverage.current() else 0)
 """Memory of a decoder process without a job: the interpreter, Pillow, numpy, and FFmpeg after the first video."""
 
@@ -156,7 +156,7 @@ async def test_killed_processes_are_replaced_one_for_one(pool: MediaPool) -> Non
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_an_idle_process_that_was_killed_costs_no_request(pool: MediaPool) -> None:
-    """The kernel's out-of-memory killer may choose any process."""
+    """An idle process may be killed, for example, by the kernel's out-of-memory killer."""
     quick = judge(next(m for m in CORPUS if m.name == "wav"))
     await pool.decode([quick], RULES, PATIENCE_S)
     (worker,) = pool._idle
@@ -170,7 +170,7 @@ async def test_an_idle_process_that_was_killed_costs_no_request(pool: MediaPool)
 async def test_a_client_that_leaves_while_a_process_starts_leaves_it_to_the_next_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Otherwise clients that come and go would cause one start after another, none of which is ever used."""
+    """If the start ended with its client, clients that come and go would cause many starts, and none would be used."""
     starts, start = 0, DecoderProcess.start
 
     async def count() -> DecoderProcess:

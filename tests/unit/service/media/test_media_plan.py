@@ -110,7 +110,7 @@ def sound(seconds: float, *, chunked: bool = False) -> prompt_pb2.ContentPart:
 
 @pytest.mark.parametrize(("pads_to_limit", "alone", "together"), [(True, 300, 600), (False, 2, 6)])
 def test_audio_reserves_what_the_feature_extractor_pads_to(pads_to_limit: bool, alone: int, together: int) -> None:
-    """Qwen2.5-Omni's pads every clip to 300 s. Qwen3-Omni's pads a request's clips to the longest of them."""
+    """Qwen2.5-Omni's feature extractor pads every clip to 300 s. Qwen3-Omni's pads a request's clips to the longest."""
     from omni_stage.models.shared.media_cost import BYTES_PER_SOUND_SAMPLE, MediaCosts
 
     costs = MediaCosts(3136, 12_845_056, 4_800_000, 28, 640, pads_to_limit=pads_to_limit)

@@ -56,7 +56,7 @@ async def test_allow_partial_of_the_own_engine(kit: Any) -> None:
 
 
 async def test_allow_partial_while_a_message_is_being_written_to_a_slow_caller(kit: Any) -> None:
-    """gRPC allows one write at a time, and goes on with one whose task was cancelled."""
+    """gRPC allows one write at a time, and continues a write whose task was cancelled."""
     fail, sent = asyncio.Event(), 0
 
     async def thinker(request: Any) -> AsyncIterator[StageStep]:

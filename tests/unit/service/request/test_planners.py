@@ -49,7 +49,7 @@ async def test_what_waits_is_bounded_and_ends_with_its_caller() -> None:
 
 
 async def test_a_plan_whose_caller_left_keeps_its_thread_until_it_ends() -> None:
-    """Otherwise callers that come and go would queue up work that nobody waits for."""
+    """If it freed its thread earlier, callers that come and go would fill the executor's queue with useless work."""
     opened = threading.Event()
     planners = Planners(MOST)
     calls = [asyncio.create_task(planners.plan(Start(opened).plan)) for _ in range(THREADS)]

@@ -237,7 +237,7 @@ REFUSED: list[Any] = [
         )
         for deep in (f'{{"x": {DEEP}}}', "[" * 10_000)
     ),
-    # Counted before they are parsed as JSON, which this is not.
+    # The characters are counted before they are parsed: this text is not JSON, but the error is about its length.
     *(
         ({"chat": {"messages": [*ASK["messages"], message]}}, RequestTooLargeError, "start.chat", {})
         for message in [

@@ -54,7 +54,10 @@ async def test_timings_are_ordered(kit: Any) -> None:
 
 
 async def test_the_queue_begins_when_the_engine_had_what_it_needed_to_start(kit: Any) -> None:
-    """With streamed input the engine is called earlier, and names the time itself. Later windows do not count."""
+    """With streamed input, the engine is called before its input arrives, and reports itself when it could start.
+
+    The times of later windows do not count.
+    """
 
     async def speak(request: StageRequest) -> AsyncIterator[StageStep]:
         now = time.monotonic_ns()

@@ -95,7 +95,7 @@ class HttpCollector(BaseHTTPRequestHandler):
 
 
 def test_the_environment_chooses_the_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
-    """http/protobuf was ignored: the spans went to the collector's HTTP port as gRPC and were lost."""
+    """With http/protobuf, spans are sent over HTTP. As gRPC, they would be lost at the collector's HTTP port."""
     HttpCollector.got = []
     with HTTPServer(("127.0.0.1", 0), HttpCollector) as server:
         Thread(target=server.serve_forever, daemon=True).start()

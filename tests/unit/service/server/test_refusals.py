@@ -188,7 +188,8 @@ async def test_one_mistake_is_answered_at_once(kit: Any) -> None:
 
 
 async def test_callers_in_a_loop_are_slowed_and_honest_ones_are_not(kit: Any) -> None:
-    """All callers have one address. The longer the test takes, as on a slow machine, the more refusals it allows."""
+    """All callers have the same address. The longer the test takes, for example on a slow machine, the more refusals it
+    allows."""
     stage = await kit.serve(limits={**LIMITS, "maxRefusalWait": 2, "maxConcurrentRequests": 2})
     refused: list[StatusCode] = []
     stop = asyncio.Event()
@@ -209,7 +210,7 @@ async def test_callers_in_a_loop_are_slowed_and_honest_ones_are_not(kit: Any) ->
     stop.set()
     await asyncio.gather(*loops)
     passed = time.monotonic() - began
-    # The burst, what the bucket gained (one a second), and for each caller one call per shortest wait.
+    # At most the burst, one more for each second that passed, and one per shortest wait of each caller.
     shortest = 2 * refusals.LEAST_JITTER
     assert len(refused) <= BURST + passed + 32 * (1 + passed / shortest)
     assert set(refused) == {StatusCode.INVALID_ARGUMENT}

@@ -67,7 +67,7 @@ async def test_which_call_gets_a_place(peers: str, became: str) -> None:
 
 
 def test_a_call_that_is_ending_already_gives_way() -> None:
-    """The oldest call may be one whose own timeout has just expired; asyncio.Timeout then refuses another time."""
+    """The own timeout of the oldest call may have just expired. Its asyncio.Timeout can then not be rescheduled."""
 
     def end() -> None:
         raise RuntimeError("Cannot change state of expired Timeout")
@@ -175,7 +175,7 @@ async def test_more_clients_than_watches_are_all_served(kit: Any, monkeypatch: p
 
 
 async def test_a_watcher_that_does_not_read_delays_nobody(kit: Any, connect: Callable[..., RawConnection]) -> None:
-    """grpcio's own servicer writes under the lock that other watchers and every change of the status need."""
+    """In grpcio's own servicer it would: that writes while it holds the lock that all other watchers need."""
     stage = await kit.serve()
     for port in (stage.server.ports.grpc, stage.server.ports.health):
         silent = await asyncio.to_thread(connect, port, receive_window=0)
@@ -241,7 +241,7 @@ async def test_half_sent_starts_give_way_to_whole_ones(
 async def test_a_client_that_accepts_no_bytes_holds_its_places_no_longer_than_timeouts_request(
     kit: Any, connect: Callable[..., RawConnection]
 ) -> None:
-    """Not even Accepted can be written to it, and it sets no deadline."""
+    """Not even Accepted can be written to this client, and its call has no deadline."""
     stage = await kit.serve(lab.wait_forever, timeouts={"request": 1.0})
     silent = await asyncio.to_thread(connect, stage.server.ports.grpc, receive_window=0)
     start = grpc_message(lab.start().SerializeToString()) + grpc_message(lab.END.SerializeToString())

@@ -1,1 +1,1 @@
-"""The messages of a call: reads those of the caller in their order, and writes the responses."""
+"""The messages of a call: reads the caller's messages, checks their order, and writes the responses."""

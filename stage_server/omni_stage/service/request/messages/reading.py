@@ -1,6 +1,7 @@
-"""Reads the caller's messages, sans-IO: Start, then media or tensor chunks, then End.
+"""Reads the caller's messages: Start, then media or tensor chunks, then End.
 
-Feed messages in the order of arrival. The reader keeps their content and raises errors. Nothing here awaits.
+The caller of RequestReader receives the messages and passes them on in the order of arrival. The reader keeps their
+content and raises errors. Nothing here awaits.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class _State(Enum):
 
 @dataclass(slots=True)
 class MediaBuffer:
-    """A medium that arrives in pieces. Memory is allocated only as they arrive, whatever size was announced."""
+    """A medium that arrives in pieces. Memory is allocated only when a piece arrives, whatever size was announced."""
 
     total_bytes: int
     data: bytearray = field(default_factory=bytearray)
@@ -48,14 +49,14 @@ class MediaBuffer:
 
 
 class RequestReader:
-    """State of one call's input. After End, `done` is true and `media` and `tensors` hold the input."""
+    """State of one call's input. After End, `done` is true, and `media` and `tensors` hold the input."""
 
     def __init__(self) -> None:
         self._state = _State.START
         self.media: dict[int, MediaBuffer] = {}
         self.edge: EdgeAssembler | None = None
         self.tensors: dict[str, ReceivedTensor] = {}
-        """The edge's tensors, once done."""
+        """The tensors of the edge; empty before End."""
 
     @property
     def done(self) -> bool:
@@ -64,7 +65,7 @@ class RequestReader:
 
     @property
     def expects_data(self) -> bool:
-        """Whether Start announced data that follows it. Valid once `expect` was called."""
+        """Whether Start announced data that follows it. Valid after `expect`."""
         return bool(self.media) or self.edge is not None
 
     def start(self, message: WireMessage) -> stage_service_pb2.Start:
@@ -135,12 +136,12 @@ class RequestReader:
 def _kind(message: WireMessage) -> str:
     """Returns the protocol's name of a message. Raises ProtocolViolationError if it is not a valid message."""
     if isinstance(message, WireError):
-        raise ProtocolViolationError(f"bytes that are not a GenerateRequest: {message}", field="message") from message
+        raise ProtocolViolationError(f"a message cannot be read: {message}", field="message") from message
     if isinstance(message, TensorChunkView):
         return "a tensor chunk"
     if isinstance(message, tuple):
         if not message:
-            raise ProtocolViolationError("a message of tensor chunks without any", field="tensors.chunks")
+            raise ProtocolViolationError("a message of tensor chunks holds no chunk", field="tensors.chunks")
         return "tensor chunks"
     kind = message.WhichOneof("message")
     if kind is None:

@@ -29,8 +29,8 @@ class ResponseWriter:
         self._context = context
         self._meter = meter
         self._lock = self.quiet = asyncio.Lock()
-        """While this lock is held, no write is in progress. Hold it to cancel tasks that may write, if other messages
-        follow: a cancelled write continues inside gRPC, and the next one would fail."""
+        """While this lock is held, no write is in progress. Code that cancels tasks that may write, and sends messages
+        after that, must hold it: a cancelled write continues inside gRPC, and the next write would fail."""
         self.outcomes: dict[str, events_pb2.StageOutcome] = {}
         self._held: list[stage_service_pb2.GenerateResponse] | None = []
         self._texts = TextEncoder(stage)
@@ -95,7 +95,7 @@ class ResponseWriter:
                 self._meter.note(response)
 
     async def _write(self, message: Any) -> None:
-        """Write a message. Raises CallerLeftError if that fails, because gRPC may cancel the task only later."""
+        """Write a message. Raises CallerLeftError if the caller has left: gRPC may cancel this task only later."""
         try:
             await self._context.write(message)
         except grpc.aio.InternalError as error:

@@ -39,7 +39,7 @@ class RequestPlan:
     prompt: PromptPlan | None
     """The user's prompt; None if the input is an edge."""
     edge: EdgeAssembler | None
-    """Receives the tensors of the input edge, or of a prompt of embeddings. None for every other prompt."""
+    """Receives the tensors of the input edge, or the embeddings of a prompt; None for every other prompt."""
     streamed: bool
     """Whether the engine starts before the edge is complete."""
     sampling: SamplingDefaults
@@ -52,8 +52,8 @@ class RequestPlan:
     priority: int
     cache_salt: str
     input_bytes: int
-    """Maximum memory that the input can use: the tensors' sizes as declared in their headers (doubled for prompt
-    embeddings, which are copied), plus media_bytes."""
+    """Maximum number of bytes that the input can use: the tensors' sizes as declared in their headers (doubled for
+    prompt embeddings, which are copied), plus media_bytes."""
     output_rows: int
     """Maximum number of rows that the stage publishes."""
     output_bytes: int
@@ -169,7 +169,7 @@ def _check_queueing(start: stage_service_pb2.Start) -> None:
         )
     if len(start.cache_salt.encode()) > MAX_CACHE_SALT_BYTES:
         raise InvalidRequestError(
-            f"cache_salt must have at most {MAX_CACHE_SALT_BYTES} bytes; send a hash of what is longer",
+            f"cache_salt must have at most {MAX_CACHE_SALT_BYTES} bytes; send a hash of a longer value",
             field="start.cache_salt",
             limit=f"{MAX_CACHE_SALT_BYTES} bytes",
         )

@@ -25,15 +25,15 @@ class Planners:
         """most: maximum number of requests that are being planned or wait to be planned."""
         self._most = most
         self._planning = 0
-        # A request waits for a thread here and not in the executor, whose queue would keep a cancelled request until
-        # its turn.
+        # A request waits for a thread here, and not in the executor: the executor would keep a cancelled request in its
+        # queue until the request's turn.
         self._free = asyncio.Semaphore(THREADS)
         self._threads = ThreadPoolExecutor(THREADS, "plan")
 
     async def plan(self, function: Callable[[], _T]) -> _T:
         """Returns the result of a function that plans a request. Raises TooManyRequestsError if too many wait.
 
-        A caller that is cancelled while the function runs still waits for its end.
+        A caller that is cancelled while the function runs still waits until the function ends.
         """
         if self._planning >= self._most:
             raise TooManyRequestsError(
@@ -55,7 +55,7 @@ class Planners:
             self._planning -= 1
 
     async def check(self, function: Callable[..., _T], *args: Any) -> _T:
-        """Returns the result of a function that checks an admitted request. At most THREADS plans run before it."""
+        """Returns the result of a function that checks an admitted request. It waits for at most THREADS plans."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
 
     def shutdown(self) -> None:

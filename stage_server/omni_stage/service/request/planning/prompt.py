@@ -44,11 +44,11 @@ class PromptPlan:
     token_ids: tuple[int, ...] | None
     media: tuple[MediaSlot, ...]
     max_prompt_tokens: int
-    """Upper bound of the prompt's tokens with any tokenizer, because a token has at least one byte."""
+    """Upper bound of the prompt's number of tokens, for any tokenizer: a token has at least one byte."""
     embeds: bool = False
     """Whether embeddings follow instead of text, chat or token ids."""
     called_tools: tuple[tuple[CalledTool, ...], ...] = ()
-    """The called tools of each message of the chat."""
+    """For each message of the chat, the tools that it called."""
     tools: Tools | None = None
     reply: GivenReply | None = None
     structured: StructuredText | None = None
@@ -72,7 +72,8 @@ class PromptPlan:
 
 
 def is_light(start: stage_service_pb2.Start) -> bool:
-    """Returns whether planning takes well below a millisecond: no media headers or JSON to parse, and few parts."""
+    """Returns whether planning takes much less than a millisecond: there are no media headers and no JSON to parse, and
+    only few parts."""
     messages = start.chat.messages
     if start.chat.tools or start.HasField("structured_output") or any(message.tool_calls for message in messages):
         return False
@@ -157,7 +158,7 @@ def _plan_tokens(ids: Sequence[int], max_model_len: int) -> PromptPlan:
 
 def _plan_chat(chat: prompt_pb2.ChatPrompt, limits: Limits, max_model_len: int, rules: MediaRules | None) -> PromptPlan:
     _check_size(chat, limits)
-    # Before any arguments are parsed as JSON, which takes a second for each MiB.
+    # Check the length before any arguments are parsed as JSON, which takes a second for each MiB.
     called_chars = sum(len(message.tool_call_id) + len(message.name) for message in chat.messages) + sum(
         len(call.id) + len(call.name) + len(call.arguments) for message in chat.messages for call in message.tool_calls
     )
@@ -196,7 +197,7 @@ def _plan_chat(chat: prompt_pb2.ChatPrompt, limits: Limits, max_model_len: int, 
     _check_chars(chars, limits, "start.chat")
     if rules is not None:
         check_media(media, rules)
-    # Each template formats tools in its own way, which may be longer than what was sent.
+    # Each chat template formats tools in its own way, so the prompt may be longer than the text that was sent.
     is_open = media or tools or any(called) or template_arguments
     upper = max_model_len if is_open else min(tokens + _TEMPLATE_OVERHEAD_TOKENS, max_model_len)
     return PromptPlan(
@@ -217,7 +218,8 @@ def _check_tool_fields(message: prompt_pb2.ChatMessage, path: str) -> None:
         raise InvalidRequestError("only an assistant's message has tool_calls", field=f"{path}.tool_calls")
     if bool(message.tool_call_id) != (message.role == "tool"):
         raise InvalidRequestError(
-            'a message of the role "tool", and no other, names the call that it answers', field=f"{path}.tool_call_id"
+            'a message of the role "tool" must have a tool_call_id, and no other message may have one',
+            field=f"{path}.tool_call_id",
         )
     if message.role == "tool" and any(part.WhichOneof("part") != "text" for part in message.parts):
         raise InvalidRequestError('a message of the role "tool" holds text', field=f"{path}.parts")

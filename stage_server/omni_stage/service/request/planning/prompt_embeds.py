@@ -1,6 +1,6 @@
 """A prompt of embeddings: checks what Start announces, before Accepted, and builds the payload from the received rows.
 
-Payloads need torch, so they are imported only for a request with embeddings: most stages never accept one.
+omni_stage.payloads is imported only for a request with embeddings, because most stages never accept one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FIELD = "start.prompt_embeds"
 def plan_embeds(
     header: tensors_pb2.TensorHeader, accepted: TensorSpec | None, config: StageConfig, max_model_len: int
 ) -> EdgeAssembler:
-    """Returns the assembler for the announced rows. `accepted`: the spec that the engine takes; None if it takes none.
+    """Returns the assembler for the announced rows. `accepted`: form of the embeddings that the engine takes, or None.
 
     Raises InvalidRequestError, InvalidTensorError, PromptTooLongError, RequestTooLargeError.
     """

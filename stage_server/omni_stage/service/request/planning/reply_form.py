@@ -20,7 +20,8 @@ from omni_stage.exchange.reply_form import CalledTool, GivenReply, StructuredTex
 MAX_TOOLS: Final = 128
 MAX_CHOICES: Final = 1024
 MAX_FORM_BYTES: Final = 64 << 10
-"""Maximum bytes of the requested form of the text, which vLLM compiles before the request runs, and of all tools."""
+"""Maximum bytes of the requested form of the text, which vLLM compiles before the request runs. The same bound applies
+to all tools together, and to the characters of template_arguments."""
 MAX_JSON_DEPTH: Final = 64
 MAX_PROPERTIES, MAX_COUNTED_PROPERTIES = 256, 64
 """Maximum number of properties of one object of a JSON Schema, and of an object with minProperties or maxProperties.
@@ -80,7 +81,7 @@ def read_reply(start: stage_service_pb2.Start, limits: Limits, max_model_len: in
     if kind == "text":
         text = start.reply.text
         if not text:
-            raise InvalidRequestError("the reply is empty; leave it out to have one written", field="start.reply.text")
+            raise InvalidRequestError("the reply is empty; give a text, or leave reply out", field="start.reply.text")
         if len(text) > limits.max_prompt_chars:
             raise RequestTooLargeError(
                 f"the reply has {len(text)} characters, at most {limits.max_prompt_chars} (limits.maxPromptChars)",
@@ -90,7 +91,7 @@ def read_reply(start: stage_service_pb2.Start, limits: Limits, max_model_len: in
         return GivenReply(text=text)
     ids, field = start.reply.token_ids.ids, "start.reply.token_ids.ids"
     if not ids:
-        raise InvalidRequestError("the reply is empty; leave it out to have one written", field=field)
+        raise InvalidRequestError("the reply is empty; give token ids, or leave reply out", field=field)
     if len(ids) >= max_model_len:
         raise PromptTooLongError(
             f"the reply has {len(ids)} tokens; the engine's longest sequence, prompt included, is {max_model_len}",
@@ -184,7 +185,7 @@ def _read_arguments(text: str, field: str) -> Mapping[str, Any]:
     """Returns the arguments of an earlier call. They are empty if the text is not a JSON object, as with vLLM.
 
     The model wrote this text, perhaps only up to max_tokens. A refusal would end the conversation, because each later
-    request repeats it. Raises InvalidRequestError for arguments that are nested too deep.
+    request repeats the text. Raises InvalidRequestError for arguments that are nested too deep.
     """
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
@@ -296,8 +297,8 @@ def _check_properties(schema: Mapping[str, Any], field: str) -> None:
 
 
 def _walk(value: Any) -> Iterator[tuple[Any, int]]:
-    """Yields each mapping and list in a value, and how deep it is nested, from 1. Not recursive, because the client
-    chooses how deep that is."""
+    """Yields each mapping and list in a value, with its depth, from 1. This function is not recursive, because the
+    client chooses the depth."""
     waiting = [(value, 1)]
     while waiting:
         item, level = waiting.pop()

@@ -20,14 +20,15 @@ _ALIASES = {info.alias or name: name for name, info in SamplingDefaults.model_fi
 def sampling_from_proto(message: sampling_pb2.SamplingParams, field: str) -> SamplingDefaults:
     """Returns the sampling parameters that a request sets.
 
-    Raises InvalidRequestError; it names the wrong parameter below `field`.
+    Raises InvalidRequestError, whose field is the path of the wrong parameter: `field` plus the parameter's name.
     """
     data: dict[str, object] = {}
     for descriptor, value in message.ListFields():
         if descriptor.name in _REPEATED:
             data[descriptor.name] = list(value)
         elif descriptor.name in _FLOATS:
-            # The wire has 32 bits; seven digits give back the decimal that the caller wrote (0.9, not 0.89999998).
+            # The message holds 32-bit floats. Seven digits restore the number that the caller wrote (0.9, not
+            # 0.89999998).
             data[descriptor.name] = float(format(value, ".7g"))
         else:
             data[descriptor.name] = value
