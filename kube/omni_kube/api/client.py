@@ -69,7 +69,7 @@ class ApiClient:
         """Sends the calls. This client does not close it."""
         self._limiter = limiter
         self._may_write = may_write
-        # Each connection costs a TLS handshake, as much CPU as ten calls.
+        # Limits the number of connections: each costs a TLS handshake, which takes as much CPU time as ten calls.
         self._slots = asyncio.Semaphore(CONCURRENT_CALLS)
         self._pages = asyncio.Semaphore(CONCURRENT_PAGES)
 

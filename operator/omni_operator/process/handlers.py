@@ -35,7 +35,7 @@ class EndlessBackoffs:
     def __iter__(self) -> Iterator[float]:
         pause = 0.5
         while True:
-            # kopf asks for the pause in the task in which it has just received the answer.
+            # kopf asks for the pause in the task that received the answer, so last_call_refused is about that answer.
             yield min(pause, LONGEST_REFUSED_PAUSE_S if last_call_refused() else LONGEST_PAUSE_S)
             pause = min(LONGEST_REFUSED_PAUSE_S, pause * 2)
 

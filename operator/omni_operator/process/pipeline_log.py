@@ -37,8 +37,7 @@ def configure_operator_logging(log_format: LogFormat, level: str, stream: TextIO
 
 
 def is_not_kopfs_refusal(record: logging.LogRecord) -> bool:
-    """Returns whether a record must be written: all but kopf's lines on a refused (403) call, one for each attempt.
-
-    `Watches` writes one warning for each outage instead.
+    """Returns whether a record must be written. kopf's records about refused (403) calls must not: there is one for
+    each attempt. `Watches` writes one warning for each outage instead.
     """
     return not (record.name.startswith("kopf") and "APIForbiddenError" in record.getMessage())

@@ -84,7 +84,7 @@ class Assessment:
 
     @property
     def foreign(self) -> Sequence[Conflict]:
-        """Conflicts that somebody has to solve."""
+        """Conflicts that somebody has to resolve."""
         return [conflict for conflict in self.conflicts if not conflict.leftover]
 
     @property
