@@ -57,8 +57,6 @@ COPY stage_server stage_server
 COPY gateway gateway
 COPY proto proto
 COPY cli cli
-# `omnipipe demo` runs samples that are symbolic links into this folder.
-COPY manifests/samples manifests/samples
 RUN /opt/uv/bin/uv build --no-cache --wheel --out-dir /dist \
     && /opt/uv/bin/uv pip install --no-cache --compile-bytecode --no-deps --target /opt/omnipipeline /dist/*.whl
 
