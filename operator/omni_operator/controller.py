@@ -92,7 +92,7 @@ class Controller:
         self._tasks: list[asyncio.Task[None]] = []
         self._started = False
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-        """Completed when a task that should run forever has ended."""
+        """Completed with the error when a task that should run forever has ended."""
 
     async def start(self) -> None:
         """Bind the ports, wait until the API server knows OmniPipelines, start everything. Raises SettingsError."""

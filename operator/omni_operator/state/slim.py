@@ -40,9 +40,11 @@ _METADATA: Final = (
 
 
 def slim_seen(manifest: Manifest) -> Manifest:
-    """Returns the part of a received object to store. A pipeline's own children lose only managedFields;
-    ConfigMaps also lose their data. Pods, ReplicaSets, EndpointSlices and objects of other owners keep only the fields
-    that decisions read.
+    """Returns the part of a received object to store.
+
+    A pipeline loses its managedFields and annotations, and a spec that is too large. A pipeline's own children lose
+    only managedFields, except ConfigMaps and children that are too large (see slim_child). Pods, ReplicaSets,
+    EndpointSlices and objects of other owners keep only the fields that decisions read.
     """
     kind = manifest["kind"]
     if kind == PIPELINE_KIND:
