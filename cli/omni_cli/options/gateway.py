@@ -15,7 +15,8 @@ def gateway(
     endpoint: Annotated[
         list[str],
         typer.Option(
-            metavar="NAME=URL", help="A pipeline: its name, and the grpc:// or grpcs:// URL of its entry; may be repeated."
+            metavar="NAME=URL",
+            help="A pipeline: its name, and the grpc:// or grpcs:// URL of its entry; may be repeated.",
         ),
     ],
     http: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,

@@ -197,7 +197,7 @@ class ApiClient:
             return None
 
     async def create(self, kind: ObjectKind, manifest: Manifest) -> Manifest:
-        """Create an object that is written once (an Event). Returns the new object. Raises ConflictError if it exists."""
+        """Create an object that is written once (an Event). Returns it. Raises ConflictError if the name is taken."""
         path = kind.path(manifest["metadata"]["namespace"])
         await self._limiter.acquire()
         return await self._write("create", "POST", path, manifest, JSON)
