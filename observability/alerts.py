@@ -146,7 +146,8 @@ PIPELINES = Group(
             when="5 % of a pipeline's spoken answers take longer to make than to play, over 15 minutes",
             summary=f"{_WHICH} makes audio more slowly than it plays.",
             description=f"For 15 minutes one in twenty spoken answers of {_WHICH} has taken "
-            "{{ $value | humanize }} times as long as its audio plays, or longer: callers who listen meanwhile hear pauses.",
+            "{{ $value | humanize }} times as long as its audio plays, or longer: callers who listen meanwhile hear "
+            "pauses.",
         ),
         Alert(
             name="OmniPipelineAudioInterrupted",
