@@ -73,7 +73,7 @@ class UnauthorizedError(ApiError):
 
 
 class ForbiddenError(ApiError):
-    """403: the caller lacks a role, or a rule of the server forbids the call. Subclasses name other causes."""
+    """403: the caller lacks a role, or the server refuses the call for another reason (see the subclasses)."""
 
 
 class DeniedError(ForbiddenError):

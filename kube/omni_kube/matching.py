@@ -120,8 +120,8 @@ def _differ_map(desired: Mapping[str, Any], live: Any, place: _Place) -> _Path |
 
 
 def _is_exact(place: _Place) -> bool:
-    """Returns whether a key that another manager added to the map counts as a difference. In a port it does not,
-    because the API server itself adds the protocol."""
+    """Returns whether a key that another manager added to the map counts as a difference. Ports of a NetworkPolicy are
+    an exception within its rules, because the API server itself adds their protocol."""
     return (place.in_rules and place.name != "ports") or place.name in _SELECTORS or place.parent in _SELECTORS
 
 

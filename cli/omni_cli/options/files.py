@@ -69,7 +69,7 @@ def tiny_model(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the weights.")] = 0,
     shape: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Set of layer sizes: small (default); also gqa or wide, by the family."),
+        typer.Option(metavar="NAME", help="Set of layer sizes: small (default); some families also have gqa or wide."),
     ] = None,
     family: Annotated[
         str | None, typer.Option(metavar="NAME", help="Model family. Needed if several families have a tiny model.")

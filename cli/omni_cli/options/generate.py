@@ -52,7 +52,9 @@ def generate(
     priority: Annotated[
         int,
         typer.Option(
-            min=-1000, max=1000, help="Lower numbers are served first. A busy stage refuses numbers above 0 earlier."
+            min=-1000,
+            max=1000,
+            help="Lower numbers are served first. A busy stage refuses requests with a number above 0 earlier.",
         ),
     ] = 0,
     cache_salt: Annotated[str, typer.Option(help="Share cached prefixes only with requests of this salt.")] = "",

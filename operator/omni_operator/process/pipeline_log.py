@@ -37,7 +37,8 @@ def configure_operator_logging(log_format: LogFormat, level: str, stream: TextIO
 
 
 def is_not_kopfs_refusal(record: logging.LogRecord) -> bool:
-    """Returns whether a record must be written. kopf's records about refused (403) calls must not: there is one for
-    each attempt. `Watches` writes one warning for each outage instead.
+    """Returns False for kopf's records about refused (403) calls, one for each attempt; True for all other records.
+
+    `Watches` writes one warning for each outage instead.
     """
     return not (record.name.startswith("kopf") and "APIForbiddenError" in record.getMessage())
