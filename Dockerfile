@@ -24,9 +24,9 @@ FROM base AS stage-base
 # libnuma is for vLLM's CPU kernels. vLLM reads the machine's CPU layout with lscpu of util-linux.
 RUN apt-get update && apt-get install -y --no-install-recommends libnuma1 libstdc++6 util-linux && rm -rf /var/lib/apt/lists/*
 
-# ---- builders: the only stages that contain uv; later stages mount it to install --------------------------------------
+# ---- builders: the only stages that contain uv; later stages mount uv to install packages -----------------------------
 FROM base AS builder
-# uv uses the system's certificates, for networks with a CA of their own.
+# For networks with their own CA: uv then trusts the certificates of the system.
 ENV SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt
 RUN python3 -m venv /opt/uv && /opt/uv/bin/pip install --no-cache-dir --disable-pip-version-check "uv>=0.8,<1"
 # install-venv installs into /opt/venv in the calling stage's layer, so that gigabytes are written once and never copied.
@@ -57,8 +57,6 @@ COPY stage_server stage_server
 COPY gateway gateway
 COPY proto proto
 COPY cli cli
-# `omnipipe demo` runs samples that are symbolic links into this folder.
-COPY manifests/samples manifests/samples
 RUN /opt/uv/bin/uv build --no-cache --wheel --out-dir /dist \
     && /opt/uv/bin/uv pip install --no-cache --compile-bytecode --no-deps --target /opt/omnipipeline /dist/*.whl
 
@@ -90,7 +88,7 @@ RUN --mount=type=bind,from=builder,source=/opt/uv,target=/opt/uv \
             "$library"/lib/libnvrtc.alt.so.* "$library"/lib/libnvperf_*.so "$library"/lib/libnvshmem_device.bc; \
     done
 COPY --from=code /opt/omnipipeline /opt/omnipipeline
-# What vLLM would otherwise find out at every start of a pod.
+# Writes what vLLM would otherwise find out about model classes at every start of a pod.
 ENV OMNI_MODEL_INFOS=/opt/model-infos
 RUN python -m omni_stage.models.prepare_image "$OMNI_MODEL_INFOS"
 USER 10001:10001
@@ -113,20 +111,21 @@ FROM stage-base AS stage-gpu
 LABEL org.opencontainers.image.title="omnipipeline-stage" \
       org.opencontainers.image.description="Stage server of omnipipeline with vLLM for NVIDIA GPUs" \
       org.opencontainers.image.licenses="Apache-2.0"
-# Triton (C) and torch.compile (C++) compile kernel launchers on first use.
+# On first use, Triton compiles kernel launchers in C, and torch.compile compiles C++.
 RUN apt-get update && apt-get install -y --no-install-recommends g++ gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 # The device plugin decides which GPUs a container sees. NVIDIA_VISIBLE_DEVICES here would show all GPUs to the container that
 # fetches weights. With NVIDIA_REQUIRE_CUDA the container runtime refuses to start on a node whose driver is too old.
 ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     NVIDIA_REQUIRE_CUDA="cuda>=13.0"
-# NVIDIA's container runtime puts the driver where the dynamic linker searches. GKE only mounts it here; elsewhere the folder is absent.
+# NVIDIA's container runtime puts the driver where the dynamic linker searches. GKE instead mounts the driver in this folder, which
+# does not exist on other platforms.
 ENV LD_LIBRARY_PATH=/usr/local/nvidia/lib64 \
     PATH=$PATH:/usr/local/nvidia/bin
 RUN --mount=type=bind,from=builder,source=/opt/uv,target=/opt/uv \
     --mount=type=bind,from=requirements-gpu,source=/requirements/stage-gpu.txt,target=/opt/requirements.txt \
     sh /opt/uv/install-venv --no-deps --requirement /opt/requirements.txt
 COPY --from=code /opt/omnipipeline /opt/omnipipeline
-# What vLLM would otherwise find out at every start of a pod.
+# Writes what vLLM would otherwise find out about model classes at every start of a pod.
 ENV OMNI_MODEL_INFOS=/opt/model-infos
 RUN python -m omni_stage.models.prepare_image "$OMNI_MODEL_INFOS"
 USER 10001:10001

@@ -12,55 +12,55 @@ help: ## List the targets
 setup: ## Install everything into .venv (other targets do it when needed)
 	@scripts/setup.sh
 
-demo: setup ## Run a tiny Qwen2.5-Omni (FAMILY=qwen3_omni: Qwen3-Omni) as three processes: text, audio and image in, text and speech out
+demo: setup ## Run a tiny Qwen2.5-Omni as three processes: text, audio and image in, text and speech out (FAMILY=qwen3_omni: Qwen3-Omni)
 	@.venv/bin/omnipipe demo --out demo-output $(if $(FAMILY),--family $(FAMILY))
 
 RUN_TESTS = GRPCURL="$$(scripts/grpcurl.sh)" && export GRPCURL && rm -rf test-logs .coverage && \
   PYTHONPATH=tests $(PY) -m runner --workers $${WORKERS:-5} -- -p no:cacheprovider
 
-test: setup controlplane ## All tests; logs in test-logs
+test: setup controlplane ## Run all tests except the long ones and e2e; logs in test-logs
 	@$(RUN_TESTS)
 
-coverage: setup controlplane ## All tests with coverage, which takes twice as long; fails if a package is below its minimum
+coverage: setup controlplane ## Run the tests of `make test` with coverage, in twice the time; fails if a package is below its minimum
 	@$(RUN_TESTS) --cov --cov-report=
 	@$(PY) scripts/check_coverage.py test-logs
 
 controlplane: setup ## Build etcd, the API server, controllers, kwok and helm for the tests (once, about 9 minutes)
 	@PYTHONPATH=tests $(PY) -m support.controlplane.binaries >/dev/null
 
-images: ## Build the operator's and the CPU stage's image with docker, podman or buildah (TARGETS=stage-gpu: the GPU's)
+images: ## Build the images of the operator and of CPU stages with docker, podman or buildah (TARGETS=stage-gpu: of GPU stages)
 	@scripts/images.sh $(TARGETS)
 
 cluster-up: setup ## Start a real Kubernetes node on this machine with our images (needs root)
 	@PYTHONPATH=tests $(PY) -m support.cluster.command up
 
-cluster-down: setup ## Remove that node; images stay in the cache
+cluster-down: setup ## Remove the node of cluster-up; images stay in the cache
 	@PYTHONPATH=tests $(PY) -m support.cluster.command down
 
-e2e: setup ## The end-to-end tests on a real Kubernetes node (root; 15 minutes, 20 more the first time)
+e2e: setup ## Run the end-to-end tests on a real Kubernetes node (needs root; 15 minutes, 20 more the first time)
 	@OMNIPIPE_E2E=1 $(PY) -m pytest -q -p no:cacheprovider --durations=15 tests/cluster
 
-playground: controlplane ## A control plane with the operator, and a shell that uses it (RUN='COMMAND' runs COMMAND instead of the shell)
+playground: controlplane ## Start a control plane with the operator, and a shell for it (RUN='COMMAND' runs COMMAND instead of the shell)
 	@PYTHONPATH=tests $(PY) -m support.controlplane.playground $(if $(RUN),sh -c '$(RUN)')
 
-full: coverage ## Everything that takes too long for `make test`: coverage, long tests, mutations
+full: coverage ## Run all that takes too long for `make test`: coverage, long tests, mutations
 	@$(PY) -m pytest -q -p no:cacheprovider -m full tests
 	@$(MAKE) mutations
 
 mutations: setup ## Break thirty behaviours, one at a time, and check that the unit tests notice (about half an hour)
 	@PYTHONPATH=tests $(PY) -m mutation
 
-test-unit: setup ## Only the tests without real engines and server processes: two minutes
+test-unit: setup ## Run only the tests without real engines and server processes (two minutes)
 	@PYTHONPATH=tests $(PY) -m runner --logs test-logs --only unit-stage --only unit-models --only unit -- -p no:cacheprovider
 
-lint: setup ## ruff, import layers, the Dockerfile, standard words
+lint: setup ## Check code with ruff, the layers of imports, the Dockerfile, and that prose uses standard words
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@.venv/bin/lint-imports
 	@.venv/bin/hadolint Dockerfile
 	@$(PY) scripts/check_words.py
 
-typecheck: setup ## mypy, strict
+typecheck: setup ## Check types with mypy, in strict mode
 	@.venv/bin/mypy
 
 format: setup ## Format the code
@@ -70,10 +70,10 @@ format: setup ## Format the code
 proto: setup ## Regenerate the protobuf and gRPC stubs
 	@sh proto/generate.sh
 
-schemas: setup ## Regenerate the exported schemas in docs/reference, the CRD and the components' facts
+schemas: setup ## Regenerate the CRD, docs/reference, and the facts of the built-in components (components.json)
 	@$(PY) scripts/export_schemas.py
 
-chart: setup ## Regenerate the chart's schema and README, and its copies of the CRD and the roles
+chart: setup ## Regenerate the chart's values.schema.json and README, and its copies of the CRD and of the operator's RBAC rules
 	@$(PY) scripts/chart_docs.py
 
 manifests: chart ## Regenerate manifests/install.yaml from the chart (builds helm once)
@@ -85,7 +85,7 @@ dashboards: setup ## Regenerate dashboards, alert rules and the tables of docs/o
 goldens: setup ## Regenerate tests/golden/operator: the objects that the operator creates for each sample
 	@$(PY) scripts/render_goldens.py
 
-bench: ## Our speed as ratios to peers, stock vLLM and transformers; fails if a ratio misses a bound that is not a goal, or has regressed (CASE=name runs one)
+bench: ## Measure our speed as ratios to peers, stock vLLM and transformers; fails if a ratio misses a required bound or became worse (CASE=name runs one case)
 	@scripts/setup.sh bench
 	@$(PY) -m benchmarks $(CASE)
 
@@ -93,36 +93,36 @@ gpu: ## Check that the stages answer correctly, fit and are fast on this GPU (do
 	@[ -n "$${PYTHON:-}" ] || scripts/setup.sh
 	@PYTHONPATH=tests:.:stage_server:proto:cli:operator "$${PYTHON:-$(PY)}" -m benchmarks.gpu $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
-bench-operator: controlplane ## The operator with 500 pipelines, compared with budgets and a bare loop (about 12 minutes)
+bench-operator: controlplane ## Measure the operator with 500 pipelines, compared with budgets and a bare loop (about 12 minutes)
 	@PYTHONPATH=tests:. $(PY) -m benchmarks.operator_load
 
-bench-pods: setup ## A stage's start in a pod compared with its start outside, on a real node (root; about 10 minutes)
+bench-pods: setup ## Compare a stage's start in a pod with its start outside, on a real node (needs root; about 10 minutes)
 	@PYTHONPATH=tests:. $(PY) -m benchmarks.pod_start
 
-oracle: setup ## Compare our answers with transformers' generate(), in the model release's version and ours (6 GB, 5 minutes)
+oracle: setup ## Compare our answers with transformers' generate(), both in the version of the model's release and in the installed one (6 GB, 5 minutes)
 	@PYTHONPATH=tests $(PY) -m oracle --json benchmarks/results/oracle.json
 
-fuzz: ## A million inputs to all code that reads a peer's bytes, a million to the media decoders; benchmarks/results/fuzz*.json
+fuzz: ## Pass a million random inputs to the code that reads a peer's bytes, and a million to the media decoders; results in benchmarks/results/fuzz*.json
 	@scripts/setup.sh fuzz
 	@$(PY) tests/fuzz/fuzz_edge.py --runs $${RUNS:-1000000} --json benchmarks/results/fuzz.json
 	@$(PY) tests/fuzz/fuzz_edge.py --media --runs $${RUNS:-1000000} --json benchmarks/results/fuzz-media.json
 
-sbom: ## A bill of materials of each image's packages (CycloneDX, into sbom/); fails on a licence that is not allowed
+sbom: ## Write a bill of materials of each image's packages (CycloneDX) into sbom/; fails on a licence that is not allowed
 	@scripts/setup.sh sbom
 	@$(PY) scripts/sbom.py
 
-soak: setup ## Half an hour of mixed load with random faults (MINUTES=30); HOSTILE=1: 5 minutes together with hostile clients
+soak: setup ## Run mixed load with random faults for half an hour (MINUTES=30); HOSTILE=1: for 5 minutes, with hostile clients instead of faults
 	@if [ -n "$(HOSTILE)" ]; then \
 	  PYTHONPATH=tests:. $(PY) -m soak --hostile --minutes $${MINUTES:-5} --json benchmarks/results/soak-hostile.json; \
 	else PYTHONPATH=tests:. $(PY) -m soak --minutes $${MINUTES:-30} --json benchmarks/results/soak.json; fi
 
-soak-leaks: setup ## Three hours in which no process is killed, to find memory leaks (MINUTES=180)
+soak-leaks: setup ## Run mixed load for three hours without killing a process, to find memory leaks (MINUTES=180)
 	@PYTHONPATH=tests:. $(PY) -m soak --no-kills --minutes $${MINUTES:-180} --json benchmarks/results/soak-leaks.json
 
-soak-cluster: setup ## Rollouts and scaling on a real node under load, ten of each (root; about 50 minutes; TIMES=10, ONLY='rolling update')
+soak-cluster: setup ## Run each kind of rollout and scaling ten times on a real node under load (needs root; about 50 minutes; TIMES=10, ONLY='rolling update')
 	@PYTHONPATH=tests:. $(PY) -m soak.changes --times $${TIMES:-10} $(if $(ONLY),--only '$(ONLY)',--json benchmarks/results/soak-changes.json)
 
-constraints: setup ## Pin the newest versions that pyproject.toml allows
+constraints: setup ## Pin the newest dependencies that pyproject.toml allows, in constraints/
 	@uv pip compile pyproject.toml --extra operator --extra stage --extra gateway --extra cpu --extra cli --extra dev --extra bench --quiet \
 	  --no-annotate --no-header --python-version 3.11 --upgrade --override constraints/overrides-cpu.txt -o constraints/cpu.txt
 	@uv pip compile pyproject.toml --extra gpu --quiet --no-annotate --no-header --python-version 3.11 \
@@ -130,6 +130,6 @@ constraints: setup ## Pin the newest versions that pyproject.toml allows
 	@$(PY) -m benchmarks.peer.environment | uv pip compile - --quiet --no-annotate --no-header --python-version 3.11 \
 	  --upgrade --override constraints/overrides-cpu.txt -o constraints/peer.txt
 
-clean: ## Remove what the targets created, but not the caches
+clean: ## Remove .venv, test logs, demo output and the tools' caches in this folder; downloads and builds in ~/.cache stay
 	rm -rf .venv demo-output .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis test-logs .coverage .coverage.* htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

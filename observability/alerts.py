@@ -54,7 +54,8 @@ class Alert:
 
 
 def gone(series: str) -> str:
-    """Returns PromQL that has a value for each operator whose series ended within a day, or without any such series.
+    """Returns PromQL that has a value for each operator whose series ended within the last day, and one value if no
+    target has such a series.
 
     The chart, which knows its own operator, replaces this text by a selector of that operator (prometheusrule.yaml).
     """
@@ -145,7 +146,8 @@ PIPELINES = Group(
             when="5 % of a pipeline's spoken answers take longer to make than to play, over 15 minutes",
             summary=f"{_WHICH} makes audio more slowly than it plays.",
             description=f"For 15 minutes one in twenty spoken answers of {_WHICH} has taken "
-            "{{ $value | humanize }} times as long as its audio plays, or longer: no player's buffer hides that.",
+            "{{ $value | humanize }} times as long as its audio plays, or longer: callers who listen meanwhile hear "
+            "pauses.",
         ),
         Alert(
             name="OmniPipelineAudioInterrupted",
@@ -157,7 +159,8 @@ PIPELINES = Group(
             wait="15m",
             severity="warning",
             when="more than 5 % of a pipeline's spoken answers fall silent before they end, over 15 minutes",
-            summary=f"{{{{ $value | humanizePercentage }}}} of the spoken answers of {_WHICH} fall silent in between.",
+            summary=f"{{{{ $value | humanizePercentage }}}} of the spoken answers of {_WHICH} fall silent before they "
+            "end.",
             description=f"For 15 minutes more than 5 % of the spoken answers of {_WHICH} have come too late to be "
             "played without a break: a stage has more requests than it can serve at the speed of playback.",
         ),
@@ -260,8 +263,8 @@ OPERATOR = Group(
             severity="warning",
             when="a pipeline has been due, or its reconcile has been running, for more than 150 s",
             summary="The omnipipeline operator falls behind.",
-            description="A pipeline has been due for {{ $value | humanizeDuration }}: the operator hangs, or is "
-            "overloaded.",
+            description="A pipeline has been due for a reconcile, or its reconcile has been running, for "
+            "{{ $value | humanizeDuration }}: the operator hangs, or is overloaded.",
         ),
         Alert(
             name="OmniOperatorReconcileErrors",

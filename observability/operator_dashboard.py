@@ -74,7 +74,8 @@ _WORK = Row(
                     "{{pod}}",
                 )
             ],
-            "How long the pipeline that waits or is worked on longest has been due; 0 for standbys.",
+            "Longest time for which a pipeline has been due for a reconcile, or its reconcile has been running; 0 for "
+            "standbys.",
             unit="s",
             thresholds=[(60, "orange"), (180, "red")],
         ),
@@ -89,7 +90,7 @@ _WORK = Row(
                 Query(rate(f"omni_operator_status_writes_total{{{_OPERATOR}}}"), "statuses"),
                 Query(rate(f"omni_operator_noop_applies_total{{{_OPERATOR}}}"), "applies that changed nothing"),
             ],
-            "Statuses that were written, and applies that changed nothing, of which there should be none.",
+            "Statuses written per second, and applies per second that changed nothing (should be 0).",
             unit="ops",
         ),
     ],
@@ -113,14 +114,14 @@ _API = Row(
                     "{{verb}} p95",
                 )
             ],
-            "Until the API server answered, by RBAC verb.",
+            "Time until the API server answered a call, by RBAC verb. For a watch, the time until it started.",
             unit="s",
         ),
         Panel(
             "Watch age",
             [Query(f"max by (watch) (omni_operator_watch_age_seconds{{{_OPERATOR}}})", "{{watch}}")],
-            "Time since each watch last received anything. Each is renewed every minute; 180 s restart the operator, "
-            "unless the API server refuses the watch (403).",
+            "Time since each watch last received anything. Each watch is renewed every minute. At 180 s Kubernetes "
+            "restarts the operator, unless the API server refuses the watch (403).",
             unit="s",
             thresholds=[(120, "orange"), (180, "red")],
         ),
@@ -141,7 +142,7 @@ _API = Row(
 OPERATOR_DASHBOARD = Dashboard(
     uid="omnipipeline-operator",
     title="omnipipeline / Operator",
-    description="The omnipipeline operator and the pipelines that it keeps.",
+    description="The omnipipeline operator and the pipelines that it manages.",
     rows=[_READINESS, _WORK, _API],
     variables=[
         Variable("namespace", "label_values(omni_operator_info, namespace)"),

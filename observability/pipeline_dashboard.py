@@ -40,7 +40,7 @@ _CALLERS = Row(
                     _PIPELINE,
                 )
             ],
-            "Share of requests that ended with a code that the pipeline answers for, not the caller.",
+            "Share of requests that ended with a gRPC code that counts as the pipeline's fault, not the client's.",
             unit="percentunit",
             thresholds=[(0.01, "orange"), (0.05, "red")],
         ),
@@ -59,7 +59,7 @@ _CALLERS = Row(
         Panel(
             "Requests in progress",
             [Query(f"sum by ({BY_STAGE}) (omni_stage_inflight_requests{{{STAGES}}})", STAGE)],
-            "Calls that each stage works on; a stage holds a call until the stages below it are done too.",
+            "Calls that each stage works on. A call counts until the stages downstream have completed it, too.",
         ),
     ],
 )
@@ -98,7 +98,8 @@ _SPEECH = Row(
                     _PIPELINE,
                 )
             ],
-            "Share of the answers with audio in which a listener who plays from the first audio on never waits.",
+            "Share of the spoken answers that play without a pause of more than 20 ms, if playback starts with the "
+            "first audio.",
             unit="percentunit",
         ),
         Panel(
@@ -112,14 +113,14 @@ _SPEECH = Row(
                     f"{_PIPELINE} silence",
                 )
             ],
-            "Seconds that such listeners wait for more audio, for each second of audio.",
+            "Seconds of pauses per second of audio, if playback starts with the first audio.",
             unit="percentunit",
             thresholds=[(0.01, "orange"), (0.05, "red")],
         ),
         Panel(
             "Underruns",
             [Query(rate(f"omni_pipeline_audio_underruns_total{{{SELECTOR}}}", BY_PIPELINE), _PIPELINE)],
-            "Times per second that such a listener runs out of audio for more than 20 ms.",
+            "Pauses of more than 20 ms, per second, if playback starts with the first audio.",
             unit="ops",
         ),
     ],

@@ -39,7 +39,8 @@ STAGES_ROW = Row(
         Panel(
             "Own work",
             quantiles("omni_stage_request_seconds", STAGES, BY_STAGE, STAGE),
-            "From Accepted to the end of the stage's own work, with the wait for its input.",
+            "Time from Accepted (when the stage admitted the request) to the end of the stage's own work, including "
+            "the wait for its input.",
             unit="s",
         ),
         Panel(
@@ -56,8 +57,8 @@ STAGES_ROW = Row(
                     f"{STAGE} {{{{code}}}} {{{{reason}}}}",
                 )
             ],
-            "Calls of each stage that did not end OK. A stage passes on errors of the stages below it, so look at the "
-            "lowest stage first.",
+            "Calls of each stage that did not end OK, per second. A stage passes on errors of the stages downstream, "
+            "so check the last stage of the graph first.",
             unit="reqps",
             stacked=True,
         ),
@@ -76,12 +77,12 @@ ENGINES_ROW = Row(
                     STAGE,
                 )
             ],
-            "Requests that wait in the engine's scheduler, and those of a Stream edge that wait for KV cache.",
+            "Requests that wait in the engine's scheduler, and requests over Stream edges that wait for KV cache.",
         ),
         Panel(
             "Time in the queue",
             quantiles("omni_stage_queue_seconds", STAGES, BY_STAGE, STAGE),
-            "Time from handing a request to the engine until its scheduler took it.",
+            "Time from the hand-over of a request to the engine until the engine's scheduler took the request.",
             unit="s",
         ),
         Panel(
@@ -92,7 +93,7 @@ ENGINES_ROW = Row(
         Panel(
             "KV cache in use",
             [Query(f"max by ({BY_STAGE}) (vllm:kv_cache_usage_perc{{{STAGES}}})", STAGE)],
-            "KV cache in use, as a share, in the fullest pod. A diffusion stage has none.",
+            "Share of the KV cache in use, in the pod with the highest share. Diffusion stages have no KV cache.",
             unit="percentunit",
             thresholds=[(0.9, "orange")],
         ),
@@ -102,7 +103,7 @@ ENGINES_ROW = Row(
                 Query(rate(f"vllm:generation_tokens_total{{{STAGES}}}", BY_STAGE), f"{STAGE} written"),
                 Query(rate(f"vllm:prompt_tokens_total{{{STAGES}}}", BY_STAGE), f"{STAGE} read"),
             ],
-            "Tokens that the engines read and write per second.",
+            "Tokens per second that the engines generate (written) and prompt tokens that they process (read).",
         ),
         Panel(
             "Preemptions",
@@ -112,7 +113,8 @@ ENGINES_ROW = Row(
         Panel(
             "Compiled code failed its check",
             [Query(f"max by ({BY_STAGE}) (omni_stage_compiled_check_failed{{{STAGES}}})", STAGE)],
-            "1 if a pod serves eager because compiled code or CUDA graphs failed the check at start-up: slower.",
+            "1 if compiled code or CUDA graphs failed the check of a pod at start-up. The pod then serves without them "
+            "and is slower.",
             thresholds=[(1, "orange")],
         ),
     ],
@@ -129,7 +131,7 @@ EDGES_ROW = Row(
                     "{{pipeline}}: {{stage}} to {{peer}}",
                 )
             ],
-            "Tensor rows that stages send to the next.",
+            "Bytes of tensor rows that each stage sends to the next stage, per second.",
             unit="Bps",
         ),
         Panel(
@@ -141,7 +143,7 @@ EDGES_ROW = Row(
                 )
                 for share in QUANTILES
             ],
-            "Until the transport accepted one tensor chunk; grows when the next stage reads slowly.",
+            "Time until the transport accepted one chunk of tensors. It grows when the next stage reads slowly.",
             unit="s",
         ),
         Panel(
@@ -152,7 +154,7 @@ EDGES_ROW = Row(
                     "{{pipeline}}: {{stage}} to {{peer}} {{code}}",
                 )
             ],
-            "Failed attempts, by gRPC code; attempts whose retry succeeded count too.",
+            "Failed attempts per second, by gRPC code, including attempts whose retry succeeded.",
             unit="reqps",
             stacked=True,
         ),
@@ -162,7 +164,7 @@ EDGES_ROW = Row(
                 Query(f"sum by ({BY_STAGE}) (omni_stage_inflight_bytes{{{STAGES}}})", STAGE),
                 Query(f"sum by ({BY_STAGE}) (omni_stage_inflight_limit_bytes{{{STAGES}}})", f"{STAGE} limit"),
             ],
-            "What admitted requests have reserved for tensors and media, and the limit.",
+            "Bytes that admitted requests have reserved for tensors and media, and the limit.",
             unit="bytes",
             width=12,
         ),

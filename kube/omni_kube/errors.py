@@ -33,8 +33,8 @@ class RetryClass(StrEnum):
     SOON = "soon"
     """The call is based on an old state, because another client has written: the next read shows the change."""
     LATER = "later"
-    """The server is busy, faulty or unreachable, or lacks an object or accepts no credentials yet: retry with growing
-    pauses."""
+    """The server is busy, faulty or unreachable, or does not yet have the object or accept the credentials: retry with
+    growing pauses."""
     SLOWLY = "slowly"
     """The server refuses the call: a retry succeeds only after someone changes the cluster."""
     NEVER = "never"
@@ -73,7 +73,7 @@ class UnauthorizedError(ApiError):
 
 
 class ForbiddenError(ApiError):
-    """403: a role, a quota or an admission rule forbids it."""
+    """403: the caller lacks a role, or the server refuses the call for another reason (see the subclasses)."""
 
 
 class DeniedError(ForbiddenError):
@@ -159,7 +159,8 @@ _DENIED = re.compile(
     r"exceeded quota: |failed quota: |insufficient quota|admission webhook \".*\" denied the request"
     r"|ValidatingAdmissionPolicy '.*' with binding '.*' denied request"
 )
-"""What the API server's plugins write: ResourceQuota, webhooks, policies. A role that is missing has other words."""
+"""Matches refusals by a ResourceQuota, an admission webhook or a policy. A refusal for a missing role is worded
+differently."""
 
 
 def _parse_status(body: bytes) -> dict[str, Any]:

@@ -127,7 +127,8 @@ class Leadership:
     def ensure(self) -> float:
         """Returns how many seconds a write that is sent now may take. Raises NotLeaderError.
 
-        The write must end before another process may take over, which is the Lease's duration after the last renewal.
+        The write must end before another process may take over: before the Lease's duration has passed since the last
+        renewal.
         """
         left_s = self._valid_until - asyncio.get_running_loop().time()
         if left_s <= 0:

@@ -120,7 +120,8 @@ def _differ_map(desired: Mapping[str, Any], live: Any, place: _Place) -> _Path |
 
 
 def _is_exact(place: _Place) -> bool:
-    """Returns whether other managers may add nothing to a map. (The API server adds the protocol of a port.)"""
+    """Returns whether a key that another manager added to the map counts as a difference. Ports of a NetworkPolicy are
+    an exception within its rules, because the API server itself adds their protocol."""
     return (place.in_rules and place.name != "ports") or place.name in _SELECTORS or place.parent in _SELECTORS
 
 

@@ -4,8 +4,8 @@
     reflectors of children, pods --+--> store, queue --> workers --> Reconciler --> API server
     resync, won leadership --------+
 
-Workers start once every first list of a namespace that is served (or of the cluster) is complete, and write only
-while this process holds the lease.
+Workers start once all first lists of at least one served namespace (or of the whole cluster) are complete. They write
+only while this process holds the lease.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ RECONCILE_TIMEOUT_S: Final = 120.0
 EDIT_PAUSE_S: Final = 0.05
 """Longest debounce time after an edit of the pipeline itself."""
 RESYNC_SPREAD_S: Final = 30.0
-"""A resync queues all pipelines, spread evenly over this time."""
+"""A resync queues all pipelines, spread evenly over this time, or over half the resync interval if that is shorter."""
 OUTDATED_PAUSE_S: Final = 1.0
-"""Pause before a pipeline is considered again whose namespace is not listed yet, or may not be watched."""
+"""Pause before another attempt to reconcile a pipeline whose namespace is not listed yet, or may not be watched."""
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class Controller:
         self._tasks: list[asyncio.Task[None]] = []
         self._started = False
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-        """Completed when a task that should run forever has ended."""
+        """Completed with the error when a task that should run forever has ended."""
 
     async def start(self) -> None:
         """Bind the ports, wait until the API server knows OmniPipelines, start everything. Raises SettingsError."""

@@ -206,7 +206,8 @@ EXPLANATIONS: Final[dict[Reason, Explanation]] = {
     ),
     Reason.TOKEN_REJECTED: Explanation(
         _FAILS,
-        "The model hub refuses access: the model is private or gated, its token missing or not allowed to read it.",
+        "The model hub refuses access: the model is private or gated, and the token is missing or may not read the "
+        "model.",
         "Give a token that may read the model in spec.model.tokenSecretRef; accept the model's licence.",
     ),
     Reason.CERTIFICATE_REJECTED: Explanation(
@@ -249,7 +250,7 @@ EXPLANATIONS: Final[dict[Reason, Explanation]] = {
     ),
     Reason.PROGRESS_DEADLINE_EXCEEDED: Explanation(
         _FAILS,
-        "Pods took longer to become ready than any stage may take, and no other cause is known.",
+        "Pods did not become ready within the Deployment's progress deadline, and no other cause is known.",
         "Check kubectl describe pod and kubectl logs.",
     ),
 }

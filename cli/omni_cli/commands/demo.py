@@ -124,7 +124,7 @@ def tiny_model_command(directory: Path, family: str) -> list[str]:
 
 
 def make_prompts(out: Path) -> list[DemoPrompt]:
-    """Returns three prompts: text, audio (made by espeak-ng) and an image (a red disc). Writes the two files to out."""
+    """Returns three prompts: text, audio (by espeak-ng) and an image (a red disc). Writes the two files to out."""
     from PIL import Image, ImageDraw
 
     picture = Image.new("RGB", (IMAGE_SIZE, IMAGE_SIZE), "white")

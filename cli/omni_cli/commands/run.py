@@ -47,7 +47,7 @@ def run_pipeline(pipeline: OmniPipeline, options: LocalOptions, address_file: Pa
     names = [stage.name for stage in order_stages(pipeline)]
     if pipeline.spec.entry.tls is not None and options.tls_dir is None:
         console.print(
-            "spec.entry.tls is for clusters: plaintext here; --tls-dir DIR serves a certificate",
+            "spec.entry.tls names a Secret of a cluster, so this run serves plaintext; for TLS, give --tls-dir DIR",
             style="yellow",
             markup=False,
         )
@@ -107,7 +107,7 @@ def _announce(running: LocalPipeline, console: Console, address_file: Path | Non
             highlight=False,
             markup=False,
         )
-    console.print("Ctrl-C stops it", highlight=False, markup=False)
+    console.print("Ctrl-C stops the pipeline", highlight=False, markup=False)
     if address_file is None:
         return
     stages = {

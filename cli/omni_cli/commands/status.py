@@ -31,7 +31,7 @@ def connect(kubeconfig: Path | None, namespace: str | None) -> tuple[Callable[[s
     """Returns a function that reads the pipeline with a given name, and the namespace from which it reads.
 
     If kubeconfig is None, the default kubeconfig is used or, where there is none, a pod's own credentials. If namespace
-    is None, the namespace of the kubeconfig's context is used. Raises StatusError.
+    is None, the namespace of the kubeconfig's context is used, else `default`. Raises StatusError.
     """
     from kubernetes import client, config
     from kubernetes.config.config_exception import ConfigException

@@ -37,7 +37,7 @@ def pick_tiny(known: Mapping[str, TinyCheckpoint], family: str | None, shape: st
         raise TinyModelError(f"several model families have a tiny model; name one with --family: {listed}")
     name = family or next(iter(known))
     if name not in known:
-        raise TinyModelError(f"model family {name!r} has no tiny model; those that have: {listed}")
+        raise TinyModelError(f"model family {name!r} has no tiny model; families with one: {listed}")
     tiny = known[name]
     if shape is not None and shape not in tiny.shapes:
         raise TinyModelError(f"shape {shape!r} is not known; known: {', '.join(tiny.shapes)}")

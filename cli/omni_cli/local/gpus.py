@@ -87,7 +87,7 @@ def assign_gpus(demands: Iterable[GpuDemand], count: int) -> dict[str, tuple[int
     shared = [_Gpu(index) for index in free]
     for demand in (demand for demand in wanted if demand.gpus == 1):
         share = DEFAULT_SHARE if demand.share is None else demand.share
-        # Shares are decimal fractions: 0.6 + 0.2 + 0.2 must be 1.
+        # Rounded, because the sum of decimal fractions such as 0.6 + 0.2 + 0.2 may differ slightly from 1.
         fitting = next((gpu for gpu in shared if round(gpu.left - share, 9) >= 0), None)
         if fitting is None:
             taken = "; ".join(f"GPU {gpu.index}: {', '.join(gpu.stages)}" for gpu in shared if gpu.stages)

@@ -35,8 +35,8 @@ LOG_TAIL_LINES = 20
 
 
 class LocalRunError(RuntimeError):
-    """The pipeline cannot run here, or a process ended. In that case the message names it and quotes the end of its
-    log."""
+    """The pipeline cannot run here, or a process ended. If a process ended, the message names it and quotes the end of
+    its log."""
 
 
 class PortTakenError(LocalRunError):

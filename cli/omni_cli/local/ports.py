@@ -60,6 +60,6 @@ def pick_ports(count: int) -> list[int]:
     if len(ports) < count:
         where = f"{among.start}-{among.stop - 1} on {LOOPBACK}"
         raise NoFreePortError(
-            f"found only {len(ports)} of {count} free ports in {where}; {RANGE_VARIABLE} names others"
+            f"found only {len(ports)} of {count} free ports in {where}; set {RANGE_VARIABLE} to another range"
         )
     return ports

@@ -14,8 +14,9 @@ from omni_cli.options.checks import PipelineFile, fail, read_pipeline, require_e
 def validate(pipeline_file: PipelineFile) -> None:
     """Check a pipeline file, offline. Prints all problems; the exit code is 1 if there is one.
 
-    Warns about components that are not built in, because an image of your own may contain them. Warns about edges
-    without `mode` that could stream, and about aliases of voices that the published checkpoints lack.
+    Components that are not built in cause only a warning, because an image of your own may contain them. The command
+    also warns about edges without `mode` that could stream, and about aliases of voices that the published checkpoints
+    lack.
 
     \b
     Example:
@@ -67,7 +68,8 @@ def tiny_model(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to write; created if it is missing.")],
     seed: Annotated[int, typer.Option(min=0, help="Seed of the weights.")] = 0,
     shape: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Sizes; gqa has grouped-query attention. Default: small.")
+        str | None,
+        typer.Option(metavar="NAME", help="Set of layer sizes: small (default); some families also have gqa or wide."),
     ] = None,
     family: Annotated[
         str | None, typer.Option(metavar="NAME", help="Model family. Needed if several families have a tiny model.")

@@ -14,7 +14,10 @@ from omni_cli.options.checks import require_gateway
 def gateway(
     endpoint: Annotated[
         list[str],
-        typer.Option(metavar="NAME=URL", help="A pipeline: its name, and grpc://HOST:PORT of its entry; repeatable."),
+        typer.Option(
+            metavar="NAME=URL",
+            help="A pipeline: its name, and the grpc:// or grpcs:// URL of its entry; may be repeated.",
+        ),
     ],
     http: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 means all addresses.")] = "127.0.0.1",

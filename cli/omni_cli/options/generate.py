@@ -50,7 +50,12 @@ def generate(
         typer.Option(metavar="STAGE.KEY=VALUE", help="A sampling parameter of a stage; may be repeated."),
     ] = None,
     priority: Annotated[
-        int, typer.Option(min=-1000, max=1000, help="Lower numbers are served first; above 0 yields to all others.")
+        int,
+        typer.Option(
+            min=-1000,
+            max=1000,
+            help="Lower numbers are served first. A busy stage refuses requests with a number above 0 earlier.",
+        ),
     ] = 0,
     cache_salt: Annotated[str, typer.Option(help="Share cached prefixes only with requests of this salt.")] = "",
     reply: Annotated[
@@ -72,12 +77,14 @@ def generate(
     timeout: Annotated[float, typer.Option(min=0.001, help="Deadline in seconds.")] = 300.0,
     tls: Annotated[bool, typer.Option("--tls", help="Connect over TLS, as grpcs://HOST:PORT does.")] = False,
     ca: Annotated[
-        Path | None, typer.Option(metavar="PEM", help="CAs to trust, instead of the public ones; means --tls.")
+        Path | None, typer.Option(metavar="PEM", help="CAs to trust, instead of the public ones; implies --tls.")
     ] = None,
-    cert: Annotated[Path | None, typer.Option(metavar="PEM", help="The client's own certificate; means --tls.")] = None,
+    cert: Annotated[
+        Path | None, typer.Option(metavar="PEM", help="The client's own certificate; implies --tls.")
+    ] = None,
     key: Annotated[Path | None, typer.Option(metavar="PEM", help="The key of --cert.")] = None,
     server_name: Annotated[
-        str, typer.Option(help="Name that the server's certificate must have; means --tls. Default: the host.")
+        str, typer.Option(help="Name that the server's certificate must have; implies --tls. Default: the host.")
     ] = "",
 ) -> None:
     """Send a prompt to a running pipeline. Streams text to stdout and writes audio to a WAV file.

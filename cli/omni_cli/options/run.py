@@ -21,7 +21,11 @@ def run(
     log_dir: Annotated[Path | None, typer.Option(help="Directory for the logs of the stages.")] = None,
     http: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, help="Serve OpenAI's API and a page on this port too; 0 takes a free one."),
+        typer.Option(
+            min=0,
+            max=65535,
+            help="Also run the HTTP gateway (OpenAI's API and a page), on this port; 0 takes a free one.",
+        ),
     ] = None,
     address_file: Annotated[
         Path | None, typer.Option(help="File to write the addresses to, as JSON, once all stages are ready.")
@@ -35,8 +39,8 @@ def run(
     """Run a pipeline on this machine: one process per stage, with the same servers as in a cluster.
 
     Prints the address of the entry stage once every stage is ready.
-    Ctrl-C stops everything. If a stage ends, the others are stopped, its name
-    and the last lines of its log are shown, and the exit code is 1.
+    Ctrl-C stops everything. If a stage ends, the others are stopped, the name
+    and the last log lines of that stage are shown, and the exit code is 1.
 
     \b
     Examples:
@@ -57,8 +61,8 @@ def run(
         require_gateway()
         if tls_dir is not None and requires_client_certificates(pipeline):
             raise fail(
-                "spec.entry.tls.clientCertificates is Required, and the gateway of --http has no certificate; leave "
-                "out --http, and give one to omnipipe gateway (entryCertificate and entryKey of its settings)"
+                "spec.entry.tls.clientCertificates is Required, and the gateway of --http has no client certificate; "
+                "leave out --http, and run omnipipe gateway with entryCertificate and entryKey in its settings"
             )
     try:
         model_path = find_model(Path(resolve_model_path(pipeline, str(model_dir) if model_dir else None))).resolve()

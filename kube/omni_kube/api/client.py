@@ -69,7 +69,7 @@ class ApiClient:
         """Sends the calls. This client does not close it."""
         self._limiter = limiter
         self._may_write = may_write
-        # Each connection costs a TLS handshake, as much CPU as ten calls.
+        # Limits the number of connections: each costs a TLS handshake, which takes as much CPU time as ten calls.
         self._slots = asyncio.Semaphore(CONCURRENT_CALLS)
         self._pages = asyncio.Semaphore(CONCURRENT_PAGES)
 
@@ -143,7 +143,7 @@ class ApiClient:
             return await self._repeat(lambda: self._write("patch", "PATCH", path, body, _APPLY), (ConflictError,))
 
     async def apply_new(self, kind: ObjectKind, manifest: Manifest) -> Manifest:
-        """Create an object by server-side apply. Raises ConflictError if any object has the name.
+        """Create an object by server-side apply. Returns the new object. Raises ConflictError if the name is taken.
 
         A resource version in an applied object is a precondition if the object exists (Kubernetes API concepts,
         "Resource versions") and is ignored if it does not. No object ever has version 1: that is the revision of an
@@ -157,7 +157,7 @@ class ApiClient:
     async def merge(self, kind: ObjectKind, manifest: Manifest, change: Manifest, uid: str) -> Manifest:
         """Send a JSON merge patch of the caller's own object: a list in change replaces the live list as a whole.
 
-        Raises ConflictError if the object with that name has another uid.
+        Returns the updated object. Raises ConflictError if the object with that name has another uid.
         """
         metadata = manifest["metadata"]
         path = kind.path(metadata["namespace"], metadata["name"])
@@ -166,7 +166,7 @@ class ApiClient:
             return await self._repeat(lambda: self._write("patch", "PATCH", path, body, _MERGE))
 
     async def apply_status(self, kind: ObjectKind, manifest: Manifest) -> Manifest:
-        """Apply the status subresource server-side.
+        """Apply the status subresource server-side. Returns the updated object.
 
         With a resourceVersion in metadata, raises ConflictError if the object has changed or has been replaced. (The
         API server ignores a uid here.)
@@ -197,7 +197,7 @@ class ApiClient:
             return None
 
     async def create(self, kind: ObjectKind, manifest: Manifest) -> Manifest:
-        """Create an object that is written once (an Event). Raises ConflictError if it exists."""
+        """Create an object that is written once (an Event). Returns it. Raises ConflictError if the name is taken."""
         path = kind.path(manifest["metadata"]["namespace"])
         await self._limiter.acquire()
         return await self._write("create", "POST", path, manifest, JSON)

@@ -109,7 +109,7 @@ async def iter_lines(response: aiohttp.ClientResponse, gather_s: float) -> Async
 
 async def _let_gather(response: aiohttp.ClientResponse, gather_s: float) -> None:
     transport = response.connection.transport if response.connection is not None else None
-    # aiohttp itself stops reading while it holds too much.
+    # If the transport does not read, aiohttp has paused it, because the response's buffer is full.
     if transport is None or transport.is_closing() or not transport.is_reading():
         return
     transport.pause_reading()

@@ -1,6 +1,6 @@
 """Objects from watches and lists: identity and owner are decoded immediately, the rest only if it is needed.
 
-The start of a pipeline causes some sixty events. A third of them are echoes of the operator's own writes.
+The start of a pipeline causes about sixty events. A third of them report the operator's own writes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Seen(NamedTuple):
     created: str
     """Creation timestamp in the API server's format; empty if absent."""
     decode: Callable[[], Manifest]
-    """Returns the object with apiVersion and kind; from `read`, without managedFields."""
+    """Returns the object with apiVersion and kind. The object of a Seen that `read` returned has no managedFields."""
     size: int = 0
     """Bytes of JSON that are kept for decode; 0 for a decoded object."""
 

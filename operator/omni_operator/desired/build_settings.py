@@ -1,7 +1,7 @@
 """Inputs of the builders in addition to the pipeline: the owner of the children, and the administrator's settings.
 
-Pods restart when a value in their template changes. Among these values, an upgrade of the operator may change only the
-default image (docs/upgrade.md).
+Pods are replaced when their template changes. Of the values below that appear in the template, an upgrade of the
+operator may change only the default image (docs/upgrade.md).
 """
 
 from __future__ import annotations

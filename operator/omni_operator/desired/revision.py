@@ -1,8 +1,8 @@
 """Revisions: a hash of everything that two stages must agree on to communicate, and the snapshot of a revision's spec.
 
-compat = hash(model uri and revision, graph, every stage's image, component, dtype, quantization and outputs), computed
-from the resource and the operator's default image alone. Pods call only pods of their own revision, so incompatible
-stages never exchange a request. See docs/adr/0010-a-set-for-each-revision.md.
+The hash covers the model's uri and revision, the graph, and every stage's image, component, dtype, quantization and
+outputs. It depends only on the resource and on the operator's default image. Pods call only pods of their own revision,
+so incompatible stages never exchange a request. See docs/adr/0010-a-set-for-each-revision.md.
 """
 
 from __future__ import annotations

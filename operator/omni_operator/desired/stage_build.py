@@ -17,7 +17,7 @@ CONFIG_KEY: Final = "stage.yaml"
 """Name of the stage file in its ConfigMap, and of the file in the pod."""
 
 
-@dataclass(frozen=True)  # no slots: config_text is kept
+@dataclass(frozen=True)  # no slots: cached_property stores config_text in the instance's __dict__
 class StageBuild:
     """Input of the builders of a stage's children."""
 

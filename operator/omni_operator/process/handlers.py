@@ -35,7 +35,7 @@ class EndlessBackoffs:
     def __iter__(self) -> Iterator[float]:
         pause = 0.5
         while True:
-            # kopf asks for the pause in the task in which it has just received the answer.
+            # kopf asks for the pause in the task that received the answer, so last_call_refused is about that answer.
             yield min(pause, LONGEST_REFUSED_PAUSE_S if last_call_refused() else LONGEST_PAUSE_S)
             pause = min(LONGEST_REFUSED_PAUSE_S, pause * 2)
 
@@ -91,7 +91,7 @@ def build_kopf_settings(settings: OperatorSettings) -> kopf.OperatorSettings:
 
 
 def build_registry(watcher: PipelineWatcher, stop: asyncio.Event) -> kopf.OperatorRegistry:
-    """Returns a new registry with kopf's handlers. They set stop when kopf ends."""
+    """Returns a new registry with kopf's handlers. The cleanup handler sets stop when kopf ends."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
@@ -105,7 +105,7 @@ def build_registry(watcher: PipelineWatcher, stop: asyncio.Event) -> kopf.Operat
     @kopf.on.cleanup(registry=registry)
     async def clean_up(**_: object) -> None:
         await watcher.stop()
-        # kopf handles signals itself. Its task that waits for this flag would otherwise delay the exit by 5 s.
+        # kopf handles signals itself. kopf's task that waits for stop would otherwise delay the exit by 5 s.
         stop.set()
 
     return registry

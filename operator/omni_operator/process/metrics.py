@@ -111,7 +111,8 @@ class Metrics:
         )
         self._noops = Counter(
             "omni_operator_noop_applies",
-            "Applies that changed nothing. The operator compares before it writes, so each one shows a fault there.",
+            "Applies that changed nothing. The operator compares before it writes, so each one shows a fault in the "
+            "comparison.",
             registry=self.registry,
         )
         self._status_writes = Counter(

@@ -37,7 +37,7 @@ def configure_operator_logging(log_format: LogFormat, level: str, stream: TextIO
 
 
 def is_not_kopfs_refusal(record: logging.LogRecord) -> bool:
-    """Returns whether a record must be written: all but kopf's lines on a refused (403) call, one for each attempt.
+    """Returns False for kopf's records about refused (403) calls, one for each attempt; True for all other records.
 
     `Watches` writes one warning for each outage instead.
     """

@@ -103,7 +103,10 @@ def _switch(text: str) -> bool:
 
 
 def _setting(default: Any, help_text: str, read: _Reader = str, **more: str) -> Any:
-    """Returns a field with the metadata of its flag. more: `name`, if it differs from the field's name; `action`."""
+    """Returns a dataclass field whose metadata describes its flag.
+
+    more: `name` of the flag, if it differs from the field's name; `action="switch"` for a flag without a value.
+    """
     return field(default=default, metadata={"help": help_text, "read": read, **more})
 
 
@@ -132,9 +135,9 @@ class OperatorSettings:
         "OpenTelemetry collector of pipelines that set none; default: no traces",
         _text(re.compile(OTLP_PATTERN.strip("^$")), "is wrong: it must be http://HOST:PORT or https://HOST:PORT"),
     )
-    pod_monitors: bool = _setting(True, "write PodMonitors where the cluster has that API", _switch, action="switch")
+    pod_monitors: bool = _setting(True, "write PodMonitors if the cluster has their API", _switch, action="switch")
     pod_monitor_labels: tuple[tuple[str, str], ...] = _setting(
-        (), "labels by which Prometheus selects them: KEY=VALUE,KEY=VALUE", _labels
+        (), "labels by which Prometheus selects the PodMonitors: KEY=VALUE,KEY=VALUE", _labels
     )
     log_format: LogFormat = _setting("json", "json or text", _one_of("json", "text"))
     log_level: str = _setting("info", "debug, info, warning or error", _one_of("debug", "info", "warning", "error"))
@@ -146,9 +149,11 @@ class OperatorSettings:
     max_pipelines: int = _setting(
         100, "maximum number of pipelines per namespace; the oldest are managed", _number(int, 1, 1e5)
     )
-    workers: int = _setting(4, "pipelines worked on at the same time", _number(int, 1, 64))
+    workers: int = _setting(4, "maximum number of pipelines reconciled at the same time", _number(int, 1, 64))
     debounce_s: float = _setting(
-        0.25, "seconds in which changes of a pipeline's children are collected", _number(float, 0, 10, " seconds")
+        0.25,
+        "seconds for which changes of a pipeline's children are collected before the pipeline is reconciled",
+        _number(float, 0, 10, " seconds"),
     )
     status_pause_s: float = _setting(
         1.0,
@@ -169,7 +174,9 @@ class OperatorSettings:
     )
     identity: str = _setting("", "this process's identity in the Lease; default: host name and a random part")
     lease_duration_s: int = _setting(
-        15, "seconds before another operator takes over from one that went silent", _number(int, 3, 300)
+        15,
+        "seconds after which another operator takes over from one that stopped renewing the Lease",
+        _number(int, 3, 300),
     )
 
 

@@ -34,7 +34,7 @@ _refused: ContextVar[bool] = ContextVar("omni_operator_refused", default=False)
 
 
 def last_call_refused() -> bool:
-    """Returns whether the API server answered 403 to the last call of kopf's that this task has made."""
+    """Returns whether the API server answered 403 to the last call that kopf made in this task."""
     return _refused.get()
 
 
@@ -53,8 +53,8 @@ class Watches:
         on_change: Callable[[Iterable[NamespacedName]], None],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
-        """namespaces to watch; empty means all. on_change is called with the pipelines that a change affects. spawn
-        runs a task until the process ends."""
+        """If namespaces is empty, all namespaces are watched. on_change is called with the pipelines that a change
+        affects. spawn runs a task until the process ends."""
         self._client = client
         self._store = store
         self._scopes = tuple(namespaces) or ("",)
@@ -63,7 +63,7 @@ class Watches:
         self._reflectors: list[Reflector] = []
         now = asyncio.get_running_loop().time()
         self._pipelines_heard = dict.fromkeys(self._scopes, now)  # when kopf's watches last received anything
-        self._pipelines_refused: set[str] = set()  # scopes whose last call of kopf's was answered with 403
+        self._pipelines_refused: set[str] = set()  # scopes for which the API server answered 403 to kopf's last call
 
     def scope_of(self, namespace: str) -> str:
         """Returns the scope of the watch that covers a namespace."""
@@ -78,13 +78,14 @@ class Watches:
 
     async def synced(self) -> None:
         """Wait until some scope is current."""
-        while not self._any_current():  # noqa: ASYNC110 - it follows from many watches, and only the start waits for it
+        while not self._any_current():  # noqa: ASYNC110 - depends on many watches, and only the start waits for it
             await asyncio.sleep(SYNC_POLL_S)
 
     def is_current(self, namespace: str) -> bool:
         """Returns whether decisions about a namespace may rely on the store.
 
-        They may once every first list of its scope is complete, while no watch is refused. Optional kinds may be.
+        They may while every first list of the namespace's scope is complete, and the API server refuses no watch of the
+        scope. Refused watches of optional kinds do not matter.
         """
         scope = self.scope_of(namespace)
         return all(
@@ -167,7 +168,8 @@ class Watches:
         return ages | {one.name: one.age_s for one in self._reflectors if refused or not one.refused}
 
     async def sweep(self) -> None:
-        """Make the stored pipelines equal to a new list, scope by scope. Only logs an ApiError."""
+        """Make the stored pipelines equal to a new list, scope by scope. If a list fails, logs the ApiError and
+        continues with the next scope."""
         for scope in self._scopes:
             try:
                 await self._sweep(scope)

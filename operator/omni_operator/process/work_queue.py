@@ -69,7 +69,7 @@ class WorkQueue(Generic[Key]):
 
     @property
     def busy(self) -> int:
-        """Keys in work."""
+        """Number of keys in work."""
         return len(self._busy)
 
     def add(self, key: Key, delay_s: float | None = None) -> None:
@@ -185,7 +185,7 @@ class WorkQueue(Generic[Key]):
         if not self._busy_of_group[group]:
             del self._busy_of_group[group]
         self._progress = asyncio.get_running_loop().time()
-        self._wakeup.set()  # its group may have reached most_of_group before
+        self._wakeup.set()  # a worker may wait because the group had most_of_group keys in work
         if delay_s is not None:
             self.add(key, delay_s)
         if key in self._again:

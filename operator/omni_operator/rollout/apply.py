@@ -35,11 +35,12 @@ class Outcome:
     applied: int = 0
     pruned: int = 0
     error: ApiError | None = None
-    """The error that ended it early."""
+    """The error that ended the plan early."""
     failed: str = ""
     """The object whose write failed, e.g. `Deployment tiny-thinker-1a2b3c4`."""
     taken: bool = False
-    """Whether it failed on a child that exists but was not observed: it lacks labels, or has another owner."""
+    """Whether the plan failed on a child whose name is taken by an object that was not observed: the object lacks the
+    pipeline's label, or has another owner."""
 
     @property
     def writes(self) -> int:

@@ -29,7 +29,7 @@ from omni_proto.pipeline.read.load import spec_too_large
 from omni_proto.pipeline.rules.component_checks import check_components
 
 REMEMBERED_SETS: Final = 64
-"""Size of each cache; a built set has some 200 KiB."""
+"""Maximum number of entries in each cache. A built set takes about 200 KiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +138,9 @@ def _build_shared(owner: Owner, serving: str, tls: bool) -> tuple[Manifest, ...]
 
 
 def parse_live_pipeline(manifest: Manifest) -> OmniPipeline:
-    """Returns the typed form of a live OmniPipeline, after a check that its components support what it requests.
+    """Returns the typed form of a live OmniPipeline, after a check that its components support what the spec requests.
 
-    Raises PipelineError if it is invalid: an older or newer CRD may have accepted it.
+    Raises PipelineError if the spec is invalid: an older or newer CRD may have accepted it.
     """
     metadata = manifest["metadata"]
     spec, source = manifest.get("spec"), f"{metadata['namespace']}/{metadata['name']}"

@@ -54,7 +54,7 @@ class Plan:
     waiting: tuple[ChildKey, ...] = ()
     """Children that are being deleted, to be applied again when they no longer exist."""
     unread: tuple[ChildKey, ...] = ()
-    """Children of which the store has only some fields. Their desired-hash annotation matches; the rest of the object
+    """Children for which the store has only some fields. Their desired-hash annotation matches; the rest of the object
     must be read from the API server and compared."""
     why: tuple[str, ...] = ()
     """The difference for each apply, for logs: `missing`, `desired` (the desired manifest has changed) or the path of a

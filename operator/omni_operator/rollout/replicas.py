@@ -1,7 +1,7 @@
 """Decides how many pods each stage of a revision has. No other module does.
 
-There are two numbers for each stage. *goal* is the final number, by which availability and conditions are judged. *now*
-is the number in the Deployment after this reconcile, a step towards the goal. A set is scaled down from the entry stage
+There are two numbers for each stage. *goal* is the final number; availability and conditions are judged by it. *now* is
+the number in the Deployment after this reconcile, a step towards the goal. A set is scaled down from the entry stage
 downstream. Requests in flight still need the downstream stages, so a stage keeps its replicas until its upstream stage
 has no pods.
 """

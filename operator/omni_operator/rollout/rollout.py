@@ -158,7 +158,8 @@ def _is_worth_keeping(view: RolloutView, revision: str) -> bool:
 
     It should not if its entry stage never became available (e.g. because of a wrong image). Nor should it if any stage
     stays without an available pod while the target lacks capacity: the corrected target would wait forever for the
-    failed set. A target that needs a correction itself gets no capacity, because it could not use it.
+    failed set. If the target itself needs a correction, the selected set is kept, because the target could not use the
+    capacity.
     """
     pipeline = view.pipelines.get(revision)
     if pipeline is None or pipeline.spec.suspend:

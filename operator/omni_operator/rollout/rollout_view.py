@@ -47,7 +47,8 @@ class RolloutView:
         return self.sets.get(revision) or LiveSet(revision)
 
     def wanted(self, revision: str) -> Mapping[str, int]:
-        """Returns the final replicas of each stage of the revision if it may serve."""
+        """Returns the final replicas of each stage of the revision: for the target, as the current spec requests (0
+        while suspended); for any other revision, as its own spec requests."""
         fate = fate_of(self.pipeline) if revision == self.target else Fate.RUN
         return self.replicas(revision, fate).goal
 
@@ -97,11 +98,11 @@ class RolloutView:
         return [name for name in self.idle(revision) if not live.stage(name).completed]
 
     def fails(self, revision: str, name: str) -> bool:
-        """Returns whether an idle stage stays idle however long one waits.
+        """Returns whether an idle stage stays idle until something else changes.
 
         A stage that never came up stays idle if it failed or does not fit the cluster. A stage that was complete once
-        has worked, and most failures pass with the next restart. It stays idle only if a person must correct something,
-        or if others took the capacity of its pods.
+        has worked, and most failures pass with the next restart. So a completed stage stays idle only if a person must
+        correct something, or if other pods took the capacity of its pods.
         """
         stage = self.live(revision).stage(name)
         if stage.completed:

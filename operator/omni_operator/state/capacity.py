@@ -25,8 +25,8 @@ def lacks_capacity(stage: LiveStage) -> bool:
 def lost_capacity_at(stage: LiveStage) -> datetime | None:
     """Returns when a completed stage without available pods counts as unable to regain its capacity.
 
-    Until then, lost pods may still hold the capacity: for their grace period and LOST_POD_SLACK. New pods wait for it.
-    None if capacity is not what the stage lacks, or if one of its pods has a node and may become available.
+    Until then, lost pods may still hold the capacity that new pods need: during their grace period and LOST_POD_SLACK.
+    Returns None if the stage does not lack capacity, or if one of its pods has a node and may become available.
     """
     pods = [pod for pod in stage.pods if not is_terminating(pod)]
     idle = stage.completed and not stage.available and not any(pod["spec"].get("nodeName") for pod in pods)

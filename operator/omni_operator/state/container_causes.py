@@ -15,8 +15,8 @@ from omni_operator.reasons import Reason
 from omni_proto.pod_contract import ExitCode, TerminationReason, parse_termination
 
 _STOPPED_FROM_OUTSIDE: Final = frozenset({ExitCode.DRAINED, 137, ExitCode.ABORTED})
-"""Exit codes after a signal from kubelet: drained after SIGTERM, killed, and aborted (a drain by a second SIGTERM, or a
-download by the first)."""
+"""Exit codes after a signal from kubelet: drained after SIGTERM, killed, and aborted. A second SIGTERM aborts a drain;
+the first SIGTERM aborts a download."""
 _PULL_FAILURES: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "RegistryUnavailable", "ImageInspectError"}
 )
@@ -59,7 +59,9 @@ def find_container_cause(spec: Manifest, status: Mapping[str, Any], init: bool) 
 
 
 def shorten_termination(text: str) -> tuple[str, str, str]:
-    """Returns reason, message and field of a termination message. Plain text, which other images write, is cut shorter.
+    """Returns reason, message and field of a termination message, each cut to a maximum length.
+
+    Text that is not in the stage server's format, as other images write it, becomes the message, and is cut shorter.
 
     Kubelet reads the message from the container's termination log file (terminationMessagePolicy: File). It never reads
     the container's output, which may contain anything that a program prints when it dies.
@@ -160,8 +162,8 @@ def _rejected(said: str, field: str, where: str) -> Cause:
     if field.startswith("listen.tls"):
         return Cause(
             Reason.CERTIFICATE_REJECTED,
-            f"the entry has no certificate that it can serve with{said}; create or correct the Secret of "
-            "spec.entry.tls: the pod finds it when it starts again",
+            f"the entry's certificate cannot be used{said}; create or correct the Secret that spec.entry.tls names; "
+            "the pod reads it at its next start",
         )
     return Cause(
         Reason.CONFIG_REJECTED, f"the stage server refuses its configuration{said}{where}; correct it in the spec"

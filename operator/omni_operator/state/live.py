@@ -110,8 +110,8 @@ class LiveSet:
 
 
 def compute_live_sets(observed: Observed, now: datetime) -> dict[str, LiveSet]:
-    """Returns every revision with a Deployment, a ReplicaSet that is not scaled to zero, or a pod that may still
-    run."""
+    """Returns, by revision, the set of each revision that has a Deployment, a ReplicaSet that is not scaled to zero, or
+    a pod that may still run."""
     deployments = {
         _member(child["spec"]["selector"].get("matchLabels", {})): child
         for key, child in observed.children.items()
@@ -146,7 +146,10 @@ def compute_live_sets(observed: Observed, now: datetime) -> dict[str, LiveSet]:
 
 
 def live_serving_revision(observed: Observed) -> str | None:
-    """Returns the revision that the live entry Service selects: the one that serves. It is a rollout's only state."""
+    """Returns the revision that the live entry Service selects, which is the serving one; None if it selects none.
+
+    This selector is the only state of a rollout.
+    """
     service = observed.child("Service", entry_service_name(observed.name))
     if service is None or controller_uid(service) != observed.uid:
         return None

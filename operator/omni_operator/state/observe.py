@@ -97,7 +97,7 @@ class Unlabelled:
 
 
 async def observe_unlabelled(client: ApiClient, observed: Observed, wanted: Sequence[Manifest]) -> Unlabelled:
-    """Request by name the wanted children that observed lacks."""
+    """Request by name the wanted children that observed lacks. Returns the objects that exist, and failed requests."""
     missing = [key_of(manifest) for manifest in wanted if key_of(manifest) not in observed.children]
     answers = await asyncio.gather(
         *(client.get(KIND_BY_NAME[key.kind], observed.namespace, key.name) for key in missing), return_exceptions=True

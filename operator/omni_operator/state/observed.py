@@ -27,8 +27,8 @@ class Observed:
     replica_sets: Sequence[Manifest] = ()
     """ReplicaSets that carry the pipeline's label."""
     endpoints: Mapping[str, int] = field(default_factory=dict)
-    """Ready endpoints by Service name, from EndpointSlices: an address that appears in several of them counts once.
-    A Service without a ready endpoint has 0 or is absent."""
+    """Number of ready endpoints by Service name, from EndpointSlices. An endpoint in several slices counts once. A
+    Service without a ready endpoint has 0 or is absent."""
 
     @property
     def uid(self) -> str:

@@ -117,7 +117,7 @@ def _causes(stage: LiveStage, now: datetime) -> Iterator[Cause]:
         if _is_late(stage, now):
             yield Cause(
                 Reason.PROGRESS_DEADLINE_EXCEEDED,
-                "pods have not become ready for longer than any stage may take; see kubectl describe pod",
+                "pods did not become ready within the Deployment's progress deadline; see kubectl describe pod",
             )
 
 

@@ -1,9 +1,9 @@
 """Reduces a watched object to the fields that decisions read, so that the store keeps no others. Pure functions.
 
 Another owner's object may be a megabyte in size, and anyone can give it the pipeline's label, so only a few of its
-metadata fields are kept. A pipeline's pods, ReplicaSets and Deployments have thousands of lines, of which the operator
-reads few. Once a child has been found to match the desired state (rollout.plan.Verified), the store keeps its hash and
-these few fields until the child changes.
+metadata fields are kept. A pipeline's pods, ReplicaSets and Deployments have thousands of lines, but the operator reads
+only a few fields. Once a child has been found to match the desired state (rollout.plan.Verified), the store keeps its
+hash and these few fields until the child changes.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ SPEC_BYTES: Final = "specBytes"
 """Size in bytes of a spec that is too large. Nothing else of such a spec is stored."""
 
 MOST_BYTES: Final = 64 << 10
-"""Largest reduced pod, ReplicaSet or EndpointSlice, and largest child that is kept whole. A stage's pod has a few KiB,
-mostly messages of containers that ended, so larger objects are not ours."""
+"""Maximum size of a reduced pod, ReplicaSet or EndpointSlice, and of a child that is kept whole. A stage's pod has a
+few KiB, mostly messages of containers that ended, so a larger object belongs to another owner."""
 MOST_REVISION_BYTES: Final = 2 * MAX_SPEC_BYTES
 """The same for a ControllerRevision, which holds a spec."""
 _MOST_NAME: Final = 253
-"""Longest text that is kept of a reference to an owner."""
+"""Maximum length of each text in a reference to an owner; longer texts are cut."""
 
 _LABELS: Final = (PIPELINE_LABEL, STAGE_LABEL, REVISION_LABEL, "kubernetes.io/service-name")
 _METADATA: Final = (
@@ -40,9 +40,11 @@ _METADATA: Final = (
 
 
 def slim_seen(manifest: Manifest) -> Manifest:
-    """Returns the part of a received object to store. A pipeline's own children lose only managedFields;
-    ConfigMaps also lose their data. Pods, ReplicaSets, EndpointSlices and objects of other owners keep only the fields
-    that decisions read.
+    """Returns the part of a received object to store.
+
+    A pipeline loses its managedFields and annotations, and a spec that is too large. A pipeline's own children lose
+    only managedFields, except ConfigMaps and children that are too large (see slim_child). Pods, ReplicaSets,
+    EndpointSlices and objects of other owners keep only the fields that decisions read.
     """
     kind = manifest["kind"]
     if kind == PIPELINE_KIND:
@@ -62,7 +64,8 @@ def slim_seen(manifest: Manifest) -> Manifest:
 
 
 def slim_child(manifest: Manifest) -> Manifest:
-    """Returns the part to store of a child that matches its desired-hash annotation, or whose data is immutable."""
+    """Returns the part of a child that is stored if it matches its desired-hash annotation, is immutable (a ConfigMap),
+    or is too large to be stored whole."""
     slim = _bare(manifest)
     annotations = manifest["metadata"].get("annotations") or {}
     if DESIRED_HASH_ANNOTATION in annotations:

@@ -45,7 +45,7 @@ def compute_status(
 
 def compute_invalid_status(observed: Observed, problem: str, now: datetime) -> Status:
     """Returns the status of a pipeline whose spec is invalid or no longer valid. Its children are not changed."""
-    message = f"the spec is not valid: {' '.join(problem.split())}; correct it, until then the operator changes nothing"
+    message = f"the spec is not valid: {' '.join(problem.split())}; until it is corrected, the operator changes nothing"
     return _compute_refused_status(observed, Reason.INVALID_SPEC, message, now)
 
 

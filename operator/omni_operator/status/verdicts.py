@@ -1,7 +1,7 @@
 """Derives the conditions and their messages from an assessment of the pipeline.
 
-Ready        requests are served: every stage of the serving revision has a ready pod. A healthy rollout does not change
-             it, because the old revision serves until the new one can.
+Ready        requests are served: every stage of the serving revision has a ready pod. It stays True during a healthy
+             rollout, because the old revision serves until the new one can.
 Progressing  the live state does not match the spec yet, and the operator is changing the live state.
 Degraded     something failed, or fewer replicas run than before. The steps of a healthy rollout are not failures.
 """
@@ -84,7 +84,7 @@ class Assessment:
 
     @property
     def foreign(self) -> Sequence[Conflict]:
-        """Conflicts that somebody has to solve."""
+        """Conflicts that somebody has to resolve."""
         return [conflict for conflict in self.conflicts if not conflict.leftover]
 
     @property
@@ -146,7 +146,7 @@ def _judge_missing(assessment: Assessment, missing: Sequence[StageState]) -> Ver
         if assessment.leftovers
         else "pods start and load"
     )
-    return Verdict(False, Reason.STAGES_NOT_READY, f"{_stages(names)} {_have(names)} no ready pod yet; wait, {wait}")
+    return Verdict(False, Reason.STAGES_NOT_READY, f"{_stages(names)} {_have(names)} no ready pod yet; wait: {wait}")
 
 
 _PROGRESS: Final[Mapping[Phase, Reason]] = {

@@ -87,7 +87,7 @@ def test_an_edit_costs_what_it_changes(make_operator: MakeOperator, proxy: Fault
 
 
 def test_what_the_api_server_stores_in_another_form_is_no_difference(make_operator: MakeOperator, api: Api) -> None:
-    """It drops a toleration's empty value, and rounds resources up to thousandths."""
+    """The API server drops a toleration's empty value, and rounds resources up to thousandths."""
     resources = {"limits": {"cpu": "1", "memory": "0.55555Gi"}, "requests": {"cpu": "0.0105"}}
     tolerations = [{"key": "gpu", "value": "", "effect": "NoSchedule"}]
     with make_operator() as operator:

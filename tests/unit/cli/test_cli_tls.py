@@ -69,7 +69,7 @@ def test_a_gateway_that_could_not_call_the_entry_is_not_started(tmp_path: Path) 
     file.write_text((SAMPLES / "tiny-omni-tls.yaml").read_text().replace("tls: {secretName: tiny-omni-tls}", asked))
     ran = CliRunner().invoke(app, ["run", str(file), "--tls-dir", str(tmp_path), "--http", "0"])
     assert ran.exit_code == 1
-    assert "spec.entry.tls.clientCertificates is Required, and the gateway of --http has no certificate" in ran.stderr
+    assert "clientCertificates is Required, and the gateway of --http has no client certificate" in ran.stderr
 
 
 @pytest.mark.parametrize("name", ["--tls", "--ca", "--cert", "--key", "--server-name"])

@@ -129,7 +129,7 @@ def test_what_is_put_again_or_removed_waits_no_more() -> None:
 
 
 def test_news_name_their_pipeline_and_the_echo_of_our_own_write_nobody() -> None:
-    """A watch event names the pipeline to reconcile. The echo of our own write names none."""
+    """A watch event names the pipeline to reconcile. An event that only repeats our own write names none."""
     store = Store(ROOT)
     assert store.put_seen(Seen.of(service(5))) == {P}
     assert store.put_written(service(7))

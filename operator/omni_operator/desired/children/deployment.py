@@ -67,12 +67,12 @@ def build_pod_template(build: StageBuild) -> Manifest:
 
 
 def grace_seconds(build: StageBuild) -> int:
-    """Returns the termination grace period, long enough for the longest request to complete."""
+    """Returns the termination grace period in seconds, long enough for the longest request to complete."""
     return math.ceil(build.pipeline.spec.timeouts.request) + GRACE_BEYOND_REQUEST_S
 
 
 def progress_deadline_seconds(build: StageBuild) -> int:
-    """Returns the time after which a rollout without progress has failed: more than any pod needs to become ready."""
+    """Returns the seconds after which a rollout without progress has failed: more than any pod needs to get ready."""
     download = DOWNLOAD_S if build.model.fetch is not None else 0
     return PULL_AND_SCHEDULE_S + download + startup_seconds(build.gpus)
 

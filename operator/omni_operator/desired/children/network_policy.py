@@ -34,7 +34,8 @@ _INSIDE: Final = (
 )
 """Private address blocks, for DNS servers and collectors outside of pods. Access to public blocks could leak data."""
 _OPENSHIFT_DNS: Final = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "openshift-dns"}}}
-"""OpenShift's DNS servers. They listen on 5353; its network plugin checks that port, not the 53 of their Service."""
+"""OpenShift's DNS servers. They listen on port 5353, which OpenShift's network plugin checks instead of their Service's
+port 53."""
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 

@@ -56,7 +56,7 @@ def _ports(tls: bool) -> list[Manifest]:
             "port": GRPC_PORT,
             "targetPort": GRPC_PORT_NAME,
             "protocol": "TCP",
-            # Shows meshes and gateways what the port speaks: HTTP/2 without TLS, or TLS, which they forward as it is.
+            # The protocol, for meshes and gateways: HTTP/2 without TLS, or TLS, which they must forward unchanged.
             "appProtocol": "https" if tls else "kubernetes.io/h2c",
         }
     ]

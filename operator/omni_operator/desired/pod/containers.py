@@ -76,7 +76,10 @@ def build_stage_container(build: StageBuild) -> Manifest:
 
 
 def build_fetch_container(build: StageBuild, fetch: ModelFetch) -> Manifest:
-    """Returns the init container that downloads the files of the stage's component. Only it can read the token."""
+    """Returns the init container that downloads the files of the stage's component.
+
+    Of the pod's containers, only this one can read the token.
+    """
     args = ["fetch", "--uri", fetch.uri, "--revision", fetch.revision, "--component", fetch.component]
     args += ["--dest", fetch.destination, "--commit-file", fetch.commit_file, "--log-format", "json"]
     mounts: list[Manifest] = [*writable_mounts(), {"name": MODELS_VOLUME, "mountPath": MODELS_MOUNT}]
@@ -91,7 +94,7 @@ def build_fetch_container(build: StageBuild, fetch: ModelFetch) -> Manifest:
         **_container(build, names.FETCH_CONTAINER),
         "args": args,
         "env": env,
-        # Quotas may require limits. With the stage container's own resources, the pod's total does not grow.
+        # Quotas may require limits. Equal resources of both containers do not increase the pod's total.
         **_resources(build, only=_INIT_RESOURCES),
         "volumeMounts": mounts,
     }
@@ -130,7 +133,7 @@ def _stage_env(build: StageBuild) -> list[Manifest]:
     if (collector := build.collector) is not None:
         env.append(_variable(OTLP_ENDPOINT, collector))
     limits = build.stage.resources.limits
-    # Not with a GPU: unless OMP_NUM_THREADS is set, vLLM then chooses its numbers of threads for loading and serving.
+    # Not with a GPU: vLLM then chooses the numbers of threads for loading and serving, unless OMP_NUM_THREADS is set.
     if "cpu" in limits and not any(name in limits for name in GPU_RESOURCES):
         # The default number of threads comes from the affinity mask, which a limit on CPU time does not change.
         limit = {"containerName": names.STAGE_CONTAINER, "resource": "limits.cpu"}

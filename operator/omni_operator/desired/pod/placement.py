@@ -30,7 +30,7 @@ def pod_setting(build: StageBuild, field: str) -> Any:
 def build_placement(build: StageBuild) -> Manifest:
     """Returns the fields of the pod spec that place the pod and pull its image."""
     placement = {_camel(field): _plain(pod_setting(build, field)) for field in _FIELDS}
-    # The API server drops an empty value, and would always seem to differ.
+    # The API server drops empty values, so a toleration that keeps one would always differ from the live object.
     placement["tolerations"] = [
         {key: value for key, value in toleration.items() if value != ""}
         for toleration in placement["tolerations"] or ()
@@ -43,7 +43,8 @@ def build_placement(build: StageBuild) -> Manifest:
 def drop_empty(value: Any) -> Any:
     """Returns JSON without the fields that the API server drops: null, empty lists and empty maps.
 
-    Items of lists are kept. An empty label selector is kept too: it selects every pod, an absent one selects none.
+    Items of lists are kept. An empty label selector or node preference is kept too, because it matches everything. (An
+    absent label selector matches nothing.)
     """
     if isinstance(value, list):
         return [drop_empty(item) for item in value]

@@ -25,7 +25,7 @@ _HUNG_GRACE_S: Final = 30
 
 
 def startup_seconds(gpus: int) -> int:
-    """Returns the longest time that a stage with that many GPUs may take to become ready."""
+    """Returns the longest time in seconds that a stage with that many GPUs may take to become ready."""
     return min(STARTUP_S + STARTUP_PER_GPU_S * gpus, STARTUP_MOST_S)
 
 

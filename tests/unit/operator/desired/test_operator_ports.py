@@ -1,4 +1,4 @@
-"""The operator's own ports answer the requests of one peer while another peer hoards connections."""
+"""The operator's own ports answer the requests of one peer while another peer keeps many connections open."""
 
 from __future__ import annotations
 

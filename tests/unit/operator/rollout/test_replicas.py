@@ -62,7 +62,7 @@ def test_a_set_ends_from_the_entry_downwards(fate: Fate, present: LiveSet, now: 
 
 
 def test_to_suspend_starts_no_pods_and_a_retired_set_keeps_what_it_needs() -> None:
-    """The talker has lost its Deployment while the thinker above it drains.
+    """The talker has lost its Deployment while its upstream stage, the thinker, drains.
 
     A retired set gets the talker back, because requests in flight may need it. A suspended set starts no pods.
     """

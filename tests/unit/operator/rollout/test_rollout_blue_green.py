@@ -184,7 +184,7 @@ class TestBlueGreen:
         assert reasons(tight) == ("AllStagesReady", "RolloutComplete", "AsExpected")
 
     def test_a_lost_pod_whose_room_the_target_takes_does_not_block_both_sets(self) -> None:
-        """If pods of the target take the room of a lost pod, neither set fits, and the serving set gives up its own."""
+        """If pods of the target take the GPUs of a lost pod, neither set fits, and the serving set gives up its own."""
         cluster = settled(capacity=4)
         cluster.edit(defaults={"image": "stage:2"})
         cluster.settle()
@@ -192,7 +192,7 @@ class TestBlueGreen:
         lose_talker(cluster)
         cluster.schedule()  # pods of the target, which are older than the replacement, go first
         cluster.settle()
-        assert cluster.selected() == old, "the lost pod may still hold its room"
+        assert cluster.selected() == old, "the lost pod may still hold its GPU"
         assert reasons(cluster) == ("Unschedulable", "RolloutNeedsCapacity", "Unschedulable")
         assert not any("keeps serving" in item["message"] for item in cluster.pipeline["status"]["conditions"])
         recheck = cluster.decide().rollout.recheck_at
@@ -203,7 +203,7 @@ class TestBlueGreen:
         assert reasons(cluster) == ("AllStagesReady", "RolloutComplete", "AsExpected")
 
     def test_a_lost_pod_does_not_end_a_set_for_a_broken_target(self) -> None:
-        """A set that lost a pod keeps the rest of its room if the target could not use it."""
+        """A set that lost a pod keeps its other GPUs if the target could not use them."""
         cluster = settled(capacity=4)
         cluster.edit(defaults={"image": BAD_IMAGE})
         cluster.settle()

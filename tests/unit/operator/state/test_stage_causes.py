@@ -158,7 +158,7 @@ def test_a_completed_deployment_has_a_deadline_for_each_pod() -> None:
         assert cause is not None
         assert (cause.reason, cause.hard) == (Reason.UNSCHEDULABLE, late)
         assert next_check(stage, NOW) == (None if late else NOW + timedelta(seconds=1))
-    # A pod that was ready counts from the time at which it ceased to be.
+    # For a pod that was ready, the time counts from when it stopped being ready.
     restarted = pod(
         [container(running={"startedAt": ago(minutes=1)})],
         conditions=[*PLACED, condition("Ready", "False", lastTransitionTime=ago(minutes=2))],

@@ -231,7 +231,7 @@ CASES: dict[str, tuple[Assessment, str, str, str, str]] = {
         "False StagesNotReady",
         "True Starting",
         "False AsExpected",
-        "no ready pod yet; wait, objects of a deleted pipeline of this name are removed first",
+        "no ready pod yet; wait: objects of a deleted pipeline of this name are removed first",
     ),
     "a write is refused": (
         replace(BASE, phase=Phase.STARTING, stages=DOWN, errors=(ChildError("Deployment a", "denied\n by policy"),)),
