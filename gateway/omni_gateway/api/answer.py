@@ -77,7 +77,7 @@ class AudioWriter:
         self._encoder: Encoder | None = None
 
     async def add(self, chunk: AudioChunk) -> bytes:
-        """Returns the encoded audio that is ready so far; may be empty. Raises GatewayError."""
+        """Returns the encoded audio that is ready; may be empty. Raises GatewayError."""
         if self._encoder is None:
             self._encoder = make_encoder(self._name, chunk.sample_rate_hz, chunk.channels)
         if isinstance(self._encoder, PcmEncoder | WavEncoder):

@@ -41,7 +41,7 @@ def test_a_base_url_without_v1_or_with_two_is_explained(client: TestClient, path
     answer = client.post(path, json={})
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
     assert answer.json()["error"]["message"] == (
-        f"No route POST {path}. The routes of the API begin with /v1/, once, and /docs lists them."
+        f"No route POST {path}. The routes of the API begin with one /v1/, and /docs lists them."
     )
 
 
