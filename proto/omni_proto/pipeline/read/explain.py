@@ -53,7 +53,7 @@ _FIELD_HINTS: Final = {
     "media": "limits of media are set once for the pipeline: spec.media",
     "predictor": "the parts of the model are listed under spec.stages",
     "stage": "the upstream stage is named by from",
-    "secretkeyref": "give name and key without it",
+    "secretkeyref": "give its name and key directly",
     "tlssecret": "the Secret of the certificate is tls.secretName",
     "claims": "devices are requested by limits",
     **dict.fromkeys(
@@ -89,7 +89,7 @@ _NUMBER_HINTS: Final = (
 )
 """Hints for a text where a number is needed, by the form of the text."""
 NO_SPACE: Final = "YAML needs a space after the colon: KEY: VALUE"
-"""Hint for a key that holds its value too: YAML reads `{from:thinker}` as a key without a value."""
+"""Hint for a key that contains its value: YAML reads `{from:thinker}` as the key `from:thinker` without a value."""
 
 
 def _suggest(name: str, known: list[str]) -> str:

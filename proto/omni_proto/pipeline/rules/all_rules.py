@@ -105,8 +105,8 @@ _MODEL = (
 
 _RESERVED = "k.matches('^([-a-z0-9.]+[.])?(omnipipeline[.]io|kubernetes[.]io|k8s[.]io)/')"
 _AUTOSCALER: Final = "cluster-autoscaler.kubernetes.io"
-"""Its annotations are for users: safe-to-evict decides whether the autoscaler may remove a pod's node. Others of
-kubernetes.io could weaken the pod's security."""
+"""Annotations of this domain are for users: safe-to-evict decides whether the autoscaler may remove a pod's node. Other
+annotations of kubernetes.io could weaken the pod's security."""
 
 
 def _not_reserved(field: str, what: str, but: str = "") -> Rule:
