@@ -96,7 +96,8 @@ async def collect(steps: AsyncIterator[StageStep]) -> list[StageStep]:
 
 @pytest.mark.parametrize("kind", [EngineKind.AUTOREGRESSIVE, EngineKind.DIFFUSION])
 async def test_a_request_is_submitted_when_its_first_rows_have_arrived(kind: EngineKind) -> None:
-    """Before that it waits for the upstream stage, whose own queue would otherwise count here too."""
+    """Until then it waits for the upstream stage. If this counted as a wait in this stage's queue, the upstream stage's
+    queue would count twice."""
     streamed = runs(kind)
     request, stream = ask()
     run = streamed.run_windows if kind.is_one_shot else streamed.run_session

@@ -132,7 +132,7 @@ def test_defaults_order_and_spelling_are_no_difference() -> None:
 
 @pytest.mark.parametrize("name", ["selector", "podSelector"])
 def test_a_key_added_to_a_selector_is_a_difference(name: str) -> None:
-    """Such a map is atomic. Labels and annotations are not: other managers may add some."""
+    """A selector is an atomic map. Labels and annotations are not: other managers may add some."""
     written, stored = {"spec": {name: {"a": "1"}}}, {"spec": {name: {"a": "1", "b": "2"}}}
     assert find_difference(written, stored) == f"spec.{name}.b"
     below = {"spec": {name: {"matchLabels": {"a": "1"}}}}, {"spec": {name: {"matchLabels": {"a": "1", "b": "2"}}}}

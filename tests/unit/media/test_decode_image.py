@@ -1,4 +1,4 @@
-"""Images as they are displayed: orientations and transparency, held against Pillow's and vLLM's own functions."""
+"""Images as they are displayed: orientations and transparency, compared with Pillow's and vLLM's own functions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIDTH, HEIGHT = 5, 3
 
 @pytest.fixture(scope="module")
 def vllm_image() -> ModuleType:
-    """vllm/multimodal/image.py alone: importing vLLM takes seconds."""
+    """Returns the module vllm/multimodal/image.py, loaded alone because importing vLLM takes seconds."""
     vllm = importlib.util.find_spec("vllm")
     assert vllm is not None
     assert vllm.submodule_search_locations is not None

@@ -34,7 +34,7 @@ def parsers(name: str) -> TextParsers:
     [("openai", "", "toolCallParser"), ("", "openai_gptoss", "reasoningParser")],
 )
 def test_parsers_of_harmony_are_refused_at_start(tool_parser: str, reasoning_parser: str, field: str) -> None:
-    """They fail with each request, because vLLM's server replaces them for gpt-oss."""
+    """Harmony's parsers fail with each request, because vLLM's server replaces them for gpt-oss."""
     with pytest.raises(ConfigurationError, match="harmony") as caught:
         TextParsers(tokenizer_with_tools(), tool_parser, reasoning_parser)
     assert caught.value.details.field == f"engineArgs.{field}"

@@ -1,4 +1,5 @@
-"""How generic/llm renders a chat: the form of messages that templates read, failing templates; unsupported models."""
+"""How generic/llm renders a chat: the form of messages that a template gets, and failing templates. Also tests which
+models are refused."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def test_a_template_gets_the_form_of_messages_that_it_reads(template: str, rende
 
 
 def test_a_template_gets_names() -> None:
-    """Kimi's template, for one, writes them."""
+    """Some templates, such as Kimi's, write the names of speakers."""
     template = "{% for message in messages %}{{ message.get('name') or message['role'] }}|{% endfor %}"
     chat = (
         message("user", "hi", name="anna"),

@@ -56,7 +56,7 @@ def test_what_a_component_says_of_itself(tiny_checkpoint: Path, stage: str) -> N
 
 
 def test_the_thinker_gives_one_step_more_than_the_talker_before_the_first_audio(tiny_checkpoint: Path) -> None:
-    """Its first step has no row of the reply."""
+    """The thinker's first step has no row of the reply."""
     thinker, talker = (build(stage, tiny_checkpoint) for stage in STAGES[:2])
     assert isinstance(thinker, KnowsFirstAudio)
     assert isinstance(talker, KnowsFirstAudio)

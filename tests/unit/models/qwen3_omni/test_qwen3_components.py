@@ -163,7 +163,8 @@ def test_audio_is_cut_at_no_thirty_seconds(thinker: Any) -> None:
 
 @pytest.mark.parametrize("saved", [WhisperFeatureExtractor, AutoProcessor])
 def test_a_checkpoint_saved_again_hears_as_long(saved: Any, checkpoint: Path, tmp_path: Path) -> None:
-    """transformers then writes n_samples for 30 s, or processor_config.json in place of preprocessor_config.json."""
+    """When transformers saves a checkpoint again, it writes n_samples for 30 s, or processor_config.json in place of
+    preprocessor_config.json. The thinker still reads 40 s of audio."""
     again = tmp_path / "again"
     shutil.copytree(checkpoint, again, ignore=shutil.ignore_patterns("preprocessor_config.json"))
     saved.from_pretrained(checkpoint, local_files_only=True).save_pretrained(again)

@@ -55,7 +55,7 @@ def test_a_stop_string_is_not_spoken(token_ids: tuple[int, ...], text: str, coun
 
 
 def test_a_token_that_the_stop_string_cuts_is_spoken() -> None:
-    """Otherwise a word would be lost."""
+    """If the token were not spoken, the part before the stop string would be lost."""
     assert spoken(["er"], step(1, text="Go"), step(2, 8, text=" home", stop="er"))[-1] == 2
     assert spoken(["me"], step(1, text="Go"), step(2, text=" ho", stop="me"))[-1] == 2
 

@@ -91,11 +91,11 @@ class HttpCollector(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Print nothing."""
+        """Prints nothing."""
 
 
 def test_the_environment_chooses_the_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
-    """http/protobuf was ignored: the spans went to the collector's HTTP port as gRPC and were lost."""
+    """With http/protobuf, spans are sent over HTTP. Over gRPC, the collector's HTTP port would lose them."""
     HttpCollector.got = []
     with HTTPServer(("127.0.0.1", 0), HttpCollector) as server:
         Thread(target=server.serve_forever, daemon=True).start()

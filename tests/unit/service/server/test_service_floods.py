@@ -241,7 +241,7 @@ async def test_half_sent_starts_give_way_to_whole_ones(
 async def test_a_client_that_accepts_no_bytes_holds_its_places_no_longer_than_timeouts_request(
     kit: Any, connect: Callable[..., RawConnection]
 ) -> None:
-    """Not even Accepted can be written to it, and it sets no deadline."""
+    """Not even Accepted can be written to such a client, and its calls have no deadline."""
     stage = await kit.serve(lab.wait_forever, timeouts={"request": 1.0})
     silent = await asyncio.to_thread(connect, stage.server.ports.grpc, receive_window=0)
     start = grpc_message(lab.start().SerializeToString()) + grpc_message(lab.END.SerializeToString())

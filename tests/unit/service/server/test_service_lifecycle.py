@@ -137,7 +137,7 @@ async def test_metrics_over_http(kit: Any) -> None:
 
 @pytest.mark.parametrize(("flags", "is_sampled"), [("01", True), ("00", False)])
 async def test_histograms_of_requests_name_a_trace_in_openmetrics(kit: Any, flags: str, is_sampled: bool) -> None:
-    """As the gateway's do. The names of vLLM's metrics keep their colons."""
+    """The gateway's histograms do so as well. The names of vLLM's metrics keep their colons."""
     stage = await kit.serve()
     Gauge("vllm:num_requests_waiting", "As in vLLM.", registry=stage.registry)
     trace, span = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

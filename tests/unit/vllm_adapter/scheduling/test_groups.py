@@ -58,7 +58,7 @@ def test_long_prompts_wait_on_a_gpu_too() -> None:
 
 
 def test_nobody_overtakes_a_prompt_that_waits() -> None:
-    """Otherwise short prompts that keep coming would join step after step, and a long one before them never."""
+    """Otherwise short prompts that keep arriving would join every step, and a waiting long prompt would never join."""
     group = Group(GPU_COST, unheard=1, waiting=4, steps_left=FIRST)
     assert [group.admits(tokens, FIRST) for tokens in (100, 30_000, 100)] == [True, False, False]
 
