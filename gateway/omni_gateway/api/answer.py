@@ -22,7 +22,7 @@ BYTES_PER_SAMPLE: Final = 2
 async def open_answer(
     gateway: Gateway, call: Call, route: str, pipeline: ServedPipeline, **arguments: Unpack[GenerateArguments]
 ) -> AsyncGenerator[Event, None]:
-    """Calls the entry stage and waits until it accepts the request. Returns the events, of which Accepted is the first.
+    """Calls the entry stage and waits until it accepts the request. Returns the events; the first one is Accepted.
 
     An error before Accepted can still be sent as an HTTP status. Closing the generator cancels the request in all
     stages. Raises GatewayError, here and while the events are read.

@@ -115,7 +115,8 @@ async def test_pipelines_come_change_and_go(api_server: ApiServer, spaces: tuple
 
 
 async def test_a_refused_namespace_holds_up_no_other(api_server: ApiServer, spaces: tuple[Api, Api]) -> None:
-    """The gateway may not list one of its namespaces, because it was deleted. It becomes ready without it."""
+    """One of the gateway's namespaces was deleted, so the API server refuses to list it. The gateway becomes ready
+    without this namespace."""
     kubeconfig = api_server.kubeconfig_for_service_account(spaces[0].namespace, "gateway")
     write(spaces[0], "omni", ready="True", url="grpc://omni.a.svc:50051")
     found = ClusterPipelines([spaces[0].namespace, "deleted-long-ago"], kubeconfig)

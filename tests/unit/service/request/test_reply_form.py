@@ -237,7 +237,7 @@ REFUSED: list[Any] = [
         )
         for deep in (f'{{"x": {DEEP}}}', "[" * 10_000)
     ),
-    # Counted before they are parsed as JSON, which this is not.
+    # Their characters are counted before they are parsed. Otherwise the error would be that they are not JSON.
     *(
         ({"chat": {"messages": [*ASK["messages"], message]}}, RequestTooLargeError, "start.chat", {})
         for message in [
