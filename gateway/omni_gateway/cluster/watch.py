@@ -28,7 +28,7 @@ CALLS_PER_S: Final = 5.0
 
 
 class ClusterPipelines:
-    """The OmniPipelines of some namespaces, or of all. While the API server is unreachable, the last known ones stay."""
+    """The OmniPipelines of some namespaces, or of all. While the API server is unreachable, the last ones stay."""
 
     def __init__(
         self, namespaces: Sequence[str] = (), kubeconfig: Path | None = None, settings: GatewaySettings | None = None
