@@ -36,7 +36,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_logfinish() -> None:
-    """Does so again after an engine has ended: vLLM then ends the exception for all objects, and collects garbage."""
+    """Leaves the objects out again after an engine has ended, because vLLM then calls gc.unfreeze."""
     if gc.get_freeze_count() == 0:
         gc.freeze()
 

@@ -37,7 +37,7 @@ def explain(error: jsonschema.ValidationError) -> Iterator[tuple[FieldPath, str]
         for name in error.instance:
             if name not in known:
                 yield (*path, name), f"unknown field; {_suggest(name, list(known))}"
-    elif error.validator != "type" or "enum" not in error.schema:  # a wrong type is no choice either
+    elif error.validator != "type" or "enum" not in error.schema:  # the enum's error covers it
         words = _WORDS.get(str(error.validator))
         found = words(error.validator_value, error.instance) if words else error.message
         keys = ", ".join(error.schema.get("properties", ()))
