@@ -36,7 +36,9 @@ def parse_endpoint(text: str, settings: GatewaySettings) -> ServedPipeline:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the gateway. Returns the exit status: 0 after a drain, 2 for wrong arguments or settings."""
     parser = argparse.ArgumentParser(prog="omni_gateway", description="OpenAI's HTTP API in front of pipelines.")
-    parser.add_argument("--endpoint", action="append", default=[], metavar="NAME=URL", help="A pipeline and its entry stage; repeatable.")
+    parser.add_argument(
+        "--endpoint", action="append", default=[], metavar="NAME=URL", help="A pipeline's entry stage; repeatable."
+    )
     parser.add_argument("--cluster", action="store_true", help="Serve the OmniPipelines of the Kubernetes cluster.")
     parser.add_argument(
         "--namespace", action="append", default=[], help="Only this namespace's pipelines; repeatable. Needs --cluster."
@@ -59,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--host", default="", help="Address to listen on. Default: all, of IPv4 and IPv6.")
     parser.add_argument("--port", type=int, default=8000, help="Port to listen on; 0 takes a free one.")
     parser.add_argument("--tls-dir", type=Path, metavar="DIR", help="Serve https with tls.crt and tls.key of DIR.")
-    parser.add_argument("--address-file", type=Path, help="File to write the address to, as JSON, once the gateway listens.")
+    parser.add_argument("--address-file", type=Path, help="File for the address, as JSON, once the gateway listens.")
     parser.add_argument("--log-format", choices=("json", "text"), default="json")
     parser.add_argument("--log-level", default="info")
     options = parser.parse_args(argv)
