@@ -36,25 +36,32 @@ def parse_endpoint(text: str, settings: GatewaySettings) -> ServedPipeline:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the gateway. Returns the exit status: 0 after a drain, 2 for wrong arguments or settings."""
     parser = argparse.ArgumentParser(prog="omni_gateway", description="OpenAI's HTTP API in front of pipelines.")
-    parser.add_argument("--endpoint", action="append", default=[], metavar="NAME=URL", help="A pipeline; repeatable.")
+    parser.add_argument(
+        "--endpoint", action="append", default=[], metavar="NAME=URL", help="A pipeline's entry stage; repeatable."
+    )
     parser.add_argument("--cluster", action="store_true", help="Serve the OmniPipelines of the Kubernetes cluster.")
     parser.add_argument(
         "--namespace", action="append", default=[], help="Only this namespace's pipelines; repeatable. Needs --cluster."
     )
-    parser.add_argument("--kubeconfig", type=Path, help="Default: the pod's own credentials, or the user's.")
+    parser.add_argument("--kubeconfig", type=Path, help="Default: the pod's service account, or the user's kubeconfig.")
     parser.add_argument(
-        "--replicas", type=int, default=1, metavar="N", help="Replicas of this gateway, which share the limits of keys."
+        "--replicas",
+        type=int,
+        default=1,
+        metavar="N",
+        help="Number of replicas of this gateway, which share the limits of keys; "
+        "with --replicas-of, only until they are counted.",
     )
     parser.add_argument(
         "--replicas-of",
         metavar="NAME",
-        help="DNS name with an address of each ready replica, as a headless Service's: counted every few seconds.",
+        help="DNS name of a headless Service of the gateway. Every few seconds, its addresses are counted as replicas.",
     )
     parser.add_argument("--config", type=Path, metavar="YAML", help="Settings; see docs/gateway.md.")
     parser.add_argument("--host", default="", help="Address to listen on. Default: all, of IPv4 and IPv6.")
     parser.add_argument("--port", type=int, default=8000, help="Port to listen on; 0 takes a free one.")
     parser.add_argument("--tls-dir", type=Path, metavar="DIR", help="Serve https with tls.crt and tls.key of DIR.")
-    parser.add_argument("--address-file", type=Path, help="File to write the address to, as JSON, once it listens.")
+    parser.add_argument("--address-file", type=Path, help="File for the address, as JSON, once the gateway listens.")
     parser.add_argument("--log-format", choices=("json", "text"), default="json")
     parser.add_argument("--log-level", default="info")
     options = parser.parse_args(argv)
@@ -68,11 +75,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.replicas < 1 or bool(options.namespace and not options.cluster) or bool(options.cluster and pipelines):
         parser.error("--replicas is at least 1, --namespace needs --cluster, and --cluster takes no --endpoint")
     if len({one.name for one in pipelines}) < len(pipelines):
-        parser.error("two --endpoint have the same NAME, which requests name as their model; give each its own")
+        parser.error("two --endpoint have the same NAME, but the model of a request must name one; give each its own")
     if unknown := set(settings.model_aliases.values()) - {one.name for one in pipelines}:
         parser.error(
             f"modelAliases name {', '.join(sorted(unknown))}, which no --endpoint has; "
-            "pipelines of a cluster have theirs in spec.aliases.models"
+            "pipelines of a cluster have their aliases in spec.aliases.models"
         )
     return_large_buffers()
     listen = Listen(options.host, options.port, options.tls_dir, options.address_file)

@@ -235,7 +235,7 @@ class ErrorAnswer:
 
 
 def answer_error(error: GatewayError) -> ErrorAnswer:
-    """Returns the answer that the client gets. Retry-After is in whole seconds, at least 1, and never too early."""
+    """Returns the answer that the client gets. Retry-After is rounded up to whole seconds, at least 1."""
     headers = dict(error.headers)
     if error.retry_after_s is not None or isinstance(error, RateLimitError):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s or 1)))

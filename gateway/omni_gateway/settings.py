@@ -65,13 +65,13 @@ class GatewaySettings(_Model):
     voices_without_key: bool = False
     """Whether GET /v1/audio/voices and /v1/audio/models need no key. Open WebUI sends none for them."""
     cors_origins: tuple[Annotated[str, Field(max_length=512)], ...] = ()
-    """Origins whose pages may call the API, e.g. https://app.example.com; "*" is any."""
+    """Origins whose pages may call the API, e.g. https://app.example.com; "*" allows any origin."""
     drain_seconds: Annotated[float, Field(ge=0, le=3600)] = 300.0
     """How long requests in flight may take to end once the gateway accepts no new ones."""
     drain_notice_seconds: Annotated[float, Field(ge=0, le=3600)] = 8.0
-    """Time after SIGTERM in which /ready fails and requests are still accepted. It is longer than the 5 s for which
-    httpx, and so OpenAI's client, keeps an idle connection. So when the gateway closes its idle connections at the end,
-    no client still uses them."""
+    """Time after SIGTERM in which /ready fails and requests are still accepted. The default is longer than the 5 s for
+    which httpx, and so OpenAI's client, keeps an idle connection. So when the gateway closes its idle connections at
+    the end of this time, these clients do not use them any more."""
     entry_ca: str | None = None
     """PEM file with the CAs that signed the certificates of grpcs:// entries. None: the public CAs."""
     entry_certificate: str | None = None

@@ -87,7 +87,7 @@ class ExitCode(IntEnum):
     BAD_CONFIGURATION = 78
     """EX_CONFIG of sysexits.h: a restart with the same configuration would fail again."""
     ABORTED = 143
-    """A second SIGTERM ended a drain, or one SIGTERM a download."""
+    """A second SIGTERM ended a drain, or a SIGTERM ended a download."""
 
 
 class TerminationReason(StrEnum):

@@ -22,7 +22,7 @@ BYTES_PER_SAMPLE: Final = 2
 async def open_answer(
     gateway: Gateway, call: Call, route: str, pipeline: ServedPipeline, **arguments: Unpack[GenerateArguments]
 ) -> AsyncGenerator[Event, None]:
-    """Calls the entry stage and waits until it accepts the request. Returns the events, of which Accepted is the first.
+    """Calls the entry stage and waits until it accepts the request. Returns the events; the first one is Accepted.
 
     An error before Accepted can still be sent as an HTTP status. Closing the generator cancels the request in all
     stages. Raises GatewayError, here and while the events are read.
@@ -77,7 +77,7 @@ class AudioWriter:
         self._encoder: Encoder | None = None
 
     async def add(self, chunk: AudioChunk) -> bytes:
-        """Returns the encoded audio that is ready so far; may be empty. Raises GatewayError."""
+        """Returns the encoded audio that is ready; may be empty. Raises GatewayError."""
         if self._encoder is None:
             self._encoder = make_encoder(self._name, chunk.sample_rate_hz, chunk.channels)
         if isinstance(self._encoder, PcmEncoder | WavEncoder):

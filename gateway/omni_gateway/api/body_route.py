@@ -26,7 +26,7 @@ class _OnceRequest(Request):
         return self._body
 
     async def json(self) -> Any:
-        """Returns the parsed body. Raises JSONDecodeError, which FastAPI passes on as a problem of the body."""
+        """Returns the parsed body. Raises JSONDecodeError, which FastAPI turns into a RequestValidationError."""
         body = await self.body()
         try:
             return json.loads(body)

@@ -64,7 +64,7 @@ async def create_chat_completion(request: Request, body: ChatRequest) -> Respons
     )
     arguments = await read_arguments(gateway, call, pipeline, facts, body)
     audio_format = body.audio.format if body.audio and answer.speaks else ""
-    # Only the coroutine `opening` keeps the arguments, which hold the media: until the entry stage accepts the request.
+    # The arguments hold the media. Only the coroutine `opening` keeps them, until the entry stage accepts the request.
     opening = open_answer(gateway, call, ROUTE, pipeline, **arguments)
     if body.stream:
         return DeferredResponse(respond_live(gateway, opening, answer, facts, audio_format))
@@ -81,7 +81,7 @@ def refuse_unsupported(body: ChatRequest) -> None:
 async def read_arguments(
     gateway: Gateway, call: Call, pipeline: ServedPipeline, facts: EntryFacts, body: ChatRequest
 ) -> GenerateArguments:
-    """Returns the arguments of the call. Raises GatewayError."""
+    """Returns the arguments of the call to the entry stage. Raises GatewayError."""
     chars = count_chars(body.messages)
     if chars > gateway.settings.max_prompt_chars:
         raise InvalidRequestError(
@@ -112,7 +112,7 @@ async def read_arguments(
 
 
 def check_modalities(body: ChatRequest, facts: EntryFacts) -> list[str]:
-    """Returns the requested modalities without duplicates, and text if audio is among them. Raises
+    """Returns the requested modalities without duplicates. Adds text if audio is among them. Raises
     InvalidRequestError."""
     modalities = list(dict.fromkeys(body.modalities or ["text"]))
     for wanted in modalities:

@@ -46,13 +46,13 @@ class Call:
     """
     span: RequestSpan = field(default_factory=RequestSpan)
     key: str = ""
-    """Name of the API key; empty if the gateway requires none."""
+    """Name of the API key; empty until a valid key was found, and if the request needs none."""
     address: str = ""
     """The client's address, without the port."""
     model: str = ""
     started: float = field(default_factory=time.monotonic)
     audio_seconds: float = 0.0
-    """Audio returned so far."""
+    """Seconds of audio that stages have returned so far."""
     error: str = ""
     """Code of the error with which a stage ended the answer after it had accepted the request."""
 

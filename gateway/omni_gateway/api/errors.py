@@ -1,4 +1,4 @@
-"""Answers the errors of the web framework and our own in OpenAI's shape."""
+"""Answers the errors of the web framework and of the gateway in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _CODES = {
 }
 _QUOTE: Final = "'"
 _PROBLEMS: Final = 32
-"""How many of pydantic's problems are compared. A large body may have a problem for each of its values."""
+"""Maximum number of pydantic's problems to compare. A large body may have a problem for each of its values."""
 _TAGS: Final[Mapping[str, str]] = {"messages": "role", "content": "type", "response_format": "type"}
-"""Fields that hold several kinds of objects, and the field of an object that says which kind it is. pydantic puts this
-kind into the path of a problem."""
+"""Fields that may hold several kinds of objects, each with the name of the object's field that gives the kind. pydantic
+puts this kind into the path of a problem."""
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -49,7 +49,10 @@ def respond(request: Request, error: GatewayError) -> Response:
 
 
 def field_path(loc: Sequence[str | int], body: Any, *, missing: bool) -> str:
-    """Returns the path of a wrong field, e.g. messages[0].content, without pydantic's names of union members."""
+    """Returns the path of a wrong field, e.g. messages[0].content, without pydantic's names of union members.
+
+    loc: pydantic's path. missing: whether its last item is a field that the body lacks.
+    """
     path, here, tag = "", body, ""
     for place, item in enumerate(loc):
         if isinstance(item, int):
@@ -57,7 +60,7 @@ def field_path(loc: Sequence[str | int], body: Any, *, missing: bool) -> str:
                 path, here = f"{path}[{item}]", here[item]
             continue
         if tag and place < len(loc) - 1 and isinstance(here, dict) and here.get(tag) == item:
-            tag = ""  # an image_url part also has a field image_url, which follows
+            tag = ""  # a part of the type image_url also has a field image_url, which is the next item
         elif isinstance(here, dict) and item in here:
             path, here, tag = f"{path}.{item}" if path else item, here[item], _TAGS.get(item, "")
         elif missing and place == len(loc) - 1:
@@ -98,7 +101,7 @@ def _path_of(problem: Mapping[str, Any], body: Any) -> str:
 def _deepest(problems: Sequence[Any], body: Any) -> Any:
     """Returns the first problem, or the deepest one inside the same field.
 
-    A field may allow a text or a list. For a list, pydantic first says that it is no text, and only then what is wrong
+    A field may allow a text or a list. For a list, pydantic first reports that it is no text, and then what is wrong
     inside the list.
     """
     paths = [_path_of(one, body) for one in problems]
@@ -125,7 +128,7 @@ async def _answer_http(request: Request, error: Exception) -> Response:
         raise error
     if error.status_code == 404:
         missing = f"{request.method} {request.url.path[:256]}"
-        said = f"No route {missing}. The routes of the API begin with /v1/, once, and /docs lists them."
+        said = f"No route {missing}. The routes of the API begin with one /v1/, and /docs lists them."
         return respond(request, RouteNotFoundError(said))
     if error.status_code == 405:
         answer = respond(request, MethodNotAllowedError(f"{request.method} is not allowed here."))

@@ -36,8 +36,8 @@ def event(value: Mapping[str, Any], name: str = "") -> bytes:
 
 
 class DeferredResponse(Response):
-    """Does the work of an answer after the route has returned. What the route and the web framework held, such as the
-    parsed body, is freed before."""
+    """Does the work of an answer after the route has returned. By then, everything that the route and the web framework
+    held, such as the parsed body, has been freed."""
 
     def __init__(self, work: Awaitable[Response]) -> None:
         """work: returns the response to send."""
@@ -51,7 +51,7 @@ class DeferredResponse(Response):
 
 
 class Template:
-    """Makes events that differ in one string. Everything else is encoded only once, as a stream has an event per
+    """Makes events that differ in one string. Everything else is encoded only once, because a stream has an event per
     token."""
 
     def __init__(self, make: Callable[[str], Mapping[str, Any]]) -> None:

@@ -74,7 +74,7 @@ def _describe(key: str, pipeline: ServedPipeline) -> dict[str, Any]:
 
 
 async def _facts_if_ready(gateway: Gateway, pipeline: ServedPipeline) -> EntryFacts | None:
-    """Returns the facts of a pipeline; None if it is not ready or cannot be reached, and lists leave it out."""
+    """Returns the facts of a pipeline; None if it is not ready or cannot be reached. Lists leave out such pipelines."""
     if not pipeline.ready:
         return None
     try:
@@ -84,7 +84,7 @@ async def _facts_if_ready(gateway: Gateway, pipeline: ServedPipeline) -> EntryFa
 
 
 def _list_models(shown: dict[str, ServedPipeline], all_ids: Mapping[str, ServedPipeline]) -> list[dict[str, Any]]:
-    """Returns the models in `shown`, then their aliases, except those that are the id of a model."""
+    """Returns the models in `shown`, then their aliases, except aliases that are also the id of a model."""
     aliases = {alias: key for key, one in reversed(shown.items()) for alias in one.aliases if alias not in all_ids}
     models = [_describe(key, pipeline) for key, pipeline in shown.items()]
     return models + [{**_describe(alias, shown[key]), "root": key} for alias, key in aliases.items()]

@@ -12,7 +12,7 @@ router = APIRouter(include_in_schema=False)
 
 REFUSED: Final = {
     "/v1/responses": "that API needs stored answers, and this gateway stores none; use /v1/chat/completions",
-    "/v1/completions": "text without a chat template has no place in a conversation; use /v1/chat/completions",
+    "/v1/completions": "the gateway accepts only conversations, for the chat template; use /v1/chat/completions",
     "/v1/audio/transcriptions": (
         "no served model is a transcriber; send input_audio to /v1/chat/completions and ask for its words"
     ),

@@ -28,7 +28,7 @@ CALLS_PER_S: Final = 5.0
 
 
 class ClusterPipelines:
-    """The OmniPipelines of some namespaces, or of all. While the API server is unreachable, the last known remain."""
+    """The OmniPipelines of some namespaces, or of all. While the API server is unreachable, the last ones stay."""
 
     def __init__(
         self, namespaces: Sequence[str] = (), kubeconfig: Path | None = None, settings: GatewaySettings | None = None
@@ -47,8 +47,8 @@ class ClusterPipelines:
     def is_synced(self) -> bool:
         """Returns whether every namespace has been listed at least once.
 
-        A namespace that the API server refuses (403), because it or the Role was deleted, is not waited for, unless no
-        other one is listed.
+        Namespaces that the API server refuses (403), for example because the namespace or the Role was deleted, are not
+        waited for. But at least one namespace must have been listed.
         """
         waiting = [one for one in self._reflectors if not one.synced.is_set()]
         return len(waiting) < len(self._reflectors) and all(one.refused for one in waiting)

@@ -1,1 +1,1 @@
-"""Entry stages: the pipelines that are served, the connections to their entry stages, and what these stages do."""
+"""The pipelines that are served, the connections to their entry stages, and the descriptions of these stages."""

@@ -13,7 +13,7 @@ from omni_proto.client import ClientTls
 
 @dataclass(frozen=True, slots=True)
 class ServedPipeline:
-    """One pipeline. If voices or modalities are empty, the entry stage's description (GetStage) has them."""
+    """One pipeline. If voices or modalities are empty, those in the entry stage's description (GetStage) apply."""
 
     name: str
     endpoint: str

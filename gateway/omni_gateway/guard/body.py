@@ -30,8 +30,8 @@ class BodyReader:
     async def read(self, receive: Receive, length: str | None, share: Share) -> bytearray:
         """Returns the body. length is the header content-length. share counts the body and the values in it.
 
-        Raises TooLargeError, before anything is read if the header already shows it; InvalidRequestError,
-        UnavailableError, BodyGoneError.
+        Raises TooLargeError: before anything is read, if content-length exceeds the limit. Raises InvalidRequestError
+        if the body takes too long, UnavailableError if memory is short, and BodyGoneError.
         """
         if length is not None and length.isdecimal() and int(length) > self._max_bytes:
             raise self._too_large()
@@ -61,6 +61,6 @@ class BodyReader:
 
 
 def count_values(body: bytearray) -> int:
-    """Returns an upper bound of the number of values in a JSON text, without parsing it. Counts the characters that
-    values follow; base64 contains none of them."""
+    """Returns an upper bound of the number of values inside a JSON object or list, without parsing it. It counts the
+    characters that may precede a value; base64 contains none of them."""
     return sum(body.count(mark) for mark in (b",", b"[", b"{"))

@@ -42,7 +42,8 @@ class Share:
             self._budget.left -= size
 
     def release(self) -> None:
-        """Note that the bytes are no longer in memory. A thread that still decodes for this request then stops."""
+        """Note that the bytes are no longer in memory. A thread that still decodes for this request stops when it next
+        calls `add`, which then raises."""
         with self._budget.lock:
             self._budget.left += self._held
             self._held = 0

@@ -30,7 +30,7 @@ from omni_gateway.settings import SettingsError
 log = logging.getLogger(__name__)
 
 CHECK_S: Final = 2.0
-"""Minimum time between two checks of the file."""
+"""Minimum time between two checks of the file, in seconds."""
 PREFIX: Final = "sk-omni-"
 
 

@@ -62,7 +62,7 @@ class KeyLimiter:
             at_once = max(1, limits.concurrent_requests // replicas)
             if use.running >= at_once:
                 raise RateLimitError(
-                    f"The key {key.name!r} has {use.running} requests at once, its limit here.",
+                    f"The key {key.name!r} has {use.running} requests at once, its limit in this replica.",
                     retry_after_s=1,
                     headers=headers,
                 )

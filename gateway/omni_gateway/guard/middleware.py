@@ -30,7 +30,7 @@ PROTECTED: Final = "/v1/"
 VOICE_LISTS: Final = ("/v1/audio/voices", "/v1/audio/models")
 """Paths that need no key if the setting voicesWithoutKey is true."""
 PROBES: Final = ("/health", "/ready", "/metrics")
-"""Paths that are answered at the limit of requests, too. Otherwise kubelet would restart a busy gateway."""
+"""Paths that are answered even if there are too many requests. Otherwise kubelet would restart a busy gateway."""
 BAD_STATUS: Final = 400
 WRONG_KEY_STATUS: Final = 401
 LEFT_STATUS: Final = 499
@@ -82,7 +82,7 @@ class Guard:
             log.exception("request failed", extra={"request_id": call.id})
             if reply.started:
                 raise
-            await reply.refuse(InternalError("The gateway failed; its log says why, by the request's id."))
+            await reply.refuse(InternalError("The gateway failed; its log has the reason, with this request's id."))
             del error
         finally:
             call.body_share.release()

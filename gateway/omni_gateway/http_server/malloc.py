@@ -1,7 +1,7 @@
 """Tunes glibc's allocator to return the memory of large buffers, such as a request's body, when they are freed.
 
-By default, glibc soon takes buffers of up to 32 MiB from its heap. One small buffer behind them keeps their memory in
-the process.
+By default, glibc raises its threshold for separate mappings when it frees one, up to 32 MiB. It takes smaller buffers
+from its heap, where one small buffer behind them keeps their memory in the process.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def bound_unsent(listener: socket.socket, longest_s: float) -> None:
 
     Linux would buffer up to 4 MiB for each, which counts as memory of the container: 200 stalled readers would take
     800 MiB. longest_s: if a client takes none of these bytes for this time, the kernel ends the connection. Without
-    this limit, a connection with unsent bytes would never end, as closing one waits until everything is sent.
+    this limit, a connection with unsent bytes would never end, because closing it waits until everything is sent.
     """
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(longest_s * 1000))

@@ -157,8 +157,8 @@ def make_encoder(name: str, rate_hz: int, channels: int) -> Encoder:
 
 
 def encode_whole(name: str, pcm: bytes, rate_hz: int, channels: int) -> bytes:
-    """Returns the complete audio of an answer as one file, which contains its duration if the format has a field for
-    it."""
+    """Returns the complete audio of an answer as one file. The file contains its duration if the format has a field for
+    it. Raises as make_encoder does."""
     if name == "wav":
         return wav_header(rate_hz, channels, len(pcm)) + pcm
     if name in ("pcm", "pcm16"):

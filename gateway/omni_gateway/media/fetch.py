@@ -98,7 +98,7 @@ async def _get(parts: SplitResult, address: str, types: Sequence[str], answer: _
     try:
         accepted = ", ".join(types)
         head = f"GET {path} HTTP/1.1\r\nhost: {host}\r\naccept: {accepted}\r\n"
-        # Wikimedia, for one, refuses requests without a name of the program.
+        # Some servers, such as Wikimedia's, refuse requests without a user-agent.
         head += "user-agent: omnipipeline-gateway\r\nconnection: close\r\n\r\n"
         writer.write(head.encode())
         await writer.drain()

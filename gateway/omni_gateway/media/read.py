@@ -57,7 +57,7 @@ async def _read_url(url: str, types: Sequence[str], param: str, settings: MediaS
         hold(len(url) * 3 // 4)
         return read_data_uri(url, types, param=param, max_bytes=settings.max_bytes)
     if url[:8].lower() != "https://":
-        raise InvalidMediaError(f"{param} must be a data: URI.", param=param)
+        raise InvalidMediaError(f"{param} must be a data: URI or an https URL.", param=param)
     if not settings.fetch_https:
         raise UnsupportedError(
             "This gateway fetches no media: send a data: URI, or switch media.fetchHttps on.", param=param
@@ -83,7 +83,7 @@ async def _audio_url(part: AudioUrlPart, param: str, settings: MediaSettings, ho
 async def _decode_audio(
     data: bytes, form: str, wanted: str, param: str, settings: MediaSettings, hold: Hold
 ) -> MediaPart:
-    """Returns audio for the stage, which reads WAV and FLAC. wanted: what the error says that the bytes are not."""
+    """Returns audio for the stage, which reads WAV and FLAC. wanted: the expected formats, which an error names."""
     if form in DEMUXERS:
         data = await asyncio.to_thread(
             to_wav, data, form, param=param, max_seconds=settings.max_audio_seconds, hold=hold

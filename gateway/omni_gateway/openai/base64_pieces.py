@@ -27,5 +27,5 @@ class Base64Pieces:
         return base64.b64encode(data[:end]).decode()
 
     def finish(self, data: bytes) -> str:
-        """Returns the text of the last piece, and of what waited."""
+        """Returns the text of the bytes that waited and of the last piece."""
         return base64.b64encode(self._rest + data).decode()

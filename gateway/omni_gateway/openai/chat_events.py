@@ -45,7 +45,7 @@ class ChatAnswer:
         return f"audio_{self.id.removeprefix('chatcmpl-')}"
 
     def first(self) -> dict[str, Any]:
-        """Returns the chunk that opens a stream. As with OpenAI, only this one has the id of the audio: clients that
+        """Returns the chunk that opens a stream. As with OpenAI, only this chunk has the id of the audio: clients that
         collect a stream join the texts of equal fields."""
         delta: dict[str, Any] = {"role": "assistant", "content": None if self.speaks else ""}
         if self.speaks:

@@ -81,7 +81,7 @@ class AudioUrlPart(Body):
 
 
 class RefusalPart(Body):
-    """What an earlier answer refused."""
+    """The text with which an earlier answer refused."""
 
     type: Literal["refusal"]
     refusal: str
@@ -137,7 +137,7 @@ class PastCall(Body):
     type: Literal["function"]
     function: FunctionCall
     index: int | None = None
-    """Kept by clients that join the pieces of a stream; without effect."""
+    """Sent by clients that join the pieces of a stream; without effect."""
 
 
 class AssistantMessage(Body):
@@ -169,7 +169,7 @@ class ToolMessage(Body):
     role: Literal["tool"]
     tool_call_id: Annotated[str, Field(min_length=1, max_length=256)]
     name: str | None = None
-    """Name of the function that answers."""
+    """Name of the function that was called."""
     content: str | Annotated[list[TextPart], Field(min_length=1)]
 
 

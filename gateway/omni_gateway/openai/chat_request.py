@@ -1,7 +1,7 @@
 """The body of POST /v1/chat/completions, with OpenAI's field names.
 
-Unknown fields are refused, and the error names them. Fields that OpenAI supports and this gateway does not are declared
-too, so that `find_unsupported` can name the field and the remedy.
+Unknown fields are refused, and the error names them. OpenAI's fields that this gateway does not support are declared as
+well, so that `find_unsupported` can name the field and the remedy.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Fie
 
 
 class StructuredOutputs(Body):
-    """The form of the text, in vLLM's words. Exactly one field must be set."""
+    """The form of the text, with vLLM's names of the fields. Exactly one field must be set."""
 
     json_schema: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
     """JSON that fits this schema, which is an object or JSON text."""
@@ -113,8 +113,8 @@ class StreamOptions(Body):
     include_usage: bool | None = None
     """End the stream with a chunk that contains the usage."""
     include_stages: bool | None = None
-    """Send a chunk with `stage` and without choices when a stage accepts the request, and one with its timings at its
-    end."""
+    """Send a chunk with `stage` and without choices when a stage accepts the request, and another one, with the stage's
+    timings, when the stage has finished."""
     include_obfuscation: bool | None = None
     """Only false: chunks are never padded."""
 
@@ -154,7 +154,7 @@ class ChatRequest(Utf8Body):
     parallel_tool_calls: bool | None = None
     """If false, only the first call is returned, as with vLLM."""
     response_format: ResponseFormat | None = None
-    """Form of the text. Only for requests without the modality audio, and models that support it."""
+    """Form of the text. Only for requests without the modality audio, and only for models that support it."""
 
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     """vLLM extension: sample only from this number of most likely tokens."""

@@ -31,7 +31,10 @@ class Utf8Body(Body):
 
 
 def find_surrogate(value: Any) -> str | None:
-    """Returns the path of a text in a JSON value that contains a surrogate, or of the object that has it as a key."""
+    """Returns the path of a text with a surrogate in a JSON value, or of an object with a surrogate in a key.
+
+    The path of the value itself is "". None: the value contains no surrogate.
+    """
     rest: list[tuple[str, Any]] = [("", value)]
     while rest:
         path, item = rest.pop()

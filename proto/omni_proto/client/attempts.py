@@ -1,4 +1,4 @@
-"""The attempts of one request, without I/O: handles each response and each end of a call. Both clients use it.
+"""The attempts of one request, without I/O: what each response and each end of a call means. Both clients use them.
 
 A client sends the messages after Start only once it has received Accepted, so no media are sent to a stage that refuses
 the request. Retries happen only before Accepted, and a stage sends no output before Accepted. So no output arrives

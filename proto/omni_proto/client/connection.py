@@ -19,7 +19,7 @@ _HINTS: Final = (
     ("certificate has expired", "the server's certificate has expired: its Secret must be renewed"),
     ("CERTIFICATE_VERIFY_FAILED", "the server's CA is not one that this client trusts: give the CA's certificate"),
     ("Hostname Verification Check failed", "the server's certificate has other names: use one, or give server_name"),
-    ("WRONG_VERSION_NUMBER", "the server does not speak TLS: connect without"),
+    ("WRONG_VERSION_NUMBER", "the server does not speak TLS: connect without TLS"),
     (
         "Socket closed",
         "the server closed the connection immediately: it may require TLS, or another client certificate",

@@ -125,4 +125,4 @@ def as_json(value: Mapping[str, Any] | str, field: str) -> str:
     try:
         return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ArgumentError(f"{field} must be what JSON can hold: {error}") from error
+        raise ArgumentError(f"{field} must be a value that JSON has: {error}") from error

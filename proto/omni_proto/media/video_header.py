@@ -132,7 +132,7 @@ class _File:
     @property
     def track(self) -> _Track:
         if not self.tracks:
-            raise VideoHeaderError("the video describes a track outside of one")
+            raise VideoHeaderError("the video describes a track before any track begins")
         return self.tracks[-1]
 
 
@@ -224,7 +224,7 @@ def _read_duration(body: memoryview) -> tuple[int, int]:
     form = ">IQ" if body[0] == 1 else ">II"
     scale, duration = struct.unpack_from(form, body, 20 if body[0] == 1 else 12)
     if not scale:
-        raise VideoHeaderError("the video's clock does not run")
+        raise VideoHeaderError("the video's time scale is 0")
     unknown = (1 << 64 if body[0] == 1 else 1 << 32) - 1
     return scale, 0 if duration == unknown else duration
 

@@ -1,4 +1,4 @@
-"""Facts about components, by which a spec is checked before a GPU is used. Reading them imports no component.
+"""Facts about components. A spec is checked with them before a GPU is used. Reading them imports no component.
 
 Each model family states its facts once, in its manifest (omni_stage/models/FAMILY/manifest.py). `make schemas` compiles
 the facts of the built-in families into components.json, which this module reads. So the operator and `omnipipe

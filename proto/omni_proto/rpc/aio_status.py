@@ -32,9 +32,9 @@ class StatusKeeper:
     async def unmask(self, error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError | None:
         """Returns the error that the call truly ended with, or None if it ended with OK.
 
-        This is `error` itself, unless that only says that a write failed. The true status usually follows a failed
-        write at once; if it does not come within 2 s, `error` is returned. Read the call with `async for`, which
-        delivers all messages before the error; `call.read()` stops at the false status and loses messages.
+        Returns `error` itself, unless it reports only that a write failed. The true status usually follows a failed
+        write at once; if the true status does not come within 2 s, `error` is returned. Read the call with `async for`,
+        which delivers all messages before the error; `call.read()` stops at the false status and loses messages.
         """
         if not _is_mask(error):
             return error

@@ -82,7 +82,7 @@ class InputEdge(ConfigModel):
 
 
 class DownstreamStage(ConfigModel):
-    """A stage that reads this one, and all stages below it."""
+    """A stage that reads this one, together with all stages below it."""
 
     stage: StageName
     """Name of the downstream stage."""
@@ -131,7 +131,7 @@ class StageConfig(ConfigModel):
     engine_args: EngineArgs = EngineArgs()
     """Arguments of the engine."""
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
-    """GPUs of the stage: the GPU count of its resources."""
+    """Number of GPUs of the stage, from its resources; 1 for a stage on the CPU."""
     default_sampling: SamplingDefaults = SamplingDefaults()
     """Sampling parameters for requests that set none."""
     limits: Limits = Limits()

@@ -72,8 +72,8 @@ class EngineArgs(ConfigModel):
     enforce_eager: bool | None = None
     """Run without CUDA graphs and compilation."""
     enable_prefix_caching: bool | None = None
-    """Reuse the KV cache of equal prefixes. Default: as in vLLM, true where the model supports it; false turns it off.
-    Off, and refused, for stages whose hidden states are read."""
+    """Reuse the KV cache of equal prefixes. Default: as in vLLM, true if the model supports it. Always off for stages
+    whose hidden states are read; these refuse true."""
     enable_prompt_embeds: bool | None = None
     """Accept embeddings instead of a prompt's tokens. Every request is then embedded outside CUDA graphs, which slows
     text requests down. Only for an entry stage whose rows no other stage reads."""
@@ -94,7 +94,7 @@ class EngineArgs(ConfigModel):
 
 
 class SamplingDefaults(ConfigModel):
-    """Sampling parameters by vLLM's names. What is not set comes from the component, then from the model."""
+    """Sampling parameters with vLLM's names. A value that is not set comes from the component, else from the model."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     """0 is greedy."""

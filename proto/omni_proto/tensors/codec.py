@@ -66,7 +66,7 @@ def encode_tensor_chunk(name: str, row_offset: int, rows: int, crc32c: int, last
 
 
 def encode_tensor_chunks(chunks: Sequence[TensorChunkView]) -> EncodedChunk:
-    """Returns a GenerateRequest with all chunks, of which there must be at least one.
+    """Returns a GenerateRequest with all chunks. There must be at least one chunk.
 
     A single chunk becomes `tensor`, several become `tensors`. Their data is copied once, into the message.
     Raises EncodeError as encode_tensor_chunk does.

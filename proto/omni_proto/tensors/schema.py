@@ -72,7 +72,7 @@ def dtype_info(name: str) -> DTypeInfo:
     """Returns the element type called name. Raises SchemaError that lists the known ones."""
     info = DTYPES.get(name)
     if info is None:
-        raise SchemaError(f"dtype {name!r} does not travel on edges; use one of {', '.join(DTYPES)}")
+        raise SchemaError(f"edges do not support dtype {name!r}; use one of {', '.join(DTYPES)}")
     return info
 
 

@@ -49,7 +49,7 @@ def _load_crc32c() -> tuple[Callable[..., int], Callable[..., Any]]:
 
 
 def allocate(size: int) -> memoryview:
-    """Returns a writable, aligned buffer of size bytes. It is not cleared, which would take longer than filling it."""
+    """Returns a writable, aligned buffer of size bytes. It is not cleared: that would take longer than filling it."""
     import numpy
 
     return numpy.empty(size, dtype=numpy.uint8).data

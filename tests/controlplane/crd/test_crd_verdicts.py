@@ -1,4 +1,4 @@
-"""The API server with our CRD and `omnipipe validate` accept the same pipelines, and blame the same field."""
+"""The API server with our CRD and `omnipipe validate` accept the same pipelines, and report the same wrong field."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_two_hundred_readers_that_stall_harm_nobody_and_are_left(tmp_path: Path)
 
 
 def test_media_leave_the_memory_once_they_are_sent(tmp_path: Path) -> None:
-    """A request that runs holds neither its body nor its video."""
+    """The gateway keeps neither the body nor the video of a running request in memory."""
     video = base64.b64encode(b"\0\0\0\x20ftypisom" + bytes(20 * MIB)).decode()
     content = [
         {"type": "video_url", "video_url": {"url": f"data:video/mp4;base64,{video}"}},

@@ -87,7 +87,7 @@ def test_joined_pieces_of_streamed_audio_are_the_audio(client: openai.OpenAI, se
     """openai-python and LangChain join the base64 of a stream's chunks, as text."""
     audio = stream(client, **SPOKEN).audio
     assert base64.b64decode(audio.data) == PCM
-    # Each chunk had the id, and openai-python's stream() joined them: audio_1audio_1audio_1...
+    # If each chunk had the id, openai-python's stream() would join the ids: audio_1audio_1audio_1...
     assert audio.id.count("audio_") == 1
     events = httpx.post(
         f"{served[0]}/v1/audio/speech",
@@ -132,14 +132,14 @@ def test_names_reach_the_entry_stage(client: openai.OpenAI, served: tuple[str, S
 
 
 def test_open_webui_finds_the_voices(served: tuple[str, Starts]) -> None:
-    """It reads {"voices": [{"id", "name"}]}, and shows no voice if this field is missing."""
+    """Open WebUI reads {"voices": [{"id", "name"}]}, and shows no voice if this field is missing."""
     answer = httpx.get(f"{served[0]}/v1/audio/voices", timeout=60).json()
     assert {voice["id"]: voice["name"] for voice in answer["voices"]} == {"Chelsie": "Chelsie", "Ethan": "Ethan"}
     assert answer["voices"] == answer["data"]
 
 
 def test_open_webui_finds_the_models_that_speak(served: tuple[str, Starts]) -> None:
-    """It asks for /audio/models and reads {"models": [{"id"}]}."""
+    """Open WebUI asks for /audio/models and reads {"models": [{"id"}]}."""
     answer = httpx.get(f"{served[0]}/v1/audio/models", timeout=60).json()
     assert [model["id"] for model in answer["models"]] == ["m"]
     assert answer["models"] == answer["data"]

@@ -29,7 +29,7 @@ class Outcome:
     seconds: float = 0.0
     """Seconds from the edit until the pipeline was Ready and not Progressing."""
     traffic_s: float | None = None
-    """Seconds from that moment until each replica had answered a call. None unless the change added replicas."""
+    """Seconds after that until each replica had answered a call. None unless the change added replicas."""
     answered: int = 0
     failures: list[dict[str, Any]] = field(default_factory=list)
     longest_s: float = 0.0

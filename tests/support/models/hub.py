@@ -115,7 +115,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(hub.failures.pop(0), {"error": "busy"}, body, {"Retry-After": "0"})
             return
         if hub.signature and name.endswith(".safetensors") and not self.path.endswith(hub.signature):
-            # Only another host may be refused the token: the hub's client follows redirects on the same one itself.
+            # Another host than the request's, so that our code must withhold the token. The hub's client itself
+            # follows redirects to the same host.
             place = f"http://localhost:{hub.server_port}{self.path}?{hub.signature}"
             linked = {"X-Linked-Size": str(len(data)), "X-Linked-Etag": f'"{etag_of(data)}"'}
             self._send(302, {}, body, {"Location": place, "X-Repo-Commit": self._commit(), **linked})

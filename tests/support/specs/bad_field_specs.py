@@ -56,7 +56,7 @@ BAD_FIELDS: Final[dict[str, Bad]] = {
         "Duplicate value",
         'repeats "tts-1"; each may be there once',
     ),
-    "voice of no name": Bad(
+    "voice without a name": Bad(
         (edit("spec/aliases", {"voices": {"alloy": ""}}),),
         "spec.aliases.voices.alloy",
         "at least 1 chars long",
@@ -146,7 +146,7 @@ BAD_FIELDS: Final[dict[str, Bad]] = {
     "tls certificate written here": _unknown(
         "spec.entry.tls.certificate", "unknown field", edit("spec/entry/tls", {"secretName": "a", "certificate": "x"})
     ),
-    "client certificates as they please": Bad(
+    "client certificates of an unknown mode": Bad(
         (edit("spec/entry/tls", {"secretName": "a", "clientCertificates": "Optional"}),),
         "spec.entry.tls.clientCertificates",
         '"Ignored", "Required"',
@@ -215,7 +215,7 @@ BAD_FIELDS: Final[dict[str, Bad]] = {
         "at least 1 chars",
         "must not be empty",
     ),
-    "no request at all": Bad(
+    "no concurrent requests": Bad(
         (first(limits={"maxConcurrentRequests": 0}),),
         f"{S0}.limits.maxConcurrentRequests",
         "or equal to 1",

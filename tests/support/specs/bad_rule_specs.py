@@ -53,7 +53,7 @@ BAD_RULES: Final[dict[str, Bad]] = {
     "names too long together": Bad(
         (edit("metadata/name", "x" * 45),),
         "metadata.name",
-        "may have 53 characters together, or they fit no Service's name; "
+        "may have 53 characters together, to fit the name of a Service; "
         'shorten metadata.name, or the stages ["token2wav"]',
     ),
     "name of a headless Service": Bad(
@@ -176,7 +176,7 @@ BAD_RULES: Final[dict[str, Bad]] = {
     "node field": Bad(
         (node_affinity({"matchFields": [{"key": "spec.unschedulable", "operator": "In", "values": ["a"]}]}),),
         TERM.removesuffix(".matchExpressions[0].values") + ".matchFields",
-        'wrong conditions on ["spec.unschedulable"]; the one field is metadata.name',
+        'wrong conditions on ["spec.unschedulable"]; the only field is metadata.name',
     ),
     "pod condition without values": Bad(
         (pod_anti_affinity({"matchExpressions": [{"key": "app", "operator": "NotIn"}]}),),

@@ -172,7 +172,7 @@ GOOD: Final[dict[str, tuple[Edit, ...]]] = {
         third(timeouts={"queue": 60}),
         edit("spec/timeouts/request", 86400),
     ),
-    "entry with nothing said": (edit("spec/entry", {}),),
+    "entry without fields": (edit("spec/entry", {}),),
     "entry with a certificate": (edit("spec/entry", {"tls": {"secretName": "omni.tls"}}),),
     "entry that asks for certificates": (
         edit("spec/entry/tls", {"secretName": "omni-tls", "clientCertificates": "Required"}),

@@ -60,7 +60,7 @@ ODD_COMPONENTS_BAD: Final[dict[str, Bad]] = {
     "token2wav reads llm": Bad((_chain(LLM, TOKEN2WAV),), *_no_reader("a", "b")),
     "token2wav reads thinker": Bad((_chain(THINKER, TOKEN2WAV),), *_no_reader("a", "b")),
     "talker reads talker": Bad((_chain(THINKER, TALKER, TALKER),), *_no_reader("b", "c")),
-    "a component of one's own reads llm": Bad((_chain(LLM, CUSTOM),), *_no_reader("a", "b")),
+    "a custom component reads llm": Bad((_chain(LLM, CUSTOM),), *_no_reader("a", "b")),
     "least tokens of a streamed talker": Bad(
         (second(defaultSampling={"minTokens": 8, "frequencyPenalty": 0}),),
         f"{S1}.defaultSampling",
@@ -188,10 +188,10 @@ ODD_COMPONENTS_GOOD: Final[dict[str, tuple[Edit, ...]]] = {
     "an llm": (_chain(LLM),),
     "one gpu for token2wav": (third(resources={"limits": {"nvidia.com/gpu": "1"}}),),
     "two gpus for a talker": (second(resources={"limits": {"nvidia.com/gpu": 2}}),),
-    "eight gpus for a component of one's own": (_chain(CUSTOM), first(resources={"limits": {"nvidia.com/gpu": 8}})),
+    "eight gpus for a custom component": (_chain(CUSTOM), first(resources={"limits": {"nvidia.com/gpu": 8}})),
     "no cache of media of a talker": (second(engineArgs={"mmProcessorCacheMib": 0}),),
     "media of a thinker": (first(engineArgs={"mmProcessorCacheMib": 64, "maxMediaShare": 0.3}),),
-    "media of a component of one's own": (_chain(CUSTOM), first(engineArgs={"maxMediaShare": 0.3})),
+    "media of a custom component": (_chain(CUSTOM), first(engineArgs={"maxMediaShare": 0.3})),
     "a thinker alone": (_chain(THINKER), first(engineArgs={"enablePrefixCaching": True, "enablePromptEmbeds": True})),
     "no prefix cache of a thinker that is read": (first(engineArgs={"enablePrefixCaching": False}),),
     "a thinker whose audio nobody makes": (_chain(THINKER, TALKER, TOKEN2WAV),),
@@ -200,10 +200,10 @@ ODD_COMPONENTS_GOOD: Final[dict[str, tuple[Edit, ...]]] = {
     ),
     "no penalty of a streamed talker": (second(defaultSampling={"presencePenalty": 0, "minTokens": 0}),),
     "queue of a solver": (third(timeouts={"queue": 60, "step": 60}),),
-    "a component of one's own": (_chain(CUSTOM),),
-    "a component of one's own reads the thinker": (_chain(THINKER, CUSTOM),),
-    "talker reads a component of one's own": (_chain(CUSTOM, TALKER, TOKEN2WAV),),
-    "a component of one's own with every argument": (
+    "a custom component": (_chain(CUSTOM),),
+    "a custom component reads the thinker": (_chain(THINKER, CUSTOM),),
+    "talker reads a custom component": (_chain(CUSTOM, TALKER, TOKEN2WAV),),
+    "a custom component with every argument": (
         _chain(CUSTOM),
         first(
             engineArgs={"enablePrefixCaching": True, "blockSize": 16},
@@ -211,6 +211,6 @@ ODD_COMPONENTS_GOOD: Final[dict[str, tuple[Edit, ...]]] = {
             timeouts={"queue": 1},
         ),
     ),
-    "a misspelt component, which may be one's own": (_chain("qwen2_5_omni/thinkr"),),
+    "a misspelt component, which may be a custom one": (_chain("qwen2_5_omni/thinkr"),),
 }
 """Case -> edits that make a pipeline which looks odd but is valid."""

@@ -18,7 +18,7 @@ ODD_BAD_FIELDS: Final[dict[str, Bad]] = {
         "should be greater than or equal to 2",
         "must be at least 2, found 1",
     ),
-    "temperature of boiling water": Bad(
+    "temperature of 99": Bad(
         (first(defaultSampling={"temperature": 99}),),
         f"{S0}.defaultSampling.temperature",
         "should be less than or equal to 2",

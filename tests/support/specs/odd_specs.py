@@ -124,7 +124,7 @@ ODD_BAD: Final[dict[str, Bad]] = {
     "gpu in capitals": _no_plugin("nvidia.com/GPU"),
     "gpu of a domain without com": _no_plugin("nvidia/gpu"),
     "gpu as a quota names it": _no_plugin("requests.nvidia.com/gpu"),
-    "gpu by its name of old": _no_plugin("alpha.kubernetes.io/nvidia-gpu"),
+    "gpu by its former name": _no_plugin("alpha.kubernetes.io/nvidia-gpu"),
     "huge pages of no size": Bad(
         (_limits(**{"hugepages-2MB": "64Mi", "memory": "1Gi"}),),
         f"{S0}.resources.limits",
@@ -234,7 +234,7 @@ ODD_GOOD: Final[dict[str, tuple[Edit, ...]]] = {
     "float32 with compressed tensors": (first(engineArgs={"dtype": "float32", "quantization": "compressed-tensors"}),),
     "sequences of two tokens": (first(engineArgs={"maxModelLen": 2}),),
     "a thousand replicas": (first(replicas=1000),),
-    "a pipeline that waits": (first(replicas=0), edit("spec/suspend", True)),
+    "a suspended pipeline": (first(replicas=0), edit("spec/suspend", True)),
     "weights that are random": (first(engineArgs={"loadFormat": "dummy"}),),
     "an image by its name alone": (first(image="omni"),),
     "an image of a registry on a port": (first(image="localhost:5000/a-b/c_d.e__f:1.0-RC"),),

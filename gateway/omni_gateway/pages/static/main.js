@@ -26,7 +26,7 @@ async function loadModels() {
     const chosen = $("model").value;
     $("model").replaceChildren(...models.map(({ id }) => new Option(id, id, false, id === chosen)));
     $("model").disabled = !models.length;
-    notice("models", models.length ? "" : "No model is ready. Models appear here as soon as a pipeline is.");
+    notice("models", models.length ? "" : "No model is ready. Reload this page when a pipeline is ready.");
     if (models.length) await chooseModel();
   } catch (error) {
     const key = error.status === 401;
@@ -54,7 +54,7 @@ async function chooseModel() {
   $("send").disabled = false;
 }
 
-// ---- notices: what the browser or the gateway does not support here, and what to do about it
+// ---- notices: problems with the gateway or the browser, and what to do about them
 
 function notice(name, text) {
   let item = document.querySelector(`[data-notice="${name}"]`);

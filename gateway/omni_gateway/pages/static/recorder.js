@@ -11,7 +11,7 @@ export function canRecord() {
 export class Recorder {
   #pieces = [];
 
-  /** Requests the microphone and starts recording. onLevel: called with the loudness, 0 to 1. Throws what getUserMedia throws. */
+  /** Requests the microphone and starts recording. onLevel: called with the peak of each 50 ms, 0 to 1. Throws what getUserMedia throws. */
   static async open(onLevel) {
     const recorder = new Recorder();
     const constraints = { channelCount: 1, echoCancellation: true, noiseSuppression: true, autoGainControl: true };

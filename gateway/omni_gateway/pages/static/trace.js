@@ -93,8 +93,8 @@ export class Trace {
     return Math.max(live, heard, ...spans.map((span) => span.to), 1);
   }
 
-  // Returns when a stage accepted the request: by its own clock relative to the entry stage's. Clocks of hosts may differ, so
-  // the result is never before the request was sent, nor after the stage's message arrived.
+  // Returns when a stage accepted the request, from the difference between its clock and the entry stage's. Clocks of hosts may
+  // differ, so the result is limited: not before the request was sent, nor after the stage's message arrived.
   #place(unix, now, known = null) {
     if (!unix || !this.entryAcceptedUnix) return known ?? this.at(now);
     const place = this.entryBegun + unix - this.entryAcceptedUnix;

@@ -41,7 +41,7 @@ class GenerateArguments(TypedDict, total=False):
     sampling: Sampling | None
     """Sampling parameters by stage and vLLM's name, e.g. {"thinker": {"temperature": 0.7}}."""
     seed: int | None
-    """Seed of every stage."""
+    """Seed of every stage whose sampling parameters set none."""
     modalities: Sequence[str]
     """Modalities to return: "text" and "audio". Empty means all that the pipeline returns."""
     voice: str
@@ -70,7 +70,8 @@ class GenerateArguments(TypedDict, total=False):
     structured_output: StructuredOutput | None
     """Format that the entry stage's text must have."""
     use_audio_in_video: bool
-    """Use the audio tracks of the chat's videos too. Set it in every turn of a conversation or in none."""
+    """Whether the model also gets the audio tracks of the chat's videos. Set it in every turn of a conversation or in
+    none."""
     template_arguments: Mapping[str, Any] | None
     """Further arguments of the chat template, e.g. {"enable_thinking": False}. Only for generic/llm."""
     timeout: float | None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 TENSOR_NAME: Final = "prompt_embeds"
 CHUNK_BYTES: Final = 1024 * 1024
 MAX_ROW_BYTES: Final = 4 * 1024 * 1024
-"""The protocol's limit, because a row never spans messages."""
+"""The protocol's limit for one row, because a row never spans messages."""
 _DTYPES: Final = {"f": DTYPE_FLOAT32, "e": DTYPE_FLOAT16, "H": DTYPE_BFLOAT16}
 """Element types by the format of a buffer's elements."""
 

@@ -105,7 +105,7 @@ def video_part(source: bytes | str | Path) -> MediaPart:
 def as_chat(chat: ChatMessage | Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
     """Returns the messages of a conversation. Raises ArgumentError."""
     if isinstance(chat, str):
-        raise ArgumentError("chat must hold ChatMessage, got str; what the user says is text=")
+        raise ArgumentError("chat must hold ChatMessage, got str; for one text of the user give text=")
     messages = (chat,) if isinstance(chat, ChatMessage) else tuple(chat)
     if not messages:
         raise ArgumentError("chat must hold at least one message")

@@ -132,7 +132,7 @@ def prepare_request(
         start.chat.use_audio_in_video = True
     if options.template_arguments:
         if text is None and chat is None:
-            raise ArgumentError("template_arguments are the chat template's: give text or chat")
+            raise ArgumentError("template_arguments need the chat template: give text or chat")
         start.chat.template_arguments = as_json(options.template_arguments, "template_arguments")
     size = start.ByteSize()
     if size > MAX_MESSAGE_BYTES - 64:
@@ -190,9 +190,9 @@ def _start(options: GenerateOptions) -> Start:
     try:
         start = Start(allow_partial=options.allow_partial, priority=options.priority, cache_salt=options.cache_salt)
     except UnicodeEncodeError:
-        raise  # a ValueError too; prepare_call explains it
+        raise  # UnicodeEncodeError is a ValueError; prepare_call explains it
     except (TypeError, ValueError) as error:
-        raise ArgumentError("priority must be an integer from -1000 to 1000, cache_salt text") from error
+        raise ArgumentError("priority must be an integer from -1000 to 1000, and cache_salt must be text") from error
     for stage, values in (options.sampling or {}).items():
         if not isinstance(values, Mapping):
             raise ArgumentError(f"sampling[{stage}] must map parameter names to values, got {type(values).__name__}")

@@ -26,13 +26,13 @@ COLUMNS: Final[tuple[dict[str, Any], ...]] = (
     {
         "name": "Reason",
         "type": "string",
-        "description": "Why it is ready or not.",
+        "description": "Why the pipeline is ready or not.",
         "jsonPath": '.status.conditions[?(@.type=="Ready")].reason',
     },
     {
         "name": "Stages",
         "type": "string",
-        "description": "Number of ready stages, of all stages.",
+        "description": "Number of ready stages, out of all stages.",
         "jsonPath": ".status.readyStages",
     },
     {

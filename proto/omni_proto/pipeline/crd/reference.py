@@ -31,7 +31,12 @@ that is not listed here is refused. No field is immutable.
 def render_reference() -> str:
     """Returns the reference page, as Markdown."""
     lines = [_INTRO, "## Name", "", *_rules((*TEXT_RULES[NAME_PATTERN], *OBJECT_RULES)), ""]
-    lines += ["## Columns", "", "`kubectl get omni` shows them; the last ones only with `-o wide`.", ""]
+    lines += [
+        "## Columns",
+        "",
+        "`kubectl get omni` shows these columns. It shows the last ones only with `-o wide`.",
+        "",
+    ]
     lines += ["| column | what |", "|---|---|"]
     columns = sorted(COLUMNS, key=lambda column: column.get("priority", 0))
     lines += [f"| {column['name']} | {column['description']} |" for column in columns]
@@ -84,7 +89,7 @@ def _section(name: str, definitions: Mapping[str, Schema]) -> Iterator[str]:
         yield f"| `{field}` | {_type(node, definitions)} | {default} | {_one_line(flat.get('description', ''))} |"
     if shared:
         yield ""
-        yield f"Further all fields of [{_INHERITS[name]}](#{_INHERITS[name].lower()})."
+        yield f"It also has all fields of [{_INHERITS[name]}](#{_INHERITS[name].lower()})."
     inherited = _RULES_BY_NAME.get(_INHERITS.get(name, ""), ())
     if rules := tuple(rule for rule in _RULES_BY_NAME.get(name, ()) if rule not in inherited):
         yield ""

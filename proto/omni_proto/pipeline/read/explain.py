@@ -37,7 +37,7 @@ def explain(error: jsonschema.ValidationError) -> Iterator[tuple[FieldPath, str]
         for name in error.instance:
             if name not in known:
                 yield (*path, name), f"unknown field; {_suggest(name, list(known))}"
-    elif error.validator != "type" or "enum" not in error.schema:  # a wrong type is no choice either
+    elif error.validator != "type" or "enum" not in error.schema:  # the enum's error covers it
         words = _WORDS.get(str(error.validator))
         found = words(error.validator_value, error.instance) if words else error.message
         keys = ", ".join(error.schema.get("properties", ()))
@@ -53,7 +53,7 @@ _FIELD_HINTS: Final = {
     "media": "limits of media are set once for the pipeline: spec.media",
     "predictor": "the parts of the model are listed under spec.stages",
     "stage": "the upstream stage is named by from",
-    "secretkeyref": "give name and key without it",
+    "secretkeyref": "give its name and key directly",
     "tlssecret": "the Secret of the certificate is tls.secretName",
     "claims": "devices are requested by limits",
     **dict.fromkeys(
@@ -89,7 +89,7 @@ _NUMBER_HINTS: Final = (
 )
 """Hints for a text where a number is needed, by the form of the text."""
 NO_SPACE: Final = "YAML needs a space after the colon: KEY: VALUE"
-"""Hint for a key that holds its value too: YAML reads `{from:thinker}` as a key without a value."""
+"""Hint for a key that contains its value: YAML reads `{from:thinker}` as the key `from:thinker` without a value."""
 
 
 def _suggest(name: str, known: list[str]) -> str:

@@ -73,13 +73,13 @@ def parse_document(text: str, source: str) -> dict[str, Any]:
     try:
         text = json.dumps(document, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise PipelineError(source, [Problem("file", f"holds a value that JSON cannot: {error}")]) from error
+        raise PipelineError(source, [Problem("file", f"holds a value that JSON does not have: {error}")]) from error
     plain: dict[str, Any] = json.loads(text, parse_float=_number)
     return plain
 
 
 def _not_json(value: Any, path: FieldPath) -> Iterator[Problem]:
-    """Yields the values of a YAML document that JSON has not, such as .nan, or !!binary."""
+    """Yields the values of a YAML document that JSON does not have, such as .nan, or !!binary."""
     if isinstance(value, float) and not math.isfinite(value):
         shown = ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
         yield Problem(format_path(path), f"must be a number, found {shown}; leave the field out for its default")

@@ -44,9 +44,9 @@ def parse_checked(text: str, *, source: str = "pipeline") -> OmniPipeline:
 
 
 def _keys_with_values(schema: Schema, value: Any, path: FieldPath) -> Iterator[Problem]:
-    """Yields the keys of maps that hold their values too, such as `nvidia.com/gpu:1`.
+    """Yields the keys of maps that contain their values, such as `nvidia.com/gpu:1`.
 
-    The API server drops them, because their value is null. The stage would then run without a GPU.
+    The API server drops such keys, because their value is null. The stage would then run without a GPU.
     """
     for part, child, item in _children(schema, value):
         if item is None and ":" in str(part):

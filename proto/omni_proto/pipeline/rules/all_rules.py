@@ -105,8 +105,8 @@ _MODEL = (
 
 _RESERVED = "k.matches('^([-a-z0-9.]+[.])?(omnipipeline[.]io|kubernetes[.]io|k8s[.]io)/')"
 _AUTOSCALER: Final = "cluster-autoscaler.kubernetes.io"
-"""Its annotations are for users: safe-to-evict decides whether the autoscaler may remove a pod's node. Others of
-kubernetes.io could weaken the pod's security."""
+"""Annotations of this domain are for users: safe-to-evict decides whether the autoscaler may remove a pod's node. Other
+annotations of kubernetes.io could weaken the pod's security."""
 
 
 def _not_reserved(field: str, what: str, but: str = "") -> Rule:
@@ -170,9 +170,9 @@ _NUMBER = Rule(
 )
 _NODE_FIELD = "f.key == 'metadata.name' && f.operator in ['In', 'NotIn'] && has(f.values) && size(f.values) == 1"
 _NODE_TERM = Rule(
-    summary="`matchFields` knows the field metadata.name, with operator In or NotIn and one value",
+    summary="`matchFields` may name only the field metadata.name, with operator In or NotIn and one value",
     rule=f"!has(self.matchFields) || self.matchFields.all(f, {_NODE_FIELD})",
-    words="wrong conditions on %s; the one field is metadata.name, with operator In or NotIn and one value",
+    words="wrong conditions on %s; the only field is metadata.name, with operator In or NotIn and one value",
     values=(f"self.matchFields.filter(f, !({_NODE_FIELD})).map(f, f.key)",),
     field=".matchFields",
 )
@@ -196,7 +196,7 @@ _ENGINE_ARGS = (
     Rule(
         summary="`maxNumBatchedTokens` is at least `maxNumSeqs`",
         rule="!has(self.maxNumBatchedTokens) || !has(self.maxNumSeqs) || self.maxNumBatchedTokens >= self.maxNumSeqs",
-        words="maxNumBatchedTokens (%d) is below maxNumSeqs (%d); raise it, every sequence needs a token a step",
+        words="maxNumBatchedTokens (%d) is below maxNumSeqs (%d); raise it: every sequence needs a token in each step",
         values=("self.maxNumBatchedTokens", "self.maxNumSeqs"),
         field=".maxNumBatchedTokens",
     ),

@@ -52,7 +52,7 @@ def list_late_edges(pipeline: OmniPipeline) -> list[Problem]:
         Problem(
             f"spec.stages[{index}].inputs[0].mode",
             f"not set, so Full: stage {stage.name} starts when stage {edge.source} has ended, and audio comes late; "
-            "set mode: Stream, or mode: Full if every sampling parameter and equality with transformers matter more",
+            "set mode: Stream, or mode: Full if you need every sampling parameter or transformers' exact output",
         )
         for index, stage in enumerate(pipeline.spec.stages)
         for edge in stage.inputs

@@ -82,8 +82,8 @@ OBJECT_RULES: Final = (
     Rule(
         summary=f"`metadata.name` and a stage's name have at most {MAX_JOINED_NAME - 1} characters together",
         rule=f"!self.spec.stages.exists(s, {_TOO_LONG})",
-        words=f"metadata.name and a stage's name may have {MAX_JOINED_NAME - 1} characters together, or they fit no "
-        "Service's name; shorten metadata.name, or the stages %s",
+        words=f"metadata.name and a stage's name may have {MAX_JOINED_NAME - 1} characters together, to fit the name "
+        "of a Service; shorten metadata.name, or the stages %s",
         values=(f"self.spec.stages.filter(s, {_TOO_LONG}).map(s, s.name)",),
     ),
 )

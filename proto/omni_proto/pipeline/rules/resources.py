@@ -20,7 +20,7 @@ _EXAMPLE = k8s.GPU_RESOURCES[0]
 _GPU_WORDS: Final = (
     "(?i)^(((requests|limits|gpu)[.])?(nvidia|amd)([.]com)?/(gpus?|cuda|rocm)|alpha[.]kubernetes[.]io/nvidia-gpu)$"
 )
-"""Names with which authors mean one of GPU_RESOURCES. No device plugin offers them, so a pod that requests one is
+"""Wrong names that users write for GPU_RESOURCES. No device plugin offers them, so a pod that requests such a name is
 never scheduled."""
 _PAGES: Final = "hugepages-"
 _IS_PAGES: Final = f"k.matches('^{_PAGES}[1-9][0-9]*[KMGT]i$')"

@@ -163,7 +163,7 @@ class PodAffinityTerm(ConfigModel):
     label_selector: LabelSelector
     """The pods, in the pipeline's namespace."""
     topology_key: LabelKey
-    """Label of nodes whose equal value means near, e.g. kubernetes.io/hostname."""
+    """Label of nodes, e.g. kubernetes.io/hostname. Nodes with the same value are near to each other."""
 
 
 class WeightedPodAffinityTerm(ConfigModel):

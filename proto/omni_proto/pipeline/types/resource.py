@@ -223,7 +223,7 @@ class PipelineSpec(ConfigModel):
         if not _is_tree(self.stages):
             raise ValueError(
                 "stages must be a tree: names used once, one stage without inputs, all others below it; "
-                "`omnipipe validate` names the offender"
+                "`omnipipe validate` names the wrong stage"
             )
         return self
 

@@ -65,7 +65,7 @@ class PipelineStatus(ConfigModel):
     )
     """Ready: every stage serves requests. Progressing: a change is being rolled out. Degraded: something failed."""
     ready_stages: Annotated[str, StringConstraints(max_length=16)] | None = None
-    """Number of ready stages, of all stages, e.g. 2/3."""
+    """Number of ready stages, out of all stages, e.g. 2/3."""
     stages: Annotated[list[StageStatus], Field(max_length=MAX_STATUS_STAGES, json_schema_extra=list_map("name"))] = (
         Field(default_factory=list)
     )

@@ -44,7 +44,7 @@ def test_all_requests_together_stay_within_the_budget() -> None:
 
 
 def test_a_request_that_needs_more_than_the_budget_is_too_large() -> None:
-    """To try again would never help."""
+    """Such a request is not asked to try again, because that would never help."""
     share = Share(Budget(100))
     share.add(60)
     with pytest.raises(TooLargeError, match="maxHeldBytes"):
@@ -52,7 +52,7 @@ def test_a_request_that_needs_more_than_the_budget_is_too_large() -> None:
 
 
 def test_nothing_is_counted_after_the_end() -> None:
-    """A thread may still decode audio when the client has left."""
+    """A thread that still decodes audio when the client has left is stopped by its next call of `add`."""
     budget = Budget(100)
     share = Share(budget)
     share.release()

@@ -1,4 +1,5 @@
-"""Requests without a valid key: a metric counts each one. The first is logged, then only their number in each period.
+"""Requests without a valid key: a metric counts each of them. The first one is logged, then only their number in each
+period.
 
 Also tests the pseudonyms of users. If an entry stage often refuses calls with the same pseudonym, it delays its further
 refusals of such calls.

@@ -76,7 +76,7 @@ async def is_cut(reader: asyncio.StreamReader) -> bool:
 
 
 class Deadline:
-    """A timer that ends when the test says so."""
+    """A timer that ends when the test ends it."""
 
     def __init__(self, seconds: float, end: Callable[[], None]) -> None:
         self.seconds = seconds
@@ -89,7 +89,7 @@ class Deadline:
 
 @pytest.fixture
 async def deadlines(monkeypatch: pytest.MonkeyPatch) -> list[Deadline]:
-    """The deadlines of all connections, in place of the event loop's timers, which would end them at a moment."""
+    """Replaces the event loop's timers for the deadlines of connections. Returns the deadlines, which a test ends."""
     found: list[Deadline] = []
     loop = asyncio.get_running_loop()
     later = loop.call_later
@@ -206,7 +206,8 @@ async def test_a_header_without_end_is_refused() -> None:
     ids=["a trailer", "the next header during an answer"],
 )
 async def test_what_follows_a_request_is_limited_too(before: bytes) -> None:
-    """The connection is closed without status 431, which the client would take for a part of the answer."""
+    """Too many bytes after a request's header close the connection without status 431, which the client would take for
+    a part of the answer."""
     async with serve(Bounds(header_bytes=4096)) as port:
         reader, writer = await connect(port)
         writer.write(before)

@@ -37,7 +37,7 @@ def client_of(settings: GatewaySettings) -> httpx.AsyncClient:
 async def test_a_page_may_call_from_named_origins(
     tmp_path: Path, origins: tuple[str, ...], origin: str, allowed: str | None
 ) -> None:
-    """A preflight request needs no API key. The CORS headers are also on the 401 that a wrong key gets."""
+    """A preflight request needs no API key. The 401 for a wrong key also has the CORS headers."""
     keys = tmp_path / "keys.yaml"
     keys.write_text(f"keys:\n- {{name: page, sha256: {hash_key('right')}, limits: {{requestsPerMinute: 9}}}}\n")
     async with client_of(GatewaySettings(cors_origins=origins, keys_file=keys)) as client:

@@ -41,13 +41,13 @@ def test_a_base_url_without_v1_or_with_two_is_explained(client: TestClient, path
     answer = client.post(path, json={})
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
     assert answer.json()["error"]["message"] == (
-        f"No route POST {path}. The routes of the API begin with /v1/, once, and /docs lists them."
+        f"No route POST {path}. The routes of the API begin with one /v1/, and /docs lists them."
     )
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd", "identity, GZIP"])
 def test_a_compressed_body_is_refused_by_the_name_of_its_encoding(client: TestClient, encoding: str) -> None:
-    """It was parsed as it was: 400 without a word about the header."""
+    """The error names the content-encoding. If compressed bytes were parsed as JSON, the error could not name it."""
     headers = {"content-type": "application/json", "content-encoding": encoding}
     answer = client.post("/v1/chat/completions", content=gzip.compress(b'{"model": "m"}'), headers=headers)
     assert (answer.status_code, answer.headers["accept-encoding"]) == (415, "identity")
@@ -63,7 +63,7 @@ def test_the_encoding_identity_changes_nothing(client: TestClient) -> None:
 
 
 def test_a_body_that_is_no_text_is_no_json(client: TestClient) -> None:
-    """A compressed body without its header was an error without a name."""
+    """A compressed body without a content-encoding is not UTF-8, and is refused like any other body without JSON."""
     headers = {"content-type": "application/json"}
     answer = client.post("/v1/chat/completions", content=gzip.compress(b"{}"), headers=headers)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")

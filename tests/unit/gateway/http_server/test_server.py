@@ -66,8 +66,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("connection", ["keep-alive", "close"])
 async def test_a_client_that_reads_nothing_of_a_complete_answer_is_disconnected(connection: str) -> None:
-    """Its unsent answer is dropped after sendSeconds, even if uvicorn has closed the connection already: closing alone
-    waits until everything is sent."""
+    """The client's unsent answer is dropped after sendSeconds, even if uvicorn has closed the connection already:
+    closing alone waits until everything is sent."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(60), serve(GatewaySettings(send_seconds=0.2), "127.0.0.1") as server:
         with socket.socket() as client:
@@ -81,7 +81,7 @@ async def test_a_client_that_reads_nothing_of_a_complete_answer_is_disconnected(
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 async def test_it_listens_on_every_address_of_both_families(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By default, as in the chart. The address of an IPv4 client has its usual form, as in FORWARDED_ALLOW_IPS."""
+    """This is the default of --host. The address of an IPv4 client has its usual form, as in FORWARDED_ALLOW_IPS."""
     given: list[Listen] = []
     monkeypatch.setattr(program, "serve", lambda pipelines, settings, listen, **rest: given.append(listen))
     program.main(["--endpoint", "m=grpc://127.0.0.1:1"])

@@ -32,7 +32,7 @@ def test_finish_reason(named_tool: bool, calls: bool, reason: str, expected: str
 
 
 def test_the_message_of_an_answer_is_one_of_the_next_request() -> None:
-    """Clients append it unchanged, with its reasoning; some name this field reasoning_content."""
+    """Clients append the message unchanged, with its reasoning; some name this field reasoning_content."""
     made = [ToolCall(id="c", name="f", arguments="{}")]
     answer = ChatAnswer(id="chatcmpl-1", model="m", created=1).whole("", None, {}, calls=made, reasoning="Hm.")
     message = answer["choices"][0]["message"]
@@ -41,7 +41,7 @@ def test_the_message_of_an_answer_is_one_of_the_next_request() -> None:
 
 
 def test_usage_claims_no_number_of_reasoning_tokens() -> None:
-    """Stages do not count them. Cost trackers would take 0 for the truth."""
+    """Stages do not count reasoning tokens, and cost trackers would take a 0 for the real number."""
     outcomes = (
         StageOutcome("thinker", "stop", Usage(prompt_tokens=3, completion_tokens=5), 0),
         StageOutcome("talker", "stop", Usage(prompt_tokens=8, completion_tokens=7), 0),

@@ -1,4 +1,5 @@
-"""How generic/llm renders a chat: the form of messages that templates read, failing templates; unsupported models."""
+"""How generic/llm renders a chat: the form of messages that a template gets, and failing templates. Also tests which
+models are refused."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class TestPlacement:
         assert pod_spec(build_all(pipeline))[field] == self.SETTINGS[field]
 
     def test_an_empty_value_of_a_toleration_is_not_written(self) -> None:
-        """The API server drops it."""
+        """The API server drops an empty value."""
         pipeline = make_single(tolerations=[{"key": "gpu", "operator": "Equal", "value": ""}])
         assert pod_spec(build_all(pipeline))["tolerations"] == [{"key": "gpu", "operator": "Equal"}]
 

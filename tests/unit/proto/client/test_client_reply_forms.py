@@ -71,7 +71,7 @@ def test_structured_output_has_one_form() -> None:
     [
         ({"raw_text": "x", "tools": [Tool("a")]}, "need the chat template"),
         ({"text": "x", "tools": ["a"]}, r"tools\[0\] must be a Tool"),
-        ({"text": "x", "tools": [Tool("a", parameters={"x": {1}})]}, r"tools\[0\].parameters must be what JSON"),
+        ({"text": "x", "tools": [Tool("a", parameters={"x": {1}})]}, r"tools\[0\].parameters must be a value that"),
         ({"text": "x", "tools": [Tool("a")], "tool_choice": "maybe"}, "tool_choice must be"),
         ({"text": "x", "reply": [-1]}, "reply must be"),
         ({"text": "x", "structured_output": StructuredOutput(choice="yes")}, "must be a list"),

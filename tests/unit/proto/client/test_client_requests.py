@@ -150,7 +150,7 @@ def test_one_message_is_a_conversation() -> None:
 BAD = {
     "no prompt": ({}, "exactly one"),
     "two prompts": ({"text": "a", "chat": user("b")}, "text and chat"),
-    "chat of text": ({"chat": "b"}, "what the user says is text="),
+    "chat of text": ({"chat": "b"}, "for one text of the user give text="),
     "empty chat": ({"chat": []}, "at least one message"),
     "chat of dicts": ({"chat": [{"role": "user"}]}, "ChatMessage"),
     "no token ids": ({"token_ids": []}, "at least one id"),

@@ -186,7 +186,7 @@ async def test_both_clients_with_a_certificate_of_their_own(serve: Any, files: d
         (CA.issue(), None, "CA is not one that this client trusts"),
         (CA.issue(lasts=-DAY), "ca", "has expired: its Secret must be renewed"),
         (CA.issue(hosts=["omni.models.svc"]), "ca", "has other names: use one, or give server_name"),
-        (None, "ca", "does not speak TLS: connect without"),
+        (None, "ca", "does not speak TLS: connect without TLS"),
     ],
     ids=["another CA", "public CAs", "expired", "another name", "a plaintext server"],
 )

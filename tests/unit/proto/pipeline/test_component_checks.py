@@ -55,7 +55,7 @@ def test_random_edits_that_the_rules_accept_are_accepted() -> None:
 
 
 def test_a_component_that_is_not_built_in_is_a_warning() -> None:
-    pipeline = parse_pipeline(json.dumps(make(*GOOD["a misspelt component, which may be one's own"])))
+    pipeline = parse_pipeline(json.dumps(make(*GOOD["a misspelt component, which may be a custom one"])))
     (warning,) = list_unknown_components(pipeline)
     assert str(warning) == (
         "spec.stages[0].component: qwen2_5_omni/thinkr is not built in; the stage's image must bring it, or the stage "
@@ -88,7 +88,7 @@ def test_an_edge_without_mode_that_could_stream_is_a_warning(
 
 
 def test_an_alias_of_a_voice_that_no_published_checkpoint_has_is_a_warning() -> None:
-    """A checkpoint of one's own may have the voice, so the API server cannot refuse it."""
+    """A user's own checkpoint may have the voice, so the API server cannot refuse the alias."""
 
     def find(voices: dict[str, str], *edits: Any) -> list[str]:
         return [str(item) for item in list_unknown_voices(parse_pipeline(json.dumps(make(*edits, _voices(voices)))))]
@@ -101,7 +101,7 @@ def test_an_alias_of_a_voice_that_no_published_checkpoint_has_is_a_warning() -> 
     assert find({"Chelsie": "Ethan"}) == [
         "spec.aliases.voices[Chelsie]: is itself a voice, which takes precedence; remove the alias"
     ]
-    assert find({"alloy": "any"}, *ODD_COMPONENTS_GOOD["talker reads a component of one's own"]) == []
+    assert find({"alloy": "any"}, *ODD_COMPONENTS_GOOD["talker reads a custom component"]) == []
 
 
 def _voices(voices: dict[str, str]) -> Any:

@@ -111,7 +111,7 @@ def test_types_alone_refuse_what_is_no_tree(case: str) -> None:
     """Stages that do not form a tree are refused by the types too."""
     (found,) = problems(dump(NO_TREE[case]), parse_pipeline)
     assert found.startswith("spec: ")
-    assert "one stage without inputs, all others below it; `omnipipe validate` names the offender" in found
+    assert "one stage without inputs, all others below it; `omnipipe validate` names the wrong stage" in found
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Each hostile medium is refused for its header, refused by the decoder, or decoded within the memory reserved."""
+"""Each hostile medium is refused for its header, refused by the decoder, or decoded within the reserved memory."""
 
 from __future__ import annotations
 

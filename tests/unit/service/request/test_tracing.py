@@ -91,7 +91,7 @@ class HttpCollector(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Print nothing."""
+        """Prints nothing."""
 
 
 def test_the_environment_chooses_the_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
