@@ -68,7 +68,7 @@ class Readings:
     queue_length: Callable[[], int]
     """Pipelines that wait for a reconcile."""
     longest_due_s: Callable[[], float]
-    """The longest time for which a pipeline has been due, or its reconcile has been running."""
+    """The longest time for which a pipeline has waited for a due reconcile, or its reconcile has been running."""
 
 
 class Metrics:
@@ -111,7 +111,8 @@ class Metrics:
         )
         self._noops = Counter(
             "omni_operator_noop_applies",
-            "Applies that changed nothing. The operator compares before it writes, so each one shows a fault there.",
+            "Applies that changed nothing. The operator compares before it writes, so each one shows a fault of that "
+            "comparison.",
             registry=self.registry,
         )
         self._status_writes = Counter(
@@ -172,7 +173,7 @@ class _Gauges(Collector):  # type: ignore[misc]  # prometheus_client is untyped 
         )
         yield GaugeMetricFamily(
             "omni_operator_longest_due_seconds",
-            "Longest time for which a pipeline has been due, or its reconcile has been running.",
+            "Longest time for which a pipeline has waited for a due reconcile, or its reconcile has been running.",
             value=readings.longest_due_s(),
             unit="seconds",
         )
