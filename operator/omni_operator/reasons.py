@@ -249,7 +249,7 @@ EXPLANATIONS: Final[dict[Reason, Explanation]] = {
     ),
     Reason.PROGRESS_DEADLINE_EXCEEDED: Explanation(
         _FAILS,
-        "Pods took longer to become ready than any stage may take, and no other cause is known.",
+        "Pods were not ready within the progress deadline of the stage's Deployment, and no other cause is known.",
         "Check kubectl describe pod and kubectl logs.",
     ),
 }
