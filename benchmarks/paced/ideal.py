@@ -64,7 +64,7 @@ class _Request:
     codec: CodecRun
     outcome: Outcome = field(default_factory=Outcome)
     held: list[EdgeRows] = field(default_factory=list)
-    """Rows that the talker has not got yet. A Full edge keeps all rows until the last one."""
+    """Rows that have not been sent to the talker yet. A Full edge keeps all rows until the last one."""
     speaks: bool = False
     frames: int = 0
     sounded: int = 0
@@ -73,7 +73,7 @@ class _Request:
 
 
 class _Ideal:
-    """The three clocks, and the runs of each request. Their code is that of the paced engines."""
+    """The clocks of the three engines, and the runs of each request. The paced engines use the same code."""
 
     def __init__(self, table: Table, streams: bool, prompt_tokens: int, text_tokens: int, frames: int) -> None:
         self._table = table
