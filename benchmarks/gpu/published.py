@@ -22,9 +22,9 @@ TOKENS, CODES = 32, 100
 
 
 def answers(context: Context) -> Iterator[Finding]:
-    """Runs our three stages one after another, and transformers after them, and compares the text.
+    """Runs our three stages one after another, then transformers, and compares the text.
 
-    Only one of them is loaded at a time, so that a GPU with 80 GB suffices. Loading fails if a tensor is missing or
+    Only one model is loaded at a time, so that a GPU with 80 GB suffices. Loading fails if a tensor is missing or
     unknown.
     """
     ours = asyncio.run(_run(context))
@@ -90,9 +90,9 @@ def reference(context: Context, prompt: list[int]) -> list[int]:
 
 
 def golden(context: Context) -> Iterator[Finding]:
-    """Lets token2wav decode codes for which others published the 7B model's audio, and compares our audio with that."""
+    """Decodes codes for which others published the 7B model's audio, and compares token2wav's audio with theirs."""
     if importlib.util.find_spec("benchmarks.gpu.golden") is None:
-        yield Finding("", skipped="benchmarks/gpu/golden.py is not here")
+        yield Finding("", skipped="benchmarks/gpu/golden.py is missing")
         return
     known: Any = importlib.import_module("benchmarks.gpu.golden")
     audio = known.golden_audio()
