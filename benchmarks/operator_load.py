@@ -85,6 +85,7 @@ class Observer:
     _done: threading.Event = field(default_factory=threading.Event)
 
     def start(self) -> None:
+        """Start the watches, each in its own thread."""
         for kind in CHILD_KINDS:
             threading.Thread(target=self._follow, args=(kind, self._see_child), daemon=True).start()
         threading.Thread(target=self._follow, args=("OmniPipeline", self._see_pipeline), daemon=True).start()
@@ -125,6 +126,7 @@ class Observer:
 
 
 def main() -> int:
+    """Run the bench and store its result. Returns 1 if a budget or a bound is exceeded, else 0."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.operator_load", description=__doc__.splitlines()[0])
     parser.add_argument("--pipelines", type=int, default=500)
     parser.add_argument("--rate", type=float, default=1.0, help="pipelines created a second")

@@ -61,6 +61,7 @@ class Peak:
             self.unhealthy += self._operator.http("health", "/healthz")[0] != 200
 
     def close(self) -> None:
+        """Stop sampling."""
         self._done.set()
         self._thread.join()
 
@@ -180,6 +181,7 @@ def make_report(pipelines: int, most: int | None, rate: float, config_maps: int,
 
 
 def main() -> int:
+    """Run the bench and store its result. Returns 1 if a budget is exceeded, else 0."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.operator_tenants", description=__doc__.splitlines()[0])
     parser.add_argument("--pipelines", type=int, default=2000)
     parser.add_argument("--max-pipelines", type=int, help="the operator's limit of pipelines in a namespace")

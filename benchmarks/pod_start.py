@@ -45,6 +45,7 @@ class PodStart:
 
 
 def main() -> int:
+    """Run the bench and store its result. Returns 1 if a bound is exceeded, else 0."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pod_start", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--keep-images", action="store_true", help="use the node's images without building them")

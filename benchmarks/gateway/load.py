@@ -227,6 +227,7 @@ async def send(run: Run) -> Result:
 
 
 def main() -> None:
+    """Send the requests of each line of stdin, and print its result."""
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         for line in sys.stdin:

@@ -41,10 +41,12 @@ class Outcome:
 
     @property
     def first_audio(self) -> float:
+        """Arrival of the first chunk of audio."""
         return self.chunks[0].time
 
     @property
     def done(self) -> float:
+        """Arrival of the last chunk of audio."""
         return self.chunks[-1].time
 
 
@@ -89,6 +91,7 @@ class _Ideal:
         self._code_sampling = SamplingDefaults(max_tokens=frames, ignore_eos=True)
 
     def run(self, starts: Sequence[float]) -> list[Outcome]:
+        """Returns the outcomes of requests that start at these times. May be called once."""
         waiting = sorted((start, f"{number}") for number, start in enumerate(starts))
         while True:
             clocks = (self._thinker.next_time, self._talker.next_time, self._decoder.next_time)

@@ -66,6 +66,7 @@ async def run(port: int, count: int, tokens: int, spread_s: float) -> Callers:
 
 
 def main() -> None:
+    """Send the requests of each line of stdin, and print what they received."""
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         for line in sys.stdin:

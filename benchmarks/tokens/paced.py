@@ -73,9 +73,11 @@ class PacedEngine:
         self._clock: asyncio.Task[None] | None = None
 
     def open_tensors(self, received: Mapping[str, Any]) -> Mapping[str, Array]:
+        """Returns received tensors as torch tensors."""
         return to_torch(received)
 
     async def start(self) -> None:
+        """Start the clock."""
         self._clock = asyncio.create_task(self._tick())
 
     async def _tick(self) -> None:
@@ -110,9 +112,11 @@ class PacedEngine:
             self.unfinished_requests -= 1
 
     async def abort(self, request_id: str) -> None:
+        """Does nothing: `generate` forgets a request when it is closed."""
         return
 
     async def shutdown(self) -> None:
+        """Stop the clock."""
         if self._clock is not None:
             self._clock.cancel()
 

@@ -41,6 +41,7 @@ _ROWS = bytes(ROW * 2 * ROW_STEPS)
 
 
 def main(name: str, sink: str = "") -> int:
+    """Run the process that the arguments name (see above). Returns its exit code."""
     tune_malloc()
     # As in the stage server, the garbage collector skips all objects that exist after the imports.
     gc.freeze()

@@ -54,6 +54,7 @@ class BlockingClient:
         self._second: Lane | None = None
 
     def transfers(self, data: np.ndarray, count: int) -> list[float]:
+        """See Client."""
         lane = self._first
         start = time.perf_counter()
         for _ in range(count):
@@ -63,6 +64,7 @@ class BlockingClient:
         return [(time.perf_counter() - start) / count]
 
     def round_trips(self, row: np.ndarray, count: int, bulk: np.ndarray | None) -> list[float]:
+        """See Client."""
         if bulk is None:
             return [_round_trip(self._first, row) for _ in range(count)]
         self._second = lane = self._second or self._open_lane()

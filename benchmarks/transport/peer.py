@@ -48,6 +48,7 @@ SIDES = {
 
 
 def main() -> None:
+    """Run the server or the sender of a side until stdin ends."""
     parser = argparse.ArgumentParser()
     parser.add_argument("side", choices=SIDES)
     parser.add_argument("role", choices=("serve", "send"))
