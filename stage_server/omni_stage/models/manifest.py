@@ -175,7 +175,7 @@ _OF_MEDIA = tuple(
 _OF_PUBLISHED_ROWS = (
     Refusal(
         field="enable_prefix_caching",
-        why="another stage reads this stage's rows, which are not computed for a cached prefix",
+        why="another stage reads this stage's rows, which a cached prefix does not compute",
         when=When.READ,
         allows_empty=True,
     ),
