@@ -93,10 +93,10 @@ gpu: ## Check that the stages answer correctly, fit and are fast on this GPU (do
 	@[ -n "$${PYTHON:-}" ] || scripts/setup.sh
 	@PYTHONPATH=tests:.:stage_server:proto:cli:operator "$${PYTHON:-$(PY)}" -m benchmarks.gpu $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
-bench-operator: controlplane ## Measure the operator with 500 pipelines, compared with budgets and a bare loop (about 12 minutes)
+bench-operator: controlplane ## Measure the operator with 500 pipelines, compared with budgets and a bare loop (about 10 minutes)
 	@PYTHONPATH=tests:. $(PY) -m benchmarks.operator_load
 
-bench-pods: setup ## Compare a stage's start in a pod with its start outside, on a real node (needs root; about 10 minutes)
+bench-pods: setup ## Compare a stage's start in a pod with its start outside, on a real node (needs root; about 12 minutes)
 	@PYTHONPATH=tests:. $(PY) -m benchmarks.pod_start
 
 oracle: setup ## Compare our answers with transformers' generate(), both in the version of the model's release and in the installed one (6 GB, 5 minutes)

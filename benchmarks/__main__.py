@@ -1,11 +1,11 @@
 """`make bench`: measures ratios, prints and judges them, and writes them to results/.
 
-The sides of a case take turns within a run. Absolute figures differ between machines, but the ratio of two sides that
-took turns on one machine carries over to others. Every case writes results/CASE.json, draws results/CASE.png from it
-and puts its tables into a page of docs/performance.
+A case compares several systems, its sides, which take turns within a run. Absolute figures differ between machines, but
+the ratio of two sides that took turns on one machine is valid for other machines too. Every case writes
+results/CASE.json, draws results/CASE.png from it and puts its tables into a page of docs/performance.
 
-Exits with 1 if a ratio misses a bound, unless the bound is only a goal. It also exits with 1 if a ratio is worse than
-in the last committed result by more than its tolerance, or is no longer measured. Such a run is written to
+The command exits with 1 if a ratio misses a bound that is not only a goal, if a ratio is worse than in the last
+committed result by more than its tolerance, or if a ratio of that result was not measured. Such a run is written to
 results/CASE.rejected.json and replaces nothing.
 """
 
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("cases", nargs="*", metavar="case", help=f"of {', '.join(CASES)}; none: {all_of_them}")
     parser.add_argument("--rounds", type=int, help="how often each side runs (default: the case's own number)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for result files")
-    parser.add_argument("--draw", action="store_true", help="measure nothing; draw pictures and fill the page again")
+    parser.add_argument("--draw", action="store_true", help="measure nothing; draw pictures and pages from the results")
     options = parser.parse_args(arguments)
     cases = options.cases or [name for name in CASES if name not in BY_NAME_ONLY]
     unknown = set(cases) - set(CASES)
@@ -87,8 +87,8 @@ def run_case(name: str, options: Options) -> list[str]:
 def record(name: str, measure: Callable[[], Report], results: Path) -> tuple[Report, list[str]]:
     """Measure a case, print it, and write its result, with the date, the machine and the duration, to a folder.
 
-    Returns the report, and the reasons why it fails, one line each. The result is compared with the case's committed
-    result; if none is committed, with the one in the folder.
+    Returns the report, and the reasons why the run fails, one line each. The result is compared with the case's
+    committed result; if none is committed, with the earlier result in the folder.
     """
     machine, began = describe_machine(), time.monotonic()
     report = measure()
@@ -118,7 +118,7 @@ def draw_case(name: str, results: Path) -> None:
 
 
 def write_page(name: str) -> None:
-    """Put a case's figures into its page in docs/performance."""
+    """Put a case's figures into its page in docs/performance. Raises ValueError unless exactly one page has it."""
     result = json.loads((RESULTS / f"{name}.json").read_text())
     page = find_page(PAGES, name)
     page.write_text(replace_section(page.read_text(), name, render_result(result)))

@@ -85,6 +85,7 @@ def draw(result: Row, path: Path) -> None:
 
 
 def run_own(spec: TensorSpec, data: np.ndarray) -> None:
+    """Encode, decode, check and reassemble a tensor, float16 [rows, ROW], with our codec."""
     assembler = TensorAssembler(spec, len(data), check_finite=False)
     for chunk in encode_rows(spec, memoryview(data).cast("B")):
         view = decode_generate_request(serialize_generate_request(chunk))
@@ -95,6 +96,7 @@ def run_own(spec: TensorSpec, data: np.ndarray) -> None:
 
 
 def run_protobuf(data: np.ndarray, chunk_bytes: int) -> None:
+    """Do the same with protobuf messages of at most chunk_bytes each. Raises ValueError if a checksum is wrong."""
     whole = data.tobytes()
     received = bytearray()
     row_bytes = data.shape[1] * 2

@@ -1,9 +1,9 @@
 """`make bench-operator`: the operator under load on a real control plane, compared with budgets and a bare loop.
 
-500 pipelines of three stages are created, one per second, and kwok makes their pods Ready. The bench measures how long
-it takes until all children exist and until pipelines are Ready. It also measures the number of writes, and the
-operator's CPU time and memory. Then it measures a relist and a restart. The bare loop applies the objects of such
-pipelines with the same client, and does nothing else.
+The bench creates 500 pipelines of three stages, one per second, and kwok makes their pods Ready. It measures how long
+it takes until all child objects of a pipeline exist and until the pipeline is Ready. It also measures the number of
+writes, and the operator's CPU time and memory. Then it measures a relist and a restart. The bare loop applies the
+objects of such pipelines with the same client, and does nothing else.
 
     python -m benchmarks.operator_load [--pipelines 500] [--rate 1]
 """
@@ -71,7 +71,10 @@ BUDGETS: Mapping[str, float] = {
 
 @dataclass
 class Observer:
-    """Watches the API server, and records when each pipeline had all its children and when it was Ready."""
+    """Watches the API server, and records when each pipeline had all its children and when it was Ready.
+
+    Times are in seconds of the monotonic clock, by the pipeline's name.
+    """
 
     api: Api
     created: dict[str, float] = field(default_factory=dict)
@@ -82,6 +85,7 @@ class Observer:
     _done: threading.Event = field(default_factory=threading.Event)
 
     def start(self) -> None:
+        """Start the watches, each in its own thread."""
         for kind in CHILD_KINDS:
             threading.Thread(target=self._follow, args=(kind, self._see_child), daemon=True).start()
         threading.Thread(target=self._follow, args=("OmniPipeline", self._see_pipeline), daemon=True).start()
@@ -122,6 +126,7 @@ class Observer:
 
 
 def main() -> int:
+    """Run the bench and store its result. Returns 1 if a budget or a bound is exceeded, else 0."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.operator_load", description=__doc__.splitlines()[0])
     parser.add_argument("--pipelines", type=int, default=500)
     parser.add_argument("--rate", type=float, default=1.0, help="pipelines created a second")
@@ -141,8 +146,8 @@ def main() -> int:
 
 def make_report(pipelines: int, rate: float) -> Report:
     """Run the bench. Returns its report."""
-    # Operator, client and control plane share the cores, and the control plane uses most of their time. So the figures
-    # mean little if the machine does other work.
+    # Operator, client and control plane share the cores, and the control plane uses most of the processor time. So the
+    # figures mean little if the machine does other work.
     with tempfile.TemporaryDirectory(prefix="omnipipeline-bench-") as temporary:
         figures = measure(Path(temporary), pipelines, rate)
     rows = [to_row(name, value) for name, value in figures.items()]
@@ -245,15 +250,18 @@ def measure_restart(operator: OperatorProcess, pipelines: int) -> dict[str, floa
 
 
 def is_call(sample: str, verb: str) -> bool:
+    """Returns whether a sample's name counts the operator's API calls with this RBAC verb."""
     return sample.startswith("omni_operator_api_calls_total") and f'verb="{verb}"' in sample
 
 
 def process_age_s(pid: int) -> float:
+    """Returns the seconds since a process started. Assumes 100 clock ticks per second."""
     ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     return float(Path("/proc/uptime").read_text().split()[0]) - ticks / 100
 
 
 def percentile(created: Mapping[str, float], done: Mapping[str, float], percent: int) -> float:
+    """Returns a percentile of the seconds from created to done. A pipeline that is not done counts as infinite."""
     times = sorted(done[name] - created[name] for name in created if name in done)
     missing = len(created) - len(times)
     index = min(len(created) - 1, len(created) * percent // 100)
@@ -284,6 +292,7 @@ async def apply_bare(kubeconfig: Path, namespace: str) -> float:
 
 
 def build_children(name: str, namespace: str) -> list[dict[str, Any]]:
+    """Returns the objects that the operator would create for the pipeline of `build_pipeline`."""
     pipeline = type_document(build_pipeline(name))
     settings, owner = BuildSettings(), Owner(name, namespace)
     revision = compute_revision(pipeline, settings.default_image)
@@ -292,6 +301,7 @@ def build_children(name: str, namespace: str) -> list[dict[str, Any]]:
 
 
 def say(message: str) -> None:
+    """Print a line of progress to stderr."""
     print(message, file=sys.stderr, flush=True)
 
 

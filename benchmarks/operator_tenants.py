@@ -5,8 +5,9 @@ pipeline's label but have no owner. While these pipelines are created, and after
 is edited. The bench measures how long it takes until that pipeline's Deployment shows the edit, the operator's memory,
 and whether the operator stays healthy.
 
-With the operator's default settings, only the 100 oldest pipelines of the crowd get children, and the others get a
-condition. With --max-pipelines all of them can be served, which also loads the API server, controllers and kubelets.
+With the operator's default settings, only the 100 oldest pipelines in `crowd` get children, and the others get only a
+condition. With --max-pipelines the operator can serve all of them. This also loads the API server, the controllers and
+the kubelets.
 
     python -m benchmarks.operator_tenants [--pipelines 2000] [--max-pipelines 2000] [--rate 4] [--config-maps 300]
 """
@@ -42,7 +43,10 @@ BUDGETS: Mapping[str, float] = {
 
 
 class Peak:
-    """Samples the operator's memory and health until closed."""
+    """Samples the operator's memory and health until it is closed.
+
+    `rss` is the largest memory in bytes, `unhealthy` the number of answers of /healthz other than 200.
+    """
 
     def __init__(self, operator: OperatorProcess) -> None:
         self._operator = operator
@@ -57,6 +61,7 @@ class Peak:
             self.unhealthy += self._operator.http("health", "/healthz")[0] != 200
 
     def close(self) -> None:
+        """Stop sampling."""
         self._done.set()
         self._thread.join()
 
@@ -90,16 +95,18 @@ def fill(crowd: Api, pipelines: int, rate: float) -> None:
 
 
 def percentile(values: list[float], percent: int) -> float:
+    """Returns a percentile of the values, rounded to milliseconds."""
     return round(sorted(values)[min(len(values) - 1, len(values) * percent // 100)], 3)
 
 
 def count_reconciles(operator: OperatorProcess) -> float:
+    """Returns the number of reconciles since the operator's start, whatever their result."""
     samples = operator.metrics().items()
     return sum(value for name, value in samples if name.startswith("omni_operator_reconcile_total"))
 
 
 def measure_restart(operator: OperatorProcess, pipelines: int) -> float:
-    """Returns the seconds from the process's start until it has reconciled at least `pipelines` times."""
+    """Returns the seconds from the start of the operator's process until it has made `pipelines` reconciles."""
     age_s, started = process_age_s(operator.child.pid), time.monotonic()
     eventually(
         lambda: count_reconciles(operator) >= pipelines, timeout_s=900, every_s=1, why="all pipelines are reconciled"
@@ -159,6 +166,7 @@ def measure(
 
 
 def make_report(pipelines: int, most: int | None, rate: float, config_maps: int, edits: int) -> Report:
+    """Run the bench. Returns its report; the arguments are those of `measure`."""
     with tempfile.TemporaryDirectory(prefix="omnipipeline-bench-") as temporary:
         figures = measure(Path(temporary), pipelines, most, rate, config_maps, edits)
     rows: list[Row] = []
@@ -173,6 +181,7 @@ def make_report(pipelines: int, most: int | None, rate: float, config_maps: int,
 
 
 def main() -> int:
+    """Run the bench and store its result. Returns 1 if a budget is exceeded, else 0."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.operator_tenants", description=__doc__.splitlines()[0])
     parser.add_argument("--pipelines", type=int, default=2000)
     parser.add_argument("--max-pipelines", type=int, help="the operator's limit of pipelines in a namespace")

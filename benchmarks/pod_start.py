@@ -1,6 +1,7 @@
-"""`make bench-pods`: compares a stage's start in a pod, from created to Ready, with its start outside. Needs root.
+"""`make bench-pods`: compares a stage's start in a pod, from created to Ready, with its start as a plain process.
 
-It runs on the real node of the end-to-end tests. Both sides take turns in one run, one stage at a time.
+It needs root, and runs on the real node of the end-to-end tests. The two kinds of start take turns, one stage at a
+time.
 
     python -m benchmarks.pod_start [--rounds 5] [--keep-images]
 """
@@ -44,6 +45,7 @@ class PodStart:
 
 
 def main() -> int:
+    """Run the bench and store its result. Returns 1 if a bound is exceeded, else 0."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pod_start", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--keep-images", action="store_true", help="use the node's images without building them")
@@ -57,7 +59,7 @@ def main() -> int:
 
 
 def make_report(rounds: int, *, keep_images: bool) -> Report:
-    """Starts a node, and returns a row for each stage measured on it."""
+    """Start a node, and measure every stage on it. Returns the report."""
     with tempfile.TemporaryDirectory(prefix="omnipipeline-bench-") as temporary, Cluster() as cluster:
         if not keep_images:
             cluster.images.build()
@@ -100,8 +102,10 @@ def to_row(stage: str, outside: list[float], inside: list[PodStart]) -> Row:
 
 
 def replace_pod(api: Api, stage: str) -> PodStart:
-    """Delete the stage's pod. Returns the times of its successor's start. Raises RuntimeError if it is not ready in
-    time."""
+    """Delete the stage's pod. Returns the times of the start of the pod that replaces it.
+
+    Raises RuntimeError if the new pod is not ready within START_LIMIT_S.
+    """
     selector = f"omnipipeline.io/pipeline={NAME},omnipipeline.io/stage={stage}"
     (old,) = api.list("Pod", selector)
     api.delete("Pod", old["metadata"]["name"], grace_s=0)

@@ -1,9 +1,9 @@
 """Compares Qwen3-Omni's code predictor with a bare torch loop, transformers' predictor and the talker's layers.
 
 All have the published shapes and random weights in float32, but the talker's layers have fewer experts (EXPERTS). A
-frame has 16 codes, of which the predictor makes 15, one by one, in each step of the talker. The bare loop has only the
-matrix products and the attention: no norms, no rotary embedding and no sampling. No code with these shapes can cost
-less in eager torch.
+frame has 16 codes. In each step of the talker, the predictor makes 15 of them, one by one. The bare loop has only the
+matrix products and the attention: no norms, no rotary embedding and no sampling. In eager torch, no complete predictor
+of these shapes can cost less.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def draw(result: Row, path: Path) -> None:
 
 
 def make_sides(model: Any, layers: Callable[[int], object], batch: int) -> dict[str, Callable[[], object]]:
-    """Returns the sides as functions. All but the talker's layers make one frame's codes for each request."""
+    """Returns the sides as functions, by name. All but the talker's layers make one frame's codes for each request."""
     import torch
 
     from omni_stage.models.qwen3_omni.talker.predictor import CodePredictor

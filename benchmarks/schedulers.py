@@ -1,4 +1,4 @@
-"""Compares the speed of our scheduler and worker with stock vLLM's: same engine, tiny model and requests.
+"""Compares the speed of our scheduler and worker with that of stock vLLM's, with the same tiny model and requests.
 
 The three sides are engines in this process: stock vLLM, ours without rows, and ours with one row of hidden states per
 position. There are many short rounds, and the order of the sides rotates, so that other load on the machine affects all
@@ -63,7 +63,7 @@ def measure(options: Options) -> Report:
     notes = [
         f"{REQUESTS} concurrent requests, {PROMPT_TOKENS} tokens in, {NEW_TOKENS} out. A seeded 4-layer Qwen2 of width "
         "256 in float32: a step takes milliseconds, and on a real model the same overhead is a smaller share.",
-        "ratio_to_stock: median of each round's own ratio.",
+        "ratio_to_stock is the median of the rounds' ratios.",
     ]
     return Report({TABLE: rows}, judged, notes)
 

@@ -2,9 +2,9 @@
 
     python -m benchmarks.video_memory
 
-The stage reserves upper bounds of these figures. WORK_BYTES_PER_PIXEL (omni_stage/media/video.py) counts pixels of one
-frame as encoded. BYTES_PER_FRAME_PIXEL (omni_stage/models/shared/media_cost.py) counts pixels of all frames that the
-model sees. Each case runs in its own process, whose peak the kernel counts.
+The stage reserves upper bounds of these figures: WORK_BYTES_PER_PIXEL (omni_stage/media/video.py) for each pixel of one
+encoded frame, and BYTES_PER_FRAME_PIXEL (omni_stage/models/shared/media_cost.py) for each pixel of all frames that the
+model sees. Each case runs in its own process, so that the kernel records the peak of that case alone.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def encode(codec: str) -> bytes:
 
 
 def peak_of(work: Callable[[], object]) -> int:
-    """Returns by how many bytes this process grew at its peak while it did the work."""
+    """Runs `work`. Returns by how many bytes this process's peak memory exceeded its memory before."""
     Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")
     work()
@@ -59,7 +59,10 @@ def peak_of(work: Callable[[], object]) -> int:
 
 
 def decode_case(file: Path) -> float:
-    """Returns the decoder's peak memory divided by the pixels of one encoded frame. Kept frames are tiny here."""
+    """Returns the decoder's peak memory divided by the pixels of one encoded frame.
+
+    The frames that the decoder returns are tiny here, so that they hardly count.
+    """
     from omni_stage.media.video import decode_video
 
     data = file.read_bytes()

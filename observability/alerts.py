@@ -95,8 +95,8 @@ PIPELINES = Group(
             fires="== 0",
             wait="15m",
             severity="critical",
-            when="no revision of a pipeline has a ready pod in every stage; suspended ones and those that the operator "
-            "refuses are left out",
+            when="no revision of a pipeline has a ready pod in every stage; pipelines that are suspended, or that the "
+            "operator refuses, are left out",
             summary=f"Pipeline {_WHICH} is not ready.",
             description=f"No revision of {_WHICH} has had a ready pod in every stage for 15 minutes: requests fail. "
             "Its status names the cause: omnipipe status {{ $labels.pipeline }} -n {{ $labels.namespace }}.",
@@ -261,7 +261,7 @@ OPERATOR = Group(
             fires="> 150",
             wait="5m",
             severity="warning",
-            when="a pipeline has been due, or its reconcile has been running, for more than 150 s",
+            when="a pipeline has waited for a due reconcile, or its reconcile has been running, for more than 150 s",
             summary="The omnipipeline operator falls behind.",
             description="A pipeline has been due for a reconcile, or its reconcile has been running, for "
             "{{ $value | humanizeDuration }}: the operator hangs, or is overloaded.",

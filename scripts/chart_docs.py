@@ -1,11 +1,11 @@
-"""Generates files of helm/omnipipeline: values.schema.json and README.md from values.yaml, whose comments describe each
-value, and copies of the CRD and the operator's rules from manifests/.
+"""Generates files of helm/omnipipeline: values.schema.json and README.md from values.yaml, and copies of the CRD and
+the operator's RBAC rules from manifests/.
 
-`# -- TEXT` before a value is its description. Rules for the schema may follow: `# @enum A B` lists the allowed words,
-`# @min N` is the smallest number, `# @pattern REGEX` restricts a text, and `# @items string|integer|object|REGEX`
-restricts the items of a list, and `# @values string` the values of a map. Types come from the defaults. A map with a
-description may have any keys; a map without one may have only the keys in values.yaml. `--check` writes nothing and
-fails if a file is stale.
+Comments in values.yaml describe each value. `# -- TEXT` before a value is its description. Rules for the schema may
+follow: `# @enum A B` lists the allowed words, `# @min N` gives the smallest number, `# @pattern REGEX` restricts a
+string, `# @items string|integer|object|REGEX` restricts the items of a list, and `# @values string` restricts the
+values of a map. Types come from the defaults. A map with a description may have any keys; a map without one may have
+only the keys in values.yaml. `--check` writes nothing and fails if a file is stale.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def build_readme(values: dict[str, Any], notes: dict[str, Notes], chart: dict[st
 
 
 def render() -> dict[Path, str]:
-    """Returns the generated files and their contents."""
+    """Returns the generated files and their contents. Raises SystemExit if a value has no description."""
     text = (CHART / "values.yaml").read_text()
     values, notes = yaml.safe_load(text), read_notes(text)
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
@@ -168,7 +168,10 @@ def render() -> dict[Path, str]:
 
 
 def read_operator_rules(manifests: str) -> str:
-    """Returns the rules of the only ClusterRole in the manifests, with their comments."""
+    """Returns the rules of the only ClusterRole in the manifests, with their comments.
+
+    Raises ValueError unless there is exactly one.
+    """
     (role,) = (part for part in manifests.split("\n---\n") if "\nkind: ClusterRole\n" in part)
     return (
         "# The rules of manifests/rbac/cluster.yaml, which `make chart` copies here.\n"
@@ -178,6 +181,7 @@ def read_operator_rules(manifests: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
+    """Write the stale files, or name them if the arguments have --check. Returns 1 for stale files with --check."""
     stale = []
     for path, content in render().items():
         if not path.exists() or path.read_text() != content:

@@ -1,4 +1,4 @@
-"""Prints the coverage of each package in FLOORS, and fails if one is below its floor.
+"""Prints the coverage of each package in FLOORS, and exits with 1 if a package is below its floor.
 
 python scripts/check_coverage.py FOLDER     # the folder contains the data files of several runs: .coverage.*
 """
@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-FLOORS = {
+FLOORS = {  # folder -> smallest coverage, in percent
     "proto/omni_proto": 85.0,
     "proto/omni_proto/pipeline": 90.0,
     "kube/omni_kube": 90.0,
@@ -36,6 +36,7 @@ def package_percent(files: dict[str, dict[str, dict[str, int]]], prefix: str) ->
 
 
 def main() -> int:
+    """Combine the data files and print the coverage. Returns 1 if a package is below its floor, else 0."""
     coverage = [sys.executable, "-m", "coverage"]
     subprocess.run([*coverage, "combine", "--keep", "--quiet", *sys.argv[1:]], check=True)  # noqa: S603
     with tempfile.TemporaryDirectory() as folder:

@@ -32,7 +32,7 @@ def render_component_facts() -> str:
     return render_components(built_in_facts())
 
 
-EXPORTS = {
+EXPORTS = {  # path in the repository -> the function that returns the file's text
     "docs/reference/omnipipeline.md": render_reference,
     "docs/reference/stage-config.schema.json": render_stage_config_schema,
     "manifests/crd/omnipipelines.yaml": render_crd,
@@ -50,6 +50,7 @@ def list_stale() -> list[str]:
 
 
 def main() -> int:
+    """Write the stale files, or with --check only name them. Returns 1 for stale files with --check, else 0."""
     stale = list_stale()
     if "--check" in sys.argv[1:]:
         for name in stale:

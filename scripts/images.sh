@@ -1,8 +1,8 @@
 #!/bin/sh
 # Builds images with the first of docker, podman and buildah that works; $BUILDER selects one of them.
 #   scripts/images.sh [TARGET ...]      operator, stage-cpu, stage-gpu, stage-sim; default: operator and stage-cpu
-# REGISTRY is put before the names. TAG replaces the version. BUILD_FLAGS are passed to the builder unchanged, for example
-# for a network with its own certificate authority (podman, buildah):
+# $REGISTRY is put before the images' names. $TAG replaces the version as the tag. $BUILD_FLAGS are passed to the builder
+# unchanged, for example for a network with its own certificate authority (podman, buildah):
 #   BUILD_FLAGS="--volume /etc/ssl/certs:/etc/ssl/certs:ro"
 set -eu
 cd "$(dirname "$0")/.."

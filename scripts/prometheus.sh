@@ -1,7 +1,7 @@
 #!/bin/sh
-# Prints the folder that contains prometheus and promtool: $PROMETHEUS_BIN, else the folder of the programs on PATH, else
-# that of Debian's package, unpacked into the cache. Needs root only where the machine has no package lists: apt-get download
-# itself writes only to the current folder.
+# Prints the folder that contains prometheus and promtool: $PROMETHEUS_BIN, else the folder of the programs on PATH, else the
+# folder of Debian's package, which is unpacked into the cache. It needs root only if the machine has no package lists,
+# because apt-get download itself writes only to the current folder.
 set -eu
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/omnipipeline/bin/prometheus"
 

@@ -1,7 +1,7 @@
 """Writes tests/golden/operator: what `omnipipe render` prints for each sample.
 
-`--check` writes nothing and fails if a file is stale. A change of these files is a change of what runs in clusters:
-every changed pod template restarts pods.
+`--check` writes nothing and fails if a file is stale. If these files change, the objects in clusters change too when
+the operator is upgraded, and every changed pod template restarts pods.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ def list_stale() -> list[str]:
 
 
 def main() -> int:
+    """Write the stale files, or with --check only name them. Returns 1 for stale files with --check, else 0."""
     stale = list_stale()
     if "--check" in sys.argv[1:]:
         for name in stale:

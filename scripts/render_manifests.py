@@ -1,7 +1,7 @@
 """Writes manifests/install.yaml: the namespace omnipipeline-system, and the chart rendered into it with default values.
 
-What only Helm uses is left out: Helm's labels and annotations, and the pod of `helm test`. `--check` writes nothing and
-fails if the file is stale.
+Objects and metadata that only Helm uses are left out: Helm's labels and annotations, and the pod of `helm test`.
+`--check` writes nothing and fails if the file is stale.
 
     scripts/render_manifests.py --helm PATH [--check]
 """
@@ -35,7 +35,10 @@ Manifest = dict[str, Any]
 
 
 def render_chart(helm: Path) -> list[Manifest]:
-    """Returns the objects of the chart with its default values, including the pod of `helm test`."""
+    """Returns the objects of the chart with its default values, including the pod of `helm test`.
+
+    Raises subprocess.CalledProcessError if helm fails.
+    """
     command = [str(helm), "template", RELEASE, str(CHART), "--namespace", NAMESPACE, "--kube-version", KUBE_VERSION]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603 - our own chart
     return [document for document in yaml.safe_load_all(text) if document]
@@ -79,6 +82,7 @@ def render_install(helm: Path) -> str:
 
 
 def main() -> int:
+    """Write the file, or with --check only compare it. Returns 1 if it is stale with --check, else 0."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--helm", type=Path, required=True, help="the helm program")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if the file is stale")

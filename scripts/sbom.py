@@ -3,10 +3,10 @@ licences.
 
     python scripts/sbom.py --out sbom
 
-The packages of an image are found by following the requirements of the image's extra through the installed packages.
-The installed packages come from the same constraints as the packages of the images. Exits with 1 and names the package
-if a licence is not accepted. The bills do not contain Debian packages of the base image or libraries inside wheels.
-There is no bill for the GPU image, whose packages are not installed here.
+The script finds the packages of an image by following the requirements of the image's extra through the installed
+packages, which come from the same constraints as those of the images. It exits with 1 and names the package if a
+licence is not accepted. The bills do not contain Debian packages of the base image or libraries inside wheels. There is
+no bill for the GPU image, because its packages are not installed here.
 """
 
 from __future__ import annotations
@@ -187,6 +187,7 @@ def write_bom(image: str, packages: Iterable[Package], file: Path) -> None:
 
 
 def main() -> int:
+    """Write the bills, and print each package whose licence is not accepted. Returns 1 if there is one, else 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "sbom")
     options = parser.parse_args()

@@ -9,7 +9,7 @@ from benchmarks.harness.report import Options, Report, Row
 
 def measure(options: Options) -> Report:
     """Returns first audio, job time, audio per second and each stage's processor time, by concurrent requests."""
-    # Imported here, because the process that writes the checkpoint imports this package and needs only checkpoint.py.
+    # Imported here, because the process that writes the checkpoint imports this package but needs only checkpoint.py.
     from benchmarks.dear.measure import measure as run
 
     return run(options)

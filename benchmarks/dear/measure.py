@@ -34,11 +34,11 @@ STEP_TOKENS = 64
 """maxNumBatchedTokens of thinker and talker."""
 ROUNDS = 2
 REFERENCE_REQUESTS = 2
-"""Requests that transformers answers in a round, one after another. More would only take longer, at the same rate."""
+"""Requests that transformers answers in a round, one after another. More requests would not change its rate."""
 FIRST_CODES = first_codes(SHAPE.block_size // 2)
 """Codec tokens that the first window needs. Each token makes two mel frames."""
 LEAST_OF = {4: 2, 8: 4}
-"""Concurrent requests -> how many of them must have returned audio at the time of the median first audio."""
+"""Number of concurrent requests -> how many of them have audio when the median request gets its first audio."""
 HEARD, PROCESSORS, LEAST = "what listeners hear", "processor time by stage", "what the first audio costs at least"
 TOLERANCE = 0.3
 NOTES = [
@@ -50,9 +50,9 @@ NOTES = [
     "Every process has one OpenMP thread, transformers too.",
     "`cores` counts the stage server and its engine. The limit is the audio per second if no stage ever waited: "
     "cores / (processor seconds of all stages for a second of audio).",
-    "The least share of the job: the processor seconds of only the requests that the median needs, each only to the "
-    f"end of its first window ({FIRST_CODES} codec tokens), divided by those of all whole jobs. No order of the same "
-    "work can be below it, even if no core ever waited.",
+    "least_first_over_job is a lower bound of first_over_job. It takes the requests that must have audio for the "
+    f"median, each only to the end of its first window ({FIRST_CODES} codec tokens), and divides their processor "
+    "seconds by those of all whole jobs. No order of the same work can give less, even if no core ever waited.",
 ]
 
 
@@ -118,7 +118,10 @@ async def _ask_once(pipeline: Pipeline, count: int, sampling: Sampling, outcome:
 
 
 def shorten(sampling: Sampling, codes: int) -> Sampling:
-    """Returns sampling for requests that end with their first window, which needs a row of text for each code."""
+    """Returns sampling for requests that end with their first window of `codes` codec tokens.
+
+    The talker needs a row of text for each codec token.
+    """
     return {
         "thinker": {**sampling["thinker"], "max_tokens": codes + 1},
         "talker": {**sampling["talker"], "max_tokens": codes},
@@ -128,7 +131,7 @@ def shorten(sampling: Sampling, codes: int) -> Sampling:
 def least_rows(least: Mapping[int, Outcome], outcomes: Mapping[int, Outcome]) -> list[Row]:
     """Returns a row for each number of concurrent requests in LEAST_OF.
 
-    A row gives the smallest share of all requests' processor time that must be spent before the median first audio.
+    A row gives the smallest share of all requests' processor time that is needed before the median first audio.
     """
     rows: list[Row] = []
     for count, heard in LEAST_OF.items():

@@ -31,7 +31,7 @@ class Side:
     seconds: list[float]
     """Seconds that each round took for all requests."""
     latencies: list[float] = field(default_factory=list)
-    """Seconds of each request, from when its group was sent."""
+    """Seconds of each request, counted from the time when its group was sent."""
     peak_mib: float = 0.0
     """Peak memory of the engine's process."""
     idle_mib: float = 0.0

@@ -41,11 +41,12 @@ PROMPT_ROWS, REPLY_ROWS = 32, 8
 ANY_CODE = 100
 """Upper bound of token2wav's random input codes, exclusive."""
 NOTES = [
-    f"Every side runs {REQUESTS} requests, at_once at a time. ratio_to_one_at_once: median of each round's own.",
+    f"Every side runs {REQUESTS} requests, at_once at a time. ratio_to_one_at_once is the median of the rounds' "
+    "ratios.",
     "A tiny seeded checkpoint in float32 on the CPU, ten steps of the solver. On a CPU a batch saves only the fixed "
     "cost of a step; on a GPU it saves more.",
-    "Memory is resident memory of the engine's process. Its imports are most of it. over_idle_mib is the memory that "
-    "the requests added, and that the allocator had not returned from earlier rounds.",
+    "Memory is the resident memory of the engine's process. The imports take most of it. over_idle_mib is the memory "
+    "that the requests added, including what the allocator had not returned after earlier rounds.",
 ]
 Ask = Callable[[], Awaitable[object]]
 """Sends one request and waits for its end."""

@@ -10,7 +10,7 @@ from benchmarks.harness.report import Options, Report, Row
 def measure(options: Options) -> Report:
     """Returns first audio, gaps, clicks and audio per second by concurrent requests and length, and how much audio
     decoded in windows differs from audio decoded in one forward."""
-    # Imported here, so that it stays cheap to import the package's other modules.
+    # Imported here, so that importing another module of the package stays cheap.
     from benchmarks.first_audio.measure import measure as run
 
     return run(options)

@@ -27,7 +27,7 @@ ROUNDS = 1
 REFERENCE = "transformers"
 HEARD, WINDOWS = "what listeners hear", "windows against all codec tokens at once"
 TOLERANCE = 0.3
-"""Generous, because the processes of all sides share the cores."""
+"""It is large, because the processes of all sides share the cores."""
 NOTES = (
     "The sample's engines run 8 requests at a time; further ones wait in their queues.",
     "Gaps: how often a player that starts with the first chunk has nothing to play. Silence: the seconds of all gaps "
@@ -174,7 +174,7 @@ def find_ratios(rows: list[Row], family: Family) -> list[Ratio]:
 
 
 def find_window_ratios(rows: list[Row]) -> list[Ratio]:
-    """Returns the windows' error relative to the difference between two seeds: -40 dB is 0.01."""
+    """Returns the windows' error relative to the difference between two seeds, as a factor: 0.01 is -40 dB."""
     return [
         Ratio(f"error of windows, {row['shape']}", round(10 ** (row["error_db_of_another_seed"] / 20), 5), at_most=0.01)
         for row in rows

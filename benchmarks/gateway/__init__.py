@@ -9,7 +9,7 @@ from benchmarks.harness.report import Options, Report, Row
 
 def measure(options: Options) -> Report:
     """Returns tokens per second, first token, processor time per token, and what the gateway adds to first audio."""
-    # Imported here, because every process of the case imports this package, and most need nothing else of it.
+    # Imported here, because every process of the case imports this package, and most need only one module of it.
     from benchmarks.gateway.measure import measure as run
 
     return run(options)

@@ -1,8 +1,8 @@
 """The load client, a separate process: `python -m benchmarks.gateway.load`.
 
 Each line of stdin is a `Run` in JSON. The process sends all requests of the run at the same time. Then it prints a
-`Result` as one line of JSON. A `Result` has, for each request, the time of its first text or audio, the time of its
-end, and its tokens. It also has the process's own processor time.
+`Result` as one line of JSON. A `Result` contains, for each request, the time of its first text or audio, the time of
+its end, and its number of tokens. It also contains the processor time of the load client itself.
 
 The process speaks plain HTTP/1.1 to any server with OpenAI's API, over connections opened beforehand, or gRPC to an
 entry stage.
@@ -74,19 +74,22 @@ class Stream(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio: the connection is open."""
+        """Called by asyncio when the connection is open."""
         self._transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
-        """asyncio: a piece of the answer has arrived."""
+        """Called by asyncio when a piece of the answer has arrived."""
         self._parser.feed_data(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """asyncio: the server, or `close`, ended the connection."""
+        """Called by asyncio when the server, or `close`, has ended the connection."""
         self._end(f"the connection ended: {exc}")
 
     def send(self, run: Run, prompt: str, began: float) -> asyncio.Future[None]:
-        """Send a request. Returns a future that is done when the answer has ended."""
+        """Send a request. Returns a future that is done when the answer has ended.
+
+        `began`: the perf_counter time from which the answer's times are counted. Raises RuntimeError if not connected.
+        """
         if self._transport is None:
             raise RuntimeError("not connected")
         self._began, self._speech, self._leave = began, run.speech, run.leave
@@ -102,7 +105,7 @@ class Stream(asyncio.Protocol):
             self._transport.abort()
 
     def on_body(self, data: bytes) -> None:
-        """httptools: bytes of the body."""
+        """Called by httptools with bytes of the body."""
         if self._parser.get_status_code() != 200:
             self.answer.error += data.decode(errors="replace")[:300]
             return
@@ -112,11 +115,11 @@ class Stream(asyncio.Protocol):
                 self._read(event[len(_EVENT) :])
 
     def on_message_complete(self) -> None:
-        """httptools: the answer has ended."""
+        """Called by httptools when the answer has ended."""
         self._end("")
 
     def _read(self, data: bytes) -> None:
-        if b'"usage":{' in data:  # Servers send the usage even if the few tokens of an answer make no text.
+        if b'"usage":{' in data:  # Servers send the usage even if the tokens of a short answer make no text.
             usage = json.loads(data)["usage"]
             details = usage.get("completion_tokens_details") or {}
             self.answer.tokens = details.get("text_tokens") or usage["completion_tokens"]
@@ -224,6 +227,7 @@ async def send(run: Run) -> Result:
 
 
 def main() -> None:
+    """Send the requests of each line of stdin, and print its result."""
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         for line in sys.stdin:

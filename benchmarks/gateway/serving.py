@@ -35,7 +35,8 @@ ENGINE_ENVIRONMENT: Final = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "TOKENIZERS_PARALLELISM": "false",
 }
-"""Environment of both sides' engines: one OpenMP thread, and values that a stage server gives its engine anyway."""
+"""Environment of both sides' engines: one OpenMP thread, and variables that a stage server always sets for its
+engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,7 @@ def _run(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     try:
         yield process
     finally:
-        # The second signal ends the drain immediately, which harms nobody: no client is connected any more.
+        # The second signal ends the drain immediately. No client is connected, so no request is lost.
         for _ in range(2):
             process.send_signal(signal.SIGTERM)
             time.sleep(0.2)

@@ -33,7 +33,7 @@ RATE_BOUND, FIRST_BOUND = 0.9, 1.1
 TOLERANCE: Final = 0.15
 IDLE_S: Final = 0.3
 IDLE_SHARE: Final = 0.1
-"""Share of a core that servers may use and still count as idle. Processor time is counted in steps of 10 ms."""
+"""Share of a core that idle servers may use at most. Processor time is counted in steps of 10 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,11 @@ def make_prompts(count: int, number: int) -> list[str]:
 
 
 def run_text(folder: Path, callers: Callers, rounds: int, shape: str, counts: dict[int, int]) -> Samples:
-    """Run both sides with one checkpoint, and send requests to them in turn. Returns the samples."""
+    """Run both sides with one checkpoint, and send requests to them in turn.
+
+    `shape`: a key of SHAPES. `counts`: concurrent requests -> tokens of each. Returns the samples of each side and
+    number of concurrent requests, one per round.
+    """
     folder = folder / shape
     folder.mkdir()
     checkpoint = folder / "model"
@@ -151,7 +155,7 @@ def cpu_rows(samples: Samples) -> list[Row]:
         for (side, process), by in names.items()
     ]
     for side in dict.fromkeys(side for side, _ in samples):
-        # The sum leaves out engines and client: it is the time that a side's servers add to that of its engine.
+        # The sum leaves out engines and client, so it is the time that a side's servers need in addition to its engine.
         servers = [by for (of, process), by in names.items() if of == side and not _is_apart(process)]
         sums = {f"us_{count}_at_once": round(sum(by[count] for by in servers), 1) for count in counts}
         rows.append({"side": side, "process": "servers together", **sums})

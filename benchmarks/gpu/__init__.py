@@ -1,6 +1,6 @@
 """`make gpu`: checks that the stages are correct, fit into memory and are fast on this GPU.
 
-It prints one line per result, and writes one file to send back.
+It prints one line per result, and writes one file with all results, which users can send back.
 
 checks.py           what a check is; catalogue.py lists all checks; child.py runs one in its own process
 engines.py          tiny checkpoints, engines and local pipelines that the checks run

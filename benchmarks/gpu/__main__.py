@@ -29,10 +29,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
     parser.add_argument("--part", choices=("all", "torch", "whole"), default="all")
     parser.add_argument("--model", type=Path, help="directory of the published checkpoint")
-    parser.add_argument("--shaped", choices=("7b", "3b", "30b-a3b"), help="use random weights of that size instead")
+    parser.add_argument(
+        "--shaped", choices=("7b", "3b", "30b-a3b"), help="use a checkpoint of that size with random weights instead"
+    )
     parser.add_argument("--family", default="qwen2_5_omni", help="family whose tiny checkpoint runs without --model")
     parser.add_argument(
-        "--only", nargs="*", default=[], metavar="NAME", help="checks, or the beginnings of their names"
+        "--only", nargs="*", default=[], metavar="NAME", help="run only checks whose names begin with one of these"
     )
     parser.add_argument("--out", type=Path, default=Path("gpu-check"), help="folder for results")
     parser.add_argument("--here", action="store_true", help="run all checks in this process, for a debugger or a CPU")
@@ -88,9 +90,9 @@ def make_context(out: Path, model: Path | None, family: str) -> Context:
 
 
 def run_apart(check: Check, context: Context) -> Iterator[Result]:
-    """Yields the results of a check that runs in its own process.
+    """Yields the results of a check that runs in its own process, with a time limit.
 
-    So a check that hangs, or that breaks the GPU's context, does not affect the others.
+    So a check that hangs, or that breaks the GPU's context, does not affect other checks.
     """
     file = context.out / f".{check.name}.json"
     file.unlink(missing_ok=True)
@@ -104,7 +106,7 @@ def run_apart(check: Check, context: Context) -> Iterator[Result]:
                 command, stdout=output, stderr=subprocess.STDOUT, timeout=CHECK_TIMEOUT_S, check=False, env=os.environ
             ).returncode
         except subprocess.TimeoutExpired:
-            yield Result("FAIL", check.name, f"not over after {CHECK_TIMEOUT_S:g} s", "-")
+            yield Result("FAIL", check.name, f"not finished after {CHECK_TIMEOUT_S:g} s", "-")
             return
     if not file.exists():
         tail = log.read_text(errors="replace")[-_CHILD_OUTPUT:]
@@ -115,7 +117,7 @@ def run_apart(check: Check, context: Context) -> Iterator[Result]:
 
 
 def write_tables(context: Context, results: list[dict[str, object]]) -> None:
-    """Write results.json and results.txt."""
+    """Write the results so far to results.json and results.txt in the context's folder."""
     header = {"device": context.device, "gpus": context.gpus, "model": str(context.model)}
     header |= {"date": datetime.now(UTC).isoformat()}
     (context.out / "results.json").write_text(json.dumps({**header, "results": results}, indent=2) + "\n")

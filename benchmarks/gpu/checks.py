@@ -1,8 +1,8 @@
 """The checks of `make gpu`: their form, their requirements, how they run and what they print.
 
-A check is a function of a Context that returns one Finding or several. It names its requirements. If one is missing,
-the result is a SKIP with the reason. If it raises, the result is a FAIL with the traceback in the log. No pytest is
-needed.
+A check has a function that takes a Context and returns one Finding or several, and it names its requirements. If a
+requirement is missing, the result is a SKIP with the reason. If the function raises an error, the result is a FAIL with
+the traceback in the log. The checks do not need pytest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Literal
 Status = Literal["PASS", "FAIL", "SKIP"]
 Part = Literal["torch", "whole"]
 DRAWN = "weights-are-drawn"
-"""Name of an empty file that marks a checkpoint's directory as one with random weights, not published ones."""
+"""Name of an empty file in a checkpoint's directory that says that the weights are random, not the published ones."""
 
 
 @dataclass(frozen=True, slots=True)

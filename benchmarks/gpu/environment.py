@@ -57,13 +57,13 @@ def compilers(context: Context) -> Iterator[Finding]:
     for name in ("cc", "c++"):
         said = try_compiler(name)
         if said and not context.on_gpu:
-            yield Finding("", name=name, skipped=f"needs a GPU to matter: {said}")
+            yield Finding("", name=name, skipped=f"matters only with a GPU: {said}")
         else:
             yield Finding(said or "works", "works", ok=not said, name=name)
 
 
 def flashinfer(_: Context) -> Finding:
-    """Checks what samples tokens: PyTorch, which needs no compiler, or FlashInfer, which needs nvcc."""
+    """Checks which library samples tokens: PyTorch, which needs no compiler, or FlashInfer, which needs nvcc."""
     from omni_stage.vllm_adapter.process.env import apply_environment
 
     apply_environment()
@@ -113,7 +113,10 @@ def fork(context: Context) -> Finding:
 
 
 def nvidia_files(pid: int) -> list[str]:
-    """Returns NVIDIA's device files that a process has open. nvidia-uvm may be open without a CUDA context."""
+    """Returns the paths of NVIDIA's device files that a process has open.
+
+    /dev/nvidia-uvm may be open even if the process has no CUDA context.
+    """
     found = set()
     for link in Path(f"/proc/{pid}/fd").iterdir():
         try:

@@ -19,7 +19,7 @@ def take_turns(sides: Sequence[_T], number: int) -> list[_T]:
 def time_rounds(
     sides: Mapping[str, Callable[[], object]], rounds: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, list[float]]:
-    """Returns the seconds of each side by round.
+    """Returns for each side the seconds of every round.
 
     Every round runs each side once, in an order that rotates. A first round warms up and is not counted.
     """
@@ -35,7 +35,7 @@ def time_rounds(
 
 
 def time_interleaved(sides: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Returns the median seconds of each side."""
+    """Returns the median seconds of each side; see time_rounds."""
     return {name: statistics.median(times) for name, times in time_rounds(sides, rounds).items()}
 
 

@@ -1,4 +1,4 @@
-"""Holds and prints the result of a case: tables, ratios and notes. Describes the machine of the run."""
+"""Defines the result of a case (tables, ratios and notes), prints it, and describes the machine of the run."""
 
 from __future__ import annotations
 
@@ -57,7 +57,10 @@ def describe_machine() -> Row:
 
 
 def load() -> list[float]:
-    """Returns the average number of runnable processes over the last 1, 5 and 15 minutes (the load average)."""
+    """Returns Linux's load average over the last 1, 5 and 15 minutes.
+
+    That is the number of processes that run, wait for a core, or wait uninterruptibly, for example for a disk.
+    """
     return [round(value, 1) for value in os.getloadavg()]
 
 

@@ -17,8 +17,8 @@ RESULTS = Path(__file__).parents[1] / "results"
 def load_committed(name: str, folder: Path = RESULTS) -> dict[str, Any] | None:
     """Returns the case's result in this folder at git's HEAD, or None if there is none.
 
-    A run is not compared with uncommitted results, because a figure could then get a little worse with each run.
-    Without git or a commit, it returns the current file's content.
+    Uncommitted results are not used, because a figure could then get a little worse with each run. Only if git or a
+    commit of the file is missing, the function returns the current file's content.
     """
     file = folder / f"{name}.json"
     shown = _git_show(file) if folder.is_dir() else None

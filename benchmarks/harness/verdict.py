@@ -1,7 +1,7 @@
 """Decides whether a run's ratios keep their bounds, and whether they are worse than in the last committed result. Pure.
 
-Tables are not judged: seconds and GB/s depend on the machine. The ratio of two sides that took turns on one machine
-carries over to others.
+Tables are not judged, because seconds and GB/s depend on the machine. The ratio of two sides that took turns on one
+machine is valid for other machines too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Ratio:
     tolerance: float = 0.15
     """How much worse than in the last result the value may be, relative to the last value."""
     lower_is_better: bool = False
-    """Set it for a figure without a bound of which less is better; `at_most` implies it."""
+    """Whether a lower value is better. Set it for a figure that has no bound; `at_most` implies it."""
 
     @property
     def met(self) -> bool | None:
@@ -96,8 +96,8 @@ def judge(ratios: Sequence[Ratio], last: Mapping[str, float]) -> list[Verdict]:
 def find_problems(verdicts: Sequence[Verdict], last: Mapping[str, float]) -> list[str]:
     """Returns the reasons why the run fails, one line each.
 
-    A ratio that the last result had and this run lacks is also a reason. Otherwise a regression could hide by not being
-    measured.
+    It is also a reason if this run lacks a ratio that the last result had. Otherwise nobody would notice a regression
+    that is no longer measured.
     """
     problems = []
     for verdict in verdicts:
@@ -110,10 +110,10 @@ def find_problems(verdicts: Sequence[Verdict], last: Mapping[str, float]) -> lis
                 f"the tolerance is {ratio.tolerance:.0%}"
             )
     measured = {verdict.ratio.name for verdict in verdicts}
-    problems += [f"{name}: in the last result, and not measured now" for name in last if name not in measured]
+    problems += [f"{name}: in the last result, but not measured in this run" for name in last if name not in measured]
     return problems
 
 
 def read_last(result: Mapping[str, Any] | None) -> dict[str, float]:
-    """Returns name -> value of the ratios in a result file's content. It is empty without a result."""
+    """Returns the values of the ratios in a result file's content, by name; empty without a result."""
     return {} if result is None else {row["name"]: float(row["value"]) for row in result.get("ratios", [])}

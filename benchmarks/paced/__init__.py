@@ -1,4 +1,4 @@
-"""Measures first audio with engines that keep a GPU's pace. Stage servers, edges and streams are the product's.
+"""Measures first audio with engines that keep a GPU's pace. Stage servers, edges and clients are real.
 
 ideal        the best times that a table of GPU timings allows: the same clocks in virtual time, with servers and edges
              that cost nothing

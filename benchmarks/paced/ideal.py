@@ -41,10 +41,12 @@ class Outcome:
 
     @property
     def first_audio(self) -> float:
+        """Arrival of the first chunk of audio."""
         return self.chunks[0].time
 
     @property
     def done(self) -> float:
+        """Arrival of the last chunk of audio."""
         return self.chunks[-1].time
 
 
@@ -64,7 +66,7 @@ class _Request:
     codec: CodecRun
     outcome: Outcome = field(default_factory=Outcome)
     held: list[EdgeRows] = field(default_factory=list)
-    """Rows that the talker has not got yet. A Full edge keeps all rows until the last one."""
+    """Rows that have not been sent to the talker yet. A Full edge keeps all rows until the last one."""
     speaks: bool = False
     frames: int = 0
     sounded: int = 0
@@ -73,7 +75,7 @@ class _Request:
 
 
 class _Ideal:
-    """The three clocks, and the runs of each request. Their code is that of the paced engines."""
+    """The clocks of the three engines, and the runs of each request. The paced engines use the same code."""
 
     def __init__(self, table: Table, streams: bool, prompt_tokens: int, text_tokens: int, frames: int) -> None:
         self._table = table
@@ -89,6 +91,7 @@ class _Ideal:
         self._code_sampling = SamplingDefaults(max_tokens=frames, ignore_eos=True)
 
     def run(self, starts: Sequence[float]) -> list[Outcome]:
+        """Returns the outcomes of requests that start at these times. May be called once."""
         waiting = sorted((start, f"{number}") for number, start in enumerate(starts))
         while True:
             clocks = (self._thinker.next_time, self._talker.next_time, self._decoder.next_time)

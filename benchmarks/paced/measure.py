@@ -26,14 +26,14 @@ from omni_stage.models.sim.content import prompt_ids
 from omni_stage.models.sim.tables import BUILT_IN, Table, read_table
 
 ANCHOR = "qwen3-omni-30b-a3b-h100"
-"""Table of the model for which the peer vllm-omni has published ratios; see RATIOS."""
+"""The GPU table of the model for which vllm-omni has published the ratios in RATIOS."""
 TABLES = (ANCHOR, "qwen2.5-omni-7b-h100")
 ROUNDS = {1: 5, 4: 3, 10: 2}
 MANY = 64
 CAPACITY = (16, 24, 32, 40, 48)
 """Further numbers of concurrent requests, with the anchor's table only. They show how many two cores can serve."""
 BUSY_CORES = 1.6
-"""Busy cores when two cores are 20 % idle."""
+"""Number of busy cores at which two cores are 20 % idle."""
 AUDIBLE_S = 0.02
 RATIOS = {1: 0.08, 4: 0.10, 10: 0.11}
 """Concurrent requests -> upper bound of first audio with Stream, relative to Full. vllm-omni on an H800 has 0.08, 0.11
@@ -57,7 +57,7 @@ def measure(options: Options) -> Report:
                 rows.append(_row(name, mode, count, taken, ideal))
                 busy.append(_busy_row(name, mode, count, taken, ideal))
         ratios += _judge(name, table, streams, whole)
-    notes = [f"Load after the run: {load()}. Other work on the machine makes first audio later."]
+    notes = [f"Load after the run: {load()}. First audio is later if the machine does other work."]
     carried = carried_rows([row for row in rows if row["mode"] == EdgeMode.STREAM.value], busy)
     return Report({TABLE: rows, BUSY: busy, CARRIED: carried}, ratios, notes)
 

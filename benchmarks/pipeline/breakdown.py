@@ -19,7 +19,7 @@ def split(timings: StageTimings, caller_unix_ns: int) -> dict[str, float]:
     - prepare: until the engine has the request
     - queue: until the engine's scheduler has taken it
     - engine: until the engine's last output
-    - hand over: serializing and sending of rows after the last output
+    - hand over: until the rows that were left after the last output are serialized and sent
     - finish: until the stage has reported that it is done
     """
     scheduled = timings.engine_scheduled_ns or timings.engine_submitted_ns

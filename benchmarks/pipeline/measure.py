@@ -30,7 +30,7 @@ REFERENCE = "transformers"
 JOBS, STAGES, EDGES = "jobs", "where a request's time goes", "edges"
 FLAME_SECONDS = 15
 TOLERANCE = 0.3
-"""Many processes share the cores, so single runs differ by a fifth."""
+"""It is large, because many processes share the cores and single runs differ by a fifth."""
 
 
 @dataclass(slots=True)
@@ -98,8 +98,8 @@ NOTES = [
     "Three stage servers share the cores, with at_once concurrent requests. transformers is one process that answers "
     "one request after another, as its Qwen2.5-Omni does when it speaks. One OpenMP thread per process.",
     "For transformers, first audio is the end of the job, because it returns only complete audio.",
-    "Stages: ms, medians. `input` of a Full edge includes the upstream engine's work. `hand over` is the serializing "
-    "and sending after the engine's last output; the rest was sent while it worked.",
+    "Stages: medians in ms. `input` of a Full edge includes the upstream engine's work. `hand over` is the time to "
+    "serialize and send the last rows after the engine's last output; earlier rows were sent while the engine worked.",
 ]
 
 

@@ -1,4 +1,7 @@
-"""Measures each part of a stage's start, from the new process to ready: a tiny Qwen2.5-Omni, one stage at a time."""
+"""Measures each part of a stage's start, from the launch of its process until it is ready.
+
+The stages are those of a tiny Qwen2.5-Omni, started one at a time.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "tiny-omni-full.y
 
 
 def measure(options: Options) -> Report:
-    """Start every stage a few times, in turn. A first start of the thinker fills the caches and is not counted."""
+    """Start every stage several times, in turn. Returns the seconds until ready, in total and by part.
+
+    A first start of the thinker fills the caches and is not counted.
+    """
     from omni_cli.local.pipeline import compile_local
     from omni_proto.pipeline import load_pipeline
 
@@ -72,14 +78,18 @@ def measure(options: Options) -> Report:
 
 
 NOTES = [
-    "One stage server at a time, bytecode compiled, files in the page cache, a checkpoint of a few MB. So most of the "
-    "time is imports. CPU seconds are those of the stage server and its engine's process up to their last mark.",
+    "One stage server starts at a time. Its bytecode is compiled, its files are in the page cache, and its checkpoint "
+    "has a few MB, so imports take most of the time. CPU seconds are those of the stage server and its engine's "
+    "process up to their last mark.",
 ]
 
 
 def start_once(config: Path, folder: Path) -> tuple[dict[str, float], float]:
-    """Start a stage server, wait until it is ready, and stop it. Returns the seconds of each part, and the processor
-    seconds. Raises RuntimeError with the end of the log if it does not become ready."""
+    """Start a stage server, wait until it is ready, and stop it.
+
+    Returns the seconds of each part, and the processor seconds of all parts together. Raises RuntimeError with the end
+    of the log if the server does not become ready.
+    """
     trace, address = folder / "trace.jsonl", folder / "address.json"
     for stale in (trace, address):
         stale.unlink(missing_ok=True)

@@ -52,6 +52,6 @@ def split_start(marks: Sequence[Mark], launched: float, ready: float) -> dict[st
 
 
 def cpu_seconds(marks: Sequence[Mark]) -> float:
-    """Returns the processor seconds of all processes, each up to its last mark."""
+    """Returns the sum of the processor seconds of all processes, each up to its last mark."""
     last = {mark.pid: mark.cpu for mark in marks}
     return sum(last.values())

@@ -1,5 +1,4 @@
-"""Measures the stage server's processor time per token: with text for the client, without and with a row for the next
-stage."""
+"""Measures the stage server's processor time per token, for text alone and for text with a row for the next stage."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Sends the requests of runs, in a separate process: `python -m benchmarks.tokens.caller`.
 
 For each line of JSON {port, count, tokens, spread_s} it opens `count` calls over spread_s seconds, and prints
-{late_us, arrived_us, rows_late_us}: how late each text arrived, when it arrived, and how late the rows were. The talker
-reports the rows' lateness.
+{late_us, arrived_us, rows_late_us}. These are how late each text arrived, when it arrived, and how late each row
+reached the talker, which reports this. All are in microseconds, the arrivals on the monotonic clock.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ async def run(port: int, count: int, tokens: int, spread_s: float) -> Callers:
 
 
 def main() -> None:
+    """Send the requests of each line of stdin, and print what they received."""
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         for line in sys.stdin:

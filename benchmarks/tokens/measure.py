@@ -27,7 +27,7 @@ TOKENS = 500
 SPREAD_S = 1.0
 """Seconds over which the starts of a run's requests are spread."""
 LEAD_S = 1.5
-"""Seconds from a run's beginning until processor time is counted. All requests are then running."""
+"""Seconds from a run's beginning until processor time is counted. By then all requests are running."""
 ROUNDS = 3
 REAL_AT_ONCE, REAL_TOKENS = 64, 150
 TEXT_GOAL_US, ROWS_GOAL_US, REAL_GOAL_US = 40, 80, 120
@@ -82,10 +82,11 @@ NOTES = [
     "Every request gets a token every 10 ms, all in one turn of the event loop, like a batch of vLLM. Over a Stream "
     "edge, a row of 3,584 bfloat16 and its token id go to a talker in another process.",
     "The figures include the script's own cost: 6 us per text, and 11 us per text with a row.",
-    "bare grpc.aio: a server with none of our code that writes one message per token, encoded once per step for all "
-    "requests. With rows, it also writes those of four steps as one message to a process that drops them.",
-    "Late: from the moment when a step was due until its text is decoded in the callers' process, or until its row has "
-    f"reached the talker's engine. Early rows: the first {EARLY_ROWS} of each request. All processes share two cores.",
+    "bare grpc.aio: a server without our code. It writes one message per token, encoded once per step for all "
+    "requests. With rows, it also writes the rows of four steps as one message to a process that drops them.",
+    "Late: the time from the moment when a step was due until its text is decoded in the callers' process, or until "
+    f"its row has reached the talker's engine. Early rows are the first {EARLY_ROWS} of each request. All processes "
+    "share two cores.",
 ]
 
 
@@ -216,8 +217,8 @@ def find_ratios(paced: Samples, real: Samples) -> list[Ratio]:
                 median_ratio([one.cpu_us for one in paced[name, most]], [one.cpu_us for one in paced[bare, most]]), 2
             ),
             at_most=bound,
-            # Only a goal, because the bare server writes no rows here. On idle cores its texts cost half of what they
-            # cost on busy cores, but our copies of rows cost the same, so the ratio rises.
+            # Only a goal for text and rows, because this bare server writes no rows. On idle cores its texts cost half
+            # of what they cost on busy cores, but our copies of rows cost the same, so the ratio rises.
             goal=(name, bare) == (TEXT_AND_ROWS, BARE),
             tolerance=TOLERANCE,
         )

@@ -1,4 +1,4 @@
-"""A stage's engine without a model. Every 10 ms each request gets a token, and a row if a downstream stage reads rows.
+"""A paced engine for this case: every 10 ms each request gets a token, and a row if a downstream stage reads rows.
 
 The steps of all requests arrive in one turn of the event loop, like those of a vLLM batch. Every token carries the time
 at which it was due, so that its receiver knows how late it is. A text has that time as digits, and a row has it as its
@@ -34,7 +34,7 @@ _MAX_AT_ONCE = 256
 
 
 class Component:
-    """The attributes that the stage server reads from a component whose engine prepares nothing."""
+    """The attributes of a component that the stage server reads if the engine does not prepare requests."""
 
     default_sampling = SamplingDefaults(max_tokens=16)
     voices = ()
@@ -73,25 +73,27 @@ class PacedEngine:
         self._clock: asyncio.Task[None] | None = None
 
     def open_tensors(self, received: Mapping[str, Any]) -> Mapping[str, Array]:
+        """Returns received tensors as torch tensors."""
         return to_torch(received)
 
     async def start(self) -> None:
+        """Start the clock."""
         self._clock = asyncio.create_task(self._tick())
 
     async def _tick(self) -> None:
-        """Give every request a step every 10 ms. Missed steps follow immediately."""
+        """Give every request a step every 10 ms. Steps that are late follow one another immediately."""
         due = time.monotonic()
         while True:
             due += STEP_S
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             self.last_step_monotonic = time.monotonic()
             due_us = int(due * 1e6)
-            # In the product's order, as OmniOutputProcessor hands out a batch's outputs.
+            # OmniOutputProcessor hands out a batch's outputs in the same order.
             for number, request in enumerate(order_step(list(self._running.values()), _Running.count)):
                 request.put(due_us, self._rows[number])
 
     async def generate(self, request: StageRequest) -> AsyncGenerator[StageStep, None]:
-        """Yields tokens at the clock's pace. A request with streamed input yields instead how late its rows were."""
+        """Yields tokens at the clock's pace. For a request with streamed input, yields the lateness of its rows."""
         self.unfinished_requests += 1
         try:
             source = request.source
@@ -110,9 +112,11 @@ class PacedEngine:
             self.unfinished_requests -= 1
 
     async def abort(self, request_id: str) -> None:
+        """Does nothing: `generate` forgets a request when it is closed."""
         return
 
     async def shutdown(self) -> None:
+        """Stop the clock."""
         if self._clock is not None:
             self._clock.cancel()
 

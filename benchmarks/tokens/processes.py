@@ -49,7 +49,7 @@ class Callers:
         self.process.stdin.flush()
 
     def finish(self) -> dict[str, Any]:
-        """Waits for the end of the run. Returns its results."""
+        """Waits for the end of the run. Returns its results. Raises RuntimeError if the process has ended."""
         return dict(json.loads(_read(self.process)))
 
 
@@ -88,7 +88,7 @@ def _real(file: Path, address: Path) -> list[str]:
 
 @contextmanager
 def serve_bare(module: str, *arguments: str) -> Iterator[Server]:
-    """Yields a bare server, which prints its port."""
+    """Yields a bare server: `python -m MODULE ARGUMENTS`, which prints its port."""
     process = subprocess.Popen([sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, text=True)
     try:
         yield Server(process.pid, json.loads(_read(process))["grpc"])
@@ -99,7 +99,7 @@ def serve_bare(module: str, *arguments: str) -> Iterator[Server]:
 
 @contextmanager
 def start_callers(module: str) -> Iterator[Callers]:
-    """Yields a process that sends requests."""
+    """Yields a process that sends requests: `python -m MODULE`."""
     process = subprocess.Popen([sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         yield Callers(process)

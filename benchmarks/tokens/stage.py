@@ -1,10 +1,11 @@
 """One process of the case: `python -m benchmarks.tokens.stage STAGE.yaml`, or `... bare [PORT]`, or `... sink`.
 
-With STAGE.yaml it is a stage server as `python -m omni_stage serve` runs it, but with the paced engine. It writes its
-ports to a file with the suffix .address.json.
+With STAGE.yaml it is a stage server as `python -m omni_stage serve` runs it, but with the paced engine (paced.py). It
+writes its ports to a file with the suffix .address.json.
 
-`bare` is a grpc.aio server with none of our code that writes messages at the same pace, to measure the cost of gRPC
-itself. With the port of a `sink`, it also writes rows to that process, which drops them. Both print their port.
+`bare` is a grpc.aio server without our code. It writes messages at the same pace, to measure the cost of gRPC itself.
+If the port of a `sink` is given, it also writes rows to that process, which drops them. `bare` and `sink` print their
+port.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ from omni_stage.service.encoding.wire import GENERATE, SERVICE_NAME
 
 BARE, SINK = "bare", "sink"
 ROW_STEPS = 4
-"""Steps whose rows the bare server sends in one message, because a stage server waits 40 ms for further rows."""
+"""Steps whose rows the bare server sends in one message. They take 40 ms, as long as a stage server waits for rows."""
 _ROWS = bytes(ROW * 2 * ROW_STEPS)
 
 
 def main(name: str, sink: str = "") -> int:
+    """Run the process that the arguments name (see above). Returns its exit code."""
     tune_malloc()
     # As in the stage server, the garbage collector skips all objects that exist after the imports.
     gc.freeze()

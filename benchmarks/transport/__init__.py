@@ -1,4 +1,4 @@
-"""Compares ways to send tensors between processes over loopback: our codec and stream, raw TCP and other transports."""
+"""Compares ways to send tensors between processes over loopback: our stream with its codec, raw TCP, and others."""
 
 from __future__ import annotations
 

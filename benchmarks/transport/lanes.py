@@ -1,4 +1,7 @@
-"""Defines a side's sender: the lanes that carry tensors, and the two ways in which they are timed."""
+"""Defines a side's sender: the lanes that carry its tensors, and its two measurements, transfers and round trips.
+
+A lane is one stream of tensors to the receiver. Bulk means large tensors that are sent while round trips are measured.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +33,20 @@ class Client(Protocol):
     """One side's sender, connected to its server."""
 
     def transfers(self, data: np.ndarray, count: int) -> list[float]:
-        """Sends `count` tensors back to back and waits until the last has arrived. Returns [seconds per tensor]."""
+        """Sends a tensor `count` times back to back, and waits until the last one has arrived.
+
+        Returns a list of one number, the seconds per tensor. `data`: uint8 [rows * ROW_BYTES].
+        """
 
     def round_trips(self, row: np.ndarray, count: int, bulk: np.ndarray | None) -> list[float]:
-        """Returns for each of `count` rows the seconds from sending it to its answer.
+        """Sends a row `count` times. Returns for each time the seconds from sending the row to its answer.
 
-        If `bulk` is given, it is sent repeatedly at the same time.
+        If `bulk` is given, that tensor is sent repeatedly at the same time.
         """
 
 
 class BlockingClient:
-    """A client with blocking lanes, which `open_lane` makes. A second lane sends the bulk in its own thread."""
+    """A client with blocking lanes that `open_lane` makes. A second lane, in its own thread, sends the bulk."""
 
     def __init__(self, open_lane: Callable[[], Lane]) -> None:
         self._open_lane = open_lane
@@ -48,6 +54,7 @@ class BlockingClient:
         self._second: Lane | None = None
 
     def transfers(self, data: np.ndarray, count: int) -> list[float]:
+        """See Client."""
         lane = self._first
         start = time.perf_counter()
         for _ in range(count):
@@ -57,6 +64,7 @@ class BlockingClient:
         return [(time.perf_counter() - start) / count]
 
     def round_trips(self, row: np.ndarray, count: int, bulk: np.ndarray | None) -> list[float]:
+        """See Client."""
         if bulk is None:
             return [_round_trip(self._first, row) for _ in range(count)]
         self._second = lane = self._second or self._open_lane()

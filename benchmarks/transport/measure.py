@@ -26,7 +26,7 @@ FLOORS = {"1 MB": 0.4, "8 MB": 0.5, "32 MB": 0.5}
 FLIGHT_GOAL = 1.0
 """Goal for our stream's speed relative to Arrow Flight. It is missed; docs/performance/transport.md says why."""
 TOLERANCE = 0.3
-"""Each side's two processes share two cores, so single runs differ by a fifth."""
+"""It is large, because each side's two processes share two cores and single runs differ by a fifth."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Peers:
-    """A side's two processes."""
+    """A side's two processes, and its samples."""
 
     server: subprocess.Popen[str]
     sender: subprocess.Popen[str]
@@ -80,9 +80,9 @@ def measure(options: Options) -> Report:
 
 
 NOTES = [
-    "GB/s: tensors sent one after another on one stream until the last is verified. Median of the rounds, and the best "
-    "round, which shows a side's speed when nothing else uses the cores.",
-    "ratio_to_tcp: median of each round's own ratio. CPU seconds are those of both processes.",
+    "GB/s: tensors are sent one after another on one stream until the last is verified. The table has the median of "
+    "the rounds, and the best round, which shows a side's speed when nothing else uses the cores.",
+    "ratio_to_tcp is the median of the rounds' ratios. CPU seconds are those of both processes.",
     "Every side ends with one contiguous, verified tensor. Ours also checks for NaN and infinity, and its buffer is "
     "writable. All but the protobuf message run with the stage server's malloc settings.",
     "Behind bulk: 32 MB tensors are sent at the same time, on the same connection if the side can do that.",

@@ -27,7 +27,7 @@ from omni_stage.service.edges.output import EdgeWriter
 from omni_stage.service.encoding.wire import GENERATE, SERVICE_NAME, WireMessage, deserialize_request, serialize_request
 
 MAX_ROWS = 1 << 14
-"""Row limit that the edge announces. As in a request, it is larger than any tensor here."""
+"""Largest number of rows that the edge announces. As in a request, no tensor has as many."""
 _ACCEPTED = stage_service_pb2.GenerateResponse(stage="talker", accepted=events_pb2.Accepted(request_id="bench"))
 
 

@@ -12,7 +12,7 @@ from omni_proto.tensors import TensorSchema, TensorSpec
 ROW_ELEMENTS = 3584
 ROW_BYTES = 2 * ROW_ELEMENTS
 CHUNK_ROWS = 1024 * 1024 // ROW_BYTES
-"""Rows per chunk, about 1 MiB, for sides that cut tensors into chunks. Each of them is fastest at about this size."""
+"""Rows per chunk of about 1 MiB, for sides that cut tensors into chunks. These sides are fastest at about this size."""
 SPEC = TensorSpec("x", "bfloat16", (ROW_ELEMENTS,))
 SCHEMA = TensorSchema("bench/rows", 1, (SPEC,))
 

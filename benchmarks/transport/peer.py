@@ -1,7 +1,8 @@
 """One process of a side: `python -m benchmarks.transport.peer SIDE serve`, or `... SIDE send PORT`.
 
 Server and sender exchange JSON lines with the bench. A server prints its port, and then answers every line with its CPU
-seconds. A sender answers commands. Each side has its own processes, so that no side's threads disturb another's.
+seconds. A sender runs the command in each line, and answers with its seconds and CPU seconds. Each side has its own
+processes, so that no side's threads disturb another's.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ SIDES = {
 
 
 def main() -> None:
+    """Run the server or the sender of a side until stdin ends."""
     parser = argparse.ArgumentParser()
     parser.add_argument("side", choices=SIDES)
     parser.add_argument("role", choices=("serve", "send"))

@@ -1,6 +1,6 @@
-"""Raw TCP, with which the other sides are compared.
+"""Raw TCP as a side, with which all other sides are compared.
 
-A chunk is a 16-byte head and rows, which are received directly into the tensor's buffer.
+A chunk consists of a 16-byte head and of rows, which are received directly into the tensor's buffer.
 """
 
 from __future__ import annotations

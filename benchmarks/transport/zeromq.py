@@ -1,4 +1,5 @@
-"""ZeroMQ over TCP as a side: one frame for a msgpack head, and one for the tensor, which Python does not copy."""
+"""ZeroMQ over TCP as a side. A message has a frame with a msgpack head, and a frame with the tensor that is not copied
+in Python."""
 
 from __future__ import annotations
 

@@ -134,7 +134,8 @@ EXPLANATIONS: Final[dict[Reason, Explanation]] = {
     ),
     Reason.CHILD_CONFLICT: Explanation(
         "Degraded=True, and Ready=False where the object is needed to serve",
-        "An object that does not belong to this pipeline has the name of one of its children. It is left untouched.",
+        "An object with the name of one of the pipeline's children belongs to somebody else. The operator leaves that "
+        "object untouched.",
         "Delete or rename that object, or give the pipeline another name.",
     ),
     Reason.APPLY_FAILED: Explanation(

@@ -1,4 +1,5 @@
-"""Checks three engines on one GPU with the documented settings: the planned memory, and each start order's memory."""
+"""Checks three engines on one GPU with the documented settings: their computed memory, and their memory when they start
+in each order."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def _table(release: Release, pipeline: OmniPipeline, stages: list[StageMemory], 
 
 
 def fill(text: str) -> str:
-    """Returns the page with new tables between their marks. Raises ValueError if a table has no place."""
+    """Returns the page with new tables between their marks. Raises ValueError if the marks of a table are missing."""
     for name, table in render_tables().items():
         mark = re.escape(_MARK.format(name=name))
         text, count = re.subn(

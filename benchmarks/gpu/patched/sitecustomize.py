@@ -20,7 +20,7 @@ _LEFT_OUT = "left-out.json"
 
 
 def fail_for_seeds(module):
-    """Makes token2wav fail for a request with one of the two seeds."""
+    """Changes the module so that token2wav fails for a request with one of the two seeds."""
     import torch
 
     original = module.Token2WavModel.generate
@@ -39,7 +39,7 @@ def fail_for_seeds(module):
 
 
 def load_random_weights(module):
-    """Makes a stage create the random weights that a shaped checkpoint leaves out."""
+    """Changes the module so that a stage creates the random weights that a shaped checkpoint leaves out."""
     original = module.vllm_engine_kwargs
 
     def changed(args, *, on_cpu):

@@ -1,4 +1,4 @@
-"""Compares text, media rows and the codes of all codebooks with transformers' own model (float32, on the CPU)."""
+"""Compares our text, media rows and codes of all codebooks with those of transformers' model (float32, on the CPU)."""
 
 from __future__ import annotations
 
@@ -133,7 +133,10 @@ def media_rows(model: Any, prompt: Any) -> torch.Tensor:
 
 def syncs(context: Context) -> Finding:
     """Runs all stages under vLLM's own check that no step waits for the GPU. The talker's steps include the code
-    predictor. Without media: vLLM 0.32's class of the thinker waits for the GPU to place them."""
+    predictor.
+
+    The prompt has no media, because vLLM 0.32's thinker class waits for the GPU when it places media.
+    """
     with (
         environment(VLLM_GPU_SYNC_CHECK="error", TRITON_F32_DEFAULT="ieee"),
         engine_arguments(gpu_memory_utilization=SHARE),

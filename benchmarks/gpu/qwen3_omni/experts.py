@@ -1,9 +1,9 @@
 """Measures how much rounding alone changes the talker's hidden states: bfloat16 against float32, with random weights.
 
 A router sends a token to its top-k experts. If two experts score nearly the same, rounding decides between them, and
-a different expert gives a different result. Several correct ways to compute the same layers run twice: once each way
-chooses its own experts, and once all use the experts that float32 chooses. Each result is compared with float32's and
-with that of the first way.
+a different expert gives a different result. Several correct ways to compute the same layers are run twice. In the first
+run, each way chooses its own experts. In the second run, all ways use the experts that float32 chooses. Each result is
+compared with the result in float32 and with that of the first way.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.gpu.qwen3_omni.sound import PUBLISHED
 PROMPTS, LENGTH = 32, 8
 """Prompts, and tokens in each: as many as the first prefill of the start-up comparison (compiled_check.py) has."""
 TOGETHER = 8
-"""Prompts per batch, for the ways that batch prompts."""
+"""Prompts per batch, for the ways that compute several prompts at once."""
 FORCED_LIMIT = 2e-2
 
 
@@ -167,7 +167,7 @@ def measure(device: str, layers: int | None = None) -> Mapping[str, Mapping[str,
 
 
 def rounding(context: Context) -> Iterator[Finding]:
-    """Measures each way's difference from float32. Only the runs with float32's experts have a limit."""
+    """Measures how much each way's result differs from float32's. Only the runs with float32's experts have a limit."""
     for name, data in measure("cuda").items():
         context.say(f"{name}: {data}")
         limit = FORCED_LIMIT if name.endswith(".told") else float("inf")

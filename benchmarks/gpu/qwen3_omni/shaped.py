@@ -1,7 +1,8 @@
 """Writes a checkpoint with Qwen3-Omni-30B-A3B's sizes and random weights.
 
-The files hold the talker, code2wav and the thinker's embedding, 7.7 GB. The thinker creates its other weights when it
-is loaded; in all it has 59 GiB. config.json and the names, shapes and dtypes of the tensors are the published ones.
+The files contain the weights of the talker and code2wav and the thinker's embedding, 7.7 GB. The thinker creates its
+other weights when it is loaded; all its weights together have 59 GiB. config.json and the names, shapes and dtypes of
+the tensors are the published ones.
 """
 
 from __future__ import annotations

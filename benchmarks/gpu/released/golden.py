@@ -1,8 +1,8 @@
 """Compares our answers with those that others published for the 7B model. Pure; golden.json has the figures.
 
 Audio: the codes are given, so only token2wav is checked. Every sample depends on the start noise. transformers draws
-the noise on the model's device, which the fixture does not name. Our stages draw it on the CPU. So audio of the right
-length and loudness whose samples differ is OTHER_NOISE, which is neither a pass nor a defect.
+the noise on the model's device, which the fixture does not name. Our stages draw it on the CPU. So if the audio has the
+right length and loudness but other samples, the verdict is OTHER_NOISE, which is neither a pass nor a defect.
 
 Text: a question about an audio file and an image, both on the internet. No check of `make gpu` asks it yet.
 """
@@ -23,8 +23,8 @@ _FILE = Path(__file__).parent / "golden.json"
 # The tolerances of transformers' own test.
 _SAMPLE_RTOL, _SAMPLE_ATOL, _RMS_RTOL = 1e-3, 5e-3, 1e-2
 _LOUDNESS_FACTOR = 1.25
-"""Largest factor between two loudnesses that different noise can explain. Wrong rotary embeddings halved the loudness
-(huggingface/transformers #47328)."""
+"""Largest factor between two loudnesses that different noise can explain. For comparison: wrong rotary embeddings
+halved the loudness (huggingface/transformers #47328)."""
 
 
 class Verdict(enum.Enum):

@@ -22,9 +22,9 @@ TOKENS, CODES = 32, 100
 
 
 def answers(context: Context) -> Iterator[Finding]:
-    """Runs our three stages one after another, and transformers after them, and compares the text.
+    """Runs our three stages one after another, then transformers, and compares the text.
 
-    Only one of them is loaded at a time, so that a GPU with 80 GB suffices. Loading fails if a tensor is missing or
+    Only one model is loaded at a time, so that a GPU with 80 GB suffices. Loading fails if a tensor is missing or
     unknown.
     """
     ours = asyncio.run(_run(context))

@@ -27,7 +27,7 @@ from omni_proto.pipeline import OmniPipeline
 from omni_proto.pod_contract import ExitCode
 
 START_LIMIT_S = 1800.0
-"""Seconds that the startup probe allows a stage with one GPU."""
+"""Seconds in which a stage with one GPU must be ready: the startup probe allows no more."""
 AT_ONCE = (1, 8, 32, 64)
 PROMPT = "Tell me in three sentences what the weather is like."
 DRAWN_AT_ONCE = (1, 8, 32)
@@ -64,7 +64,8 @@ def start(context: Context) -> Iterator[Finding]:
 def _no_cuda(context: Context, servers: list[int]) -> Finding:
     if not context.on_gpu:
         return Finding("", name="server_without_cuda", skipped="needs a GPU")
-    # NVML lists processes with a context. /dev/nvidia-uvm proves none: on an H100 it was open without a context.
+    # NVML lists the processes that have a context. An open /dev/nvidia-uvm is no proof of a context: on an H100 it was
+    # open without one.
     holders = sorted(set(servers) & set(gpu_memory_by_process()))
     opened = sorted({file for pid in servers for file in nvidia_files(pid)})
     words = f"{len(holders)} of {len(servers)} servers"

@@ -24,7 +24,7 @@ from omni_stage.models.qwen2_5_omni.token2wav.wave.vocoder import vocode
 from omni_stage.models.qwen2_5_omni.token2wav.windows import next_window, window_blocks
 
 LENGTHS = (12, 72, 750, 4096)
-"""Numbers of codec tokens: those of a first window, a later window, 15 seconds of audio, and the longest reply."""
+"""Numbers of codec tokens: in a first window, in a later window, in 15 seconds of audio, and in the longest reply."""
 CODES_PER_SECOND = 50
 GRAPHED_CODES = 72
 """The most codec tokens in a window. Windows use CUDA graphs."""
@@ -61,7 +61,10 @@ def velocity(context: Context) -> Iterator[Finding]:
 
 
 def parity(context: Context) -> Iterator[Finding]:
-    """Compares our audio with that of transformers from the same codes and noise. Silence fails: it proves nothing."""
+    """Compares our audio with that of transformers from the same codes and noise.
+
+    Silent audio fails, because equal silence would prove nothing.
+    """
     wave = load(context.device)
     for count in (12, 72) if context.on_gpu else (12, 29):
         utterance = wave.utterance(count, steps=STEPS if context.on_gpu else CPU_STEPS)
@@ -203,7 +206,7 @@ def graphs(_: Context) -> Iterator[Finding]:
 
 
 def repeated(_: Context) -> Finding:
-    """Checks that the same request gives bit-equal samples twice. A kernel that adds in varying order would fail."""
+    """Checks that the same request gives bit-equal samples twice. This fails if a kernel adds in varying order."""
     wave = load("cuda")
     first, second = (wave.speak(wave.utterance(72))[0] for _round in range(2))
     return at_most(float((first - second).abs().max()), 0.0)
@@ -229,8 +232,10 @@ def syncs(_: Context) -> Finding:
 
 
 def out_of_memory(_: Context) -> Finding:
-    """Checks that a bound on torch's memory, as the diffusion worker sets it, fails a long utterance but not the next
-    one."""
+    """Checks that a long utterance fails under a bound on torch's memory, and that the next utterance succeeds.
+
+    The diffusion worker sets such a bound.
+    """
     wave = load("cuda")
     total = torch.cuda.get_device_properties(0).total_memory
     short = wave.speak(wave.utterance(12))[0]

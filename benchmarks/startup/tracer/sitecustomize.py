@@ -29,12 +29,14 @@ _FILE = os.environ.get("OMNI_BENCH_TRACE", "")
 
 
 def mark(label: str) -> None:
+    """Append a line with this process, the label, the wall-clock time and the processor time to the trace file."""
     line = json.dumps({"pid": os.getpid(), "label": label, "at": time.time(), "cpu": time.process_time()})
     with open(_FILE, "a") as file:
         file.write(line + "\n")
 
 
 def timed(function, label):  # type: ignore[no-untyped-def]
+    """Returns the function with a mark at its beginning and its end."""
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
@@ -62,6 +64,7 @@ class Finder(importlib.abc.MetaPathFinder):
     """Finds modules through the other finders, and adds marks to those in MARKS."""
 
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
+        """Returns the spec of a module in MARKS; None for all others."""
         if name not in MARKS:
             return None
         for finder in sys.meta_path:

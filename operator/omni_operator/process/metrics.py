@@ -68,7 +68,7 @@ class Readings:
     queue_length: Callable[[], int]
     """Pipelines that wait for a reconcile."""
     longest_due_s: Callable[[], float]
-    """The longest time for which a pipeline has been due, or its reconcile has been running."""
+    """The longest time for which a pipeline has waited for a due reconcile, or its reconcile has been running."""
 
 
 class Metrics:
@@ -173,7 +173,7 @@ class _Gauges(Collector):  # type: ignore[misc]  # prometheus_client is untyped 
         )
         yield GaugeMetricFamily(
             "omni_operator_longest_due_seconds",
-            "Longest time for which a pipeline has been due, or its reconcile has been running.",
+            "Longest time for which a pipeline has waited for a due reconcile, or its reconcile has been running.",
             value=readings.longest_due_s(),
             unit="seconds",
         )

@@ -35,7 +35,7 @@ class Timeouts(ConfigModel):
     """Times in seconds."""
 
     request: Annotated[float, Field(gt=0, le=86_400)] = 300.0
-    """Deadline of requests that have none."""
+    """Maximum duration of a request. If the caller's deadline is earlier, it applies instead."""
     step: Annotated[float, Field(gt=0, le=86_400)] | None = None
     """Longest time between two steps of an engine with unfinished requests. Default: set by the component."""
     queue: Annotated[float, Field(gt=0, le=86_400)] | None = None

@@ -109,7 +109,7 @@ class SamplingDefaults(ConfigModel):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     """Above 0 discourages tokens that are in the output."""
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    """Above 0 discourages tokens by their number in the output."""
+    """Above 0 discourages tokens in proportion to how often they are in the output."""
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
     """Seed of the stage."""
     max_tokens: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
@@ -125,7 +125,7 @@ class SamplingDefaults(ConfigModel):
     ) = None
     """Stop strings: they end the output. Only for stages that return text."""
     num_inference_steps: Annotated[int, Field(ge=1, le=1000)] | None = None
-    """Steps of the solver of a diffusion stage."""
+    """Number of time points of a diffusion stage's solver, which makes one step fewer."""
     guidance_scale: Annotated[float, Field(ge=0, le=100)] | None = None
     """Strength of the guidance of a diffusion stage."""
 
@@ -169,7 +169,7 @@ class MediaLimits(ConfigModel):
     max_video_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
     """Longest video, in seconds. The model sees two frames per second, and may accept less."""
     max_video_frames: Annotated[int, Field(ge=2, le=1 << 20)] = 7200
-    """Maximum number of frames of a video as it is encoded: all are decoded to find those that the model sees."""
+    """Maximum number of encoded frames of a video. All are decoded, to find the frames that the model sees."""
     max_video_pixels: Annotated[int, Field(ge=1024, le=1 << 26)] = 9 << 20
     """Maximum number of pixels of a video frame, width times height. The default is a little more than 4096 x 2160."""
     max_decoded_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 36)] = 256 << 20

@@ -90,7 +90,7 @@ async def test_nothing_of_a_request_is_told(family: str, request: pytest.Fixture
     said.append(pipeline.logs())
     for text in said:
         for canary in (WORD, str(NUMBER), "471, 472", "471,472", "[471"):
-            assert canary not in text, f"{canary} was told near {text[max(0, text.find(canary) - 200) :][:120]!r}"
+            assert canary not in text, f"{canary} was found near {text[max(0, text.find(canary) - 200) :][:120]!r}"
 
 
 async def hostile_edges(pipeline: RunningPipeline) -> list[str]:

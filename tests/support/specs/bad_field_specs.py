@@ -26,7 +26,7 @@ BAD_FIELDS: Final[dict[str, Bad]] = {
     "name with capitals": Bad((edit("metadata/name", "Omni"),), "metadata.name", "a lowercase RFC 1123", "must be low"),
     "name with a dot": Bad((edit("metadata/name", "a.b"),), "metadata.name", "must be lower-case letters, digits and"),
     "name begins with a digit": Bad(
-        (edit("metadata/name", "1a"),), "metadata.name", "letter: it names Services; found 1a"
+        (edit("metadata/name", "1a"),), "metadata.name", "letter, because Services get this name; found 1a"
     ),
     "name too long": Bad((edit("metadata/name", "x" * 64),), "metadata.name", "more than 63", "has 64 characters"),
     "label": Bad((edit("metadata/labels", {"a b": "c"}),), "metadata.labels", '"a b"', "must be a key such as team"),

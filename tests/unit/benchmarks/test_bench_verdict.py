@@ -73,7 +73,7 @@ def test_what_fails_a_run(ratio: Ratio, last: float | None, expected: list[str])
 
 def test_a_ratio_that_is_no_longer_measured_fails_the_run() -> None:
     known = {"x": 1.0, "y": 1.0}
-    assert find_problems(judge([free(1.0)], known), known) == ["y: in the last result, and not measured now"]
+    assert find_problems(judge([free(1.0)], known), known) == ["y: in the last result, but not measured in this run"]
 
 
 def test_a_row_says_all_that_was_judged() -> None:

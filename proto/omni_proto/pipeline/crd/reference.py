@@ -20,8 +20,8 @@ _INTRO: Final = f"""# {KIND}
 <!-- Generated from proto/omni_proto/pipeline by `make schemas`; do not edit. -->
 
 `{API_VERSION}`, kind `{KIND}`, short name `{SHORT_NAME}`, namespaced, with a status subresource.
-[pipelines.md](../pipelines.md) shows it by examples; `kubectl explain {SHORT_NAME}.spec.stages` shows the same as this
-page.
+[pipelines.md](../pipelines.md) explains the resource by examples; `kubectl explain {SHORT_NAME}.spec.stages` shows the
+same descriptions as this page.
 
 The API server checks the rules listed under "Rules", in CEL; `omnipipe validate` checks them without a server. A field
 that is not listed here is refused. No field is immutable.
@@ -30,15 +30,12 @@ that is not listed here is refused. No field is immutable.
 
 def render_reference() -> str:
     """Returns the reference page, as Markdown."""
-    lines = [_INTRO, "## Name", "", *_rules((*TEXT_RULES[NAME_PATTERN], *OBJECT_RULES)), ""]
-    lines += [
-        "## Columns",
-        "",
-        "`kubectl get omni` shows these columns. It shows the last ones only with `-o wide`.",
-        "",
-    ]
-    lines += ["| column | what |", "|---|---|"]
+    lines = [_INTRO, "## Name", "", "The name of a pipeline, `metadata.name`, is checked too.", ""]
+    lines += [*_rules((*TEXT_RULES[NAME_PATTERN], *OBJECT_RULES)), ""]
     columns = sorted(COLUMNS, key=lambda column: column.get("priority", 0))
+    wide = " and ".join(column["name"] for column in columns if column.get("priority"))
+    lines += ["## Columns", "", f"`kubectl get omni` shows these columns, but {wide} only with `-o wide`.", ""]
+    lines += ["| column | what |", "|---|---|"]
     lines += [f"| {column['name']} | {column['description']} |" for column in columns]
     seen: set[str] = set()
     for title, root in (("spec", PipelineSpec), ("status", PipelineStatus)):

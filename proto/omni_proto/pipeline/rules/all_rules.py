@@ -63,7 +63,7 @@ TEXT_RULES: Final[Mapping[str, tuple[Rule, ...]]] = {
     api.NAME_PATTERN: (
         matches(api.NAME_PATTERN, FORMS[api.NAME_PATTERN]),
         Rule(
-            summary="does not end with -headless: another pipeline's Service has that name",
+            summary="does not end with -headless, because another pipeline's headless Service can have that name",
             rule="!self.endsWith('-headless')",
             words="is the name of another pipeline's headless Service; give one that does not end with -headless",
         ),
@@ -129,7 +129,7 @@ _POD_SETTINGS = (
 
 _TOLERATION = (
     Rule(
-        summary="`key` is missing with operator Exists only",
+        summary="`key` may be missing only with operator Exists",
         rule="has(self.key) || self.operator == 'Exists'",
         words="key is missing; name the taint's key, or use operator: Exists for every taint",
     ),
@@ -150,7 +150,7 @@ _TOLERATION = (
 
 _TAKES_NONE = "self.operator in ['Exists', 'DoesNotExist']"
 _VALUES = Rule(
-    summary="`values` go with In and NotIn, and are absent with Exists and DoesNotExist",
+    summary="`values` are not allowed with Exists and DoesNotExist, and required with all other operators",
     rule=f"({_TAKES_NONE}) == (!has(self.values) || size(self.values) == 0)",
     words="operator %s of key %s needs %s",
     values=(
@@ -186,7 +186,7 @@ _NODE_TERM_SAYS = Rule(
 
 _ENGINE_ARGS = (
     Rule(
-        summary="`dtype` float32 has no quantization awq, gptq or fp8",
+        summary="`dtype` float32 excludes quantization awq, gptq and fp8",
         rule="!has(self.dtype) || self.dtype != 'float32' || !has(self.quantization) || "
         "!(self.quantization in ['awq', 'gptq', 'fp8'])",
         words="quantization %s computes in float16 or bfloat16, not in float32; give one of these, or leave dtype out",

@@ -149,7 +149,7 @@ RESOURCE_RULES: Final = (
         shows_value=True,
     ),
     Rule(
-        summary="huge pages go with cpu or memory",
+        summary="huge pages need a limit or request of cpu or memory",
         rule=f"!has(self.limits) || !self.limits.exists(k, {_IS_PAGES}) || ['cpu', 'memory'].exists(k, "
         "k in self.limits || (has(self.requests) && k in self.requests))",
         words="huge pages are limited without cpu or memory, which Kubernetes refuses; add a limit of memory",

@@ -16,7 +16,7 @@ _VOICE: Final = "letters, digits, spaces, dots, dashes and underscores, beginnin
 FORMS: Final[Mapping[str, str]] = {
     api.URI_PATTERN: "hf://ORG/NAME, pvc://CLAIM/PATH or file:///PATH",
     api.IMAGE_PATTERN: "the name of an image such as registry.example/omnipipeline:0.1.0",
-    api.NAME_PATTERN: "lower-case letters, digits and dashes, beginning with a letter: it names Services",
+    api.NAME_PATTERN: "lower-case letters, digits and dashes, beginning with a letter, because Services get this name",
     STAGE_NAME_PATTERN: "lower-case letters and digits, beginning with a letter",
     COMPONENT_PATTERN: "an id of the stage server's registry such as qwen2_5_omni/thinker, never a Python path",
     PARSER_PATTERN: "the name of a parser of vLLM such as hermes: lower-case letters, digits, dashes and underscores",

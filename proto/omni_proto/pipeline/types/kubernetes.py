@@ -121,7 +121,7 @@ class PreferredSchedulingTerm(ConfigModel):
     """A term that raises a node's rank."""
 
     weight: Weight
-    """Rank added, 1 to 100."""
+    """Number that is added to the node's rank, 1 to 100."""
     preference: NodeSelectorTerm
     """The term."""
 
@@ -170,7 +170,7 @@ class WeightedPodAffinityTerm(ConfigModel):
     """A term that raises a node's rank."""
 
     weight: Weight
-    """Rank added, 1 to 100."""
+    """Number that is added to the node's rank, 1 to 100."""
     pod_affinity_term: PodAffinityTerm
     """The term."""
 

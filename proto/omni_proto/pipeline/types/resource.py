@@ -126,7 +126,7 @@ class PodSettings(ConfigModel):
 
 
 class StageTimeouts(ConfigModel):
-    """Times of one stage, in seconds."""
+    """Time limits of one stage, in seconds."""
 
     step: Annotated[float, Field(gt=0, le=86_400)] | None = None
     """Longest time between two engine steps with unfinished requests. Default: set by the component."""
@@ -160,14 +160,14 @@ class Stage(PodSettings):
     limits: Limits = Limits()
     """Limits of one pod."""
     timeouts: StageTimeouts = StageTimeouts()
-    """Times of the stage, in seconds."""
+    """Time limits of the stage, in seconds."""
 
 
 class PipelineTimeouts(ConfigModel):
-    """Times of the whole pipeline, in seconds."""
+    """Time limits of the whole pipeline, in seconds."""
 
     request: Annotated[float, Field(gt=0, le=86_400)] = 300.0
-    """Deadline of requests that have none."""
+    """Maximum duration of a request. If the caller's deadline is earlier, it applies instead."""
 
 
 class Rollout(ConfigModel):
@@ -200,7 +200,7 @@ class PipelineSpec(ConfigModel):
     stages: Annotated[list[Stage], Field(min_length=1, max_length=16, json_schema_extra=list_map("name"))]
     """The stages, in any order. They form a tree whose root is the entry."""
     defaults: PodSettings = PodSettings()
-    """Pod settings of stages that set none."""
+    """Pod settings for stages that do not set their own."""
     entry: Entry = Entry()
     """How clients reach the pipeline."""
     media: MediaLimits = MediaLimits()
@@ -210,11 +210,11 @@ class PipelineSpec(ConfigModel):
     tracing: Tracing = Tracing()
     """Traces of requests."""
     timeouts: PipelineTimeouts = Field(PipelineTimeouts(), json_schema_extra=SERVER_DEFAULT)
-    """Times of the whole pipeline, in seconds."""
+    """Time limits of the whole pipeline, in seconds."""
     rollout: Rollout = Field(Rollout(), json_schema_extra=SERVER_DEFAULT)
     """How a change reaches the pods."""
     suspend: bool = False
-    """Whether to run no pods. All other objects are kept."""
+    """If true, the pipeline runs no pods. All its other objects are kept."""
 
     @model_validator(mode="after")
     def _check_tree(self) -> PipelineSpec:

@@ -33,13 +33,13 @@ class Condition(ConfigModel):
     last_transition_time: Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
     """When status last changed."""
     reason: Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Z][A-Za-z0-9]*$")]
-    """Why, in one word for programs."""
+    """Reason for the status, in one word that programs can read."""
     message: Annotated[str, StringConstraints(max_length=32768)]
-    """Why, for people: the stage, the cause and the next step."""
+    """Reason for the status, for people: the stage, the cause and the next step."""
 
 
 class StageStatus(ConfigModel):
-    """One stage, as it runs."""
+    """State of one stage."""
 
     name: StageName
     """Name of the stage."""

@@ -210,7 +210,7 @@ class EntryMetrics:
         )
         self._spoken = Counter(
             StageMetric.PIPELINE_SPOKEN_ANSWERS,
-            "Answers with audio, by whether a listener who plays from the first audio on ever waited for more.",
+            "Answers with audio, by whether the audio arrived in time for playback without a gap.",
             ("continuous",),
             registry=registry,
         )

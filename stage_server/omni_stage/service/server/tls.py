@@ -99,7 +99,7 @@ class CertificateMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.expiry = Gauge(
             StageMetric.CERTIFICATE_EXPIRY_SECONDS,
-            "When the certificate that new connections get expires, since 1970. Only for an entry with TLS.",
+            "When the certificate for new connections expires, in seconds since 1970. Only for an entry with TLS.",
             unit="seconds",
             registry=registry,
         )
