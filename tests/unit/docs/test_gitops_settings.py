@@ -1,4 +1,4 @@
-"""The settings for Argo CD and Flux in docs/operations.md, applied to conditions as the operator writes them.
+"""The settings for Argo CD and Flux in docs/operations.md, held against conditions as the operator writes them.
 
 Flux's expressions are evaluated in the order of its controller. Argo CD's Lua is not run here: only its names are
 checked.

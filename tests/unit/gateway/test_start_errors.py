@@ -12,7 +12,7 @@ from omni_gateway.__main__ import main
 
 @pytest.fixture(autouse=True)
 def process_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replaces the set-up of logging and malloc, which would change the test's own process."""
+    """Logging and malloc belong to the test's process."""
     monkeypatch.setattr(__main__, "configure_logging", lambda *_: None)
     monkeypatch.setattr(__main__, "return_large_buffers", lambda: None)
 
@@ -52,7 +52,7 @@ def test_an_unknown_protocol_for_traces_is_named(
 
 
 def test_two_endpoints_need_two_names(capsys: pytest.CaptureFixture[str]) -> None:
-    """With equal names, no request could select one of the endpoints."""
+    """Both were served as "/a", and a request for "a" got 404."""
     with pytest.raises(SystemExit):
         main(["--endpoint", "a=grpc://127.0.0.1:1", "--endpoint", "a=grpc://127.0.0.1:2"])
     assert "two --endpoint have the same NAME" in capsys.readouterr().err

@@ -46,7 +46,7 @@ def ask(messages: list[Any], **fields: Any) -> dict[str, Any]:
     ],
 )
 def test_a_wrong_part_of_a_message_is_named(part: Any, param: str, says: str) -> None:
-    """The error names the wrong field of the part, not only `messages[0].content`."""
+    """Each of these answered "messages[0].content: Input should be a valid string"."""
     error = ask([{"role": "user", "content": [part]}])
     assert error["param"] == param
     assert says in error["message"]

@@ -1,4 +1,4 @@
-"""Orientation and transparency of decoded images, compared with the results of Pillow's and vLLM's own functions."""
+"""Images as they are displayed: orientations and transparency, held against Pillow's and vLLM's own functions."""
 
 from __future__ import annotations
 

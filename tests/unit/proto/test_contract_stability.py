@@ -1,7 +1,7 @@
 """The .proto files stay compatible with the baseline in proto/baseline.binpb, and the committed stubs load with the
 oldest versions of grpcio and protobuf that the package allows.
 
-tests/processes/packaging/test_stubs.py generates the stubs again and compares them.
+tests/processes/packaging/test_stubs.py generates the stubs anew.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ async def test_facts_are_asked_for_twice_and_old_ones_serve_while_nobody_answers
 async def test_a_renewed_file_that_is_wrong_leaves_the_old_connection(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The problem is logged once. Without an earlier connection, requests fail with UnavailableError."""
+    """The problem is logged once. Before a connection was ever made, requests are refused: it is not their fault."""
     ca = tmp_path / "ca.crt"
 
     def renew(text: bytes, at: int) -> None:

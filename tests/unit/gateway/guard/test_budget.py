@@ -44,7 +44,7 @@ def test_all_requests_together_stay_within_the_budget() -> None:
 
 
 def test_a_request_that_needs_more_than_the_budget_is_too_large() -> None:
-    """Such a request is refused as too large, because a retry would never help."""
+    """To try again would never help."""
     share = Share(Budget(100))
     share.add(60)
     with pytest.raises(TooLargeError, match="maxHeldBytes"):
@@ -91,7 +91,7 @@ async def test_bodies_are_counted_while_they_arrive() -> None:
 
 
 async def test_a_small_body_of_many_values_is_too_large() -> None:
-    """A parsed empty list takes far more memory than the two bytes of its text."""
+    """Parsed, an empty list takes far more memory than its two bytes."""
     with pytest.raises(TooLargeError):
         await read([b"[" + b"[]," * 100 + b"[]]"], Budget(100 * VALUE_BYTES))
 

@@ -47,7 +47,7 @@ def test_a_base_url_without_v1_or_with_two_is_explained(client: TestClient, path
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd", "identity, GZIP"])
 def test_a_compressed_body_is_refused_by_the_name_of_its_encoding(client: TestClient, encoding: str) -> None:
-    """The error names the header. If the gateway parsed the compressed bytes as JSON, the error would not say why."""
+    """It was parsed as it was: 400 without a word about the header."""
     headers = {"content-type": "application/json", "content-encoding": encoding}
     answer = client.post("/v1/chat/completions", content=gzip.compress(b'{"model": "m"}'), headers=headers)
     assert (answer.status_code, answer.headers["accept-encoding"]) == (415, "identity")
@@ -63,7 +63,7 @@ def test_the_encoding_identity_changes_nothing(client: TestClient) -> None:
 
 
 def test_a_body_that_is_no_text_is_no_json(client: TestClient) -> None:
-    """A compressed body without the header content-encoding gives the error code invalid_json."""
+    """A compressed body without its header was an error without a name."""
     headers = {"content-type": "application/json"}
     answer = client.post("/v1/chat/completions", content=gzip.compress(b"{}"), headers=headers)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")

@@ -41,7 +41,7 @@ def test_the_message_of_an_answer_is_one_of_the_next_request() -> None:
 
 
 def test_usage_claims_no_number_of_reasoning_tokens() -> None:
-    """Stages do not count reasoning tokens, and cost trackers would believe a 0."""
+    """Stages do not count them. Cost trackers would take 0 for the truth."""
     outcomes = (
         StageOutcome("thinker", "stop", Usage(prompt_tokens=3, completion_tokens=5), 0),
         StageOutcome("talker", "stop", Usage(prompt_tokens=8, completion_tokens=7), 0),

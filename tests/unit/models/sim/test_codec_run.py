@@ -29,7 +29,7 @@ def text(rows: int, *, ended: bool = False, prompt: int = 0) -> EdgeRows:
 @pytest.mark.parametrize("frames_per_row", [0.05, 0.5, 1.0, 6.7])
 @pytest.mark.parametrize("least", [0, 3])
 def test_no_frame_is_made_that_the_whole_text_would_not_have(frames_per_row: float, least: int) -> None:
-    """The run allows no frame beyond the last one of the whole text: a run beyond that frame would never end."""
+    """A run that is past its last frame when the text ends would never end."""
     run = open_run(frames_per_row, least=least)
     run.add(text(1, prompt=PROMPT))
     allowed = [run.allowed]

@@ -163,7 +163,7 @@ async def test_a_call_that_ends_while_media_are_sent_keeps_its_status(run: Run, 
 
 
 async def test_media_are_freed_once_they_are_sent() -> None:
-    """After Accepted the client sends nothing a second time, so a call that lasts minutes does not hold its media."""
+    """Nothing is sent again after Accepted, so a call that goes on for minutes does not hold its media."""
     arrived = asyncio.Event()
 
     async def script(call: Call) -> None:

@@ -88,7 +88,7 @@ def test_an_edge_without_mode_that_could_stream_is_a_warning(
 
 
 def test_an_alias_of_a_voice_that_no_published_checkpoint_has_is_a_warning() -> None:
-    """A user's own checkpoint may have such a voice, so the API server cannot refuse the alias."""
+    """A checkpoint of one's own may have the voice, so the API server cannot refuse it."""
 
     def find(voices: dict[str, str], *edits: Any) -> list[str]:
         return [str(item) for item in list_unknown_voices(parse_pipeline(json.dumps(make(*edits, _voices(voices)))))]

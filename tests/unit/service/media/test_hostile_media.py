@@ -170,7 +170,7 @@ async def test_an_idle_process_that_was_killed_costs_no_request(pool: MediaPool)
 async def test_a_client_that_leaves_while_a_process_starts_leaves_it_to_the_next_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without this, every client that leaves early would cost the start of a process that no request ever uses."""
+    """Otherwise clients that come and go would cause one start after another, none of which is ever used."""
     starts, start = 0, DecoderProcess.start
 
     async def count() -> DecoderProcess:
