@@ -1,4 +1,4 @@
-"""examples/tones, a model family in its own package, is installed, found by its entry point and served."""
+"""The model family in examples/tones is installed as a package, found by its entry point and served."""
 
 from __future__ import annotations
 

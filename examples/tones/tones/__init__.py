@@ -1,1 +1,1 @@
-"""A model family in a package of its own: a stage that plays a text as tones. docs/add-a-model.md explains it."""
+"""A model family in its own package, with one stage, which plays a text as tones. docs/add-a-model.md explains it."""

@@ -1,4 +1,4 @@
-"""Component tones/player: what runs in the stage server's process. Text in, one tone a character out."""
+"""The component tones/player, which runs in the stage server's process. It plays each byte of a text as a tone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from omni_stage.models.component import EngineStep, StageInput, StageRequest, St
 from omni_stage.payloads import AdditionalInformationPayload
 from tones.manifest import PLAYER
 
-MAX_CHARACTERS = 256
+MAX_BYTES = 256
+"""Maximum length of a text in UTF-8."""
 
 
 class Player:
@@ -30,33 +31,35 @@ class Player:
         self._path = path
 
     def engine_kwargs(self) -> dict[str, Any]:
-        """Returns the engine's arguments. For vLLM's scheduler, a request has as many tokens as characters."""
+        """Returns the engine's arguments. For vLLM's scheduler, a request has one token for each byte of text."""
         return {
             "model": self._path,
             "dtype": "float32",
             "skip_tokenizer_init": True,
             "runner": "pooling",
-            "max_model_len": MAX_CHARACTERS,
-            "max_num_batched_tokens": MAX_CHARACTERS,
+            "max_model_len": MAX_BYTES,
+            "max_num_batched_tokens": MAX_BYTES,
             "enforce_eager": True,
         }
 
     def prepare(self, request: StageRequest) -> StageInput:
-        """Returns the characters' codes, for ToneModel.generate. Raises InvalidRequestError."""
+        """Returns the text's bytes as the tensor `codes`, for ToneModel.generate.
+
+        Raises InvalidRequestError if the request has no text, or a text that is too long.
+        """
         if not isinstance(request.source, UserPrompt) or not request.source.text:
             raise InvalidRequestError("start.text: component tones/player plays a text; send one", field="start.text")
         codes = torch.tensor(list(request.source.text.encode()))
-        if len(codes) > MAX_CHARACTERS:
-            raise InvalidRequestError(
-                f"start.text: at most {MAX_CHARACTERS} bytes can be played", field="start.text", limit=MAX_CHARACTERS
-            )
+        if len(codes) > MAX_BYTES:
+            message = f"start.text: at most {MAX_BYTES} bytes can be played"
+            raise InvalidRequestError(message, field="start.text", limit=MAX_BYTES)
         return StageInput(
             prompt={"prompt_token_ids": [0] * len(codes)},
             additional_information=AdditionalInformationPayload.from_mapping({"codes": codes}),
         )
 
     def emitter(self, request: StageRequest, prepared: StageInput) -> PlayerEmitter:
-        """Returns an emitter that passes the audio on."""
+        """Returns an emitter that sends the engine's audio unchanged."""
         return PlayerEmitter()
 
     def warmup_request(self) -> StageRequest:
@@ -65,10 +68,10 @@ class Player:
 
 
 class PlayerEmitter:
-    """Passes the audio on; holds nothing."""
+    """Sends the engine's audio unchanged; keeps no state."""
 
     def emit(self, step: EngineStep) -> StageStep:
-        """Returns one stage step for one engine step."""
+        """Returns the stage step with the audio of an engine step."""
         return StageStep.of_audio(step, step.tensors.get("output"))
 
 

@@ -8,7 +8,7 @@ from omni_stage.models.manifest import ComponentEntry, FamilyManifest, TinyCheck
 
 SAMPLE_RATE_HZ = 24_000
 ARCHITECTURE = "ToneModel"
-"""As config.json of a checkpoint names it."""
+"""The name of the architecture in a checkpoint's config.json."""
 
 PLAYER = describe(
     id="tones/player",

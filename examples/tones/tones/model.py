@@ -1,4 +1,4 @@
-"""The vLLM model class: what runs in the engine's process. Hook: OneShotModel."""
+"""The vLLM model class, which runs in the engine's process. It implements the hook OneShotModel."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from omni_stage.payloads import AdditionalInformationPayload
 from tones.manifest import SAMPLE_RATE_HZ
 
 TONE_SAMPLES = 240
+"""Length of a tone in samples."""
 
 
 class ToneModel(nn.Module, IsAttentionFree):
-    """Plays each code as a sine of its own frequency; the checkpoint's one weight is the loudness."""
+    """Plays each code as a sine of 10 Hz times the code. The checkpoint's only weight is the loudness."""
 
     is_pooling_model = True
 
@@ -27,7 +28,7 @@ class ToneModel(nn.Module, IsAttentionFree):
         self.pooler = IdentityPooler()
 
     def generate(self, requests: Sequence[AdditionalInformationPayload]) -> list[torch.Tensor]:
-        """float32 [codes x TONE_SAMPLES] for each request."""
+        """Returns the samples of each request: float32 [number of codes * TONE_SAMPLES]."""
         return [self._play(request.tensor("codes").to(self.loudness.device)) for request in requests]
 
     def _play(self, codes: torch.Tensor) -> torch.Tensor:
@@ -35,15 +36,15 @@ class ToneModel(nn.Module, IsAttentionFree):
         return (self.loudness * torch.sin(2 * torch.pi * 10.0 * codes[:, None] * seconds)).flatten()
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load the one weight. Returns its name."""
+        """Load the only weight. Returns its name."""
         for _, tensor in weights:
             self.loudness.data.copy_(tensor)
         return {"loudness"}
 
     def embed_input_ids(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """vLLM asks every model for this; a one-shot model is never called so."""
+        """Part of vLLM's model interface. The runner of one-shot models never calls it."""
         raise NotImplementedError
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Returns the same."""
+        """Part of vLLM's model interface. The runner of one-shot models never calls it."""
         raise NotImplementedError

@@ -12,9 +12,9 @@ from tones.manifest import ARCHITECTURE
 
 
 def write_tiny_checkpoint(directory: Path, seed: int = 0, shape: str = "small") -> Path:
-    """Write config.json and one weight into the directory, which is made if need be; return it."""
+    """Write config.json and one weight into the directory, which is created if missing. Returns the directory."""
     directory.mkdir(parents=True, exist_ok=True)
-    # transformers must know the model type; a family with a configuration class of its own registers it instead.
+    # transformers must know the model_type. A family with its own configuration class registers that class instead.
     config = {
         "architectures": [ARCHITECTURE],
         "model_type": "qwen2",

@@ -84,7 +84,7 @@ def test_every_variant_has_the_apis_schemas(helm: Helm, schemas: Path, name: str
 def test_the_api_server_takes_every_variant(helm: Helm, server: ApiServer, name: str) -> None:
     """Strict validation finds no unknown or duplicate field.
 
-    Pod Security `restricted` warns only about "bare pods", the variant without security contexts.
+    Pod Security `restricted` warns only about the variant "bare pods", which has no security contexts.
     """
     manifests = [item for item in helm.template(VARIANTS[name]) if item["kind"] != "CustomResourceDefinition"]
     if name == "bare pods":
@@ -132,7 +132,7 @@ def test_every_object_says_where_it_comes_from(helm: Helm) -> None:
 
 
 def test_a_label_of_one_kind_of_object_replaces_the_common_one(helm: Helm) -> None:
-    """The loader of Helm.template refuses a label that is rendered twice."""
+    """A label that is rendered twice would fail here: the YAML loader of Helm.template refuses duplicate keys."""
     manifests = helm.template(VARIANTS["labels that repeat others"])
     assert {item["metadata"]["labels"]["app.kubernetes.io/part-of"] for item in manifests} == {"speech"}
     replaced = {item["kind"] for item in manifests if item["metadata"]["labels"]["team"] == "metrics"}

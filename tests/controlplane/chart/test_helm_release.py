@@ -222,7 +222,7 @@ def test_what_plain_manifests_made_is_taken_over_when_asked(helm: Run, plane: Co
     assert owner_of(plane) == RELEASE
     helm("uninstall", RELEASE, "--wait")
 
-    # Only with --take-ownership does a release of another name adopt what the first release left behind.
+    # A release with another name adopts the objects that the first release left only with --take-ownership.
     assert "invalid ownership metadata" in helm("install", "other", CHART, fails=True)
     helm("install", "other", CHART, "--take-ownership", "--wait")
     assert owner_of(plane) == "other"

@@ -1,6 +1,6 @@
 """The commands of docs/install.md and docs/upgrade.md, run word for word, section by section.
 
-Those that build and push images are left out.
+Commands that build and push images are left out.
 
 A local process with the Deployment's command and environment stands in for the operator's pod. The nodes are kwok's, so
 images need not exist.

@@ -30,7 +30,7 @@ REFERENCES = [Reference((1, 2), (3,), (7, 7, 8), 30), Reference((1,), (4,), (9, 
 
 
 def made(done: float, first: float | None, *, codes: list[list[int]] | None = None, samples: int = 30) -> Round:
-    """Returns a round: the first prompt is answered after `done` / 2 seconds, the second one after `done` seconds."""
+    """Returns a round in which the first prompt is answered after `done` / 2 seconds, and the second after `done`."""
     answers = [Answer(done / 2, first, samples, (3,)), Answer(done, first, samples, (0,))]
     return Round(answers, [[7, 7, 8], [9, 9, 9]] if codes is None else codes, cpu_s=done * 2)
 

@@ -43,7 +43,7 @@ def test_a_shard_is_filled(tmp_path: Path) -> None:
 
 
 def test_the_rotary_table_is_no_draw() -> None:
-    """The rotary table gets the computed frequencies, not random numbers."""
+    """The rotary table has the computed frequencies, not random numbers."""
     assert shaped.draw(ROTARY_TABLE, (4,), torch.float32).tolist() == pytest.approx([1, 0.1, 0.01, 0.001])
 
 

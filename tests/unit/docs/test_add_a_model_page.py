@@ -21,7 +21,8 @@ def test_excerpts_are_in_the_files() -> None:
 
 
 def test_the_dockerfile_installs_into_the_stages_environment() -> None:
-    """The stage image's user may not install, and the image's own pip installs into another Python."""
+    """The page's Dockerfile becomes root, because the stage image's user must not write to /opt/venv. It names the
+    Python of /opt/venv, because the image's pip belongs to another Python."""
     (block,) = re.findall(r"```dockerfile\n(.*?)```", PAGE, re.DOTALL)
     *_, become_root, install, become_user = block.splitlines()
     assert become_root == "USER root"

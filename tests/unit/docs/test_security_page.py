@@ -97,8 +97,8 @@ def test_the_yaml_is_a_pipelines(tls_page: str) -> None:
 
 
 def test_the_policies_for_a_mesh_open_what_a_mesh_needs(tls_page: str) -> None:
-    """With the page's policies, stages reach the mesh's control plane and one another's tunnels; clients only the
-    entry's."""
+    """With the page's policies, stages reach the mesh's control plane and the tunnel ports of the other stages. Clients
+    reach only the tunnel port of the entry stage."""
     pipeline = make_pipeline(name="omni")
     revision = compute_revision(pipeline, SETTINGS.default_image)
     own = [child for child in build_all(pipeline) if child["kind"] == "NetworkPolicy"]

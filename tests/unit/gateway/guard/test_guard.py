@@ -86,7 +86,7 @@ async def test_the_lists_of_voices_need_no_key_if_the_settings_say_so(
 
 
 async def test_probes_are_answered_at_the_limit_of_requests() -> None:
-    """A full gateway is alive: kubelet must not restart it."""
+    """A gateway at its limit of requests is alive, so kubelet must not restart it."""
     app = create_app(StaticPipelines(()), GatewaySettings(max_requests=1))
     reading, let_go = asyncio.Event(), asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Half of a surrogate pair, as JavaScript makes when it cuts a text within an emoji, is refused by its field's name."""
+"""Half of a surrogate pair is refused, and the error names the field. JavaScript makes one when it cuts an emoji."""
 
 from __future__ import annotations
 

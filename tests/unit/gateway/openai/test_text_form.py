@@ -62,7 +62,7 @@ class Text(str):
 
 
 def test_a_long_text_is_not_searched_for_parts() -> None:
-    """Reading 48 MiB one character at a time blocked the event loop, and with it /health, for 8 s."""
+    """Reading a text of 48 MiB one character at a time would block the event loop, and so /health, for 8 s."""
     message = UserMessage.model_construct(role="user", content=Text("hi"))
     assert find_unsupported(request().model_copy(update={"messages": [message]})) is None
 

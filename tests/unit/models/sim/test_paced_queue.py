@@ -67,7 +67,7 @@ async def test_a_request_is_submitted_when_its_first_rows_have_arrived(
 
 @pytest.mark.parametrize(("stage", "steps"), [("thinker", 25), ("talker", 24)])
 def test_a_stage_knows_how_many_of_its_steps_the_first_window_needs(table: Path, stage: str, steps: int) -> None:
-    """The thinker's first step has no row of the reply, so its 25th has the row of the talker's 24th code."""
+    """The thinker's first step makes no row of the reply, so its 25th step makes the row of the talker's 24th code."""
     assert engine(stage, table).component.first_audio_steps == steps
 
 
