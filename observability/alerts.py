@@ -209,7 +209,8 @@ PIPELINES = Group(
             when="a pod's requests have reserved more than 90 % of its byte budget",
             summary=f"{_STAGE.capitalize()} has almost no byte budget left.",
             description="Requests have reserved {{ $value | humanizePercentage }} of what pod {{ $labels.pod }} may "
-            "hold for tensors and media, for 10 minutes. At 100 % it refuses requests with BYTE_BUDGET_EXCEEDED.",
+            "hold for tensors and media, for 10 minutes. From 75 % on it refuses media and requests with a priority "
+            "above 0, and at 100 % every request, with BYTE_BUDGET_EXCEEDED.",
         ),
         Alert(
             name="OmniStageCompiledCheckFailed",

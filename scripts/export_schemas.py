@@ -1,11 +1,14 @@
 """Writes the CRD, its reference page and the stage file's schema in docs/reference, and the built-in components' facts.
 
-`--check` writes nothing and fails if a file is stale.
+The CRD and its reference page are made from the file of facts that was read when this process started. So if the facts
+are stale, this process writes them alone, and then starts itself again. `--check` writes nothing and fails if a file is
+stale.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -32,11 +35,12 @@ def render_component_facts() -> str:
     return render_components(built_in_facts())
 
 
+FACTS = "proto/omni_proto/pipeline/components.json"
 EXPORTS = {  # path in the repository -> the function that returns the file's text
     "docs/reference/omnipipeline.md": render_reference,
     "docs/reference/stage-config.schema.json": render_stage_config_schema,
     "manifests/crd/omnipipelines.yaml": render_crd,
-    "proto/omni_proto/pipeline/components.json": render_component_facts,
+    FACTS: render_component_facts,
 }
 
 
@@ -56,6 +60,9 @@ def main() -> int:
         for name in stale:
             sys.stderr.write(f"{name} is stale; run `make schemas`\n")
         return 1 if stale else 0
+    if FACTS in stale:
+        (ROOT / FACTS).write_text(render_component_facts(), encoding="utf-8")
+        os.execv(sys.executable, [sys.executable, *sys.argv])  # noqa: S606 - this script again, with the new facts
     for name in stale:
         (ROOT / name).parent.mkdir(parents=True, exist_ok=True)
         (ROOT / name).write_text(EXPORTS[name](), encoding="utf-8")

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu.checks import Context, Finding, at_most
-from benchmarks.gpu.stages.engines import SAMPLES, Seconds, gpu_memory_by_stage, load_sample, wait_until
 from benchmarks.gpu.memory.sizes import DOCUMENTED, Release, pipeline_memory
+from benchmarks.gpu.stages.engines import SAMPLES, Seconds, gpu_memory_by_stage, load_sample, wait_until
 from omni_cli.local.pipeline import LocalOptions, LocalPipeline
 from omni_proto.gpu_memory import GIB, find_problems
 from omni_proto.pipeline import load_pipeline

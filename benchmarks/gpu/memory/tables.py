@@ -1,6 +1,6 @@
 """Writes the tables of docs/gpu-sizing.md from the published sizes and the samples.
 
-    python -m benchmarks.gpu.memory.tables
+python -m benchmarks.gpu.memory.tables
 """
 
 from __future__ import annotations

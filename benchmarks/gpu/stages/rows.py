@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.checks import Context, Finding, at_most, equal
-from benchmarks.gpu.stages.engines import engine_arguments, environment, poisoned_padding, tiny_checkpoint
 from benchmarks.gpu.memory.sizes import kv_shape
+from benchmarks.gpu.stages.engines import engine_arguments, environment, poisoned_padding, tiny_checkpoint
 from omni_proto.gpu_memory import MIB
 
 GRAPH_MODES = ("NONE", "PIECEWISE", "FULL_AND_PIECEWISE")

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from benchmarks.gpu.checks import Context, Finding, at_most, equal
+from benchmarks.gpu.environment import nvidia_files
 from benchmarks.gpu.stages.engines import (
     PATCHED,
     environment,
@@ -22,7 +23,6 @@ from benchmarks.gpu.stages.engines import (
     serve,
     wait_until,
 )
-from benchmarks.gpu.environment import nvidia_files
 from omni_proto.pipeline import OmniPipeline
 from omni_proto.pod_contract import ExitCode
 

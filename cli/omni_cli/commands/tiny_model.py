@@ -32,7 +32,9 @@ def pick_tiny(known: Mapping[str, TinyCheckpoint], family: str | None, shape: st
     If family is None, the only family with a tiny checkpoint is used; several, or none, are an error. Raises
     TinyModelError.
     """
-    listed = ", ".join(sorted(known)) or "none"
+    if not known:
+        raise TinyModelError("no installed model family has a tiny model; install omnipipeline[stage]")
+    listed = ", ".join(sorted(known))
     if family is None and len(known) != 1:
         raise TinyModelError(f"several model families have a tiny model; name one with --family: {listed}")
     name = family or next(iter(known))

@@ -23,7 +23,6 @@ from vllm.usage.usage_lib import UsageContext
 
 from omni_proto.stage_config import EdgeMode, StageConfig
 from omni_proto.tensors import ReceivedTensor, TensorSpec, prompt_embeds_spec
-from omni_stage.exchange.arrays import Array, to_torch
 from omni_stage.engine.arguments.byte_budget import default_byte_budget
 from omni_stage.engine.arguments.engine_args import OmniEngineArgs, build_engine_args, load_model_config
 from omni_stage.engine.preparation import Preparation
@@ -41,6 +40,7 @@ from omni_stage.errors import (
     NotReadyError,
     OmniStageError,
 )
+from omni_stage.exchange.arrays import Array, to_torch
 from omni_stage.models.component import (
     Component,
     StageRequest,
@@ -49,11 +49,11 @@ from omni_stage.models.component import (
 from omni_stage.models.edge_stream import EdgeStream
 from omni_stage.payloads import PayloadLimits
 from omni_stage.scheduling.session_queue import Sessions
-from omni_stage.vllm_adapter.wiring import select
 from omni_stage.vllm_adapter.checks.gpu_driver import check_gpu, explain_cuda_failure
 from omni_stage.vllm_adapter.core.async_llm import AsyncEngineCore
 from omni_stage.vllm_adapter.core.inproc import InprocEngineCore
 from omni_stage.vllm_adapter.core.interface import EngineCore
+from omni_stage.vllm_adapter.wiring import select
 from omni_stage.vllm_adapter.wiring.names import PAYLOAD_LIMITS
 
 _log = logging.getLogger(__name__)

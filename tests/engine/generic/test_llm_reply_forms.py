@@ -21,8 +21,8 @@ from omni_proto.stage_config import EngineArgs, Modality, ModelSource, SamplingD
 from omni_stage.engine.factory import build_stage_engine
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.errors import ConfigurationError, InvalidRequestError
-from omni_stage.models.component import ChatMessage, FinishReason, StageRequest, StageStep, TextPart, UserPrompt
 from omni_stage.exchange.reply_form import CalledTool, StructuredText, Tool, ToolMode, Tools
+from omni_stage.models.component import ChatMessage, FinishReason, StageRequest, StageStep, TextPart, UserPrompt
 from support.models.generic_checkpoint import write_tiny_text_checkpoint
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]

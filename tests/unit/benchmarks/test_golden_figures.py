@@ -6,7 +6,14 @@ import math
 from pathlib import Path
 
 import pytest
-from benchmarks.gpu.released.golden import Verdict, find_missing_media, golden_audio, golden_text, judge_audio, judge_text
+from benchmarks.gpu.released.golden import (
+    Verdict,
+    find_missing_media,
+    golden_audio,
+    golden_text,
+    judge_audio,
+    judge_text,
+)
 
 from omni_stage.models.qwen2_5_omni.tiny.vocabulary import CHAT_TEMPLATE
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.gpu.stages import shaped
 from benchmarks.gpu.checks import DRAWN, Context
+from benchmarks.gpu.stages import shaped
 from safetensors.torch import load_file
 
 from omni_stage.models.qwen2_5_omni.tiny.release import ROTARY_TABLE

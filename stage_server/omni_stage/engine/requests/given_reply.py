@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from omni_stage.errors import ModelExecutionError, PromptTooLongError
-from omni_stage.models.component import EngineStep, FinishReason, StageInput
 from omni_stage.exchange.reply_form import ReplyTokens
+from omni_stage.models.component import EngineStep, FinishReason, StageInput
 
 
 def check_room(prepared: StageInput, max_model_len: int) -> None:

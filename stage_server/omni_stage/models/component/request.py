@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from omni_proto.stage_config import SamplingDefaults
 from omni_stage.exchange.engine_step import FinishReason
+from omni_stage.exchange.reply_form import ReplyTokens, TextParse
 from omni_stage.models.component.prompt import UserPrompt
 from omni_stage.models.edge_stream import EdgeStream
-from omni_stage.exchange.reply_form import ReplyTokens, TextParse
 
 if TYPE_CHECKING:
     from omni_stage.payloads import AdditionalInformationPayload, PromptEmbedsPayload

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_proto.tensors import TensorSchema
 from omni_stage.errors import ConfigurationError, InvalidRequestError
+from omni_stage.exchange.reply_form import TextParse, ToolMode, Tools
 from omni_stage.models.component import (
     ChatMessage,
     Emitter,
@@ -28,7 +29,6 @@ from omni_stage.models.component import (
 )
 from omni_stage.models.generic.manifest import LLM
 from omni_stage.models.shared.tokenizer import load_tokenizer, render_chat
-from omni_stage.exchange.reply_form import TextParse, ToolMode, Tools
 
 if TYPE_CHECKING:
     from omni_stage.vllm_adapter.text.text_parsers import TextParse as ParserOfRequest

@@ -11,10 +11,10 @@ import numpy as np
 
 from omni_proto.media.video_header import FRAMES_PER_SECOND
 from omni_stage.errors import ConfigurationError, InvalidMediaError, InvalidRequestError
+from omni_stage.exchange.reply_form import GivenReply, ReplyTokens
 from omni_stage.media.resample import resample
 from omni_stage.models.component import AudioPart, ChatMessage, ImagePart, TextPart, UserPrompt, VideoPart
 from omni_stage.models.shared.tokenizer import load_tokenizer, read_chat_template, render_chat
-from omni_stage.exchange.reply_form import GivenReply, ReplyTokens
 
 SOUND_RATE_HZ = 16_000
 """Sample rate of the audio encoder's input."""

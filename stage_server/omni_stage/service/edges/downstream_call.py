@@ -25,17 +25,17 @@ from omni_proto.rpc.rich_status import read_status
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2
 from omni_proto.stage_config import DownstreamStage, EdgeMode
 from omni_proto.tensors import TensorSchema, schema_hash, tensor_prompt
-from omni_stage.exchange.arrays import Array
 from omni_stage.errors import DownstreamProtocolError
+from omni_stage.exchange.arrays import Array
 from omni_stage.service.call.deadlines import Deadline, downstream_timeout
+from omni_stage.service.call.started import Started
 from omni_stage.service.edges.channels import DownstreamChannels, OpenCall
 from omni_stage.service.edges.downstream_protocol import DownstreamProtocol, explain_failure
 from omni_stage.service.edges.outbox import Outbox
 from omni_stage.service.edges.output import EdgeWriter
+from omni_stage.service.encoding.wire import OutgoingChunk
 from omni_stage.service.errors import RelayedError, first_error
 from omni_stage.service.metering.metrics import StageMetrics
-from omni_stage.service.call.started import Started
-from omni_stage.service.encoding.wire import OutgoingChunk
 
 _log = logging.getLogger(__name__)
 _Sent = tuple[bool, "events_pb2.FinishReason | None"]

@@ -69,7 +69,8 @@ class StageMetrics:
         )
         self._chunk = Histogram(
             StageMetric.EDGE_CHUNK_SECONDS,
-            "Time until the transport accepted one tensor chunk; it grows when the downstream stage reads slowly.",
+            "Time until the transport accepted one message of tensor chunks; it grows when the downstream stage reads "
+            "slowly.",
             ("peer",),
             unit="seconds",
             buckets=CHUNK_SECONDS,

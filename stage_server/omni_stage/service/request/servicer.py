@@ -31,15 +31,16 @@ from omni_stage.models.component import (
 )
 from omni_stage.models.edge_stream import EdgeStream
 from omni_stage.process.stage_log import request_id_var
-from omni_stage.service.metering.answer_meter import AnswerMeter
 from omni_stage.service.call.call_metadata import forwarded_metadata, traceparent_of
 from omni_stage.service.call.deadlines import Deadline
+from omni_stage.service.call.in_flight import InFlight
 from omni_stage.service.edges.channels import DownstreamChannels
 from omni_stage.service.edges.downstream_call import EdgeCall, EdgeContext
 from omni_stage.service.edges.pacing import EARLY_STEPS
-from omni_stage.service.call.in_flight import InFlight
+from omni_stage.service.encoding.wire import WireMessage
 from omni_stage.service.media.planning import receive_media
 from omni_stage.service.media.worker_pool import MediaPool
+from omni_stage.service.metering.answer_meter import AnswerMeter
 from omni_stage.service.metering.metrics import StageMetrics, exemplar_var
 from omni_stage.service.request.admission import Admission
 from omni_stage.service.request.messages.call_messages import read_message, read_start
@@ -60,7 +61,6 @@ from omni_stage.service.request.run import Reads, RequestRun
 from omni_stage.service.request.stage_info import describe_stage
 from omni_stage.service.request.timeline import Timeline
 from omni_stage.service.request.tracing import RequestTrace, Tracing
-from omni_stage.service.encoding.wire import WireMessage
 
 _Source = RequestReader | EdgeStream
 

@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection
 from omni_proto.rpc.options import server_options
 from omni_proto.stage_config import StageConfig
 from omni_stage.errors import ConfigurationError, OmniStageError
+from omni_stage.service.encoding.wire import SERVICE_NAME
 from omni_stage.service.metering.metrics import StageMetrics
 from omni_stage.service.request.servicer import StageServicer
 from omni_stage.service.server.health import StageHealth
@@ -28,7 +29,6 @@ from omni_stage.service.server.side_calls import (
     MAIN_PER_PEER,
     SideCallInterceptor,
 )
-from omni_stage.service.encoding.wire import SERVICE_NAME
 
 MAX_CONNECTIONS = 16_384
 """Maximum number of connections of a port; gRPC refuses further ones. An idle connection costs about 15 KiB."""

@@ -17,8 +17,8 @@ from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from omni_stage.errors import TooManyRequestsError
-from omni_stage.service.request.places import Places, peer_address
 from omni_stage.service.encoding.wire import GENERATE, SERVICE_NAME
+from omni_stage.service.request.places import Places, peer_address
 
 MAIN_IN_ALL, MAIN_PER_PEER = 512, 64
 """Maximum number of calls on the main port, in all and per peer. These bounds apply separately to calls that stream

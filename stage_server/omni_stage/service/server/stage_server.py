@@ -21,8 +21,8 @@ from omni_stage.errors import OmniStageError
 from omni_stage.models.component import TakesMedia
 from omni_stage.process.poller_threads import calm_pollers
 from omni_stage.process.termination import report_start_failure, write_termination
-from omni_stage.service.edges.channels import DownstreamChannels
 from omni_stage.service.call.in_flight import InFlight
+from omni_stage.service.edges.channels import DownstreamChannels
 from omni_stage.service.metering.metrics import StageMetrics
 from omni_stage.service.request.admission import Admission
 from omni_stage.service.request.places import Places, count_start_places

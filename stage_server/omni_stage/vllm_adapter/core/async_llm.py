@@ -24,8 +24,8 @@ from vllm.config import VllmConfig
 from vllm.engine.protocol import StreamingInput
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from omni_stage.exchange.engine_step import EngineStep
 from omni_stage.errors import ConfigurationError, EngineDeadStageError, NotReadyError
+from omni_stage.exchange.engine_step import EngineStep
 from omni_stage.vllm_adapter.core.interface import COMPARE_WITH_EAGER, END_STREAM, CorePart, Params
 from omni_stage.vllm_adapter.core.output_processor import OmniOutputProcessor
 from omni_stage.vllm_adapter.core.outputs import Capture, convert_output, translate_error
@@ -33,8 +33,8 @@ from omni_stage.vllm_adapter.core.properties import EngineProperties
 from omni_stage.vllm_adapter.core.start_failure import explain_start_error
 from omni_stage.vllm_adapter.core.thread import EngineThread
 from omni_stage.vllm_adapter.process.load_spans import without_load_spans
-from omni_stage.vllm_adapter.process.template import template_processes
 from omni_stage.vllm_adapter.process.start_errors import collecting_start_errors
+from omni_stage.vllm_adapter.process.template import template_processes
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")

@@ -12,7 +12,6 @@ from vllm.exceptions import VLLMClientError, VLLMValidationError
 from vllm.outputs import PoolingRequestOutput, RequestOutput
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from omni_stage.exchange.engine_step import EngineStep, FinishReason
 from omni_stage.errors import (
     EngineDeadStageError,
     InvalidMediaError,
@@ -24,6 +23,7 @@ from omni_stage.errors import (
     PromptTooLongError,
     QueueTimeoutError,
 )
+from omni_stage.exchange.engine_step import EngineStep, FinishReason
 from omni_stage.vllm_adapter.wiring.names import INVALID_PAYLOAD, QUEUE_TIMEOUT
 from omni_stage.vllm_adapter.wiring.packing import OUTPUT_NAME, ROWS_NAME, unpack
 

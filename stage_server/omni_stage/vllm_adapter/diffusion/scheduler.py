@@ -38,9 +38,9 @@ from vllm.v1.request import Request, RequestStatus
 from omni_stage.exchange.engine_step import FinishReason
 from omni_stage.payloads.keys import OMNI_DUE_KEY
 from omni_stage.vllm_adapter.diffusion.admission import DiffusionSettings, StepAdmission, is_expired
-from omni_stage.vllm_adapter.wiring.names import QUEUE_TIMEOUT
 from omni_stage.vllm_adapter.scheduling.scheduler import OmniSchedulerMixin, logger
 from omni_stage.vllm_adapter.scheduling.scheduler_output import find_raw_payload
+from omni_stage.vllm_adapter.wiring.names import QUEUE_TIMEOUT
 
 INVALID_OUTPUT = "invalid_output"
 """Start of the stop reason of a request if its output from the worker is missing or cannot be sent."""

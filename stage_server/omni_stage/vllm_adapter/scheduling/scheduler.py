@@ -49,7 +49,6 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from omni_stage.errors import OmniStageError
-from omni_stage.vllm_adapter.wiring.names import INVALID_PAYLOAD
 from omni_stage.vllm_adapter.scheduling.error_dump import disable_dump
 from omni_stage.vllm_adapter.scheduling.groups import Group, StepCost
 from omni_stage.vllm_adapter.scheduling.media_turns import MediaStep, MediaTurns, cap_budget
@@ -60,6 +59,7 @@ from omni_stage.vllm_adapter.scheduling.scheduler_output import (
     find_raw_payload,
     read_limits,
 )
+from omni_stage.vllm_adapter.wiring.names import INVALID_PAYLOAD
 
 _ACTIVE = (RequestStatus.RUNNING, RequestStatus.WAITING, RequestStatus.PREEMPTED)
 """Statuses of requests that wait for tokens. A session that waits for its next part has another status."""

@@ -10,9 +10,9 @@ import pytest
 
 from omni_proto.stage_config import StageConfig
 from omni_stage.errors import ConfigurationError, InvalidRequestError
+from omni_stage.exchange.reply_form import CalledTool, Tool, Tools
 from omni_stage.models.component import ChatMessage, TextPart, UserPrompt
 from omni_stage.models.generic.llm import TextTokenizer, build_component
-from omni_stage.exchange.reply_form import CalledTool, Tool, Tools
 from support.models.generic_checkpoint import train_tokenizer
 
 AS_TEXT = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}|{% endfor %}"

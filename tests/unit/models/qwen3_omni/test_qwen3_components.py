@@ -16,6 +16,7 @@ from transformers import AutoProcessor, WhisperFeatureExtractor
 from omni_proto.stage_config import SamplingDefaults
 from omni_proto.tensors import encode_rows
 from omni_stage.errors import InvalidMediaError, InvalidRequestError, InvalidTensorError
+from omni_stage.exchange.reply_form import GivenReply
 from omni_stage.models.component import (
     AudioPart,
     ChatMessage,
@@ -35,7 +36,6 @@ from omni_stage.models.qwen3_omni.talker.component import build_component as bui
 from omni_stage.models.qwen3_omni.thinker.component import ThinkerEmitter, read_text_sampling
 from omni_stage.models.qwen3_omni.thinker.component import build_component as build_thinker
 from omni_stage.models.shared.stop_strings import SpokenTokens
-from omni_stage.exchange.reply_form import GivenReply
 from support.engines.omni_stages import stage_config
 from support.models.published import DATA, write_published, write_published_qwen3
 from support.stages.hostile_edges import HOSTILE_FAMILIES

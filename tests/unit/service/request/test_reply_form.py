@@ -10,8 +10,8 @@ import pytest
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_proto.stage_config import Limits, StageConfig
 from omni_stage.errors import InvalidRequestError, OmniStageError, PromptTooLongError, RequestTooLargeError
-from omni_stage.models.component import UserPrompt
 from omni_stage.exchange.reply_form import CalledTool, GivenReply, StructuredText, Tool, ToolMode, Tools
+from omni_stage.models.component import UserPrompt
 from omni_stage.service.request.planning.plan import RequestPlan, plan_request
 from omni_stage.service.request.planning.prompt import build_prompt
 from omni_stage.service.request.planning.reply_form import MAX_FORM_BYTES, MAX_JSON_DEPTH, MAX_TOOLS
@@ -84,6 +84,14 @@ def test_wrong_template_arguments_name_their_field(text: str, able: bool) -> Non
     with pytest.raises(InvalidRequestError) as refused:
         plan({"chat": {**ASK, "template_arguments": text}}, able=able)
     assert refused.value.details.field == "start.chat.template_arguments"
+
+
+def test_the_limit_of_template_arguments_is_in_bytes() -> None:
+    """A Chinese character takes three bytes."""
+    text = json.dumps({"name": "好" * (MAX_FORM_BYTES // 3)}, ensure_ascii=False)
+    assert len(text) < MAX_FORM_BYTES
+    with pytest.raises(RequestTooLargeError, match=f"at most {MAX_FORM_BYTES}"):
+        plan({"chat": {**ASK, "template_arguments": text}}, able=True)
 
 
 def test_reply_bounds_the_rows_whatever_would_be_sampled() -> None:

@@ -10,8 +10,8 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 
 from omni_stage.errors import ConfigurationError
-from omni_stage.vllm_adapter.wiring.names import MEDIA_SHARE
 from omni_stage.vllm_adapter.scheduling.media_turns import STEP_EMBEDS, MediaTurns, cap_budget
+from omni_stage.vllm_adapter.wiring.names import MEDIA_SHARE
 from support.engines.scheduler_classes import BOTH
 
 STEP_S = 0.01

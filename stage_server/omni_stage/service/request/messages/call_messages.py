@@ -8,9 +8,9 @@ from functools import partial
 
 from omni_proto.stage.v1 import stage_service_pb2
 from omni_stage.errors import DeadlineExceededError
+from omni_stage.service.encoding.wire import WireMessage
 from omni_stage.service.request.messages.reading import RequestReader
 from omni_stage.service.request.places import START_GRACE_S, Places
-from omni_stage.service.encoding.wire import WireMessage
 
 START_TIMEOUT_S = 30.0
 """Time limit for a call's first message, which may hold several MiB of media."""

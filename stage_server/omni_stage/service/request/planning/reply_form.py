@@ -166,7 +166,7 @@ def read_template_arguments(chat: prompt_pb2.ChatPrompt) -> Mapping[str, Any]:
     text, path = chat.template_arguments, "start.chat.template_arguments"
     if not text:
         return {}
-    _check_bytes(len(text), path)
+    _check_bytes(len(text.encode()), path)
     return read_json_object(text, path, "template_arguments")
 
 
