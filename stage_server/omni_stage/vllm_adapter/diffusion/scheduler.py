@@ -7,7 +7,7 @@ and each ends with its first output. This class only
 - bounds the payload bytes, the work and the number of diffusion requests in flight, in queue order,
 - ends requests that waited too long (stop reason `queue_timeout`), requests with more tokens than a step takes, and
   requests whose output is missing or is not a dense CPU tensor,
-- orders requests of equal priority by when they are due (omni_stage/playback.py computes that time),
+- orders requests of equal priority by when they are due (omni_stage/scheduling/playback.py computes that time),
 - sets the stop reason `diffusion_done` where vLLM leaves the stop reason empty,
 - gives a request without tokens the one placeholder token that scheduling needs.
 

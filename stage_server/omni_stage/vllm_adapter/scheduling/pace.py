@@ -60,7 +60,7 @@ class Listener:
     begin: int
     """Number of the request's tokens before it has sampled any."""
     due: float
-    """When the request's next token is due, in monotonic seconds; see omni_stage/playback.py."""
+    """When the request's next token is due, in monotonic seconds; see omni_stage/scheduling/playback.py."""
     _heard: int = 0
     _playback: Playback = field(default_factory=Playback)
 
