@@ -1,4 +1,5 @@
-"""`python -m observability` writes the generated files; with `--check` it lists the stale ones and fails."""
+"""`python -m observability` writes the generated files; with `--check` it only lists those that are stale, and fails if
+there are any."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ class Reconciler:
     async def _publish(
         self, key: NamespacedName, observed: Observed, status: dict[str, Any], now: datetime, result: str
     ) -> Report:
-        """Write the status if it differs, and Events. If only numbers and messages differ, the write may be delayed."""
+        """Write the status if it differs, and Events. A minor change (see `is_minor`) may be written later."""
         before = live_status(observed)
         if before == status:
             return Report(result)

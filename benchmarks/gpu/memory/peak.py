@@ -1,6 +1,6 @@
 """Measures the peak memory of a computation without a device, on meta tensors, which have shapes but no data.
 
-It counts each storage that torch's operators return for as long as something refers to it, like a caching allocator.
+A storage that an operator of torch returns counts until nothing refers to it any more, as in a caching allocator.
 Sizes are not rounded up. Workspaces, which an operator allocates only while it runs, are not counted.
 """
 
@@ -16,13 +16,13 @@ from torch.utils._pytree import tree_leaves
 
 
 class PeakMemory(TorchDispatchMode):
-    """A context manager. `peak` is the largest number of bytes alive at one time, of tensors made in the block."""
+    """A context manager. `peak` is the largest number of bytes that tensors made in the block held at one time."""
 
     def __init__(self) -> None:
         super().__init__()
         self.peak = 0
         self.largest = 0
-        """Bytes of the largest single tensor."""
+        """Bytes of the largest single storage."""
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

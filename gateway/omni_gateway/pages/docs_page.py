@@ -1,4 +1,4 @@
-"""Renders the page at /docs: the OpenAPI document as plain HTML, without scripts or content from other hosts."""
+"""Renders the page at /docs: the OpenAPI document as plain HTML. It has no scripts, and loads nothing."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from omni_operator.status.conditions import CONDITION_TYPES, format_time
 from omni_operator.status.events import EventData
 
 MAX_EVENT_MESSAGE: Final = 1024
-"""Longest message of an Event that the API server accepts, in bytes."""
+"""Maximum length of an Event's message, in bytes: what the API server allows for a note of events.k8s.io."""
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ def live_status(observed: Observed) -> dict[str, Any]:
 
 
 def is_minor(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Returns whether only numbers and messages differ, and no condition, reason or generation."""
+    """Returns whether the conditions have the same types, statuses, reasons and generations. The rest may differ."""
     return _essence(before) == _essence(after)
 
 

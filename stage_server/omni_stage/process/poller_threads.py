@@ -14,10 +14,10 @@ _log = logging.getLogger(__name__)
 
 
 def calm_pollers() -> int:
-    """Keep gRPC's poller from preempting the event loop's thread. Returns the number of threads that it changed.
+    """Keep gRPC's poller from preempting the event loop's thread. Returns the number of pollers; 0 if one refuses.
 
-    Every write wakes the poller. On a machine without an idle core, the poller then takes the core from the writing
-    thread for a few microseconds. These preemptions, with two context switches each, take about 15 % of a token's
+    Every write wakes the poller. While no core is idle, the poller takes the core from the writing thread for a few
+    microseconds. On two busy cores, these preemptions, with two context switches each, took about 15 % of a token's
     processor time (docs/performance/tokens.md). A SCHED_BATCH thread waits until a core is idle or the running thread's
     slice is over. Call this after the first server or channel was created.
     """

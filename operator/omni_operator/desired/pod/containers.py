@@ -47,7 +47,8 @@ _CACHES: Final = {
     "NUMBA_CACHE_DIR": "numba",
     "FLASHINFER_WORKSPACE_BASE": "flashinfer",
 }
-"""Variables that move caches and code compiled at run time from the read-only root to a volume."""
+"""Variables that place caches, and code that is compiled at run time, on a volume, because the root file system is
+read-only."""
 
 
 def build_stage_container(build: StageBuild) -> Manifest:

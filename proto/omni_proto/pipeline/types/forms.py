@@ -20,10 +20,11 @@ FORMS: Final[Mapping[str, str]] = {
     STAGE_NAME_PATTERN: "lower-case letters and digits, beginning with a letter",
     COMPONENT_PATTERN: "an id of the stage server's registry such as qwen2_5_omni/thinker, never a Python path",
     PARSER_PATTERN: "the name of a parser of vLLM such as hermes: lower-case letters, digits, dashes and underscores",
-    api.REVISION_PATTERN: "a branch, tag or commit such as main, v1.2 or refs/pr/1: letters, digits, dashes and "
-    "underscores, separated by single dots and slashes",
+    api.REVISION_PATTERN: "a branch, tag or commit such as main, v1.2 or refs/pr/1: parts of letters, digits, "
+    "dashes and underscores, joined by single dots or slashes",
     k8s.DATA_KEY_PATTERN: "a key of a Secret: letters, digits, dots, dashes and underscores",
-    k8s.NAMESPACE_PATTERN: "the name of a namespace: lower-case letters, digits and dashes",
+    k8s.NAMESPACE_PATTERN: "the name of a namespace: lower-case letters, digits and dashes, with a letter or digit at "
+    "both ends",
     k8s.QUANTITY_PATTERN: "a quantity such as 2, 500m or 16Gi",
     k8s.LABEL_KEY_PATTERN: f"a key {KEY_FORM}",
     k8s.LABEL_VALUE_PATTERN: "a short text of letters, digits, dashes, dots and underscores",

@@ -1,4 +1,4 @@
-"""Checks the order of a downstream stage's messages, and finds the error to report for a failed call. Pure."""
+"""Checks the order of a downstream stage's messages, and finds the error to report for a failed call. No I/O."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _LOST = frozenset(
 
 
 class DownstreamProtocol:
-    """Checks the messages of one call: Accepted comes first, each stage ends once, and there is neither a Summary nor a
-    message of an unknown stage."""
+    """Checks the messages of one call: Accepted comes first, no stage sends anything after its end, the called stage
+    does end, and there is neither a Summary nor a message of an unknown stage."""
 
     def __init__(self, stage: str, stages: Sequence[str]) -> None:
         self._stage = stage
@@ -38,12 +38,14 @@ class DownstreamProtocol:
         """Check one message. Raises DownstreamProtocolError."""
         kind = response.WhichOneof("message")
         if response.stage not in self._stages:
-            raise self._broken("sent a message in the name of a stage that is not below it")
+            raise self._broken(
+                f"sent a message of stage {response.stage!r}, which is neither this stage nor downstream of it"
+            )
         if kind is None:
             raise self._broken("sent an empty message, or one of a newer protocol")
         if not self._accepted:
             if kind != "accepted" or response.stage != self._stage:
-                raise self._broken(f"sent {kind} before Accepted")
+                raise self._broken(f"sent {kind} of stage {response.stage!r} before its own Accepted")
             self._accepted = True
             return
         if kind == "summary":
@@ -61,7 +63,7 @@ class DownstreamProtocol:
             raise self._broken("ended its call without StageFinished or StageFailed")
 
     def _broken(self, what: str) -> DownstreamProtocolError:
-        return DownstreamProtocolError(f"stage {self._stage!r} {what}; are both stages of one version?")
+        return DownstreamProtocolError(f"stage {self._stage!r} {what}; do both stages run the same version?")
 
 
 def explain_failure(error: grpc.RpcError, *, stage: str, request_id: str) -> status_pb2.Status:

@@ -39,7 +39,8 @@ class _TooManyError(Exception):
 def has_too_many_fields(data: bytes, most: int = MAX_FIELDS) -> bool:
     """Returns whether a GenerateRequest has more than `most` fields. Messages of at most 16 KiB are not counted.
 
-    Also returns True for groups, an encoding that no client uses. Returns False for bytes that end early.
+    Also returns True for wire types that no client uses, such as groups. Returns False for bytes that protobuf cannot
+    parse.
     """
     if len(data) <= _SMALL_BYTES:
         return False

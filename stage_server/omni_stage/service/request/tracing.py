@@ -38,7 +38,7 @@ class SpanTimes:
 def list_spans(timeline: Timeline) -> list[SpanTimes]:
     """Returns the parts of a stage's work that happened, in a fixed order. Pure.
 
-    A request with a single output (all of its audio, or one token) has no separate prefill: it has only "generate".
+    If the engine gives a single output (one token, or all audio at once), there is no "prefill": "generate" covers it.
     """
     single = timeline.first_output == timeline.last_output
     began = timeline.engine_scheduled or timeline.engine_submitted

@@ -1,9 +1,10 @@
 """Records which experts each router of a mixture of experts chose, and makes the model's own code choose the same.
 
-For the check at start-up (compiled_check). A router takes the best few of many experts, and rounding decides between
-two experts that it rates nearly alike. Another expert gives another result, although neither run is wrong. So the
-configured run records its choice. The run with the model's own code uses that choice, and measures how far it is below
-the router's own choice.
+The check at start-up (compiled_check) compares two runs of the same input: one as configured, which may be compiled and
+use CUDA graphs, and one with the model's uncompiled code. A router takes the best few of many experts, and rounding
+decides between two experts that it rates nearly alike. If the two runs take different experts, their results differ,
+although neither is wrong. So the run as configured records its experts, and the uncompiled run has to use these. It
+measures how much lower its routers rate them than the experts that they would have taken.
 
 Recording is one copy of [tokens, k] integers for each layer and step. CUDA graphs that are captured after `bind` make
 that copy at every replay, because a captured operation cannot be removed from a graph.
@@ -11,7 +12,8 @@ that copy at every replay, because a captured operation cannot be removed from a
 Private interfaces of vLLM 0.32 used here, and why:
 - `MoERunner.router`, `._quant_method.is_monolithic`, `._forward_entry` (layers/fused_moe/runner/moe_runner.py): where
   the routers are, whether the kernel uses them at all, and whether a compiler traces them, as on a CPU.
-- `BaseRouter.set_capture_fn`: called with the chosen ids inside the graph, as RoutedExpertsCapturer does.
+- `BaseRouter.set_capture_fn`: sets a function that the router calls with the chosen ids, inside the graph. vLLM's
+  RoutedExpertsCapturer uses it in the same way.
 - `BaseRouter._compute_routing`: the choice itself, with the logits that it is made from.
 """
 
@@ -46,7 +48,7 @@ class ExpertChoices:
     def bind(cls, model: nn.Module, most_tokens: int, device: torch.device) -> ExpertChoices | None:
         """Returns a recorder for a loaded model's routers. Call it before CUDA graphs are captured.
 
-        None if the model has no routers, or if the choice of one of them cannot be fixed.
+        None if the model has no routers, or if no choice can be imposed on one of them.
         """
         runners = [module for module in model.modules() if isinstance(module, MoERunner)]
         if not runners or not all(map(_can_be_fixed, runners)):
@@ -75,7 +77,8 @@ class ExpertChoices:
 
     @property
     def behind(self) -> float:
-        """How far the worst expert of the latest `told` was below its router's choice: see `rate_choice`."""
+        """The largest result of `rate_choice` over all steps and routers of the latest `told` block; 0 if there were
+        none."""
         return max((float(value) for value in self._behind), default=0.0)
 
     def _obey(
