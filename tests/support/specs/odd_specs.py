@@ -173,8 +173,8 @@ ODD_BAD: Final[dict[str, Bad]] = {
         f"revision {revision}": Bad(
             (edit("spec/model/revision", revision),),
             "spec.model.revision",
-            "must be a branch, tag or commit such as main, v1.2 or refs/pr/1: letters, digits, dashes and underscores, "
-            f"separated by single dots and slashes; found {revision}",
+            "must be a branch, tag or commit such as main, v1.2 or refs/pr/1: parts of letters, digits, dashes and "
+            f"underscores, joined by single dots or slashes; found {revision}",
         )
         for revision in ("../../x", "a..b", "/main", "main/", "refs//main", ".hidden", "a:b", "a b")
     },

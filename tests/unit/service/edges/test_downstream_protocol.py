@@ -19,9 +19,9 @@ def said(stage: str, **message: Any) -> pb.GenerateResponse:
 @pytest.mark.parametrize(
     ("messages", "says"),
     [
-        pytest.param([said("b", text={})], "before Accepted", id="text first"),
+        pytest.param([said("b", text={})], "before its own Accepted", id="text first"),
         pytest.param([said("x", accepted={})], "neither this stage nor downstream", id="unknown stage"),
-        pytest.param([said("c", accepted={})], "before Accepted", id="Accepted of another stage"),
+        pytest.param([said("c", accepted={})], "before its own Accepted", id="Accepted of another stage"),
         pytest.param([said("b", accepted={}), said("b")], "empty message", id="empty"),
         pytest.param([said("b", accepted={}), said("b", accepted={})], "Accepted twice", id="Accepted twice"),
         pytest.param([said("b", accepted={}), said("b", summary={})], "Summary", id="summary"),
