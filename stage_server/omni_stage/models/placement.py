@@ -1,4 +1,4 @@
-"""Checks a component's `ComponentFacts` against its stage file: input, outputs and downstream stages."""
+"""Checks a component's `ComponentFacts` against its stage file: input, outputs, downstream stages and GPUs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from omni_stage.errors import ConfigurationError
 def check_placement(
     facts: ComponentFacts, config: StageConfig, find_facts: Callable[[str], ComponentFacts | None]
 ) -> None:
-    """Check that the component supports the stage's input, outputs and downstream stages. Raises ConfigurationError.
+    """Check that the component supports the stage's input, outputs, downstream stages and number of GPUs.
+
+    Raises ConfigurationError.
 
     `find_facts` returns the facts of a component by its id; None if this environment does not have that component.
     """

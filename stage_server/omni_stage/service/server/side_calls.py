@@ -86,7 +86,7 @@ class SideCallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                     raise
                 if place is not None and place.lost:
                     await context.abort(full, str(places.refusal()))
-                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"such calls end after {life_s:g} s; call again")
+                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"this call ends after {life_s:g} s; call again")
 
         return call
 

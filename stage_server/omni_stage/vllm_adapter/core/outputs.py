@@ -29,7 +29,8 @@ from omni_stage.vllm_adapter.wiring.packing import OUTPUT_NAME, ROWS_NAME, unpac
 
 logger = logging.getLogger(__name__)
 
-# Kinds of packed errors that keep their class. Every other kind becomes a ModelExecutionError.
+# The worker sends an error inside the output tensor (packing.pack_error). These kinds become the same class of
+# exception again; all others become ModelExecutionError.
 _ERROR_KINDS: dict[str, type[OmniStageError]] = {
     QUEUE_TIMEOUT: QueueTimeoutError,
     QueueTimeoutError.__name__: QueueTimeoutError,
@@ -65,10 +66,11 @@ class Capture:
 
 
 def convert_output(output: RequestOutput | PoolingRequestOutput[Any], capture: Capture, *, first: bool) -> EngineStep:
-    """Returns the engine step of one vLLM output, with the tensors captured since the previous output.
+    """Returns the engine step of one vLLM output, with its tensors. For a RequestOutput, these are the
+    tensors captured since the previous output.
 
-    Raises the OmniStageError that the worker packed, CorruptTensorError, InvalidTensorError (the scheduler could not
-    read the payload), QueueTimeoutError, ModelExecutionError.
+    Raises the OmniStageError that the worker sent, or CorruptTensorError, InvalidTensorError (the scheduler could not
+    read the payload), QueueTimeoutError or ModelExecutionError.
     """
     prompt_token_ids = list(output.prompt_token_ids or []) if first else None
     if isinstance(output, RequestOutput):
@@ -140,9 +142,8 @@ def translate_error(error: Exception) -> OmniStageError:
     if isinstance(error, VLLMClientError):
         return InvalidRequestError(f"the engine refused the request ({type(error).__name__})")
     # Log only the type: messages of vLLM may quote prompts.
-    logger.error(
-        "a request failed in the engine: %s caused by %s", type(error).__name__, type(error.__cause__).__name__
-    )
+    cause = "" if error.__cause__ is None else f" caused by {type(error.__cause__).__name__}"
+    logger.error("a request failed in the engine: %s%s", type(error).__name__, cause)
     return ModelExecutionError(f"the engine failed on the request ({type(error).__name__})")
 
 

@@ -180,7 +180,7 @@ async def test_bad_rows_are_refused(kit: Any, chunks: list[Any], reason: str) ->
 
 async def test_stages_that_take_none_say_why(kit: Any) -> None:
     alone, (first, _, _) = await kit.serve(), await kit.chain()
-    why = [(alone, "engineArgs.enablePromptEmbeds set to true"), (first, "stage 'talker' reads its rows")]
+    why = [(alone, "engineArgs.enablePromptEmbeds set to true"), (first, "stage 'talker' also needs the token ids")]
     for stage, because in why:
         async with AsyncOmniClient(stage.target) as client:
             assert not (await client.get_stage()).HasField("prompt_embeds")

@@ -1,4 +1,4 @@
-"""Writes the tiny checkpoint: configuration -> weights -> tokenizer and processor -> speakers -> directory."""
+"""Writes the tiny checkpoint: configuration, tokenizer, processor, speakers and weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from omni_stage.models.shared.tiny.tokenizer import legible_token_ids
 _SHARD_BYTES = 1_000_000
 """Small enough that the checkpoint has several shards, like large checkpoints."""
 _UNSTORED_BYTES = 96
-"""Bytes by which the index overstates the total size. An arbitrary number, on which nothing may depend."""
+"""The index states so many bytes too many as its total size, as the published 7B index does. No code may rely on that
+size."""
 
 
 def write_tiny_checkpoint(

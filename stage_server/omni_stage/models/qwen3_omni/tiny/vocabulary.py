@@ -33,7 +33,8 @@ PROCESSOR_TOKENS = {
     "audio_bos_token": "<|audio_start|>",
     "audio_eos_token": "<|audio_end|>",
 }
-"""The entries of tokenizer_config.json from which the processor reads the tokens that stand for media."""
+"""The entries of tokenizer_config.json from which the processor reads the tokens that stand for media or enclose
+them."""
 
 ROLES = ("system", "user", "assistant")
 """Each role is one token, as in the published vocabulary, because config.json has one id for each."""

@@ -1,7 +1,7 @@
-"""Reads the caller's messages: Start, then media or tensor chunks, then End.
+"""Reads the messages of a Generate call: Start, then media or tensor chunks, then End.
 
-The caller of RequestReader receives the messages and passes them on in the order of arrival. The reader keeps their
-content and raises errors. Nothing here awaits.
+The code that owns a RequestReader receives the messages and gives them to it in the order of arrival. The reader keeps
+their content and raises errors. Nothing here awaits.
 """
 
 from __future__ import annotations

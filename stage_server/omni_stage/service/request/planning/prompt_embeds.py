@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from omni_stage.payloads import PromptEmbedsPayload
 
 EMBEDS_COPIES = 2
-"""How many copies of a request's embeddings the stage server holds: the received one (later the payload), and the
-tensor that vLLM keeps with the request."""
+"""How many copies of a request's embeddings the stage server holds at most: first the received rows and the payload,
+later the payload and the tensor that vLLM keeps with the request."""
 _FIELD = "start.prompt_embeds"
 
 
@@ -56,7 +56,7 @@ def plan_embeds(
         raise InvalidRequestError("the prompt has no rows; give at least one", field=f"{_FIELD}.max_rows")
     if header.max_rows >= max_model_len:
         raise PromptTooLongError(
-            f"the prompt may have {header.max_rows} rows; the engine's longest sequence, output included, is "
+            f"the prompt announces up to {header.max_rows} rows; prompt and output together have at most "
             f"{max_model_len}",
             field=f"{_FIELD}.max_rows",
             limit=f"{max_model_len - 1} rows",
@@ -67,7 +67,7 @@ def plan_embeds(
     size, most = header.max_rows * spec.row_bytes, DEFAULT_LIMITS.max_tensor_bytes
     if size > most:
         raise RequestTooLargeError(
-            f"the embeddings may have {size} bytes, at most {most} are allowed; shorten the prompt",
+            f"the announced embeddings take up to {size} bytes; the limit is {most}; shorten the prompt",
             field=_FIELD,
             limit=f"{most} bytes",
         )
@@ -102,5 +102,5 @@ def _refusal(config: StageConfig) -> str:
     refused = f"stage {config.stage!r} takes no prompt embeddings"
     if config.downstream:
         readers = ", ".join(repr(edge.stage) for edge in config.downstream)
-        return f"{refused}: stage {readers} reads its rows, which are made of token ids; send text, chat or token_ids"
+        return f"{refused}: stage {readers} also needs the token ids of the prompt; send text, chat or token_ids"
     return f"{refused}; send text, chat or token_ids, or have the stage's engineArgs.enablePromptEmbeds set to true"
