@@ -33,11 +33,10 @@ class Family:
     """Returns the sampling that makes a pipeline speak for this many seconds."""
     at_once: tuple[int, ...]
     ratio: float
-    """Upper bound of first audio with Stream, relative to Full, for requests of at least 8 s of audio."""
+    """Goal, an upper bound of first audio with Stream, relative to Full, for requests of at least 8 s of audio."""
     speed: float | None
-    """Lower bound of audio per second with Stream, relative to Full, for 8 requests of at least 8 s of audio."""
-    goal: bool
-    """Whether `ratio` and `speed` are only goals."""
+    """Goal, a lower bound of audio per second with Stream, relative to Full, for 8 requests of at least 8 s of audio;
+    None if there is no such goal."""
     notes: tuple[str, ...]
 
 
@@ -64,7 +63,6 @@ QWEN25 = Family(
     at_once=(1, 4, 8, 16),
     ratio=0.1,
     speed=1.5,
-    goal=True,
     notes=(
         f"A seeded Qwen2.5-Omni of a few million weights in float32 on CPU: {THINKER_TOKENS} tokens of text, and "
         f"{CODES_PER_SECOND} codec tokens per second of audio. One OpenMP thread per process.",
@@ -82,7 +80,6 @@ QWEN3 = Family(
     at_once=(1, 4, 8),
     ratio=0.05,
     speed=None,
-    goal=True,
     notes=(
         f"A seeded Qwen3-Omni of a few million weights in float32 on CPU: {THINKER_TOKENS} tokens of text, and "
         f"{FRAMES_PER_SECOND} frames of codes per second of audio. One OpenMP thread per process.",

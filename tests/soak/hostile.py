@@ -154,7 +154,7 @@ class CpuLog:
 async def run_hostile(minutes: float, folder: Path, media_share: float | None = None) -> dict[str, object]:
     """Runs the soak with hostile clients. Returns the report: `problems` and `slow` are empty if all went well.
 
-    `media_share` is the stages' engineArgs.maxMediaShare; None leaves the default.
+    `media_share` is the thinker's engineArgs.maxMediaShare; None leaves the default.
     """
     from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
 

@@ -66,8 +66,9 @@ class Capture:
 
 
 def convert_output(output: RequestOutput | PoolingRequestOutput[Any], capture: Capture, *, first: bool) -> EngineStep:
-    """Returns the engine step of one vLLM output, with its tensors. For a RequestOutput, these are the
-    tensors captured since the previous output.
+    """Returns the engine step of one vLLM output, with its tensors.
+
+    For a RequestOutput, these are the tensors captured since the previous output.
 
     Raises the OmniStageError that the worker sent, or CorruptTensorError, InvalidTensorError (the scheduler could not
     read the payload), QueueTimeoutError or ModelExecutionError.

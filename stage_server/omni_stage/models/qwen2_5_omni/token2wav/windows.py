@@ -12,8 +12,8 @@ returned:
 
 The first window is short, so that audio starts early. Later windows are longer, so that fewer blocks are computed
 twice. If blocks have fewer than the published 12 codes, windows of three blocks would last only an instant, and most of
-their cost would be the fixed cost of a window. So windows of such blocks grow: each adds as much audio as there already
-is, from three blocks up to NEXT_CODES codes. The audio so far thus plays for as long as the next window's codes take.
+their cost would be the fixed cost of a window. So windows of such blocks grow: each later one yields as many blocks as
+all windows before it, but at least three, and at most NEXT_CODES codes.
 
 A window's content depends only on the tokens, not on their arrival times, so a seed gives the same audio each time.
 
@@ -35,8 +35,8 @@ LOOKBACK_BLOCKS = 2
 NEXT_BLOCKS = 3
 """Minimum number of new blocks in every later window except the last."""
 NEXT_CODES = 36
-"""Up to how many new codes a later window grows if NEXT_BLOCKS blocks have fewer: 0.72 s of audio. With the published
-blocks of 12 codes, NEXT_BLOCKS blocks have as many, so windows do not grow."""
+"""Maximum number of new codes of a window that grows, in whole blocks: 0.72 s of audio. NEXT_BLOCKS of the published
+blocks have as many, so windows of such blocks do not grow."""
 CODE_SAMPLES = 480
 """Audio samples per codec token: two mel frames (the transformer's `repeats`) of 240 samples (the vocoder's rates)."""
 FADE_SAMPLES = 240
