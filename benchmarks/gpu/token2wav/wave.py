@@ -44,16 +44,17 @@ def velocity(context: Context) -> Iterator[Finding]:
     voice, device = wave.voices["a"], wave.dit.proj_out.weight.device
     for count in (12, 29, 72):
         utterance = wave.utterance(count)
-        frames, moment = count * wave.dit.repeats, torch.tensor(0.3, device=device)
+        frames, moment = count * wave.dit.repeats, torch.tensor([0.3], device=device)
         with torch.inference_mode(), full_precision():
             pack, conditions, mel = wave.speech.prepare([utterance])
-            (ours,) = pack.split(wave.speech.transformer.velocity(moment, mel, conditions))
+            transformer = wave.speech.transformer
+            (ours,) = pack.split(transformer.velocity(transformer.modulate(moment)[0], mel, conditions))
             given, dropped = wave.dit(
                 hidden_states=pack.split(mel)[0][None],
                 condition_vector=voice.reference_mel.to(device),
                 speaker_embedding=voice.speaker.to(device)[:, None].expand(1, frames, -1),
                 quantized_code=utterance.codes[None].to(device),
-                time_step=moment,
+                time_step=moment[0],
                 apply_cfg=True,
             ).chunk(2)
             expected = (given + (given - dropped) * utterance.guidance)[0]
@@ -140,10 +141,11 @@ def _meta_peak(count: int) -> int:
     pack = pack_blocks([frames], dit.block_size)
     with torch.inference_mode(), torch.device("meta"):
         rows = VoiceRows(torch.empty(dit.hidden_size), torch.empty(dit.hidden_size))
+        transformer = BlockTransformer(dit)
         with PeakMemory() as evaluation:
-            transformer = BlockTransformer(dit)
             conditions = transformer.condition(pack, [torch.zeros(count, dtype=torch.int64)], [rows], [0.5])
-            transformer.velocity(torch.tensor(0.3), torch.empty(*pack.positions.shape, dit.mel_dim), conditions)
+            modulation = transformer.modulate(torch.empty(1))[0]
+            transformer.velocity(modulation, torch.empty(*pack.positions.shape, dit.mel_dim), conditions)
         with PeakMemory() as vocoding:
             vocode(model.code2wav_bigvgan_model, torch.empty(1, dit.mel_dim, frames))
     return max(evaluation.peak, vocoding.peak)
@@ -218,13 +220,13 @@ def syncs(_: Context) -> Finding:
     with torch.inference_mode():
         transformer = wave.speech.transformer
         _, conditions, mel = wave.speech.prepare([wave.utterance(72)])
-        moment = torch.tensor(0.3, device=transformer.device)
+        modulation = transformer.modulate(torch.tensor([0.3], device=transformer.device))[0]
         heard = torch.zeros(1, wave.dit.mel_dim, 144, device=transformer.device)
         torch.cuda.synchronize()
         before = torch.cuda.get_sync_debug_mode()
         torch.cuda.set_sync_debug_mode("error")
         try:
-            transformer.velocity(moment, mel, conditions)
+            transformer.velocity(modulation, mel, conditions)
             vocode(wave.model.code2wav_bigvgan_model, heard)
         finally:
             torch.cuda.set_sync_debug_mode(before)

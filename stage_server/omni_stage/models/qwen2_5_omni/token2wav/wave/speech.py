@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
 from omni_stage.models.qwen2_5_omni.checkpoint import Voice
+from omni_stage.models.qwen2_5_omni.manifest import DEFAULT_STEPS
 from omni_stage.models.qwen2_5_omni.token2wav.wave.blocks import BlockPack, count_blocks, pack_blocks
-from omni_stage.models.qwen2_5_omni.token2wav.wave.solver import advance, make_noise, solve, time_points
+from omni_stage.models.qwen2_5_omni.token2wav.wave.solver import (
+    advance,
+    evaluation_times,
+    make_noise,
+    time_points,
+)
 from omni_stage.models.qwen2_5_omni.token2wav.wave.transformer import BlockTransformer, Conditions, VoiceRows
 from omni_stage.models.qwen2_5_omni.token2wav.wave.utterance import Utterance
 from omni_stage.models.qwen2_5_omni.token2wav.wave.vocoder import vocode
@@ -19,6 +26,9 @@ from omni_stage.models.shared.graphs import Capture, CudaCapture, GraphedFunctio
 
 logger = logging.getLogger(__name__)
 
+_KEPT_INTERVALS = 32
+"""Number of solver intervals whose modulation is kept: three times those of the default. 2 MiB each with the published
+sizes."""
 _SHARED_BLOCKS = (4, 8, 12, 16, 24, 32)
 """Numbers of blocks for packs of several windows."""
 GRAPH_WINDOWS = (1, 2, 4)
@@ -43,6 +53,7 @@ class Speech:
         self.transformer = BlockTransformer(self._dit)
         self._voices = voices
         self._encoded: dict[str, VoiceRows] = {}
+        self._interval = lru_cache(maxsize=_KEPT_INTERVALS)(self._compute_interval)
         device = self.transformer.device
         self.use_capture(CudaCapture(device) if use_graphs and device.type == "cuda" else None)
 
@@ -80,8 +91,8 @@ class Speech:
         All utterances must have equal batch keys.
         """
         pack, conditions, mel = self.prepare(utterances)
-        times = time_points(utterances[0].steps, self.transformer.device)
-        mel = solve(lambda value, begin, end: self._advance(value, begin, end, *conditions), mel, times)
+        for index in range(utterances[0].steps - 1):
+            mel = self._advance(mel, *self._interval(utterances[0].steps, index), *conditions)
         return self._vocode_all(pack.split(mel))
 
     def warm_up(self) -> int:
@@ -95,7 +106,7 @@ class Speech:
             return 0
         dit, device = self._dit, self.transformer.device
         captured = 0
-        times = time_points(2, device)
+        interval = self._interval(DEFAULT_STEPS, 0)
         voice = self.encode_voice(next(iter(self._voices)))
         block_codes = dit.block_size // dit.repeats
         for blocks in reversed(graph_blocks(block_codes)):
@@ -104,7 +115,7 @@ class Speech:
             codes = torch.zeros(frames // dit.repeats, dtype=torch.int64)
             conditions = self.transformer.condition(pack, [codes], [voice], [1.0])
             mel = pack.fill([make_noise(0, frames, dit.mel_dim)[0]]).to(device)
-            captured += self._advance.warm_up(mel, times[0], times[1], *conditions)
+            captured += self._advance.warm_up(mel, *interval, *conditions)
         for blocks in reversed(window_blocks(block_codes)):
             for count in reversed(GRAPH_WINDOWS):
                 mel = torch.zeros(count, dit.mel_dim, blocks * dit.block_size, device=device)
@@ -118,9 +129,21 @@ class Speech:
             self._encoded[name] = self.transformer.encode_voice(self._voices[name])
         return self._encoded[name]
 
-    def _step(self, mel: torch.Tensor, begin: torch.Tensor, end: torch.Tensor, *tables: torch.Tensor) -> torch.Tensor:
+    def _compute_interval(self, count: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the length [] of an interval between `count` time points, and the modulations of its evaluations.
+
+        The modulations are float32 [4, rows, H], see BlockTransformer.modulate.
+        """
+        begin, end = time_points(count, self.transformer.device)[index : index + 2]
+        return end - begin, self.transformer.modulate(evaluation_times(begin, end))
+
+    def _step(
+        self, mel: torch.Tensor, length: torch.Tensor, modulations: torch.Tensor, *tables: torch.Tensor
+    ) -> torch.Tensor:
         conditions = Conditions(*tables)
-        return advance(lambda time, value: self.transformer.velocity(time, value, conditions), mel, begin, end)
+        return advance(
+            lambda index, value: self.transformer.velocity(modulations[index], value, conditions), mel, length
+        )
 
     def _vocode_all(self, mels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Returns the audio of each mel [frames, bins]. Equally long mels share one forward."""

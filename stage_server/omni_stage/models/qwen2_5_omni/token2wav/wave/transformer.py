@@ -1,9 +1,13 @@
-"""Token2wav's diffusion transformer over a pack of blocks: transformers' modules and weights, our own forward.
+"""Token2wav's diffusion transformer over a pack of blocks: transformers' weights, our own forward.
 
 transformers' forward builds a mask of all frames by all frames for each head: tens of gigabytes for a minute of speech.
 The mask lets a frame see its own block, and in a few layers also the block before or after. So here each block attends
-only to itself and to these neighbours, and memory is linear in the length. Values that are the same in all evaluations
-are computed once: a voice's speaker encoding, the projection of voice and codes, rotary tables, masks.
+only to itself and to these neighbours, and memory is linear in the length.
+
+Values that are the same in many evaluations are computed once: a voice's speaker encoding, the projection of voice and
+codes, the rotary table, the mask, and what the time point contributes to each layer (`modulate`). The rest is written
+in few operators, because small windows cost less in arithmetic than in starting operators: on a CPU their calls, on a
+GPU their launches.
 
 `velocity` can be captured in a CUDA graph: it never waits for the device, and no shape depends on a tensor's values.
 Source: transformers 5.19, models/qwen2_5_omni/modeling_qwen2_5_omni.py, Qwen2_5OmniToken2WavDiTModel.
@@ -16,14 +20,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
-from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
-    Qwen2_5OmniToken2WavDiTModel,
-    apply_rotary_pos_emb,
-    deinterleave_head_dim,
-)
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavDiTModel
 
 from omni_stage.models.qwen2_5_omni.checkpoint import Voice
 from omni_stage.models.qwen2_5_omni.token2wav.wave.blocks import BlockPack
+
+_LAYER_ROWS = 6
+"""Rows of a layer in a modulation: shift, factor and gate of the attention, then of the feed-forward part."""
 
 
 class VoiceRows(NamedTuple):
@@ -43,10 +46,8 @@ class Conditions(NamedTuple):
 
     inputs: torch.Tensor
     """float32 [R, S, H]: the projection of voice and codes, with its bias."""
-    cos: torch.Tensor
-    """float32 [R, S, head size]."""
-    sin: torch.Tensor
-    """float32 [R, S, head size]."""
+    rotation: torch.Tensor
+    """complex64 [R, S, 1, head size / 2]: the rotary embedding of each pair of neighbouring numbers."""
     previous: torch.Tensor
     """int64 [R]: see BlockPack."""
     following: torch.Tensor
@@ -54,11 +55,15 @@ class Conditions(NamedTuple):
     bias: torch.Tensor
     """float32 [R, 1, 1, 3 x S]: see BlockPack."""
     guidance: torch.Tensor
-    """float32 [B, 1, 1]."""
+    """float32 [B, 1, 1]: one more than the scale of the guidance."""
 
 
 class BlockTransformer:
-    """Our own forward of a Qwen2_5OmniToken2WavDiTModel, which holds the weights."""
+    """Our own forward of a Qwen2_5OmniToken2WavDiTModel, which holds the weights.
+
+    Joins the projections of query, key and value of each layer. The model's own parameters become views of the joined
+    ones, so nothing is held twice. Load the weights, and move the model to its device, before making this object.
+    """
 
     def __init__(self, dit: Qwen2_5OmniToken2WavDiTModel) -> None:
         self._dit = dit
@@ -67,6 +72,9 @@ class BlockTransformer:
         # The order in which transformers' DiTInputEmbedding concatenates its inputs.
         sizes = [config.mel_dim, config.enc_dim, config.emb_dim, config.enc_emb_dim]
         self._mel_weight, self._encoder_weight, self._code_weight, self._speaker_weight = projection.split(sizes, dim=1)
+        # Outside inference mode, in which a parameter's data cannot be replaced.
+        with torch.inference_mode(mode=False), torch.no_grad():
+            self._layers = [_Layer(layer) for layer in dit.transformer_blocks]
 
     @property
     def device(self) -> torch.device:
@@ -100,69 +108,108 @@ class BlockTransformer:
         frames = torch.split(projected[:, None].expand(-1, dit.repeats, -1).flatten(0, 1), list(pack.frames))
         inputs = pack.fill([rows + voice.given for rows, voice in zip(frames, voices, strict=True)])
         previous, following, bias = (table.to(device) for table in (pack.previous, pack.following, pack.bias))
-        cos, sin = dit.rotary_embed(inputs, pack.positions.to(device))
+        cos, sin = (table.chunk(2, dim=-1)[0] for table in dit.rotary_embed(inputs, pack.positions.to(device)))
+        rotation = torch.complex(cos, sin)[:, :, None]
         scales = torch.ones(pack.positions.shape[0])
         if guidance is not None:
             dropped = [voice.dropped.expand(count, -1) for voice, count in zip(voices, pack.frames, strict=True)]
             inputs = torch.cat([inputs, pack.fill(dropped)])
             previous, following = (torch.cat([table, table + table.shape[0]]) for table in (previous, following))
-            cos, sin, bias = (torch.cat([table, table]) for table in (cos, sin, bias))
+            rotation, bias = (torch.cat([table, table]) for table in (rotation, bias))
             given = [scale for scale, count in zip(guidance, pack.counts, strict=True) for _ in range(count)]
-            scales[: len(given)] = torch.tensor(given)
-        return Conditions(inputs, cos, sin, previous, following, bias[:, None, None], scales.to(device)[:, None, None])
+            scales[: len(given)] += torch.tensor(given)
+        return Conditions(inputs, rotation, previous, following, bias[:, None, None], scales.to(device)[:, None, None])
 
-    def velocity(self, time: torch.Tensor, mel: torch.Tensor, conditions: Conditions) -> torch.Tensor:
-        """Returns the rate of change float32 [B, S, mel bins] of `mel` [B, S, mel bins] at `time`, a scalar []."""
+    def modulate(self, times: torch.Tensor) -> torch.Tensor:
+        """Returns what each of the time points [T] contributes to the layers: float32 [T, 6 x layers + 2, H].
+
+        All utterances of a pack are at the same time point, so these rows serve all of them.
+        """
+        dit = self._dit
+        moment = functional.silu(dit.time_embed(times))
+        parts = [layer.attn_norm.linear(moment).unflatten(1, (_LAYER_ROWS, -1)) for layer in dit.transformer_blocks]
+        final = dit.norm_out.linear(moment).unflatten(1, (2, -1))
+        rows = torch.cat([*parts, final.flip(1)], dim=1)
+        # Each normalization multiplies by 1 + scale. Its scale follows its shift.
+        rows[:, 1::3] += 1
+        return rows
+
+    def velocity(self, modulation: torch.Tensor, mel: torch.Tensor, conditions: Conditions) -> torch.Tensor:
+        """Returns the rate of change float32 [B, S, mel bins] of `mel` [B, S, mel bins].
+
+        `modulation`: the row of `modulate` for the current time point.
+        """
         dit = self._dit
         hidden = functional.linear(mel, self._mel_weight)
         guided = conditions.inputs.shape[0] != mel.shape[0]
         if guided:
-            hidden = torch.cat([hidden, hidden])
-        hidden = hidden + conditions.inputs
-        # All utterances are at the same time point, so one row is broadcast to all.
-        moment = dit.time_embed(time.reshape(1))
-        for layer in dit.transformer_blocks:
-            hidden = _run_layer(layer, hidden, moment, conditions)
-        output = dit.proj_out(dit.norm_out(hidden, moment))
+            hidden = (conditions.inputs.view(2, *hidden.shape) + hidden).flatten(0, 1)
+        else:
+            hidden = conditions.inputs + hidden
+        *layers, final = torch.split(modulation, [_LAYER_ROWS] * len(self._layers) + [2])
+        for layer, own in zip(self._layers, layers, strict=True):
+            hidden = layer.run(hidden, own.unbind(), conditions)
+        shift, factor = final.unbind()
+        output: torch.Tensor = dit.proj_out(_normalize(hidden, factor, shift, dit.norm_out.norm.eps))
         if not guided:
             return output
         given, dropped = output.chunk(2)
-        return given + (given - dropped) * conditions.guidance
+        return torch.lerp(dropped, given, conditions.guidance)
 
 
-def _run_layer(layer: Any, hidden: torch.Tensor, moment: torch.Tensor, conditions: Conditions) -> torch.Tensor:
-    """Returns the result of DiTDecoderLayer.forward, with attention by blocks: [R, S, H], the shape of `hidden`."""
-    norm, attention_gate, shift, scale, gate = layer.attn_norm(hidden, emb=moment)
-    hidden = hidden + attention_gate[:, None] * _attend(layer, norm, conditions)
-    norm = layer.ff_norm(hidden) * (1 + scale[:, None]) + shift[:, None]
-    return hidden + gate[:, None] * layer.ff(norm)
+class _Layer:
+    """Computes what DiTDecoderLayer.forward does, with attention by blocks."""
+
+    def __init__(self, layer: Any) -> None:
+        self._layer = layer
+        self._heads: int = layer.attn.heads
+        parts = (layer.attn.to_q, layer.attn.to_k, layer.attn.to_v)
+        self._weight, self._bias = (_join([getattr(part, name) for part in parts]) for name in ("weight", "bias"))
+
+    def run(self, hidden: torch.Tensor, modulation: Sequence[torch.Tensor], conditions: Conditions) -> torch.Tensor:
+        """Returns [R, S, H], the shape of `hidden`. `modulation`: six rows [H], see `BlockTransformer.modulate`."""
+        shift, factor, gate, ff_shift, ff_factor, ff_gate = modulation
+        layer = self._layer
+        norm = _normalize(hidden, factor, shift, layer.attn_norm.norm.eps)
+        hidden = torch.addcmul(hidden, self._attend(norm, conditions), gate)
+        norm = _normalize(hidden, ff_factor, ff_shift, layer.ff_norm.eps)
+        return torch.addcmul(hidden, layer.ff(norm), ff_gate)
+
+    def _attend(self, hidden: torch.Tensor, conditions: Conditions) -> torch.Tensor:
+        """Returns DiTAttention's result over each block and the neighbours that the layer sees: [R, S, H]."""
+        layer, (rows, size, _) = self._layer, hidden.shape
+        # [R, S, query key value, heads, head size]
+        joined = functional.linear(hidden, self._weight, self._bias).view(rows, size, 3, self._heads, -1)
+        # Only the first head is rotated, as in transformers' DiTAttention: the model was trained this way. transformers
+        # also reorders the numbers of this head; the products of query and key are the same in either order.
+        torch.view_as_complex(joined[:, :, :2, 0].view(rows, size, 2, -1, 2)).mul_(conditions.rotation)
+        back, ahead = layer.look_backward_block, layer.look_ahead_block
+        query = joined[:, :, 0].transpose(1, 2)
+        key, value = _with_neighbours(joined[:, :, 1:], back, ahead, conditions).permute(2, 0, 3, 1, 4)
+        bias = conditions.bias[..., (1 - back) * size : (2 + ahead) * size]
+        attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+        output: torch.Tensor = layer.attn.to_out[0](attended.transpose(1, 2).flatten(2))
+        return output
 
 
-def _attend(layer: Any, hidden: torch.Tensor, conditions: Conditions) -> torch.Tensor:
-    """Returns the result of DiTAttention.forward over each block and the neighbours that the layer sees: [R, S, H]."""
-    attention = layer.attn
-    rows, size, _ = hidden.shape
-    query, key, value = (
-        project(hidden).view(rows, size, attention.heads, -1).transpose(1, 2)
-        for project in (attention.to_q, attention.to_k, attention.to_v)
-    )
-    # Only the first head is rotated, as in transformers' DiTAttention: the model was trained this way.
-    query[:, :1], key[:, :1] = apply_rotary_pos_emb(
-        deinterleave_head_dim(query[:, :1]), deinterleave_head_dim(key[:, :1]), conditions.cos, conditions.sin
-    )
-    back, ahead = layer.look_backward_block, layer.look_ahead_block
-    key, value = (_with_neighbours(table, back, ahead, conditions) for table in (key, value))
-    bias = conditions.bias[..., (1 - back) * size : (2 + ahead) * size]
-    attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
-    output: torch.Tensor = attention.to_out[0](attended.transpose(1, 2).flatten(2))
-    return output
+def _normalize(hidden: torch.Tensor, factor: torch.Tensor, shift: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Returns the normalization of `hidden` [R, S, H], times `factor` [H], plus `shift` [H]."""
+    return functional.layer_norm(hidden, factor.shape, factor, shift, epsilon)
+
+
+def _join(parameters: Sequence[torch.nn.Parameter]) -> torch.Tensor:
+    """Returns the parameters one after another along the first dimension. They become views of the result."""
+    joined = torch.cat([parameter.data for parameter in parameters])
+    for parameter, view in zip(parameters, torch.split(joined, [len(part) for part in parameters]), strict=True):
+        parameter.data = view
+    return joined
 
 
 def _with_neighbours(table: torch.Tensor, back: int, ahead: int, conditions: Conditions) -> torch.Tensor:
-    """Returns [R, heads, (1 + back + ahead) x S, head size] of keys or values [R, heads, S, head size]."""
+    """Returns [R, (1 + back + ahead) x S, ...] of keys and values [R, S, ...]."""
     parts = [table]
     if back:
         parts.insert(0, table.index_select(0, conditions.previous))
     if ahead:
         parts.append(table.index_select(0, conditions.following))
-    return torch.cat(parts, dim=2) if len(parts) > 1 else table
+    return torch.cat(parts, dim=1) if len(parts) > 1 else table

@@ -38,7 +38,7 @@ class Kit:
         self.speech = Speech(self.model, self.voices, use_graphs=True)
         self.calls: Counter[str] = Counter()
         dit, vocoder = self.model.code2wav_dit_model, self.model.code2wav_bigvgan_model
-        self._count("evaluations", dit.transformer_blocks[0].attn.to_q)
+        self._count("evaluations", dit.transformer_blocks[0].ff)
         self._count("speakers", dit.input_embed.spk_encoder)
         self._count("vocoders", vocoder.conv_pre)
 
