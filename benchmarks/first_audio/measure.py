@@ -23,7 +23,8 @@ from omni_proto.client import AsyncOmniClient
 
 SECONDS = (2, 8, 30)
 """Seconds of audio that requests ask for."""
-ROUNDS = 1
+ROUNDS = {2: 3, 8: 3, 30: 1}
+"""Rounds by seconds of audio. A round of short requests takes little time, and its first audio varies most."""
 REFERENCE = "transformers"
 HEARD, WINDOWS = "what listeners hear", "windows against all codec tokens at once"
 TOLERANCE = 0.3
@@ -37,14 +38,14 @@ NOTES = (
 
 def measure(options: Options) -> Report:
     """Measure Full and Stream pipelines of Qwen2.5-Omni and transformers, and then the error of decoding in windows."""
-    heard = hear(QWEN25, options.rounds or ROUNDS)
+    heard = hear(QWEN25, options.rounds)
     windows = list(_window_rows())
     ratios = [*find_ratios(heard, QWEN25), *find_window_ratios(windows)]
     return Report({HEARD: heard, WINDOWS: windows}, ratios, [*QWEN25.notes, *NOTES])
 
 
-def hear(family: Family, rounds: int) -> list[Row]:
-    """Returns a row for each side, number of concurrent requests and length.
+def hear(family: Family, rounds: int | None) -> list[Row]:
+    """Returns a row for each side, number of concurrent requests and length. `rounds`: None for ROUNDS.
 
     All sides run the whole time, and get requests in turn.
     """
@@ -62,7 +63,7 @@ def hear(family: Family, rounds: int) -> list[Row]:
 
 
 async def _ask_all(
-    family: Family, locals_: Mapping[str, LocalPipeline], reference: Reference, rounds: int
+    family: Family, locals_: Mapping[str, LocalPipeline], reference: Reference, rounds: int | None
 ) -> list[Row]:
     clients = {name: AsyncOmniClient(local.endpoint) for name, local in locals_.items()}
     for client in clients.values():
@@ -72,7 +73,7 @@ async def _ask_all(
         for count in family.at_once:
             heard: dict[str, list[Heard]] = {name: [] for name in clients}
             spans: dict[str, list[float]] = {name: [] for name in clients}
-            for number in range(rounds):
+            for number in range(rounds or ROUNDS[seconds]):
                 for name in take_turns(list(clients), number):
                     answers = await ask(clients[name], count, family.sampling(seconds))
                     heard[name] += answers

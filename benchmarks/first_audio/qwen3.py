@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.first_audio import draw
 from benchmarks.first_audio.families import QWEN3
-from benchmarks.first_audio.measure import HEARD, NOTES, ROUNDS, find_ratios, hear
+from benchmarks.first_audio.measure import HEARD, NOTES, find_ratios, hear
 from benchmarks.harness.report import Options, Report
 
 __all__ = ["draw", "measure"]
@@ -12,5 +12,5 @@ __all__ = ["draw", "measure"]
 
 def measure(options: Options) -> Report:
     """Returns first audio, gaps, clicks and audio per second, by concurrent requests and length."""
-    heard = hear(QWEN3, options.rounds or ROUNDS)
+    heard = hear(QWEN3, options.rounds)
     return Report({HEARD: heard}, find_ratios(heard, QWEN3), [*QWEN3.notes, *NOTES])
