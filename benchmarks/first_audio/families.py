@@ -1,4 +1,4 @@
-"""What the case needs to know about a family: its samples, codes per second, and the sampling for a length of audio."""
+"""What the case needs to know about a family: its sample pipelines, its pace, the sampling for a length of audio."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ class Family:
     """The name that `omnipipe tiny-model --family` takes."""
     sides: Mapping[str, Side]
     codes_per_second: float
+    """Codec tokens per second of audio; for Qwen3-Omni, frames per second."""
     sampling: Callable[[float], Sampling]
     """Returns the sampling that makes a pipeline speak for this many seconds."""
     at_once: tuple[int, ...]
     ratio: float
-    """Goal, an upper bound of first audio with Stream, relative to Full, for requests of at least 8 s of audio."""
+    """Goal: the largest ratio of first audio with Stream to first audio with Full, for at least 8 s of audio."""
     speed: float | None
-    """Goal, a lower bound of audio per second with Stream, relative to Full, for 8 requests of at least 8 s of audio;
-    None if there is no such goal."""
+    """Goal: the smallest ratio of audio per second with Stream to that with Full, for 8 requests at once of at least 8
+    s of audio; None if there is no such goal."""
     notes: tuple[str, ...]
 
 
@@ -45,7 +46,7 @@ FRAMES_PER_SECOND = 12.5
 
 
 def sample_frames(seconds: float) -> Sampling:
-    """Returns the sampling that makes a pipeline of Qwen3-Omni speak for exactly `seconds`.
+    """Returns the sampling that makes a pipeline of Qwen3-Omni speak for `seconds`, rounded to whole frames.
 
     The talker samples with the published settings. With random weights, greedy decoding would repeat the same frame.
     """
@@ -66,10 +67,10 @@ QWEN25 = Family(
     notes=(
         f"A seeded Qwen2.5-Omni of a few million weights in float32 on CPU: {THINKER_TOKENS} tokens of text, and "
         f"{CODES_PER_SECOND} codec tokens per second of audio. One OpenMP thread per process.",
-        "transformers answers one request after another, so it is measured with one. Its talker may end earlier than "
-        "those of the other sides (it has no ignore_eos).",
-        "Error of windows: root mean square of the difference to decoding all tokens in one forward, relative to the "
-        "difference between two seeds.",
+        "transformers answers one request after another, so it is measured with one at a time. Its talker may end "
+        "earlier than those of the other sides (it has no ignore_eos).",
+        "Error of windows: root mean square of the difference between audio from windows and audio from one forward "
+        "over all tokens, divided by that of the difference between two seeds.",
     ),
 )
 QWEN3 = Family(
@@ -83,7 +84,7 @@ QWEN3 = Family(
     notes=(
         f"A seeded Qwen3-Omni of a few million weights in float32 on CPU: {THINKER_TOKENS} tokens of text, and "
         f"{FRAMES_PER_SECOND} frames of codes per second of audio. One OpenMP thread per process.",
-        "transformers answers one request after another, greedily, so it is measured with one. Its talker may end "
-        "earlier than those of the other sides (it has no ignore_eos).",
+        "transformers answers one request after another, greedily, so it is measured with one at a time. Its "
+        "talker may end earlier than those of the other sides (it has no ignore_eos).",
     ),
 )

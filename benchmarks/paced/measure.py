@@ -26,12 +26,13 @@ from omni_stage.models.sim.content import prompt_ids
 from omni_stage.models.sim.tables import BUILT_IN, Table, read_table
 
 ANCHOR = "qwen3-omni-30b-a3b-h100"
-"""The GPU table of the model for which vllm-omni has published the ratios in RATIOS."""
+"""The GPU table of the model for which vllm-omni has published such ratios (see RATIOS)."""
 TABLES = (ANCHOR, "qwen2.5-omni-7b-h100")
 ROUNDS = {1: 5, 4: 3, 10: 2}
 MANY = 64
 CAPACITY = (16, 24, 32, 40, 48)
-"""Further numbers of concurrent requests, with the anchor's table only. They show how many two cores can serve."""
+"""Further numbers of concurrent requests, with the anchor's table only. They show how many
+requests two cores can serve."""
 BUSY_CORES = 1.6
 """Number of busy cores at which two cores are 20 % idle."""
 AUDIBLE_S = 0.02
@@ -44,7 +45,7 @@ TABLE, BUSY, CARRIED = "first audio", "processor time", "what two cores carry"
 
 
 def measure(options: Options) -> Report:
-    """Returns a row for each table, mode and number of concurrent requests."""
+    """Returns first audio for each table, mode and number of concurrent requests, and what that costs two cores."""
     rows: list[Row] = []
     busy: list[Row] = []
     ratios: list[Ratio] = []

@@ -66,7 +66,10 @@ class LocalOptions:
 
     @property
     def ca(self) -> Path | None:
-        """The ca.crt of tls_dir, for the entry's clients. None: tls_dir has none, and clients trust the public CAs."""
+        """The ca.crt of tls_dir, for the entry's clients; None if there is none.
+
+        With a tls_dir that has no such file, clients trust the public CAs.
+        """
         path = self.tls_dir and self.tls_dir / "ca.crt"
         return path if path and path.exists() else None
 

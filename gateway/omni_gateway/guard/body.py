@@ -12,8 +12,8 @@ from omni_gateway.errors import InvalidRequestError, TooLargeError
 from omni_gateway.guard.budget import Share
 
 VALUE_BYTES: Final = 1024
-"""Memory that a JSON value may use besides its text: parsed, in a model, and in pydantic's errors about it. Measured
-with lists of empty lists and objects, and with unknown fields."""
+"""Memory that a JSON value may use besides its text: as a Python object, as a field of a model, and in pydantic's
+error messages. Measured with lists of empty lists and objects, and with unknown fields."""
 
 
 class BodyGoneError(Exception):
@@ -30,8 +30,9 @@ class BodyReader:
     async def read(self, receive: Receive, length: str | None, share: Share) -> bytearray:
         """Returns the body. length is the header content-length. share counts the body and the values in it.
 
-        Raises TooLargeError: before anything is read, if content-length exceeds the limit. Raises InvalidRequestError
-        if the body takes too long, UnavailableError if memory is short, and BodyGoneError.
+        Raises TooLargeError if the body exceeds the limit (before it reads anything, if content-length says so),
+        InvalidRequestError if the body takes too long, UnavailableError if memory is short, and BodyGoneError if the
+        client disconnects.
         """
         if length is not None and length.isdecimal() and int(length) > self._max_bytes:
             raise self._too_large()
@@ -61,6 +62,8 @@ class BodyReader:
 
 
 def count_values(body: bytearray) -> int:
-    """Returns an upper bound of the number of values inside a JSON object or list, without parsing it. It counts the
-    characters that may precede a value; base64 contains none of them."""
+    """Returns an upper bound of the number of values inside a JSON object or list, without parsing it.
+
+    Counts commas and opening brackets: each value follows one of its own. Base64 contains neither.
+    """
     return sum(body.count(mark) for mark in (b",", b"[", b"{"))

@@ -1,4 +1,5 @@
-"""Renders the page at /docs: the OpenAPI document as plain HTML. It has no scripts, and loads nothing."""
+"""Renders the page at /docs: the OpenAPI document as plain HTML. It has no scripts, and loads nothing
+from elsewhere."""
 
 from __future__ import annotations
 

@@ -84,8 +84,8 @@ class Watches:
     def is_current(self, namespace: str) -> bool:
         """Returns whether decisions about a namespace may rely on the store.
 
-        They may while every first list of the namespace's scope is complete, and the API server refuses no watch of the
-        scope. Refused watches of optional kinds do not matter.
+        They may once the first lists of all watches of the namespace's scope are complete, and while the API server
+        refuses none of these watches. Refused watches of optional kinds do not matter.
         """
         scope = self.scope_of(namespace)
         return all(
@@ -115,7 +115,7 @@ class Watches:
                 continue
             try:
                 if await self._client.serves(kind):
-                    _log.info("the cluster has %s: writing them", kind.plural)
+                    _log.info("the cluster has %s: the operator now watches and writes them", kind.plural)
                     self._add(kind)
                     found = True
             except ApiError as error:
@@ -150,8 +150,8 @@ class Watches:
                 self._pipelines_refused.add(scope)
                 # One warning for each outage; kopf's own lines, one for each attempt, are not written.
                 _log.warning(
-                    "the API server does not let the operator watch the pipelines %s (403): %s; asked again with "
-                    "growing pauses", _describe(scope), _remedy(scope),
+                    "the API server does not let the operator watch the pipelines %s (403): %s; the operator keeps "
+                    "trying, with growing pauses", _describe(scope), _remedy(scope),
                 )  # fmt: skip
 
     def ages(self, *, refused: bool = True) -> dict[str, float]:
@@ -168,8 +168,8 @@ class Watches:
         return ages | {one.name: one.age_s for one in self._reflectors if refused or not one.refused}
 
     async def sweep(self) -> None:
-        """Make the stored pipelines equal to a new list, scope by scope. If a list fails, logs the ApiError and
-        continues with the next scope."""
+        """Make the stored pipelines equal to a new list, scope by scope. If a list fails, continues with the next
+        scope. Logs the ApiError, unless the scope is known to be refused: then its pipelines are forgotten."""
         for scope in self._scopes:
             try:
                 await self._sweep(scope)

@@ -41,7 +41,7 @@ def exemplar_of(traceparent: str | None) -> dict[str, str] | None:
 
 
 def read_protocol(environment: Mapping[str, str]) -> tuple[str, str]:
-    """Returns the protocol, GRPC (the default) or HTTP, and the variable that names it, which is empty for the default.
+    """Returns the protocol, GRPC (the default) or HTTP, and the name of the variable that sets it ("" if none does).
 
     An empty variable counts as unset, and case does not matter, as in OpenTelemetry's specification. Raises
     TraceExportError for any other protocol, such as http/json, which OpenTelemetry for Python does not have.

@@ -194,6 +194,11 @@ BAD_RULES: Final[dict[str, Bad]] = {
         f"{S0}.defaultSampling.minTokens",
         "minTokens (9) is above maxTokens (8); lower it",
     ),
+    "more tokens than fit": Bad(
+        (first(defaultSampling={"minTokens": 512}, engineArgs={"maxModelLen": 512}),),
+        f"{S0}.defaultSampling.minTokens",
+        "minTokens (512) must be below maxModelLen (512), which also counts the prompt; lower it",
+    ),
     "rollout stuck": Bad(
         (edit("spec/rollout", {"maxSurge": "0%", "maxUnavailable": 0}),),
         "spec.rollout",

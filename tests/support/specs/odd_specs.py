@@ -118,7 +118,7 @@ ODD_BAD: Final[dict[str, Bad]] = {
     "network card by request alone": Bad(
         (first(resources={"requests": {"example.com/nic": 1}}),),
         f"{S0}.resources.requests",
-        'requested by their limits: ["example.com/nic"]; move them to limits',
+        'a request of ["example.com/nic"] must equal the limit; set these resources in limits only',
     ),
     "gpus of NVIDIA": _no_plugin("nvidia.com/gpus"),
     "gpu in capitals": _no_plugin("nvidia.com/GPU"),
@@ -139,7 +139,7 @@ ODD_BAD: Final[dict[str, Bad]] = {
     "one and a half huge pages": Bad(
         (_limits(**{"hugepages-2Mi": "3Mi", "memory": "1Gi"}),),
         f"{S0}.resources.limits",
-        'not a whole number of huge pages: ["hugepages-2Mi"] of ["3Mi"]; give a multiple of the size in the name',
+        'not a whole number of huge pages: ["hugepages-2Mi"] is ["3Mi"]; give a multiple of the size in the name',
     ),
     "a thousandth of a huge page": Bad(
         (_limits(**{"hugepages-2Mi": "64m", "memory": "1Gi"}),), f"{S0}.resources.limits", 'of ["64m"]; give a multiple'
@@ -147,7 +147,7 @@ ODD_BAD: Final[dict[str, Bad]] = {
     "huge pages by request alone": Bad(
         (first(resources={"limits": {"memory": "1Gi"}, "requests": {"hugepages-2Mi": "64Mi"}}),),
         f"{S0}.resources.requests",
-        'huge pages are requested by their limits: ["hugepages-2Mi"]; move them to limits',
+        'a request of ["hugepages-2Mi"] must equal the limit; set these resources in limits only',
     ),
     "fewer huge pages requested than limited": Bad(
         (
@@ -159,7 +159,7 @@ ODD_BAD: Final[dict[str, Bad]] = {
             ),
         ),
         f"{S0}.resources.requests",
-        'huge pages are requested by their limits: ["hugepages-1Gi"]; move them to limits',
+        'a request of ["hugepages-1Gi"] must equal the limit; set these resources in limits only',
     ),
     "collector on a port that does not exist": Bad(
         (edit("spec/tracing", {"otlpEndpoint": "http://collector:99999"}),),

@@ -210,6 +210,15 @@ _SAMPLING = Rule(
     field=".minTokens",
 )
 
+_STAGE_TOKENS = Rule(
+    summary="`defaultSampling.minTokens` is below `engineArgs.maxModelLen`, which also counts the prompt",
+    rule="!has(self.defaultSampling) || !has(self.defaultSampling.minTokens) || !has(self.engineArgs) || "
+    "!has(self.engineArgs.maxModelLen) || self.defaultSampling.minTokens < self.engineArgs.maxModelLen",
+    words="minTokens (%d) must be below maxModelLen (%d), which also counts the prompt; lower it",
+    values=("self.defaultSampling.minTokens", "self.engineArgs.maxModelLen"),
+    field=".defaultSampling.minTokens",
+)
+
 _ROLLOUT = Rule(
     summary="`maxSurge` and `maxUnavailable` are not both 0",
     rule="!((self.maxSurge == 0 || self.maxSurge == '0%') && "
@@ -229,7 +238,7 @@ RULES: Final[Mapping[type[BaseModel], tuple[Rule, ...]]] = {
     api.PipelineSpec: (*GRAPH_RULES, *MEDIA_BUDGET_RULES, *SPEC_COMPONENT_RULES, _VOICES),
     api.Model: _MODEL,
     api.PodSettings: _POD_SETTINGS,
-    api.Stage: (*_POD_SETTINGS, *STAGE_BUDGET_RULES, *STAGE_COMPONENT_RULES),
+    api.Stage: (*_POD_SETTINGS, _STAGE_TOKENS, *STAGE_BUDGET_RULES, *STAGE_COMPONENT_RULES),
     api.Rollout: (_ROLLOUT,),
     k8s.Resources: RESOURCE_RULES,
     k8s.Toleration: _TOLERATION,

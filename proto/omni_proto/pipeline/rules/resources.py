@@ -119,7 +119,7 @@ RESOURCE_RULES: Final = (
     *_of_both("limits"),
     *_of_both("requests"),
     Rule(
-        summary="a limit of cpu is above 0",
+        summary="a limit of cpu is at least 1m",
         rule="!has(self.limits) || !('cpu' in self.limits) || "
         f"{_quantity('self.limits', quote('cpu'))}.compareTo(quantity('1m')) >= 0",
         words="cpu %s is too small; give at least 1m, a thousandth of a CPU, or leave cpu out for no limit",
@@ -138,14 +138,14 @@ RESOURCE_RULES: Final = (
         "limits",
         f"!({_IS_OTHER_DEVICE}) || string(self.limits[k]).matches('^[0-9]+[kMGTPi]*$')",
         summary="limits of extended resources are whole numbers",
-        words="extended resources are whole: %s of %s; give a whole number",
+        words="extended resources must be whole numbers: %s is %s; give a whole number",
         shows_value=True,
     ),
     _of_map(
         "limits",
         f"!({_IS_PAGES}) || {_WHOLE_PAGES}",
         summary="huge pages are whole pages",
-        words="not a whole number of huge pages: %s of %s; give a multiple of the size in the name",
+        words="not a whole number of huge pages: %s is %s; give a multiple of the size in the name",
         shows_value=True,
     ),
     Rule(
@@ -159,7 +159,7 @@ RESOURCE_RULES: Final = (
         "requests",
         _IS_LIMIT,
         summary="a request of an extended resource or of huge pages equals its limit",
-        words="extended resources and huge pages are requested by their limits: %s; move them to limits",
+        words="a request of %s must equal the limit; set these resources in limits only",
     ),
     _of_map(
         "requests",

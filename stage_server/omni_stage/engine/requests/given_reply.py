@@ -2,8 +2,8 @@
 reply as if the engine had sampled it. Pure.
 
 A sampled reply of n tokens has rows for the prompt and for its first n - 1 tokens. Its last token ends the text: the
-model samples it, but never gets it as input. So a prefill of prompt and reply, without that last token, gives exactly
-the rows that the same reply would have given if it had been sampled. The token that the engine samples after the
+model samples it, but never gets it as input. A given reply has no such token. So one prefill of the prompt and the
+given reply gives exactly the rows of a sampled reply with the same text. The token that the engine samples after the
 prefill is discarded.
 """
 
@@ -31,7 +31,8 @@ def check_room(prepared: StageInput, max_model_len: int) -> None:
 
 
 def as_if_sampled(step: EngineStep, reply: ReplyTokens) -> EngineStep:
-    """Returns the step that the engine would have returned if it had sampled the reply.
+    """Returns the step that the engine would have returned if it had sampled the reply, but without the end token.
+
 
     The prompt of the given step ends with the reply's tokens. Raises ModelExecutionError if the step is not the only
     step of the request.
@@ -42,7 +43,7 @@ def as_if_sampled(step: EngineStep, reply: ReplyTokens) -> EngineStep:
     tensors = dict(step.tensors)
     positions = tensors.get("mrope_positions")
     if positions is not None:
-        # Keep only the positions of the prompt: the component finds the start of the reply by their number. The value
+        # Keep only the positions of the prompt: the component takes their number as the start of the reply. The value
         # of mrope_delta stays the same, because each token of the reply takes one position.
         tensors["mrope_positions"] = positions[:prompt_length]
     return replace(

@@ -18,7 +18,7 @@ class SpokenTokens:
         """`stops`: the request's stop strings; `decode` returns the text of token ids, without special tokens."""
         self._stops = frozenset(stops or ())
         self._decode = decode
-        # A token has at least one byte.
+        # A token of text has at least one byte, so a stop string has at most as many tokens as bytes.
         self._withheld = max((len(stop.encode()) for stop in self._stops), default=0)
         self._token_ids: list[int] = []
         self._length = 0

@@ -46,7 +46,8 @@ class DecoderProcess:
         if greeting != READY:
             worker.kill()
             raise OmniStageError(f"a process that decodes media ended while it started ({process.returncode})")
-        # A second call, because the kernel may have refused to lower the session so soon after another one.
+        # spawn_decoder has called this before. But the kernel limits how often sessions may be lowered, and may have
+        # refused.
         yield_cores(process.pid)
         return worker
 
@@ -109,7 +110,7 @@ def spawn_decoder() -> tuple[subprocess.Popen[bytes], socket.socket]:
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-            # Only the leader of a session can be lowered together with its session (see yield_cores).
+            # yield_cores lowers a session only if the process leads it.
             start_new_session=True,
         )
     # Lower its priority from the start: importing the decoders takes 0.2 s, and clients can cause such starts by

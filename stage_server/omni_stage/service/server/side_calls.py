@@ -1,8 +1,8 @@
 """Bounds calls other than Generate (health, reflection, GetStage): their number, per peer and in total, and their
 duration.
 
-Every method is served as a streaming method, which looks the same on the wire. For a unary method, gRPC would wait for
-the request without a time limit before any of this code runs.
+Each of these methods is served as a streaming method, which looks the same on the wire. For a unary method, gRPC would
+wait for the request without a time limit before any of this code runs.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class SideCallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         behavior = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
         life_s = _LIVES_S.get(method, ANSWER_TIMEOUT_S)
         # If a health watch ends with UNIMPLEMENTED, a gRPC client uses the connection without watching. With any other
-        # code, it sends no requests on the connection.
+        # code, it sends no requests on the connection until a new watch succeeds.
         full = grpc.StatusCode.UNIMPLEMENTED if method == _WATCH else grpc.StatusCode.RESOURCE_EXHAUSTED
         return grpc.stream_stream_rpc_method_handler(
             self._bound(

@@ -1,6 +1,7 @@
 """Publishes what an autoregressive runner computes: rows of positions, and tensors that hooks make from sampled tokens.
 
-This half of the runner (runner.py) passes a step's results to the model's hooks and starts copying them to the host.
+The other half of the runner is runner.py. This half passes a step's results to the model's hooks, and starts copying
+what the hooks return to the host.
 
 Private interfaces of vLLM 0.32 used here (v1/worker/gpu_model_runner.py), and why:
 - `GPUModelRunner._sample`: returns the sampled tokens on the device, before anything waits for them.
@@ -171,7 +172,7 @@ class PublishingMixin(_Base):
         return Stretch(rows.position, rows.end - rows.begin, request.num_prompt_tokens, sorted(media))
 
     def _gather(self, hidden_states: torch.Tensor, fresh: list[FreshRows]) -> tuple[Mapping[str, torch.Tensor], int]:
-        """Returns the tensors to publish for the fresh rows [n, ...], on the device, in their order; and n."""
+        """Returns the tensors [n, ...] to publish for the n fresh rows, on the device and in their order, and n."""
         ranges = merge_ranges((rows.begin, rows.end) for rows in fresh)
 
         def take(values: torch.Tensor) -> torch.Tensor:

@@ -83,7 +83,7 @@ def _write(file: Path, error: BaseException) -> None:
     field = error.details.field if isinstance(error, ConfigurationError) else ""
     part = Path(f"{file}.{os.getpid()}")
     part.write_text(json.dumps(asdict(StartError(type(error).__name__, str(error), field))), encoding="utf-8")
-    # Only the first error counts: the processes that wait for the one that failed report errors of their own.
+    # Only the first error counts. If a process fails, the processes that wait for it report errors too.
     with suppress(FileExistsError):
         os.link(part, file)
     part.unlink()

@@ -161,7 +161,7 @@ async def test_a_refused_namespace_is_one_warning_with_its_remedy(
     assert caplog.messages[0] == (
         "the API server does not let the operator watch the pipelines of namespace gone (403): if the namespace was "
         "deleted, remove it from watchNamespaces (--namespace); otherwise restore the operator's Role and RoleBinding "
-        "in it (helm upgrade); asked again with growing pauses"
+        "in it (helm upgrade); the operator keeps trying, with growing pauses"
     )
 
 

@@ -12,8 +12,8 @@ PADDING = "<|endoftext|>"
 def build_chat_template(*, image: str, audio: str, video: str, first: str = "", reply: str = "") -> str:
     """Returns a Jinja template that turns chat messages into the model's prompt.
 
-    `image`, `audio`, `video`: the tokens that stand for a medium of this kind; `first`: Jinja statements before each
-    message; `reply`: Jinja statements after the beginning of the assistant's message.
+    `image`, `audio`, `video`: the tokens that stand for a medium of this kind; `first`: Jinja statements that run
+    before every message; `reply`: Jinja statements after the beginning of the assistant's message.
     """
     return (
         "{%- for message in messages -%}\n" + first + "{{- '<|im_start|>' + message['role'] + '\\n' -}}\n"

@@ -107,9 +107,9 @@ class StepClock:
         self._begin(now)
 
     def allow(self, request_id: str, tokens: int, now: float, limit: int | None = None) -> None:
-        """Record that more of a request's input has arrived, so that it can generate `tokens` tokens in total.
+        """Record that more of a request's input has arrived, which suffices for `tokens` tokens of output.
 
-        `limit`: how many it generates in total, once that is known. Unknown ids are ignored.
+        `limit`: after how many tokens the request ends, once that is known. Unknown ids are ignored.
         """
         sequence = self._known.get(request_id)
         if sequence is not None:
@@ -177,13 +177,14 @@ class StepClock:
         prompt = 0
         for sequence, positions in parts:
             sequence.scheduled = now if sequence.scheduled is None else sequence.scheduled
-            # Once a request has generated a token, its last position is a decode, not part of a prompt.
+            # After a request's first token, its last pending position is a decode. Only positions before it, which are
+            # computed again after a preemption, cost as much as a prompt's.
             prompt += positions - (1 if sequence.made and positions == sequence.pending else 0)
         self._step = _Step(now + self.cost_ms(len(parts), prompt) / 1000, parts)
 
     @property
     def kv_used(self) -> int:
-        """Number of tokens that the running requests hold in the KV cache."""
+        """Number of tokens for which the running requests hold or have reserved KV cache."""
         return sum(sequence.prompt_tokens + sequence.made for sequence in self.running)
 
     def _make_room(self) -> None:
