@@ -268,6 +268,20 @@ OPERATOR = Group(
             "{{ $value | humanizeDuration }}: the operator hangs, or is overloaded.",
         ),
         Alert(
+            name="OmniOperatorWatchSilent",
+            # A healthy watch is renewed every minute or so, also if nothing changes.
+            signal=f"max by ({BY_OPERATOR}, watch) (omni_operator_watch_age_seconds)",
+            fires="> 300",
+            wait="10m",
+            severity="warning",
+            when="a watch of the operator has received nothing for more than 5 minutes, because the API server refuses "
+            "it or does not answer",
+            summary="The omnipipeline operator does not see {{ $labels.watch }}.",
+            description="The operator's watch {{ $labels.watch }} has received nothing for "
+            "{{ $value | humanizeDuration }}: the API server refuses it, or does not answer. Pipelines that need it "
+            "keep serving, but edits, healing and rollouts wait.",
+        ),
+        Alert(
             name="OmniOperatorReconcileErrors",
             signal=ratio(
                 rate('omni_operator_reconcile_total{result="error"}', BY_OPERATOR, "15m"),

@@ -41,7 +41,7 @@ def test_the_pages_have_the_codes_own_words() -> None:
     text = PAGE.read_text()
     assert f"> {SPEECH_SYSTEM_PROMPT}\n" in text
     assert f"a codec token {REPEAT_LIMIT} times in a row" in text
-    assert f"a first code {QWEN3_REPEAT_LIMIT} times in a row" in QWEN3_PAGE.read_text()
+    assert f"is the same {QWEN3_REPEAT_LIMIT} times in a row" in QWEN3_PAGE.read_text()
 
 
 def test_the_table_is_the_last_run_of_make_oracle() -> None:
