@@ -41,6 +41,7 @@ class Kit:
         self._count("evaluations", dit.transformer_blocks[0].ff)
         self._count("speakers", dit.input_embed.spk_encoder)
         self._count("vocoders", vocoder.conv_pre)
+        self._count("time points", dit.time_embed)
 
     def _count(self, name: str, module: nn.Module) -> None:
         module.register_forward_hook(lambda *_: self.calls.update([name]))
@@ -90,7 +91,7 @@ def test_together_as_alone_in_one_loop_and_a_vocoder_each_length() -> None:
     kit = Kit()
     alone = [kit.speak(utterance)[0] for utterance in MIXED]
     kit.calls.clear()
-    together = kit.speak(*MIXED)
+    together = kit.speak(*MIXED)  # the time points are known by now
     for utterance, first, second in zip(MIXED, alone, together, strict=True):
         assert first.std() > 1e-3
         torch.testing.assert_close(second, first, atol=TOLERANCE, rtol=0, msg=lambda text, u=utterance: f"{u}: {text}")
@@ -119,6 +120,17 @@ def test_a_voice_is_encoded_once() -> None:
     assert kit.calls == {"speakers": 2}, "without a GPU, warm-up only encodes the voices"
     kit.speak(MIXED[0])
     assert kit.calls["speakers"] == 2
+
+
+def test_time_points_are_embedded_once_for_all_utterances() -> None:
+    """Each interval's time points are embedded at its first use, and again only if a request has other steps."""
+    kit = Kit()
+    for _ in range(2):
+        kit.speak(MIXED[0])
+        kit.speak(*MIXED)
+        assert kit.calls["time points"] == 9
+    kit.speak(replace(MIXED[0], steps=4))
+    assert kit.calls["time points"] == 9 + 3
 
 
 def test_what_breaks_one_utterance_leaves_the_others_as_they_are() -> None:
