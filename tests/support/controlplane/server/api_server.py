@@ -168,7 +168,11 @@ class ApiServer:
         for file in files:
             for document in yaml.safe_load_all(file.read_text()):
                 self.admin.apply(document)
-                eventually(lambda name=document["metadata"]["name"]: self._established(name), why="CRD established")
+                self.wait_served(document["metadata"]["name"])
+
+    def wait_served(self, crd: str) -> None:
+        """Waits until the API server serves the objects of a CustomResourceDefinition that has been applied."""
+        eventually(lambda: self._established(crd) and self._lists(crd), why=f"{crd} is served")
 
     # Faults of the API server
 
@@ -251,6 +255,17 @@ class ApiServer:
     def _established(self, crd: str) -> bool:
         conditions = self.admin.get("CustomResourceDefinition", crd).get("status", {}).get("conditions") or []
         return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
+
+    def _lists(self, crd: str) -> bool:
+        spec = self.admin.get("CustomResourceDefinition", crd)["spec"]
+        path = f"/apis/{spec['group']}/{spec['versions'][0]['name']}/{spec['names']['plural']}?limit=1"
+        try:
+            self.admin.call("GET", path)
+        except ApiError as error:
+            if error.code != 404:
+                raise
+            return False
+        return True
 
     def _write_kubeconfig(self, path: Path, credentials: Mapping[str, str], server: str | None) -> Path:
         cluster = {"server": server or self.url, "certificate-authority": str(self.pki.ca)}
