@@ -113,7 +113,7 @@ ODD_BAD: Final[dict[str, Bad]] = {
         "GPUs of several vendors are requested: [",
     ),
     "half a network card": Bad(
-        (_limits(**{"example.com/nic": "500m"}),), f"{S0}.resources.limits", 'whole: ["example.com/nic"] of ["500m"]'
+        (_limits(**{"example.com/nic": "500m"}),), f"{S0}.resources.limits", '["example.com/nic"] is ["500m"]'
     ),
     "network card by request alone": Bad(
         (first(resources={"requests": {"example.com/nic": 1}}),),
@@ -142,7 +142,7 @@ ODD_BAD: Final[dict[str, Bad]] = {
         'not a whole number of huge pages: ["hugepages-2Mi"] is ["3Mi"]; give a multiple of the size in the name',
     ),
     "a thousandth of a huge page": Bad(
-        (_limits(**{"hugepages-2Mi": "64m", "memory": "1Gi"}),), f"{S0}.resources.limits", 'of ["64m"]; give a multiple'
+        (_limits(**{"hugepages-2Mi": "64m", "memory": "1Gi"}),), f"{S0}.resources.limits", 'is ["64m"]; give a multiple'
     ),
     "huge pages by request alone": Bad(
         (first(resources={"limits": {"memory": "1Gi"}, "requests": {"hugepages-2Mi": "64Mi"}}),),
