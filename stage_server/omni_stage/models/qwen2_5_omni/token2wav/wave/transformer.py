@@ -184,10 +184,10 @@ class _Layer:
         # also reorders the numbers of this head; the products of query and key are the same in either order.
         torch.view_as_complex(joined[:, :, :2, 0].view(rows, size, 2, -1, 2)).mul_(conditions.rotation)
         back, ahead = layer.look_backward_block, layer.look_ahead_block
-        query = joined[:, :, 0].transpose(1, 2)
-        key, value = _with_neighbours(joined[:, :, 1:], back, ahead, conditions).permute(2, 0, 3, 1, 4)
+        query, *seen = joined.unbind(2)
+        key, value = (_with_neighbours(table, back, ahead, conditions).transpose(1, 2) for table in seen)
         bias = conditions.bias[..., (1 - back) * size : (2 + ahead) * size]
-        attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+        attended = functional.scaled_dot_product_attention(query.transpose(1, 2), key, value, attn_mask=bias)
         output: torch.Tensor = layer.attn.to_out[0](attended.transpose(1, 2).flatten(2))
         return output
 
@@ -206,7 +206,7 @@ def _join(parameters: Sequence[torch.nn.Parameter]) -> torch.Tensor:
 
 
 def _with_neighbours(table: torch.Tensor, back: int, ahead: int, conditions: Conditions) -> torch.Tensor:
-    """Returns [R, (1 + back + ahead) x S, ...] of keys and values [R, S, ...]."""
+    """Returns [R, (1 + back + ahead) x S, ...] of keys or values [R, S, ...]."""
     parts = [table]
     if back:
         parts.insert(0, table.index_select(0, conditions.previous))
