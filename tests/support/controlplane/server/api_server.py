@@ -172,7 +172,7 @@ class ApiServer:
 
     def wait_served(self, crd: str) -> None:
         """Waits until the API server serves the objects of a CustomResourceDefinition that has been applied."""
-        eventually(lambda: self._established(crd) and self._lists(crd), why=f"{crd} is served")
+        eventually(lambda: self._serves(crd), why=f"{crd} is served")
 
     # Faults of the API server
 
@@ -252,12 +252,13 @@ class ApiServer:
         except (ApiError, OSError, urllib3.exceptions.HTTPError):
             return False
 
-    def _established(self, crd: str) -> bool:
-        conditions = self.admin.get("CustomResourceDefinition", crd).get("status", {}).get("conditions") or []
-        return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
-
-    def _lists(self, crd: str) -> bool:
-        spec = self.admin.get("CustomResourceDefinition", crd)["spec"]
+    def _serves(self, crd: str) -> bool:
+        found = self.admin.get("CustomResourceDefinition", crd)
+        conditions = found.get("status", {}).get("conditions") or []
+        if not any(c["type"] == "Established" and c["status"] == "True" for c in conditions):
+            return False
+        # A CRD may be established shortly before its objects can be written.
+        spec = found["spec"]
         path = f"/apis/{spec['group']}/{spec['versions'][0]['name']}/{spec['names']['plural']}?limit=1"
         try:
             self.admin.call("GET", path)
