@@ -269,7 +269,7 @@ OPERATOR = Group(
         ),
         Alert(
             name="OmniOperatorWatchSilent",
-            # A healthy watch is renewed every minute or so, also if nothing changes.
+            # A healthy watch is renewed every minute or so, even if nothing changes.
             signal=f"max by ({BY_OPERATOR}, watch) (omni_operator_watch_age_seconds)",
             fires="> 300",
             wait="10m",

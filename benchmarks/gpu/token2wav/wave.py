@@ -154,7 +154,7 @@ def _meta_peak(count: int) -> int:
 def speed(context: Context) -> Iterator[Finding]:
     """Measures seconds and real-time factor by length, in the second run of each, with torch's default TF32.
 
-    Utterances as short as a window use CUDA graphs, as in a stage. Without graphs, the launches of some 15,000 kernels
+    Utterances as short as a window use CUDA graphs, as in a stage. Without graphs, the launches of some 13,000 kernels
     decide how long a window takes.
     """
     wave = load("cuda")

@@ -27,8 +27,8 @@ from omni_stage.models.shared.graphs import Capture, CudaCapture, GraphedFunctio
 logger = logging.getLogger(__name__)
 
 _KEPT_INTERVALS = 32
-"""Number of solver intervals whose modulation is kept: three times those of the default. 2 MiB each with the published
-sizes."""
+"""Maximum number of solver intervals whose modulation is kept. The default number of steps has nine intervals. Each
+takes 2 MiB with the published sizes."""
 _SHARED_BLOCKS = (4, 8, 12, 16, 24, 32)
 """Numbers of blocks for packs of several windows."""
 GRAPH_WINDOWS = (1, 2, 4)
