@@ -54,7 +54,6 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[Turns]:
     monkeypatch.setattr(asyncio.Handle, "_run", timed)
     yield found
     monkeypatch.undo()
-    gc.unfreeze()
 
 
 async def write_all(request: StageRequest) -> AsyncIterator[StageStep]:
