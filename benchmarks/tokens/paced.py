@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from omni_proto.pipeline.components import ComponentFacts, EngineKind
@@ -152,9 +153,11 @@ class _Running:
         self._ready.clear()
         due, self._due = self._due, []
         rows, self._rows = self._rows, []
-        tensors: dict[str, torch.Tensor] = {}
+        tensors: dict[str, Array] = {}
         if self._has_rows:
-            tensors = {"x": rows[0] if len(rows) == 1 else torch.cat(rows), "token_ids": torch.tensor(due)}
+            # The thinker's emitter makes the same two arrays: torch rows as the engine returns them, and numpy ids.
+            x = rows[0] if len(rows) == 1 else torch.cat(rows)
+            tensors = {"x": x, "token_ids": np.array(due, dtype=np.int64)}
         prompt, self._first = ([1] if self._first else None), False
         text = f"{due[0]} " if len(due) == 1 else "".join(f"{one} " for one in due)
         return StageStep(text=text, token_ids=due, prompt_token_ids=prompt, tensors=tensors)

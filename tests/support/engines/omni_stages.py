@@ -24,6 +24,7 @@ from omni_proto.stage_config import (
 from omni_stage.engine.factory import build_stage_engine
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.engine.requests.sampling import resolve_sampling
+from omni_stage.exchange.arrays import join_torch
 from omni_stage.models.component import EdgeInput, FinishReason, StageRequest, StageStep, UserPrompt
 from support.models.reference import Reference, ReferencePrompt, ReferenceSettings
 from support.processes.stage_processes import STAGES
@@ -83,9 +84,10 @@ class Collected:
         self.prompt_token_ids = self.prompt_token_ids or step.prompt_token_ids
         for name, rows in step.tensors.items():
             known = self.tensors.get(name)
+            rows = join_torch([rows])
             self.tensors[name] = rows if known is None else torch.cat([known, rows])
         if step.audio is not None:
-            self.audio = torch.cat([self.audio, step.audio])
+            self.audio = torch.cat([self.audio, join_torch([step.audio])])
         self.finish_reason = step.finish_reason or self.finish_reason
 
 

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,6 +14,7 @@ from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_stage.engine.factory import build_stage_engine
 from omni_stage.engine.requests.sampling import resolve_sampling
 from omni_stage.errors import InvalidRequestError
+from omni_stage.exchange.arrays import Array, join_torch
 from omni_stage.models.component import EdgeInput, FinishReason, StageRequest, UserPrompt
 
 if TYPE_CHECKING:
@@ -74,8 +75,8 @@ class StageLLM:
             want_tensors=want_tensors,
         )
         result = StageResult(sample_rate_hz=component.facts.sample_rate_hz)
-        pieces: dict[str, list[Any]] = {}
-        audio: list[Any] = []
+        pieces: dict[str, list[Array]] = {}
+        audio: list[Array] = []
         text: list[str] = []
         async with aclosing(self.engine.generate(request)) as steps:
             async for step in steps:
@@ -91,8 +92,8 @@ class StageLLM:
         return replace(
             result,
             text="".join(text),
-            tensors={name: torch.cat(group) for name, group in pieces.items()},
-            audio=torch.cat(audio) if audio else None,
+            tensors={name: join_torch(group) for name, group in pieces.items()},
+            audio=join_torch(audio) if audio else None,
         )
 
     async def shutdown(self) -> None:

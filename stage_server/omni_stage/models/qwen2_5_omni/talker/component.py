@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from omni_proto.stage_config import SamplingDefaults, StageConfig
@@ -117,7 +118,7 @@ class TalkerEmitter:
         codes = [token for token in step.token_ids if token not in self._stop_ids]
         made = StageStep.of(step)
         if codes:
-            made.tensors = {"codes": torch.tensor(codes, dtype=torch.int64)}
+            made.tensors = {"codes": np.array(codes, dtype=np.int64)}
         return made
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
 import torch
 
 from omni_proto.stage_config import StageConfig
 from omni_stage.errors import ModelExecutionError
+from omni_stage.exchange.arrays import Array
 from omni_stage.models.component import Emitter, EngineStep, StageInput, StageRequest, StageStep
 from omni_stage.models.qwen2_5_omni.checkpoint import OmniCheckpoint, read_checkpoint, read_voices
 from omni_stage.models.qwen2_5_omni.manifest import THINKER
@@ -30,6 +32,7 @@ PATCH: Final = 28
 SAMPLES_PER_TOKEN: Final = 640
 _PROMPT_TENSORS = frozenset({"mrope_positions", "mrope_delta"})
 """Tensors that arrive only with a request's first rows."""
+_NO_ROWS = torch.empty(0)
 
 
 class Thinker(OmniThinker):
@@ -66,7 +69,7 @@ class ThinkerEmitter:
         self._token_ids: list[int] = []
         self._prompt_length = 0
         self._rows = 0
-        self._waiting = torch.empty(0)
+        self._waiting = _NO_ROWS
         """Rows that are not published yet."""
 
     def emit(self, step: EngineStep) -> StageStep:
@@ -81,19 +84,27 @@ class ThinkerEmitter:
             made.complete_tensors = _PROMPT_TENSORS
         return made
 
-    def _tensors(self, step: EngineStep) -> dict[str, torch.Tensor]:
-        tensors: dict[str, torch.Tensor] = {}
-        rows = step.tensors.get("rows", self._waiting[:0])
-        if self._waiting.shape[0]:
+    def _tensors(self, step: EngineStep) -> dict[str, Array]:
+        # Runs once per token and request. A small call into torch takes several microseconds, so make only those that
+        # are needed, and use numpy for the ids.
+        tensors: dict[str, Array] = {}
+        rows = step.tensors.get("rows")
+        if rows is None:
+            rows = self._waiting
+        elif self._waiting.shape[0]:
             rows = torch.cat([self._waiting, rows])
-        if self._rows + rows.shape[0] > len(self._token_ids):
+        given = rows.shape[0]
+        if self._rows + given > len(self._token_ids):
             raise ModelExecutionError("the engine gave more rows than the request has tokens")
-        count = min(rows.shape[0], self._prompt_length + self._spoken.count(step) - self._rows)
-        rows, self._waiting = rows[:count], rows[count:]
+        count = min(given, self._prompt_length + self._spoken.count(step) - self._rows)
+        if count < given:
+            rows, self._waiting = rows[:count], rows[count:]
+        else:
+            self._waiting = _NO_ROWS
         if count:
             until = self._rows + count
-            tensors["x"] = rows.to(self._dtype).contiguous()
-            tensors["token_ids"] = torch.tensor(self._token_ids[self._rows : until], dtype=torch.int64)
+            tensors["x"] = (rows if rows.dtype is self._dtype else rows.to(self._dtype)).contiguous()
+            tensors["token_ids"] = np.array(self._token_ids[self._rows : until], dtype=np.int64)
             self._rows = until
         for name in _PROMPT_TENSORS:
             if name in step.tensors:

@@ -6,9 +6,11 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from omni_proto.stage_config import SamplingDefaults, StageConfig
+from omni_stage.exchange.arrays import Array
 from omni_stage.models.component import EdgeInput, Emitter, EngineStep, StageInput, StageRequest, StageStep
 from omni_stage.models.qwen3_omni.checkpoint import OmniCheckpoint, SpeechFacts, read_speaking_checkpoint
 from omni_stage.models.qwen3_omni.manifest import TALKER
@@ -108,11 +110,13 @@ class TalkerEmitter:
     def emit(self, step: EngineStep) -> StageStep:
         """Convert one engine step to one stage step."""
         frames = step.tensors.get("codes")
-        tensors: dict[str, torch.Tensor] = {}
+        tensors: dict[str, Array] = {}
         if frames is not None:
-            sounded = frames[frames[:, 0] < self._speech.codebook_size].to(torch.int64)
+            # In numpy, because a small call into torch takes several microseconds, and this runs for every frame.
+            codes = frames.numpy()
+            sounded = codes[codes[:, 0] < self._speech.codebook_size]
             if sounded.shape[0]:
-                tensors["codes"] = sounded.contiguous()
+                tensors["codes"] = np.ascontiguousarray(sounded, dtype=np.int64)
         made = StageStep.of(step)
         made.tensors = tensors
         return made

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import torch
 
 from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_stage.errors import ConfigurationError, InvalidRequestError, ModelExecutionError
+from omni_stage.exchange.arrays import Array
 from omni_stage.models.component import Emitter, EngineStep, StageInput, StageRequest, StageStep
 from omni_stage.models.qwen3_omni.checkpoint import OmniCheckpoint, read_checkpoint
 from omni_stage.models.qwen3_omni.manifest import THINKER
@@ -102,7 +104,7 @@ class ThinkerEmitter:
 
     def emit(self, step: EngineStep) -> StageStep:
         """Convert one engine step to one stage step. Raises ModelExecutionError if rows and tokens do not match."""
-        tensors: dict[str, torch.Tensor] = {}
+        tensors: dict[str, Array] = {}
         complete: frozenset[str] = frozenset()
         if self._want_tensors:
             ids = [*self._held, *step.token_ids]
@@ -115,7 +117,7 @@ class ThinkerEmitter:
                 known = [*step.prompt_token_ids, *known]
                 self._is_first = False
             if known:
-                tensors["token_ids"] = torch.tensor(known, dtype=torch.int64)
+                tensors["token_ids"] = np.array(known, dtype=np.int64)
             complete = frozenset() if self._is_first else _FIRST_TENSORS
         made = StageStep.of(step)
         made.tensors, made.complete_tensors = tensors, complete
