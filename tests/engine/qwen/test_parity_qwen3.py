@@ -18,7 +18,7 @@ import torch
 from omni_stage.exchange.reply_form import StructuredText
 from omni_stage.models.component import FinishReason
 from omni_stage.models.edge_stream import EdgeStream
-from support.engines.omni_stages import OmniStages, run_omni_stages
+from support.engines.omni_stages import OmniStages, receive, run_omni_stages
 from support.engines.streams import stage_request
 from support.media.samples import make_image, make_sound
 from support.models.qwen3_chain import check_parity, run_chain, run_streamed, talking
@@ -126,7 +126,7 @@ async def check_each_frame_is_heard_before_the_next(stages: OmniStages) -> None:
     async with aclosing(speaking) as steps, aclosing(sounding) as sounds:
         async for step in steps:
             if "codes" in step.tensors:
-                frames.put({"codes": step.tensors["codes"]})
+                frames.put(receive(step))
                 audio = (await anext(sounds)).audio
                 assert audio is not None
                 heard.append((step.tensors["codes"].shape[0], audio.shape[0]))

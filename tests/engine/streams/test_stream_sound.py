@@ -17,7 +17,7 @@ import torch
 
 from omni_stage.models.component import FinishReason
 from omni_stage.models.edge_stream import EdgeRows, EdgeStream
-from support.engines.omni_stages import Collected, OmniStages, run_omni_stages
+from support.engines.omni_stages import Collected, OmniStages, receive, run_omni_stages
 from support.engines.streams import collect, stage_request
 from support.models.reference import ReferencePrompt
 from support.processes.polling import until
@@ -108,7 +108,7 @@ async def test_first_sound_before_the_talkers_last_code(stages: OmniStages) -> N
             async for step in steps:
                 spoken.add(step)
                 order.append("code")
-                codes.put(step.tensors)
+                codes.put(receive(step))
         codes.end()
         return spoken
 

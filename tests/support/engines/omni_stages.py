@@ -66,6 +66,11 @@ def stage_config(
     )
 
 
+def receive(step: StageStep) -> dict[str, torch.Tensor]:
+    """Returns the step's tensors as the downstream stage gets them: all of them as torch tensors."""
+    return {name: join_torch([rows]) for name, rows in step.tensors.items()}
+
+
 @dataclass
 class Collected:
     """Everything that a stage returned for one request."""
@@ -82,9 +87,8 @@ class Collected:
         self.text += step.text
         self.token_ids += step.token_ids
         self.prompt_token_ids = self.prompt_token_ids or step.prompt_token_ids
-        for name, rows in step.tensors.items():
+        for name, rows in receive(step).items():
             known = self.tensors.get(name)
-            rows = join_torch([rows])
             self.tensors[name] = rows if known is None else torch.cat([known, rows])
         if step.audio is not None:
             self.audio = torch.cat([self.audio, join_torch([step.audio])])

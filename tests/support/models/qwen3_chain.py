@@ -11,7 +11,7 @@ import torch
 
 from omni_stage.models.component import UserPrompt
 from omni_stage.models.edge_stream import EdgeStream
-from support.engines.omni_stages import SOUND_TOLERANCE, Collected, OmniStages
+from support.engines.omni_stages import SOUND_TOLERANCE, Collected, OmniStages, receive
 from support.engines.streams import stage_request
 from support.models.reference import ReferencePrompt
 from support.models.reference_qwen3 import Qwen3Reference, Qwen3Settings
@@ -41,7 +41,7 @@ async def run_streamed(stages: OmniStages, prompt: ReferencePrompt, settings: Qw
             async for step in steps:
                 collected.add(step)
                 if below is not None:
-                    below.put(step.tensors, step.complete_tensors)
+                    below.put(receive(step), step.complete_tensors)
         if below is not None:
             below.end()
         return collected
