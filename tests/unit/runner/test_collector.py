@@ -9,7 +9,7 @@ import pytest
 
 @pytest.mark.parametrize("run", ["after the imports", "after an engine's end"])
 def test_imported_objects_are_left_out(run: str) -> None:
-    """The first run ends as an engine does. Before the second, tests/conftest.py freezes again."""
+    """The first run ends as an engine does, which changes nothing for the second."""
     assert gc.isenabled()
     assert gc.get_freeze_count() > 10_000, run
     gc.unfreeze()

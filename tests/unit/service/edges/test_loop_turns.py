@@ -48,9 +48,9 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[Turns]:
         run(handle)
         found.taken.append((time.thread_time() - began, repr(handle)))
 
-    # As in the stage server, the garbage collector must not scan imported objects again and again.
+    # As in the stage server, the garbage collector must not scan imported objects again and again. Those that exist
+    # when the tests begin are frozen already (tests/conftest.py).
     gc.collect()
-    gc.freeze()
     monkeypatch.setattr(asyncio.Handle, "_run", timed)
     yield found
     monkeypatch.undo()
