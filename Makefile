@@ -25,7 +25,7 @@ coverage: setup controlplane ## Run the tests of `make test` with coverage, in t
 	@$(RUN_TESTS) --cov --cov-report=
 	@$(PY) scripts/check_coverage.py test-logs
 
-controlplane: setup ## Build etcd, the API server, controllers, kwok and helm for the tests (once, about 9 minutes)
+controlplane: setup ## Build etcd, the API server, controllers, kwok and helm for the tests (once, 9 to 16 minutes)
 	@PYTHONPATH=tests $(PY) -m support.controlplane.binaries >/dev/null
 
 images: ## Build the images of the operator and of CPU stages with docker, podman or buildah (TARGETS=stage-gpu: of GPU stages)
@@ -50,7 +50,7 @@ full: coverage ## Run all that takes too long for `make test`: coverage, long te
 mutations: setup ## Break thirty behaviours, one at a time, and check that the unit tests notice (about half an hour)
 	@PYTHONPATH=tests $(PY) -m mutation
 
-test-unit: setup ## Run only the tests without real engines and server processes (two minutes)
+test-unit: setup ## Run only the tests without real engines and server processes (two to four minutes)
 	@PYTHONPATH=tests $(PY) -m runner --logs test-logs --only unit-stage --only unit-models --only unit -- -p no:cacheprovider
 
 lint: setup ## Check code with ruff, the layers of imports, the Dockerfile, and that prose uses standard words
