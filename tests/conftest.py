@@ -25,7 +25,7 @@ import pytest
 
 # Importing vLLM leaves 700,000 objects, which live until the process ends. A collection that looks at all of them takes
 # 0.4 s of CPU, and vLLM asks for several at each start and end of an engine. So nothing is collected while test modules
-# are imported, and the hooks below leave the imported objects out of later collections.
+# are imported, and the hook below leaves the imported objects out of later collections.
 gc.disable()
 
 

@@ -56,17 +56,6 @@ def join(arrays: Sequence[Array]) -> Array:
     return torch.cat(cast("list[torch.Tensor]", list(arrays)))
 
 
-def join_torch(arrays: Sequence[Array]) -> torch.Tensor:
-    """Returns one torch tensor with the rows of all arrays, which shares the memory of a single array.
-
-    The arrays must all be torch tensors, or all numpy arrays that hold no bits of bfloat16.
-    """
-    import torch
-
-    joined = join(arrays)
-    return torch.from_numpy(joined) if isinstance(joined, np.ndarray) else joined
-
-
 def view_bytes(array: Array) -> memoryview:
     """Returns the array's bytes, contiguous and little-endian. An array that already has this form is not copied."""
     little = _to_little(array)

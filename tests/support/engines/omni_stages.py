@@ -24,7 +24,6 @@ from omni_proto.stage_config import (
 from omni_stage.engine.factory import build_stage_engine
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.engine.requests.sampling import resolve_sampling
-from omni_stage.exchange.arrays import join_torch
 from omni_stage.models.component import EdgeInput, FinishReason, StageRequest, StageStep, UserPrompt
 from support.models.reference import Reference, ReferencePrompt, ReferenceSettings
 from support.processes.stage_processes import STAGES
@@ -68,7 +67,7 @@ def stage_config(
 
 def receive(step: StageStep) -> dict[str, torch.Tensor]:
     """Returns the step's tensors as the downstream stage gets them: all of them as torch tensors."""
-    return {name: join_torch([rows]) for name, rows in step.tensors.items()}
+    return {name: torch.as_tensor(rows) for name, rows in step.tensors.items()}
 
 
 @dataclass
@@ -91,7 +90,7 @@ class Collected:
             known = self.tensors.get(name)
             self.tensors[name] = rows if known is None else torch.cat([known, rows])
         if step.audio is not None:
-            self.audio = torch.cat([self.audio, join_torch([step.audio])])
+            self.audio = torch.cat([self.audio, step.audio])
         self.finish_reason = step.finish_reason or self.finish_reason
 
 

@@ -14,7 +14,6 @@ from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_stage.engine.factory import build_stage_engine
 from omni_stage.engine.requests.sampling import resolve_sampling
 from omni_stage.errors import InvalidRequestError
-from omni_stage.exchange.arrays import Array, join_torch
 from omni_stage.models.component import EdgeInput, FinishReason, StageRequest, UserPrompt
 
 if TYPE_CHECKING:
@@ -75,8 +74,8 @@ class StageLLM:
             want_tensors=want_tensors,
         )
         result = StageResult(sample_rate_hz=component.facts.sample_rate_hz)
-        pieces: dict[str, list[Array]] = {}
-        audio: list[Array] = []
+        pieces: dict[str, list[torch.Tensor]] = {}
+        audio: list[torch.Tensor] = []
         text: list[str] = []
         async with aclosing(self.engine.generate(request)) as steps:
             async for step in steps:
@@ -84,16 +83,16 @@ class StageLLM:
                 result.token_ids.extend(step.token_ids)
                 result.prompt_token_ids.extend(step.prompt_token_ids or ())
                 for name, tensor in step.tensors.items():
-                    pieces.setdefault(name, []).append(tensor)
+                    pieces.setdefault(name, []).append(torch.as_tensor(tensor))
                 if step.audio is not None:
-                    audio.append(step.audio)
+                    audio.append(torch.as_tensor(step.audio))
                 if step.finish_reason is not None:
                     result = replace(result, finish_reason=step.finish_reason, stop_reason=step.stop_reason)
         return replace(
             result,
             text="".join(text),
-            tensors={name: join_torch(group) for name, group in pieces.items()},
-            audio=join_torch(audio) if audio else None,
+            tensors={name: torch.cat(group) for name, group in pieces.items()},
+            audio=torch.cat(audio) if audio else None,
         )
 
     async def shutdown(self) -> None:
