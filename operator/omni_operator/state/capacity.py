@@ -9,17 +9,23 @@ from typing import Any, Final
 
 from omni_kube.objects import Manifest, find_condition, is_terminating, parse_time, value_at
 from omni_operator.state.live import LOST_POD_SLACK, LiveStage
+from omni_operator.state.wordings import SCHEDULER, find_wording
 
 QUOTA: Final = re.compile(r"exceeded quota: (?P<quota>[^,\s]+), requested: (?P<requested>\S+?), used:")
 """The part of a refusal that names the quota, and what a pod requested of it."""
-_LACKING: Final = re.compile(r"Insufficient |Too many pods")
+_NODES: Final = re.compile(
+    r"\d+/\d+ nodes are available: (?P<why>.*?)(?:\. preemption: .*|\. no new claims .*)?\.?\Z", re.DOTALL
+)
+_NEXT_REASON: Final = re.compile(r", (?=\d+ )")
+_NODE_COUNT: Final = re.compile(r"^\d+ ")
 
 
 def lacks_capacity(stage: LiveStage) -> bool:
     """Returns whether a pod of the stage does not fit: no node has the resources, or the quota is used up."""
     if any(QUOTA.search(message) for message in refusals(stage)):
         return True
-    return any(_LACKING.search(unschedulable(pod) or "") for pod in stage.pods if not is_terminating(pod))
+    parts = [part for pod in stage.pods if not is_terminating(pod) for part in split_scheduling(unschedulable(pod))]
+    return any(row.capacity for part in parts if (row := find_wording(SCHEDULER, part)) is not None)
 
 
 def lost_capacity_at(stage: LiveStage) -> datetime | None:
@@ -50,6 +56,15 @@ def unschedulable(pod: Manifest) -> str | None:
     if condition is None or condition.get("status") != "False" or pod["spec"].get("nodeName"):
         return None
     return str(condition.get("message", "") or condition.get("reason", "")) if _is_stuck(condition) else None
+
+
+def split_scheduling(message: str | None) -> list[str]:
+    """Returns the scheduler's reasons, sorted, without the numbers of nodes, which change with the cluster."""
+    if not message:
+        return []
+    match = _NODES.search(message)
+    why = message if match is None else match["why"]
+    return sorted({_NODE_COUNT.sub("", part.strip()) for part in _NEXT_REASON.split(why)})
 
 
 def _failures(stage: LiveStage) -> list[Mapping[str, Any]]:

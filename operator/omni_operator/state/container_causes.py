@@ -6,21 +6,37 @@ waiting, running and terminated, and counts restarts. So messages contain only w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from omni_kube.objects import Manifest
+from omni_operator.names import FETCH_CONTAINER, STAGE_CONTAINER
 from omni_operator.reasons import Reason
+from omni_operator.state.wordings import PULLS, STARTS, find_wording
 from omni_proto.pod_contract import ExitCode, TerminationReason, parse_termination
 
 _STOPPED_FROM_OUTSIDE: Final = frozenset({ExitCode.DRAINED, 137, ExitCode.ABORTED})
 """Exit codes after a signal from kubelet: drained after SIGTERM, killed, and aborted. A second SIGTERM aborts a drain;
 the first SIGTERM aborts a download."""
 _PULL_FAILURES: Final = frozenset(
-    {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "RegistryUnavailable", "ImageInspectError"}
+    {
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "ErrImageNeverPull",
+        "RegistryUnavailable",
+        "ImageInspectError",
+        "SignatureValidationFailed",
+    }
 )
-_START_FAILURES: Final = frozenset({"CreateContainerError", "RunContainerError", "StartError", "PostStartHookError"})
+"""Of pkg/kubelet/images/types.go and cri-api/pkg/errors/errors.go."""
+_STARTING: Final = frozenset({"ContainerCreating", "PodInitializing", "CrashLoopBackOff", ""})
+"""Reasons of a container that waits and has no failure of its own: the failure, if any, is in its last state."""
+_OWN: Final = (STAGE_CONTAINER, FETCH_CONTAINER)
+_CORRECT_FOREIGN: Final = "correct the webhook or policy that adds the container"
+_DESCRIBE: Final = "see kubectl describe pod"
+_CONTAINER_ID: Final = re.compile(r"\b[0-9a-f]{12,}\b")
 _MAX_DETAIL: Final = 600
 _MAX_FOREIGN_DETAIL: Final = 200
 
@@ -44,6 +60,7 @@ def find_container_cause(spec: Manifest, status: Mapping[str, Any], init: bool) 
 
     spec is the container in the pod's spec, status its entry in containerStatuses or initContainerStatuses.
     """
+    spec = {"name": status.get("name", ""), **spec}
     state = status.get("state") or {}
     waiting = state.get("waiting")
     if waiting is not None:
@@ -73,51 +90,62 @@ def shorten_termination(text: str) -> tuple[str, str, str]:
 
 
 def _waiting_cause(spec: Manifest, reason: str, message: str) -> Cause | None:
-    image = spec.get("image", "")
+    image, name = spec.get("image", ""), spec["name"]
+    if reason in _STARTING:
+        return None
     if reason == "InvalidImageName":
-        return Cause(Reason.INVALID_IMAGE_NAME, f"image {image!r} is not a valid image name; correct image in the spec")
+        remedy = "correct image in the spec" if name in _OWN else _CORRECT_FOREIGN
+        return Cause(
+            Reason.INVALID_IMAGE_NAME, f"image {image!r}{_whose_image(name)} is not a valid image name; {remedy}"
+        )
     if reason in _PULL_FAILURES:
-        return Cause(
-            Reason.IMAGE_PULL_BACK_OFF,
-            f"image {image} cannot be pulled{_pull_detail(message)}; check its name and tag, imagePullSecrets, and "
-            "whether nodes reach the registry",
-        )
-    if reason == "CreateContainerConfigError":
-        return Cause(
-            Reason.MISSING_REFERENCE,
-            f"a container cannot be configured: {_short(message)}; create what is missing, or correct the reference",
-        )
-    if reason in _START_FAILURES:
-        return Cause(
-            Reason.CONTAINER_NOT_STARTED,
-            f"container {spec.get('name', '')} cannot be started ({reason}); see kubectl describe pod",
-        )
-    return None
+        why = _describe_pull(image, message, reason)
+        return Cause(Reason.IMAGE_PULL_BACK_OFF, f"image {image}{_whose_image(name)} cannot be pulled{why}")
+    row = find_wording(STARTS, message)
+    said = f": {_short(_CONTAINER_ID.sub('ID', message))}" if message else ""
+    return Cause(
+        (row and row.reason) or Reason.CONTAINER_NOT_STARTED,
+        f"container {_whose(name)} cannot be started ({reason}){said}; {row.remedy if row else _DESCRIBE}",
+    )
 
 
-def _pull_detail(message: str) -> str:
-    """Returns in a few words, in parentheses, why the pull failed, if the message shows it.
+def _whose(name: str) -> str:
+    """Returns a container's name, with a note if it is not the operator's, such as a sidecar that a webhook adds."""
+    return name if name in _OWN else f"{name}, which the operator did not add,"
 
-    Each container runtime words the message differently.
-    """
-    text = message.lower()
-    for word, detail in (
-        ("not found", "no such image"),
-        ("manifest unknown", "no such image"),
-        ("unauthorized", "access refused"),
-        ("denied", "access refused"),
-        ("forbidden", "access refused"),
-        ("no such host", "the registry's name is unknown"),
-        ("connection refused", "the registry does not answer"),
-        ("timeout", "the registry does not answer"),
-    ):
-        if word in text:
-            return f" ({detail})"
-    return ""
+
+def _whose_image(name: str) -> str:
+    return "" if name in _OWN else f" of container {_whose(name)}"
+
+
+def _describe_pull(image: str, message: str, reason: str) -> str:
+    """Returns why an image cannot be pulled, and what to do. Each container runtime words the message differently."""
+    registry, repository = _split_image(image)
+    # Names may contain any word, such as "denied".
+    text = re.sub(rf"\S*{re.escape(repository)}\S*", "", message)
+    if registry:
+        text = text.replace(registry, "")
+    row = find_wording(PULLS, f"{text} {reason}")
+    if row is not None:
+        return f" ({row.detail}); {row.remedy}"
+    if text.strip(' "') and "Back-off pulling image" not in message:
+        return f": {_short(message)}"
+    return "; check its name and tag, imagePullSecrets, and whether nodes reach the registry"
+
+
+def _split_image(image: str) -> tuple[str, str]:
+    """Returns registry and repository of an image; the registry is empty if the name has none."""
+    name = image.partition("@")[0]
+    head, slash, tail = name.partition("/")
+    has_registry = bool(slash) and (any(mark in head for mark in ".:") or head == "localhost")
+    path = tail if has_registry else name
+    return (head if has_registry else ""), path.rpartition(":")[0] or path
 
 
 def _ended_cause(spec: Manifest, ended: Mapping[str, Any]) -> Cause:
-    name, code = spec.get("name", ""), int(ended.get("exitCode", 0))
+    name, code = spec["name"], int(ended.get("exitCode", 0))
+    if name not in _OWN:
+        return _foreign_end(name, ended)
     if ended.get("reason") == "OOMKilled":
         limit = ((spec.get("resources") or {}).get("limits") or {}).get("memory", "its limit")
         return Cause(
@@ -146,6 +174,18 @@ def _ended_cause(spec: Manifest, ended: Mapping[str, Any]) -> Cause:
     return Cause(
         Reason.CRASH_LOOP_BACK_OFF,
         f"container {name} ends with exit code {code}{said}{where}; see kubectl logs --previous",
+    )
+
+
+def _foreign_end(name: str, ended: Mapping[str, Any]) -> Cause:
+    """Returns the cause of a container that is not the operator's: its exit codes and messages have other meanings."""
+    message = " ".join(str(ended.get("message", "")).split())[:_MAX_FOREIGN_DETAIL]
+    said = f": {message}" if message else ""
+    memory = ended.get("reason") == "OOMKilled"
+    how = "used more memory than its limit" if memory else f"ends with exit code {int(ended.get('exitCode', 0))}{said}"
+    return Cause(
+        Reason.OOM_KILLED if memory else Reason.CRASH_LOOP_BACK_OFF,
+        f"container {_whose(name)} {how}; see kubectl logs POD -c {name} --previous; {_CORRECT_FOREIGN}",
     )
 
 

@@ -14,13 +14,17 @@ from typing import Final
 
 from omni_kube.objects import Manifest, find_condition, is_terminating, parse_time, value_at
 from omni_operator.reasons import Reason
-from omni_operator.state.capacity import QUOTA, lost_capacity_at, refusals, unschedulable
+from omni_operator.state.capacity import QUOTA, lost_capacity_at, refusals, split_scheduling, unschedulable
 from omni_operator.state.container_causes import Cause, find_container_cause
 from omni_operator.state.live import LiveStage
+from omni_operator.state.wordings import ENDS, REFUSALS, SCHEDULER, Wording, find_wording
 from omni_proto.pipeline import GPU_RESOURCES
 
 SLOW_SETUP: Final = timedelta(minutes=2)
 """How long the setup of a pod's volumes and network may take before it counts as a failure."""
+NODE_WAIT: Final = timedelta(minutes=15)
+"""How long a pod that no more capacity would help may wait for a node, e.g. for an autoscaler's first node of a kind,
+before it counts as a failure."""
 _MAX_DETAIL: Final = 600
 
 _CORRECTED_BY_HAND: Final = (
@@ -57,10 +61,6 @@ _RANKS: Final = (
 
 # The message may begin with the name of the pod that was not created, which is different at each attempt.
 _FORBIDDEN: Final = re.compile(r'(?:[Pp]ods? "[^"]*" is (?:forbidden|invalid): )?(?P<why>.*)', re.DOTALL)
-_NODES: Final = re.compile(
-    r"\d+/\d+ nodes are available: (?P<why>.*?)(?:\. preemption: .*|\. no new claims .*)?\.?\Z", re.DOTALL
-)
-_NODE_COUNT: Final = re.compile(r"^\d+ ")
 
 
 def find_cause(stage: LiveStage, now: datetime) -> Cause | None:
@@ -79,6 +79,7 @@ def needs_correction(stage: LiveStage, now: datetime) -> bool:
 def next_check(stage: LiveStage, now: datetime) -> datetime | None:
     """Returns the time at which a cause may appear without an event, because a time limit passes; None if none can."""
     times = [since + SLOW_SETUP for pod in stage.pods if (since := _in_setup_since(pod)) is not None]
+    times += [since + NODE_WAIT for pod in stage.pods if (since := _misplaced_since(pod)) is not None]
     times += [*_deadlines(stage), *(time for time in (lost_capacity_at(stage),) if time is not None)]
     return min((time for time in times if time > now), default=None)
 
@@ -157,17 +158,17 @@ def _refusal_cause(message: str) -> Cause:
             "replicas",
         )
     match = _FORBIDDEN.fullmatch(message)
+    why = match["why"] if match else message
     return Cause(
         Reason.PODS_REFUSED,
-        f"the API server refuses to create pods: {_short(match['why'] if match else message)}; change the policy or "
-        "the spec",
+        f"the API server refuses to create pods: {_short(why)}{_remedy(find_wording(REFUSALS, why))}",
     )
 
 
 def _pod_causes(pod: Manifest, now: datetime) -> Iterator[Cause]:
     message = unschedulable(pod)
     if message is not None:
-        yield _scheduling_cause(pod, message)
+        yield _scheduling_cause(pod, message, now)
         return
     spec, status = pod["spec"], pod.get("status") or {}
     found = False
@@ -213,40 +214,46 @@ def _readiness_causes(pod: Manifest) -> Iterator[Cause]:
             )
 
 
-def _scheduling_cause(pod: Manifest, message: str) -> Cause:
-    if "persistentvolumeclaim" in message.lower():
-        return Cause(
-            Reason.VOLUME_NOT_BOUND,
-            f"{_short(_without_counts(message))}; see kubectl get pvc: create the claim or what it waits for",
-            hard="not found" in message,
-        )
-    gpus = count_gpus(pod)
+def _scheduling_cause(pod: Manifest, message: str, now: datetime) -> Cause:
+    parts, rows = split_scheduling(message), _placement_rows(message)
+    reasons = {row.reason if row else None for row in rows}
+    reason = (reasons.pop() if len(reasons) == 1 else None) or Reason.UNSCHEDULABLE
+    gpus = count_gpus(pod) if any(f"Insufficient {name}" in parts for name in GPU_RESOURCES) else 0
     wants = f" with {gpus} free GPU{'s' if gpus > 1 else ''}" if gpus else ""
+    waits = reason is Reason.VOLUME_NOT_BOUND or any(row and row.patient for row in rows)
+    since = _misplaced_since(pod)
     return Cause(
-        Reason.UNSCHEDULABLE,
-        f"no node{wants} for a pod: {_short(_without_counts(message))}; add nodes, or lower resources or replicas",
-        hard=False,
+        reason,
+        ("" if waits else f"no node{wants} for a pod: ") + _short(", ".join(parts)) + _remedy(*rows),
+        hard=any(row and row.hard for row in rows) or (since is not None and since + NODE_WAIT <= now),
     )
 
 
-def _without_counts(message: str) -> str:
-    """Returns the scheduler's reasons without the numbers of nodes, which change with the cluster."""
-    match = _NODES.search(message)
-    if match is None:
-        return message
-    reasons = {_NODE_COUNT.sub("", part.strip()) for part in match["why"].split(", ")}
-    return ", ".join(sorted(reasons))
+def _placement_rows(message: str | None) -> list[Wording | None]:
+    """Returns the meanings of the scheduler's reasons. Each is of some nodes, and only a person knows which nodes are
+    meant for the pod: tainted nodes may be those of the control plane."""
+    return [find_wording(SCHEDULER, part) for part in split_scheduling(message)]
+
+
+def _misplaced_since(pod: Manifest) -> datetime | None:
+    """Returns since when a pod fits no node for reasons that free capacity would not change; None if it does not."""
+    rows = _placement_rows(unschedulable(pod))
+    if is_terminating(pod) or not rows or any(row is None or row.capacity or row.patient for row in rows):
+        return None
+    since = (find_condition(pod, "PodScheduled") or {}).get("lastTransitionTime")
+    return None if since is None else parse_time(str(since))
+
+
+def _remedy(*rows: Wording | None) -> str:
+    return "".join(f"; {remedy}" for remedy in dict.fromkeys(row.remedy for row in rows if row is not None))
 
 
 def _ended_pod_cause(pod: Manifest) -> Cause | None:
     status = pod.get("status") or {}
     if status.get("phase") != "Failed" or not status.get("reason"):
         return None
-    return Cause(
-        Reason.EVICTED,
-        f"pods are ended by their node ({status['reason']}): {_short(str(status.get('message', '')))}; set requests "
-        "that fit, or priorityClassName",
-    )
+    said = f"{status['reason']}: {_short(str(status.get('message', '')))}"
+    return Cause(Reason.EVICTED, f"pods are ended by their node ({said}){_remedy(find_wording(ENDS, said))}")
 
 
 def _in_setup_since(pod: Manifest) -> datetime | None:
