@@ -15,19 +15,19 @@ def validate(pipeline_file: PipelineFile) -> None:
     """Check a pipeline file, offline. Prints all problems; the exit code is 1 if there is one.
 
     Components that are not built in cause only a warning, because an image of your own may contain them. The command
-    also warns about edges without `mode` that could stream, and about aliases of voices that the published checkpoints
-    lack.
+    also warns about devices that do not count as GPUs, edges without `mode` that could stream, and aliases of voices
+    that the published checkpoints lack.
 
     \b
     Example:
       omnipipe validate manifests/samples/qwen25-omni.yaml
     """
     from omni_proto.pipeline import order_stages
-    from omni_proto.pipeline.rules.component_checks import list_late_edges, list_unknown_components, list_unknown_voices
+    from omni_proto.pipeline.rules.component_checks import list_late_edges, list_unknown_voices, list_warnings
 
     pipeline = read_pipeline(pipeline_file)
     for warning in (
-        *list_unknown_components(pipeline),
+        *list_warnings(pipeline),
         *list_late_edges(pipeline),
         *list_unknown_voices(pipeline),
     ):

@@ -20,6 +20,7 @@ from omni_proto.pipeline.components import (
 )
 from omni_proto.pipeline.problems import Problem
 from omni_proto.pipeline.rules.components import list_edges
+from omni_proto.pipeline.types.kubernetes import GPU_RESOURCES
 from omni_proto.pipeline.types.resource import OmniPipeline, Stage
 from omni_proto.stage_config import EdgeMode, Timeouts
 
@@ -33,6 +34,25 @@ def check_components(pipeline: OmniPipeline) -> list[Problem]:
             problems += _check_stage(pipeline, stage, f"spec.stages[{index}]", own, facts)
         problems += _check_edge(pipeline, stage, f"spec.stages[{index}]", facts)
     return problems
+
+
+def list_warnings(pipeline: OmniPipeline) -> list[Problem]:
+    """Returns a warning for each field that is probably a mistake, but may be right with an image of the user's own."""
+    return [*list_unknown_components(pipeline), *list_uncounted_devices(pipeline)]
+
+
+def list_uncounted_devices(pipeline: OmniPipeline) -> list[Problem]:
+    """Returns a warning for each device of a stage that does not count as a GPU: nothing is derived from it."""
+    return [
+        Problem(
+            f"spec.stages[{index}].resources.limits[{name}]",
+            f"the stage gets the device, but it does not count as a GPU: the stage is treated as one on CPUs (image, "
+            f"start limits, memory); GPUs that count are {' and '.join(GPU_RESOURCES)}",
+        )
+        for index, stage in enumerate(pipeline.spec.stages)
+        for name in stage.resources.limits
+        if "/" in name and name not in GPU_RESOURCES
+    ]
 
 
 def list_unknown_components(pipeline: OmniPipeline) -> list[Problem]:

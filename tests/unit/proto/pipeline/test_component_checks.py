@@ -16,6 +16,7 @@ from omni_proto.pipeline.rules.component_checks import (
     list_late_edges,
     list_unknown_components,
     list_unknown_voices,
+    list_warnings,
 )
 from support.specs.odd_components import ODD_COMPONENTS_BAD, ODD_COMPONENTS_GOOD
 from support.specs.spec_edits import edit
@@ -62,6 +63,31 @@ def test_a_component_that_is_not_built_in_is_a_warning() -> None:
         "does not start; did you mean qwen2_5_omni/thinker?"
     )
     assert list_unknown_components(parse_pipeline(json.dumps(make()))) == []
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("generic/llmm", "generic/llm"),
+        ("generic/llms", "generic/llm"),
+        ("qwen25_omni/talker", "qwen2_5_omni/talker"),
+        ("qwen2_5_omni/token2wave", "qwen2_5_omni/token2wav"),
+        ("qwen3omni/code2wav", "qwen3_omni/code2wav"),
+    ],
+)
+def test_a_mistyped_component_has_a_suggestion(written: str, meant: str) -> None:
+    resource = make()
+    resource["spec"]["stages"][0]["component"] = written
+    assert f"did you mean {meant}?" in str(list_warnings(parse_pipeline(json.dumps(resource)))[0])
+
+
+@pytest.mark.parametrize("name", ["nvidia.com/mig-1g.10gb", "nvidia.com/gpu.shared", "gpu.intel.com/i915"])
+def test_a_device_that_does_not_count_as_a_gpu_causes_a_warning(name: str) -> None:
+    resource = make()
+    resource["spec"]["stages"][0]["resources"] = {"limits": {name: 1, "memory": "8Gi"}}
+    (warning,) = list_warnings(parse_pipeline(json.dumps(resource)))
+    assert warning.field == f"spec.stages[0].resources.limits[{name}]"
+    assert "does not count as a GPU" in warning.message
 
 
 @pytest.mark.parametrize(
