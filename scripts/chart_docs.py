@@ -1,11 +1,13 @@
-"""Generates files of helm/omnipipeline: values.schema.json and README.md from values.yaml, and copies of the CRD and
-the operator's RBAC rules from manifests/.
+"""Generates files of helm/omnipipeline: values.schema.json, README.md and files/defaults.json from values.yaml, and
+copies of the CRD and the operator's RBAC rules from manifests/.
 
 Comments in values.yaml describe each value. `# -- TEXT` before a value is its description. Rules for the schema may
-follow: `# @enum A B` lists the allowed words, `# @min N` gives the smallest number, `# @pattern REGEX` restricts a
-string, `# @items string|integer|object|REGEX` restricts the items of a list, and `# @values string` restricts the
-values of a map. Types come from the defaults. A map with a description may have any keys; a map without one may have
-only the keys in values.yaml. `--check` writes nothing and fails if a file is stale.
+follow: `# @enum A B` lists the allowed words, `# @min N` and `# @max N` bound a number, `# @pattern REGEX` restricts a
+string, `# @items string|integer|object|REGEX` restricts the items of a list, and `# @map labels|annotations` restricts
+the keys and values of a map. `# @setting NAME` takes the bounds from the operator's setting of that name, so that Helm
+refuses what would end the program; `# @setting gateway` takes the whole schema from the gateway's settings. Types come
+from the defaults. Helm removes values that are null before it reads the schema. A map with a description may have any keys; a map
+without one may have only the keys in values.yaml. `--check` writes nothing and fails if a file is stale.
 """
 
 from __future__ import annotations
@@ -20,10 +22,17 @@ from typing import Any
 
 import yaml
 
+from omni_gateway.settings import GatewaySettings
+from omni_operator.process.settings import describe_bounds
+
 ROOT = Path(__file__).resolve().parents[1]
 CHART = ROOT / "helm" / "omnipipeline"
 MANIFESTS = ROOT / "manifests"
 _KEY = re.compile(r"^(?P<indent> *)(?P<key>[A-Za-z][A-Za-z0-9]*):")
+_LABEL_KEY = r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?$"
+_LABEL = r"^([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?$"
+_NOT_IN_CLUSTERS = ("keysFile", "entryCa", "entryCertificate", "entryKey", "modelAliases")
+"""Settings of a gateway that the chart sets itself, or that a gateway in a cluster refuses."""
 _TYPES: tuple[tuple[type, str], ...] = ((bool, "boolean"), (int, "integer"), (str, "string"), (list, "array"))
 
 
@@ -61,16 +70,47 @@ def _read_rule(tag: str, rest: str) -> dict[str, Any]:
             return {"enum": rest.split()}
         case "@min":
             return {"minimum": int(rest)}
+        case "@max":
+            return {"maximum": int(rest)}
+        case "@setting" if rest == "gateway":
+            return describe_gateway_settings()
+        case "@setting":
+            return describe_bounds(rest)
         case "@pattern":
             return {"pattern": rest}
         case "@items" if rest in ("string", "integer", "object"):
             return {"items": {"type": rest}}
         case "@items":
             return {"items": {"type": "string", "pattern": rest}, "uniqueItems": True}
-        case "@values":
-            return {"additionalProperties": {"type": rest}}
+        case "@map":
+            value = {"type": ["string", "null"]} | ({"pattern": _LABEL} if rest == "labels" else {})
+            return {"patternProperties": {_LABEL_KEY: value}, "additionalProperties": False}
         case _:
             raise SystemExit(f"values.yaml: unknown tag {tag}")
+
+
+def describe_gateway_settings() -> dict[str, Any]:
+    """Returns the JSON schema of the gateway's settings in a cluster, without references and descriptions."""
+    schema = GatewaySettings.model_json_schema(by_alias=True)
+    settings = _simplify(schema, schema["$defs"])
+    for name in _NOT_IN_CLUSTERS:
+        del settings["properties"][name]
+    return {key: settings[key] for key in ("additionalProperties", "properties")}
+
+
+def _simplify(schema: Any, definitions: dict[str, Any]) -> Any:
+    if isinstance(schema, list):
+        return [_simplify(part, definitions) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _simplify(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    properties = {name: _simplify(part, definitions) for name, part in schema.get("properties", {}).items()}
+    kept = {key: part for key, part in schema.items() if key not in ("title", "description", "default", "$defs")}
+    simple = {key: _simplify(part, definitions) for key, part in kept.items() if key != "properties"}
+    if isinstance(simple.get("type"), str):
+        simple["type"] = [simple["type"], "null"]
+    return simple | ({"properties": properties} if properties else {})
 
 
 def read_notes(text: str) -> dict[str, Notes]:
@@ -100,16 +140,25 @@ def build_schema(values: dict[str, Any], notes: dict[str, Notes], prefix: str = 
         if isinstance(value, dict) and not note.description:
             properties[key] = build_schema(value, notes, f"{path}.")
             continue
-        found: dict[str, Any] = {"type": "object"} if isinstance(value, dict) else {}
-        found |= next(({"type": name} for kind, name in _TYPES if isinstance(value, kind)), {})
-        found |= {"description": note.description} if note.description else {}
-        properties[key] = found | note.rules
+        kind = "object" if isinstance(value, dict) else next(name for type_, name in _TYPES if isinstance(value, type_))
+        properties[key] = {"type": kind, "description": note.description} | note.rules
     schema = {"type": "object", "additionalProperties": False, "properties": properties}
     if prefix:
         return schema
     # Helm copies the `global` values of a parent chart into every subchart.
     properties["global"] = {"type": "object"}
     return {"$schema": "https://json-schema.org/draft-07/schema#", **schema}
+
+
+def list_defaults(values: dict[str, Any], notes: dict[str, Notes], prefix: str = "") -> dict[str, Any]:
+    """Returns the values without lists and maps of any keys, which have no defaults that a template depends on."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict) and not notes[f"{prefix}{key}"].description:
+            found[key] = list_defaults(value, notes, f"{prefix}{key}.")
+        elif not isinstance(value, dict | list):
+            found[key] = value
+    return found
 
 
 def list_values(values: dict[str, Any], notes: dict[str, Notes], prefix: str = "") -> Iterator[tuple[str, Any, Notes]]:
@@ -161,6 +210,7 @@ def render() -> dict[Path, str]:
         raise SystemExit(f"values.yaml: no description (`# -- ...`) of {', '.join(missing)}")
     return {
         CHART / "values.schema.json": json.dumps(build_schema(values, notes), indent=2) + "\n",
+        CHART / "files" / "defaults.json": json.dumps(list_defaults(values, notes), indent=2) + "\n",
         CHART / "README.md": build_readme(values, notes, chart),
         CHART / "files" / "crd.yaml": (MANIFESTS / "crd" / "omnipipelines.yaml").read_text(),
         CHART / "files" / "operator-rules.yaml": read_operator_rules((MANIFESTS / "rbac" / "cluster.yaml").read_text()),

@@ -1,10 +1,47 @@
+{{/* Makes null mean "not set" for every value, in .Values itself: removes keys that are null, and gives keys that are missing their
+defaults. Helm removes a key that is null, so templates would otherwise fail on a missing section. Every template includes this first. */}}
+{{- define "omnipipeline.defaults" -}}
+{{- include "omnipipeline.removeNulls" .Values }}
+{{- include "omnipipeline.fill" (list .Values (.Files.Get "files/defaults.json" | fromJson)) }}
+{{- end -}}
+
+{{- define "omnipipeline.removeNulls" -}}
+{{- $map := . }}
+{{- range $key, $value := $map }}
+{{- if kindIs "invalid" $value }}{{ $_ := unset $map $key }}
+{{- else if kindIs "map" $value }}{{ include "omnipipeline.removeNulls" $value }}{{ end }}
+{{- end }}
+{{- end -}}
+
+{{- define "omnipipeline.fill" -}}
+{{- $map := index . 0 }}
+{{- range $key, $default := index . 1 }}
+{{- if not (hasKey $map $key) }}{{ $_ := set $map $key $default }}
+{{- else if kindIs "map" $default }}{{ include "omnipipeline.fill" (list (index $map $key) $default) }}{{ end }}
+{{- end }}
+{{- end -}}
+
+{{/* A text as the value of a label: "0.1.0+abc" becomes "0.1.0_abc". */}}
+{{- define "omnipipeline.labelValue" -}}
+{{ regexReplaceAll "[^-A-Za-z0-9_.]" . "_" | trunc 63 | trimAll "-_." }}
+{{- end -}}
+
+{{/* The name of this installation: RELEASE-CHART, or RELEASE if that contains "omnipipeline". The chart's name is its alias if it is a
+dependency with one. Release names and aliases may have letters that names of Services may not; a name that must be changed or
+shortened gets a hash, so that no two installations share it. A Service's name has at most 63 characters, and the longest one here
+ends in -gateway-replicas. */}}
 {{- define "omnipipeline.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride -}}
-{{- else if contains .Chart.Name .Release.Name -}}
-{{- .Release.Name | trunc 52 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 52 | trimSuffix "-" -}}
+{{- $plain := and (eq .Chart.Name "omnipipeline") (contains .Chart.Name .Release.Name) }}
+{{- $wanted := ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) $plain }}
+{{- $name := regexReplaceAll "[^-a-z0-9]" (lower $wanted) "-" | trimAll "-" }}
+{{- if not (regexMatch "^[a-z]" $name) }}{{ $name = printf "o-%s" $name }}{{ end }}
+{{- if or (ne $name $wanted) (gt (len $name) 46) }}
+{{- $name = printf "%s-%s" ($name | trunc 37 | trimSuffix "-") (sha256sum $wanted | trunc 8) }}
+{{- end }}
+{{- $name -}}
 {{- end -}}
 {{- end -}}
 
@@ -13,22 +50,30 @@
 {{ .Release.Namespace }}-{{ include "omnipipeline.fullname" . }}
 {{- end -}}
 
+{{/* Labels that tell installations apart: a release can contain the chart more than once, under aliases. */}}
+{{- define "omnipipeline.installation" -}}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+omnipipeline.io/installation: {{ include "omnipipeline.fullname" . | quote }}
+{{- end -}}
+
 {{- define "omnipipeline.selector" -}}
 app.kubernetes.io/name: omnipipeline-operator
-app.kubernetes.io/instance: {{ .Release.Name }}
+{{ include "omnipipeline.installation" . }}
 {{- end -}}
 
 {{/* Labels of every object: which chart and release it comes from, and commonLabels, which may replace them. */}}
 {{- define "omnipipeline.origin" -}}
-{{- range $part := list "name" "instance" "component" }}
-{{- $key := printf "app.kubernetes.io/%s" $part }}
-{{- if hasKey (default dict $.Values.commonLabels) $key }}
-{{- fail (printf "commonLabels must not contain %s: the chart selects its pods by that label; choose another key" $key) }}
+{{- range $value := list "commonLabels" "podLabels" }}
+{{- range $key := list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" "omnipipeline.io/installation" }}
+{{- if hasKey (default dict (index $.Values $value)) $key }}
+{{- fail (printf "%s must not contain %s: the chart selects its pods by that label; choose another key" $value $key) }}
 {{- end }}
 {{- end }}
-{{- $own := dict "app.kubernetes.io/version" .Chart.AppVersion "app.kubernetes.io/part-of" "omnipipeline" }}
+{{- end }}
+{{- $own := dict "app.kubernetes.io/part-of" "omnipipeline" }}
+{{- $own = set $own "app.kubernetes.io/version" (include "omnipipeline.labelValue" .Chart.AppVersion) }}
 {{- $own = set $own "app.kubernetes.io/managed-by" .Release.Service }}
-{{- $own = set $own "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version) }}
+{{- $own = set $own "helm.sh/chart" (include "omnipipeline.labelValue" (printf "%s-%s" .Chart.Name .Chart.Version)) }}
 {{- toYaml (merge (dict) (default dict .Values.commonLabels) $own) }}
 {{- end -}}
 
@@ -46,7 +91,7 @@ app.kubernetes.io/component: operator
 {{/* Labels of the pod of `helm test`. The operator's labels would make Services and policies select that pod too. */}}
 {{- define "omnipipeline.testSelector" -}}
 app.kubernetes.io/name: omnipipeline-test
-app.kubernetes.io/instance: {{ .Release.Name }}
+{{ include "omnipipeline.installation" . }}
 {{- end -}}
 
 {{- define "omnipipeline.serviceAccountName" -}}
@@ -59,18 +104,17 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if .image.digest -}}
 {{ .image.repository }}@{{ .image.digest }}
 {{- else -}}
-{{ .image.repository }}:{{ default .root.Chart.AppVersion .image.tag }}
+{{ .image.repository }}:{{ default (replace "+" "_" .root.Chart.AppVersion) .image.tag }}
 {{- end -}}
 {{- end -}}
 
-{{/* A Service's name has at most 63 characters, and the longest one here ends in -gateway-replicas. */}}
 {{- define "omnipipeline.gatewayName" -}}
-{{ include "omnipipeline.fullname" . | trunc 46 | trimSuffix "-" }}-gateway
+{{ include "omnipipeline.fullname" . }}-gateway
 {{- end -}}
 
 {{- define "omnipipeline.gatewaySelector" -}}
 app.kubernetes.io/name: omnipipeline-gateway
-app.kubernetes.io/instance: {{ .Release.Name }}
+{{ include "omnipipeline.installation" . }}
 {{- end -}}
 
 {{- define "omnipipeline.gatewayLabels" -}}

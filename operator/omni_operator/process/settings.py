@@ -47,26 +47,32 @@ _Reader: TypeAlias = Callable[[str], object]
 """Parses the text of a setting and returns its value. Raises _WrongValue."""
 
 
-def _number(kind: type[int] | type[float], least: float, most: float, unit: str = "") -> _Reader:
-    def read(text: str) -> float:
+@dataclass(frozen=True, slots=True)
+class _Number:
+    kind: type[int] | type[float]
+    minimum: float
+    maximum: float
+    unit: str = ""
+
+    def __call__(self, text: str) -> float:
         try:
-            value = kind(text)
+            value = self.kind(text)
         except ValueError:
             raise _WrongValue(f"is {text!r}, but must be a number") from None
-        if not least <= value <= most:
-            raise _WrongValue(f"is {value!r}, but must be from {least:.10g} to {most:.10g}{unit}")
+        if not self.minimum <= value <= self.maximum:
+            raise _WrongValue(f"is {value!r}, but must be from {self.minimum:.10g} to {self.maximum:.10g}{self.unit}")
         return value
 
-    return read
 
+@dataclass(frozen=True, slots=True)
+class _Text:
+    form: re.Pattern[str]
+    problem: str
 
-def _text(form: re.Pattern[str], problem: str) -> _Reader:
-    def read(text: str) -> str:
-        if not form.fullmatch(text):
-            raise _WrongValue(f"{text!r} {problem}")
+    def __call__(self, text: str) -> str:
+        if not self.form.fullmatch(text):
+            raise _WrongValue(f"{text!r} {self.problem}")
         return text
-
-    return read
 
 
 def _one_of(*choices: str) -> _Reader:
@@ -79,8 +85,8 @@ def _one_of(*choices: str) -> _Reader:
 
 
 def _namespaces(names: Iterable[str]) -> tuple[str, ...]:
-    read = _text(_DNS_LABEL, "is not a valid namespace")
-    return tuple(dict.fromkeys(str(read(name)) for name in names))
+    read = _Text(_DNS_LABEL, "is not a valid namespace")
+    return tuple(dict.fromkeys(read(name) for name in names))
 
 
 def _split_namespaces(text: str) -> tuple[str, ...]:
@@ -124,16 +130,16 @@ class OperatorSettings:
         "pull policy of stage pods: Always, IfNotPresent or Never; default: Kubernetes' choice by the image's tag",
         _one_of("Always", "IfNotPresent", "Never"),
     )
-    cluster_domain: str = _setting("cluster.local", "DNS domain of the cluster", _text(_DNS_NAME, "is not a domain"))
+    cluster_domain: str = _setting("cluster.local", "DNS domain of the cluster", _Text(_DNS_NAME, "is not a domain"))
     hub_endpoint: str | None = _setting(
         None,
         "URL of a mirror of the model hub; default: the public hub",
-        _text(_HTTP_URL, "is wrong: it must be an http or https URL"),
+        _Text(_HTTP_URL, "is wrong: it must be an http or https URL"),
     )
     otlp_endpoint: str | None = _setting(
         None,
         "OpenTelemetry collector of pipelines that set none; default: no traces",
-        _text(re.compile(OTLP_PATTERN.strip("^$")), "is wrong: it must be http://HOST:PORT or https://HOST:PORT"),
+        _Text(re.compile(OTLP_PATTERN.strip("^$")), "is wrong: it must be http://HOST:PORT or https://HOST:PORT"),
     )
     pod_monitors: bool = _setting(True, "write PodMonitors if the cluster has their API", _switch, action="switch")
     pod_monitor_labels: tuple[tuple[str, str], ...] = _setting(
@@ -144,30 +150,30 @@ class OperatorSettings:
     api_qps: float = _setting(
         200.0,
         "maximum API calls per second, not counting watches, lists and the lease; bursts may be twice as large",
-        _number(float, 0.1, 1e5),
+        _Number(float, 0.1, 1e5),
     )
     max_pipelines: int = _setting(
-        100, "maximum number of pipelines per namespace; the oldest are managed", _number(int, 1, 1e5)
+        100, "maximum number of pipelines per namespace; the oldest are managed", _Number(int, 1, 1e5)
     )
-    workers: int = _setting(4, "maximum number of pipelines reconciled at the same time", _number(int, 1, 64))
+    workers: int = _setting(4, "maximum number of pipelines reconciled at the same time", _Number(int, 1, 64))
     debounce_s: float = _setting(
         0.25,
         "seconds for which changes of a pipeline's children are collected before the pipeline is reconciled",
-        _number(float, 0, 10, " seconds"),
+        _Number(float, 0, 10, " seconds"),
     )
     status_pause_s: float = _setting(
         1.0,
         "minimum seconds between two writes of a status that differ only in numbers and messages",
-        _number(float, 0, 60, " seconds"),
+        _Number(float, 0, 60, " seconds"),
     )
     resync_s: float = _setting(
-        300.0, "seconds after which every pipeline is reconciled again", _number(float, 1, 86_400, " seconds")
+        300.0, "seconds after which every pipeline is reconciled again", _Number(float, 1, 86_400, " seconds")
     )
-    health_port: int = _setting(8081, "/healthz and /readyz; 0: any free port", _number(int, 0, 65_535))
-    metrics_port: int = _setting(9090, "/metrics; 0: any free port", _number(int, 0, 65_535))
+    health_port: int = _setting(8081, "/healthz and /readyz; 0: any free port", _Number(int, 0, 65_535))
+    metrics_port: int = _setting(9090, "/metrics; 0: any free port", _Number(int, 0, 65_535))
     address_file: Path | None = _setting(None, "file that gets the ports as JSON once they are bound", Path)
     lease_name: str = _setting(
-        "omnipipeline-operator", "name of the Lease for leader election", _text(_DNS_NAME, "is not a valid object name")
+        "omnipipeline-operator", "name of the Lease for leader election", _Text(_DNS_NAME, "is not a valid object name")
     )
     lease_namespace: str = _setting(
         "default", "namespace of the Lease for leader election; default: the pod's, else the first that is served"
@@ -176,8 +182,22 @@ class OperatorSettings:
     lease_duration_s: int = _setting(
         15,
         "seconds after which another operator takes over from one that stopped renewing the Lease",
-        _number(int, 3, 300),
+        _Number(int, 3, 300),
     )
+
+
+def describe_bounds(name: str) -> dict[str, Any]:
+    """Returns the bounds of a setting as keywords of a JSON schema: of a number its minimum and maximum, of a text its
+    pattern, which also allows the empty text. Empty for other settings. Raises KeyError if there is no such setting.
+    """
+    read = {item.name: item.metadata["read"] for item in fields(OperatorSettings)}[name]
+    match read:
+        case _Number():
+            return {"minimum": read.minimum, "maximum": read.maximum}
+        case _Text():
+            return {"pattern": f"^({read.form.pattern})?$"}
+        case _:
+            return {}
 
 
 class _Parser(argparse.ArgumentParser):

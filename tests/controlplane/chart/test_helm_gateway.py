@@ -80,7 +80,7 @@ def test_the_gateway_may_list_and_watch_pipelines_and_nothing_else(
     )
 
 
-@pytest.mark.parametrize("name", ["a" * 52, f"{'a' * 45}-{'b' * 6}"])
+@pytest.mark.parametrize("name", ["a" * 46, f"{'a' * 39}-{'b' * 6}"])
 def test_the_longest_name_of_a_release_fits(helm: Helm, name: str) -> None:
     """A Service's name is a DNS label, which has at most 63 characters."""
     manifests = helm.template({"fullnameOverride": name, "gateway": {"enabled": True}})

@@ -1,0 +1,150 @@
+"""Names and labels of installations: of any version, under any name, and of several in one release."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from support.controlplane.binaries import KUBERNETES_VERSION
+from support.controlplane.charts.helm import CHART, Helm, Manifest, pick_one
+
+pytestmark = pytest.mark.controlplane
+
+LABEL = re.compile(r"(([A-Za-z0-9][-\w.]*)?[A-Za-z0-9])?", re.ASCII)
+SERVICE = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
+OBJECT = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+
+
+@pytest.fixture(scope="module")
+def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
+    return Helm(tmp_path_factory.mktemp("helm"))
+
+
+def render(helm: Helm, chart: Path, release: str = "omnipipeline", **values: Any) -> list[Manifest]:
+    text = helm.run("template", release, chart, f"--kube-version={KUBERNETES_VERSION}", values=values).stdout
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def copy_chart(directory: Path, **facts: str) -> Path:
+    """Returns a copy of the chart with other facts in Chart.yaml."""
+    chart = directory / "omnipipeline"
+    shutil.copytree(CHART, chart)
+    file = chart / "Chart.yaml"
+    file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | facts))
+    return chart
+
+
+def build_parent(directory: Path, *aliases: str | None) -> Path:
+    """Returns a chart that has the chart as a dependency once for each alias; None: without one."""
+    parent = directory / "parent"
+    (parent / "charts").mkdir(parents=True)
+    copy_chart(parent / "charts")
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["version"]
+    dependencies = [
+        {"name": "omnipipeline", "version": version, **({"alias": alias} if alias else {})} for alias in aliases
+    ]
+    facts = {"apiVersion": "v2", "name": "parent", "version": "1.0.0", "dependencies": dependencies}
+    (parent / "Chart.yaml").write_text(yaml.safe_dump(facts))
+    return parent
+
+
+def all_labels(part: Any) -> list[tuple[str, str]]:
+    """Returns every label and every pair of a selector."""
+    if isinstance(part, list):
+        return [pair for item in part for pair in all_labels(item)]
+    if not isinstance(part, dict):
+        return []
+    found = [pair for name in ("labels", "matchLabels") for pair in (part.get(name) or {}).items()]
+    return found + [pair for item in part.values() for pair in all_labels(item)]
+
+
+def assert_legal(manifests: list[Manifest]) -> None:
+    for manifest in manifests:
+        name = manifest["metadata"]["name"]
+        assert (SERVICE if manifest["kind"] == "Service" else OBJECT).fullmatch(name), name
+        if manifest["kind"] == "CustomResourceDefinition":
+            manifest = manifest | {"spec": {}}
+        for key, value in all_labels(manifest):
+            assert len(value) <= 63, (key, value)
+            assert LABEL.fullmatch(value), (key, value)
+
+
+@pytest.mark.parametrize(
+    "version",
+    [
+        "0.1.0+6f2a9c1d3e",
+        "1.2.3-rc.1+sha.5114f85",
+        "1.0.0-alpha+001",
+        f"1.0.0+{'a' * 80}",
+        "1.0.0+a.",
+        "0.0.1-x-y-z.--",
+    ],
+)
+def test_any_version_gives_legal_labels(helm: Helm, tmp_path: Path, version: str) -> None:
+    """Flux appends +DIGEST to a chart's version by default."""
+    chart = copy_chart(tmp_path, version=version.rstrip("."), appVersion=version)
+    manifests = render(helm, chart, gateway={"enabled": True}, metrics={"serviceMonitor": {"enabled": True}})
+    assert_legal(manifests)
+    image = pick_one(manifests, "Pod")["spec"]["containers"][0]["image"]
+    assert re.fullmatch(r"omnipipeline-operator:[\w][\w.-]{0,127}", image)
+
+
+@pytest.mark.parametrize(
+    "release", ["omni", "7b-omni", "my.release", "a" * 53, f"{'a' * 40}-omnipipeline", "9", "a.b-c.d"]
+)
+def test_any_name_of_a_release_gives_legal_names(helm: Helm, release: str) -> None:
+    assert_legal(render(helm, CHART, release, gateway={"enabled": True, "autoscaling": {"enabled": True}}))
+
+
+@pytest.mark.parametrize("alias", ["team-a", "Team_A", "7b", "-x-", "_", "omni", "a" * 60])
+def test_any_alias_gives_legal_names(helm: Helm, tmp_path: Path, alias: str) -> None:
+    manifests = render(helm, build_parent(tmp_path, alias), **{alias: {"gateway": {"enabled": True}}})
+    assert len(manifests) > 10
+    assert_legal(manifests)
+
+
+@pytest.mark.parametrize(
+    "aliases",
+    [
+        ("team-a", "team-b"),
+        ("team_a", "team-a"),
+        (None, "omni"),
+        ("omni", "pipeline"),
+        (f"{'a' * 50}1", f"{'a' * 50}2"),
+    ],
+)
+@pytest.mark.parametrize("release", ["two", "omnipipeline"])
+def test_installations_in_one_release_share_no_names_and_no_pods(
+    helm: Helm, tmp_path: Path, release: str, aliases: tuple[str | None, ...]
+) -> None:
+    values = {alias or "omnipipeline": {"gateway": {"enabled": True}, "replicas": 2} for alias in aliases}
+    manifests = render(helm, build_parent(tmp_path, *aliases), release, **values)
+    names = [
+        (item["kind"], item["metadata"]["name"]) for item in manifests if item["kind"] != "CustomResourceDefinition"
+    ]
+    users = [name for name in names if name[1] not in ("omnipipeline-edit", "omnipipeline-view")]
+    assert len(set(users)) == len(users)
+    pods = [item["spec"]["template"]["metadata"]["labels"] for item in manifests if item["kind"] == "Deployment"]
+    assert len(pods) == 4
+    for item in manifests:
+        for selector in selectors_of(item):
+            selected = [labels for labels in pods if selector.items() <= labels.items()]
+            assert len(selected) == 1, (item["kind"], item["metadata"]["name"])
+
+
+def selectors_of(manifest: Manifest) -> list[dict[str, str]]:
+    spec = manifest.get("spec", {})
+    match manifest["kind"]:
+        case "Service":
+            return [spec["selector"]]
+        case "NetworkPolicy":
+            return [spec["podSelector"]["matchLabels"]]
+        case "PodDisruptionBudget" | "Deployment":
+            return [spec["selector"]["matchLabels"]]
+        case _:
+            return []
