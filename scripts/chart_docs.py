@@ -6,8 +6,8 @@ follow: `# @enum A B` lists the allowed words, `# @min N` and `# @max N` bound a
 string, `# @items string|integer|object|REGEX` restricts the items of a list, and `# @map labels|annotations` restricts
 the keys and values of a map. `# @setting NAME` takes the bounds from the operator's setting of that name, so that Helm
 refuses what would end the program; `# @setting gateway` takes the whole schema from the gateway's settings. Types come
-from the defaults. Helm removes values that are null before it reads the schema. A map with a description may have any keys; a map
-without one may have only the keys in values.yaml. `--check` writes nothing and fails if a file is stale.
+from the defaults. Helm removes values that are null before it reads the schema. A map with a description may have any
+keys; a map without one may have only the keys in values.yaml. `--check` writes nothing and fails if a file is stale.
 """
 
 from __future__ import annotations
