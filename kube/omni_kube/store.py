@@ -82,6 +82,11 @@ class Store:
         """Returns whether an object is stored."""
         return key in self._entries
 
+    def version(self, key: ObjectKey) -> int | None:
+        """Returns the resource version of a stored object, None if it is not stored."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry.version
+
     def rank(self, root: NamespacedName, limit: int) -> int:
         """Returns how many roots in the same namespace are older; 0 if the namespace has at most limit roots."""
         created = self._created.get(root.namespace, {})

@@ -34,6 +34,7 @@ from omni_operator.process.settings import OperatorSettings
 from omni_operator.process.watches import Watches
 from omni_operator.process.work_queue import WorkQueue
 from omni_operator.reconcile import Reconciler
+from omni_operator.state.model_names import ModelNames
 from omni_operator.state.observe import new_store
 
 RECONCILE_TIMEOUT_S: Final = 120.0
@@ -77,8 +78,15 @@ class Controller:
             ),
         )
         self._watches = Watches(self._client, self._store, settings.namespaces, self._enqueue, self._spawn)
+        self._names = ModelNames(self._store, self._enqueue)
         self._reconciler = Reconciler(
-            settings, self._client, self._transport.clock, self._store, self._metrics, self._watches.scope_of
+            settings,
+            self._client,
+            self._transport.clock,
+            self._store,
+            self._metrics,
+            self._watches.scope_of,
+            self._names,
         )
         self._endpoints = HttpEndpoints(self._check_alive, self._check_ready, self._metrics.render)
         self._metrics.add_readings(
@@ -180,6 +188,7 @@ class Controller:
 
     def _enqueue(self, keys: Iterable[NamespacedName], delay_s: float | None = None) -> None:
         for key in keys:
+            self._names.update(key)
             if self._store.has(ObjectKey(PIPELINE_KIND, *key)):
                 self._queue.add(key, delay_s)
             else:

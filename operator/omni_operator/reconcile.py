@@ -26,6 +26,7 @@ from omni_operator.process.settings import OperatorSettings
 from omni_operator.rollout.apply import Outcome, apply_plan
 from omni_operator.rollout.decide import Decision, decide, parse_live_pipeline
 from omni_operator.rollout.plan import Plan, Verified
+from omni_operator.state.model_names import ModelNames
 from omni_operator.state.observe import (
     Unlabelled,
     add_children,
@@ -83,6 +84,7 @@ class Reconciler:
         store: Store,
         metrics: Metrics,
         scope_of: Callable[[str], str],
+        names: ModelNames,
     ) -> None:
         """scope_of returns the scope of the watch that covers a namespace."""
         self._settings = settings
@@ -91,12 +93,14 @@ class Reconciler:
         self._store = store
         self._metrics = metrics
         self._scope_of = scope_of
+        self._names = names
         self._status_written: dict[NamespacedName, float] = {}
         # Pipelines for which the name of a child is taken by another object. Their missing children are requested by
         # name before they are created. A restarted operator fills this set again, because creating the child fails.
         self._taken: set[NamespacedName] = set()
         self._verified = Verified()
         self._events = EventGate()
+        self._records_names = True  # False after a CRD that is older than the operator did not take them
         self.pod_monitors = False
         """Whether the cluster has PodMonitors and the settings enable them."""
 
@@ -221,6 +225,8 @@ class Reconciler:
         self, key: NamespacedName, observed: Observed, status: dict[str, Any], now: datetime, result: str
     ) -> Report:
         """Write the status if it differs, and Events. A minor change (see `is_minor`) may be written later."""
+        if self._records_names:
+            status = {**status, "names": self._names.grant(key, now)}
         before = live_status(observed)
         if before == status:
             return Report(result)
@@ -231,6 +237,7 @@ class Reconciler:
         pipeline = await write_status(self._client, observed, status)
         self._metrics.count_status_write()
         self._status_written[key] = clock
+        self._records_names = "names" in pipeline["status"]
         self._store.put_written(pipeline, self._scope_of(key.namespace))
         told = [
             event

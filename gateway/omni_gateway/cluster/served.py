@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from omni_gateway.entries.pipelines import ServedPipeline
 from omni_gateway.entries.tls import entry_tls
 from omni_gateway.settings import GatewaySettings
-from omni_kube.objects import Manifest, ObjectKind, find_condition, is_terminating, parse_time, value_at
+from omni_kube.objects import (
+    Manifest,
+    NamespacedName,
+    ObjectKind,
+    find_condition,
+    is_terminating,
+    parse_time,
+    value_at,
+)
+from omni_proto.model_names import NameClaims, read_claims, resolve_names
 from omni_proto.pod_contract import DOMAIN
 
 REFUSED: Final = ("Suspended", "ChildConflict")
@@ -22,10 +31,12 @@ def keep_what_matters(manifest: Manifest) -> Manifest:
     metadata = {
         name: value
         for name, value in manifest["metadata"].items()
-        if name in ("name", "namespace", "creationTimestamp", "deletionTimestamp")
+        if name in ("name", "namespace", "generation", "creationTimestamp", "deletionTimestamp")
     }
     status = {
-        name: value for name, value in value_at(manifest, "status", default={}).items() if name in ("url", "conditions")
+        name: value
+        for name, value in value_at(manifest, "status", default={}).items()
+        if name in ("url", "conditions", "names")
     }
     return {
         "metadata": metadata,
@@ -34,19 +45,30 @@ def keep_what_matters(manifest: Manifest) -> Manifest:
     }
 
 
-def read_pipeline(manifest: Manifest, settings: GatewaySettings) -> ServedPipeline | None:
-    """Returns the pipeline as the gateway serves it; None if it has no address, or is being deleted."""
+def read_pipeline(
+    manifest: Manifest, settings: GatewaySettings, names: Mapping[str, NameClaims]
+) -> ServedPipeline | None:
+    """Returns the pipeline as the gateway serves it; None if it has no address, or is being deleted.
+
+    names: the pipeline that serves each name. Of its own name and aliases, a pipeline gets only those.
+    """
     url = value_at(manifest, "status", "url", default="")
     if not url or is_terminating(manifest):
         return None
     ready = find_condition(manifest, "Ready")
     metadata = manifest["metadata"]
     endpoint, host = balanced_endpoint(url, metadata["name"])
+    here = NamespacedName(metadata["namespace"], metadata["name"])
+
+    def has(name: str) -> bool:
+        return name in names and (names[name].namespace, names[name].name) == here
+
     return ServedPipeline(
         name=metadata["name"],
         namespace=metadata["namespace"],
         endpoint=endpoint,
-        aliases=tuple(value_at(manifest, "spec", "aliases", "models", default=())),
+        has_name=has(here.name),
+        aliases=tuple(filter(has, value_at(manifest, "spec", "aliases", "models", default=()))),
         voice_aliases=dict(value_at(manifest, "spec", "aliases", "voices", default={})),
         ready=ready is not None and ready.get("status") == "True",
         accepts=ready is not None and ready.get("reason") not in REFUSED,
@@ -68,5 +90,6 @@ def balanced_endpoint(url: str, name: str) -> tuple[str, str]:
 
 def read_pipelines(manifests: Sequence[Manifest], settings: GatewaySettings) -> tuple[ServedPipeline, ...]:
     """Returns the pipelines that have an address and are not being deleted, sorted by name and namespace."""
-    read = (read_pipeline(manifest, settings) for manifest in manifests)
+    names = resolve_names(claims for manifest in manifests if (claims := read_claims(manifest)) is not None)
+    read = (read_pipeline(manifest, settings, names) for manifest in manifests)
     return tuple(sorted((one for one in read if one is not None), key=lambda one: (one.name, one.namespace)))

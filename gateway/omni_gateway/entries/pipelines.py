@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -19,8 +18,10 @@ class ServedPipeline:
     endpoint: str
     """Address of the entry stage, e.g. grpc://HOST:PORT, or grpcs://HOST:PORT for TLS."""
     namespace: str = ""
+    has_name: bool = True
+    """Whether requests may use the plain name. Not if another pipeline has it (omni_proto.model_names)."""
     aliases: tuple[str, ...] = ()
-    """Further names that requests may use, e.g. "tts-1"."""
+    """Further names that requests may use, e.g. "tts-1". No other pipeline has them."""
     voice_aliases: Mapping[str, str] = field(default_factory=dict)
     """Names of voices in other APIs, with the pipeline's voice for each, e.g. {"alloy": "Chelsie"}."""
     voices: tuple[str, ...] = ()
@@ -36,6 +37,21 @@ class ServedPipeline:
     """Creation time, in seconds since the epoch."""
     tls: ClientTls | None = None
     """TLS settings, if the defaults of the endpoint's scheme are not enough."""
+
+    @property
+    def qualified(self) -> str:
+        """NAMESPACE/NAME; the name alone outside a cluster."""
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+
+    @property
+    def id(self) -> str:
+        """The id that /v1/models shows: the name, or NAMESPACE/NAME if another pipeline has the name."""
+        return self.name if self.has_name else self.qualified
+
+    @property
+    def addresses(self) -> frozenset[str]:
+        """Everything that a request may name to reach this pipeline."""
+        return frozenset((self.id, self.qualified, *self.aliases))
 
 
 class Pipelines(Protocol):
@@ -66,28 +82,20 @@ class StaticPipelines:
 
 
 def model_ids(pipelines: Sequence[ServedPipeline]) -> dict[str, ServedPipeline]:
-    """Returns the pipelines by the id that /v1/models shows: the name, or NAMESPACE/NAME where names clash."""
-    counts = Counter(pipeline.name for pipeline in pipelines)
-    return {
-        pipeline.name if counts[pipeline.name] == 1 else f"{pipeline.namespace}/{pipeline.name}": pipeline
-        for pipeline in pipelines
-    }
+    """Returns the pipelines by their ids; see ServedPipeline.id."""
+    return {pipeline.id: pipeline for pipeline in pipelines}
 
 
 def find_pipeline(pipelines: Sequence[ServedPipeline], model: str) -> tuple[str, ServedPipeline]:
     """Returns the id and the pipeline that a request's `model` names.
 
-    model may be an id, NAMESPACE/NAME, or an alias that only one pipeline has. Raises ModelNotFoundError;
+    model may be NAMESPACE/NAME, or the pipeline's name or an alias, if the pipeline has it. Raises ModelNotFoundError;
     ModelNotReadyError if the pipeline accepts no requests.
     """
-    ids = model_ids(pipelines)
-    found = {key: one for key, one in ids.items() if model in (key, f"{one.namespace}/{one.name}")}
-    found = found or {key: one for key, one in ids.items() if model in one.aliases}
-    if not found:
+    found = next((one for one in pipelines if model in (one.id, one.qualified)), None)
+    found = found or next((one for one in pipelines if model in one.aliases), None)
+    if found is None:
         raise ModelNotFoundError(f"The model {model[:128]!r} does not exist; /v1/models lists those that do.")
-    if len(found) > 1:
-        raise ModelNotFoundError(f"The model {model[:128]!r} is an alias of {' and '.join(sorted(found))}; name one.")
-    ((key, pipeline),) = found.items()
-    if not pipeline.accepts:
-        raise ModelNotReadyError(f"The model {key!r} takes no requests now.")
-    return key, pipeline
+    if not found.accepts:
+        raise ModelNotReadyError(f"The model {found.id!r} takes no requests now.")
+    return found.id, found

@@ -19,6 +19,9 @@ from omni_operator.status.events import EventData
 MAX_EVENT_MESSAGE: Final = 1024
 """Maximum length of an Event's message, in bytes: what the API server allows for a note of events.k8s.io."""
 
+UNDECLARED: Final = ".status.names: field not declared in schema"
+"""What the API server says about a status with a field that the CRD lacks."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -31,8 +34,9 @@ def live_status(observed: Observed) -> dict[str, Any]:
 
 
 def is_minor(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Returns whether the conditions have the same types, statuses, reasons and generations. The rest may differ."""
-    return _essence(before) == _essence(after)
+    """Returns whether the conditions have the same types, statuses, reasons and generations, and the record of names is
+    the same. The rest may differ."""
+    return _essence(before) == _essence(after) and before.get("names") == after.get("names")
 
 
 def _essence(status: Mapping[str, Any]) -> list[tuple[Any, ...]]:
@@ -54,6 +58,13 @@ async def write_status(client: ApiClient, observed: Observed, status: Mapping[st
         "metadata": {key: metadata[key] for key in ("name", "namespace", "resourceVersion")},
         "status": dict(status),
     }
+    try:
+        return await client.apply_status(PIPELINES, manifest)
+    except ApiError as error:
+        if UNDECLARED not in error.message:
+            raise
+        _log.warning("the CRD is older than the operator and has no status.names; apply manifests/crd and restart the operator")
+    manifest["status"] = {name: value for name, value in status.items() if name != "names"}
     return await client.apply_status(PIPELINES, manifest)
 
 

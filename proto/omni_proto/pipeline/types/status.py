@@ -18,6 +18,7 @@ MAX_STATUS_STAGES: Final = 32
 """Maximum stage entries: the spec's stages, and removed stages that still complete their requests."""
 
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Timestamp = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
 Generation = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
 
@@ -30,7 +31,7 @@ class Condition(ConfigModel):
     """Whether the condition holds."""
     observed_generation: Generation | None = None
     """The metadata.generation that the condition is about."""
-    last_transition_time: Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
+    last_transition_time: Timestamp
     """When status last changed."""
     reason: Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Z][A-Za-z0-9]*$")]
     """Reason for the status, in one word that programs can read."""
@@ -55,6 +56,17 @@ class StageStatus(ConfigModel):
     """What prevents the stage from being ready, and the next step; otherwise empty."""
 
 
+class NameStatus(ConfigModel):
+    """One name that the pipeline claims as a model of the HTTP gateway."""
+
+    name: Annotated[str, StringConstraints(min_length=1, max_length=128)]
+    """The name: the pipeline's own, or an alias."""
+    since: Timestamp | None = None
+    """When the operator granted it. Without this field, requests with the name do not reach this pipeline."""
+    message: Annotated[str, StringConstraints(max_length=1024)] | None = None
+    """Why it was not granted: which pipeline had it first."""
+
+
 class PipelineStatus(ConfigModel):
     """The state of the pipeline, as the operator last saw it."""
 
@@ -73,3 +85,7 @@ class PipelineStatus(ConfigModel):
     url: Annotated[str, StringConstraints(max_length=512)] | None = None
     """Where clients inside the cluster connect: grpc://NAME.NAMESPACE.svc:50051, and grpcs:// where the entry has
     TLS."""
+    names: Annotated[list[NameStatus], Field(max_length=32, json_schema_extra=list_map("name"))] = Field(
+        default_factory=list
+    )
+    """Names under which the HTTP gateway may serve the pipeline. A name belongs to the pipeline that had it first."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from omni_gateway.__main__ import parse_endpoint
@@ -10,8 +12,8 @@ from omni_gateway.errors import ModelNotFoundError, ModelNotReadyError
 from omni_gateway.settings import GatewaySettings
 
 QWEN = ServedPipeline("qwen", "grpc://a:1", namespace="models", aliases=("tts-1", "gpt-4o-audio"))
-OTHER = ServedPipeline("other", "grpc://b:1", namespace="models", aliases=("tts-1",))
-TWIN = ServedPipeline("qwen", "grpc://c:1", namespace="team")
+OTHER = ServedPipeline("other", "grpc://b:1", namespace="models")
+TWIN = ServedPipeline("qwen", "grpc://c:1", namespace="team", has_name=False)
 AWAY = ServedPipeline("away", "grpc://d:1", ready=False, accepts=False)
 PARTLY = ServedPipeline("partly", "grpc://e:1", ready=False)
 
@@ -21,10 +23,10 @@ PARTLY = ServedPipeline("partly", "grpc://e:1", ready=False)
     [
         ((), []),
         ((QWEN, OTHER), ["qwen", "other"]),
-        ((QWEN, OTHER, TWIN), ["models/qwen", "other", "team/qwen"]),
+        ((QWEN, OTHER, TWIN), ["qwen", "other", "team/qwen"]),
     ],
 )
-def test_names_that_clash_get_their_namespace(served: tuple[ServedPipeline, ...], ids: list[str]) -> None:
+def test_a_pipeline_without_its_name_gets_its_namespace(served: tuple[ServedPipeline, ...], ids: list[str]) -> None:
     assert list(model_ids(served)) == ids
 
 
@@ -35,7 +37,9 @@ def test_names_that_clash_get_their_namespace(served: tuple[ServedPipeline, ...]
         ((QWEN, OTHER), "models/qwen", QWEN),
         ((QWEN, OTHER), "gpt-4o-audio", QWEN),
         ((QWEN, TWIN), "team/qwen", TWIN),
-        ((OTHER, TWIN), "tts-1", OTHER),
+        ((QWEN, OTHER), "tts-1", QWEN),
+        ((TWIN, QWEN), "qwen", QWEN),
+        ((replace(OTHER, aliases=("qwen",)), QWEN), "qwen", QWEN),
         ((PARTLY,), "partly", PARTLY),
     ],
 )
@@ -47,8 +51,8 @@ def test_a_model_is_found(served: tuple[ServedPipeline, ...], model: str, found:
     ("served", "model", "error"),
     [
         ((), "qwen", ModelNotFoundError),
-        ((QWEN, TWIN), "qwen", ModelNotFoundError),
-        ((QWEN, OTHER), "tts-1", ModelNotFoundError),
+        ((TWIN,), "qwen", ModelNotFoundError),
+        ((QWEN, OTHER), "models/tts-1", ModelNotFoundError),
         ((QWEN, AWAY), "away", ModelNotReadyError),
     ],
 )
