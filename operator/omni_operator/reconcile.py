@@ -239,6 +239,7 @@ class Reconciler:
         self._status_written[key] = clock
         self._records_names = "names" in pipeline["status"]
         self._store.put_written(pipeline, self._scope_of(key.namespace))
+        self._names.update(key)
         told = [
             event
             for found in compute_events(before, status)

@@ -27,7 +27,9 @@ def draw_status(document: Json) -> RenderableType:
     parts: list[RenderableType] = [head]
     if status.get("observedGeneration") != metadata.get("generation"):
         parts.append(Text("the operator has not seen the last edit yet; this is the state before it", "yellow"))
-    return Group(*parts, _draw_conditions(status["conditions"]), _draw_graph(document, status))
+    taken = [one for one in status.get("names", ()) if not one.get("since")]
+    names = [Text(f"the name {one['name']} {one.get('message', '')}", "yellow") for one in taken]
+    return Group(*parts, _draw_conditions(status["conditions"]), *names, _draw_graph(document, status))
 
 
 def _draw_conditions(conditions: Sequence[Json]) -> Table:

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from omni_gateway.api.answer import AudioWriter, open_answer
 from omni_gateway.api.body_route import BodyRoute
 from omni_gateway.api.clock import unix_seconds
-from omni_gateway.api.context import Call, Gateway, call_of, gateway_of
+from omni_gateway.api.context import Call, Gateway, call_of, gateway_of, pipelines_of
 from omni_gateway.api.live import DONE, EVENT_STREAM, DeferredResponse, LiveResponse, Template, error_event, event
 from omni_gateway.entries.facts import EntryFacts
 from omni_gateway.entries.pipelines import ServedPipeline, find_pipeline
@@ -49,7 +49,8 @@ async def create_chat_completion(request: Request, body: ChatRequest) -> Respons
     """Answers a conversation with text, and with speech if the request asks for it."""
     gateway, call = gateway_of(request), call_of(request)
     refuse_unsupported(body)
-    key, pipeline = find_pipeline(gateway.pipelines.list_pipelines(), body.model)
+    call.rights.check(body)
+    key, pipeline = find_pipeline(pipelines_of(request), body.model)
     call.model = key
     facts = await gateway.entries.facts(pipeline)
     answer = ChatAnswer(

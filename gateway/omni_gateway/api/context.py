@@ -9,9 +9,10 @@ from typing import cast
 from starlette.requests import Request
 
 from omni_gateway.entries.connections import Entries
-from omni_gateway.entries.pipelines import Pipelines
+from omni_gateway.entries.pipelines import Pipelines, ServedPipeline
 from omni_gateway.guard.budget import Share
 from omni_gateway.guard.pseudonyms import Pseudonyms
+from omni_gateway.guard.rights import KeyRights
 from omni_gateway.settings import GatewaySettings
 from omni_gateway.telemetry.metrics import GatewayMetrics
 from omni_gateway.telemetry.tracing import RequestSpan, Tracing
@@ -47,6 +48,8 @@ class Call:
     span: RequestSpan = field(default_factory=RequestSpan)
     key: str = ""
     """Name of the API key; empty until a valid key was found, and if the request needs none."""
+    rights: KeyRights = field(default_factory=KeyRights)
+    """What the API key may do."""
     address: str = ""
     """The client's address, without the port."""
     model: str = ""
@@ -60,6 +63,11 @@ class Call:
 def gateway_of(request: Request) -> Gateway:
     """Returns the gateway that serves the request."""
     return cast(Gateway, request.app.state.gateway)
+
+
+def pipelines_of(request: Request) -> list[ServedPipeline]:
+    """Returns the pipelines that the request's key may use."""
+    return call_of(request).rights.filter(gateway_of(request).pipelines.list_pipelines())
 
 
 def call_of(request: Request) -> Call:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Query, Request
 
-from omni_gateway.api.context import Gateway, gateway_of
+from omni_gateway.api.context import Gateway, gateway_of, pipelines_of
 from omni_gateway.entries.facts import EntryFacts
 from omni_gateway.entries.pipelines import ServedPipeline, find_pipeline, model_ids
 from omni_gateway.errors import GatewayError
@@ -19,7 +19,7 @@ router = APIRouter(tags=["models"])
 @router.get("/v1/models")
 async def list_models(request: Request) -> dict[str, Any]:
     """Lists the served pipelines that are ready; each alias is a model of its own, as OpenAI's clients expect."""
-    ids = model_ids(gateway_of(request).pipelines.list_pipelines())
+    ids = model_ids(pipelines_of(request))
     return {"object": "list", "data": _list_models({key: one for key, one in ids.items() if one.ready}, ids)}
 
 
@@ -27,7 +27,7 @@ async def list_models(request: Request) -> dict[str, Any]:
 async def get_model(request: Request, model: str) -> dict[str, Any]:
     """Describes one model, given its id or an alias. Modalities, voices and stages come from its entry stage."""
     gateway = gateway_of(request)
-    key, pipeline = find_pipeline(gateway.pipelines.list_pipelines(), model)
+    key, pipeline = find_pipeline(pipelines_of(request), model)
     facts = await gateway.entries.facts(pipeline)
     return {
         **_describe(key, pipeline),
@@ -42,7 +42,7 @@ async def get_model(request: Request, model: str) -> dict[str, Any]:
 async def list_speech_models(request: Request) -> dict[str, Any]:
     """Lists the ready models of /v1/audio/speech. `models` repeats `data` for Open WebUI, which reads it."""
     gateway = gateway_of(request)
-    ids = model_ids(gateway.pipelines.list_pipelines())
+    ids = model_ids(pipelines_of(request))
     facts = {key: await _facts_if_ready(gateway, pipeline) for key, pipeline in ids.items()}
     speaking = {key: ids[key] for key, one in facts.items() if one is not None and one.reads_aloud}
     models = _list_models(speaking, ids)
@@ -53,7 +53,7 @@ async def list_speech_models(request: Request) -> dict[str, Any]:
 async def list_voices(request: Request, model: str | None = Query(default=None)) -> dict[str, Any]:
     """Lists the voices of all ready models that speak, or of the given model."""
     gateway = gateway_of(request)
-    pipelines = gateway.pipelines.list_pipelines()
+    pipelines = pipelines_of(request)
     if model is not None:
         key, pipeline = find_pipeline(pipelines, model)
         return _list_voices(_voices(gateway, key, pipeline, await gateway.entries.facts(pipeline)))

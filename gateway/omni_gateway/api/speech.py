@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from omni_gateway.api.answer import AudioWriter, open_answer
 from omni_gateway.api.body_route import BodyRoute
-from omni_gateway.api.context import call_of, gateway_of
+from omni_gateway.api.context import call_of, gateway_of, pipelines_of
 from omni_gateway.api.live import EVENT_STREAM, LiveResponse, error_event, event, run_until_gone
 from omni_gateway.entries.pipelines import find_pipeline
 from omni_gateway.errors import GatewayError, InternalError, InvalidRequestError, UnsupportedError
@@ -47,7 +47,7 @@ async def create_speech(request: Request, body: SpeechRequest) -> Response:
         )
     if not body.input.strip():
         raise InvalidRequestError("input holds nothing to speak.", param="input")
-    key, pipeline = find_pipeline(gateway.pipelines.list_pipelines(), body.model)
+    key, pipeline = find_pipeline(pipelines_of(request), body.model)
     call.model = key
     facts = await gateway.entries.facts(pipeline)
     if not facts.reads_aloud:

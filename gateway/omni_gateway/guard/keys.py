@@ -4,6 +4,9 @@
     - name: alice
       sha256: 2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae
       limits: {requestsPerMinute: 60, concurrentRequests: 4, audioSecondsPerMinute: 600}
+      models: [chat, "team-a/*"]
+      priority: {min: 0, max: 100}
+      structuredOutput: Json
 
 Keys are random and long (`omnipipe gateway-key` makes them), so a plain hash is enough. Only hashes are kept. Logs
 contain the names of keys, never the keys.
@@ -16,35 +19,42 @@ import hmac
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic.alias_generators import to_camel
+from pydantic import Field, ValidationError, model_validator
 
 from omni_gateway.errors import AuthenticationError
+from omni_gateway.guard.rights import FileModel, KeyRights
 from omni_gateway.settings import SettingsError
 
 log = logging.getLogger(__name__)
 
 CHECK_S: Final = 2.0
 """Minimum time between two checks of the file, in seconds."""
+MOST_BYTES: Final = 1 << 20
+"""Maximum size of the file: that of a Secret."""
 PREFIX: Final = "sk-omni-"
+_SALT_OF: Final = b"omnipipeline cache salt\0"
 
 
 class KeyFileError(ValueError):
     """The key file is not YAML, or has a wrong field. The message names the field, but not its value."""
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True
-    )
+class _Loader(yaml.SafeLoader):
+    """Refuses repeated keys: of two lists `models`, only the second would count."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if len(set(names)) != len(names):
+            raise yaml.constructor.ConstructorError(None, None, "a field is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)
 
 
-class KeyLimits(_Model):
+class KeyLimits(FileModel):
     """Limits of one key, for all replicas together. None means no limit."""
 
     requests_per_minute: Annotated[int, Field(ge=1)] | None = None
@@ -55,7 +65,7 @@ class KeyLimits(_Model):
     """Seconds of returned audio per minute, counted when a request ends."""
 
 
-class ApiKey(_Model):
+class ApiKey(KeyRights):
     """One key."""
 
     name: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9._-]+$")]
@@ -63,9 +73,23 @@ class ApiKey(_Model):
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     """Hash of the key, lower-case hex."""
     limits: KeyLimits = KeyLimits()
+    cache_salt: Literal["Key", "Caller"] = "Key"
+    """Key: requests share cached prefixes only with requests of the same key. Caller: as the request's salt says, so
+    also with requests of other keys of this kind."""
+
+    def salt_of(self, given: str | None) -> str:
+        """Returns the cache salt to send for a request's salt; empty for none.
+
+        Nobody but the gateway can compute a key's salt, because it depends on the hash of the key. So no other caller
+        can send the same one.
+        """
+        if self.cache_salt == "Caller":
+            return super().salt_of(given)
+        message = _SALT_OF + (given or "").encode("utf-8", "surrogatepass")
+        return hmac.new(bytes.fromhex(self.sha256), message, hashlib.sha256).hexdigest()
 
 
-class KeyFile(_Model):
+class KeyFile(FileModel):
     """Content of the key file."""
 
     keys: tuple[ApiKey, ...]
@@ -91,8 +115,10 @@ def hash_key(key: str) -> str:
 
 def parse_keys(text: str | bytes) -> tuple[ApiKey, ...]:
     """Returns the keys of a file. Raises KeyFileError."""
+    if len(text) > MOST_BYTES:
+        raise KeyFileError(f"the file of keys has more than {MOST_BYTES} bytes")
     try:
-        document = yaml.safe_load(text)
+        document = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         # PyYAML raises ValueError for a date such as 2024-99-99.
         raise KeyFileError("the file of keys is not YAML") from error
@@ -133,7 +159,7 @@ class KeyRing:
         self._clock = clock
         self._checked = clock()
         self._seen = self._stamp()
-        self._keys = parse_keys(path.read_bytes())
+        self._keys = self._read()
 
     def authenticate(self, authorization: str | None) -> ApiKey:
         """Returns the key of a header `Authorization: Bearer KEY`. Raises AuthenticationError."""
@@ -156,11 +182,15 @@ class KeyRing:
             if seen == self._seen:
                 return
             self._seen = seen
-            self._keys = parse_keys(self._path.read_bytes())
+            self._keys = self._read()
         except (KeyFileError, OSError) as error:
             log.error("the file of keys cannot be read; the earlier keys stay", extra={"reason": str(error)})
             return
         log.info("read the keys again", extra={"keys": len(self._keys)})
+
+    def _read(self) -> tuple[ApiKey, ...]:
+        with self._path.open("rb") as file:
+            return parse_keys(file.read(MOST_BYTES + 1))
 
     def _stamp(self) -> tuple[int, int, int]:
         # stat() follows links: kubelet updates a mounted Secret by changing a link.

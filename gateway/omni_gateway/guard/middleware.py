@@ -100,7 +100,7 @@ class Guard:
             return
         key = self._keys.authenticate(given)
         call: Call = scope["omni_call"]
-        call.key = key.name
+        call.key, call.rights = key.name, key
         reply.headers = self._limiter.enter(key)
         reply.before_last = lambda: self._limiter.leave(key, call.audio_seconds)
         try:

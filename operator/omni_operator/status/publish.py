@@ -63,7 +63,7 @@ async def write_status(client: ApiClient, observed: Observed, status: Mapping[st
     except ApiError as error:
         if UNDECLARED not in error.message:
             raise
-        _log.warning("the CRD is older than the operator and has no status.names; apply manifests/crd and restart the operator")
+        _log.warning("the CRD is older than the operator: no status.names; apply manifests/crd, restart the operator")
     manifest["status"] = {name: value for name, value in status.items() if name != "names"}
     return await client.apply_status(PIPELINES, manifest)
 

@@ -40,8 +40,8 @@ class Aliases(ConfigModel):
     no pods."""
 
     models: Annotated[list[ModelAlias], Field(max_length=16, json_schema_extra=LIST_SET)] = Field(default_factory=list)
-    """Names of the pipeline as a model, e.g. tts-1. A request with a name that two pipelines share is refused; it must
-    use the pipeline's own name."""
+    """Names of the pipeline as a model, e.g. tts-1. A name that several pipelines claim belongs to the first one; see
+    status.names."""
     voices: Annotated[dict[Voice, Voice], Field(max_length=64)] = Field(default_factory=dict)
     """Other names for voices of the model, e.g. alloy: Chelsie, so that clients of OpenAI's API work unchanged. A
     voice's own name takes precedence over an alias."""

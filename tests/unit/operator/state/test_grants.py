@@ -158,7 +158,9 @@ def test_a_holder_keeps_his_name_while_he_claims_it(seed: int) -> None:
     wanted = {name for one in claims for name in one.names if "/" not in name or name == "X/y"}
     assert set(world.holders()) == wanted  # no claimed name stays without an owner
     for one in claims:
-        record = {entry["name"]: entry for entry in world.live[NamespacedName(one.namespace, one.name)]["status"]["names"]}
+        record = {
+            entry["name"]: entry for entry in world.live[NamespacedName(one.namespace, one.name)]["status"]["names"]
+        }
         for name in one.names:
             if name == one.qualified:
                 continue
