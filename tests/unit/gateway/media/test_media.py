@@ -1,4 +1,4 @@
-"""Media of requests: what is read, what is refused, and which addresses are public."""
+"""Media of requests: what is read, what is refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from omni_gateway.errors import GatewayError, InvalidMediaError, UnsupportedError
 from omni_gateway.guard.budget import Budget, Share
 from omni_gateway.media import fetch
-from omni_gateway.media.addresses import check_url, is_public
+from omni_gateway.media.addresses import check_url
 from omni_gateway.media.data_uri import IMAGE_TYPES, read_data_uri
 from omni_gateway.media.encode import encode_whole
 from omni_gateway.media.read import read_media
@@ -43,37 +43,6 @@ def test_wrong_data_uris_are_refused(url: str, status: int) -> None:
     with pytest.raises(GatewayError) as caught:
         read_data_uri(url, IMAGE_TYPES, param="x", max_bytes=1000)
     assert (caught.value.status, caught.value.param) == (status, "x")
-
-
-@pytest.mark.parametrize(
-    ("address", "public"),
-    [
-        ("93.184.215.14", True),
-        ("2606:2800:21f:cb07:6820:80da:af6b:8b2c", True),
-        ("127.0.0.1", False),
-        ("10.1.2.3", False),
-        ("172.16.0.1", False),
-        ("192.168.1.1", False),
-        ("169.254.169.254", False),
-        ("100.64.0.1", False),
-        ("0.0.0.0", False),
-        ("224.0.0.1", False),
-        ("255.255.255.255", False),
-        ("::1", False),
-        ("::", False),
-        ("fe80::1%eth0", False),
-        ("fd00::1", False),
-        ("ff02::1", False),
-        ("::ffff:127.0.0.1", False),
-        ("::ffff:10.0.0.1", False),
-        ("64:ff9b::7f00:1", False),
-        ("64:ff9b::a00:1", False),
-        ("2002:7f00:1::", False),
-        ("not an address", False),
-    ],
-)
-def test_which_addresses_are_public(address: str, public: bool) -> None:
-    assert is_public(address) is public
 
 
 @pytest.mark.parametrize(
