@@ -44,7 +44,7 @@ router = APIRouter(tags=["chat"], route_class=BodyRoute)
 ROUTE: Final = "/v1/chat/completions"
 
 
-@router.post(ROUTE)
+@router.post(ROUTE, responses={200: {"content": {"application/json": {}, "text/event-stream": {}}}})
 async def create_chat_completion(request: Request, body: ChatRequest) -> Response:
     """Answers a conversation with text, and with speech if the request asks for it."""
     gateway, call = gateway_of(request), call_of(request)

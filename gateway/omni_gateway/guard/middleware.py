@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omni_gateway.api.context import Call, Gateway
@@ -125,7 +126,7 @@ class Guard:
         await self._app(scope, _Replay(body, receive), reply)
 
     def _record(self, scope: Scope, call: Call, reply: _Reply) -> None:
-        found = getattr(scope.get("route"), "path", "")
+        found = find_route(scope)
         route = found or "other"
         took = time.monotonic() - call.started
         self._gateway.metrics.requests.labels(route, str(reply.status)).inc()
@@ -142,6 +143,18 @@ class Guard:
         said = {"request_id": call.id, "route": route, "status": reply.status, "seconds": round(took, 4)}
         said |= {"model": call.model, "key": call.key}
         log.info("request", extra={**said, "error": broken} if broken else said)
+
+
+def find_route(scope: Scope) -> str:
+    """Returns the path of a request's route, such as /v1/models/{model:path}, also if the guard refused the request before
+    the app looked for its route; empty if there is none."""
+    if "route" in scope or "app" not in scope:
+        return str(getattr(scope.get("route"), "path", ""))
+    for wanted in (Match.FULL, Match.PARTIAL):  # PARTIAL: the path of a route, with another method
+        for route in scope["app"].routes:
+            if route.matches(scope)[0] is wanted:
+                return str(getattr(route, "path", ""))
+    return ""
 
 
 class _Replay:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
@@ -13,11 +14,12 @@ from starlette.responses import HTMLResponse
 
 from omni_gateway.api import chat, health, models, refused, speech
 from omni_gateway.api.context import Gateway
+from omni_gateway.api.document import complete_document
 from omni_gateway.api.errors import add_error_handlers
 from omni_gateway.entries.connections import Entries
 from omni_gateway.entries.pipelines import Pipelines
 from omni_gateway.guard.keys import open_keys
-from omni_gateway.guard.middleware import Guard
+from omni_gateway.guard.middleware import PROTECTED, VOICE_LISTS, Guard
 from omni_gateway.pages.docs_page import render_docs
 from omni_gateway.pages.page_files import HEADERS, PageFiles
 from omni_gateway.settings import GatewaySettings
@@ -27,6 +29,23 @@ from omni_gateway.telemetry.tracing import open_tracing
 LIMIT_HEADERS = tuple(
     f"x-ratelimit-{part}-{what}" for part in ("limit", "remaining", "reset") for what in ("requests", "audio-seconds")
 )
+
+
+class GatewayApp(FastAPI):
+    """The app, whose OpenAPI document describes the errors and which routes need a key."""
+
+    def openapi(self) -> dict[str, Any]:
+        """Returns the OpenAPI document; see complete_document."""
+        if self.openapi_schema is None:
+            settings: GatewaySettings = self.state.gateway.settings
+            self.openapi_schema = complete_document(
+                super().openapi(),
+                protected=PROTECTED,
+                keys=settings.keys_file is not None,
+                open_lists=VOICE_LISTS if settings.voices_without_key else (),
+            )
+        return self.openapi_schema
+
 
 Running = Callable[[GatewayMetrics], AbstractAsyncContextManager[None]]
 """Returns a context manager whose work runs while its block is open."""
@@ -70,7 +89,7 @@ def create_app(
             expose_headers=["x-request-id", "retry-after", *LIMIT_HEADERS],
         )
         middleware.insert(0, cors)
-    app = FastAPI(
+    app = GatewayApp(
         title="omnipipeline gateway",
         description="OpenAI's API in front of any-to-any pipelines.",
         middleware=middleware,

@@ -36,6 +36,9 @@ def render_docs(document: Schema) -> str:
 
 def _operation(method: str, path: str, operation: Schema) -> Iterator[str]:
     yield f"<h2><code>{method.upper()} {escape(path)}</code></h2><p>{escape(operation.get('description', ''))}</p>"
+    security = operation.get("security", ())
+    if security:
+        yield f"<p>{'An API key is optional' if {} in security else 'Needs an API key'}: Authorization: Bearer KEY</p>"
     rows = [
         (one["name"], one.get("schema", {}), one.get("required", False), one.get("description", ""))
         for one in operation.get("parameters", ())

@@ -123,3 +123,39 @@ async def test_no_body_is_read_outside_the_api() -> None:
 
     await guard({"type": "http", "method": "POST", "path": "/", "headers": []}, body, send)
     assert sent[0]["status"] == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "key", "status", "route"),
+    [
+        ("POST", "/v1/chat/completions", "", 401, "/v1/chat/completions"),
+        ("POST", "/v1/audio/speech", "wrong", 401, "/v1/audio/speech"),
+        ("GET", "/v1/models/team/a", "", 401, "/v1/models/{model:path}"),
+        ("GET", "/v1/responses", "", 401, "/v1/responses"),
+        ("GET", "/v1/nothing", "", 401, "other"),
+        ("POST", "/v1/chat/completions", "used-up", 429, "/v1/chat/completions"),
+        ("POST", "/v1/chat/completions", "k", 413, "/v1/chat/completions"),
+        ("GET", "/v1/chat/completions", "k", 405, "/v1/chat/completions"),
+        ("GET", "/v1/chat/completions", "", 401, "/v1/chat/completions"),
+        ("GET", "/v1/responses", "k", 404, "/v1/responses"),
+        ("GET", "/v1/nothing", "k", 404, "other"),
+        ("GET", "/v1/models", "k", 200, "/v1/models"),
+    ],
+)
+async def test_a_refused_request_counts_under_its_route(
+    method: str, path: str, key: str, status: int, route: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "keys.yaml"
+    used_up = f"{{name: used-up, sha256: {hash_key('used-up')}, limits: {{requestsPerMinute: 1}}}}"
+    file.write_text(f"keys:\n- {{name: one, sha256: {hash_key('k')}}}\n- {used_up}\n")
+    app = create_app(StaticPipelines(()), GatewaySettings(keys_file=file, max_body_bytes=1024))
+    if key == "used-up":
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+            await client.get("/v1/models", headers={"authorization": "Bearer used-up"})
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        content = b" " * 2000 if method == "POST" else None
+        answer = await client.request(method, path, headers=headers, content=content)
+    metrics = app.state.gateway.metrics.registry
+    assert answer.status_code == status
+    assert metrics.get_sample_value("omni_gateway_requests_total", {"route": route, "status": str(status)}) == 1
