@@ -8,7 +8,13 @@
 #
 # Dependencies are in layers of their own below the code, so that a code change ships megabytes, not gigabytes. Bytecode is
 # compiled at build time: a pod's root file system is read-only, so every start would otherwise compile torch and vLLM again.
+#
+# Build arguments:
+#   PYTHON_IMAGE  the base image. Add the digest that your registry reports: python:3.11-slim-bookworm@sha256:...
+#   HASHES        off: install packages of other files than those whose hashes are in constraints/, for example wheels that
+#                 you have built, or wheels for another version of Python
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+ARG HASHES=on
 
 # ---- base of all images -----------------------------------------------------------------------------------------------
 FROM ${PYTHON_IMAGE} AS base
@@ -28,7 +34,9 @@ RUN apt-get update && apt-get install -y --no-install-recommends libnuma1 libstd
 FROM base AS builder
 # For networks with their own CA: uv then trusts the certificates of the system.
 ENV SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt
-RUN python3 -m venv /opt/uv && /opt/uv/bin/pip install --no-cache-dir --disable-pip-version-check "uv>=0.8,<1"
+COPY constraints/uv.txt /opt/uv.txt
+RUN python3 -m venv /opt/uv \
+    && /opt/uv/bin/pip install --no-cache-dir --disable-pip-version-check --require-hashes --requirement /opt/uv.txt
 # install-venv installs into /opt/venv in the calling stage's layer, so that gigabytes are written once and never copied.
 COPY scripts/images-venv.sh /opt/uv/install-venv
 WORKDIR /src
@@ -36,18 +44,23 @@ WORKDIR /src
 # The pinned requirements of each image. The layers that install them depend only on these lists: an edit of pyproject.toml or
 # of the constraints that changes no list rebuilds none of those layers.
 FROM builder AS requirements
+ARG HASHES
 COPY pyproject.toml ./
 COPY constraints constraints
+COPY scripts/add-hashes.sh ./
 RUN export UV_NO_CACHE=1; /opt/uv/bin/uv pip compile --quiet --no-header --no-annotate --constraint constraints/cpu.txt \
         pyproject.toml --extra operator --extra gateway --extra otel --output-file /requirements/operator.txt \
     && /opt/uv/bin/uv pip compile --quiet --no-header --no-annotate --constraint constraints/cpu.txt \
         --override constraints/overrides-cpu.txt pyproject.toml --extra cpu --output-file /requirements/stage-cpu.txt \
     && /opt/uv/bin/uv pip compile --quiet --no-header --no-annotate --constraint constraints/cpu.txt \
-        pyproject.toml --extra stage --output-file /requirements/stage-sim.txt
+        pyproject.toml --extra stage --output-file /requirements/stage-sim.txt \
+    && { [ "$HASHES" = off ] || sh add-hashes.sh constraints/hashes-cpu.txt /requirements/*.txt; }
 
 FROM requirements AS requirements-gpu
+ARG HASHES
 RUN UV_NO_CACHE=1 /opt/uv/bin/uv pip compile --quiet --no-header --no-annotate --constraint constraints/gpu.txt \
-        --override constraints/overrides-gpu.txt pyproject.toml --extra gpu --output-file /requirements/stage-gpu.txt
+        --override constraints/overrides-gpu.txt pyproject.toml --extra gpu --output-file /requirements/stage-gpu.txt \
+    && { [ "$HASHES" = off ] || sh add-hashes.sh constraints/hashes-gpu.txt /requirements/stage-gpu.txt; }
 
 FROM builder AS code
 COPY pyproject.toml README.md LICENSE ./

@@ -129,6 +129,7 @@ constraints: setup ## Pin the newest dependencies that pyproject.toml allows, in
 	  --python-platform x86_64-manylinux_2_28 --upgrade -o constraints/gpu.txt
 	@$(PY) -m benchmarks.peer.environment | uv pip compile - --quiet --no-annotate --no-header --python-version 3.11 \
 	  --upgrade --override constraints/overrides-cpu.txt -o constraints/peer.txt
+	@$(PY) scripts/hash_constraints.py uv
 
 clean: ## Remove .venv, test logs, demo output and the tools' caches in this folder; downloads and builds in ~/.cache stay
 	rm -rf .venv demo-output .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis test-logs .coverage .coverage.* htmlcov

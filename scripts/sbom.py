@@ -1,12 +1,13 @@
-"""`make sbom`: writes a bill of materials (CycloneDX 1.6) of the Python packages of each image, and checks the
-licences.
+"""`make sbom`: writes a bill of materials (CycloneDX 1.6) of the Python packages of each image and of the shared
+libraries in their wheels, and checks the licences.
 
     python scripts/sbom.py --out sbom
 
-The script finds the packages of an image by following the requirements of the image's extra through the installed
-packages, which come from the same constraints as those of the images. It exits with 1 and names the package if a
-licence is not accepted. The bills do not contain Debian packages of the base image or libraries inside wheels. There is
-no bill for the GPU image, because its packages are not installed here.
+The script finds the packages of an image by following the requirements of the image's extras through the installed
+packages, which come from the same constraints as those of the images. It exits with 1 and names the package or library
+if a licence is not accepted, or if a wheel has a library that bundled_libraries.toml does not name. The bills do not
+contain Debian packages of the base image, or code that is linked into a package's own modules; for Rust, wheels have
+bills of their own (*.dist-info/sboms). There is no bill for the GPU image, because its packages are not installed here.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -23,8 +25,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
-IMAGES = {"operator": "operator", "stage-cpu": "cpu"}
-"""The extra of pyproject.toml that each image installs."""
+IMAGES = {"operator": ("operator", "gateway", "otel"), "stage-cpu": ("cpu",)}
+"""The extras of pyproject.toml that each image installs, as in the Dockerfile."""
+BUNDLED = tomllib.loads((ROOT / "scripts" / "bundled_libraries.toml").read_text(encoding="utf-8"))
 OVERRIDES = ROOT / "constraints" / "overrides-cpu.txt"
 
 _SPDX = {
@@ -57,7 +60,19 @@ PERMISSIVE = frozenset(
         "ISC",
         "PSF-2.0",
     )
-) | {"CNRI-Python", "BSL-1.0", "Unlicense", "CC0-1.0", "Zlib"}
+) | {
+    "CNRI-Python",
+    "BSL-1.0",
+    "Unlicense",
+    "CC0-1.0",
+    "Zlib",
+    "BSD-3-Clause-Clear",
+    "FTL",
+    "IJG",
+    "libpng-2.0",
+    "libtiff",
+    "OpenSSL",
+}
 BY_NAME: Mapping[str, str] = {
     "soxr": "LGPL-2.1-or-later: imported as it is, replaceable",
     "pycountry": "LGPL-2.1-only: imported as it is, replaceable",
@@ -78,6 +93,28 @@ read."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
+class Library:
+    """A shared library in a wheel."""
+
+    name: str
+    version: str
+    """The version in the file's name; empty if it has none."""
+    file: str
+    """Path in the wheel."""
+
+    @property
+    def licence(self) -> str:
+        """An SPDX expression; empty if the library is unknown."""
+        known = BUNDLED["library"].get(self.name, "")
+        return known if isinstance(known, str) else str(known["licence"])
+
+    @property
+    def accepted(self) -> bool:
+        """Whether its licence is permissive, or was accepted with a reason."""
+        return is_permissive(self.licence) or not isinstance(BUNDLED["library"].get(self.name, ""), str)
+
+
+@dataclass(frozen=True, slots=True, order=True)
 class Package:
     """An installed package."""
 
@@ -86,6 +123,8 @@ class Package:
     licence: str
     """An SPDX expression if the package's metadata gives one, else the metadata's own words; empty if there are
     none."""
+    libraries: tuple[Library, ...] = ()
+    """The shared libraries of others in its wheel."""
 
 
 def read_licence(fields: metadata.PackageMetadata) -> str:
@@ -107,6 +146,38 @@ def is_permissive(expression: str) -> bool:
     return bool(names) and all(name in PERMISSIVE for name in names)
 
 
+_LIBRARY = re.compile(
+    r"(?:^|/)lib(?P<name>[^/]+?)(?:[-.][0-9a-f]{8})*(?P<tail>\.[0-9.]+)?\.so(?:\.(?P<version>[0-9.]+[a-z]?))?[^/]*$"
+)
+"""libNAME-HASH.so.VERSION. The hash is of auditwheel; one library has its version before .so."""
+
+
+def list_libraries(package: str, files: Iterable[str]) -> tuple[Library, ...]:
+    """Returns the shared libraries of others among the files of a wheel, sorted. Libraries that are the package's own
+    code are left out, as are extension modules of Python, whose names do not begin with lib."""
+    own = BUNDLED["own"].get(package, ["*"] if NVIDIA.match(package) else [])
+    found = set()
+    for file in files:
+        path = _LIBRARY.search(file) or re.search(r"\.libs/(?P<name>[^/]+?)(?P<tail>)(?P<version>)$", file)
+        if path is None or "*" in own or path["name"] in own:
+            continue
+        # The wheel of soundfile puts the machine into the name.
+        name = re.sub(r"_(x86_64|aarch64|arm64)$", "", path["name"])
+        found.add(Library(name, (path["version"] or path["tail"] or "").strip("."), file))
+    return tuple(sorted(found))
+
+
+def find_library_problems(packages: Iterable[Package]) -> list[str]:
+    """Returns a message for each library whose licence is unknown, or is neither permissive nor has a reason."""
+    return [
+        f"{one.name} {one.version}: its wheel has {library.file}, licence {library.licence or 'unknown'!r}; read it, "
+        "and name the library in scripts/bundled_libraries.toml, or replace the package"
+        for one in packages
+        for library in one.libraries
+        if not library.accepted
+    ]
+
+
 def find_problems(packages: Iterable[Package]) -> list[str]:
     """Returns a message for each package whose licence is neither permissive nor accepted by name."""
     return [
@@ -117,14 +188,14 @@ def find_problems(packages: Iterable[Package]) -> list[str]:
     ]
 
 
-def list_packages(extra: str) -> list[Package]:
-    """Returns the installed packages that omnipipeline[extra] needs, without itself, sorted by name.
+def list_packages(*chosen: str) -> list[Package]:
+    """Returns the installed packages that omnipipeline with these extras needs, without itself, sorted by name.
 
     Raises LookupError if one is not installed.
     """
     overridden = {canonicalize_name(Requirement(line).name) for line in _lines(OVERRIDES)}
     found: dict[str, Package] = {}
-    waiting = [("omnipipeline", frozenset({extra}))]
+    waiting = [("omnipipeline", frozenset(chosen))]
     seen: set[tuple[str, frozenset[str]]] = set()
     while waiting:
         name, extras = waiting.pop()
@@ -137,7 +208,8 @@ def list_packages(extra: str) -> list[Package]:
             if name in overridden:
                 continue
             raise LookupError(f"{name} is needed and not installed; run make setup") from error
-        found[name] = Package(name, package.version, read_licence(package.metadata))
+        libraries = list_libraries(name, map(str, package.files or ()))
+        found[name] = Package(name, package.version, read_licence(package.metadata), libraries)
         for requirement in map(Requirement, package.requires or ()):
             if any(_applies(requirement, one) for one in (*extras, "")):
                 waiting.append((canonicalize_name(requirement.name), frozenset(requirement.extras)))
@@ -176,6 +248,16 @@ def write_bom(image: str, packages: Iterable[Package], file: Path) -> None:
             bom_ref=str(address),
             purl=address,
             licenses=[licences.make_from_string(one.licence)] if one.licence else (),
+            components=[
+                Component(
+                    name=library.name,
+                    version=library.version or None,
+                    type=ComponentType.LIBRARY,
+                    bom_ref=f"{address}#{library.file}",
+                    licenses=[licences.make_from_string(library.licence)] if library.licence else (),
+                )
+                for library in one.libraries
+            ],
         )
         bom.components.add(component)
         bom.register_dependency(root, [component])
@@ -192,12 +274,13 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "sbom")
     options = parser.parse_args()
     problems: list[str] = []
-    for image, extra in IMAGES.items():
-        packages = list_packages(extra)
+    for image, extras in IMAGES.items():
+        packages = list_packages(*extras)
         file = options.out / f"{image}.cdx.json"
         write_bom(image, packages, file)
-        sys.stdout.write(f"{file}: {len(packages)} packages\n")
-        problems += [f"{image}: {problem}" for problem in find_problems(packages)]
+        libraries = sum(len(one.libraries) for one in packages)
+        sys.stdout.write(f"{file}: {len(packages)} packages, {libraries} libraries in them\n")
+        problems += [f"{image}: {one}" for one in find_problems(packages) + find_library_problems(packages)]
     sys.stderr.writelines(f"{problem}\n" for problem in problems)
     return int(bool(problems))
 

@@ -35,7 +35,7 @@ find_uv() {
       echo "python's venv module is missing: apt-get install python3-venv" >&2
       exit 1
     }
-    "$cache/uv/bin/pip" install --quiet "uv>=0.9,<1" >&2
+    "$cache/uv/bin/pip" install --quiet --require-hashes --requirement constraints/uv.txt >&2
   fi
   echo "$cache/uv/bin/uv"
 }

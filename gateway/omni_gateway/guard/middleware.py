@@ -146,8 +146,10 @@ class Guard:
 
 
 def find_route(scope: Scope) -> str:
-    """Returns the path of a request's route, such as /v1/models/{model:path}, also if the guard refused the request before
-    the app looked for its route; empty if there is none."""
+    """Returns the path of a request's route, such as /v1/models/{model:path}; empty if it has none.
+
+    Also for a request that the guard refused before the app looked for its route.
+    """
     if "route" in scope or "app" not in scope:
         return str(getattr(scope.get("route"), "path", ""))
     for wanted in (Match.FULL, Match.PARTIAL):  # PARTIAL: the path of a route, with another method
