@@ -243,3 +243,13 @@ def test_a_damaged_kubeconfig_is_an_error(text: str, tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert result.stderr.startswith("error: cannot find a cluster: the kubeconfig is damaged: ")
     assert "give a file by --kubeconfig or KUBECONFIG" in result.stderr
+
+
+def test_a_name_that_another_pipeline_has() -> None:
+    document = make_document(conditions=GOOD, stages=[entry("thinker", 2, 2)], url="grpc://demo.models.svc:50051")
+    document["status"]["names"] = [
+        {"name": "demo", "since": "2026-11-27T09:00:00Z"},
+        {"name": "tts-1", "message": "belongs to pipeline a/b, which had it first"},
+    ]
+    assert "the name tts-1 belongs to pipeline a/b, which had it first\n" in draw(document)
+    assert "the name demo" not in draw(document)
