@@ -19,9 +19,9 @@ import hmac
 import logging
 import secrets
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
@@ -42,16 +42,6 @@ _SALT_OF: Final = b"omnipipeline cache salt\0"
 
 class KeyFileError(ValueError):
     """The key file is not YAML, or has a wrong field. The message names the field, but not its value."""
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses repeated keys: of two lists `models`, only the second would count."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        if len(set(names)) != len(names):
-            raise yaml.constructor.ConstructorError(None, None, "a field is given twice", node.start_mark)
-        return super().construct_mapping(node, deep)
 
 
 class KeyLimits(FileModel):
@@ -118,15 +108,36 @@ def parse_keys(text: str | bytes) -> tuple[ApiKey, ...]:
     if len(text) > MOST_BYTES:
         raise KeyFileError(f"the file of keys has more than {MOST_BYTES} bytes")
     try:
-        document = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+        document = yaml.safe_load(text)
+        repeated = find_repeated(yaml.compose(text, Loader=yaml.SafeLoader))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         # PyYAML raises ValueError for a date such as 2024-99-99.
         raise KeyFileError("the file of keys is not YAML") from error
+    if repeated:
+        raise KeyFileError(f"a part of the file of keys has two fields {repeated}")
     try:
         return KeyFile.model_validate(document).keys
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         raise KeyFileError(wrong) from None  # pydantic's own message quotes values
+
+
+def find_repeated(root: yaml.Node | None) -> str:
+    """Returns the name of a field that a mapping has twice, empty if there is none. YAML would use the last one."""
+    waiting, seen = [root], set[int]()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen or not isinstance(node, yaml.CollectionNode):
+            continue
+        seen.add(id(node))
+        names: set[str] = set()
+        for item in node.value:
+            if isinstance(node, yaml.MappingNode) and isinstance(item[0], yaml.ScalarNode):
+                if item[0].value in names:
+                    return str(item[0].value[:64])
+                names.add(item[0].value)
+            waiting += item if isinstance(item, tuple) else [item]
+    return ""
 
 
 def find_key(keys: Sequence[ApiKey], presented: str) -> ApiKey | None:

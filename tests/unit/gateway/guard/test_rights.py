@@ -75,7 +75,8 @@ def test_stars_cost_nothing() -> None:
         ("structuredOutput: json", "structuredOutput"),
         ("structuredOutput: ~", "structuredOutput"),
         ("model: [chat]", "model"),
-        ("models: [a], models: [b]", "not YAML"),
+        ("models: [a], models: [b]", "two fields models"),
+        ("priority: {min: 0, min: 1}", "two fields min"),
     ],
 )
 def test_a_wrong_entry_names_its_field(fields: str, says: str) -> None:
