@@ -6,7 +6,9 @@ the limit and the remedy where there are any, and never holds prompt text, token
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 from grpc import StatusCode
 
@@ -21,6 +23,8 @@ class ErrorDetails:
     """Path of the field in the request or configuration, e.g. "start.sampling[talker].top_p"."""
     limit: str = ""
     """The limit that was exceeded, with its unit if it has one."""
+    actual: str = ""
+    """What exceeded the limit, with its unit, such as "6027 tokens"."""
     retry_after_s: float | None = None
     """Seconds after which a retry may succeed; sent as RetryInfo."""
 
@@ -32,10 +36,16 @@ class OmniStageError(Exception):
     reason: reasons.ErrorReason = reasons.ERROR_REASON_INTERNAL
 
     def __init__(
-        self, message: str, *, field: str = "", limit: object = "", retry_after_s: float | None = None
+        self,
+        message: str,
+        *,
+        field: str = "",
+        limit: object = "",
+        actual: str = "",
+        retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message)
-        self.details = ErrorDetails(field=field, limit=str(limit), retry_after_s=retry_after_s)
+        self.details = ErrorDetails(field=field, limit=str(limit), actual=actual, retry_after_s=retry_after_s)
 
 
 class InvalidRequestError(OmniStageError):
@@ -43,6 +53,17 @@ class InvalidRequestError(OmniStageError):
 
     code = StatusCode.INVALID_ARGUMENT
     reason = reasons.ERROR_REASON_INVALID_REQUEST
+
+
+@contextmanager
+def in_field(field: str) -> Iterator[None]:
+    """Sets the field of each InvalidRequestError that is raised in the context without one."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        if not error.details.field:
+            error.details = replace(error.details, field=field)
+        raise
 
 
 class ProtocolViolationError(InvalidRequestError):

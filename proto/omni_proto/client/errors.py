@@ -23,6 +23,7 @@ class OmniRequestError(OmniProtoError):
         request_id: str = "",
         field: str = "",
         limit: str = "",
+        actual: str = "",
         retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message)
@@ -40,6 +41,8 @@ class OmniRequestError(OmniProtoError):
         """Path of the wrong field of the request; empty if no field is wrong."""
         self.limit = limit
         """The limit that was exceeded, with its unit; empty if none was."""
+        self.actual = actual
+        """What exceeded the limit, with its unit, such as "6027 tokens"; empty if it is not known."""
         self.retry_after_s = retry_after_s
         """Seconds after which a retry may succeed; None if the server did not say."""
 
@@ -72,6 +75,7 @@ def error_from_status(status: status_pb2.Status) -> OmniRequestError:
         request_id=read.request_id,
         field=read.field,
         limit=read.limit,
+        actual=read.actual,
         retry_after_s=read.retry_after_s,
     )
 

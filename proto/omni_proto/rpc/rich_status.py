@@ -36,6 +36,8 @@ class RichStatus:
     """Path of the wrong field of the request."""
     limit: str = ""
     """The limit that was exceeded, with its unit."""
+    actual: str = ""
+    """What exceeded the limit, with its unit."""
     retry_after_s: float | None = None
     """Seconds after which a retry may succeed; None without a RetryInfo."""
 
@@ -72,6 +74,7 @@ def read_status(status: status_pb2.Status) -> RichStatus:
         request_id=info.metadata.get("request_id", ""),
         field=field,
         limit=info.metadata.get("limit", ""),
+        actual=info.metadata.get("actual", ""),
         retry_after_s=max(0.0, delays[0].seconds + delays[0].nanos / 1e9) if delays else None,
     )
 

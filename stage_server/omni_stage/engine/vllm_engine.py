@@ -36,6 +36,7 @@ from omni_stage.engine.work import WorkLedger
 from omni_stage.errors import (
     ConfigurationError,
     EngineDeadStageError,
+    InvalidMediaError,
     InvalidRequestError,
     NotReadyError,
     OmniStageError,
@@ -45,6 +46,7 @@ from omni_stage.models.component import (
     Component,
     StageRequest,
     StageStep,
+    UserPrompt,
 )
 from omni_stage.models.edge_stream import EdgeStream
 from omni_stage.payloads import PayloadLimits
@@ -203,7 +205,10 @@ class VllmStageEngine:
             on_submit = partial(preparation.submitted, compiles=compiles)
             run = self._core.stream(request.request_id, prompt, params, priority=request.priority, on_submit=on_submit)
             async with aclosing(run) as outputs:
-                output = await preparation.within(anext(outputs, None))
+                try:
+                    output = await preparation.within(anext(outputs, None))
+                except InvalidMediaError as error:
+                    raise _place(error, request.source) from error
                 work.begin()
                 while output is not None:
                     self._work.note_step()
@@ -266,6 +271,14 @@ def _check_default_sampling(config: StageConfig, component: Component) -> None:
         )
     except InvalidRequestError as error:
         raise ConfigurationError(f"defaultSampling: {error}", field=error.details.field or "defaultSampling") from error
+
+
+def _place(error: InvalidMediaError, source: object) -> InvalidMediaError:
+    """Returns the error with the path of the medium, of which vLLM says only the kind."""
+    _, _, kind = error.details.field.partition("multi_modal_data.")
+    if not kind or not isinstance(source, UserPrompt):
+        return error
+    return InvalidMediaError(str(error), field=source.field_of_largest(kind))
 
 
 def _first_lines(error: Exception) -> str:

@@ -86,7 +86,8 @@ def to_status(error: BaseException, *, stage: str, request_id: str) -> status_pb
     )
     status = status_pb2.Status(code=known.code.value[0], message=str(known)[:MAX_MESSAGE_CHARS])
     details = known.details
-    metadata = {"stage": stage, "request_id": request_id, "field": details.field, "limit": details.limit}
+    metadata = {"stage": stage, "request_id": request_id, "field": details.field}
+    metadata |= {"limit": details.limit, "actual": details.actual}
     info = error_details_pb2.ErrorInfo(
         domain=DOMAIN, reason=reason_name(known.reason), metadata={k: v for k, v in metadata.items() if v}
     )

@@ -27,6 +27,7 @@ def check_room(prepared: StageInput, max_model_len: int) -> None:
             f"prompt and reply have {tokens} tokens together, at most {max_model_len - 1} fit; send the reply in parts",
             field="start.reply",
             limit=f"{max_model_len - 1} tokens",
+            actual=f"{tokens} tokens",
         )
 
 

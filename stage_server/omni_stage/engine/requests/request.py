@@ -229,7 +229,10 @@ class OmniEngineCoreRequest:
         most = traits.max_model_len - (0 if self.pooling_params is not None else 1)
         if tokens > most:
             raise PromptTooLongError(
-                f"{name}: {tokens} tokens, at most {most} fit; shorten the prompt", field=name, limit=f"{most} tokens"
+                f"the prompt has {tokens} tokens, at most {most} fit; shorten it",
+                field=name,
+                limit=f"{most} tokens",
+                actual=f"{tokens} tokens",
             )
 
     @staticmethod

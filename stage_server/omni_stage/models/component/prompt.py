@@ -85,3 +85,22 @@ class UserPrompt:
     """The form that the text must have. Set only if the component's facts say structures_text."""
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the chat template. Empty unless the component's facts say takes_tools."""
+
+    def field_of_largest(self, kind: str) -> str:
+        """Returns the path in Start of the largest medium of a kind: "image", "audio" or "video"."""
+        found = [
+            (size, f"start.chat.messages[{number}].parts[{index}].{kind}")
+            for number, message in enumerate(self.messages or ())
+            for index, part in enumerate(message.parts)
+            if (size := _size_of(part, kind)) is not None
+        ]
+        return max(found)[1] if found else "start.chat.messages"
+
+
+def _size_of(part: TextPart | MediaPart, kind: str) -> int | None:
+    """Returns the pixels or samples of a part of the kind; None for any other part."""
+    if kind == "image" and isinstance(part, ImagePart):
+        return int(part.image.width * part.image.height)
+    if kind == "audio" and isinstance(part, AudioPart):
+        return int(part.samples.size)
+    return int(part.frames.size) if kind == "video" and isinstance(part, VideoPart) else None

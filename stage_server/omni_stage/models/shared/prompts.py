@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from omni_proto.media.video_header import FRAMES_PER_SECOND
-from omni_stage.errors import ConfigurationError, InvalidMediaError, InvalidRequestError
+from omni_stage.errors import ConfigurationError, InvalidMediaError, InvalidRequestError, in_field
 from omni_stage.exchange.reply_form import GivenReply, ReplyTokens
 from omni_stage.media.resample import resample
 from omni_stage.models.component import AudioPart, ChatMessage, ImagePart, TextPart, UserPrompt, VideoPart
@@ -157,10 +157,17 @@ class PromptBuilder:
             raise InvalidRequestError(
                 "this checkpoint has no chat template; send the prompt as text", field="start.chat"
             )
-        parts = [part for message in messages for part in message.parts]
-        images = [part.image for part in parts if isinstance(part, ImagePart)]
+        placed = [
+            (f"start.chat.messages[{index}].parts[{place}]", part)
+            for index, message in enumerate(messages)
+            for place, part in enumerate(message.parts)
+        ]
+        parts = [part for _, part in placed]
+        images = [(f"{path}.image", part.image) for path, part in placed if isinstance(part, ImagePart)]
         videos = [part for part in parts if isinstance(part, VideoPart)]
-        sounds = [sound for part in parts if (sound := _sound_of(part)) is not None]
+        sounds = [
+            (f"{path}.{_KINDS[type(part)]}", sound) for path, part in placed if (sound := _sound_of(part)) is not None
+        ]
         described = [self._describe_message(index, message) for index, message in enumerate(messages)]
         if speaks and self._speech_system_prompt and messages[0].role != "system":
             described.insert(0, {"role": "system", "content": [{"type": "text", "text": self._speech_system_prompt}]})
@@ -174,9 +181,11 @@ class PromptBuilder:
             media["video"] = [video.frames for video in videos]
             settings = {"mm_processor_kwargs": {"fps": float(FRAMES_PER_SECOND), "do_sample_frames": False}}
         if images:
-            media["image"] = [_check_image(image) for image in images]
+            media["image"] = [_check_image(image, field) for field, image in images]
         if sounds:
-            media["audio"] = [(prepare_sound(sound, self._max_audio_samples), SOUND_RATE_HZ) for sound in sounds]
+            media["audio"] = [
+                (prepare_sound(sound, self._max_audio_samples, field), SOUND_RATE_HZ) for field, sound in sounds
+            ]
         if not media:
             return {"prompt_token_ids": self._encode(text, "start.chat")}
         return {"prompt": text, "multi_modal_data": media, **settings}
@@ -197,11 +206,11 @@ class PromptBuilder:
     def _describe_message(self, index: int, message: ChatMessage) -> dict[str, Any]:
         field = f"start.chat.messages[{index}]"
         if message.role not in ROLES:
-            raise InvalidRequestError(f"{field}.role: must be one of {', '.join(ROLES)}", field=f"{field}.role")
+            raise InvalidRequestError(f"role must be one of {', '.join(ROLES)}", field=f"{field}.role")
         content: list[dict[str, str]] = []
-        for part in message.parts:
+        for place, part in enumerate(message.parts):
             if isinstance(part, TextPart):
-                content.append({"type": "text", "text": self._check_text(part.text, f"{field}.parts")})
+                content.append({"type": "text", "text": self._check_text(part.text, f"{field}.parts[{place}]")})
             else:
                 content.append({"type": _KINDS[type(part)]})
         return {"role": message.role, "content": content}
@@ -211,7 +220,7 @@ class PromptBuilder:
         for placeholder in self._placeholders:
             if placeholder in text:
                 raise InvalidRequestError(
-                    f"{field}: holds {placeholder}, which stands for a medium; send media as parts of a chat message",
+                    f"the text holds {placeholder}, which stands for a medium; send media as parts of a chat message",
                     field=field,
                 )
         return text
@@ -221,7 +230,7 @@ class PromptBuilder:
         for placeholder, count in zip(self._placeholders, given, strict=True):
             if text.count(placeholder) != count:
                 raise InvalidRequestError(
-                    f"start.chat: with the checkpoint's chat template, the prompt holds {placeholder} "
+                    f"with the checkpoint's chat template, the prompt holds {placeholder} "
                     f"{text.count(placeholder)} times for {count} media of this kind; text parts must not form "
                     f"{placeholder} together",
                     field="start.chat",
@@ -250,42 +259,41 @@ class PromptBuilder:
         return ids
 
 
-def prepare_sound(sound: AudioPart, max_samples: int) -> np.ndarray:
+def prepare_sound(sound: AudioPart, max_samples: int, field: str) -> np.ndarray:
     """Returns float32 [samples] at 16 kHz.
 
-    Raises InvalidMediaError if these are fewer than MIN_SOUND_SAMPLES or more than max_samples.
+    Raises InvalidMediaError, of the given field, if these are fewer than MIN_SOUND_SAMPLES or more than max_samples.
     """
-    check_sound_length(sound.samples.size * SOUND_RATE_HZ / sound.sampling_rate_hz, max_samples)
+    with in_field(field):
+        check_sound_length(sound.samples.size * SOUND_RATE_HZ / sound.sampling_rate_hz, max_samples)
     samples = resample(sound.samples, sound.sampling_rate_hz, SOUND_RATE_HZ)
     if samples.size < MIN_SOUND_SAMPLES:
         raise InvalidMediaError(
-            f"start.chat: audio is shorter than {1000 * MIN_SOUND_SAMPLES // SOUND_RATE_HZ} ms; send longer audio",
-            field="start.chat",
+            f"the audio is shorter than {1000 * MIN_SOUND_SAMPLES // SOUND_RATE_HZ} ms; send longer audio",
+            field=field,
             limit=f"{1000 * MIN_SOUND_SAMPLES // SOUND_RATE_HZ} ms",
         )
     return samples
 
 
 def check_sound_length(samples: float, max_samples: int) -> None:
-    """Refuse audio of more samples, at SOUND_RATE_HZ, than the model reads in one clip. Raises InvalidMediaError."""
+    """Refuse audio of more samples, at SOUND_RATE_HZ, than the model reads in one clip. Raises InvalidMediaError, whose
+    field the caller adds (in_field)."""
     if samples > max_samples:
         limit_s = max_samples / SOUND_RATE_HZ
         # The feature extractor would cut off the rest silently.
         raise InvalidMediaError(
-            f"start.chat: audio is longer than {limit_s:g} s, the most that the model reads in one clip; send it in "
-            "parts",
-            field="start.chat",
+            f"the audio is longer than {limit_s:g} s, the most that the model reads in one clip; send it in parts",
             limit=f"{limit_s:g} s",
         )
 
 
 def check_aspect(width: int, height: int) -> None:
-    """Refuse an image of extreme aspect ratio. Raises InvalidMediaError."""
+    """Refuse an image of extreme aspect ratio. Raises InvalidMediaError, whose field the caller adds (in_field)."""
     shortest, longest = sorted((width, height))
     if shortest < 1 or longest > MAX_ASPECT_RATIO * shortest:
         raise InvalidMediaError(
-            f"start.chat: an image is more than {MAX_ASPECT_RATIO} times as long as wide; crop it",
-            field="start.chat",
+            f"the picture is more than {MAX_ASPECT_RATIO} times as long as wide; crop it",
             limit=MAX_ASPECT_RATIO,
         )
 
@@ -298,7 +306,8 @@ def _sound_of(part: Any) -> AudioPart | None:
     return part if isinstance(part, AudioPart) else None
 
 
-def _check_image(image: Any) -> Any:
-    check_aspect(*image.size)
+def _check_image(image: Any, field: str) -> Any:
+    with in_field(field):
+        check_aspect(*image.size)
     # Pillow's convert would copy even an RGB image.
     return image if image.mode == "RGB" else image.convert("RGB")

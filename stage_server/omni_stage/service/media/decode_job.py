@@ -76,12 +76,12 @@ class DecodeJob:
             fields = {index: slot.field for index, slot in enumerate(self.slots)}
             raise InvalidMediaError(
                 f"a medium cannot be used: {str(answer['error'])[:_MAX_ERROR_CHARS]}",
-                field=fields.get(number, "start.chat") if type(number) is int else "start.chat",
+                field=fields.get(number, "") if type(number) is int else "",
             )
         sizes = answer.get("sizes")
         fits = isinstance(sizes, list) and len(sizes) == len(self.media)
         if not fits or not all(map(_fits, sizes or (), self.media)):
-            raise InvalidMediaError("the request's media cannot be decoded", field="start.chat")
+            raise InvalidMediaError("the request's media cannot be decoded")
         return [(frames, samples) for frames, samples in sizes or ()]
 
     def take(self, shared: mmap.mmap, sizes: Sequence[tuple[int, int]]) -> list[MediaPart]:
@@ -117,7 +117,7 @@ def _fits(size: Any, medium: dict[str, Any]) -> bool:
 def _take_sound(shared: mmap.mmap, begin: int, count: int, rate_hz: int) -> AudioPart:
     waveform = np.ndarray((count,), np.float32, shared, begin).copy()
     if not np.isfinite(waveform).all():
-        raise InvalidMediaError("audio holds NaN or infinity", field="start.chat")
+        raise InvalidMediaError("audio holds NaN or infinity")
     return AudioPart(waveform, rate_hz)
 
 

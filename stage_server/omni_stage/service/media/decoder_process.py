@@ -68,12 +68,12 @@ class DecoderProcess:
         except TimeoutError as error:
             raise PrepareTimeoutError(
                 f"the request's media were not decoded within {timeout_s:g} s (timeouts.prepare); send simpler ones",
-                field="start.chat",
+                field="start.chat.messages",
                 limit=f"{timeout_s:g} s",
             ) from error
         if not answer:
             _log.warning("a process that decoded media ended: its request is refused")
-            raise InvalidMediaError("the request's media cannot be decoded: the decoder ended", field="start.chat")
+            raise InvalidMediaError("the request's media cannot be decoded: the decoder ended")
         decoded: dict[str, Any] = json.loads(answer)
         return decoded
 

@@ -30,7 +30,13 @@ from omni_proto.media.video_header import (
     VideoHeader,
 )
 from omni_proto.stage.v1 import prompt_pb2
-from omni_stage.errors import InvalidMediaError, InvalidRequestError, PromptTooLongError, RequestTooLargeError
+from omni_stage.errors import (
+    InvalidMediaError,
+    InvalidRequestError,
+    PromptTooLongError,
+    RequestTooLargeError,
+    in_field,
+)
 from omni_stage.media.decode import WORK_BYTES_PER_PIXEL
 from omni_stage.models.component import MediaCost, TakesMedia, TakesVideo
 from omni_stage.service.media.kinds import FRAME_COPIES, MEDIA_TYPES, FramePlan, MediaKind
@@ -94,7 +100,8 @@ def plan_medium(message: prompt_pb2.Media, field: str, kind: MediaKind, rules: M
         )
     if slot.media_id is None:
         return judge_medium(slot, rules)
-    unseen, sound = _bound_unseen(slot, rules)
+    with in_field(field):
+        unseen, sound = _bound_unseen(slot, rules)
     return replace(slot, held_bytes=ENCODED_COPIES * slot.size + unseen + sound, sound_input_bytes=sound)
 
 
@@ -111,7 +118,7 @@ def check_media(media: Sequence[MediaSlot], rules: MediaRules) -> None:
         raise RequestTooLargeError(
             f"the request's media have {decoded} bytes once decoded (3 a pixel that is seen, 4 a sample), at most "
             f"{rules.media.max_decoded_bytes} (media.maxDecodedBytes); send fewer or smaller ones",
-            field="start.chat",
+            field=only_field(media),
             limit=f"{rules.media.max_decoded_bytes} bytes",
         )
     tokens = sum(slot.tokens for slot in media)
@@ -121,7 +128,13 @@ def check_media(media: Sequence[MediaSlot], rules: MediaRules) -> None:
             f"{rules.max_model_len}; send fewer or smaller ones",
             field="start.chat",
             limit=f"{rules.max_model_len} tokens",
+            actual=f"{tokens} tokens",
         )
+
+
+def only_field(media: Sequence[MediaSlot]) -> str:
+    """Returns the field of what is wrong with the media together: the medium's own if there is only one."""
+    return media[0].field if len(media) == 1 else "start.chat.messages"
 
 
 def receive_media(
@@ -142,7 +155,15 @@ def receive_media(
 
 
 def judge_medium(slot: MediaSlot, rules: MediaRules) -> MediaSlot:
-    """Returns the slot with its header and cost, read from its bytes. Raises InvalidRequestError or a subclass."""
+    """Returns the slot with its header and cost, read from its bytes.
+
+    Raises InvalidRequestError or a subclass, of the medium's field: the model's own checks name none.
+    """
+    with in_field(slot.field):
+        return _judge(slot, rules)
+
+
+def _judge(slot: MediaSlot, rules: MediaRules) -> MediaSlot:
     try:
         header = read_header(slot.data)
     except MediaHeaderError as error:

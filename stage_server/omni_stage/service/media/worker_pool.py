@@ -19,10 +19,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
-from omni_stage.errors import DrainingError, OmniStageError
+from omni_stage.errors import DrainingError, OmniStageError, in_field
 from omni_stage.models.component import MediaPart
 from omni_stage.service.media.decode_job import DecodeJob
 from omni_stage.service.media.decoder_process import DecoderProcess
+from omni_stage.service.media.planning import only_field
 from omni_stage.service.media.slots import MediaRules, MediaSlot
 
 WORKERS: Final = 2
@@ -62,8 +63,9 @@ class MediaPool:
             shared = mmap.mmap(descriptor, job.shared_bytes)
             try:
                 await self._in_thread(job.fill, shared)
-                sizes = await self._run(job, descriptor, timeout_s)
-                return await self._in_thread(job.take, shared, sizes)
+                with in_field(only_field(slots)):
+                    sizes = await self._run(job, descriptor, timeout_s)
+                    return await self._in_thread(job.take, shared, sizes)
             finally:
                 await self._in_thread(_release, shared, descriptor)
 

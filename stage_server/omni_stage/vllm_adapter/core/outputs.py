@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,6 +43,10 @@ _ERROR_KINDS: dict[str, type[OmniStageError]] = {
 # vLLM's "repetition": a token was sampled as often in a row as the request allows
 # (SamplingParams.repetition_detection). The stop reason is then "repetition_detected".
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "repetition": FinishReason.STOP}
+
+_LENGTH = re.compile(r"\(length (\d+)\)")
+_MODALITY = re.compile(r"contains a\(n\) (\w+) item")
+"""Parts of messages in vllm/v1/engine/input_processor.py (0.32), whose errors carry no values."""
 
 
 @dataclass(slots=True)
@@ -130,12 +135,18 @@ def translate_error(error: Exception) -> OmniStageError:
     if isinstance(error, VLLMValidationError):
         message = str(error.args[0]) if error.args else "refused by the engine"
         if "longer than the maximum" in message or "maximum context length" in message:
-            return PromptTooLongError("the prompt with its media does not fit the engine's longest sequence")
+            length = _LENGTH.search(message)
+            return PromptTooLongError(
+                "the prompt with its media does not fit the engine's longest sequence",
+                field="prompt",
+                actual=f"{length[1]} tokens" if length else "",
+            )
         if "encoder cache size" in message:
+            kind = _MODALITY.search(message)
             return InvalidMediaError(
-                "a video or an image has more tokens than the engine encodes at once; send a shorter or smaller one, "
-                "or raise engineArgs.maxNumBatchedTokens",
-                field="start.chat",
+                "the medium has more tokens than the engine encodes at once; send a shorter or smaller one, or raise "
+                "engineArgs.maxNumBatchedTokens",
+                field=f"multi_modal_data.{kind[1]}" if kind else "multi_modal_data",
             )
         parameter = error.parameter or ""
         suffix = f": parameter {parameter}" if parameter else ""

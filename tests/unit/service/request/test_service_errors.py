@@ -61,7 +61,7 @@ BAD_STARTS = [
     pytest.param(
         {"chat": {"messages": [{"role": "user", "parts": [{"image": {"data": b"x"}}] * 3}]}},
         "REQUEST_TOO_LARGE",
-        "start.chat",
+        "start.chat.messages[0].parts[2].image",
         id="too many media",
     ),
     pytest.param({"text": "x", **sampled("nobody")}, "INVALID_REQUEST", "start.sampling", id="unknown stage"),

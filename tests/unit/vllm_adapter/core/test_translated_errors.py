@@ -23,4 +23,4 @@ def test_a_medium_that_the_encoder_cache_cannot_hold() -> None:
         InputProcessor._validate_model_input(processor, prompt, "decoder")
     error = translate_error(refused.value)
     assert isinstance(error, InvalidMediaError)
-    assert error.details.field == "start.chat"
+    assert error.details.field == "multi_modal_data.video"

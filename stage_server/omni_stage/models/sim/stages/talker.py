@@ -123,6 +123,7 @@ class CodecRun:
                 "(engineArgs.maxModelLen of this stage); shorten the prompt",
                 field="tensors.mrope_positions",
                 limit=f"{fits} tokens",
+                actual=f"{self._positions} tokens",
             )
         text_rows = self._rows - self._positions
         spoken = math.ceil(text_rows * self._frames_per_row)

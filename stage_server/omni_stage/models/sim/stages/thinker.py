@@ -49,6 +49,7 @@ class Thinker:
                 f"the prompt has {len(ids)} tokens, at most {self._max_model_len - 1} fit; shorten the prompt",
                 field="start.input",
                 limit=f"{self._max_model_len - 1} tokens",
+                actual=f"{len(ids)} tokens",
             )
         sampling = request.sampling
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed

@@ -150,6 +150,7 @@ def _plan_tokens(ids: Sequence[int], max_model_len: int) -> PromptPlan:
             f"the prompt has {len(ids)} tokens; the engine's longest sequence, output included, is {max_model_len}",
             field="start.token_ids.ids",
             limit=f"{max_model_len} tokens",
+            actual=f"{len(ids)} tokens",
         )
     if max(ids) >= 1 << 31:
         raise InvalidRequestError("a token id does not fit 31 bits", field="start.token_ids.ids", limit=(1 << 31) - 1)
@@ -252,13 +253,16 @@ def _check_size(chat: prompt_pb2.ChatPrompt, limits: Limits) -> None:
             field="start.chat.messages",
             limit=MAX_PARTS,
         )
-    media = sum(
-        part.WhichOneof("part") in ("image", "audio", "video") for message in chat.messages for part in message.parts
-    )
-    if media > limits.max_media_per_request:
+    media = [
+        f"start.chat.messages[{number}].parts[{index}].{kind}"
+        for number, message in enumerate(chat.messages)
+        for index, part in enumerate(message.parts)
+        if (kind := part.WhichOneof("part")) in ("image", "audio", "video")
+    ]
+    if len(media) > limits.max_media_per_request:
         raise RequestTooLargeError(
-            f"the request has {media} media, at most {limits.max_media_per_request} (limits.maxMediaPerRequest)",
-            field="start.chat",
+            f"the request has {len(media)} media, at most {limits.max_media_per_request} (limits.maxMediaPerRequest)",
+            field=media[limits.max_media_per_request],
             limit=limits.max_media_per_request,
         )
 

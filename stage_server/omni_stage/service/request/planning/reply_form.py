@@ -97,6 +97,7 @@ def read_reply(start: stage_service_pb2.Start, limits: Limits, max_model_len: in
             f"the reply has {len(ids)} tokens; the engine's longest sequence, prompt included, is {max_model_len}",
             field=field,
             limit=f"{max_model_len} tokens",
+            actual=f"{len(ids)} tokens",
         )
     if max(ids) >= 1 << 31:
         raise InvalidRequestError("a token id does not fit 31 bits", field=field, limit=(1 << 31) - 1)

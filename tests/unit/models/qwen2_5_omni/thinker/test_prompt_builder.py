@@ -77,6 +77,7 @@ def test_sound_is_brought_to_the_encoders_rate(builder: PromptBuilder) -> None:
     assert (samples.size, samples.dtype, rate) == (16_000, np.float32, 16_000)
 
 
+PART = "start.chat.messages[0].parts[0]"
 AUDIO_ID = 640 - len(SPECIAL_TOKENS) + SPECIAL_TOKENS.index("<|AUDIO|>")
 REFUSED: dict[str, tuple[UserPrompt, type[OmniStageError], str]] = {
     "nothing": (UserPrompt(), InvalidRequestError, "start.input"),
@@ -90,7 +91,7 @@ REFUSED: dict[str, tuple[UserPrompt, type[OmniStageError], str]] = {
         "start.token_ids",
     ),
     "placeholder in text": (UserPrompt(text="a <|IMAGE|> b"), InvalidRequestError, "start.text"),
-    "placeholder in chat": (chat(TextPart("<|AUDIO|>")), InvalidRequestError, "start.chat.messages[0].parts"),
+    "placeholder in chat": (chat(TextPart("<|AUDIO|>")), InvalidRequestError, PART),
     "placeholder in two parts of a chat": (
         chat(TextPart("<|IMA"), TextPart("GE|>")),
         InvalidRequestError,
@@ -103,8 +104,13 @@ REFUSED: dict[str, tuple[UserPrompt, type[OmniStageError], str]] = {
     ),
     "no message": (UserPrompt(messages=[]), InvalidRequestError, "start.chat"),
     "unknown role": (chat(TextPart("Hi"), role="tool"), InvalidRequestError, "start.chat.messages[0].role"),
-    "short sound": (chat(AudioPart(make_sound(0, 0.01), 16_000)), InvalidMediaError, "start.chat"),
-    "long image": (chat(ImagePart(Image.new("RGB", (4020, 20)))), InvalidMediaError, "start.chat"),
+    "short sound": (chat(AudioPart(make_sound(0, 0.01), 16_000)), InvalidMediaError, f"{PART}.audio"),
+    "the third of three sounds": (
+        chat(AudioPart(make_sound(0), 16_000), TextPart("x"), AudioPart(make_sound(0, 31.0), 16_000)),
+        InvalidMediaError,
+        "start.chat.messages[0].parts[2].audio",
+    ),
+    "long image": (chat(ImagePart(Image.new("RGB", (4020, 20)))), InvalidMediaError, f"{PART}.image"),
 }
 
 
