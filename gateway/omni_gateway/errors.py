@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
+from omni_gateway.client_paths import NO_PATHS, ClientPaths
 from omni_proto.client import ArgumentError, OmniRequestError
 
 INVALID: Final = "invalid_request_error"
@@ -178,51 +180,39 @@ _BY_REASON: Final[Mapping[str, tuple[type[GatewayError], str]]] = {
     "INVALID_MEDIA": (InvalidMediaError, "invalid_media"),
     "REQUEST_TOO_LARGE": (TooLargeError, "request_too_large"),
 }
-_PARAMS: Final[tuple[tuple[str, str], ...]] = (
-    ("start.audio.voice", "voice"),
-    ("start.chat.template_arguments", "chat_template_kwargs"),
-    ("start.chat.tools", "tools"),
-    ("start.chat.tool_choice", "tool_choice"),
-    ("start.structured_output.regex", "structured_outputs"),
-    ("start.structured_output.choice", "structured_outputs"),
-    ("start.structured_output.grammar", "structured_outputs"),
-    ("start.structured_output", "response_format"),
-    ("start.reply", "input"),
-    ("start.chat", "messages"),
-    ("start.modalities", "modalities"),
-    ("start.seed", "seed"),
-    ("start.priority", "priority"),
-    ("start.cache_salt", "cache_salt"),
-)
-"""Pairs of the beginning of a field's path in Start, and OpenAI's name of the field."""
 
 
-def to_error(error: OmniRequestError | ArgumentError, *, voice_param: str = "voice") -> GatewayError:
-    """Returns the gateway's error for a failed call. voice_param: the route's name of the field for the voice."""
+def to_error(
+    error: OmniRequestError | ArgumentError,
+    paths: ClientPaths = NO_PATHS,
+    max_model_lens: Mapping[str, int] = MappingProxyType({}),
+) -> GatewayError:
+    """Returns the gateway's error for a failed call.
+
+    paths: the client's names of the request's fields. max_model_lens: the longest sequences of stages in tokens, by the
+    stage's name, as far as they are known.
+    """
     if isinstance(error, ArgumentError):
-        return InvalidRequestError(str(error))
+        return InvalidRequestError(paths.translate_text(str(error)))
     kind, code = _BY_REASON.get(error.reason, (_BY_CODE.get(error.code.name, InternalError), None))
     where = f" (stage {error.stage})" if error.stage else ""
-    param = openai_param(error.field)
-    return kind(
-        f"{error.message or error.code.name}{where}",
-        param=voice_param if param == "voice" else param,
-        code=code,
-        retry_after_s=error.retry_after_s,
+    said = paths.translate_text(error.message or error.code.name)
+    param = paths.translate(error.field) if error.field else None
+    if error.reason == "PROMPT_TOO_LONG":
+        param = paths.prompt
+        known = max_model_lens.get(error.stage)
+        limit = f"{known} tokens" if known else error.limit
+        said = _too_long(limit, error.actual or f"more than {error.limit or limit}", paths.prompt, said)
+    return kind(f"{said}{where}", param=param, code=code, retry_after_s=error.retry_after_s)
+
+
+def _too_long(limit: str, actual: str, prompt: str, said: str) -> str:
+    """Returns OpenAI's sentence about a prompt that is too long, which many clients look for in the text of an error.
+    They then shorten the conversation, or ask another model (LiteLLM's context_window_fallbacks)."""
+    return (
+        f"This model's maximum context length is {limit or 'exceeded'}. However, your {prompt} resulted in "
+        f"{actual}. Please reduce the length of the {prompt}. ({said})"
     )
-
-
-def openai_param(field: str) -> str | None:
-    """Returns OpenAI's name of a field of Start, or the field's own path if OpenAI has none; None if field is empty."""
-    if not field:
-        return None
-    for beginning, name in _PARAMS:
-        if field.startswith(beginning):
-            return name
-    if field.startswith("start.sampling"):
-        name = field.rsplit(".", 1)[-1]
-        return "max_completion_tokens" if name == "max_tokens" else name
-    return field
 
 
 @dataclass(frozen=True, slots=True)

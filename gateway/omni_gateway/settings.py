@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,15 @@ class _Model(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True
     )
+
+
+class UnsupportedFields(StrEnum):
+    """What happens to a field of a request that the gateway does not know or does not support."""
+
+    REFUSE = "Refuse"
+    """The request is refused, and the error names the field."""
+    IGNORE = "Ignore"
+    """The field is ignored, and a header of the answer names it."""
 
 
 class MediaSettings(_Model):
@@ -50,6 +60,9 @@ class GatewaySettings(_Model):
     """Maximum number of characters of text in a request's messages."""
     max_speech_chars: Annotated[int, Field(ge=1, le=1 << 20)] = 4096
     """Maximum number of characters to speak in one request. OpenAI's own limit is 4,096."""
+    unsupported_fields: UnsupportedFields = UnsupportedFields.REFUSE
+    """Ignore: requests with fields that are unknown or not supported are answered without them, and the header
+    x-omnipipeline-ignored names these fields. docs/gateway.md lists what is refused nevertheless."""
     media: MediaSettings = MediaSettings()
     """Limits of images, audio and videos."""
     request_seconds: Annotated[float, Field(gt=0, le=86_400)] = 300.0

@@ -10,9 +10,8 @@ from typing import Final, Unpack
 
 from omni_gateway.api.context import Call, Gateway
 from omni_gateway.entries.pipelines import ServedPipeline
-from omni_gateway.errors import to_error
 from omni_gateway.media.encode import Encoder, PcmEncoder, WavEncoder, make_encoder
-from omni_proto.client import AudioChunk, Event, GenerateArguments, OmniRequestError, TextDelta
+from omni_proto.client import ArgumentError, AudioChunk, Event, GenerateArguments, OmniRequestError, TextDelta
 from omni_proto.process.otlp import exemplar_of
 from omni_proto.rpc.metadata import USER_KEY
 
@@ -33,11 +32,14 @@ async def open_answer(
     arguments.setdefault("request_id", call.id)
     arguments.setdefault("traceparent", call.traceparent)
     arguments.setdefault("metadata", ((USER_KEY, gateway.pseudonyms.of(call.key, call.address)),))
-    events = gateway.entries.generate(pipeline, **arguments)
+    try:
+        events = gateway.entries.generate(pipeline, **arguments)
+    except ArgumentError as error:
+        raise call.explain(error) from error
     try:
         first = await anext(events)
     except OmniRequestError as error:
-        raise to_error(error) from error
+        raise call.explain(error) from error
     except BaseException:
         await events.aclose()
         raise
@@ -65,7 +67,7 @@ async def _follow(
                         call.span.mark(f"first {kind}")
                 yield event
         except OmniRequestError as error:
-            failure = to_error(error)
+            failure = call.explain(error)
             call.error = failure.specific_code or failure.code or ""
             raise failure from error
 

@@ -10,14 +10,20 @@ from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from omni_gateway.api.context import call_of
+from omni_gateway.api.context import call_of, gateway_of
+from omni_gateway.api.ignored import drop_unknown
+from omni_gateway.settings import UnsupportedFields
 
 
 class _OnceRequest(Request):
     """A request whose body can be read once. The guard passes it on in one piece, as a bytearray."""
+
+    model: type[BaseModel] | None = None
+    """Of the body, if its unknown fields are ignored."""
 
     async def body(self) -> bytes:
         """Returns the body, which `json` empties."""
@@ -29,12 +35,20 @@ class _OnceRequest(Request):
         """Returns the parsed body. Raises JSONDecodeError, which FastAPI turns into a RequestValidationError."""
         body = await self.body()
         try:
-            return json.loads(body)
+            value = json.loads(body, parse_constant=_refuse_constant)
         except UnicodeDecodeError as error:
             raise json.JSONDecodeError("The body is not UTF-8", "", error.start) from None
         finally:
             if isinstance(body, bytearray):
                 body.clear()
+        if self.model is not None:
+            call_of(self).ignored += drop_unknown(value, self.model)
+        return value
+
+
+def _refuse_constant(name: str) -> None:
+    """Refuses NaN and Infinity, which Python's json reads and JSON does not have."""
+    raise json.JSONDecodeError(f"{name} is not JSON", "", 0)
 
 
 class BodyRoute(APIRoute):
@@ -43,9 +57,13 @@ class BodyRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Returns the function that handles a request."""
         handler = super().get_route_handler()
+        model = self.body_field.field_info.annotation if self.body_field else None
 
         async def handle(request: Request) -> Response:
-            response = await handler(_OnceRequest(request.scope, request.receive))
+            once = _OnceRequest(request.scope, request.receive)
+            if gateway_of(request).settings.unsupported_fields is UnsupportedFields.IGNORE:
+                once.model = model
+            response = await handler(once)
             call_of(request).body_share.release()
             return response
 

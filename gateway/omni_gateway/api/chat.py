@@ -14,17 +14,18 @@ from omni_gateway.api.answer import AudioWriter, open_answer
 from omni_gateway.api.body_route import BodyRoute
 from omni_gateway.api.clock import unix_seconds
 from omni_gateway.api.context import Call, Gateway, call_of, gateway_of, pipelines_of
+from omni_gateway.api.ignored import check_unread
 from omni_gateway.api.live import DONE, EVENT_STREAM, DeferredResponse, LiveResponse, Template, error_event, event
 from omni_gateway.entries.facts import EntryFacts
 from omni_gateway.entries.pipelines import ServedPipeline, find_pipeline
-from omni_gateway.errors import GatewayError, InternalError, InvalidRequestError, UnsupportedError
+from omni_gateway.errors import GatewayError, InternalError, InvalidRequestError
 from omni_gateway.media.encode import encode_whole
 from omni_gateway.media.read import read_media
 from omni_gateway.openai.base64_pieces import Base64Pieces
 from omni_gateway.openai.chat_events import ChatAnswer, finish_reason, read_usage
-from omni_gateway.openai.chat_prompt import build_chat, count_chars, entry_sampling, list_media
+from omni_gateway.openai.chat_prompt import build_chat, chat_paths, count_chars, entry_sampling, fold_seed, list_media
 from omni_gateway.openai.chat_request import AudioOutput, ChatRequest, NamedTool, VoiceId
-from omni_gateway.openai.chat_unsupported import find_unsupported
+from omni_gateway.openai.chat_unsupported import find_unread
 from omni_gateway.openai.text_form import add_form, add_tools
 from omni_gateway.openai.voices import pick_voice
 from omni_proto.client import (
@@ -48,11 +49,12 @@ ROUTE: Final = "/v1/chat/completions"
 async def create_chat_completion(request: Request, body: ChatRequest) -> Response:
     """Answers a conversation with text, and with speech if the request asks for it."""
     gateway, call = gateway_of(request), call_of(request)
-    refuse_unsupported(body)
+    check_unread(gateway, call, find_unread(body))
     call.rights.check(body)
     key, pipeline = find_pipeline(pipelines_of(request), body.model)
     call.model = key
     facts = await gateway.entries.facts(pipeline)
+    call.paths, call.max_model_lens = chat_paths(body), {facts.stage: facts.max_model_len}
     answer = ChatAnswer(
         id=f"chatcmpl-{call.id.removeprefix('req_')}",
         model=key,
@@ -64,19 +66,12 @@ async def create_chat_completion(request: Request, body: ChatRequest) -> Respons
         one_call=body.parallel_tool_calls is False,
     )
     arguments = await read_arguments(gateway, call, pipeline, facts, body)
-    audio_format = body.audio.format if body.audio and answer.speaks else ""
+    audio_format = body.audio.format or "wav" if body.audio and answer.speaks else ""
     # The arguments hold the media. Only the coroutine `opening` keeps them, until the entry stage accepts the request.
     opening = open_answer(gateway, call, ROUTE, pipeline, **arguments)
     if body.stream:
         return DeferredResponse(respond_live(gateway, opening, answer, facts, audio_format))
     return DeferredResponse(respond_whole(opening, answer, facts, audio_format))
-
-
-def refuse_unsupported(body: ChatRequest) -> None:
-    """Raises UnsupportedError that names the first field whose value cannot be served."""
-    found = find_unsupported(body)
-    if found is not None:
-        raise UnsupportedError(f"{found[1]}.", param=found[0])
 
 
 async def read_arguments(
@@ -99,8 +94,8 @@ async def read_arguments(
         arguments["use_audio_in_video"] = True
     add_tools(arguments, body, facts)
     add_form(arguments, body, facts)
-    if body.seed is not None:
-        arguments["seed"] = body.seed
+    if (seed := fold_seed(body.seed)) is not None:
+        arguments["seed"] = seed
     if body.audio is not None and "audio" in modalities:
         arguments["voice"] = read_voice(gateway, pipeline, facts, body.audio)
     if body.priority is not None:

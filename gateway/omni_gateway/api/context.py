@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
 from starlette.requests import Request
 
+from omni_gateway.client_paths import NO_PATHS, ClientPaths
 from omni_gateway.entries.connections import Entries
 from omni_gateway.entries.pipelines import Pipelines, ServedPipeline
+from omni_gateway.errors import GatewayError, to_error
 from omni_gateway.guard.budget import Share
 from omni_gateway.guard.pseudonyms import Pseudonyms
 from omni_gateway.guard.rights import KeyRights
 from omni_gateway.settings import GatewaySettings
 from omni_gateway.telemetry.metrics import GatewayMetrics
 from omni_gateway.telemetry.tracing import RequestSpan, Tracing
+from omni_proto.client import ArgumentError, OmniRequestError
 
 
 @dataclass(slots=True)
@@ -56,8 +60,18 @@ class Call:
     started: float = field(default_factory=time.monotonic)
     audio_seconds: float = 0.0
     """Seconds of audio that stages have returned so far."""
+    paths: ClientPaths = NO_PATHS
+    """The client's names of what the request to the entry stage is made of."""
+    max_model_lens: Mapping[str, int] = field(default_factory=dict)
+    """Longest sequence of the entry stage in tokens, by its name."""
+    ignored: list[str] = field(default_factory=list)
+    """Paths of the request's fields that were ignored, for the header IGNORED_HEADER."""
     error: str = ""
     """Code of the error with which a stage ended the answer after it had accepted the request."""
+
+    def explain(self, error: OmniRequestError | ArgumentError) -> GatewayError:
+        """Returns the client's error for a failed call of the entry stage."""
+        return to_error(error, self.paths, self.max_model_lens)
 
 
 def gateway_of(request: Request) -> Gateway:

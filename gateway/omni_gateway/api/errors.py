@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from fastapi import FastAPI
@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from omni_gateway.api.body_paths import body_keys, join_keys
 from omni_gateway.api.context import gateway_of
 from omni_gateway.errors import (
     GatewayError,
@@ -24,13 +25,9 @@ _CODES = {
     "missing": "missing_required_parameter",
     "union_tag_not_found": "missing_required_parameter",
     "extra_forbidden": "unknown_parameter",
+    "union_kind": "invalid_type",
 }
 _QUOTE: Final = "'"
-_PROBLEMS: Final = 32
-"""Maximum number of pydantic's problems to compare. A large body may have a problem for each of its values."""
-_TAGS: Final[Mapping[str, str]] = {"messages": "role", "content": "type", "response_format": "type"}
-"""Fields that may hold several kinds of objects, each with the name of the object's field that gives the kind. pydantic
-puts this kind into the path of a problem."""
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -48,29 +45,9 @@ def respond(request: Request, error: GatewayError) -> Response:
     return JSONResponse(answer.body, answer.status, dict(answer.headers))
 
 
-def field_path(loc: Sequence[str | int], body: Any, *, missing: bool) -> str:
-    """Returns the path of a wrong field, e.g. messages[0].content, without pydantic's names of union members.
-
-    loc: pydantic's path. missing: whether its last item is a field that the body lacks.
-    """
-    path, here, tag = "", body, ""
-    for place, item in enumerate(loc):
-        if isinstance(item, int):
-            if isinstance(here, list) and item < len(here):
-                path, here = f"{path}[{item}]", here[item]
-            continue
-        if tag and place < len(loc) - 1 and isinstance(here, dict) and here.get(tag) == item:
-            tag = ""  # a part of the type image_url also has a field image_url, which is the next item
-        elif isinstance(here, dict) and item in here:
-            path, here, tag = f"{path}.{item}" if path else item, here[item], _TAGS.get(item, "")
-        elif missing and place == len(loc) - 1:
-            path = f"{path}.{item}" if path else item
-    return path
-
-
 def describe_validation(error: RequestValidationError) -> InvalidRequestError:
     """Returns an error with OpenAI's code for the first problem that pydantic found."""
-    problem = _deepest(error.errors()[:_PROBLEMS], error.body)
+    problem = error.errors()[0]
     kind, loc = problem["type"], problem["loc"]
     if kind == "json_invalid":
         return InvalidRequestError("The body is not JSON.", code="invalid_json")
@@ -82,7 +59,8 @@ def describe_validation(error: RequestValidationError) -> InvalidRequestError:
     path = _path_of(problem, error.body)
     code = _CODES.get(kind, "invalid_type" if kind.endswith("_type") else "invalid_value")
     if kind == "extra_forbidden":
-        return InvalidRequestError(f"Unknown parameter: {path[:256]!r}.", param=path[:256], code=code)
+        said = f"Unknown parameter: {path[:256]!r}. Leave it out, or see the gateway's setting unsupportedFields."
+        return InvalidRequestError(said, param=path[:256], code=code)
     if kind.startswith("union_tag_"):
         context = problem["ctx"]
         path = f"{path}.{context['discriminator'].strip(_QUOTE)}"
@@ -95,20 +73,7 @@ def describe_validation(error: RequestValidationError) -> InvalidRequestError:
 
 
 def _path_of(problem: Mapping[str, Any], body: Any) -> str:
-    return field_path(problem["loc"][1:], body, missing=problem["type"] == "missing")
-
-
-def _deepest(problems: Sequence[Any], body: Any) -> Any:
-    """Returns the first problem, or the deepest one inside the same field.
-
-    A field may allow a text or a list. For a list, pydantic first reports that it is no text, and then what is wrong
-    inside the list.
-    """
-    paths = [_path_of(one, body) for one in problems]
-    field = paths[0]
-    below = (f"{field}.", f"{field}[") if field else ""
-    inside = [place for place, path in enumerate(paths) if path == field or path.startswith(below)]
-    return problems[max(inside, key=lambda place: paths[place].count(".") + paths[place].count("["))]
+    return join_keys(body_keys(problem["loc"][1:], body, missing=problem["type"] == "missing"))
 
 
 async def _answer(request: Request, error: Exception) -> Response:

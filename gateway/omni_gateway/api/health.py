@@ -27,6 +27,7 @@ async def ready(request: Request) -> Response:
     return JSONResponse({"status": reason or "ok"}, 503 if reason else 200)
 
 
+@router.head("/metrics", include_in_schema=False)
 @router.get("/metrics", response_class=Response)
 async def metrics(request: Request) -> Response:
     """Prometheus metrics: omni_gateway_*. In the OpenMetrics format, latencies have exemplars that name a trace."""

@@ -16,6 +16,7 @@ from omni_gateway.openai.voices import list_aliases
 router = APIRouter(tags=["models"])
 
 
+@router.head("/v1/models", include_in_schema=False)  # how some clients test whether the server is there
 @router.get("/v1/models")
 async def list_models(request: Request) -> dict[str, Any]:
     """Lists the served pipelines that are ready; each alias is a model of its own, as OpenAI's clients expect."""
@@ -23,6 +24,7 @@ async def list_models(request: Request) -> dict[str, Any]:
     return {"object": "list", "data": _list_models({key: one for key, one in ids.items() if one.ready}, ids)}
 
 
+@router.head("/v1/models/{model:path}", include_in_schema=False)
 @router.get("/v1/models/{model:path}")
 async def get_model(request: Request, model: str) -> dict[str, Any]:
     """Describes one model, given its id or an alias. Modalities, voices and stages come from its entry stage."""
@@ -38,6 +40,7 @@ async def get_model(request: Request, model: str) -> dict[str, Any]:
     }
 
 
+@router.head("/v1/audio/models", include_in_schema=False)
 @router.get("/v1/audio/models")
 async def list_speech_models(request: Request) -> dict[str, Any]:
     """Lists the ready models of /v1/audio/speech. `models` repeats `data` for Open WebUI, which reads it."""
@@ -49,6 +52,7 @@ async def list_speech_models(request: Request) -> dict[str, Any]:
     return {"object": "list", "data": models, "models": models}
 
 
+@router.head("/v1/audio/voices", include_in_schema=False)
 @router.get("/v1/audio/voices")
 async def list_voices(request: Request, model: str | None = Query(default=None)) -> dict[str, Any]:
     """Lists the voices of all ready models that speak, or of the given model."""

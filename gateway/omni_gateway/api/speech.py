@@ -12,14 +12,17 @@ from starlette.responses import Response
 from omni_gateway.api.answer import AudioWriter, open_answer
 from omni_gateway.api.body_route import BodyRoute
 from omni_gateway.api.context import call_of, gateway_of, pipelines_of
+from omni_gateway.api.ignored import check_unread
 from omni_gateway.api.live import EVENT_STREAM, LiveResponse, error_event, event, run_until_gone
+from omni_gateway.client_paths import SPEECH
 from omni_gateway.entries.pipelines import find_pipeline
 from omni_gateway.errors import GatewayError, InternalError, InvalidRequestError, UnsupportedError
 from omni_gateway.media.encode import MEDIA_TYPES
 from omni_gateway.openai.base64_pieces import Base64Pieces
 from omni_gateway.openai.chat_events import read_usage
+from omni_gateway.openai.chat_prompt import fold_seed
 from omni_gateway.openai.chat_request import VoiceId
-from omni_gateway.openai.speech_request import SpeechRequest, find_unsupported
+from omni_gateway.openai.speech_request import SpeechRequest, find_unread
 from omni_gateway.openai.voices import pick_voice
 from omni_proto.client import AudioChunk, Event, GenerateArguments, Summary
 
@@ -37,8 +40,7 @@ PROMPT: Final = "Read the text aloud."
 async def create_speech(request: Request, body: SpeechRequest) -> Response:
     """Speaks a text. The audio is sent while it is generated: as bytes, or as server-sent events."""
     gateway, call = gateway_of(request), call_of(request)
-    if (found := find_unsupported(body)) is not None:
-        raise UnsupportedError(f"{found[1]}.", param=found[0])
+    check_unread(gateway, call, find_unread(body))
     if len(body.input) > gateway.settings.max_speech_chars:
         raise InvalidRequestError(
             f"input holds {len(body.input)} characters, at most {gateway.settings.max_speech_chars} are allowed.",
@@ -50,6 +52,7 @@ async def create_speech(request: Request, body: SpeechRequest) -> Response:
     key, pipeline = find_pipeline(pipelines_of(request), body.model)
     call.model = key
     facts = await gateway.entries.facts(pipeline)
+    call.paths, call.max_model_lens = SPEECH, {facts.stage: facts.max_model_len}
     if not facts.reads_aloud:
         raise UnsupportedError(f"The model {key!r} does not speak a given text.", param="model", code="invalid_value")
     wanted = body.voice.id if isinstance(body.voice, VoiceId) else body.voice or ""
@@ -60,10 +63,11 @@ async def create_speech(request: Request, body: SpeechRequest) -> Response:
         modalities=["audio"],
         voice=pick_voice(wanted, facts.voices, aliases, param="voice"),
     )
-    if body.seed is not None:
-        arguments["seed"] = body.seed
+    if (seed := fold_seed(body.seed)) is not None:
+        arguments["seed"] = seed
     events = await run_until_gone(request.receive, open_answer(gateway, call, ROUTE, pipeline, **arguments))
-    writer = AudioWriter(body.response_format)
+    form = body.response_format or "mp3"
+    writer = AudioWriter(form)
     if body.stream_format == "sse":
         return LiveResponse(
             stream_events(events, writer),
@@ -78,9 +82,7 @@ async def create_speech(request: Request, body: SpeechRequest) -> Response:
     except BaseException:
         await chunks.aclose()
         raise
-    return LiveResponse(
-        _after(first, chunks), media_type=MEDIA_TYPES[body.response_format], send_s=gateway.settings.send_seconds
-    )
+    return LiveResponse(_after(first, chunks), media_type=MEDIA_TYPES[form], send_s=gateway.settings.send_seconds)
 
 
 async def stream_bytes(events: AsyncGenerator[Event, None], writer: AudioWriter) -> AsyncGenerator[bytes, None]:

@@ -67,12 +67,9 @@ class Entries:
     def generate(self, pipeline: ServedPipeline, **arguments: Unpack[GenerateArguments]) -> AsyncGenerator[Event, None]:
         """Returns the events of a request; see AsyncOmniClient.generate.
 
-        Raises InvalidRequestError, UnavailableError; the returned generator raises OmniRequestError.
+        Raises ArgumentError, UnavailableError; the returned generator raises OmniRequestError.
         """
-        try:
-            return self._client(pipeline).generate(**arguments)
-        except ArgumentError as error:
-            raise to_error(error) from error
+        return self._client(pipeline).generate(**arguments)
 
     async def close(self) -> None:
         """Close every connection."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -13,6 +14,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omni_gateway.api.context import Call, Gateway
+from omni_gateway.api.ignored import IGNORED_HEADER, ignored_header
 from omni_gateway.api.live import ClientLeftError
 from omni_gateway.errors import EncodingError, GatewayError, InternalError, UnavailableError, answer_error
 from omni_gateway.guard.body import BodyGoneError, BodyReader
@@ -28,6 +30,7 @@ log = logging.getLogger(__name__)
 
 PROTECTED: Final = "/v1/"
 """Beginning of the paths that need a key, if keys are configured. No other path takes a body."""
+_SLASHES: Final = re.compile("/{2,}")
 VOICE_LISTS: Final = ("/v1/audio/voices", "/v1/audio/models")
 """Paths that need no key if the setting voicesWithoutKey is true."""
 PROBES: Final = ("/health", "/ready", "/metrics")
@@ -56,6 +59,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope["path"] = plain_path(scope["path"])
         headers = Headers(scope=scope)
         given = trace_context(headers.get("traceparent"))
         span = RequestSpan()
@@ -197,6 +201,8 @@ class _Reply:
             headers["x-request-id"] = self._call.id
             for name, value in self.headers.items():
                 headers[name] = value
+            if self._call.ignored:
+                headers[IGNORED_HEADER] = ignored_header(self._call.ignored)
             if self._gateway.draining:
                 headers["connection"] = "close"
             message = {**message, "headers": headers.raw}
@@ -215,6 +221,15 @@ class _Reply:
         answer = answer_error(error)
         self._gateway.metrics.refused.labels(answer.body["error"]["code"]).inc()
         await send_json(self, answer.status, answer.body, answer.headers)
+
+
+def plain_path(path: str) -> str:
+    """Returns the path without doubled slashes and without one at its end, if it is a path of the API.
+
+    Programs append /chat/completions or /models/ to a base URL that their user typed, with or without a slash.
+    """
+    plain = _SLASHES.sub("/", path)
+    return plain.rstrip("/") if plain.startswith(PROTECTED) else path
 
 
 async def send_json(send: Send, status: int, body: Mapping[str, Any], headers: Mapping[str, str]) -> None:

@@ -16,6 +16,7 @@ from omni_gateway.api import chat, health, models, refused, speech
 from omni_gateway.api.context import Gateway
 from omni_gateway.api.document import complete_document
 from omni_gateway.api.errors import add_error_handlers
+from omni_gateway.api.ignored import IGNORED_HEADER
 from omni_gateway.entries.connections import Entries
 from omni_gateway.entries.pipelines import Pipelines
 from omni_gateway.guard.keys import open_keys
@@ -86,7 +87,7 @@ def create_app(
             allow_origins=list(gateway.settings.cors_origins),
             allow_methods=["GET", "POST"],
             allow_headers=["*"],  # clients add headers of their own, such as x-stainless-arch
-            expose_headers=["x-request-id", "retry-after", *LIMIT_HEADERS],
+            expose_headers=["x-request-id", "retry-after", IGNORED_HEADER, *LIMIT_HEADERS],
         )
         middleware.insert(0, cors)
     app = GatewayApp(

@@ -9,7 +9,7 @@ from omni_gateway.errors import InvalidMediaError, TooLargeError, UnsupportedErr
 from omni_gateway.media.data_uri import AUDIO_TYPES, IMAGE_TYPES, VIDEO_TYPES, decode_base64, read_data_uri
 from omni_gateway.media.fetch import fetch_media
 from omni_gateway.media.transcode import DEMUXERS, Hold, find_form, to_wav
-from omni_gateway.openai.chat_messages import AudioPart, AudioUrlPart, ImagePart, Media, VideoPart
+from omni_gateway.openai.chat_messages import AudioPart, AudioUrlPart, ImagePart, Media, VideoPart, url_of
 from omni_gateway.settings import MediaSettings
 from omni_proto.client import ArgumentError, MediaPart, audio_part, image_part, video_part
 
@@ -26,44 +26,52 @@ async def read_media(found: Sequence[tuple[str, Media]], settings: MediaSettings
     media = []
     for path, part in found:
         if isinstance(part, ImagePart):
-            media.append(await _image(part, f"{path}.image_url.url", settings, hold))
+            media.append(await _image(part, path, settings, hold))
         elif isinstance(part, VideoPart):
-            media.append(await _video(part, f"{path}.video_url.url", settings, hold))
+            media.append(await _video(part, path, settings, hold))
         elif isinstance(part, AudioUrlPart):
-            media.append(await _audio_url(part, f"{path}.audio_url.url", settings, hold))
+            media.append(await _audio_url(part, path, settings, hold))
         else:
             media.append(await _audio(part, path, settings, hold))
     return media
 
 
-async def _image(part: ImagePart, param: str, settings: MediaSettings, hold: Hold) -> MediaPart:
-    data = await _read_url(part.image_url.url, IMAGE_TYPES, param, settings, hold)
+async def _image(part: ImagePart, path: str, settings: MediaSettings, hold: Hold) -> MediaPart:
+    data, param = await _read_url(part, path, IMAGE_TYPES, settings, hold)
     try:
         return image_part(data)
     except ArgumentError as error:
         raise InvalidMediaError(f"{param} is not a PNG or JPEG.", param=param) from error
 
 
-async def _video(part: VideoPart, param: str, settings: MediaSettings, hold: Hold) -> MediaPart:
-    data = await _read_url(part.video_url.url, VIDEO_TYPES, param, settings, hold)
+async def _video(part: VideoPart, path: str, settings: MediaSettings, hold: Hold) -> MediaPart:
+    data, param = await _read_url(part, path, VIDEO_TYPES, settings, hold)
     try:
         return video_part(data)
     except ArgumentError as error:
         raise InvalidMediaError(f"{param} is not MP4, WebM, Matroska or QuickTime.", param=param) from error
 
 
-async def _read_url(url: str, types: Sequence[str], param: str, settings: MediaSettings, hold: Hold) -> bytes:
+async def _read_url(
+    part: ImagePart | VideoPart | AudioUrlPart, path: str, types: Sequence[str], settings: MediaSettings, hold: Hold
+) -> tuple[bytes, str]:
+    """Returns the file and the path of its URL. path: of the part."""
+    below, url = url_of(part)
+    param = path + below
     if url[:5].lower() == "data:":
         hold(len(url) * 3 // 4)
-        return read_data_uri(url, types, param=param, max_bytes=settings.max_bytes)
+        return read_data_uri(url, types, param=param, max_bytes=settings.max_bytes), param
     if url[:8].lower() != "https://":
         raise InvalidMediaError(f"{param} must be a data: URI or an https URL.", param=param)
     if not settings.fetch_https:
         raise UnsupportedError(
             "This gateway fetches no media: send a data: URI, or switch media.fetchHttps on.", param=param
         )
-    return await fetch_media(
-        url, types, param=param, max_bytes=settings.max_bytes, max_seconds=settings.fetch_seconds, hold=hold
+    return (
+        await fetch_media(
+            url, types, param=param, max_bytes=settings.max_bytes, max_seconds=settings.fetch_seconds, hold=hold
+        ),
+        param,
     )
 
 
@@ -75,8 +83,8 @@ async def _audio(part: AudioPart, path: str, settings: MediaSettings, hold: Hold
     return await _decode_audio(data, form, form, param, settings, hold)
 
 
-async def _audio_url(part: AudioUrlPart, param: str, settings: MediaSettings, hold: Hold) -> MediaPart:
-    data = await _read_url(part.audio_url.url, AUDIO_TYPES, param, settings, hold)
+async def _audio_url(part: AudioUrlPart, path: str, settings: MediaSettings, hold: Hold) -> MediaPart:
+    data, param = await _read_url(part, path, AUDIO_TYPES, settings, hold)
     return await _decode_audio(data, find_form(data), "WAV, FLAC, MP3 or Opus", param, settings, hold)
 
 

@@ -2,56 +2,58 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
-
-class Body(BaseModel):
-    """Base of request bodies. Unknown fields are errors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+from omni_gateway.openai.body import LIST, OBJECT, Body, CacheHints, Text, by_kind
 
 
-class TextPart(Body):
+class TextPart(CacheHints):
     """A text part of a message."""
 
     type: Literal["text"]
     text: str
+    annotations: Any = None
+    """Added by LangChain to the parts of an answer, like the next three; without effect."""
+    extras: Any = None
+    id: Any = None
+    index: Any = None
 
 
-class ImageUrl(Body):
+class ImageUrl(CacheHints):
     """The URL of an image."""
 
     url: str
     """data:image/png;base64,... or, if the gateway allows it, an https URL."""
-    detail: Literal["auto", "low", "high"] | None = None
-    """Only "auto": the image's size determines the detail."""
+    detail: Literal["auto", "low", "high", "original"] | None = None
+    """A hint; without effect, because the image's size determines the detail."""
 
 
-class ImagePart(Body):
+class ImagePart(CacheHints):
     """An image, PNG or JPEG."""
 
     type: Literal["image_url"]
-    image_url: ImageUrl
+    image_url: Annotated[Text | Annotated[ImageUrl, OBJECT], by_kind("a URL or an object with url")]
 
 
-class VideoUrl(Body):
+class VideoUrl(CacheHints):
     """The URL of a video."""
 
     url: str
     """data:video/mp4;base64,... or, if the gateway allows it, an https URL."""
 
 
-class VideoPart(Body):
+class VideoPart(CacheHints):
     """A video in MP4, WebM, Matroska or QuickTime (vLLM's and OpenRouter's extension). Only for models that read
     video."""
 
     type: Literal["video_url"]
-    video_url: VideoUrl
+    video_url: Annotated[Text | Annotated[VideoUrl, OBJECT], by_kind("a URL or an object with url")]
 
 
-class InputAudio(Body):
+class InputAudio(CacheHints):
     """Encoded audio."""
 
     data: str
@@ -59,28 +61,28 @@ class InputAudio(Body):
     format: Literal["wav", "mp3", "flac", "opus"]
 
 
-class AudioPart(Body):
+class AudioPart(CacheHints):
     """An audio part of a message."""
 
     type: Literal["input_audio"]
     input_audio: InputAudio
 
 
-class AudioUrl(Body):
+class AudioUrl(CacheHints):
     """The URL of audio."""
 
     url: str
     """data:audio/wav;base64,... or, if the gateway allows it, an https URL."""
 
 
-class AudioUrlPart(Body):
+class AudioUrlPart(CacheHints):
     """Audio in WAV, FLAC, MP3 or Opus (vLLM's extension). The bytes show which of these it is."""
 
     type: Literal["audio_url"]
-    audio_url: AudioUrl
+    audio_url: Annotated[Text | Annotated[AudioUrl, OBJECT], by_kind("a URL or an object with url")]
 
 
-class RefusalPart(Body):
+class RefusalPart(CacheHints):
     """The text with which an earlier answer refused."""
 
     type: Literal["refusal"]
@@ -91,28 +93,41 @@ Media = ImagePart | AudioPart | AudioUrlPart | VideoPart
 ContentPart = Annotated[TextPart | Media, Field(discriminator="type")]
 AnswerPart = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
 
+_PARTS: Final = "a text or a list of parts"
+_PART = by_kind("a text or an object with type")
+# A plain text in a list is a text part, as in vLLM: LangChain sends such lists unchanged.
+_ContentParts = list[Annotated[Text | Annotated[ContentPart, OBJECT], _PART]]
+_AnswerParts = list[Annotated[Text | Annotated[AnswerPart, OBJECT], _PART]]
+_TextParts = list[Annotated[Text | Annotated[TextPart, OBJECT], _PART]]
+Texts = Annotated[Text | Annotated[_TextParts, LIST], by_kind(_PARTS)]
 
-class SystemMessage(Body):
+
+class _Message(CacheHints):
+    name: str | None = None
+    """Name of the speaker, or of the function that was called; the chat template may read it."""
+    id: Any = None
+    """A label of the client; without effect."""
+
+
+class SystemMessage(_Message):
     """Instructions for the whole conversation. "developer" is OpenAI's newer name for the role "system"."""
 
     role: Literal["system", "developer"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
-    name: str | None = None
+    content: Texts
 
 
-class UserMessage(Body):
+class UserMessage(_Message):
     """A message of the user."""
 
     role: Literal["user"]
-    content: str | Annotated[list[ContentPart], Field(min_length=1)]
-    name: str | None = None
+    content: Annotated[Text | Annotated[_ContentParts, LIST], by_kind(_PARTS)]
 
 
 class PastAudio(Body):
     """The audio of an earlier answer. The model reads its transcript. An id alone is refused, because the gateway
     stores no audio."""
 
-    id: str
+    id: str | None = None
     transcript: str | None = None
     data: Any = None
     """Without effect."""
@@ -123,68 +138,96 @@ class PastAudio(Body):
 class FunctionCall(Body):
     """A function that the model called."""
 
+    model_config = ConfigDict(extra="ignore", json_schema_extra={"additionalProperties": True})
+
     name: Annotated[str, Field(min_length=1, max_length=64)]
-    arguments: str
-    """A JSON object, as text."""
-    parsed_arguments: Any = None
-    """Added by openai-python; without effect, because `arguments` says the same."""
+    arguments: Annotated[Text | Annotated[dict[str, Any], OBJECT], by_kind("JSON text or an object")] = ""
+    """A JSON object, usually as text."""
 
 
 class PastCall(Body):
-    """A tool call of an earlier answer."""
+    """A tool call of an earlier answer. Programs add fields of their own, such as `index` or a signature, and send them
+    back; they have no effect."""
+
+    model_config = ConfigDict(extra="ignore", json_schema_extra={"additionalProperties": True})
 
     id: Annotated[str, Field(min_length=1, max_length=256)]
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: FunctionCall
-    index: int | None = None
-    """Sent by clients that join the pieces of a stream; without effect."""
 
 
-class AssistantMessage(Body):
+class AssistantMessage(_Message):
     """An earlier answer of the model. A client may append the message of an answer as its library returns it."""
 
     role: Literal["assistant"]
-    content: str | Annotated[list[AnswerPart], Field(min_length=1)] | None = None
-    name: str | None = None
+    content: Annotated[Text | Annotated[_AnswerParts, LIST], by_kind(_PARTS)] | None = None
     audio: PastAudio | None = None
     refusal: str | None = None
-    reasoning: str | None = None
-    """Without effect: the prompt does not contain it."""
-    reasoning_content: str | None = None
-    """Another name of `reasoning`; without effect."""
+    reasoning: Any = None
+    """Without effect, like the next four: the prompt does not contain it."""
+    reasoning_content: Any = None
+    reasoning_details: Any = None
+    reasoning_items: Any = None
+    thinking_blocks: Any = None
     parsed: Any = None
     """Added by openai-python and openai for Node; without effect, because `content` says the same."""
     annotations: Any = None
-    """Without effect: the model does not read them."""
+    """Without effect, like the next three: the model does not read them."""
+    citations: Any = None
+    images: Any = None
+    phase: Any = None
     provider_specific_fields: Any = None
     """Added by LiteLLM; without effect."""
+    extra_content: Any = None
+    """Added by Gemini's API; without effect."""
     function_call: Any = None
     """Only null: the older form of tool_calls."""
     tool_calls: Annotated[list[PastCall], Field(max_length=128)] | None = None
 
 
-class ToolMessage(Body):
+class ToolMessage(_Message):
     """The result of a tool call."""
 
     role: Literal["tool"]
     tool_call_id: Annotated[str, Field(min_length=1, max_length=256)]
-    name: str | None = None
-    """Name of the function that was called."""
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
-
-
-def said_by(message: AssistantMessage) -> str | list[TextPart] | None:
-    """Returns the text of an earlier answer: its content, or else its refusal or the transcript of its audio."""
-    if isinstance(message.content, list):
-        return [
-            TextPart(type="text", text=part.refusal) if isinstance(part, RefusalPart) else part
-            for part in message.content
-        ]
-    if message.content is not None:
-        return message.content
-    if message.refusal is not None:
-        return message.refusal
-    return None if message.audio is None else message.audio.transcript
+    content: Texts = ""
 
 
 Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One part of what a message says."""
+
+    path: str
+    """Path of the part below its message, such as ".content[0]"."""
+    what: str | Media
+
+
+def said_by(message: Message) -> list[Said]:
+    """Returns what the model reads of a message. Of an earlier answer without content, this is its refusal or the
+    transcript of its audio."""
+    content = message.content
+    if not content and isinstance(message, AssistantMessage):
+        # LangChain sends content "" with the audio or the refusal of an answer.
+        if message.refusal is not None:
+            return [Said(".refusal", message.refusal)]
+        if message.audio is not None:
+            return [Said(".audio.transcript", message.audio.transcript)] if message.audio.transcript else []
+    if isinstance(content, list):
+        return [Said(f".content[{place}]", _what(part)) for place, part in enumerate(content)] or [Said(".content", "")]
+    return [] if content is None else [Said(".content", content)]
+
+
+def _what(part: str | TextPart | RefusalPart | Media) -> str | Media:
+    if isinstance(part, TextPart):
+        return part.text
+    return part.refusal if isinstance(part, RefusalPart) else part
+
+
+def url_of(part: ImagePart | VideoPart | AudioUrlPart) -> tuple[str, str]:
+    """Returns the path of a part's URL below the part, such as ".image_url.url", and the URL itself."""
+    name = part.type
+    value = getattr(part, name)
+    return (f".{name}", value) if isinstance(value, str) else (f".{name}.url", value.url)

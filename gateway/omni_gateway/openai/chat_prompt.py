@@ -5,36 +5,66 @@ Pure functions: the caller reads the media.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from omni_gateway.client_paths import ClientPaths
 from omni_gateway.errors import InvalidRequestError
 from omni_gateway.openai.chat_messages import (
     AssistantMessage,
+    AudioPart,
+    FunctionCall,
     Media,
     Message,
-    TextPart,
     ToolMessage,
     said_by,
+    url_of,
 )
 from omni_gateway.openai.chat_request import ChatRequest
 from omni_proto.client import ChatMessage, MediaPart, Part, ToolCall
 
 _ENTRY_SAMPLING: Final = (
-    *("temperature", "top_p", "top_k", "min_p", "ignore_eos"),
+    *("temperature", "top_k", "min_p", "ignore_eos"),
     *("repetition_penalty", "frequency_penalty", "presence_penalty", "min_tokens"),
 )
+_LEAST_TOP_P: Final = 1e-6
+"""OpenAI's API allows a top_p of 0, and vLLM does not. This one, too, leaves only the most likely token."""
+_SEED_BITS: Final = (1 << 63) - 1
 
 
 def list_media(messages: Sequence[Message]) -> list[tuple[str, Media]]:
-    """Returns the media of the messages in order, each with the path of its field."""
+    """Returns the media of the messages in order, each with the path of its part."""
     return [
-        (f"messages[{index}].content[{place}]", part)
+        (f"messages[{index}]{said.path}", said.what)
         for index, message in enumerate(messages)
-        if not isinstance(message.content, str | None)
-        for place, part in enumerate(message.content)
-        if isinstance(part, Media)
+        for said in said_by(message)
+        if not isinstance(said.what, str)
     ]
+
+
+def chat_paths(body: ChatRequest) -> ClientPaths:
+    """Returns the client's names of what build_chat, entry_sampling and add_form make."""
+    form = {"json_schema": "response_format.json_schema.schema", "json_object": "response_format"}
+    if body.structured_outputs is not None:
+        names = {name: info.alias or name for name, info in type(body.structured_outputs).model_fields.items()}
+        form = {name: f"structured_outputs.{alias}" for name, alias in names.items()}
+    return ClientPaths(
+        parts=[
+            [f"messages[{index}]{said.path}{_bytes_of(said.what)}" for said in said_by(one)]
+            for index, one in enumerate(body.messages)
+        ],
+        form=form,
+        max_tokens="max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",
+        has_messages=True,
+    )
+
+
+def _bytes_of(part: str | Media) -> str:
+    """Returns the path of a medium's bytes below its part; empty for text."""
+    if isinstance(part, str):
+        return ""
+    return ".input_audio.data" if isinstance(part, AudioPart) else url_of(part)[0]
 
 
 def build_chat(messages: Sequence[Message], media: Sequence[MediaPart]) -> list[ChatMessage]:
@@ -42,17 +72,13 @@ def build_chat(messages: Sequence[Message], media: Sequence[MediaPart]) -> list[
     rest = iter(media)
     chat = []
     for message in messages:
-        role = "system" if message.role == "developer" else message.role
-        content = said_by(message) if isinstance(message, AssistantMessage) else message.content
-        parts: list[Part] = []
-        for part in [content] if isinstance(content, str) else content or []:
-            parts.append(part if isinstance(part, str) else part.text if isinstance(part, TextPart) else next(rest))
+        parts: list[Part] = [said.what if isinstance(said.what, str) else next(rest) for said in said_by(message)]
         calls = (isinstance(message, AssistantMessage) and message.tool_calls) or ()
         chat.append(
             ChatMessage(
-                role,
+                "system" if message.role == "developer" else message.role,
                 tuple(parts),
-                tuple(ToolCall(call.id, call.function.name, call.function.arguments) for call in calls),
+                tuple(ToolCall(call.id, call.function.name, _arguments(call.function)) for call in calls),
                 message.tool_call_id if isinstance(message, ToolMessage) else "",
                 message.name or "",
             )
@@ -60,17 +86,16 @@ def build_chat(messages: Sequence[Message], media: Sequence[MediaPart]) -> list[
     return chat
 
 
+def _arguments(function: FunctionCall) -> str:
+    return function.arguments if isinstance(function.arguments, str) else json.dumps(function.arguments)
+
+
 def count_chars(messages: Sequence[Message]) -> int:
     """Returns the number of characters of text in the messages."""
-    total = 0
-    for message in messages:
-        total += len(message.name or "")
-        content = said_by(message) if isinstance(message, AssistantMessage) else message.content
-        if isinstance(content, str):
-            total += len(content)
-        else:
-            total += sum(len(part.text) for part in content or () if isinstance(part, TextPart))
-    return total
+    return sum(
+        len(message.name or "") + sum(len(said.what) for said in said_by(message) if isinstance(said.what, str))
+        for message in messages
+    )
 
 
 def entry_sampling(request: ChatRequest) -> dict[str, Any]:
@@ -80,8 +105,17 @@ def entry_sampling(request: ChatRequest) -> dict[str, Any]:
         raise InvalidRequestError("max_tokens is the older name of max_completion_tokens; send one", param="max_tokens")
     values: Mapping[str, Any] = {
         **{name: getattr(request, name) for name in _ENTRY_SAMPLING},
+        "top_p": None if request.top_p is None else max(request.top_p, _LEAST_TOP_P),
         "max_tokens": older if limit is None else limit,
         "stop": request.stop or None,
         "stop_token_ids": request.stop_token_ids or None,
     }
     return {name: value for name, value in values.items() if value is not None}
+
+
+def fold_seed(seed: int | None) -> int | None:
+    """Returns the seed for the stages, from 0 to 2**63 - 1; None if they choose one, as -1 asks for.
+
+    Other numbers are folded into this range: OpenAI's seeds may be negative, and JavaScript rounds large ones up.
+    """
+    return None if seed is None or seed == -1 else seed & _SEED_BITS

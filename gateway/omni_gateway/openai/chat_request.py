@@ -1,7 +1,7 @@
 """The body of POST /v1/chat/completions, with OpenAI's field names.
 
-Unknown fields are refused, and the error names them. OpenAI's fields that this gateway does not support are declared as
-well, so that `find_unsupported` can name the field and the remedy.
+Unknown fields are refused, and the error names them. OpenAI's fields that this gateway does not honour are declared as
+well: chat_unsupported.py says what becomes of them (ADR 0036).
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from omni_gateway.openai.chat_messages import Body, Message
+from omni_gateway.openai.body import LIST, OBJECT, TEXT, Body, CacheHints, Text, by_kind
+from omni_gateway.openai.chat_messages import Message
 from omni_gateway.openai.surrogates import Utf8Body
 
 
-class FunctionTool(Body):
+class FunctionTool(CacheHints):
     """A function that the model may call."""
 
     name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
@@ -25,7 +26,7 @@ class FunctionTool(Body):
     """If true, the arguments always fit the schema. Refused if the model's parser cannot guarantee this."""
 
 
-class Tool(Body):
+class Tool(CacheHints):
     """A tool."""
 
     type: Literal["function"]
@@ -80,7 +81,10 @@ ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Fie
 class StructuredOutputs(Body):
     """The form of the text, with vLLM's names of the fields. Exactly one field must be set."""
 
-    json_schema: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
+    json_schema: Annotated[
+        Annotated[Text | Annotated[dict[str, Any], OBJECT], by_kind("JSON text or an object")] | None,
+        Field(alias="json"),
+    ] = None
     """JSON that fits this schema, which is an object or JSON text."""
     json_object: bool | None = None
     """If true, any JSON object."""
@@ -98,12 +102,16 @@ class VoiceId(Body):
     id: str
 
 
+Voice = Annotated[Text | Annotated[VoiceId, OBJECT], by_kind("a name or an object with id")]
+Seed = Annotated[int, Field(ge=-(2**63), le=2**64)]
+
+
 class AudioOutput(Body):
     """The format and voice of the returned audio."""
 
-    format: Literal["wav", "aac", "mp3", "flac", "opus", "pcm16"]
-    """pcm16: signed 16 bit, little-endian; the built-in models return one channel at 24,000 Hz."""
-    voice: str | VoiceId | None = None
+    format: Literal["wav", "aac", "mp3", "flac", "opus", "pcm16"] | None = None
+    """Default: wav. pcm16: signed 16 bit, little-endian; the built-in models return one channel at 24,000 Hz."""
+    voice: Voice | None = None
     """A voice from /v1/audio/voices, or an alias. Default: the model's first voice."""
 
 
@@ -116,7 +124,9 @@ class StreamOptions(Body):
     """Send a chunk with `stage` and without choices when a stage accepts the request, and another one, with the stage's
     timings, when the stage has finished."""
     include_obfuscation: bool | None = None
-    """Only false: chunks are never padded."""
+    """Without effect: chunks are never padded."""
+    continuous_usage_stats: bool | None = None
+    """vLLM extension; only false: the usage comes at the end."""
 
 
 class ProcessorOptions(Body):
@@ -126,12 +136,12 @@ class ProcessorOptions(Body):
     """Whether the model also gets the audio of the videos. Set it in every turn of a conversation or in none."""
 
 
-class ChatRequest(Utf8Body):
+class ChatRequest(Utf8Body, CacheHints):
     """A chat completion."""
 
     model: str
     messages: Annotated[list[Message], Field(min_length=1, max_length=2048)]
-    modalities: Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=2)] | None = None
+    modalities: Annotated[list[Literal["text", "audio"]], Field(max_length=2)] | None = None
     """Default: text."""
     audio: AudioOutput | None = None
     """Required with the modality audio."""
@@ -142,15 +152,24 @@ class ChatRequest(Utf8Body):
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     """Older name of max_completion_tokens."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
-    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
+    seed: Seed | None = None
+    """-1, like null, lets each stage choose."""
+    stop: (
+        Annotated[Text | Annotated[list[str], Field(max_length=16), LIST], by_kind("a text or a list of texts")] | None
+    ) = None
 
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
     """Functions that the model may call. Only for models whose entry stage sets engineArgs.toolCallParser."""
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: (
+        Annotated[
+            Annotated[Literal["none", "auto", "required"], TEXT] | Annotated[NamedTool, OBJECT],
+            by_kind("'none', 'auto', 'required' or an object that names a function"),
+        ]
+        | None
+    ) = None
     parallel_tool_calls: bool | None = None
     """If false, only the first call is returned, as with vLLM."""
     response_format: ResponseFormat | None = None
@@ -180,14 +199,28 @@ class ChatRequest(Utf8Body):
     mm_processor_kwargs: ProcessorOptions | None = None
     """vLLM extension: how videos are read."""
 
-    user: str | None = None
+    user: Any = None
     """A label; without effect."""
-    safety_identifier: str | None = None
+    safety_identifier: Any = None
     """A label; without effect."""
-    metadata: dict[str, str] | None = None
+    metadata: Any = None
     """Labels; without effect, because nothing is stored."""
-    prompt_cache_key: str | None = None
+    prompt_cache_key: Any = None
     """A hint; without effect, because the engine finds equal prefixes by itself."""
+    prompt_cache_options: Any = None
+    """A hint; without effect."""
+    prompt_cache_retention: Any = None
+    """A hint; without effect."""
+    service_tier: str | None = None
+    """A hint; without effect, because there is one tier. `priority` sets the order of service."""
+    prediction: Any = None
+    """A hint; without effect, because it makes an answer only faster."""
+    reasoning_effort: str | None = None
+    """A hint; without effect. Some models read chat_template_kwargs instead, e.g. {"enable_thinking": false}."""
+    verbosity: str | None = None
+    """A hint; without effect."""
+    include_reasoning: bool | None = None
+    """vLLM extension; only true: the answer contains the reasoning, if the model's is recognized."""
     store: bool | None = None
     """Only false."""
     n: int | None = None
@@ -198,23 +231,11 @@ class ChatRequest(Utf8Body):
     """Only 0."""
     logit_bias: dict[str, float] | None = None
     """Only empty."""
-    service_tier: str | None = None
-    """Only auto or default."""
     functions: list[Any] | None = None
     """Not supported: the older form of tools."""
     function_call: Any = None
     """Not supported: the older form of tool_choice."""
-    reasoning_effort: str | None = None
-    """Not supported."""
-    verbosity: str | None = None
-    """Not supported."""
-    prediction: Any = None
-    """Not supported."""
     web_search_options: Any = None
     """Not supported."""
     moderation: Any = None
-    """Not supported."""
-    prompt_cache_options: Any = None
-    """Not supported."""
-    prompt_cache_retention: Any = None
     """Not supported."""

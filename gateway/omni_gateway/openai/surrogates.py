@@ -8,7 +8,7 @@ from typing import Any, Final
 from pydantic import model_validator
 
 from omni_gateway.errors import InvalidRequestError
-from omni_gateway.openai.chat_messages import Body
+from omni_gateway.openai.body import Body
 
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 

@@ -12,6 +12,7 @@ from omni_gateway.http_server.app import create_app
 
 PART = "messages[0].content[0]"
 URL = {"url": "data:image/png;base64,AAAA"}
+JSON = "response_format.json_schema.schema"
 ALLOWED = "'text', 'image_url', 'input_audio', 'audio_url', 'video_url'"
 
 
@@ -32,9 +33,10 @@ def ask(messages: list[Any], **fields: Any) -> dict[str, Any]:
         ({"image_url": URL}, f"{PART}.type", "Missing required parameter"),
         ({"type": "image_url", "image_url": URL, "uuid": "x"}, f"{PART}.uuid", "Unknown parameter"),
         ({"type": "image_url", "image_url": {**URL, "uuid": "x"}}, f"{PART}.image_url.uuid", "Unknown parameter"),
-        ({"type": "image_url", "image_url": {**URL, "detail": "high"}}, f"{PART}.image_url.detail", "must be 'auto'"),
-        ({"type": "image_url", "image_url": "data:"}, f"{PART}.image_url", "should be a valid dictionary"),
-        ({"type": "text", "text": "a", "cache_control": {}}, f"{PART}.cache_control", "Unknown parameter"),
+        ({"type": "image_url", "image_url": {**URL, "detail": "big"}}, f"{PART}.image_url.detail", "'auto', 'low'"),
+        ({"type": "image_url", "image_url": ["data:"]}, f"{PART}.image_url", "should be a URL or an object with url"),
+        ({"type": "image_url", "image_url": {"uri": "x"}}, f"{PART}.image_url.url", "Missing required parameter"),
+        ({"type": "text", "text": "a", "weight": {}}, f"{PART}.weight", "Unknown parameter"),
         ({"type": "text", "text": 1}, f"{PART}.text", "should be a valid string"),
         ({"type": "text"}, f"{PART}.text", "Missing required parameter"),
         (
@@ -42,7 +44,7 @@ def ask(messages: list[Any], **fields: Any) -> dict[str, Any]:
             f"{PART}.input_audio.format",
             "should be 'wav', 'mp3', 'flac' or 'opus'",
         ),
-        ("words", PART, "should be a valid dictionary"),
+        (5, PART, "should be a text or an object with type"),
     ],
 )
 def test_a_wrong_part_of_a_message_is_named(part: Any, param: str, says: str) -> None:
@@ -67,6 +69,36 @@ def test_a_wrong_part_of_a_message_is_named(part: Any, param: str, says: str) ->
 def test_a_wrong_message_is_named(message: dict[str, Any], param: str, code: str) -> None:
     error = ask([message])
     assert (error["param"], error["code"]) == (param, code)
+
+
+MANY = [str(number) for number in range(17)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"stop": MANY}, "stop", "at most 16 items"),
+        ({"stop": {}}, "stop", "should be a text or a list of texts"),
+        ({"tool_choice": "any"}, "tool_choice", "should be 'none', 'auto' or 'required'"),
+        ({"tool_choice": ["auto"]}, "tool_choice", "an object that names a function"),
+        ({"tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.type", "should be 'function'"),
+        ({"response_format": "json_object"}, "response_format", "valid dictionary"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": 1}}}, JSON, "dictionary"),
+        ({"structured_outputs": {"json": 5}}, "structured_outputs.json", "should be JSON text or an object"),
+        ({"audio": {"voice": 5, "format": "wav"}}, "audio.voice", "should be a name or an object with id"),
+        ({"audio": {"voice": {}, "format": "wav"}}, "audio.voice.id", "Missing required parameter"),
+        ({"messages": [{"role": "user", "content": {}}]}, "messages[0].content", "a text or a list of parts"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "Missing required parameter"),
+        ({"messages": [{"role": "tool", "content": [{"type": "text"}]}]}, "messages[0].tool_call_id", "Missing"),
+        ({"messages": ["Hi"]}, "messages[0]", "valid dictionary"),
+        ({"messages": "Hi"}, "messages", "valid list"),
+    ],
+)
+def test_the_branch_of_the_value_s_own_kind_is_reported(fields: dict[str, Any], param: str, says: str) -> None:
+    """pydantic's first problem with a union is that of its first branch: that 17 stop strings are no text."""
+    error = ask(**{"messages": [{"role": "user", "content": "x"}], **fields})
+    assert error["param"] == param
+    assert says in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,7 @@ async def test_a_body_is_freed_before_the_answer_is_made() -> None:
         return DeferredResponse(left())
 
     app = FastAPI()
+    app.state.gateway = gateway
     app.include_router(router)
 
     def keep_messages(inner: ASGIApp) -> ASGIApp:

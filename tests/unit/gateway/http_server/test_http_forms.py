@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gzip
+from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
 
 from omni_gateway.entries.pipelines import StaticPipelines
 from omni_gateway.http_server.app import create_app
+from omni_gateway.settings import GatewaySettings
 
 
 @pytest.fixture
@@ -69,7 +71,39 @@ def test_a_body_that_is_no_text_is_no_json(client: TestClient) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions/", "/v1//chat/completions", "//v1/chat/completions"])
+def test_slashes_of_a_base_url_change_nothing(client: TestClient, path: str) -> None:
+    """Programs join a base URL that ends with a slash and a path that begins with one."""
+    asked = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+    answer = client.post(f"http://testserver{path}", json=asked)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize("path", ["/v1//models", "//v1/models/", "/v1/models/"])
+def test_slashes_do_not_get_around_the_keys(tmp_path: Path, path: str) -> None:
+    (tmp_path / "keys.yaml").write_text(f"keys: [{{name: a, sha256: '{'0' * 64}'}}]")
+    app = create_app(StaticPipelines(()), GatewaySettings(keys_file=tmp_path / "keys.yaml"))
+    assert TestClient(app).get(f"http://testserver{path}").status_code == 401
+
+
+@pytest.mark.parametrize("content_type", ["application/json; charset=utf-8", "application/JSON;charset=UTF-8"])
+def test_a_charset_changes_nothing(client: TestClient, content_type: str) -> None:
+    asked = b'{"model": "m", "messages": [{"role": "user", "content": "x"}]}'
+    answer = client.post("/v1/chat/completions", content=asked, headers={"content-type": content_type})
+    assert answer.json()["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize("value", [b"NaN", b"Infinity", b"-Infinity"])
+def test_a_number_that_json_does_not_have_is_refused(client: TestClient, value: bytes) -> None:
+    """Python's json reads these, and protobuf's JSON does not: a schema with one would fail later."""
+    body = b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "temperature": %b}' % value
+    answer = client.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+
+
+@pytest.mark.parametrize(
+    "path", ["/health", "/ready", "/metrics", "/docs", "/v1/models", "/v1/audio/voices", "/v1/audio/models"]
+)
 def test_monitors_may_use_head(client: TestClient, path: str) -> None:
     answer = client.head(path)
     assert (answer.status_code, answer.content) == (200, b"")

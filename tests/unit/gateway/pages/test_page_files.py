@@ -68,7 +68,7 @@ def test_each_file_comes_with_the_policy(client: TestClient, path: str) -> None:
     ("method", "path", "status", "code"),
     [
         ("POST", "/chat/completions", 404, "not_found"),
-        ("POST", "/v1/chat/completions/", 404, "not_found"),
+        ("POST", "/v1/chat/completions/", 400, "invalid_json"),
         ("GET", "/chat/completions", 404, "not_found"),
         ("POST", "/v1/models", 405, "method_not_allowed"),
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),

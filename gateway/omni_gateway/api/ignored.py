@@ -1,0 +1,66 @@
+"""Fields of a request that are ignored, because they are hints or because the setting unsupportedFields is Ignore."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from pydantic import BaseModel, ValidationError
+
+from omni_gateway.api.body_paths import body_keys, drop_keys, join_keys
+from omni_gateway.api.context import Call, Gateway
+from omni_gateway.errors import GatewayError, UnsupportedError
+from omni_gateway.openai.chat_unsupported import Unread, Without
+from omni_gateway.settings import UnsupportedFields
+
+IGNORED_HEADER: Final = "x-omnipipeline-ignored"
+"""Header of an answer: the paths of the request's fields that were ignored, with commas between them."""
+NEEDED: Final = frozenset(
+    (
+        *("documents", "continue_final_message", "prefix", "partial", "prompt_embeds"),
+        *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "allowed_token_ids", "bad_words"),
+        *("guardrails", "safe_prompt", "safety_settings", "moderation"),
+    )
+)
+"""Unknown fields that are refused nevertheless: without them, the model reads another conversation, or an answer lacks
+a form or a protection on which the client relies."""
+_MAX_NAMES: Final = 32
+_MAX_CHARS: Final = 128
+_UNSAFE: Final = re.compile(r"[^\w.\[\]-]", re.ASCII)
+
+
+def check_unread(gateway: Gateway, call: Call, found: Iterable[Unread]) -> None:
+    """Note the values that are ignored. Raises UnsupportedError for the first one that is not."""
+    lenient = gateway.settings.unsupported_fields is UnsupportedFields.IGNORE
+    for one in found:
+        if one.without is Without.HINT or (lenient and one.without is Without.MEANING):
+            call.ignored.append(one.path)
+        else:
+            raise UnsupportedError(f"{one.why}.", param=one.path)
+
+
+def drop_unknown(body: Any, model: type[BaseModel]) -> list[str]:
+    """Removes from a body the fields that the model does not know. Returns their paths.
+
+    Other problems stay, for the validation that follows.
+    """
+    try:
+        model.model_validate(body)
+    except ValidationError as error:
+        problems = error.errors(include_input=False, include_url=False)
+        unknown = [one["loc"] for one in problems if one["type"] == "extra_forbidden" and one["loc"][-1] not in NEEDED]
+    except GatewayError:
+        return []
+    else:
+        return []
+    dropped = [body_keys(loc, body, missing=False) for loc in unknown]
+    for keys in dropped:
+        drop_keys(body, keys)
+    return [join_keys(keys) for keys in dropped]
+
+
+def ignored_header(paths: Sequence[str]) -> str:
+    """Returns the header's value. Characters that a header cannot hold are replaced; a long list ends with "..."."""
+    shown = [_UNSAFE.sub("?", path[:_MAX_CHARS]) for path in dict.fromkeys(paths)]
+    return ", ".join(shown[:_MAX_NAMES] + (["..."] if len(shown) > _MAX_NAMES else []))
