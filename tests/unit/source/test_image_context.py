@@ -18,7 +18,7 @@ def copied() -> set[str]:
 
 
 def test_the_build_gets_what_it_copies() -> None:
-    assert copied() == ALLOWED
+    assert {source for source in copied() if not any(source.startswith(f"{folder}/") for folder in ALLOWED)} == ALLOWED
     assert all((ROOT / source).exists() for source in copied())
 
 
