@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from omni_gateway.api import context
 from omni_gateway.entries.pipelines import ServedPipeline
 from omni_gateway.errors import GatewayError
 from omni_gateway.guard.keys import ApiKey, KeyFileError, hash_key, parse_keys
@@ -127,6 +129,12 @@ def test_salts_of_keys() -> None:
     assert (own.salt_of(None), own.salt_of(salts[0])) == ("", salts[0])
     assert alice.salt_of(salts[0]) not in salts
     assert KeyRights().salt_of(None) == ""
+
+
+def test_routes_see_only_what_the_key_may_use() -> None:
+    """Every route takes its pipelines from pipelines_of, which asks the key's rights."""
+    folder = Path(context.__file__).parent
+    assert [file.name for file in folder.glob("*.py") if "list_pipelines" in file.read_text()] == ["context.py"]
 
 
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
