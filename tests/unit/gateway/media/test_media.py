@@ -107,7 +107,7 @@ async def test_audio_urls_are_read_in_every_format_of_input_audio(form: str, kin
         (audio_url(b"not audio", "audio/wav"), InvalidMediaError, "is not WAV, FLAC, MP3 or Opus"),
         (audio_url(encode_whole("aac", bytes(48_000), 24_000, 1), "audio/mpeg"), InvalidMediaError, "is not WAV, FLAC"),
         (audio_url(b"ID3", "audio/mpeg"), InvalidMediaError, "cannot be decoded as mp3"),
-        (audio_url(b"RIFF", "video/mp4"), InvalidMediaError, "must be of the type audio/wav"),
+        (audio_url(b"RIFF", "text/html"), InvalidMediaError, "must be of the type audio/wav"),
         (
             AudioUrlPart.model_validate({"type": "audio_url", "audio_url": {"url": "https://example.com/a.wav"}}),
             UnsupportedError,
