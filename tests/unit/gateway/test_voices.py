@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from omni_gateway.errors import InvalidRequestError
-from omni_gateway.openai.voices import pick_voice
+from omni_gateway.openai.voices import list_aliases, pick_voice
 
 
 def test_an_alias_of_a_voice_that_the_checkpoint_lacks_is_not_recommended() -> None:
@@ -14,3 +14,25 @@ def test_an_alias_of_a_voice_that_the_checkpoint_lacks_is_not_recommended() -> N
     with pytest.raises(InvalidRequestError) as caught:
         pick_voice("echo", ["Chelsie", "Ethan"], aliases, param="voice")
     assert str(caught.value) == "The voice 'echo' is unknown; use Chelsie, Ethan, alloy."
+
+
+@pytest.mark.parametrize(
+    ("wanted", "meant"),
+    [
+        ("ada", "Ada"),
+        ("ADA", "Ada"),
+        ("bob", "bob"),
+        ("BOB", "Bob"),
+        ("alloy", "Ada"),
+        ("Alloy", "bob"),
+        ("ALLOY", "bob"),
+        ("echo", "bob"),
+        ("Bob", "Bob"),
+        ("", ""),
+    ],
+)
+def test_names_in_any_case(wanted: str, meant: str) -> None:
+    """An exact name goes first, then a voice, then an alias; of names that differ only in case, always the same one."""
+    voices, aliases = ["Ada", "Bob", "bob"], {"alloy": "ADA", "ALLOY": "bob", "Echo": "bob", "Bob": "Ada"}
+    assert pick_voice(wanted, voices, aliases, param="voice") == meant
+    assert list_aliases(aliases, voices) == {"Ada": ["Bob", "alloy"], "bob": ["ALLOY", "Echo"]}

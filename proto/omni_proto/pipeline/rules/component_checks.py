@@ -23,6 +23,7 @@ from omni_proto.pipeline.rules.components import list_edges
 from omni_proto.pipeline.types.kubernetes import GPU_RESOURCES
 from omni_proto.pipeline.types.resource import OmniPipeline, Stage
 from omni_proto.stage_config import EdgeMode, Timeouts
+from omni_proto.voices import find_voice
 
 
 def check_components(pipeline: OmniPipeline) -> list[Problem]:
@@ -99,10 +100,10 @@ def list_unknown_voices(pipeline: OmniPipeline) -> list[Problem]:
         Problem(
             f"spec.aliases.voices[{alias}]",
             f"{voice} is no voice of the published checkpoints, which have {', '.join(known)}; unless the checkpoint "
-            f"has it, requests for {alias} are refused; name one of these, exactly as it is written here",
+            f"has it, requests for {alias} are refused; name one of these",
         )
         for alias, voice in pipeline.spec.aliases.voices.items()
-        if voice not in known
+        if find_voice(voice, known) is None
     ]
 
 
