@@ -186,16 +186,20 @@ def to_error(
     error: OmniRequestError | ArgumentError,
     paths: ClientPaths = NO_PATHS,
     max_model_lens: Mapping[str, int] = MappingProxyType({}),
+    pipeline: str = "",
 ) -> GatewayError:
     """Returns the gateway's error for a failed call.
 
     paths: the client's names of the request's fields. max_model_lens: the longest sequences of stages in tokens, by the
-    stage's name, as far as they are known.
+    stage's name, as far as they are known. pipeline: name of the pipeline, for errors that are not the client's.
     """
     if isinstance(error, ArgumentError):
         return InvalidRequestError(paths.translate_text(str(error)))
     kind, code = _BY_REASON.get(error.reason, (_BY_CODE.get(error.code.name, InternalError), None))
-    where = f" (stage {error.stage})" if error.stage else ""
+    places = [f"stage {error.stage}"] if error.stage else []
+    if pipeline and kind.status >= 500:
+        places.append(f"pipeline {pipeline}")
+    where = f" ({' of '.join(places)})" if places else ""
     said = paths.translate_text(error.message or error.code.name)
     param = paths.translate(error.field) if error.field else None
     if error.reason == "PROMPT_TOO_LONG":

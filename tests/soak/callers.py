@@ -1,8 +1,9 @@
 """32 hostile clients in one process: `python -m soak.callers TARGET` (attackers.py starts it).
 
 They send decompression bombs, false sizes and damaged media, inside Start and in chunks, with and without an announced
-size. They also send chats with far too many parts and minutes of silent audio. Half of the calls are cancelled if they
-last longer than a random time of up to half a second. The process writes how the calls ended to stdout as JSON.
+size. They also send chats with far too many parts, prompts of a million characters, and minutes of silent audio. Half
+of the calls are cancelled if they last longer than a random time of up to half a second. The process writes how the
+calls ended to stdout as JSON.
 """
 
 from __future__ import annotations
@@ -65,6 +66,20 @@ def requests() -> list[Request]:
     for _ in range(1024):
         many.chat.messages.add(role="user").parts.extend([prompt_pb2.ContentPart(text="a")] * 512)
     found += [(pb.GenerateRequest(start=many), [])] * 3
+    return found + long_texts()
+
+
+def long_texts() -> list[Request]:
+    """Returns prompts of a million characters, which no context holds: as text, as chats and as given replies."""
+    found: list[Request] = []
+    for piece in ("a", " ", "word ", "\u0e01", "\U0001f600", "<|im_start|>"):
+        text = (piece * (1 << 20))[: 1 << 20]
+        chat, reply = pb.Start(), pb.Start()
+        for begin in range(0, len(text), 2048):
+            chat.chat.messages.add(role="user").parts.add(text=text[begin : begin + 2048])
+        reply.chat.messages.add(role="user").parts.add(text="hi")
+        reply.reply.text = text
+        found += [(pb.GenerateRequest(start=start), []) for start in (pb.Start(text=text), chat, reply)]
     return found
 
 

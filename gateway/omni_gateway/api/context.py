@@ -71,7 +71,7 @@ class Call:
 
     def explain(self, error: OmniRequestError | ArgumentError) -> GatewayError:
         """Returns the client's error for a failed call of the entry stage."""
-        return to_error(error, self.paths, self.max_model_lens)
+        return to_error(error, self.paths, self.max_model_lens, pipeline=self.model)
 
 
 def gateway_of(request: Request) -> Gateway:

@@ -61,7 +61,7 @@ class Entries:
             except OmniRequestError as error:
                 # The request continues with an older description. Its call has its own retries and reports the problem.
                 if known is None or error.code is not grpc.StatusCode.UNAVAILABLE:
-                    raise to_error(error) from error
+                    raise to_error(error, pipeline=pipeline.name) from error
         return read_facts(known[1], pipeline)
 
     def generate(self, pipeline: ServedPipeline, **arguments: Unpack[GenerateArguments]) -> AsyncGenerator[Event, None]:

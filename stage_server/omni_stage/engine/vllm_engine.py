@@ -25,7 +25,7 @@ from omni_proto.stage_config import EdgeMode, StageConfig
 from omni_proto.tensors import ReceivedTensor, TensorSpec, prompt_embeds_spec
 from omni_stage.engine.arguments.byte_budget import default_byte_budget
 from omni_stage.engine.arguments.engine_args import OmniEngineArgs, build_engine_args, load_model_config
-from omni_stage.engine.preparation import Preparation
+from omni_stage.engine.preparation import Preparation, Preparers
 from omni_stage.engine.requests.given_reply import as_if_sampled
 from omni_stage.engine.requests.lowering import Lowering
 from omni_stage.engine.requests.sampling import check_stage_sampling
@@ -82,6 +82,7 @@ class VllmStageEngine:
         self._runs: StreamedRuns | None = None
         """Set once the engine has started."""
         self._work = WorkLedger()
+        self._preparers = Preparers()
         # An in-process engine takes requests on the thread that runs its steps, so a limit would also count the steps.
         self._prepare_s = None if in_process else config.timeouts.prepare
 
@@ -192,7 +193,8 @@ class VllmStageEngine:
         lowering = self._started.lowering
         with self._work.open(request.request_id) as work:
             preparation = Preparation(work, self._prepare_s)
-            prepared = await preparation.within(asyncio.to_thread(self.component.prepare, request))
+            request = replace(request, max_prompt_tokens=self.max_model_len - 1)
+            prepared = await preparation.within(self._preparers.run(self.component.prepare, request))
             if prepared.finished is not None:
                 yield StageStep(finish_reason=prepared.finished)
                 return
@@ -228,6 +230,7 @@ class VllmStageEngine:
 
     async def shutdown(self) -> None:
         """End the engine and its processes. Idempotent."""
+        self._preparers.shutdown()
         await self._core.shutdown()
 
     @property

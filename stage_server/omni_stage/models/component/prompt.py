@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from omni_stage.exchange.reply_form import CalledTool, GivenReply, StructuredText, Tools
 
@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from omni_stage.payloads import PromptEmbedsPayload
+
+
+LIGHT_CHARS: Final = 16 << 10
+"""Text of at most this length takes a few milliseconds to render and tokenize."""
+_LIGHT_PARTS: Final = 64
+_LIGHT_NUMBER: Final = 64
+_HEAVY_ARGUMENT_CHARS: Final = 1 << 20
+"""What an argument counts whose cost the template decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +94,26 @@ class UserPrompt:
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the chat template. Empty unless the component's facts say takes_tools."""
 
+    @property
+    def chars(self) -> int:
+        """How much text there is to render and tokenize, in characters."""
+        chars = len(self.text or "") + len((self.reply and self.reply.text) or "")
+        for message in self.messages or ():
+            chars += sum(len(part.text) for part in message.parts if isinstance(part, TextPart))
+            chars += len(message.name) + len(message.tool_call_id)
+            chars += sum(len(call.id) + len(call.name) + _chars_of(call.arguments) for call in message.tool_calls)
+        if self.tools is not None:
+            chars += sum(len(tool.description) + _chars_of(tool.parameters) for tool in self.tools.tools)
+        if not all(map(is_light_argument, self.template_arguments.values())):
+            chars += _HEAVY_ARGUMENT_CHARS
+        return chars
+
+    @property
+    def is_light(self) -> bool:
+        """Whether rendering and tokenizing the prompt takes little time, whatever the chat template does with it."""
+        parts = sum(len(message.parts) + len(message.tool_calls) for message in self.messages or ())
+        return parts <= _LIGHT_PARTS and len(self.template_arguments) <= _LIGHT_PARTS and self.chars <= LIGHT_CHARS
+
     def field_of_largest(self, kind: str) -> str:
         """Returns the path in Start of the largest medium of a kind: "image", "audio" or "video"."""
         found = [
@@ -104,3 +132,26 @@ def _size_of(part: TextPart | MediaPart, kind: str) -> int | None:
     if kind == "audio" and isinstance(part, AudioPart):
         return int(part.samples.size)
     return int(part.frames.size) if kind == "video" and isinstance(part, VideoPart) else None
+
+
+def is_light_argument(value: Any) -> bool:
+    """Returns whether a template argument cannot make a template loop for long: a switch, a word or a small number."""
+    if isinstance(value, bool | None):
+        return True
+    if isinstance(value, int | float):
+        return abs(value) <= _LIGHT_NUMBER
+    return isinstance(value, str) and len(value) <= _LIGHT_NUMBER
+
+
+def _chars_of(value: Any) -> int:
+    """Returns roughly how long a value is as JSON. Not recursive, because the client chooses the depth."""
+    chars, waiting = 0, [value]
+    while waiting:
+        item = waiting.pop()
+        chars += len(item) if isinstance(item, str) else 8
+        if isinstance(item, Mapping):
+            waiting.extend(item.values())
+            chars += sum(map(len, item))
+        elif isinstance(item, list | tuple):
+            waiting.extend(item)
+    return chars

@@ -133,6 +133,16 @@ class KnowsVoices(Protocol):
 
 
 @runtime_checkable
+class KnowsTokens(Protocol):
+    """A Component that knows how much text a token can stand for."""
+
+    @property
+    def chars_per_token(self) -> int | None:
+        """Most characters of a text that one token stands for; None if that is not bounded."""
+        ...
+
+
+@runtime_checkable
 class KnowsFirstAudio(Protocol):
     """A Component whose rows the stages downstream turn into audio."""
 

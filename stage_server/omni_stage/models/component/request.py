@@ -43,6 +43,9 @@ class StageRequest:
     """Requests with lower values are scheduled earlier, as in vLLM."""
     cache_salt: str = ""
     """Cached prefixes are shared only among requests with the same salt. The empty string is a salt like any other."""
+    max_prompt_tokens: int | None = None
+    """The longest prompt that the engine takes. The engine sets it before it calls `Component.prepare`, so that longer
+    text is refused before it is tokenized as a whole."""
 
 
 @dataclass(frozen=True, slots=True)

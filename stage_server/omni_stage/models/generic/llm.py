@@ -6,9 +6,7 @@ only, no remote code). So the stage refuses a prompt that is too long before it 
 
 from __future__ import annotations
 
-import inspect
 import json
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_proto.tensors import TensorSchema
 from omni_stage.errors import ConfigurationError, InvalidRequestError
-from omni_stage.exchange.reply_form import TextParse, ToolMode, Tools
+from omni_stage.exchange.reply_form import TextParse, ToolMode
 from omni_stage.models.component import (
     ChatMessage,
     Emitter,
@@ -28,7 +26,9 @@ from omni_stage.models.component import (
     UserPrompt,
 )
 from omni_stage.models.generic.manifest import LLM
-from omni_stage.models.shared.tokenizer import load_tokenizer, render_chat
+from omni_stage.models.shared.text.chat_template import ChatTemplate
+from omni_stage.models.shared.text.encoder import TextEncoder
+from omni_stage.models.shared.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from omni_stage.vllm_adapter.text.text_parsers import TextParse as ParserOfRequest
@@ -42,8 +42,8 @@ class TextTokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        # Encoding may change the settings of a fast tokenizer, and a call from another thread would fail meanwhile.
-        self._lock = threading.Lock()
+        self._encoder = TextEncoder(tokenizer)
+        self._template = ChatTemplate(tokenizer)
 
     @classmethod
     def load(cls, path: Path) -> TextTokenizer:
@@ -60,15 +60,24 @@ class TextTokenizer:
         """The tokenizer itself, for vLLM's parsers."""
         return self._tokenizer
 
-    def encode(self, prompt: UserPrompt) -> list[int]:
-        """Returns the token ids of the prompt, at least one. Raises InvalidRequestError."""
+    @property
+    def chars_per_token(self) -> int | None:
+        """See TextEncoder."""
+        return self._encoder.chars_per_token
+
+    def encode(self, prompt: UserPrompt, most: int | None = None) -> list[int]:
+        """Returns the token ids of the prompt, at least one. Raises InvalidRequestError, PromptTooLongError.
+
+        `most`: the number of tokens that the engine takes, or None.
+        """
         if prompt.token_ids is not None:
             ids = list(prompt.token_ids)
         elif prompt.messages is not None:
-            ids = self._encode_chat(prompt.messages, prompt.tools, prompt.template_arguments)
+            text = self._render(prompt, prompt.messages)
+            # The template writes the special tokens itself.
+            ids = self._encoder.encode(text, most, "start.chat", add_special_tokens=False)
         elif prompt.text is not None:
-            with self._lock:
-                ids = list(self._tokenizer(prompt.text)["input_ids"])
+            ids = self._encoder.encode(prompt.text, most, "start.text")
         else:
             raise InvalidRequestError("the prompt is empty: give text, chat or token ids", field="start.input")
         if not ids:
@@ -81,36 +90,18 @@ class TextTokenizer:
             )
         return ids
 
-    def _encode_chat(
-        self, messages: Sequence[ChatMessage], tools: Tools | None, template_arguments: Mapping[str, Any]
-    ) -> list[int]:
-        if not getattr(self._tokenizer, "chat_template", None):
+    def _render(self, prompt: UserPrompt, messages: Sequence[ChatMessage]) -> str:
+        if not self._template.exists:
             raise InvalidRequestError(
                 "this checkpoint has no chat template; send the prompt as text", field="start.chat"
             )
-        if template_arguments:
-            self._check_template_arguments(template_arguments)
+        tools = prompt.tools
         offered = None if tools is None or tools.mode is ToolMode.NONE else tools.as_openai()
         from omni_stage.vllm_adapter.text.chat_templates import reads_parts
 
-        as_parts = reads_parts(self._tokenizer.get_chat_template(tools=offered))
+        as_parts = reads_parts(self._template.source(offered))
         conversation = [describe_message(message, as_parts=as_parts) for message in messages]
-        with self._lock:
-            ids = render_chat(
-                self._tokenizer, conversation, tools=offered, tokenize=True, return_dict=False, **template_arguments
-            )
-        return list(ids)
-
-    def _check_template_arguments(self, arguments: Mapping[str, Any]) -> None:
-        """Raises InvalidRequestError for a name that transformers' apply_chat_template uses itself.
-
-        Such an argument would change how transformers makes the prompt, and would not reach the template.
-        """
-        for name in inspect.signature(self._tokenizer.apply_chat_template).parameters:
-            if name in arguments:
-                raise InvalidRequestError(
-                    f"{name} is not an argument of a chat template; leave it out", field="start.chat.template_arguments"
-                )
+        return self._template.render(prompt, conversation, offered)
 
 
 def describe_message(
@@ -182,6 +173,11 @@ class GenericLlm:
         self._tokenizer = tokenizer
         self._parsers = parsers
 
+    @property
+    def chars_per_token(self) -> int | None:
+        """See KnowsTokens."""
+        return self._tokenizer.chars_per_token
+
     def engine_kwargs(self) -> dict[str, Any]:
         """Returns arguments for text only, even if the model could read images, because prompts cannot hold media."""
         return {
@@ -197,7 +193,9 @@ class GenericLlm:
             raise InvalidRequestError(f"component {LLM.id} does not speak; leave the voice out", field="start.audio")
         if request.source.prompt_embeds is not None:
             return StageInput(prompt={}, prompt_embeds=request.source.prompt_embeds)
-        prompt: Mapping[str, Any] = {"prompt_token_ids": self._tokenizer.encode(request.source)}
+        prompt: Mapping[str, Any] = {
+            "prompt_token_ids": self._tokenizer.encode(request.source, request.max_prompt_tokens)
+        }
         parse = self._open_parser(request.source)
         return StageInput(prompt=prompt, parse=parse, sampling={} if parse is None else parse.sampling)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,7 +13,9 @@ from omni_stage.errors import ConfigurationError, InvalidMediaError, InvalidRequ
 from omni_stage.exchange.reply_form import GivenReply, ReplyTokens
 from omni_stage.media.resample import resample
 from omni_stage.models.component import AudioPart, ChatMessage, ImagePart, TextPart, UserPrompt, VideoPart
-from omni_stage.models.shared.tokenizer import load_tokenizer, read_chat_template, render_chat
+from omni_stage.models.shared.text.chat_template import ChatTemplate
+from omni_stage.models.shared.text.encoder import TextEncoder
+from omni_stage.models.shared.text.tokenizer import load_tokenizer, read_chat_template
 
 SOUND_RATE_HZ = 16_000
 """Sample rate of the audio encoder's input."""
@@ -70,8 +71,8 @@ class PromptBuilder:
         self._tokenizer = tokenizer
         self._speech_system_prompt = speech_system_prompt
         self._speech_needs_chat = speech_needs_chat
-        # Encoding may change the settings of a fast tokenizer, and a call from another thread would fail meanwhile.
-        self._lock = threading.Lock()
+        self._encoder = TextEncoder(tokenizer)
+        self._template = ChatTemplate(tokenizer)
         self._vocab_size = checkpoint.vocab_size
         self._placeholder_ids = frozenset(checkpoint.placeholder_ids)
         self._placeholders: list[str] = [
@@ -100,31 +101,38 @@ class PromptBuilder:
         token_id = self._tokenizer.eos_token_id
         return None if token_id is None else int(token_id)
 
-    def build(self, prompt: UserPrompt, *, speaks: bool = False, reply: ReplyTokens | None = None) -> dict[str, Any]:
+    @property
+    def chars_per_token(self) -> int | None:
+        """See TextEncoder."""
+        return self._encoder.chars_per_token
+
+    def build(
+        self, prompt: UserPrompt, *, speaks: bool = False, reply: ReplyTokens | None = None, most: int | None = None
+    ) -> dict[str, Any]:
         """Returns vLLM's prompt: prompt_token_ids, or for media the text with placeholders and multi_modal_data.
 
         `speaks`: whether the reply is to be spoken; see the constructor. If it is not, only the chat template decides
         whether to add a system message, and plain text is not changed. Token ids are never changed.
-        `reply`: a given reply, whose tokens end the prompt. Raises InvalidRequestError, InvalidMediaError.
+        `reply`: a given reply, whose tokens end the prompt. `most`: the number of tokens that the engine takes.
+        Raises InvalidRequestError, InvalidMediaError, PromptTooLongError.
         """
-        built = self._build(prompt, speaks)
+        built = self._build(prompt, speaks, most)
         if reply is None:
             return built
         # This also works with media, because vLLM finds their placeholders in token ids as well as in text.
         text = built.pop("prompt", None)
-        ids = built["prompt_token_ids"] if text is None else self._encode(text, "start.chat")
+        ids = built["prompt_token_ids"] if text is None else self._encode(text, most, "start.chat")
         return {**built, "prompt_token_ids": [*ids, *reply.token_ids]}
 
-    def encode_reply(self, reply: GivenReply, end_token_ids: Sequence[int]) -> ReplyTokens:
+    def encode_reply(self, reply: GivenReply, end_token_ids: Sequence[int], *, most: int | None = None) -> ReplyTokens:
         """Returns the tokens of a given reply. If the reply is given as ids, a final end-of-text id is dropped.
 
-        If it is given as text, names of special tokens are tokenized like any other text. Raises InvalidRequestError.
+        If it is given as text, names of special tokens are tokenized like any other text. `most`: as for `build`.
+        Raises InvalidRequestError, PromptTooLongError.
         """
         if reply.token_ids is None:
             text = reply.text or ""
-            with self._lock:
-                ids = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-            return ReplyTokens(tuple(ids), text)
+            return ReplyTokens(tuple(self._encoder.encode_plain(text, most, "start.reply")), text)
         field = "start.reply.token_ids"
         ids = self._check_ids(list(reply.token_ids), field)
         if ids[-1] in {*end_token_ids, self.end_token_id}:
@@ -135,25 +143,27 @@ class PromptBuilder:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Returns the text of token ids, without special tokens."""
-        with self._lock:
-            return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+        return self._encoder.decode(token_ids)
 
-    def _build(self, prompt: UserPrompt, speaks: bool) -> dict[str, Any]:
+    def _build(self, prompt: UserPrompt, speaks: bool, most: int | None) -> dict[str, Any]:
         if prompt.token_ids is not None:
             return {"prompt_token_ids": self._check_ids(list(prompt.token_ids), "start.token_ids")}
         if prompt.text is not None and speaks and self._speech_needs_chat:
             self._check_text(prompt.text, "start.text")
-            return self._build_chat([ChatMessage("user", [TextPart(prompt.text)])], speaks)
+            chat = UserPrompt(messages=[ChatMessage("user", [TextPart(prompt.text)])])
+            return self._build_chat(chat, speaks, most, "start.text")
         if prompt.text is not None:
-            return {"prompt_token_ids": self._encode(self._check_text(prompt.text, "start.text"), "start.text")}
+            text = self._check_text(prompt.text, "start.text")
+            return {"prompt_token_ids": self._encode(text, most, "start.text")}
         if prompt.messages is not None:
-            return self._build_chat(prompt.messages, speaks)
+            return self._build_chat(prompt, speaks, most, "start.chat")
         raise InvalidRequestError("the prompt is empty: give text, chat or token ids", field="start.input")
 
-    def _build_chat(self, messages: Sequence[ChatMessage], speaks: bool) -> dict[str, Any]:
+    def _build_chat(self, prompt: UserPrompt, speaks: bool, most: int | None, field: str) -> dict[str, Any]:
+        messages = prompt.messages
         if not messages:
             raise InvalidRequestError("the conversation has no message; give at least one", field="start.chat")
-        if not self._tokenizer.chat_template:
+        if not self._template.exists:
             raise InvalidRequestError(
                 "this checkpoint has no chat template; send the prompt as text", field="start.chat"
             )
@@ -171,8 +181,7 @@ class PromptBuilder:
         described = [self._describe_message(index, message) for index, message in enumerate(messages)]
         if speaks and self._speech_system_prompt and messages[0].role != "system":
             described.insert(0, {"role": "system", "content": [{"type": "text", "text": self._speech_system_prompt}]})
-        with self._lock:
-            text = render_chat(self._tokenizer, described, tokenize=False)
+        text = self._template.render(prompt, described)
         self._check_places(text, [sum(isinstance(part, kind) for part in parts) for kind in _KINDS])
         text = self._mark_heard(text, [_sound_of(video) is not None for video in videos])
         media: dict[str, Any] = {}
@@ -187,7 +196,8 @@ class PromptBuilder:
                 (prepare_sound(sound, self._max_audio_samples, field), SOUND_RATE_HZ) for field, sound in sounds
             ]
         if not media:
-            return {"prompt_token_ids": self._encode(text, "start.chat")}
+            return {"prompt_token_ids": self._encode(text, most, field)}
+        self._encoder.check(text, most, field)
         return {"prompt": text, "multi_modal_data": media, **settings}
 
     def _mark_heard(self, text: str, heard: Sequence[bool]) -> str:
@@ -251,9 +261,8 @@ class PromptBuilder:
             )
         return ids
 
-    def _encode(self, text: str, field: str) -> list[int]:
-        with self._lock:
-            ids = list(self._tokenizer(text)["input_ids"])
+    def _encode(self, text: str, most: int | None, field: str) -> list[int]:
+        ids = self._encoder.encode(text, most, field)
         if not ids:
             raise InvalidRequestError(f"{field}: the prompt has no tokens; give at least one", field=field)
         return ids

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from omni_stage.models.component import EngineStep
+
+_BYTES_OF_A_CHARACTER: Final = 4
 
 
 class SpokenTokens:
@@ -36,9 +40,16 @@ class SpokenTokens:
         if step.stop_reason not in self._stops:
             return tokens
         first = max(0, tokens - self._withheld)
-        return next((count for count in range(first, tokens) if self._covers_text(count)), tokens)
+        # By halving, because each decoding takes as long as the reply.
+        long_enough = bisect_left(range(first, tokens), self._length, key=lambda count: len(self._text(count)))
+        # The text of a part of a character may be longer than the character.
+        near = max(first, first + long_enough - _BYTES_OF_A_CHARACTER)
+        return next((count for count in range(near, tokens) if self._covers_text(count)), tokens)
+
+    def _text(self, count: int) -> str:
+        return self._decode(self._token_ids[:count])
 
     def _covers_text(self, count: int) -> bool:
-        text = self._decode(self._token_ids[:count])
+        text = self._text(count)
         # The replacement character stands for a character whose last bytes are in the next token.
         return len(text) >= self._length and not text.endswith("\N{REPLACEMENT CHARACTER}")

@@ -68,6 +68,11 @@ class OmniThinker:
         self._engine = engine
         self._warmup_token_ids = warmup_token_ids
 
+    @property
+    def chars_per_token(self) -> int | None:
+        """See KnowsTokens."""
+        return self._prompts.chars_per_token
+
     def engine_kwargs(self) -> dict[str, Any]:
         """Returns arguments for our subclass of vLLM's thinker. Rows are captured only if another stage reads them."""
         model, dtype, overrides = self._engine
@@ -94,8 +99,9 @@ class OmniThinker:
         if request.source.prompt_embeds is not None:
             return StageInput(prompt={}, prompt_embeds=request.source.prompt_embeds, stop_token_ids=ends)
         reply = request.source.reply
-        tokens = None if reply is None else self._prompts.encode_reply(reply, self._settings.end_token_ids)
-        prompt = self._prompts.build(request.source, speaks=request.want_tensors, reply=tokens)
+        ends_text, most = self._settings.end_token_ids, request.max_prompt_tokens
+        tokens = None if reply is None else self._prompts.encode_reply(reply, ends_text, most=most)
+        prompt = self._prompts.build(request.source, speaks=request.want_tensors, reply=tokens, most=most)
         if request.want_tensors and request.source.token_ids is not None:
             self.check_spoken_ids(prompt["prompt_token_ids"])
         return StageInput(prompt=prompt, stop_token_ids=ends, reply=tokens)

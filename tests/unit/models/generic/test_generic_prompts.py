@@ -3,17 +3,21 @@ models are refused."""
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from omni_proto.stage_config import StageConfig
 from omni_stage.errors import ConfigurationError, InvalidRequestError
 from omni_stage.exchange.reply_form import CalledTool, Tool, Tools
 from omni_stage.models.component import ChatMessage, TextPart, UserPrompt
 from omni_stage.models.generic.llm import TextTokenizer, build_component
-from support.models.generic_checkpoint import train_tokenizer
+from omni_stage.models.shared.text.chat_template import ChatTemplate
+from omni_stage.models.shared.text.template_worker import compile_template
+from support.models.generic_checkpoint import CHAT_TEMPLATE, TOOL_TEMPLATE, train_tokenizer
 
 AS_TEXT = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}|{% endfor %}"
 AS_PARTS = (
@@ -26,11 +30,16 @@ AS_PARTS = (
 
 
 def render(template: str, *messages: ChatMessage, tools: Tools | None = None, **arguments: Any) -> str:
-    tokenizer: Any = train_tokenizer()
-    tokenizer.chat_template = template
+    tokenizer = text_tokenizer()
+    tokenizer.hf.chat_template = template
     prompt = UserPrompt(messages=messages, tools=tools, template_arguments=arguments)
-    text: str = tokenizer.decode(TextTokenizer(tokenizer).encode(prompt))
+    text: str = tokenizer.hf.decode(tokenizer.encode(prompt))
     return text
+
+
+@cache
+def text_tokenizer() -> TextTokenizer:
+    return TextTokenizer(train_tokenizer())
 
 
 def message(role: str, *texts: str, **fields: Any) -> ChatMessage:
@@ -72,25 +81,105 @@ def test_a_template_gets_further_arguments_and_ignores_unknown_ones() -> None:
     assert render(template, message("user", "hi"), enable_thinking=False, other={"a": 1}) == "no thinking"
 
 
-@pytest.mark.parametrize("name", ["tokenize", "chat_template", "documents", "add_generation_prompt", "conversation"])
-def test_arguments_of_the_function_that_renders_are_refused(name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("tokenize", "chat_template", "documents", "add_generation_prompt", "conversation", "messages"),
+        *("return_assistant_tokens_mask", "continue_final_message", "conversations"),
+        *("eos_token", "bos_token", "pad_token", "raise_exception", "strftime_now", "range", "namespace", "self"),
+    ],
+)
+def test_what_every_template_gets_is_no_argument(name: str) -> None:
+    """Neither arguments of the functions that render, nor variables and functions that they supply to the template."""
     with pytest.raises(InvalidRequestError, match=name) as caught:
         render(AS_TEXT, message("user", "hi"), **{name: "{{ 1 }}"})
-    assert caught.value.details.field == "start.chat.template_arguments"
+    assert caught.value.details.field == f"start.chat.template_arguments.{name}"
 
 
 @pytest.mark.parametrize(
-    "template",
+    ("template", "arguments", "says", "field"),
     [
-        "{{ raise_exception('Conversation roles must alternate') }}",
-        "{% for tool in tools %}{{ '- ' + tool.function.description }}{% endfor %}",
+        ("{{ raise_exception('Roles must\n alternate') }}", {}, "says: Roles must alternate$", ""),
+        ("{{ raise_exception('x' * 999) }}", {}, f"says: {'x' * 200}$", ""),
+        ("{{ messages[0].nothing.more }}", {}, r"refused the messages.*UndefinedError", ""),
+        ("{% for tool in tools %}{{ '- ' + tool.function.description }}{% endfor %}", {}, "the tools.*TypeError", ""),
+        ("{{ 1 // n }}", {"n": 0}, "refused the template arguments.*ZeroDivisionError", ".template_arguments"),
+        ("{% if n %}{{ raise_exception('No n') }}{% endif %}", {"n": 1}, "says: No n$", ".template_arguments"),
+        ("{% for i in range(n) %}x{% endfor %}", {"n": 10**9}, "too much time", ".template_arguments"),
+        (
+            "{% for i in range(n) %}{% for j in range(n) %}{% endfor %}{% endfor %}",
+            {"n": 10**5},
+            "too much",
+            ".template_arguments",
+        ),
+        (
+            "{% for i in n %}{% for j in n %}{{ messages }}{% endfor %}{% endfor %}",
+            {"n": [1] * 5000},
+            "too much",
+            ".template_arguments",
+        ),
+        ("{{ 'x' * n * n }}", {"n": 10**6}, "too much", ".template_arguments"),
+        ("{{ '%*d' % (n, 1) }}", {"n": 10**10}, "too much", ".template_arguments"),
     ],
 )
-def test_a_template_that_fails_refuses_the_chat(template: str) -> None:
-    """A template may also fail with an error of Python, here because a description is missing."""
-    with pytest.raises(InvalidRequestError, match="chat template refused") as caught:
-        render(template, message("user", "hi"), tools=Tools((Tool("look", "", {}),)))
-    assert caught.value.details.field == "start.chat"
+def test_a_template_that_fails_refuses_what_it_fails_on(
+    template: str, arguments: dict[str, Any], says: str, field: str
+) -> None:
+    """The template's own sentence is passed on. A large conversation is rendered in a process of its own."""
+    tools = Tools((Tool("look", "", {}),))
+    cheap = "too much" not in says
+    for size in (1, 20_000) if cheap else (1,):
+        with pytest.raises(InvalidRequestError, match=says) as caught:
+            render(template, message("user", "h" * size), tools=tools, **arguments)
+        assert caught.value.details.field == f"start.chat{field}"
+
+
+def test_a_template_renders_the_same_in_a_process_of_its_own() -> None:
+    """A long conversation, and arguments that may be loop counts, are rendered elsewhere, to the same text."""
+    template = (
+        "{% for m in messages %}{{ m.role }}{{ m.content | tojson }}{{ tools | tojson(indent=1) }}{% endfor %}{{ n }}"
+    )
+    tools = Tools((Tool("look", "at \u2603 <b>", {"type": "object", "properties": {"a": {"type": "string"}}}),))
+    short = render(template, message("user", "h\u00e9 <a> 'q'"), tools=tools, n="[1, 2.5, None]")
+    assert render(template, message("user", "h\u00e9 <a> 'q'"), tools=tools, n=[1, 2.5, None]) == short
+    long = render(template, message("user", "h\u00e9 <a> 'q'" * 2000), tools=tools, n=7)
+    assert long == render(template, message("user", "@"), tools=tools, n=7).replace("@", "h\u00e9 <a> 'q'" * 2000)
+
+
+FEATURES = (
+    "{%- set ns = namespace(n=0) -%}\n  {% for m in messages %}\n    {% if loop.first %}{% continue %}{% endif %}\n"
+    "{{ m.role | upper }}{{ m | tojson(indent=2, ensure_ascii=True) }}{% set ns.n = ns.n + 1 %}\n    {% endfor %}\n"
+    "{% generation %}{{ ns.n }}{{ nothing | default('<&') }}{{ eos_token }}{% endgeneration %}"
+    "{{ tools | tojson }}{{ documents is none }}{{ strftime_now('%Y') }}{{ add_generation_prompt }}{{ [1, 2] | last }}"
+)
+
+
+@pytest.mark.parametrize("template", [FEATURES, AS_TEXT, AS_PARTS, CHAT_TEMPLATE, TOOL_TEMPLATE])
+def test_templates_render_as_in_transformers(template: str) -> None:
+    tokenizer: Any = train_tokenizer()
+    tokenizer.chat_template = template
+    tools = [{"type": "function", "function": {"name": "look", "description": "at \u2603", "parameters": {}}}]
+    messages = [{"role": "user", "content": "h\u00e9\n <a>"}, {"role": "assistant", "content": "'q'"}]
+    for offered in (None, tools):
+        expected = tokenizer.apply_chat_template(messages, tools=offered, tokenize=False, add_generation_prompt=True)
+        prompt = UserPrompt(messages=[])
+        assert ChatTemplate(tokenizer).render(prompt, messages, offered) == expected
+
+
+def test_the_environment_of_templates_is_that_of_transformers() -> None:
+    theirs, ours = _compile_jinja_template("x").environment, compile_template("x").environment
+    assert type(ours) is type(theirs)
+    for name in (
+        "trim_blocks",
+        "lstrip_blocks",
+        "keep_trailing_newline",
+        "autoescape",
+        "undefined",
+        "newline_sequence",
+    ):
+        assert getattr(ours, name) == getattr(theirs, name)
+    assert (set(ours.filters), set(ours.globals)) == (set(theirs.filters), set(theirs.globals))
+    assert (set(ours.tests), len(ours.extensions)) == (set(theirs.tests), len(theirs.extensions))
 
 
 def test_gpt_oss_is_refused_at_start(tmp_path: Path) -> None:

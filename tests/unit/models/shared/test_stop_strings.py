@@ -89,3 +89,16 @@ def test_a_thinker_publishes_no_token_of_a_stop_string(make_tiny_checkpoint: Cal
         )
         published += emitted.tensors.get("token_ids", torch.empty(0)).tolist()
     assert published == [1, 2, *reply[:kept]]
+
+
+def test_a_long_stop_string_costs_few_decodings() -> None:
+    """Each decodes the whole reply, in the event loop."""
+    decoded: list[int] = []
+
+    def decode_letters(token_ids: Sequence[int]) -> str:
+        decoded.append(len(token_ids))
+        return "a" * len(token_ids)
+
+    counter = SpokenTokens(["b", "\N{GRINNING FACE}" * 256], decode_letters)
+    assert counter.count(step(*[1] * 4000, text="a" * 3999, stop="b")) == 3999
+    assert len(decoded) <= 20

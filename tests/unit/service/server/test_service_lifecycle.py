@@ -80,10 +80,11 @@ async def test_too_many_requests_carries_retry_info(kit: Any) -> None:
 async def test_byte_budget(kit: Any) -> None:
     stages = await kit.chain(thinker=lab.wait_forever, limits={"maxInflightBytes": 1 << 20}, max_model_len=40_000)
     stage = stages[0]
-    stage.server.admission.max_bytes = 1000
+    stage.server.admission.max_bytes = 2000
     call, task = await lab.begin(stage)
     reserved = stage.server.admission.bytes
-    assert reserved == (len("hello") + 8 + 16) * (16 + 8)
+    # Rows for the next stage, then the text and its token ids.
+    assert reserved == (len("hello") + 8 + 16) * (16 + 8) + 4 * len("hello") + 64 * (len("hello") + 8)
     answer = await lab.ask(stage)
     assert (answer.code, answer.info.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "BYTE_BUDGET_EXCEEDED")
     answer = await lab.ask(stage, [lab.start("x" * 100), lab.END])

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from omni_proto.stage.v1 import sampling_pb2, stage_service_pb2
 from omni_proto.stage_config import DownstreamStage, EdgeMode, Modality, SamplingDefaults, StageConfig
 from omni_proto.tensors import EdgeAssembler, TensorSpec
+from omni_proto.voices import find_voice
 from omni_stage.engine.requests.sampling import check_stage_sampling, resolve_sampling
-from omni_stage.errors import InvalidRequestError
-from omni_stage.models.component import ServedComponent, TakesMedia
+from omni_stage.errors import InvalidRequestError, PromptTooLongError
+from omni_stage.models.component import KnowsTokens, ServedComponent, TakesMedia
 from omni_stage.service.edges.input import check_edge
 from omni_stage.service.media.slots import MediaRules
 from omni_stage.service.request.planning import modalities
@@ -53,7 +54,7 @@ class RequestPlan:
     cache_salt: str
     input_bytes: int
     """Maximum number of bytes that the input can use: the tensors' sizes as declared in their headers (doubled for
-    prompt embeddings, which are copied), plus media_bytes."""
+    prompt embeddings, which are copied), plus media_bytes, text and token ids."""
     output_rows: int
     """Maximum number of rows that the stage publishes."""
     output_bytes: int
@@ -179,7 +180,24 @@ def _input_bytes(prompt: PromptPlan | None, edge: EdgeAssembler | None) -> int:
     tensors = edge.max_bytes if edge else 0
     if prompt is None:
         return tensors
-    return prompt.media_bytes + EMBEDS_COPIES * tensors
+    return prompt.media_bytes + prompt.held_text_bytes + EMBEDS_COPIES * tensors
+
+
+def _check_fits(prompt: PromptPlan, component: ServedComponent, max_model_len: int) -> None:
+    """Refuse text that cannot fit the engine, whatever its tokens are. Raises PromptTooLongError."""
+    most_chars = component.chars_per_token if isinstance(component, KnowsTokens) else None
+    if most_chars is None:
+        return
+    reply = (prompt.reply.text or "") if prompt.reply is not None else ""
+    field = "start.text" if prompt.text is not None else "start.chat"
+    for path, chars in ((field, prompt.chars), ("start.reply", len(reply))):
+        if chars > (max_model_len - 1) * most_chars:
+            raise PromptTooLongError(
+                f"{path}: {chars} characters are more than {max_model_len - 1} tokens, and at most "
+                f"{max_model_len - 1} fit; shorten the prompt",
+                field=path,
+                limit=f"{max_model_len - 1} tokens",
+            )
 
 
 def _plan_input(
@@ -193,6 +211,7 @@ def _plan_input(
         if start.edge_schema_hash:
             raise InvalidRequestError("an entry stage reads no edge", field="start.edge_schema_hash")
         prompt = plan_prompt(start, config.limits, max_model_len, media_rules(config, component, max_model_len))
+        _check_fits(prompt, component, max_model_len)
         if prompt.embeds:
             return prompt, plan_embeds(start.prompt_embeds, prompt_embeds, config, max_model_len)
         return prompt, None
@@ -226,9 +245,10 @@ def _check_voice(voice: str, voices: Sequence[str]) -> str:
     if not voices:
         # A stage that does not speak passes the voice on; the stage that speaks checks it.
         return ""
-    if voice and voice not in voices:
+    named = find_voice(voice, voices) if voice else ""
+    if named is None:
         listed = ", ".join(voices)
         raise InvalidRequestError(
             f"the voice is not known; known voices: {listed}", field="start.audio.voice", limit=listed
         )
-    return voice
+    return named

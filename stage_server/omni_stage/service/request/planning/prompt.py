@@ -28,6 +28,10 @@ ROLES = ("system", "user", "assistant", "tool")
 MAX_PARTS = 1024
 """Maximum number of parts and tool calls in all messages of a chat together. The bound is on the sum, because the cost
 of a conversation does not depend on how it is divided into messages."""
+_TOKEN_BYTES = 64
+"""Bytes of one token id: the Python integer, and its places in the lists of stage and engine."""
+_TEXT_COPIES = 4
+"""Copies of a prompt's text: as received, as rendered by the chat template, and as the tokenizer reads it."""
 _LIGHT_PARTS = 64
 _MESSAGE_OVERHEAD_TOKENS = 64
 """Upper bound of the tokens that a chat template adds to a message."""
@@ -53,6 +57,19 @@ class PromptPlan:
     reply: GivenReply | None = None
     structured: StructuredText | None = None
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    chars: int = 0
+    """Characters of text that every tokenizer and chat template turns into tokens of the prompt."""
+    text_bytes: int = 0
+    """Bytes of the text as received, in UTF-8."""
+
+    @property
+    def held_text_bytes(self) -> int:
+        """Bytes that the stage holds for the prompt's text and token ids."""
+        if self.embeds:
+            return 0
+        # If tools or media make max_prompt_tokens the engine's longest sequence, the text is still shorter.
+        most = len(self.token_ids) if self.token_ids is not None else 2 * self.text_bytes + _TEMPLATE_OVERHEAD_TOKENS
+        return _TEXT_COPIES * self.text_bytes + _TOKEN_BYTES * min(most, self.max_prompt_tokens)
 
     @property
     def announced(self) -> dict[int, int]:
@@ -106,7 +123,9 @@ def _plan_input(
         _check_chars(len(start.text), limits, "start.text")
         if not start.text:
             raise InvalidRequestError("the text is empty", field="start.text")
-        return PromptPlan(start.text, None, None, (), min(len(start.text.encode()) + 8, max_model_len))
+        size = len(start.text.encode())
+        tokens = min(size + 8, max_model_len)
+        return PromptPlan(start.text, None, None, (), tokens, chars=len(start.text), text_bytes=size)
     if kind == "token_ids":
         return _plan_tokens(start.token_ids.ids, max_model_len)
     if kind == "prompt_embeds":
@@ -210,6 +229,8 @@ def _plan_chat(chat: prompt_pb2.ChatPrompt, limits: Limits, max_model_len: int, 
         called_tools=tuple(called),
         tools=tools,
         template_arguments=template_arguments,
+        chars=chars - called_chars,
+        text_bytes=tokens + called_chars + sum(tool.ByteSize() for tool in chat.tools),
     )
 
 

@@ -125,7 +125,7 @@ def test_refused(builder: PromptBuilder, case: str) -> None:
 @pytest.mark.parametrize(
     ("template", "words"),
     [
-        ("{{ raise_exception('no') }}", "chat template refused"),
+        ("{{ raise_exception('no') }}", "chat template says: no"),
         ("{% for message in messages %}{{ message['content'][0]['text'] + 1 }}{% endfor %}", "chat template refused"),
         ("{% for message in messages %}<|im_start|>user\n{% endfor %}", "<|IMAGE|> 0 times for 1 media"),
     ],

@@ -1,13 +1,12 @@
-"""Loads a checkpoint's tokenizer, and renders conversations with its chat template."""
+"""Loads a checkpoint's tokenizer and chat template."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from omni_stage.errors import ConfigurationError, InvalidRequestError
+from omni_stage.errors import ConfigurationError
 
 
 def load_tokenizer(path: Path) -> Any:
@@ -34,20 +33,3 @@ def read_chat_template(path: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return template if isinstance(template, str) else None
-
-
-def render_chat(tokenizer: Any, messages: Sequence[dict[str, Any]], /, **settings: Any) -> Any:
-    """Returns the conversation as the chat template renders it, with the beginning of the assistant's reply.
-
-    `settings`: further arguments of transformers' apply_chat_template. Raises InvalidRequestError.
-    """
-    try:
-        return tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, **settings)
-    except Exception as error:
-        # A template is a program. It may fail with any error on messages or tools that it does not expect.
-        raise InvalidRequestError(
-            "the checkpoint's chat template refused the messages (roles and their order) or the tools "
-            f"({type(error).__name__}); most templates want user and assistant messages in turns, and tools with "
-            "descriptions",
-            field="start.chat",
-        ) from error
