@@ -195,7 +195,7 @@ def trailers(data: bytes) -> None:
     """Reads the status details in the trailers of a failed downstream call."""
     metadata = grpc.aio.Metadata((STATUS_DETAILS_KEY, data))
     error = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), metadata)
-    told = read_status(explain_failure(error, stage="talker", request_id="r"))
+    told = read_status(explain_failure(error, pipeline="p", stage="talker", request_id="r"))
     may_retry(told)
     error_from_rpc(error)
     if not told.is_of_a_stage:

@@ -43,11 +43,16 @@ async def open_answer(
     except BaseException:
         await events.aclose()
         raise
-    return _follow(gateway, call, route, first, events)
+    return _follow(gateway, call, route, pipeline, first, events)
 
 
 async def _follow(
-    gateway: Gateway, call: Call, route: str, first: Event, events: AsyncGenerator[Event, None]
+    gateway: Gateway,
+    call: Call,
+    route: str,
+    pipeline: ServedPipeline,
+    first: Event,
+    events: AsyncGenerator[Event, None],
 ) -> AsyncGenerator[Event, None]:
     seen: set[str] = set()
     async with aclosing(events):

@@ -50,6 +50,7 @@ class AsyncOmniClient:
         options: Options | None = None,
     ) -> None:
         plan = plan_connection(target, tls=tls, credentials=credentials, options=options)
+        self._target = plan.target
         self._pool = ChannelPool(
             partial(open_aio_channel, plan.target, credentials=plan.credentials, options=plan.options)
         )
@@ -85,7 +86,7 @@ class AsyncOmniClient:
                 )
             except grpc.aio.AioRpcError as error:
                 loan.unreached = is_unreached(error)
-                raise error_from_rpc(error) from error
+                raise error_from_rpc(error, target=self._target) from error
         return response
 
     def generate(self, **arguments: Unpack[GenerateArguments]) -> AsyncGenerator[Event, None]:
@@ -116,7 +117,7 @@ class AsyncOmniClient:
     async def _events(
         self, prepared: PreparedRequest, metadata: Metadata, timeout_s: float | None
     ) -> AsyncGenerator[Event, None]:
-        attempts = Attempts(timeout_s)
+        attempts = Attempts(timeout_s, target=self._target)
         while True:
             async with self._borrow() as loan:
                 gate = asyncio.Event()

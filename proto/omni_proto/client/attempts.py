@@ -29,10 +29,14 @@ class Attempts:
         self,
         timeout_s: float | None,
         *,
+        target: str = "",
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[], float] = random.random,
     ) -> None:
-        """timeout_s bounds all attempts together. clock is in seconds; draw returns the retry jitter, in [0, 1)."""
+        """timeout_s bounds all attempts together. Errors name the target. clock is in seconds; draw gives the jitter of
+        retries, in [0, 1)."""
+        self._target = target
+        self._stage = ""
         self._clock = clock
         self._draw = draw
         self._deadline = None if timeout_s is None else clock() + timeout_s
@@ -54,7 +58,8 @@ class Attempts:
         event = event_from_response(response)
         if not self.accepted and not isinstance(event, Accepted):
             raise ProtocolError(f"{response.WhichOneof('message') or 'nothing'} came before accepted")
-        self.accepted = True
+        if not self.accepted:
+            self.accepted, self._stage = True, response.stage
         return event
 
     def finish(self) -> None:
@@ -71,7 +76,7 @@ class Attempts:
 
         Raises OmniRequestError if there is no next attempt, for example because the client is closed.
         """
-        failure = error_from_rpc(error)
+        failure = error_from_rpc(error, target=self._target, stage=self._stage if self.accepted else "")
         wait_s = None
         if not (self.accepted or closed):
             wait_s = compute_retry_wait_s(

@@ -46,6 +46,7 @@ class OmniClient:
         options: Options | None = None,
     ) -> None:
         plan = plan_connection(target, tls=tls, credentials=credentials, options=options)
+        self._target = plan.target
         self._pool = ChannelPool(partial(open_channel, plan.target, credentials=plan.credentials, options=plan.options))
 
     def __enter__(self) -> Self:
@@ -75,7 +76,7 @@ class OmniClient:
                 )
             except grpc.RpcError as error:
                 loan.unreached = is_unreached(error)
-                raise error_from_rpc(error) from error
+                raise error_from_rpc(error, target=self._target) from error
         return response
 
     def generate(self, **arguments: Unpack[GenerateArguments]) -> Generator[Event, None, None]:
@@ -106,7 +107,7 @@ class OmniClient:
     def _events(
         self, prepared: PreparedRequest, metadata: Metadata, timeout_s: float | None
     ) -> Generator[Event, None, None]:
-        attempts = Attempts(timeout_s)
+        attempts = Attempts(timeout_s, target=self._target)
         while True:
             with self._borrow() as loan:
                 gate = threading.Event()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import grpc
 from google.rpc import status_pb2
 
@@ -80,14 +82,35 @@ def error_from_status(status: status_pb2.Status) -> OmniRequestError:
     )
 
 
-def error_from_rpc(error: grpc.RpcError) -> OmniRequestError:
+_LOST: Final = (
+    *("Stream removed", "Socket closed", "Connection reset", "Connection refused", "Broken pipe", "Transport closed"),
+    *("GOAWAY", "goaway", "RST_STREAM", "keepalive", "ping timeout", "recvmsg", "End of TCP stream", "EOF"),
+    *("failed to connect", "connections to all backends failing", "DNS resolution failed", "Name resolution"),
+    "Internal error from Core",
+)
+"""Parts of gRPC's messages for a connection that could not be made or was lost. gRPC reports some of them as UNKNOWN,
+INTERNAL or CANCELLED."""
+_LOST_CODES: Final = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED)
+
+
+def error_from_rpc(error: grpc.RpcError, *, target: str = "", stage: str = "") -> OmniRequestError:
     """Returns the error of a failed call, blocking or asyncio.
 
     Trailers that do not parse, or that contradict the call's code, are ignored; the call's code and message are used.
+    A connection that was lost or could not be made is UNAVAILABLE, and the message names the stage and the target.
+    `target`: where the call went. `stage`: the entry stage, if it has answered.
     """
     status = status_of_call(error)
     if status is not None:
         return error_from_status(status)
-    code = error.code()
-    message = explain_refusal(error.details() or "")
-    return OmniRequestError(code if code is not None else grpc.StatusCode.UNKNOWN, message)
+    code, details = error.code() or grpc.StatusCode.UNKNOWN, error.details() or ""
+    is_lost = any(words in details for words in _LOST)
+    if code is not grpc.StatusCode.UNAVAILABLE and not (is_lost and code in _LOST_CODES):
+        return OmniRequestError(code, explain_refusal(details), stage=stage)
+    at = f" at {target}" if target else ""
+    who = f"stage {stage!r}{at}" if stage else f"the entry stage{at}"
+    what = (
+        f"the connection to {who} was lost" if stage else f"{who} cannot be reached, or the connection to it was lost"
+    )
+    message = f"{what} ({explain_refusal(details) or 'no reason given'}); is the pipeline ready?"
+    return OmniRequestError(grpc.StatusCode.UNAVAILABLE, message, stage=stage)

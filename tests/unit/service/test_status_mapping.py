@@ -58,5 +58,5 @@ def test_details_of_a_peer_that_do_not_parse_are_none() -> None:
     assert (read.is_of_a_stage, read.reason, read.retry_after_s) == (False, "", None)
     trailers = grpc.aio.Metadata(("grpc-status-details-bin", b"\x0a\xff"))
     error = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), trailers)
-    status = explain_failure(error, stage="talker", request_id="r")
+    status = explain_failure(error, pipeline="p", stage="talker", request_id="r")
     assert read_status(status).reason == "DOWNSTREAM_UNAVAILABLE"

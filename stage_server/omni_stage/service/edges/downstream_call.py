@@ -13,6 +13,7 @@ import logging
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from google.rpc import status_pb2
 from omni_proto.rpc.aio_status import StatusKeeper
 from omni_proto.rpc.retry import compute_retry_wait_s, is_unreached
 from omni_proto.rpc.rich_status import read_status
-from omni_proto.stage.v1 import events_pb2, stage_service_pb2
+from omni_proto.stage.v1 import events_pb2, stage_service_pb2, tensors_pb2
 from omni_proto.stage_config import DownstreamStage, EdgeMode
 from omni_proto.tensors import TensorSchema, schema_hash, tensor_prompt
 from omni_stage.errors import DownstreamProtocolError
@@ -33,6 +34,7 @@ from omni_stage.service.edges.channels import DownstreamChannels, OpenCall
 from omni_stage.service.edges.downstream_protocol import DownstreamProtocol, explain_failure
 from omni_stage.service.edges.outbox import Outbox
 from omni_stage.service.edges.output import EdgeWriter
+from omni_stage.service.edges.pacing import ALIVE_S
 from omni_stage.service.encoding.wire import OutgoingChunk
 from omni_stage.service.errors import RelayedError, first_error
 from omni_stage.service.metering.metrics import StageMetrics
@@ -46,6 +48,7 @@ _Relay = Callable[[stage_service_pb2.GenerateResponse], Awaitable[None]]
 class EdgeContext:
     """What all downstream calls of one request share."""
 
+    pipeline: str
     source_stage: str
     schema: TensorSchema
     early_steps: int
@@ -233,7 +236,9 @@ class EdgeCall:
     def _failed(self, error: grpc.aio.AioRpcError) -> status_pb2.Status:
         """Count a failed call. Returns the status to report for it."""
         self._context.metrics.downstream_error(self.edge.stage, error.code().name)
-        return explain_failure(error, stage=self.edge.stage, request_id=self._context.request_id)
+        return explain_failure(
+            error, pipeline=self._context.pipeline, stage=self.edge.stage, request_id=self._context.request_id
+        )
 
     async def _send(self, call: Any) -> None:
         """Send rows when they are due, then End."""
@@ -242,7 +247,10 @@ class EdgeCall:
         try:
             while reason is None:
                 if self._batch is None:
-                    await self._outbox.wait()
+                    is_due = await self._is_due()
+                    if self._batch is None and not is_due:
+                        # As a batch, so that `feed` does not write at the same time.
+                        self._batch = Started(_send_alive(call))
                 batch = self._batch or self._begin(call)
                 sent, reason = await batch
                 self._batch = None
@@ -257,6 +265,13 @@ class EdgeCall:
         if await _write(call, stage_service_pb2.GenerateRequest(end=done)):
             await call.done_writing()
         self._settled.set()
+
+    async def _is_due(self) -> bool:
+        """Wait until rows or the end are due, but for at most ALIVE_S seconds. Returns whether they are due."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ALIVE_S):
+                await self._outbox.wait()
+        return self._outbox.is_due
 
     def _begin(self, call: Any) -> Started[_Sent]:
         batch = self._batch = Started(self._send_batch(call))
@@ -292,6 +307,12 @@ class EdgeCall:
 
     def _ended_early(self) -> DownstreamProtocolError:
         return DownstreamProtocolError(f"stage {self.edge.stage!r} ended its call before Accepted")
+
+
+async def _send_alive(call: Any) -> _Sent:
+    """Send a message without rows: it says that rows follow. Returns as EdgeCall._send_batch does."""
+    alive = stage_service_pb2.GenerateRequest(tensors=tensors_pb2.TensorChunks())
+    return await _write(call, alive), None
 
 
 async def _write(call: Any, message: stage_service_pb2.GenerateRequest | OutgoingChunk) -> bool:

@@ -66,24 +66,25 @@ class DownstreamProtocol:
         return DownstreamProtocolError(f"stage {self._stage!r} {what}; do both stages run the same version?")
 
 
-def explain_failure(error: grpc.RpcError, *, stage: str, request_id: str) -> status_pb2.Status:
-    """Returns the status to report for a failed call: the status that a stage sent, else one that names `stage`."""
+def explain_failure(error: grpc.RpcError, *, pipeline: str, stage: str, request_id: str) -> status_pb2.Status:
+    """Returns the status to report for a failed call: the status that a stage sent, else one that names `stage` and its
+    pipeline."""
     status = status_of_call(error)
     if status is not None and read_status(status).is_of_a_stage:
         return status
-    return to_status(_explain(error.code(), stage), stage=stage, request_id=request_id)
+    return to_status(_explain(error.code(), f"{stage!r} of pipeline {pipeline!r}"), stage=stage, request_id=request_id)
 
 
 def _explain(code: grpc.StatusCode, stage: str) -> OmniStageError:
     """Returns the error for a code that no stage sent. Such a code comes from the transport, or from a server that is
-    no stage server."""
+    no stage server. `stage`: its name and pipeline."""
     if code in _LOST:
         return DownstreamUnavailableError(
-            f"stage {stage!r} cannot be reached, or its connection was lost ({code.name}); is it ready?",
+            f"stage {stage} cannot be reached, or its connection was lost ({code.name}); is it ready?",
             retry_after_s=1.0,
         )
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return DeadlineExceededError(f"stage {stage!r} did not answer within the request's deadline")
+        return DeadlineExceededError(f"stage {stage} did not answer within the request's deadline")
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return TooManyRequestsError(f"the server of stage {stage!r} takes no more calls", retry_after_s=1.0)
-    return DownstreamProtocolError(f"stage {stage!r} answered {code.name} without saying why; is it a stage server?")
+        return TooManyRequestsError(f"the server of stage {stage} takes no more calls", retry_after_s=1.0)
+    return DownstreamProtocolError(f"stage {stage} answered {code.name} without saying why; is it a stage server?")

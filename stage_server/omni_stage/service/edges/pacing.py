@@ -30,6 +30,10 @@ ROW_PLAYS_S: Final = 0.02
 MOST_STEPS: Final = 64
 """Maximum number of steps in one message. At one row of 7 KiB per step, they fill less than half of the largest
 message."""
+QUIET_S: Final = 30.0
+"""Longest time between two messages of an upstream stage, and after the last data of a client. A stage that has no rows
+yet says every ALIVE_S seconds that they will follow, so only a caller that is no stage, or is gone, exceeds this."""
+ALIVE_S: Final = QUIET_S / 6
 
 
 @dataclass(slots=True)

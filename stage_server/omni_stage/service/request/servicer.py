@@ -43,7 +43,7 @@ from omni_stage.service.media.worker_pool import MediaPool
 from omni_stage.service.metering.answer_meter import AnswerMeter
 from omni_stage.service.metering.metrics import StageMetrics, exemplar_var
 from omni_stage.service.request.admission import Admission
-from omni_stage.service.request.messages.call_messages import read_message, read_start
+from omni_stage.service.request.messages.call_messages import read_input, read_start
 from omni_stage.service.request.messages.reading import RequestReader
 from omni_stage.service.request.messages.responses import ResponseWriter
 from omni_stage.service.request.places import Places, peer_address
@@ -199,6 +199,7 @@ class StageServicer:
         if schema is None:
             raise ConfigurationError(f"component {self._config.component} publishes no tensors", field="downstream")
         common = EdgeContext(
+            pipeline=self._config.pipeline,
             source_stage=self._config.stage,
             schema=schema,
             early_steps=_count_early_steps(self._runtime.engine.component),
@@ -217,10 +218,14 @@ class StageServicer:
     async def _receive(
         self, messages: AsyncIterator[WireMessage], reader: RequestReader, source: _Source, timeline: Timeline
     ) -> None:
-        """Read up to End, and pass rows to a stream as they arrive. Raises ProtocolViolationError, TensorError."""
+        """Read up to End, and pass rows to a stream as they arrive.
+
+        Raises ProtocolViolationError, TensorError, DeadlineExceededError.
+        """
         stream = source if isinstance(source, EdgeStream) else None
+        upstream = self._config.input.source if self._config.input is not None else ""
         while not reader.done:
-            reader.feed(await read_message(messages, reader))
+            reader.feed(await read_input(messages, reader, source=upstream))
             if stream is not None and reader.edge is not None and not reader.done:
                 stream.put(self._runtime.engine.open_tensors(reader.edge.take()), reader.edge.complete_tensors)
         timeline.input_complete = timeline.input_complete or timeline.now()

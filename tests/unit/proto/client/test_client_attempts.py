@@ -86,3 +86,47 @@ def test_a_call_that_ends_well_must_have_been_accepted() -> None:
         request.finish()
     request.take(ACCEPTED)
     request.finish()
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+@pytest.mark.parametrize(
+    ("code", "details"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, "Socket closed"),
+        (grpc.StatusCode.UNAVAILABLE, ""),
+        (grpc.StatusCode.UNAVAILABLE, "recvmsg:Connection reset by peer"),
+        (grpc.StatusCode.UNAVAILABLE, "GOAWAY received"),
+        (grpc.StatusCode.UNAVAILABLE, "DNS resolution failed for entry:50051: C-ares status is not ARES_SUCCESS"),
+        (grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses; last error: Connection refused"),
+        (grpc.StatusCode.UNKNOWN, "Stream removed (Socket closed)"),
+        (grpc.StatusCode.INTERNAL, "Received RST_STREAM with error code 2"),
+        (grpc.StatusCode.INTERNAL, "Internal error from Core"),
+        (grpc.StatusCode.CANCELLED, "RST_STREAM with error code 8"),
+    ],
+)
+def test_a_lost_connection_is_unavailable_and_names_the_stage(
+    code: grpc.StatusCode, details: str, accepted: bool
+) -> None:
+    request = Attempts(None, target="entry.ns.svc:50051", clock=Clock(), draw=lambda: 0.0)
+    for _ in range(3):
+        request.begin()
+    if accepted:
+        request.take(ACCEPTED)
+    lost = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+    with pytest.raises(OmniRequestError, match=r"entry\.ns\.svc:50051") as caught:
+        request.fail(lost, closed=False)
+    assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+    assert (caught.value.stage, "stage 's'" in str(caught.value)) == (("s", True) if accepted else ("", False))
+    assert details in str(caught.value)
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED])
+def test_other_failures_keep_their_code(code: grpc.StatusCode) -> None:
+    request = attempts()
+    request.begin()
+    request.take(ACCEPTED)
+    with pytest.raises(OmniRequestError) as caught:
+        request.fail(
+            grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), "Exception iterating"), closed=False
+        )
+    assert (caught.value.code, caught.value.stage) == (code, "s")
