@@ -24,6 +24,7 @@ from benchmarks.harness.verdict import Ratio
 from benchmarks.pipeline.sides import Answer, Pipeline, Reference, connect, start_pipeline
 from benchmarks.pipeline.work import PROMPTS
 from omni_cli.local.pipeline import LocalPipeline
+from omni_stage.models.qwen2_5_omni.checkpoint import Blocks
 from omni_stage.models.qwen2_5_omni.first_window import first_codes
 
 Sampling = Mapping[str, Mapping[str, Any]]
@@ -35,7 +36,7 @@ STEP_TOKENS = 64
 ROUNDS = 2
 REFERENCE_REQUESTS = 2
 """Requests that transformers answers in a round, one after another. More requests would not change its rate."""
-FIRST_CODES = first_codes(SHAPE.block_size // 2)
+FIRST_CODES = first_codes(Blocks(SHAPE.block_size // 2, back=2, ahead=1))
 """Codec tokens that the first window needs. Each token makes two mel frames."""
 LEAST_OF = {4: 2, 8: 4}
 """Number of concurrent requests -> how many of them have audio when the median request gets its first audio."""

@@ -22,7 +22,7 @@ from benchmarks.harness.report import Row
 from omni_stage.models.qwen2_5_omni.token2wav.feed import fade_over
 from omni_stage.models.qwen2_5_omni.token2wav.wave.speech import Speech
 from omni_stage.models.qwen2_5_omni.token2wav.wave.utterance import Utterance, cut_window
-from omni_stage.models.qwen2_5_omni.token2wav.windows import CODE_SAMPLES, FADE_SAMPLES, next_window
+from omni_stage.models.qwen2_5_omni.token2wav.windows import next_window
 
 BLOCKS, SEEDS, STEPS = 15, 3, 10
 
@@ -39,20 +39,20 @@ class Windowed:
     """Codec tokens that the first window reads."""
 
 
-def speak_in_windows(speech: Speech, whole: Utterance, block_codes: int) -> Windowed:
+def speak_in_windows(speech: Speech, whole: Utterance) -> Windowed:
     """Returns the audio window by window, as token2wav makes it for a Stream edge."""
     parts: list[torch.Tensor] = []
     borders: list[int] = []
     tail: torch.Tensor | None = None
     first, first_codes = 0, 0
-    while (window := next_window(first, len(whole.codes), ended=True, block_codes=block_codes)) is not None:
-        keep = (window.skip, window.keep, 0 if window.last else FADE_SAMPLES)
+    while (window := next_window(first, len(whole.codes), ended=True, blocks=speech.blocks)) is not None:
+        keep = (window.skip, window.keep, 0 if window.last else speech.sound.frame)
         part = replace(whole, codes=whole.codes[window.begin : window.end], first_code=window.begin, keep=keep)
         (audio,) = speech.speak([part])
-        made: Any = cut_window(audio, part)
+        made: Any = cut_window(audio, part, speech.sound)
         parts.append(made["output"] if tail is None else fade_over(tail, made["output"]))
         if first:
-            borders.append(first * CODE_SAMPLES)
+            borders.append(first * speech.sound.code)
         first_codes = first_codes or window.end
         tail, first = made.get("tail"), window.until
     return Windowed(torch.cat(parts), borders, first_codes)
@@ -65,8 +65,7 @@ def measure_windows(models: Mapping[str, Any], voices: Mapping[str, Any]) -> lis
 
 def _measure_shape(name: str, model: Any, voices: dict[str, Any]) -> Row:
     speech = Speech(model, voices, use_graphs=False)
-    dit = model.code2wav_dit_model
-    block_codes = dit.block_size // dit.repeats
+    dit, block_codes = model.code2wav_dit_model, speech.blocks.codes
     errors: list[float] = []
     others: list[float] = []
     clicks, first_codes = 0, 0
@@ -76,7 +75,7 @@ def _measure_shape(name: str, model: Any, voices: dict[str, Any]) -> Row:
             whole = Utterance(codes, next(iter(voices)), seed, STEPS, 0.5)
             (full,) = speech.speak([whole])
             (other,) = speech.speak([replace(whole, seed=seed + 100)])
-            windowed = speak_in_windows(speech, whole, block_codes)
+            windowed = speak_in_windows(speech, whole)
             errors.append(_rms(windowed.audio - full))
             others.append(_rms(other - full))
             clicks += count_clicks(windowed.audio.numpy().astype(np.float32), windowed.borders)

@@ -16,6 +16,7 @@ from benchmarks.gpu.checks import Context, Finding, at_most
 from benchmarks.gpu.memory.peak import PeakMemory
 from benchmarks.gpu.memory.sizes import WAVE_BASE_BYTES, WAVE_BYTES_PER_CODE, WAVE_TENSOR_BYTES_PER_CODE
 from benchmarks.gpu.token2wav.wave_model import CPU_STEPS, STEPS, Wave, full_precision, load, make_published
+from omni_stage.models.qwen2_5_omni.checkpoint import read_blocks
 from omni_stage.models.qwen2_5_omni.token2wav.wave.blocks import pack_blocks
 from omni_stage.models.qwen2_5_omni.token2wav.wave.speech import GRAPH_WINDOWS, Speech, graph_blocks
 from omni_stage.models.qwen2_5_omni.token2wav.wave.transformer import BlockTransformer, VoiceRows
@@ -96,8 +97,8 @@ def batch(context: Context) -> Finding:
 def windows(context: Context) -> Finding:
     """Compares a later window's audio with transformers' audio of the same codes."""
     wave = load(context.device)
-    block = wave.dit.block_size // wave.dit.repeats
-    window = next_window(4 * block, 12 * block, ended=False, block_codes=block)
+    blocks = read_blocks(wave.dit.config)
+    window = next_window(4 * blocks.codes, 12 * blocks.codes, ended=False, blocks=blocks)
     if window is None:
         return Finding("no window", "a window", ok=False)
     heard = wave.utterance(window.end - window.begin, steps=STEPS if context.on_gpu else CPU_STEPS)
@@ -194,13 +195,12 @@ def graphs(_: Context) -> Iterator[Finding]:
     """Compares the audio of windows from CUDA graphs with the same computation without graphs."""
     wave = load("cuda")
     speech, captured = _graphed(wave)
-    block = wave.dit.block_size // wave.dit.repeats
-    sizes = window_blocks(block)
-    expected = len(graph_blocks(block)) + len(sizes) * len(GRAPH_WINDOWS)
+    sizes = window_blocks(speech.blocks)
+    expected = len(graph_blocks(speech.blocks)) + len(sizes) * len(GRAPH_WINDOWS)
     yield Finding(f"{captured} captured", f"{expected} captured", ok=captured == expected, name="captured")
     for blocks in sizes:
         for count in GRAPH_WINDOWS:
-            windows = [wave.utterance(blocks * block, seed) for seed in range(count)]
+            windows = [wave.utterance(blocks * speech.blocks.codes, seed) for seed in range(count)]
             with torch.inference_mode():
                 pairs = zip(speech.speak(windows), wave.speak(*windows), strict=True)
                 difference = max(float((ours - eager).abs().max()) for ours, eager in pairs)

@@ -19,8 +19,6 @@ from omni_stage.models.qwen3_omni.checkpoint import read_checkpoint
 from omni_stage.models.qwen3_omni.thinker.component import (
     DEFAULT_SAMPLING,
     MAX_SAMPLES,
-    PATCH,
-    SAMPLES_PER_TOKEN,
     Thinker,
 )
 from omni_stage.models.shared.media_cost import MediaCosts
@@ -82,7 +80,7 @@ def thinker_of(checkpoint: Path) -> Thinker:
         max_media=4,
         default_sampling=DEFAULT_SAMPLING,
         end_token_ids=(facts.text.message_end,),
-        media_costs=MediaCosts(4 << 10, 64 << 10, MAX_SAMPLES, PATCH, SAMPLES_PER_TOKEN, pads_to_limit=False),
+        media_costs=MediaCosts(4 << 10, 64 << 10, MAX_SAMPLES, 32, 1231, pads_to_limit=False),
         pace={"tokens_per_second": 12.5},
     )
     prompts = PromptBuilder(MediaTokens(), facts, max_audio_samples=MAX_SAMPLES, speech_needs_chat=True)

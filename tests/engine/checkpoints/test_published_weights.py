@@ -149,7 +149,7 @@ def test_readers_take_the_published_files(checkpoint: tuple[str, Path]) -> None:
     with safe_open(directory / read_table(size)["shards"][0]["file"], "pt") as shard:
         assert shard.metadata() == (None if size == "7b" else {"format": "pt"})
     facts = read_checkpoint(directory)
-    assert (facts.dtype, facts.code_limit, facts.max_codes, facts.block_codes) == ("bfloat16", 8194, 16384, 12)
+    assert (facts.dtype, facts.code_limit, facts.max_codes, facts.blocks.codes) == ("bfloat16", 8194, 16384, 12)
     assert facts.codec.stop_ids == (8292, 8294)
     table = EmbeddingTable(directory, THINKER_EMBEDDING, torch.bfloat16)
     assert table.width == facts.hidden_size

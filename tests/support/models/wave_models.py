@@ -25,12 +25,14 @@ _SMALL: dict[str, Any] = {
     "enc_attention_channels": 16,
     "enc_se_channels": 16,
 }
+ODD_SHAPE = "layers that see both neighbours"
+"""The shape whose numbers all differ from the published ones."""
 DIT_SHAPES: dict[str, dict[str, Any]] = {
     # Small widths, but the published structure: transformers' defaults, which the release's config.json repeats.
     "published depth": _SMALL,
     "small blocks": {**_SMALL, "num_hidden_layers": 3, "block_size": 8, "look_ahead_layers": [1]}
     | {"look_backward_layers": [0, 2]},
-    "layers that see both neighbours": {**_SMALL, "num_hidden_layers": 4, "num_attention_heads": 3, "head_dim": 8}
+    ODD_SHAPE: {**_SMALL, "num_hidden_layers": 4, "num_attention_heads": 3, "head_dim": 8}
     | {"block_size": 6, "repeats": 3, "look_ahead_layers": [0, 2], "look_backward_layers": [1, 2]},
 }
 _VOCODER: dict[str, Any] = {
@@ -40,13 +42,16 @@ _VOCODER: dict[str, Any] = {
     "resblock_dilation_sizes": [[1, 3, 5], [1, 3, 5]],
 }
 
+_ODD_VOCODER: dict[str, Any] = {"upsample_rates": [4, 3], "upsample_kernel_sizes": [8, 5]}
+
 _VOCODER_STRENGTH = 0.7
 """Scale of the vocoder's weights. Its residual branches add up: with a scale of 1 its output would be clipped noise."""
 
 
 def make_wave_model(shape: str = "published depth", seed: int = 0) -> Qwen2_5OmniToken2WavModel:
     """Returns transformers' model, float32 on the CPU, with weights that carry a signal through every layer."""
-    config = Qwen2_5OmniToken2WavConfig(dit_config=DIT_SHAPES[shape], bigvgan_config=_VOCODER)
+    vocoder = _VOCODER | _ODD_VOCODER if shape == ODD_SHAPE else _VOCODER
+    config = Qwen2_5OmniToken2WavConfig(dit_config=DIT_SHAPES[shape], bigvgan_config=vocoder)
     model = Qwen2_5OmniToken2WavModel(config).eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():

@@ -51,6 +51,13 @@ def qwen2_5(times: np.ndarray, sounds: int) -> np.ndarray:
 
 FAMILIES = [
     pytest.param(processing_qwen2_5_omni.Qwen2_5OmniProcessor, "2.5", qwen2_5, 25, id="qwen2.5"),
+    pytest.param(
+        processing_qwen2_5_omni.Qwen2_5OmniProcessor,
+        "2.5",
+        lambda times, sounds: interleave_chunks(times, sounds, 40),
+        20,
+        id="qwen2.5 with another rate",
+    ),
     pytest.param(processing_qwen3_omni_moe.Qwen3OmniMoeProcessor, "3", interleave_times, 13, id="qwen3"),
 ]
 

@@ -5,8 +5,11 @@ Reads config.json and spk_dict.pt, and neither weights nor model code.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import Qwen2_5OmniConfig
@@ -40,6 +43,40 @@ class CodecTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class Blocks:
+    """The attention blocks of a diffusion transformer."""
+
+    codes: int
+    """Codec tokens in one block: 12 in the published models."""
+    back: int
+    """How many blocks before it a block sees over all layers, one for each layer that looks back: 2 in the published
+    models."""
+    ahead: int
+    """How many blocks after it a block sees over all layers: 1 in the published models."""
+
+
+@dataclass(frozen=True, slots=True)
+class SoundShape:
+    """How many samples the vocoder makes."""
+
+    frame: int
+    """Samples per mel frame: 240 in the published models, which are 10 ms."""
+    repeats: int
+    """Mel frames per codec token: 2 in the published models."""
+    rest: int = 0
+    """Samples at the end of each audio that belong to no frame: 0 in the published models."""
+
+    @property
+    def code(self) -> int:
+        """Samples per codec token: 480 in the published models, which are 20 ms."""
+        return self.frame * self.repeats
+
+    def count(self, codes: int) -> int:
+        """Returns the number of samples of an audio."""
+        return codes * self.code + self.rest
+
+
+@dataclass(frozen=True, slots=True)
 class OmniCheckpoint:
     """The facts of one checkpoint."""
 
@@ -63,8 +100,8 @@ class OmniCheckpoint:
     """Only codec tokens below this have audio; token2wav has no embedding for others."""
     max_codes: int
     """Maximum number of codec tokens in one utterance."""
-    block_codes: int
-    """Codec tokens in one attention block of the diffusion transformer."""
+    blocks: Blocks
+    sound: SoundShape
 
 
 def read_checkpoint(path: str | Path) -> OmniCheckpoint:
@@ -76,6 +113,7 @@ def read_checkpoint(path: str | Path) -> OmniCheckpoint:
     raw = read_config(directory)
     config = parse_config(directory, raw, Qwen2_5OmniConfig, title="Qwen2.5-Omni", parts=_PARTS)
     thinker, talker, dit = config.thinker_config, config.talker_config, config.token2wav_config.dit_config
+    vocoder = config.token2wav_config.bigvgan_config
     if dit.repeats < 1:
         raise ConfigurationError(
             f"{directory / 'config.json'}: dit_config.repeats must be at least 1", field="model.path"
@@ -104,8 +142,30 @@ def read_checkpoint(path: str | Path) -> OmniCheckpoint:
         talker_positions=talker.max_position_embeddings,
         code_limit=dit.num_embeds + 1,
         max_codes=dit.max_position_embeddings // dit.repeats,
-        block_codes=max(1, dit.block_size // dit.repeats),
+        blocks=read_blocks(dit),
+        sound=read_sound_shape(dit.repeats, vocoder.upsample_rates, vocoder.upsample_kernel_sizes),
     )
+
+
+def read_blocks(dit: Any) -> Blocks:
+    """Returns the attention blocks of a diffusion transformer's configuration."""
+    layers = range(dit.num_hidden_layers)
+    return Blocks(
+        codes=max(1, dit.block_size // dit.repeats),
+        back=len(set(dit.look_backward_layers).intersection(layers)),
+        ahead=len(set(dit.look_ahead_layers).intersection(layers)),
+    )
+
+
+def read_sound_shape(repeats: int, rates: Sequence[int], kernels: Sequence[int]) -> SoundShape:
+    """Returns the shape of a vocoder's audio, from the rates and kernel sizes of its transposed convolutions.
+
+    Each pads its input by (kernel - rate) // 2 at both ends. So if that difference is odd, it gives one sample more.
+    """
+    rest = 0
+    for rate, kernel in zip(rates, kernels, strict=True):
+        rest = rest * rate + (kernel - rate) % 2
+    return SoundShape(math.prod(rates), repeats, rest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ TOKEN2WAV: Final = describe(
     reads=TALKER_TO_TOKEN2WAV,
     streams_input=True,
     voices=_VOICES,
-    # 50 codes a second, two mel frames a code, 240 samples a frame. No configuration file states the rate.
+    # No configuration file states the rate.
     sample_rate_hz=24_000,
     step_timeout_s=120.0,
     queue_timeout_s=120.0,

@@ -20,8 +20,11 @@ def name_thinker(config: Any) -> Any:
 
     Checkpoints name the architecture in several ways, and vLLM does not know all of them.
     """
-    if getattr(config, "thinker_config", None) is not None:
+    thinker = getattr(config, "thinker_config", None)
+    if thinker is not None:
         config.architectures = [THINKER_ARCHITECTURE]
+        # vLLM reads this number elsewhere than transformers.
+        thinker.vision_config.tokens_per_second = thinker.position_id_per_seconds
     return config
 
 

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from omni_proto.stage_config import EdgeMode, StageConfig
 from omni_proto.tensors import TensorSchema, TensorSpec
 from omni_stage.models.qwen2_5_omni.checkpoint import OmniCheckpoint
 from omni_stage.models.qwen2_5_omni.first_window import first_codes
-from omni_stage.models.qwen2_5_omni.manifest import TALKER_TO_TOKEN2WAV, THINKER_TO_TALKER
-
-CODES_PER_SECOND: Final = 50.0
-"""Codec tokens per second of speech. The talker reads one row of the thinker for each codec token, so it consumes the
-thinker's rows at the same rate."""
+from omni_stage.models.qwen2_5_omni.manifest import TALKER_TO_TOKEN2WAV, THINKER_TO_TALKER, TOKEN2WAV
 
 
 def find_pace(checkpoint: OmniCheckpoint, config: StageConfig) -> Mapping[str, Any]:
-    """Returns how fast playback consumes the tokens of a thinker or talker: fields of scheduling.pace.Pace."""
+    """Returns how fast playback consumes the tokens of a thinker or talker: fields of scheduling.pace.Pace.
+
+    The talker reads one row of the thinker for each codec token, so both have the same rate.
+    """
     return {
-        "tokens_per_second": CODES_PER_SECOND,
-        "first_tokens": first_codes(checkpoint.block_codes),
+        "tokens_per_second": TOKEN2WAV.sample_rate_hz / checkpoint.sound.code,
+        "first_tokens": first_codes(checkpoint.blocks),
         "heard_early": any(edge.mode is EdgeMode.STREAM for edge in config.downstream),
     }
 

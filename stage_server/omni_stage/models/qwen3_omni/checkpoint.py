@@ -122,6 +122,8 @@ class OmniCheckpoint:
     """Vocabulary size of the thinker."""
     placeholder_ids: tuple[int, int, int]
     """Token ids that stand for audio, images and video in prompts."""
+    sound_frames: int
+    """Frames of audio, of 10 ms each, in one window of the audio encoder: 100 in the published models."""
     text: TextTokens
     speech: SpeechFacts | None
     """None for a checkpoint that only writes text."""
@@ -144,6 +146,7 @@ def read_checkpoint(path: str | Path) -> OmniCheckpoint:
         hidden_size=thinker.text_config.hidden_size,
         vocab_size=thinker.text_config.vocab_size,
         placeholder_ids=(thinker.audio_token_id, thinker.image_token_id, thinker.video_token_id),
+        sound_frames=2 * thinker.audio_config.n_window,
         text=TextTokens(
             message_start=config.im_start_token_id,
             message_end=config.im_end_token_id,
@@ -215,7 +218,11 @@ def _speech_facts(directory: Path, config: Qwen3OmniMoeConfig) -> SpeechFacts:
 
 def read_codec_tokens(talker: Qwen3OmniMoeTalkerConfig) -> CodecTokens:
     """Returns the token ids of a talker's configuration."""
-    speakers = {str(name).lower(): int(token) for name, token in talker.speaker_id.items()}
+    speakers: dict[str, int] = {}
+    for name, token in talker.speaker_id.items():
+        # Of names that differ only in case, the one in lower case is meant: transformers finds no other.
+        if name == str(name).lower() or str(name).lower() not in speakers:
+            speakers[str(name).lower()] = int(token)
     ordered = dict(sorted(speakers.items(), key=lambda item: item[0] != DEFAULT_VOICE))
     return CodecTokens(
         padding=talker.codec_pad_id,

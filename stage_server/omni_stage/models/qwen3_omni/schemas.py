@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from omni_proto.stage_config import EdgeMode, StageConfig
 from omni_proto.tensors import TensorSchema, TensorSpec
 from omni_stage.models.qwen3_omni.checkpoint import OmniCheckpoint, SpeechFacts
-from omni_stage.models.qwen3_omni.manifest import TALKER_TO_CODE2WAV, THINKER_TO_TALKER
-
-FRAMES_PER_SECOND: Final = 12.5
-"""Frames per second of speech. The talker reads one row of the thinker for each frame, so it consumes the thinker's
-rows at the same rate."""
+from omni_stage.models.qwen3_omni.manifest import CODE2WAV, TALKER_TO_CODE2WAV, THINKER_TO_TALKER
 
 
-def find_pace(config: StageConfig) -> Mapping[str, Any]:
+def find_pace(speech: SpeechFacts | None, config: StageConfig) -> Mapping[str, Any]:
     """Returns how fast playback consumes the tokens of a thinker or talker: fields of scheduling.pace.Pace.
 
+    The talker reads one row of the thinker for each frame of speech, so both have the same rate.
     The first audio needs one token, because code2wav decodes each frame as it arrives.
     """
     streams = any(edge.mode is EdgeMode.STREAM for edge in config.downstream)
-    return {"tokens_per_second": FRAMES_PER_SECOND, "first_tokens": 1, "heard_early": streams}
+    if speech is None:
+        return {}
+    return {
+        "tokens_per_second": CODE2WAV.sample_rate_hz / speech.frame_samples,
+        "first_tokens": 1,
+        "heard_early": streams,
+    }
 
 
 def thinker2talker_schema(checkpoint: OmniCheckpoint) -> TensorSchema:

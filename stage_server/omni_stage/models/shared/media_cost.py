@@ -52,23 +52,28 @@ class MediaCosts:
     """Whether the feature extractor pads every clip to max_samples. Otherwise it pads to a request's longest clip."""
 
     @classmethod
-    def load(
-        cls, path: Path, *, max_samples: int, patch: int, samples_per_token: int, pads_to_limit: bool
-    ) -> MediaCosts:
-        """Read the image processor's bounds in `path`; the other arguments become the other fields.
+    def load(cls, path: Path, *, max_samples: int, samples_per_token: int, pads_to_limit: bool) -> MediaCosts:
+        """Read the image processor's numbers in `path`; the other arguments become the other fields.
 
         Raises ConfigurationError.
         """
         try:
-            size = Qwen2VLImageProcessor.from_pretrained(str(path), local_files_only=True).size
-            smallest, largest = int(size["shortest_edge"]), int(size["longest_edge"])
-            return cls(smallest, largest, max_samples, patch, samples_per_token, pads_to_limit)
+            processor = Qwen2VLImageProcessor.from_pretrained(str(path), local_files_only=True)
+            smallest, largest = int(processor.size["shortest_edge"]), int(processor.size["longest_edge"])
+            patch, frames = int(processor.patch_size * processor.merge_size), int(processor.temporal_patch_size)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigurationError(
                 f"no image processor can be read from model.path {path} ({type(error).__name__}); the checkpoint must "
                 "hold its preprocessor_config.json",
                 field="model.path",
             ) from error
+        if frames != FRAMES_PER_GRID:
+            raise ConfigurationError(
+                f"{path}/preprocessor_config.json: temporal_patch_size is {frames}; only {FRAMES_PER_GRID} is served",
+                field="model.path",
+                limit=FRAMES_PER_GRID,
+            )
+        return cls(smallest, largest, max_samples, patch, samples_per_token, pads_to_limit)
 
     def image(self, width: int, height: int) -> MediaCost:
         """See TakesMedia."""

@@ -49,8 +49,7 @@ class PairedProcessor:
 
     info: Any
 
-    @staticmethod
-    def interleave(times: np.ndarray, sounds: int) -> np.ndarray:
+    def interleave(self, times: np.ndarray, sounds: int) -> np.ndarray:
         """See `places.Interleave`."""
         raise NotImplementedError
 

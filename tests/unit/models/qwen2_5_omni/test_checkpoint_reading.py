@@ -10,9 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Qwen2_5OmniConfig
 
+from omni_proto.stage_config import StageConfig
 from omni_stage.errors import ConfigurationError
-from omni_stage.models.qwen2_5_omni.checkpoint import read_checkpoint, read_voices
+from omni_stage.models.qwen2_5_omni.checkpoint import Blocks, CodecTokens, SoundShape, read_checkpoint, read_voices
+from omni_stage.models.qwen2_5_omni.model_configs import name_thinker
+from omni_stage.models.qwen2_5_omni.schemas import find_pace
 from support.models.published import VOICES, write_published
 
 
@@ -34,7 +38,7 @@ def test_facts_of_the_published_models(tmp_path: Path, size: str, hidden_size: i
     assert codec.stop_ids == (8292, 8294)
     assert checkpoint.placeholder_ids == (151646, 151655, 151656)
     assert (checkpoint.text_end_id, checkpoint.text_padding_id) == (151861, 151859)
-    assert (checkpoint.code_limit, checkpoint.max_codes, checkpoint.block_codes) == (8194, 16384, 12)
+    assert (checkpoint.code_limit, checkpoint.max_codes, checkpoint.blocks.codes) == (8194, 16384, 12)
     assert checkpoint.talker_positions == 32768
     assert {name: voice.text_start_id for name, voice in read_voices(tmp_path).items()} == VOICES
 
@@ -48,7 +52,7 @@ def test_what_a_file_leaves_out_has_transformers_default(tiny_checkpoint: Path, 
         config["thinker_config"].pop("audio_token_index")
 
     checkpoint = read_checkpoint(edit(tiny_checkpoint, tmp_path, strip))
-    assert (checkpoint.code_limit, checkpoint.block_codes, checkpoint.max_codes) == (8194, 12, 16384)
+    assert (checkpoint.code_limit, checkpoint.blocks.codes, checkpoint.max_codes) == (8194, 12, 16384)
     assert (checkpoint.codec.padding, checkpoint.text_end_id, checkpoint.talker_positions) == (8292, 151861, 32768)
     assert checkpoint.placeholder_ids[0] == 151646
 
@@ -133,3 +137,40 @@ def test_malformed_voices(tmp_path: Path, content: dict[str, Any]) -> None:
 def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"spk_dict\.pt"):
         read_voices(tmp_path)
+
+
+def test_no_number_of_the_published_checkpoint_stands_where_the_file_has_one(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    """Every number that a component uses follows config.json."""
+    talker = {"tts_codec_pad_token_id": 61, "tts_codec_start_token_id": 62, "tts_codec_end_token_id": 63}
+    talker |= {"tts_codec_mask_token_id": 64, "tts_text_end_token_id": 65, "tts_text_pad_token_id": 66}
+
+    def change(config: dict[str, Any]) -> None:
+        config["talker_config"] |= {**talker, "max_position_embeddings": 777}
+        config["thinker_config"] |= {"position_id_per_seconds": 20, "seconds_per_chunk": 3}
+        config["token2wav_config"]["dit_config"] |= {
+            "repeats": 3,
+            "block_size": 15,
+            "num_embeds": 99,
+            "max_position_embeddings": 3000,
+            "num_hidden_layers": 4,
+            "look_ahead_layers": [0, 2, 9],
+            "look_backward_layers": [1, 2, 3],
+        }
+        config["token2wav_config"]["bigvgan_config"] |= {
+            "upsample_rates": [4, 3],
+            "upsample_kernel_sizes": [8, 5],
+        }
+
+    facts = read_checkpoint(edit(tiny_checkpoint, tmp_path, change))
+    assert facts.codec == CodecTokens(padding=61, start=62, end=63, mask=64)
+    assert (facts.text_end_id, facts.text_padding_id, facts.talker_positions) == (65, 66, 777)
+    assert (facts.code_limit, facts.max_codes) == (100, 1000)
+    assert facts.blocks == Blocks(codes=5, back=3, ahead=2)
+    assert facts.sound == SoundShape(frame=12, repeats=3)
+    fields = {"pipeline": "p", "stage": "talker", "component": "qwen2_5_omni/talker", "model": {"path": str(tmp_path)}}
+    pace = find_pace(facts, StageConfig.model_validate(fields))
+    assert (pace["tokens_per_second"], pace["first_tokens"]) == (24_000 / 36, (1 + 2) * 5)
+    config = name_thinker(Qwen2_5OmniConfig.from_pretrained(tmp_path))
+    assert config.thinker_config.vision_config.tokens_per_second == 20

@@ -204,7 +204,7 @@ def test_token2wav_seed_is_the_requests_or_random(tiny_checkpoint: Path) -> None
 
 
 def test_token2wav_end_needs_audio_of_every_code() -> None:
-    emitter = token2wav.Token2WavEmitter(codes=2)
+    emitter = token2wav.Token2WavEmitter(samples=960)
     with pytest.raises(ModelExecutionError, match="without audio"):
         emitter.emit(EngineStep(finish_reason=FinishReason.DIFFUSION_DONE))
     step = emitter.emit(EngineStep(tensors={"output": torch.ones(960)}, finish_reason=FinishReason.DIFFUSION_DONE))

@@ -136,7 +136,7 @@ def test_sizes_can_be_chosen(tmp_path: Path) -> None:
     assert config["thinker_config"]["text_config"]["num_hidden_layers"] == 1
     assert config["talker_config"]["max_position_embeddings"] == 512
     assert "block_size" not in config["token2wav_config"]["dit_config"], "left out, as in the published files"
-    assert read_checkpoint(directory).block_codes == 12
+    assert read_checkpoint(directory).blocks.codes == 12
     assert read_weights(directory)["thinker.model.embed_tokens.weight"].shape == (600, 128)
 
 

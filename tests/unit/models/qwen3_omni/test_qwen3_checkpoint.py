@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from omni_proto.stage_config import StageConfig
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.qwen3_omni.checkpoint import count_lookahead, read_checkpoint, read_speaking_checkpoint
+from omni_stage.models.qwen3_omni.schemas import find_pace
+from omni_stage.models.qwen3_omni.thinker.component import samples_per_token
 from support.models.published import write_published_qwen3
 
 
@@ -62,6 +65,26 @@ def test_a_checkpoint_that_only_writes_has_no_talker_to_read(edit: Callable[...,
     assert read_checkpoint(directory).speech is None
     with pytest.raises(ConfigurationError, match="only writes"):
         read_speaking_checkpoint(directory)
+
+
+def test_no_number_of_the_published_checkpoint_stands_where_the_file_has_one(edit: Callable[..., Path]) -> None:
+    """Every number that a component uses follows config.json."""
+
+    def change(config: Any) -> None:
+        config["code2wav_config"] |= {"upsample_rates": [4, 3], "upsampling_ratios": [5], "num_quantizers": 3}
+        config["code2wav_config"] |= {"codebook_size": 20, "max_position_embeddings": 99}
+        config["talker_config"] |= {"num_code_groups": 3, "codec_eos_token_id": 31, "speaker_id": {"Ada": 7, "bo": 8}}
+        config["talker_config"]["code_predictor_config"] |= {"num_code_groups": 3}
+        config["thinker_config"]["audio_config"] |= {"n_window": 25}
+
+    directory = edit(change)
+    checkpoint, speech = read_speaking_checkpoint(directory)
+    assert (speech.frame_samples, speech.lookahead_samples, speech.max_frames) == (60, 15, 99)
+    assert (speech.groups, speech.codebook_size, speech.codec.end) == (3, 20, 31)
+    assert (speech.voices, dict(speech.codec.speakers)) == (("Ada", "Bo"), {"ada": 7, "bo": 8})
+    assert (checkpoint.sound_frames, samples_per_token(checkpoint.sound_frames)) == (50, 8000 // 7 + 1)
+    fields = {"pipeline": "p", "stage": "t", "component": "qwen3_omni/talker", "model": {"path": str(directory)}}
+    assert find_pace(speech, StageConfig.model_validate(fields))["tokens_per_second"] == 400
 
 
 DEFECTS: dict[str, Callable[[Any], object]] = {

@@ -27,9 +27,8 @@ from omni_stage.models.shared.prompts import PromptBuilder
 from omni_stage.models.shared.stop_strings import SpokenTokens
 from omni_stage.models.shared.thinker import OmniThinker, ThinkerSettings
 
-PATCH: Final = 28
-"""Side, in pixels, of the image square that becomes one token."""
 SAMPLES_PER_TOKEN: Final = 640
+"""Audio samples per token: the encoder joins four frames of 10 ms, whatever config.json says."""
 _PROMPT_TENSORS = frozenset({"mrope_positions", "mrope_delta"})
 """Tensors that arrive only with a request's first rows."""
 _NO_ROWS = torch.empty(0)
@@ -127,7 +126,6 @@ def build_component(config: StageConfig) -> Thinker:
         media_costs=MediaCosts.load(
             checkpoint.path,
             max_samples=max_samples,
-            patch=PATCH,
             samples_per_token=SAMPLES_PER_TOKEN,
             pads_to_limit=True,
         ),

@@ -21,26 +21,20 @@ from omni_stage.vllm_adapter.hooks import Positions
 from omni_stage.vllm_adapter.media.heard_video import PairedModel, PairedProcessor
 from omni_stage.vllm_adapter.media.places import AUDIO, IMAGE, VIDEO, Tokens, interleave_chunks
 
-SECONDS_PER_CHUNK = 2.0
-"""Length of a chunk of a video with audio: each chunk holds this much video, then this much audio. The default of
-transformers' processor; not every config.json names it."""
-POSITIONS_PER_SECOND = 25
-"""M-RoPE time positions per second of video and of audio. Audio has one token every 40 ms."""
-
 
 class ThinkerProcessor(PairedProcessor, Qwen2_5OmniThinkerMultiModalProcessor):
     """vLLM's processor, extended to videos with audio."""
 
-    @staticmethod
-    def interleave(times: np.ndarray, sounds: int) -> np.ndarray:
-        """See `places.Interleave`."""
-        return interleave_chunks(times, sounds, int(POSITIONS_PER_SECOND * SECONDS_PER_CHUNK))
+    def interleave(self, times: np.ndarray, sounds: int) -> np.ndarray:
+        """See `places.Interleave`. Each chunk holds some seconds of video, then as much audio."""
+        thinker = self.info.get_hf_config()
+        return interleave_chunks(times, sounds, int(thinker.position_id_per_seconds * thinker.seconds_per_chunk))
 
     def heard_tokens(self) -> tuple[Tokens, float]:
         """See PairedProcessor."""
         thinker = self.info.get_hf_config()
         tokens = Tokens(placeholder_ids(thinker), thinker.audio_start_token_id, thinker.audio_end_token_id)
-        return tokens, POSITIONS_PER_SECOND
+        return tokens, float(thinker.position_id_per_seconds)
 
 
 @MULTIMODAL_REGISTRY.register_processor(
@@ -68,7 +62,7 @@ class ThinkerModel(PairedModel, Qwen2_5OmniThinkerForConditionalGeneration):
 
     def heard_positions_per_second(self) -> float:
         """See PairedModel."""
-        return POSITIONS_PER_SECOND
+        return float(self.config.position_id_per_seconds)
 
     def publish_positions(self, positions: Positions) -> dict[str, torch.Tensor]:
         """Returns the rows: hidden state plus input embedding, or only the hidden state at a medium's placeholder."""

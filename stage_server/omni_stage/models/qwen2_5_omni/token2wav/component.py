@@ -26,7 +26,7 @@ from omni_stage.models.qwen2_5_omni.model_configs import pick_token2wav
 from omni_stage.models.qwen2_5_omni.processors import talker2token2wav
 from omni_stage.models.qwen2_5_omni.schemas import talker2token2wav_schema
 from omni_stage.models.qwen2_5_omni.token2wav.feed import SoundFeed, WindowEmitter, check_audio
-from omni_stage.models.qwen2_5_omni.token2wav.windows import CODE_SAMPLES, FADE_SAMPLES, Window
+from omni_stage.models.qwen2_5_omni.token2wav.windows import Window
 from omni_stage.models.shared.voices import pick_voice
 from omni_stage.payloads import AdditionalInformationPayload
 from omni_stage.vllm_adapter.wiring.names import DIFFUSION_SETTINGS
@@ -95,11 +95,11 @@ class Token2Wav:
         settings = self._settings(request)
 
         def build(codes: torch.Tensor, window: Window) -> StageInput:
-            tail = 0 if window.last else FADE_SAMPLES
+            tail = 0 if window.last else self._checkpoint.sound.frame
             place = {"first_code": [window.begin], "keep": [window.skip, window.keep, tail]}
             return self._stage_input({"codes": codes, **settings, **place})
 
-        return SoundFeed(self._checkpoint.block_codes, lambda codes: self._check_codes({"codes": codes}), build)
+        return SoundFeed(self._checkpoint.blocks, lambda codes: self._check_codes({"codes": codes}), build)
 
     def _settings(self, request: StageRequest) -> dict[str, Any]:
         """Returns voice, seed, solver steps and guidance. Raises InvalidRequestError for an unknown voice."""
@@ -134,9 +134,10 @@ class Token2Wav:
     def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
         """Returns an emitter that forwards the audio; for streamed input, one that joins the audio of windows."""
         if isinstance(request.source, EdgeStream):
-            return WindowEmitter()
+            return WindowEmitter(self._checkpoint.sound)
         payload = prepared.additional_information
-        return Token2WavEmitter(len(payload.tensor("codes")) if payload is not None else 0)
+        codes = len(payload.tensor("codes")) if payload is not None else 0
+        return Token2WavEmitter(self._checkpoint.sound.count(codes))
 
     def warmup_request(self) -> StageRequest:
         """Returns a request for short audio, with two time points of the solver."""
@@ -159,9 +160,9 @@ def count_work(codes: int, steps: int) -> int:
 class Token2WavEmitter:
     """Forwards the audio of one utterance."""
 
-    def __init__(self, codes: int) -> None:
-        """`codes`: number of codec tokens of the audio."""
-        self._samples = codes * CODE_SAMPLES
+    def __init__(self, samples: int) -> None:
+        """`samples`: number of samples of the audio."""
+        self._samples = samples
 
     def emit(self, step: EngineStep) -> StageStep:
         """Convert one engine step to one stage step.

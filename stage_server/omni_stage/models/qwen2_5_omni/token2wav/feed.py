@@ -9,7 +9,8 @@ import torch
 from omni_stage.errors import ModelExecutionError
 from omni_stage.models.component import EngineStep, FinishReason, StageInput, StageStep
 from omni_stage.models.edge_stream import EdgeRows, InputPart
-from omni_stage.models.qwen2_5_omni.token2wav.windows import CODE_SAMPLES, FADE_SAMPLES, Window, next_window
+from omni_stage.models.qwen2_5_omni.checkpoint import Blocks, SoundShape
+from omni_stage.models.qwen2_5_omni.token2wav.windows import Window, next_window
 
 
 class SoundFeed:
@@ -17,12 +18,12 @@ class SoundFeed:
 
     def __init__(
         self,
-        block_codes: int,
+        blocks: Blocks,
         check: Callable[[torch.Tensor], torch.Tensor | None],
         build: Callable[[torch.Tensor, Window], StageInput],
     ) -> None:
         """`check` refuses codes without audio or too many codes; `build` makes a window's engine input."""
-        self._block_codes = block_codes
+        self._blocks = blocks
         self._check = check
         self._build = build
         self._codes = torch.empty(0, dtype=torch.int64)
@@ -44,7 +45,7 @@ class SoundFeed:
         """
         if self._ended and not len(self._codes):
             return InputPart(StageInput(prompt={}, finished=FinishReason.EMPTY_INPUT), last=True)
-        window = next_window(self._sounded, len(self._codes), ended=self._ended, block_codes=self._block_codes)
+        window = next_window(self._sounded, len(self._codes), ended=self._ended, blocks=self._blocks)
         if window is None:
             return None
         self._sounded = window.until
@@ -54,10 +55,11 @@ class SoundFeed:
 class WindowEmitter:
     """Joins the audio of a request's windows. Each window but the last has a tail: the samples after its own audio.
 
-    The tail is almost equal to the beginning of the next window's audio. The two are cross-faded.
+    The tail, one mel frame, is almost equal to the beginning of the next window's audio. The two are cross-faded.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sound: SoundShape) -> None:
+        self._sound = sound
         self._tail: torch.Tensor | None = None
 
     def emit(self, step: EngineStep) -> StageStep:
@@ -65,26 +67,27 @@ class WindowEmitter:
         audio = step.tensors.get("output")
         if audio is None:
             raise ModelExecutionError("the engine finished a window without audio")
-        check_audio(audio)
+        rest = 0 if "tail" in step.tensors else self._sound.rest
+        whole = max(1, (audio.numel() - rest) // self._sound.code) * self._sound.code
+        check_audio(audio, whole + rest)
         if self._tail is not None:
             audio = fade_over(self._tail, audio)
         tail = step.tensors.get("tail")
         if tail is not None:
-            check_audio(tail, FADE_SAMPLES)
+            check_audio(tail, self._sound.frame)
         self._tail = tail
         return StageStep.of_audio(step, audio)
 
 
-def check_audio(audio: torch.Tensor, samples: int | None = None) -> None:
-    """Check that the audio is float32 [samples]. If `samples` is None, it must be a multiple of CODE_SAMPLES long.
+def check_audio(audio: torch.Tensor, samples: int) -> None:
+    """Check that the audio is float32 [samples].
 
     Raises ModelExecutionError. NaN and infinity do not reach this function: the runner ends such a request
     (vllm_adapter/diffusion/output.py).
     """
-    expected = samples if samples is not None else max(1, audio.numel() // CODE_SAMPLES) * CODE_SAMPLES
-    if audio.shape != (expected,) or audio.dtype != torch.float32:
+    if audio.shape != (samples,) or audio.dtype != torch.float32:
         raise ModelExecutionError(
-            f"the engine gave audio of {audio.dtype} and shape {tuple(audio.shape)}; it must be float32, ({expected},)"
+            f"the engine gave audio of {audio.dtype} and shape {tuple(audio.shape)}; it must be float32, ({samples},)"
         )
 
 

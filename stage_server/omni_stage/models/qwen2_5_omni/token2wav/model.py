@@ -78,10 +78,11 @@ class Token2WavModel(nn.Module, IsAttentionFree):
                 continue
             batches.setdefault(utterance.batch_key, []).append((index, utterance))
         for batch in batches.values():
-            speech = self._speak([utterance for _, utterance in batch])
-            for (index, utterance), audio in zip(batch, speech, strict=True):
+            speech = self._ready()
+            audios = speech.speak([utterance for _, utterance in batch])
+            for (index, utterance), audio in zip(batch, audios, strict=True):
                 try:
-                    results[index] = cut_window(audio, utterance)
+                    results[index] = cut_window(audio, utterance, speech.sound)
                 except ModelExecutionError as error:
                     results[index] = error
         return [results[index] for index in range(len(requests))]
@@ -98,7 +99,7 @@ class Token2WavModel(nn.Module, IsAttentionFree):
         load = partial(AutoWeightsLoader(self).load_weights, mapper=mapper)
         return load_checked(self, weights, load, mapper=mapper, ignored=IGNORED_TENSORS)
 
-    def _speak(self, utterances: Sequence[Utterance]) -> list[torch.Tensor]:
+    def _ready(self) -> Speech:
         if self._speech is None:
             self._speech = Speech(self.token2wav, self._voices, use_graphs=False)
-        return self._speech.speak(utterances)
+        return self._speech

@@ -2,7 +2,7 @@
 
 The diffusion transformer attends within blocks of tokens. Over all its layers, a block also sees two blocks before and
 one block after it (Qwen2.5-Omni technical report, "block-wise" decoding). So a window of new blocks is computed
-together with LOOKBACK_BLOCKS blocks before them and one block after them, and only the audio of the new blocks is
+together with the blocks before them that it sees and one block after them, and only the audio of the new blocks is
 returned:
 
     block     0      1      2      3      4      5      6      7
@@ -29,18 +29,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from omni_stage.models.qwen2_5_omni.checkpoint import Blocks
 from omni_stage.models.qwen2_5_omni.first_window import FIRST_BLOCKS, lookahead_blocks
 
-LOOKBACK_BLOCKS = 2
 NEXT_BLOCKS = 3
 """Minimum number of new blocks in every later window except the last."""
 NEXT_CODES = 36
 """Maximum number of new codes of a window that grows, in whole blocks: 0.72 s of audio. NEXT_BLOCKS of the published
 blocks have as many, so windows of such blocks do not grow."""
-CODE_SAMPLES = 480
-"""Audio samples per codec token: two mel frames (the transformer's `repeats`) of 240 samples (the vocoder's rates)."""
-FADE_SAMPLES = 240
-"""One mel frame, 10 ms: the length of the cross-fade between the audio of two windows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +60,13 @@ class Window:
         return self.until - self.first
 
 
-def window_blocks(block_codes: int) -> tuple[int, ...]:
+def window_blocks(blocks: Blocks) -> tuple[int, ...]:
     """Returns the sizes of a long utterance's windows in blocks, ascending. Only its last window may be shorter."""
     sizes: set[int] = set()
     done = 0
     while True:
-        new = _new_blocks(done, block_codes)
-        size = min(LOOKBACK_BLOCKS, done) + new + lookahead_blocks(block_codes)
+        new = _new_blocks(done, blocks.codes)
+        size = min(blocks.back, done) + new + lookahead_blocks(blocks)
         if size in sizes:  # sizes only grow, up to a size that repeats
             return tuple(sorted(sizes))
         sizes.add(size)
@@ -85,16 +81,16 @@ def _new_blocks(done: int, block_codes: int) -> int:
     return min(max(NEXT_BLOCKS, done), most)
 
 
-def next_window(first: int, codes: int, *, ended: bool, block_codes: int) -> Window | None:
+def next_window(first: int, codes: int, *, ended: bool, blocks: Blocks) -> Window | None:
     """Returns the window whose audio starts at code `first`; None if more codes must arrive.
 
-    `codes` is how many codes have arrived, `first` is 0 or the previous window's `until`, and `block_codes` is the
-    number of codes per block. If `ended`, there is always a next window until all codes have become audio. The same
+    `codes` is how many codes have arrived, `first` is 0 or the previous window's `until`, and `blocks` are the
+    transformer's. If `ended`, there is always a next window until all codes have become audio. The same
     codes give the same windows, however they are split on arrival.
     """
-    begin = max(0, first - LOOKBACK_BLOCKS * block_codes)
-    until = first + _new_blocks(first // block_codes, block_codes) * block_codes
-    end = until + lookahead_blocks(block_codes) * block_codes
+    begin = max(0, first - blocks.back * blocks.codes)
+    until = first + _new_blocks(first // blocks.codes, blocks.codes) * blocks.codes
+    end = until + lookahead_blocks(blocks) * blocks.codes
     if codes >= end:
         return Window(begin, first, until, end, last=False)
     if ended and codes > first:

@@ -126,4 +126,4 @@ def build_component(config: StageConfig) -> Talker:
     """Build the talker of config.model.path. Raises ConfigurationError."""
     checkpoint, speech = read_speaking_checkpoint(config.model.path)
     table = EmbeddingTable(checkpoint.path, THINKER_EMBEDDING, torch_dtype(checkpoint.dtype))
-    return Talker(checkpoint, speech, table, find_pace(config))
+    return Talker(checkpoint, speech, table, find_pace(speech, config))

@@ -28,10 +28,8 @@ from omni_stage.models.shared.prompts import SOUND_RATE_HZ, PromptBuilder
 from omni_stage.models.shared.stop_strings import SpokenTokens
 from omni_stage.models.shared.thinker import MAX_TOKENS, OmniThinker, ThinkerSettings
 
-PATCH: Final = 32
-"""Side, in pixels, of the image square that becomes one token."""
-SAMPLES_PER_TOKEN: Final = 1231
-"""Audio samples per token: 100 frames of 10 ms become 13 tokens."""
+_FRAME_SAMPLES: Final = SOUND_RATE_HZ // 100
+"""Samples of one frame of the audio encoder's input, 10 ms."""
 MAX_SAMPLES: Final = 300 * SOUND_RATE_HZ
 """Samples of the longest audio. The published preprocessor_config.json names 300 s (`n_samples`). The file is not read,
 because its value is unreliable: a checkpoint that transformers has saved again names 30 s, although transformers does
@@ -153,6 +151,17 @@ def read_text_sampling(path: Path) -> SamplingDefaults:
     return SamplingDefaults(max_tokens=None if "max_new_tokens" in values else MAX_TOKENS)
 
 
+def samples_per_token(frames: int) -> int:
+    """Returns the maximum number of audio samples that become one token. `frames`: frames in a window of the encoder.
+
+    Three convolutions of stride 2 turn the 100 frames of the published models' windows into 13 tokens.
+    """
+    tokens = frames
+    for _ in range(3):
+        tokens = -(-tokens // 2)
+    return -(-frames * _FRAME_SAMPLES // tokens)
+
+
 def build_component(config: StageConfig) -> Thinker:
     """Build the thinker of config.model.path. Raises ConfigurationError."""
     checkpoint = read_checkpoint(config.model.path)
@@ -171,11 +180,10 @@ def build_component(config: StageConfig) -> Thinker:
         media_costs=MediaCosts.load(
             checkpoint.path,
             max_samples=MAX_SAMPLES,
-            patch=PATCH,
-            samples_per_token=SAMPLES_PER_TOKEN,
+            samples_per_token=samples_per_token(checkpoint.sound_frames),
             pads_to_limit=False,
         ),
-        pace=find_pace(config),
+        pace=find_pace(checkpoint.speech, config),
         known_voices=checkpoint.speech.voices if config.downstream and checkpoint.speech else (),
     )
     return Thinker(checkpoint, prompts, settings)

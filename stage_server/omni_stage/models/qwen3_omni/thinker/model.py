@@ -63,8 +63,7 @@ class ThinkerProcessor(PairedProcessor, Qwen3OmniMoeThinkerMultiModalProcessor):
         processed["feature_attention_mask"] = [torch.ones(count) for count in frames]
         return processed
 
-    @staticmethod
-    def interleave(times: np.ndarray, sounds: int) -> np.ndarray:
+    def interleave(self, times: np.ndarray, sounds: int) -> np.ndarray:
         """See `places.Interleave`."""
         return interleave_times(times, sounds)
 

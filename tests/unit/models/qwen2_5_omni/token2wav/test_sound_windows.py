@@ -11,24 +11,27 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniBigVGANConfig
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavBigVGANModel
 
 from omni_stage.errors import InvalidTensorError, ModelExecutionError
 from omni_stage.models.component import EngineStep, FinishReason, StageInput
 from omni_stage.models.edge_stream import EdgeRows
+from omni_stage.models.qwen2_5_omni.checkpoint import Blocks, SoundShape, read_sound_shape
 from omni_stage.models.qwen2_5_omni.first_window import first_codes, lookahead_blocks
 from omni_stage.models.qwen2_5_omni.processors import talker2token2wav
 from omni_stage.models.qwen2_5_omni.token2wav.feed import SoundFeed, WindowEmitter, fade_over
 from omni_stage.models.qwen2_5_omni.token2wav.wave.solver import make_noise
 from omni_stage.models.qwen2_5_omni.token2wav.wave.utterance import Utterance, cut_window
+from omni_stage.models.qwen2_5_omni.token2wav.wave.vocoder import vocode
 from omni_stage.models.qwen2_5_omni.token2wav.windows import (
-    CODE_SAMPLES,
-    FADE_SAMPLES,
-    LOOKBACK_BLOCKS,
     Window,
     next_window,
 )
 
-BLOCK = 4
+BLOCKS = Blocks(4, 2, 1)
+SOUND = SoundShape(240, 2)
+"""Of the published models."""
 
 
 def feed_of(windows: list[tuple[list[int], Window]]) -> SoundFeed:
@@ -38,7 +41,7 @@ def feed_of(windows: list[tuple[list[int], Window]]) -> SoundFeed:
         windows.append((codes.tolist(), window))
         return StageInput(prompt={})
 
-    return SoundFeed(BLOCK, lambda codes: talker2token2wav({"codes": codes}, 1000, 500), build)
+    return SoundFeed(BLOCKS, lambda codes: talker2token2wav({"codes": codes}, 1000, 500), build)
 
 
 def run_feed(codes: list[int], cuts: list[int], *, end_late: bool) -> list[tuple[list[int], Window]]:
@@ -74,21 +77,21 @@ def test_windows_do_not_depend_on_when_codes_come(count: int, data: st.DataObjec
     for heard, window in windows:
         assert heard == codes[window.begin : window.end]
         sounded += codes[window.first : window.until]
-        assert window.begin % BLOCK == 0, "a window begins at a block's border"
-        assert window.begin == max(0, window.first - LOOKBACK_BLOCKS * BLOCK)
+        assert window.begin % BLOCKS.codes == 0, "a window begins at a block's border"
+        assert window.begin == max(0, window.first - BLOCKS.back * BLOCKS.codes)
         if not window.last:
-            assert window.end == window.until + lookahead_blocks(BLOCK) * BLOCK
+            assert window.end == window.until + lookahead_blocks(BLOCKS) * BLOCKS.codes
     assert sounded == codes
     assert [window.last for _, window in windows] == [False] * (len(windows) - 1) + [True]
 
 
 def test_the_first_window_is_short() -> None:
     """With the published blocks of 12 codes the first window reads 24 codes, with blocks of 4 it reads 12."""
-    assert next_window(0, 23, ended=False, block_codes=12) is None
-    assert next_window(0, 24, ended=False, block_codes=12) == Window(0, 0, 12, 24, last=False)
-    assert next_window(0, 11, ended=False, block_codes=4) is None
-    assert next_window(0, 12, ended=False, block_codes=4) == Window(0, 0, 4, 12, last=False)
-    assert next_window(4, 24, ended=False, block_codes=4) == Window(0, 4, 16, 24, last=False)
+    assert next_window(0, 23, ended=False, blocks=Blocks(12, 2, 1)) is None
+    assert next_window(0, 24, ended=False, blocks=Blocks(12, 2, 1)) == Window(0, 0, 12, 24, last=False)
+    assert next_window(0, 11, ended=False, blocks=Blocks(4, 2, 1)) is None
+    assert next_window(0, 12, ended=False, blocks=Blocks(4, 2, 1)) == Window(0, 0, 4, 12, last=False)
+    assert next_window(4, 24, ended=False, blocks=Blocks(4, 2, 1)) == Window(0, 4, 16, 24, last=False)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +102,7 @@ def test_windows_of_small_blocks_grow_to_the_published_size(block_codes: int, ne
     """The published windows have 36 new codes. Smaller blocks need more of them for as much audio."""
     first, found = 0, []
     for _ in new_blocks:
-        window = next_window(first, 1000, ended=False, block_codes=block_codes)
+        window = next_window(first, 1000, ended=False, blocks=Blocks(block_codes, 2, 1))
         assert window is not None
         found.append(window.keep // block_codes)
         first = window.until
@@ -132,23 +135,23 @@ def test_a_frame_has_the_same_noise_in_every_window(mel_bins: int) -> None:
 
 def test_what_a_window_gives() -> None:
     """cut_window returns the audio of the codes to keep, and the samples that follow it, for the cross-fade."""
-    audio = torch.arange(6.0 * CODE_SAMPLES)
+    audio = torch.arange(6.0 * SOUND.code)
     heard = Utterance(torch.zeros(6, dtype=torch.int64), "voice", 0, 10, 0.5, first_code=4, keep=(2, 3, 5))
-    parts = cut_window(audio, heard)
+    parts = cut_window(audio, heard, SOUND)
     assert isinstance(parts, dict)
-    assert torch.equal(parts["output"], audio[2 * CODE_SAMPLES : 5 * CODE_SAMPLES])
-    assert torch.equal(parts["tail"], audio[5 * CODE_SAMPLES : 5 * CODE_SAMPLES + 5])
-    assert parts["output"].untyped_storage().nbytes() == 3 * CODE_SAMPLES * 4, (
+    assert torch.equal(parts["output"], audio[2 * SOUND.code : 5 * SOUND.code])
+    assert torch.equal(parts["tail"], audio[5 * SOUND.code : 5 * SOUND.code + 5])
+    assert parts["output"].untyped_storage().nbytes() == 3 * SOUND.code * 4, (
         "the output shares no storage with the rest of the audio"
     )
 
 
-@pytest.mark.parametrize("shape", [(6 * CODE_SAMPLES - 1,), (6 * CODE_SAMPLES + 1,), (1, 6 * CODE_SAMPLES), (0,)])
+@pytest.mark.parametrize("shape", [(6 * SOUND.code - 1,), (6 * SOUND.code + 1,), (1, 6 * SOUND.code), (0,)])
 def test_audio_of_another_length_is_the_models_fault(shape: tuple[int, ...]) -> None:
     for keep in (None, (2, 3, 5)):
         heard = Utterance(torch.zeros(6, dtype=torch.int64), "voice", 0, 10, 0.5, keep=keep)
         with pytest.raises(ModelExecutionError, match="6 codes; it must be"):
-            cut_window(torch.zeros(shape), heard)
+            cut_window(torch.zeros(shape), heard, SOUND)
 
 
 def test_sounds_go_over_into_one_another() -> None:
@@ -161,14 +164,14 @@ def test_sounds_go_over_into_one_another() -> None:
 
 
 def test_the_emitter_joins_windows() -> None:
-    emitter = WindowEmitter()
-    window = torch.zeros(CODE_SAMPLES)
-    first = emitter.emit(EngineStep(tensors={"output": window, "tail": torch.ones(FADE_SAMPLES)}))
+    emitter = WindowEmitter(SOUND)
+    window = torch.zeros(SOUND.code)
+    first = emitter.emit(EngineStep(tensors={"output": window, "tail": torch.ones(SOUND.frame)}))
     second = emitter.emit(EngineStep(tensors={"output": window}, finish_reason=FinishReason.DIFFUSION_DONE))
     assert first.audio is not None
     assert second.audio is not None
     assert torch.equal(first.audio, window)
-    assert torch.equal(second.audio, fade_over(torch.ones(FADE_SAMPLES), window))
+    assert torch.equal(second.audio, fade_over(torch.ones(SOUND.frame), window))
     assert second.audio[0] > 0.99
     assert (first.finish_reason, second.finish_reason) == (None, FinishReason.DIFFUSION_DONE)
     with pytest.raises(ModelExecutionError, match="without audio"):
@@ -178,23 +181,59 @@ def test_the_emitter_joins_windows() -> None:
 @pytest.mark.parametrize(
     "tensors",
     [
-        pytest.param({"output": torch.zeros(CODE_SAMPLES - 1)}, id="a part of a code"),
+        pytest.param({"output": torch.zeros(SOUND.code - 1)}, id="a part of a code"),
         pytest.param({"output": torch.zeros(0)}, id="nothing"),
-        pytest.param({"output": torch.zeros(1, CODE_SAMPLES)}, id="two dimensions"),
+        pytest.param({"output": torch.zeros(1, SOUND.code)}, id="two dimensions"),
         pytest.param({"output": torch.zeros(())}, id="no dimension"),
-        pytest.param({"output": torch.zeros(CODE_SAMPLES, dtype=torch.int16)}, id="integers"),
-        pytest.param({"output": torch.zeros(CODE_SAMPLES), "tail": torch.zeros(3)}, id="a short tail"),
+        pytest.param({"output": torch.zeros(SOUND.code, dtype=torch.int16)}, id="integers"),
+        pytest.param({"output": torch.zeros(SOUND.code), "tail": torch.zeros(3)}, id="a short tail"),
     ],
 )
 def test_a_window_of_another_form_is_the_models_fault(tensors: dict[str, torch.Tensor]) -> None:
     with pytest.raises(ModelExecutionError, match="it must be float32"):
-        WindowEmitter().emit(EngineStep(tensors=tensors))
+        WindowEmitter(SOUND).emit(EngineStep(tensors=tensors))
 
 
 @pytest.mark.parametrize("block", [2, 4, 8, 12, 16])
 def test_the_first_audio_needs_the_codes_of_the_first_window(block: int) -> None:
-    need = first_codes(block)
-    assert next_window(0, need - 1, ended=False, block_codes=block) is None
-    window = next_window(0, need, ended=False, block_codes=block)
+    need = first_codes(Blocks(block, 2, 1))
+    assert next_window(0, need - 1, ended=False, blocks=Blocks(block, 2, 1)) is None
+    window = next_window(0, need, ended=False, blocks=Blocks(block, 2, 1))
     assert window is not None
     assert window.end == need
+
+
+@pytest.mark.parametrize(
+    ("repeats", "rates", "kernels"),
+    [
+        (2, [5, 3, 2, 2, 2, 2], [11, 7, 4, 4, 4, 4]),
+        (1, [4, 2], [8, 4]),
+        (3, [5, 3], [10, 7]),
+        (2, [4, 3, 2], [7, 6, 3]),
+    ],
+)
+def test_a_vocoder_of_any_rates(repeats: int, rates: list[int], kernels: list[int]) -> None:
+    """The number of samples is that of transformers' vocoder, and windows of it join to as many."""
+    config = Qwen2_5OmniBigVGANConfig(
+        mel_dim=4,
+        upsample_initial_channel=2 ** len(rates),
+        resblock_kernel_sizes=[3],
+        resblock_dilation_sizes=[[1, 3, 5]],
+        upsample_rates=rates,
+        upsample_kernel_sizes=kernels,
+    )
+    vocoder = Qwen2_5OmniToken2WavBigVGANModel(config).eval()
+    sound = read_sound_shape(repeats, rates, kernels)
+    with torch.inference_mode():
+        mel = torch.randn(1, 4, 6 * repeats)
+        audio = vocode(vocoder, mel)[0]
+        torch.testing.assert_close(audio, vocoder(mel))
+    assert audio.shape == (sound.count(6),)
+    emitter, made = WindowEmitter(sound), 0
+    for keep in ((0, 4, sound.frame), (4, 2, 0)):
+        heard = Utterance(torch.zeros(6, dtype=torch.int64), "voice", 0, 10, 0.5, keep=keep)
+        parts = cut_window(audio, heard, sound)
+        assert isinstance(parts, dict)
+        step = emitter.emit(EngineStep(tensors=parts))
+        made += 0 if step.audio is None else step.audio.shape[0]
+    assert made == sound.count(6)

@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
-from omni_stage.models.qwen2_5_omni.checkpoint import Voice
+from omni_stage.models.qwen2_5_omni.checkpoint import Blocks, Voice, read_blocks, read_sound_shape
 from omni_stage.models.qwen2_5_omni.manifest import DEFAULT_STEPS
 from omni_stage.models.qwen2_5_omni.token2wav.wave.blocks import BlockPack, count_blocks, pack_blocks
 from omni_stage.models.qwen2_5_omni.token2wav.wave.solver import (
@@ -35,13 +35,13 @@ GRAPH_WINDOWS = (1, 2, 4)
 """Numbers of equally long windows for which the vocoder is captured."""
 
 
-def graph_blocks(block_codes: int) -> tuple[int, ...]:
+def graph_blocks(blocks: Blocks) -> tuple[int, ...]:
     """Returns the block counts for which packs are captured, ascending: for one window and for several.
 
     Other packs are padded to the next larger count. Packs above the largest count run uncaptured, because they have
     enough work to hide the kernel launches.
     """
-    return tuple(sorted({*window_blocks(block_codes), *_SHARED_BLOCKS}))
+    return tuple(sorted({*window_blocks(blocks), *_SHARED_BLOCKS}))
 
 
 class Speech:
@@ -50,6 +50,10 @@ class Speech:
     def __init__(self, model: Qwen2_5OmniToken2WavModel, voices: dict[str, Voice], *, use_graphs: bool) -> None:
         self._dit = model.code2wav_dit_model
         self._vocoder = model.code2wav_bigvgan_model
+        self.blocks = read_blocks(self._dit.config)
+        vocoder = self._vocoder.config
+        self.sound = read_sound_shape(self._dit.repeats, vocoder.upsample_rates, vocoder.upsample_kernel_sizes)
+        """How many samples a codec token has."""
         self.transformer = BlockTransformer(self._dit)
         self._voices = voices
         self._encoded: dict[str, VoiceRows] = {}
@@ -71,7 +75,7 @@ class Speech:
         dit = self._dit
         frames = [utterance.codes.shape[0] * dit.repeats for utterance in utterances]
         needed = sum(count_blocks(count, dit.block_size) for count in frames)
-        captured = graph_blocks(dit.block_size // dit.repeats)
+        captured = graph_blocks(self.blocks)
         pack = pack_blocks(frames, dit.block_size, next_size(needed, captured) if self._has_graphs else needed)
         conditions = self.transformer.condition(
             pack,
@@ -108,15 +112,14 @@ class Speech:
         captured = 0
         interval = self._interval(DEFAULT_STEPS, 0)
         voice = self.encode_voice(next(iter(self._voices)))
-        block_codes = dit.block_size // dit.repeats
-        for blocks in reversed(graph_blocks(block_codes)):
+        for blocks in reversed(graph_blocks(self.blocks)):
             frames = blocks * dit.block_size
             pack = pack_blocks([frames], dit.block_size)
             codes = torch.zeros(frames // dit.repeats, dtype=torch.int64)
             conditions = self.transformer.condition(pack, [codes], [voice], [1.0])
             mel = pack.fill([make_noise(0, frames, dit.mel_dim)[0]]).to(device)
             captured += self._advance.warm_up(mel, *interval, *conditions)
-        for blocks in reversed(window_blocks(block_codes)):
+        for blocks in reversed(window_blocks(self.blocks)):
             for count in reversed(GRAPH_WINDOWS):
                 mel = torch.zeros(count, dit.mel_dim, blocks * dit.block_size, device=device)
                 captured += self._vocode.warm_up(mel)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from omni_stage.models.qwen2_5_omni.checkpoint import Blocks
 from omni_stage.models.qwen2_5_omni.token2wav.wave.speech import Speech, graph_blocks
 from omni_stage.models.qwen2_5_omni.token2wav.windows import next_window, window_blocks
 from omni_stage.models.shared.graphs import Captured, GraphedFunction, TensorFunction, next_size
@@ -90,14 +91,22 @@ def test_a_broken_device_is_no_reason_to_go_on() -> None:
         GraphedFunction(weigh, broken).warm_up(torch.ones(3), torch.ones(()))
 
 
-@pytest.mark.parametrize(("block_codes", "expected"), [(12, {2, 5, 6}), (4, {3, 6, 8, 12, 13})])
-def test_windows_have_the_sizes_that_are_captured(block_codes: int, expected: set[int]) -> None:
-    blocks, first = set(), 0
-    while window := next_window(first, 600, ended=False, block_codes=block_codes):
-        blocks.add((window.end - window.begin) // block_codes)
+@pytest.mark.parametrize(
+    ("blocks", "expected"),
+    [
+        (Blocks(12, 2, 1), {2, 5, 6}),
+        (Blocks(4, 2, 1), {3, 6, 8, 12, 13}),
+        (Blocks(12, 3, 2), {3, 6, 8}),
+        (Blocks(12, 0, 0), {2, 4}),
+    ],
+)
+def test_windows_have_the_sizes_that_are_captured(blocks: Blocks, expected: set[int]) -> None:
+    sizes, first = set(), 0
+    while window := next_window(first, 600, ended=False, blocks=blocks):
+        sizes.add((window.end - window.begin) // blocks.codes)
         first = window.until
-    assert blocks == set(window_blocks(block_codes)) == expected
-    assert blocks <= set(graph_blocks(block_codes))
+    assert sizes == set(window_blocks(blocks)) == expected
+    assert sizes <= set(graph_blocks(blocks))
     assert [next_size(size, (2, 5, 8)) for size in (1, 2, 3, 8, 9)] == [2, 2, 5, 8, 9]
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from omni_stage.models.qwen2_5_omni.checkpoint import Voice
 from omni_stage.models.qwen2_5_omni.token2wav.wave.speech import Speech
 from omni_stage.models.qwen2_5_omni.token2wav.wave.utterance import Utterance
-from support.models.wave_models import WAITS, Operators, make_utterance, make_wave_model, make_wave_voices
+from support.models.wave_models import ODD_SHAPE, WAITS, Operators, make_utterance, make_wave_model, make_wave_voices
 
 TOLERANCE = 1e-5
 SHAPE = "small blocks"
@@ -32,8 +32,8 @@ MIXED = [
 class Kit:
     """A model, its voices, and how often the transformer, the speaker encoder and the vocoder ran."""
 
-    def __init__(self, **voices: Voice) -> None:
-        self.model = make_wave_model(SHAPE)
+    def __init__(self, shape: str = SHAPE, **voices: Voice) -> None:
+        self.model = make_wave_model(shape)
         self.voices = make_wave_voices(self.model, "a", "b") | voices
         self.speech = Speech(self.model, self.voices, use_graphs=True)
         self.calls: Counter[str] = Counter()
@@ -74,15 +74,19 @@ class Kit:
     ],
     ids=["whole blocks", "a part of a block", "no guidance", "few steps"],
 )
-def test_mel_and_audio_are_transformers_own(utterance: Utterance, monkeypatch: pytest.MonkeyPatch) -> None:
-    kit = Kit()
+@pytest.mark.parametrize(("shape", "code_samples"), [(SHAPE, 480), (ODD_SHAPE, 36)])
+def test_mel_and_audio_are_transformers_own(
+    utterance: Utterance, shape: str, code_samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit = Kit(shape)
     mels: list[torch.Tensor] = []
     vocode = kit.speech._vocode
     monkeypatch.setattr(kit.speech, "_vocode", lambda mel: mels.append(mel) or vocode(mel))
     (audio,) = kit.speak(utterance)
     expected = kit.mel(utterance)
     torch.testing.assert_close(mels[0], expected, atol=TOLERANCE * float(expected.abs().max()), rtol=0)
-    assert audio.shape == (utterance.codes.numel() * 480,)
+    assert audio.shape == (utterance.codes.numel() * code_samples,)
+    assert kit.speech.sound.count(utterance.codes.numel()) == audio.numel()
     torch.testing.assert_close(audio, kit.model.code2wav_bigvgan_model(expected), atol=TOLERANCE, rtol=0)
 
 
