@@ -1,0 +1,201 @@
+"""Cuts text into sentences, for speech: no character is lost, added or moved. Pure.
+
+A border that is missed costs little (the sentence is longer), a wrong one is heard as a pause. So a doubtful full stop,
+such as the one of an abbreviation, ends a sentence only if the next word usually begins one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Final
+
+CLOSERS: Final = "\"'”’»›)]}」』）】〉》〕］｝"
+"""Marks that belong to the text before them."""
+STRONG: Final = "。！？｡︕︖⁇⁈⁉‽।॥؟۔។៕။።؛։܀᙮\u037e"
+"""Marks of scripts in which they end a sentence with or without a space after them."""
+_CANDIDATE: Final = re.compile(
+    rf"(?P<strong>[{STRONG}][{STRONG}!?…]*)|(?P<dots>…+|\.(?:\.|[ \u00a0]\.)+)|(?P<weak>[!?]+[.!?…]*|\.[!?]*|．)|"
+    r"(?P<line>[\r\n\u2028\u2029\x0b\x0c\x85]+)"
+)
+_CLOSING: Final = re.compile(f"[{re.escape(CLOSERS)}]{{0,8}}")
+_SPACE: Final = re.compile(r"\s*")
+_PICTURES: Final = re.compile(
+    "(?:[\u2600-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff][\u200d\ufe0f\u20e3\U0001f3fb-\U0001f3ff]*[^\\S\\n]*)+"
+)
+"""Emoji, with the spaces after them. They belong to the sentence before them."""
+_WORD_BEFORE: Final = re.compile(r"[^\s(\[{“„«‘\"]*\Z")
+_WORD_AFTER: Final = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
+_LETTERS: Final = re.compile(r"(?:[^\W\d_]\.)+[^\W\d_]\Z")
+_LIST_MARK: Final = re.compile(r"[^\S\n]*(?:[-*•⁃–·▪◦+][^\S\n]*|#{1,6}[^\S\n]|\(?(?:\d{1,3}|[A-Za-z])[.)][^\S\n])")
+_ITEM: Final = re.compile(r"(?<!\S)(?:[-*•⁃–]\s?)?(\d{1,3})(\.\)|[.)])(?=\s)")
+"""The number of a list's item inside a line."""
+_NUMBER_MARK: Final = re.compile(r"\s*(?:[-*•⁃–]\s*)?\(?(?:\d{1,3}|[a-zA-Z])\Z")
+_CASED: Final = re.compile(r"[^\W\d_]")
+_SPEECH_VERB: Final = "\u3068\u3063\u306a\u306e\u306f\u304c\u3092\u306b\u3082\u3067\u3084\u304b\u3088\u306d"
+"""Kana that continue a Japanese sentence after a quotation."""
+
+_TITLES: Final = frozenset(
+    "mr mrs ms mx dr prof rev fr gen col lt sgt capt cpt cmdr adm maj gov sen rep hon pres st ste mt ft messrs "
+    "mme mlle hr fr frau herr sr sra srta dott sig avv ing arch insp supt det pvt cpl e.g i.e cf vs viz ca bzw "
+    "z.b d.h u.a s.o p.ej mgr jud doc phdr bc dipl".split()
+)
+"""Abbreviations that never end a sentence."""
+_NUMBERED: Final = frozenset(
+    "no nos nr p pp pg vol fig figs art ch sec eq op ver tel ext n° nº № str bd kap abs".split()
+)
+"""Abbreviations that never end a sentence if a number follows."""
+_ABBREVIATIONS: Final = frozenset(
+    "co corp inc ltd llc plc bros jr sr etc al approx dept univ assn ave blvd rd ln ct apt est min max misc "
+    "mfg ed eds trans rev jan feb mar apr jun jul aug sep sept oct nov dec mon tue tues wed thu thur thurs fri "
+    "sat sun usw evtl ggf inkl zzgl sog nat tsd mio mrd hl geb gest ecc av bd cie etab env ph.d b.sc m.sc d.c "
+    "st sq cu oz lb lbs ca tzn itd itp np "
+    "\u0442.\u0435 \u0442.\u0434 \u0442.\u043f \u0433 \u0443\u043b \u0433\u0433".split()
+)
+"""Abbreviations that end a sentence only before a word that begins sentences."""
+_STARTERS: Final = frozenset(
+    "a an the this that these those there it its it's i i'm i've he he's she she's we we're they they're you "
+    "your my his her our their who what when where why how which whose did do does is are was were have has "
+    "had can could will would should may might must but and so if in on at as after before then however "
+    "although because since while for from with no not yes please let let's next now here once also still even "
+    "some all many most one two another each every der die das ein eine es er sie wir ich ihr dann aber und "
+    "wenn doch da so im am le la les un une il elle on nous vous je ils elles ce cette mais et puis el los las "
+    "una ella ellos nosotros pero y lo gli uno lui lei noi ma poi o os as um uma ele ela mas".split()
+)
+_MONTHS: Final = frozenset(
+    "januar jänner februar märz april mai juni juli august september oktober november dezember jahrhundert "
+    "klasse stock weltkrieg januari februari maart mei juli oktober december ledna února března dubna května".split()
+)
+"""Words before which a number with a full stop is an ordinal."""
+
+
+def split_sentences(text: str) -> list[str]:
+    """Returns the sentences of a text, each with the spaces after it. Joined, they are the text; none is empty.
+
+    Blank lines, items of lists and headings end a sentence too. A single line break does not: texts are wrapped.
+    """
+    caseless = not any(letter.isupper() for letter in text)
+    borders = [0, *_find_borders(text, caseless), len(text)]
+    return [text[begin:end] for begin, end in pairwise(borders) if begin < end]
+
+
+def _find_borders(text: str, caseless: bool) -> Iterator[int]:
+    """Yields where sentences begin, in order, except the first."""
+    begin = 0
+    items = deque(_find_items(text))
+    for found in _CANDIDATE.finditer(text):
+        while items and items[0] <= found.start():
+            if begin < (item := items.popleft()):
+                begin = item
+                yield item
+        if found.end() <= begin:
+            continue
+        kind = found.lastgroup or ""
+        if kind == "line":
+            end = _SPACE.match(text, found.end()).end()  # type: ignore[union-attr] - it matches everywhere
+            is_border = end < len(text) and _ends_at_line(text, begin, found.start(), found.end(), end)
+        else:
+            closed = _CLOSING.match(text, found.end()).end()  # type: ignore[union-attr] - as above
+            end = _skip_pictures(text, closed)
+            is_border = end < len(text) and _ends_at_mark(
+                text, begin, kind, found.start(), found.end(), closed, end, caseless
+            )
+        if end == len(text):
+            break
+        if is_border and begin < end:
+            begin = end
+            yield end
+    yield from (item for item in items if item > begin)
+
+
+def _find_items(text: str) -> list[int]:
+    """Returns where the items after the first begin, in lists inside lines: 1. one 2. two."""
+    found: list[int] = []
+    due, style = 0, ""
+    for mark in _ITEM.finditer(text):
+        number = int(mark[1])
+        if number == due and mark[2] == style:
+            found.append(mark.start())
+        elif not _begins_line(text, mark.start()):
+            continue
+        due, style = number + 1, mark[2]
+    return found
+
+
+def _begins_line(text: str, place: int) -> bool:
+    while place and text[place - 1] in " \t":
+        place -= 1
+    return place == 0 or text[place - 1] == "\n"
+
+
+def _skip_pictures(text: str, closed: int) -> int:
+    end = _SPACE.match(text, closed).end()  # type: ignore[union-attr] - it matches everywhere
+    pictures = _PICTURES.match(text, end)
+    if pictures is None:
+        return end
+    return _SPACE.match(text, pictures.end()).end()  # type: ignore[union-attr] - as above
+
+
+def _ends_at_line(text: str, begin: int, start: int, stop: int, end: int) -> bool:
+    """Returns whether a line break ends a sentence: a blank line, the next item of a list, or the end of one."""
+    breaks = text[start:end]
+    if breaks.replace("\r\n", "\n").count("\n") > 1 or any(mark in breaks for mark in "\u2029\x0c"):
+        return True
+    line_begin = max(text.rfind("\n", 0, start) + 1, begin)
+    if _LIST_MARK.match(text, stop):
+        return True
+    mark = _LIST_MARK.match(text, line_begin, start)
+    return mark is not None and text[end : end + 1].isupper()
+
+
+def _ends_at_mark(
+    text: str, begin: int, kind: str, start: int, stop: int, closed: int, end: int, caseless: bool
+) -> bool:
+    """Returns whether a punctuation mark from start to stop ends a sentence that begins at `begin`.
+
+    closed: end of the closing quotes and brackets after the mark; end: where the next sentence would begin.
+    """
+    following = text[end]
+    if kind == "strong":
+        return not (closed > stop and end == closed and following in _SPEECH_VERB)
+    if end == closed and not (_is_wide(following) and not text[start - 1 : start].isdigit()):
+        return False  # no space after it: a number, an address, the name of a file
+    if following.islower() and not caseless:
+        return False
+    if kind == "dots" and text[start - 1 : start] in ("[", "("):
+        return False  # words that a quotation leaves out
+    if kind == "dots":
+        return " " not in text[start:stop] or text.count(".", start, stop) > 3
+    if kind == "weak" and text[start] not in ".．":
+        return True
+    return _ends_at_stop(text, begin, start, end)
+
+
+def _ends_at_stop(text: str, begin: int, start: int, end: int) -> bool:
+    """Returns whether the full stop at `start` ends a sentence; the next one would begin at `end`."""
+    if _NUMBER_MARK.fullmatch(text, begin, start):
+        return False  # the number of a list's item
+    before = _WORD_BEFORE.search(text, max(begin, start - 40), start)
+    word = before.group().rstrip(CLOSERS) if before else ""
+    bare = word.casefold()
+    after = _WORD_AFTER.match(text, end)
+    next_word = after.group().casefold().replace("’", "'") if after else ""
+    starts = next_word in _STARTERS
+    if word[-1:].isdigit():
+        return not (len(word) <= 2 and next_word in _MONTHS)
+    if bare in _TITLES:
+        return False
+    if bare in _NUMBERED and text[end].isdigit():
+        return False
+    if len(word) == 1 and word.isalpha() and word.isupper() and _CASED.match(word):
+        return starts  # an initial
+    if bare in _ABBREVIATIONS or _LETTERS.search(word):
+        return starts
+    return True
+
+
+def _is_wide(letter: str) -> bool:
+    """Returns whether a letter belongs to a script that is written without spaces: Chinese or Japanese."""
+    return "\u3040" <= letter <= "\u30ff" or "\u3400" <= letter <= "\u9fff" or "\uf900" <= letter <= "\ufaff"
