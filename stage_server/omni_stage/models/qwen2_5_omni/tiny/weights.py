@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from omni_stage.models.shared.tiny import end_of_speech
+
 _PEAK = 0.6
 """Largest absolute sample of the trial utterance after scaling; full scale is 1."""
 
@@ -45,6 +47,22 @@ def silence_unused_codes(talker: Any, sound_codes: int) -> None:
         keep[:sound_codes] = 1.0
         keep[talker.codec_eos_token] = 1.0
         talker.codec_head.weight.mul_(keep)
+
+
+def end_after_text(model: Any, text_ids: int) -> None:
+    """Make the talker end its speech soon after the text. text_ids: number of ids that are not special tokens."""
+    talker, embed = model.talker, model.thinker.get_input_embeddings()
+    config = talker.config
+
+    def run(text: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        codes = torch.randint(config.tts_codec_pad_token_id - 1, text.shape, generator=generator)
+        inputs = talker.thinker_to_talker_proj(talker.model.embed_tokens(codes) + embed(text))[None]
+        positions = torch.arange(len(text)).expand(3, 1, -1)
+        states: torch.Tensor = talker.model(inputs_embeds=inputs, position_ids=positions).last_hidden_state[0]
+        return states
+
+    head = talker.codec_head.weight
+    end_of_speech.end_after_text(head, talker.codec_eos_token, run, text_ids, config.tts_text_pad_token_id)
 
 
 def make_audible(token2wav: Any, speaker: dict[str, Any], sound_codes: int, seed: int) -> None:

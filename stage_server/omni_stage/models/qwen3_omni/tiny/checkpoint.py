@@ -52,6 +52,7 @@ def write_tiny_checkpoint(
     weights.fill_weights(model, seed)
     weights.make_text_legible(model.thinker, legible_token_ids(tokenizer))
     weights.silence_unused_codes(model.talker, sizes.sound_codes)
+    weights.end_after_text(model, sizes.vocab_size - len(SPECIAL_TOKENS))
     weights.make_audible(model.code2wav, seed)
     write_shards(directory, release.release_weights(model), _SHARD_BYTES, metadata={"format": "pt"})
     return directory

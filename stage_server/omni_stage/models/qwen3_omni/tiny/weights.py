@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from omni_stage.models.shared.tiny import end_of_speech
+
 _PEAK = 0.6
 """Largest absolute sample of the trial utterance after scaling; full scale is 1."""
 
@@ -32,6 +34,24 @@ def make_text_legible(thinker: Any, legible_token_ids: set[int]) -> None:
 def silence_unused_codes(talker: Any, sound_codes: int) -> None:
     """Zero the output rows of ids that are neither audio codes nor the end."""
     _keep_rows(talker.codec_head.weight, [*range(sound_codes), talker.config.codec_eos_token_id])
+
+
+def end_after_text(model: Any, text_ids: int) -> None:
+    """Make the talker end its speech soon after the text. text_ids: number of ids that are not special tokens."""
+    talker, embed = model.talker, model.thinker.get_input_embeddings()
+    first, others = talker.get_input_embeddings(), talker.code_predictor.get_input_embeddings()
+
+    def run(text: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        inputs = talker.text_projection(embed(text))
+        for table in (first, *others):
+            most = min(table.num_embeddings, talker.code_predictor.config.vocab_size)
+            inputs = inputs + table(torch.randint(most, text.shape, generator=generator))
+        positions = torch.arange(len(text)).expand(3, 1, -1)
+        states: torch.Tensor = talker.model(inputs_embeds=inputs[None], position_ids=positions).last_hidden_state[0]
+        return states
+
+    head, config = talker.codec_head.weight, talker.config
+    end_of_speech.end_after_text(head, config.codec_eos_token_id, run, text_ids, model.config.tts_pad_token_id)
 
 
 def make_audible(code2wav: Any, seed: int) -> None:
