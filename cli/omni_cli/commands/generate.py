@@ -97,7 +97,7 @@ def run_generate(options: GenerateOptions) -> int:
     except OSError as error:
         sys.stderr.write(f"error: cannot write {error.filename}: {error.strerror}\n")
         return 1
-    for line in saved:
+    for line in (*saved, *describe_cut(answer)):
         sys.stderr.write(f"{line}\n")
     return 0 if screen.error is None else _report_hidden_text(screen.error)
 
@@ -208,6 +208,15 @@ def save_answer(answer: GenerationResult, options: GenerateOptions) -> list[str]
     return lines
 
 
+def describe_cut(answer: GenerationResult) -> list[str]:
+    """Returns a line for each stage whose maximum length cut the answer, with the remedy."""
+    return [
+        f"stage {stage} reached its maximum length, so the end of its output is missing; "
+        f"for more, give --sampling {stage}.max_tokens=NUMBER or a shorter text"
+        for stage in answer.cut_stages
+    ]
+
+
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
     """Adds the path to an OSError, because the error of a full disk names no file."""
@@ -238,6 +247,7 @@ def describe_answer(answer: GenerationResult) -> dict[str, Any]:
         }
         if answer.audio
         else None,
+        "cut_stages": list(answer.cut_stages),
         "stages": [dataclasses.asdict(stage) for stage in list_finished(answer)],
     }
 

@@ -30,6 +30,7 @@ from omni_proto.client.requests.media import (
     video_part,
 )
 from omni_proto.client.responses.events import (
+    LENGTH,
     PCM_F32LE,
     PCM_S16LE,
     Accepted,
@@ -53,6 +54,7 @@ from omni_proto.client.tools import CallTool, StructuredOutput, Tool, ToolCall
 from omni_proto.errors import ArgumentError
 
 __all__ = [
+    "LENGTH",
     "PCM_F32LE",
     "PCM_S16LE",
     "Accepted",

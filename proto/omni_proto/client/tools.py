@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from omni_proto.brief import Brief
 from omni_proto.errors import ArgumentError
 from omni_proto.stage.v1 import prompt_pb2, sampling_pb2
 
@@ -17,8 +18,8 @@ _MODES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Tool:
+@dataclass(frozen=True, slots=True, repr=False)
+class Tool(Brief):
     """A function that the model may call. You run it and return its answer with tool_result()."""
 
     name: str
@@ -30,8 +31,8 @@ class Tool:
     """Whether the arguments must match the schema; otherwise the model may generate any JSON."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
+@dataclass(frozen=True, slots=True, repr=False)
+class ToolCall(Brief):
     """A call that the model made."""
 
     id: str
@@ -41,8 +42,8 @@ class ToolCall:
     """A JSON object, as text; incomplete if the answer was cut off."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallTool:
+@dataclass(frozen=True, slots=True, repr=False)
+class CallTool(Brief):
     """A tool_choice: the one function that the model must call."""
 
     name: str
@@ -52,8 +53,8 @@ ToolChoice = str | CallTool
 """"auto" (the default), "none", "required", or the one function to call."""
 
 
-@dataclass(frozen=True, slots=True)
-class StructuredOutput:
+@dataclass(frozen=True, slots=True, repr=False)
+class StructuredOutput(Brief):
     """The format that the text must have. Exactly one field must be set. Raises ArgumentError otherwise."""
 
     json_schema: Mapping[str, Any] | str | None = None

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from omni_proto.brief import Brief
+
 if TYPE_CHECKING:
     import torch
 
@@ -20,8 +22,8 @@ class FinishReason(Enum):
     EMPTY_INPUT = "empty_input"
 
 
-@dataclass(slots=True)
-class EngineStep:
+@dataclass(slots=True, repr=False)
+class EngineStep(Brief):
     """One output of the engine for one request, before the component processes it. It holds only what is new since the
     request's previous output."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from omni_proto.brief import Brief
 from omni_proto.client.tools import ToolCall
 from omni_proto.errors import ArgumentError
 from omni_proto.media.media_header import sniff
@@ -15,8 +16,8 @@ _WANTED: Final = {"image": "PNG or JPEG", "audio": "WAV or FLAC", "video": "MP4,
 ROLES: Final = ("system", "user", "assistant", "tool")
 
 
-@dataclass(frozen=True, slots=True)
-class MediaPart:
+@dataclass(frozen=True, slots=True, repr=False)
+class MediaPart(Brief):
     """An encoded image, audio or video file in a chat message."""
 
     kind: Literal["image", "audio", "video"]
@@ -30,8 +31,8 @@ Part = str | MediaPart
 """One part of a chat message: text, an image, audio or a video."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChatMessage:
+@dataclass(frozen=True, slots=True, repr=False)
+class ChatMessage(Brief):
     """One message of a conversation. Raises ArgumentError if role is unknown, a part has a wrong type, or a message
     without tool_calls has no parts."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from omni_proto.brief import Brief
 from omni_proto.client.errors import OmniRequestError, error_from_status
 from omni_proto.stage.v1 import events_pb2, sampling_pb2
 from omni_proto.stage.v1.stage_service_pb2 import GenerateResponse
@@ -13,10 +14,12 @@ PCM_S16LE: Final = "pcm_s16le"
 """Signed 16 bit, little-endian: the default encoding of audio."""
 PCM_F32LE: Final = "pcm_f32le"
 """32 bit float, little-endian, as the model generated it."""
+LENGTH: Final = "length"
+"""Finish reason of a stage whose output reached its maximum length (max_tokens, or the longest sequence)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+@dataclass(frozen=True, slots=True, repr=False)
+class Accepted(Brief):
     """A stage accepted the request. From here on the request is never retried."""
 
     stage: str
@@ -24,10 +27,12 @@ class Accepted:
     """Id that appears in all logs."""
     accepted_unix_ns: int
     """Wall clock of the stage's host, ns since the epoch."""
+    max_tokens: int = 0
+    """Most tokens that the stage will generate for this request; 0 if it generates none, or is too old to say."""
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
+@dataclass(frozen=True, slots=True, repr=False)
+class TextDelta(Brief):
     """Text that a stage generated."""
 
     stage: str
@@ -35,8 +40,8 @@ class TextDelta:
     """The new text. A stage's output is all its texts, joined."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCallDelta:
+@dataclass(frozen=True, slots=True, repr=False)
+class ToolCallDelta(Brief):
     """A piece of a tool call that a stage generated."""
 
     stage: str
@@ -50,8 +55,8 @@ class ToolCallDelta:
     """More of the arguments; the pieces, joined, are a JSON object, unless the text ended early."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningDelta:
+@dataclass(frozen=True, slots=True, repr=False)
+class ReasoningDelta(Brief):
     """Reasoning that a stage generated before its text."""
 
     stage: str
@@ -59,8 +64,8 @@ class ReasoningDelta:
     """The new reasoning."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenDelta:
+@dataclass(frozen=True, slots=True, repr=False)
+class TokenDelta(Brief):
     """Token ids that a stage generated."""
 
     stage: str
@@ -70,8 +75,8 @@ class TokenDelta:
     """Ids of the prompt as the engine saw it; only in the first TokenDelta."""
 
 
-@dataclass(frozen=True, slots=True)
-class AudioChunk:
+@dataclass(frozen=True, slots=True, repr=False)
+class AudioChunk(Brief):
     """Audio that a stage generated. Each chunk can be played independently of the others."""
 
     stage: str
@@ -89,8 +94,8 @@ class AudioChunk:
     """Whether this is the last chunk of the request."""
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+@dataclass(frozen=True, slots=True, repr=False)
+class Usage(Brief):
     """What a stage used."""
 
     prompt_tokens: int = 0
@@ -101,8 +106,8 @@ class Usage:
     """Bytes of tensors sent downstream."""
 
 
-@dataclass(frozen=True, slots=True)
-class StageTimings:
+@dataclass(frozen=True, slots=True, repr=False)
+class StageTimings(Brief):
     """Times in ns since the stage's Accepted; 0 means that the event did not happen. Only accepted_unix_ns, the time of
     Accepted itself, counts from the epoch. See events.proto."""
 
@@ -120,8 +125,8 @@ class StageTimings:
     """Time of each output of the engine; only with include_timings."""
 
 
-@dataclass(frozen=True, slots=True)
-class StageFinished:
+@dataclass(frozen=True, slots=True, repr=False)
+class StageFinished(Brief):
     """A stage finished successfully."""
 
     stage: str
@@ -133,16 +138,16 @@ class StageFinished:
     timings: StageTimings
 
 
-@dataclass(frozen=True, slots=True)
-class StageFailed:
+@dataclass(frozen=True, slots=True, repr=False)
+class StageFailed(Brief):
     """A stage failed, and the request allowed partial results."""
 
     stage: str
     error: OmniRequestError
 
 
-@dataclass(frozen=True, slots=True)
-class StageOutcome:
+@dataclass(frozen=True, slots=True, repr=False)
+class StageOutcome(Brief):
     """Outcome of one stage in the Summary."""
 
     stage: str
@@ -153,8 +158,8 @@ class StageOutcome:
     """google.rpc.Code of the failure; 0 if the stage succeeded."""
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
+@dataclass(frozen=True, slots=True, repr=False)
+class Summary(Brief):
     """The request ended."""
 
     stage: str
@@ -164,6 +169,11 @@ class Summary:
     """Every stage that was called, in the order of the graph."""
     total_ns: int
     """ns from the entry stage's Accepted to the end."""
+
+    @property
+    def cut_stages(self) -> tuple[str, ...]:
+        """Stages whose output reached its maximum length, so that text or speech is missing at the end."""
+        return tuple(outcome.stage for outcome in self.stages if outcome.finish_reason == LENGTH)
 
 
 Event = (
@@ -185,7 +195,8 @@ def event_from_response(message: GenerateResponse) -> Event | None:
     stage = message.stage
     match kind:
         case "accepted":
-            return Accepted(stage, message.accepted.request_id, message.accepted.accepted_unix_ns)
+            accepted = message.accepted
+            return Accepted(stage, accepted.request_id, accepted.accepted_unix_ns, accepted.max_tokens)
         case "text":
             return TextDelta(stage, message.text.text)
         case "tool_call":

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from omni_proto.brief import Brief
 from omni_proto.client.errors import ProtocolError
 from omni_proto.client.responses.events import (
+    LENGTH,
     PCM_S16LE,
     Accepted,
     AudioChunk,
@@ -25,8 +27,8 @@ from omni_proto.client.tools import ToolCall
 from omni_proto.errors import ArgumentError
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationResult:
+@dataclass(frozen=True, slots=True, repr=False)
+class GenerationResult(Brief):
     """The result of a request."""
 
     request_id: str = ""
@@ -60,6 +62,11 @@ class GenerationResult:
     def text(self) -> str:
         """The text of the first stage that returned text."""
         return next(iter(self.texts.values()), "")
+
+    @property
+    def cut_stages(self) -> tuple[str, ...]:
+        """Stages whose output reached its maximum length, so that text or speech is missing at the end."""
+        return tuple(name for name, stage in self.finished.items() if stage.finish_reason == LENGTH)
 
     @property
     def audio_seconds(self) -> float:

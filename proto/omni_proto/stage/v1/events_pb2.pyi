@@ -23,12 +23,14 @@ FINISH_REASON_DIFFUSION_DONE: FinishReason
 FINISH_REASON_EMPTY_INPUT: FinishReason
 
 class Accepted(_message.Message):
-    __slots__ = ("request_id", "accepted_unix_ns")
+    __slots__ = ("request_id", "accepted_unix_ns", "max_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     accepted_unix_ns: int
-    def __init__(self, request_id: _Optional[str] = ..., accepted_unix_ns: _Optional[int] = ...) -> None: ...
+    max_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., accepted_unix_ns: _Optional[int] = ..., max_tokens: _Optional[int] = ...) -> None: ...
 
 class TextDelta(_message.Message):
     __slots__ = ("text",)

@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar
 
 import torch
 
+from omni_proto.brief import Brief
 from omni_proto.pipeline import OmniPipeline, stages_for_outputs
 from omni_proto.stage_config import Modality, StageConfig
 from omni_stage.engine.offline.inputs import (
@@ -31,13 +32,13 @@ from omni_stage.engine.offline.inputs import (
 )
 from omni_stage.engine.offline.stage_llm import StageLLM, StageResult
 from omni_stage.errors import InvalidRequestError, OmniStageError
-from omni_stage.models.component import EdgeInput, UserPrompt
+from omni_stage.models.component import EdgeInput, FinishReason, UserPrompt
 
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class OmniResult:
+@dataclass(frozen=True, slots=True, repr=False)
+class OmniResult(Brief):
     """A pipeline's result for one prompt."""
 
     stages: Mapping[str, StageResult]
@@ -47,6 +48,11 @@ class OmniResult:
     audio: torch.Tensor | None = None
     """float32 [samples] in [-1, 1]; None if no stage returned audio."""
     sample_rate_hz: int = 0
+
+    @property
+    def cut_stages(self) -> tuple[str, ...]:
+        """Stages whose output reached its maximum length, so that text or speech is missing at the end."""
+        return tuple(name for name, stage in self.stages.items() if stage.finish_reason is FinishReason.LENGTH)
 
 
 class AsyncOmniLLM:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from omni_proto.brief import Brief
 from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_stage.engine.factory import build_stage_engine
 from omni_stage.engine.requests.sampling import resolve_sampling
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from omni_stage.engine.protocol import StageEngine
 
 
-@dataclass(frozen=True, slots=True)
-class StageResult:
+@dataclass(frozen=True, slots=True, repr=False)
+class StageResult(Brief):
     """One stage's complete result for one request."""
 
     text: str = ""

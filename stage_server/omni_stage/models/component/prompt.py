@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from omni_proto.brief import Brief
 from omni_stage.exchange.reply_form import CalledTool, GivenReply, StructuredText, Tools
 
 if TYPE_CHECKING:
@@ -23,30 +24,30 @@ _HEAVY_ARGUMENT_CHARS: Final = 1 << 20
 """What an argument counts whose cost the template decides."""
 
 
-@dataclass(frozen=True, slots=True)
-class TextPart:
+@dataclass(frozen=True, slots=True, repr=False)
+class TextPart(Brief):
     """Text of a chat message."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class ImagePart:
+@dataclass(frozen=True, slots=True, repr=False)
+class ImagePart(Brief):
     """A decoded RGB image."""
 
     image: Image
 
 
-@dataclass(frozen=True, slots=True)
-class AudioPart:
+@dataclass(frozen=True, slots=True, repr=False)
+class AudioPart(Brief):
     """Decoded audio: float32 [samples], mono, in [-1, 1]."""
 
     samples: np.ndarray
     sampling_rate_hz: int
 
 
-@dataclass(frozen=True, slots=True)
-class VideoPart:
+@dataclass(frozen=True, slots=True, repr=False)
+class VideoPart(Brief):
     """A decoded video."""
 
     frames: np.ndarray
@@ -60,8 +61,8 @@ MediaPart = ImagePart | AudioPart | VideoPart
 """Decoded audio, image or video."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChatMessage:
+@dataclass(frozen=True, slots=True, repr=False)
+class ChatMessage(Brief):
     """One message of a conversation."""
 
     role: str
@@ -74,8 +75,8 @@ class ChatMessage:
     """Name of the speaker, or of the tool that answers; empty if the client gave none."""
 
 
-@dataclass(frozen=True, slots=True)
-class UserPrompt:
+@dataclass(frozen=True, slots=True, repr=False)
+class UserPrompt(Brief):
     """The input of an entry stage. Exactly one of the first four fields is set."""
 
     text: str | None = None

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from omni_proto.brief import Brief
 from omni_proto.stage_config import SamplingDefaults
 from omni_stage.exchange.engine_step import FinishReason
 from omni_stage.exchange.reply_form import ReplyTokens, TextParse
@@ -16,16 +17,16 @@ if TYPE_CHECKING:
     from omni_stage.payloads import AdditionalInformationPayload, PromptEmbedsPayload
 
 
-@dataclass(frozen=True, slots=True)
-class EdgeInput:
+@dataclass(frozen=True, slots=True, repr=False)
+class EdgeInput(Brief):
     """The input of a stage that reads another stage's complete tensors. They are on the CPU."""
 
     tensors: Mapping[str, Any]
     """By name, each [rows, *row_shape] as the input schema defines, of the type from StageEngine.open_tensors."""
 
 
-@dataclass(frozen=True, slots=True)
-class StageRequest:
+@dataclass(frozen=True, slots=True, repr=False)
+class StageRequest(Brief):
     """One request to a stage, validated, with every default applied. Used for gRPC and for the offline engine alike."""
 
     request_id: str
@@ -48,8 +49,8 @@ class StageRequest:
     text is refused before it is tokenized as a whole."""
 
 
-@dataclass(frozen=True, slots=True)
-class StageInput:
+@dataclass(frozen=True, slots=True, repr=False)
+class StageInput(Brief):
     """What a component passes to the engine: one vLLM prompt and the data that accompanies it."""
 
     prompt: Mapping[str, Any]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from omni_proto.brief import Brief
 from omni_stage.exchange.arrays import Array
 from omni_stage.exchange.engine_step import EngineStep, FinishReason
 from omni_stage.exchange.reply_form import ToolCallPiece
 
 
-@dataclass(slots=True)
-class StageStep:
+@dataclass(slots=True, repr=False)
+class StageStep(Brief):
     """One output of a stage for one request, for the client and for downstream stages. Deltas, not totals."""
 
     text: str = ""

@@ -155,7 +155,11 @@ class StageServicer:
             )
             with closing(run), _traced(trace, timeline):
                 timeline.accept()
-                accepted = events_pb2.Accepted(request_id=request_id, accepted_unix_ns=timeline.accepted_unix_ns)
+                accepted = events_pb2.Accepted(
+                    request_id=request_id,
+                    accepted_unix_ns=timeline.accepted_unix_ns,
+                    max_tokens=_most_tokens(plan, runtime.engine),
+                )
                 # 4. Accept, once the stages of Stream edges have accepted. The caller must not retry after that.
                 # 5. Read the input up to End, before the engine starts or while it runs.
                 # 6. Run the engine and the downstream calls.
@@ -285,6 +289,14 @@ class StageServicer:
 def _count_early_steps(component: ServedComponent) -> int:
     """Returns how many of a request's first steps send their rows immediately."""
     return max(EARLY_STEPS, component.first_audio_steps) if isinstance(component, KnowsFirstAudio) else EARLY_STEPS
+
+
+def _most_tokens(plan: RequestPlan, engine: StageEngine) -> int:
+    """Returns the most tokens that the stage will generate for a request; 0 if its engine generates none."""
+    if engine.component.facts.kind.is_one_shot:
+        return 0
+    wanted = plan.sampling.max_tokens
+    return engine.max_model_len if wanted is None else min(wanted, engine.max_model_len)
 
 
 def _reads(plan: RequestPlan, reader: RequestReader) -> Reads:
