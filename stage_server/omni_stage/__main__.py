@@ -66,11 +66,13 @@ def _serve(config_file: Path, address_file: Path | None, log_format: str) -> Exi
     # NumPy reads the environment when it is imported, and the registry imports NumPy. Hence the late imports.
     apply_environment()
     from omni_stage.engine.factory import check_known_component, needs_vllm
+    from omni_stage.service.server.listen_check import check_ports
 
     try:
         # Checked before vLLM is imported, because the import takes seconds.
         require_upb()
         check_known_component(config)
+        check_ports(config.listen)
     except ConfigurationError as error:
         return report_start_failure(error)
     if needs_vllm(config):

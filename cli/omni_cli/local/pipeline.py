@@ -215,10 +215,16 @@ class LocalPipeline:
 
     def _pick_ports(self) -> dict[str, int]:
         names = [stage.name for stage in order_stages(self.pipeline)]
-        if self.options.port and not is_free(self.options.port):
-            raise PortTakenError(f"port {self.options.port} is taken; choose another with --port, or leave it out")
+        http = self.options.http_port
+        if self.options.port and self.options.port == http:
+            raise PortTakenError(f"--port and --http are both {http}; give each its own port")
+        for option, port in (("--port", self.options.port), ("--http", http)):
+            if port and not is_free(port):
+                raise PortTakenError(
+                    f"port {port} is taken; choose another with {option}, or end the program that listens there"
+                )
         try:
-            ports = dict(zip(names, pick_ports(len(names)), strict=True))
+            ports = dict(zip(names, pick_ports(len(names), without=http), strict=True))
         except NoFreePortError as error:
             raise LocalRunError(str(error)) from error
         return {**ports, names[0]: self.options.port} if self.options.port else ports

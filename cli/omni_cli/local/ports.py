@@ -45,8 +45,9 @@ def is_free(port: int) -> bool:
         return True
 
 
-def pick_ports(count: int) -> list[int]:
-    """Returns `count` different free ports. Another program may still take one before the stage binds it.
+def pick_ports(count: int, *, without: int | None = None) -> list[int]:
+    """Returns `count` different free ports other than `without`. Another program may still take one before the stage
+    binds it.
 
     Raises NoFreePortError.
     """
@@ -55,7 +56,7 @@ def pick_ports(count: int) -> list[int]:
     for port in _random.sample(among, len(among)):
         if len(ports) == count:
             break
-        if is_free(port):
+        if port != without and is_free(port):
             ports.append(port)
     if len(ports) < count:
         where = f"{among.start}-{among.stop - 1} on {LOOPBACK}"

@@ -26,7 +26,7 @@ from omni_gateway.http_server.app import Running, create_app
 from omni_gateway.http_server.certificate import Certificate
 from omni_gateway.http_server.connections import ConnectionBounds, bounded_http
 from omni_gateway.settings import GatewaySettings
-from omni_proto.limits.bounded_connections import open_listener
+from omni_proto.limits.bounded_connections import explain_taken, open_listener
 
 log = logging.getLogger(__name__)
 BACKLOG: Final = 2048
@@ -84,7 +84,7 @@ class GatewayServer(uvicorn.Server):
         try:
             listener = open_listener(self.config.host, self.config.port)
         except OSError as error:
-            log.error("cannot listen", extra={"host": self.config.host, "port": self.config.port, "reason": str(error)})
+            log.error(explain_taken(error, self.config.host or "all addresses", self.config.port))
             sys.exit(STARTUP_FAILURE)
         bound_unsent(listener, self._gateway.settings.send_seconds)
         return listener

@@ -8,6 +8,7 @@ the peer with the most is closed, so that a peer that hoards connections cannot 
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections.abc import Callable
 from typing import Final, TypeVar, cast
@@ -108,6 +109,16 @@ class _Bounded(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._inner.resume_writing()
+
+
+def explain_taken(error: OSError, host: str, port: int) -> str:
+    """Returns why a port cannot be listened on, and what to do."""
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"cannot listen on {host}:{port}: port {port} is taken by another program; end that program "
+            f"(ss -ltnp 'sport = :{port}' shows it), or choose another port"
+        )
+    return f"cannot listen on {host}:{port}: {error.strerror or error}; choose another address or port"
 
 
 def open_listener(host: str, port: int) -> socket.socket:

@@ -1,4 +1,4 @@
-"""Runs `omnipipe run` with fake stages: run_fake_pipeline.py PIPELINE DIRECTORY BEHAVIOURS GRACE_S [PORT]."""
+"""Runs `omnipipe run` with fake stages: run_fake_pipeline.py PIPELINE DIRECTORY BEHAVIOURS GRACE_S [PORT [HTTP]]."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if __name__ == "__main__":
     options = LocalOptions(
         model_path=directory,
         port=int(sys.argv[5]) if len(sys.argv) > 5 else 0,
+        http_port=int(sys.argv[6]) if len(sys.argv) > 6 and int(sys.argv[6]) >= 0 else None,
         log_dir=Path(directory) / "logs",
         grace_s=float(grace_s),
         stage_command=(sys.executable, str(Path(__file__).with_name("fake_stage.py")), behaviours, directory),

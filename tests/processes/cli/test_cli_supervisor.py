@@ -30,11 +30,13 @@ PATIENCE_S = 60.0
 class Run:
     """An `omnipipe run` in its own process."""
 
-    def __init__(self, directory: Path, *, grace_s: float = 30.0, port: int = 0, **behaviours: str) -> None:
+    def __init__(
+        self, directory: Path, *, grace_s: float = 30.0, port: int = 0, http: int = -1, **behaviours: str
+    ) -> None:
         self.directory = directory
         command = [str(HERE / "run_fake_pipeline.py"), str(PIPELINE), str(directory), json.dumps(behaviours)]
         self.process = subprocess.Popen(
-            [sys.executable, *command, str(grace_s), str(port)],
+            [sys.executable, *command, str(grace_s), str(port), str(http)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -250,6 +252,25 @@ def test_port_asked_for_but_taken(launch: Callable[..., Run]) -> None:
         status, _, err = launch(port=port).finish()
     assert status == 1
     assert f"port {port} is taken; choose another with --port" in err
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", ""], ids=["loopback", "every address"])
+def test_a_taken_port_of_the_gateway_is_refused_before_any_stage_starts(launch: Callable[..., Run], host: str) -> None:
+    with socket.create_server((host, 0)) as other:
+        port = other.getsockname()[1]
+        run = launch(http=port)
+        status, _, err = run.finish()
+    assert status == 1
+    assert f"port {port} is taken; choose another with --http" in err
+    assert not list(run.directory.glob("*.attempts"))
+
+
+def test_one_port_for_both_is_refused(launch: Callable[..., Run]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+    status, _, err = launch(port=port, http=port).finish()
+    assert status == 1
+    assert f"--port and --http are both {port}" in err
 
 
 def test_port_asked_for_is_the_entry(launch: Callable[..., Run]) -> None:

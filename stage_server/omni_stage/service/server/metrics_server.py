@@ -14,7 +14,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from omni_proto.limits.bounded_connections import BACKLOG, BoundedConnections, open_listener
+from omni_proto.limits.bounded_connections import BACKLOG, BoundedConnections, explain_taken, open_listener
 from omni_stage.errors import ConfigurationError
 
 STOP_S = 1.0
@@ -38,9 +38,8 @@ class MetricsServer:
         try:
             listener = open_listener(host, port)
         except OSError as error:
-            raise ConfigurationError(
-                f"cannot listen on {host}:{port} (listen.metricsPort); is the port taken?", field="listen.metricsPort"
-            ) from error
+            explained = f"listen.metricsPort: {explain_taken(error, host, port)}"
+            raise ConfigurationError(explained, field="listen.metricsPort") from error
         bounded = BoundedConnections(self._http)
         self._server = await asyncio.get_running_loop().create_server(bounded, sock=listener, backlog=BACKLOG)
         self.port = int(listener.getsockname()[1])

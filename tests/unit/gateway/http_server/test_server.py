@@ -97,4 +97,4 @@ async def test_a_port_that_is_taken_ends_the_gateway(caplog: pytest.LogCaptureFi
         second = make_server(app, GatewaySettings(), Listen("127.0.0.1", port_of(server)))
         with pytest.raises(SystemExit):
             await second.startup()
-    assert "cannot listen" in caplog.text
+        assert f"port {port_of(server)} is taken by another program; end that program" in caplog.text
