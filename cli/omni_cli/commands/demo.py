@@ -28,6 +28,7 @@ from omni_proto.pipeline import load_pipeline, order_stages
 
 ASSETS = Path(__file__).parents[1] / "assets"
 DEFAULT_PIPELINE = ASSETS / "tiny-omni.yaml"
+RANDOM = "the weights are random: the text is random words, and the speech is in no language"
 SEED = 0
 IMAGE_SIZE = 112
 
@@ -83,6 +84,7 @@ def run_demo(out: Path, family: str | None = None) -> int:
         console.print("stopped", highlight=False)
         return 130
     Console().print(make_table(answers))
+    console.print(RANDOM, highlight=False, markup=False)
     console.print(f"text, speech.wav and timeline.png of each prompt are under {out}/", highlight=False, markup=False)
     console.print(describe_next(pipeline, model), highlight=False, markup=False)
     return 0
@@ -204,7 +206,10 @@ def make_table(answers: dict[str, GenerationResult]) -> Table:
         text = " ".join(answer.text.split())
         total = answer.summary.total_ns / 1e9 if answer.summary else 0.0
         table.add_row(
-            name, Text(text if len(text) <= 48 else text[:47] + "…"), f"{answer.audio_seconds:.2f} s", f"{total:.2f} s"
+            name,
+            Text(text if len(text) <= 48 else text[:47] + "…"),
+            f"{answer.audio_seconds:.2f} s{' (cut)' if answer.cut_stages else ''}",
+            f"{total:.2f} s",
         )
     return table
 

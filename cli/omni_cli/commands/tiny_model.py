@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Final
 
 from omni_stage.errors import ConfigurationError
-from omni_stage.models.manifest import TinyCheckpoint
+from omni_stage.models.manifest import RANDOM_WEIGHTS_MARKER, TinyCheckpoint
 from omni_stage.models.registry import resolve, tiny_checkpoints
 
-MARKER: Final = ".omnipipe-tiny-model"
-"""Empty file in a directory that `omnipipe tiny-model` wrote. Only such a directory may be overwritten."""
+MARKER: Final = RANDOM_WEIGHTS_MARKER
+"""Only a directory with this file may be overwritten."""
 
 
 class TinyModelError(ValueError):

@@ -37,6 +37,7 @@ async def get_model(request: Request, model: str) -> dict[str, Any]:
         "modalities": list(facts.modalities),
         "voices": list(facts.voices),
         "stages": list(facts.stages),
+        "random_weights": facts.random_weights,
     }
 
 

@@ -27,6 +27,8 @@ class EntryFacts:
     """Whether a request may set the form of the text (structured output)."""
     calls_tools: bool
     """Whether a request may offer tools."""
+    random_weights: bool = False
+    """Whether the checkpoint is a tiny one with random weights, whose answers mean nothing."""
 
     @property
     def reads_aloud(self) -> bool:
@@ -50,4 +52,5 @@ def read_facts(answer: GetStageResponse, pipeline: ServedPipeline) -> EntryFacts
         speaks_given_text=answer.text.given_reply,
         structures_text=answer.text.structured_output,
         calls_tools=bool(answer.text.tool_call_parser),
+        random_weights=answer.random_weights,
     )

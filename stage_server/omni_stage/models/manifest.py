@@ -18,6 +18,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Final
 
 from omni_proto.pipeline.components import ComponentFacts, EngineKind, Refusal, When
 from omni_proto.stage_config import Modality, SamplingDefaults
@@ -42,6 +43,10 @@ class ComponentEntry:
     weight_prefixes: tuple[str, ...] = ()
     """Name prefixes of the tensors that the component reads, so that its pod downloads only the shards that it needs;
     empty means all shards."""
+
+
+RANDOM_WEIGHTS_MARKER: Final = ".omnipipe-tiny-model"
+"""Empty file in a directory that `omnipipe tiny-model` wrote: its weights are random."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,6 @@ import base64
 import io
 import json
 import os
-import shutil
 import subprocess
 import sys
 import wave
@@ -26,15 +25,11 @@ from omni_gateway.entries.pipelines import ServedPipeline
 from omni_gateway.guard.keys import make_key
 from omni_gateway.settings import GatewaySettings
 from support.peers.gateways import serve_gateway
+from support.processes.browsers import FLAGS, chromium
 from support.processes.pipelines import RunningPipeline
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.full]
 
-FLAGS = (
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
-    *("--disable-background-networking", "--disable-component-update", "--autoplay-policy=no-user-gesture-required"),
-    "--host-resolver-rules=MAP gateway.test 127.0.0.1",
-)
 TAP = """
 globalThis.heard = [];
 globalThis.AudioWorkletNode = class extends AudioWorkletNode {
@@ -47,13 +42,6 @@ globalThis.AudioWorkletNode = class extends AudioWorkletNode {
 };
 """
 """A script that records the samples which the page sends to its playback worklet."""
-
-
-def chromium() -> str:
-    found = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
-    if found is None:
-        raise RuntimeError("these tests need Chromium. Debian, Ubuntu: apt-get install chromium")
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +120,7 @@ def test_text_is_answered_and_the_sound_played_is_the_api_s(page: Page, tiny_gat
     text, sound = pcm_of(tiny_gateway, body)
     expect(page.locator(".answer")).to_have_text(text, use_inner_text=False)
     heard = page.evaluate("heard.map((sample) => Math.round(sample * 32768))")
-    assert len(sound) > 24_000
+    assert len(sound) > 10_000
     assert b"".join(int(sample).to_bytes(2, "little", signed=True) for sample in heard) == sound
     expect(page.locator(".facts [data-part='first audio'] dd")).to_contain_text("s")
     assert page.locator(".lane .name").all_inner_texts()[-4:] == ["thinker", "talker", "token2wav", "you hear"]

@@ -1,7 +1,8 @@
 """An entry stage for tests of client programs: answers with the same two words and a little audio.
 
 If the model must call tools, it calls the first one twice. A request for an unknown voice is rejected, and one with the
-seed FAILING_SEED fails after the words.
+seed FAILING_SEED fails after the words. With LONG_SEED there is a minute of audio, and with CUT_SEED the stage that
+speaks reaches its maximum length.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ PCM = b"\x00\x01" * 2400
 PCM_PIECES = (PCM[:1000], PCM[1000:])
 """The first piece has a length at which base64 needs padding."""
 FAILING_SEED = 13
+LONG_SEED = 14
+CUT_SEED = 15
+LONG_PIECES = [bytes(48_000)] * 60
 ARGUMENTS = '{"city": "Ulm"}'
 VOICES = ("", "Chelsie", "Ethan")
 
@@ -69,18 +73,23 @@ class _Entry(stage_service_pb2_grpc.StageServiceServicer):
         if start.seed == FAILING_SEED:
             context.abort(grpc.StatusCode.UNAVAILABLE, "the engine died")
         sent = 0
-        for piece in PCM_PIECES:
+        pieces = LONG_PIECES if start.seed == LONG_SEED else PCM_PIECES
+        for index, piece in enumerate(pieces):
             audio = events_pb2.AudioChunk(
                 encoding=sampling_pb2.AUDIO_ENCODING_PCM_S16LE,
                 sample_rate_hz=24_000,
                 channels=1,
                 data=piece,
                 first_sample=sent // 2,
-                last=piece is PCM_PIECES[-1],
+                last=index == len(pieces) - 1,
             )
             sent += len(piece)
             yield pb.GenerateResponse(stage="token2wav", audio=audio)
-        yield pb.GenerateResponse(stage="thinker", summary=events_pb2.Summary())
+        cut = start.seed == CUT_SEED
+        spoke = events_pb2.FINISH_REASON_LENGTH if cut else events_pb2.FINISH_REASON_STOP
+        yield pb.GenerateResponse(stage="talker", finished=events_pb2.StageFinished(finish_reason=spoke))
+        outcome = events_pb2.StageOutcome(stage="talker", finish_reason=spoke)
+        yield pb.GenerateResponse(stage="thinker", summary=events_pb2.Summary(stages=[outcome]))
 
     def GetStage(self, request: pb.GetStageRequest, context: Any) -> pb.GetStageResponse:
         return pb.GetStageResponse(
@@ -90,6 +99,7 @@ class _Entry(stage_service_pb2_grpc.StageServiceServicer):
             pipeline_outputs=[sampling_pb2.MODALITY_TEXT, sampling_pb2.MODALITY_AUDIO],
             voices=VOICES[1:],
             text=pb.TextAbilities(given_reply=True, structured_output=True, tool_call_parser="hermes"),
+            random_weights=True,
         )
 
 

@@ -23,7 +23,9 @@ STAGE: Final = "thinker"
 class FloodingEntry(stage_service_pb2_grpc.StageServiceServicer):
     """The servicer. `endless` counts endless answers in progress, `endless_begun` those begun so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, pace_s: float = 0.0) -> None:
+        """pace_s: seconds between the pieces of an endless answer."""
+        self.pace_s = pace_s
         self.endless = 0
         self.endless_begun = 0
 
@@ -42,7 +44,7 @@ class FloodingEntry(stage_service_pb2_grpc.StageServiceServicer):
                 while True:
                     yield _text(_PIECE)
                     # A write that fits into the buffers does not yield to the event loop.
-                    await asyncio.sleep(0)
+                    await asyncio.sleep(self.pace_s)
             finally:
                 self.endless -= 1
         for word in WORDS:
@@ -59,9 +61,9 @@ def _text(text: str) -> pb.GenerateResponse:
 
 
 @contextmanager
-def serve_flood() -> Iterator[tuple[int, FloodingEntry]]:
-    """Serves on 127.0.0.1 on a thread inside the block. Yields the port and the servicer."""
-    entry = FloodingEntry()
+def serve_flood(pace_s: float = 0.0) -> Iterator[tuple[int, FloodingEntry]]:
+    """Serves on 127.0.0.1 on a thread inside the block. Yields the port and the servicer. pace_s: see FloodingEntry."""
+    entry = FloodingEntry(pace_s)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()

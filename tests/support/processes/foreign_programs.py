@@ -43,6 +43,14 @@ def run_cases(name: str, folder: Path, *arguments: str) -> dict[str, Any]:
     return gave
 
 
+def install_package(name: str) -> Path:
+    """Returns node_modules with the packages of tests/data/clients/NAME/package.json. Installs them the first time.
+
+    Raises RuntimeError.
+    """
+    return _install(name, "package.json", [_find("npm"), "install", "--no-audit", "--no-fund"]) / "node_modules"
+
+
 def _install(name: str, list_name: str, command: list[str]) -> Path:
     """Returns the folder with a client's requirements. Installs them the first time."""
     wanted = CLIENTS / name / list_name

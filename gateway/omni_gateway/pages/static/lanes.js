@@ -12,7 +12,7 @@ export class Lanes {
 
   /** speaks: whether there is a lane for the audio that you hear. */
   constructor(stages, speaks) {
-    this.element = make("figure", "lanes");
+    this.element = make("div", "lanes");
     this.element.setAttribute("role", "img");
     this.rows = this.element.appendChild(make("div", "rows"));
     for (const stage of stages) this.#row(stage);
@@ -21,7 +21,7 @@ export class Lanes {
       this.canvas = this.heard.appendChild(make("canvas"));
     }
     this.axis = this.element.appendChild(make("div", "axis"));
-    this.legend = this.element.appendChild(make("figcaption", "legend"));
+    this.legend = this.element.appendChild(make("div", "legend"));
     this.element.setAttribute("aria-label", `Stages: ${stages.join(", ")}`);
   }
 

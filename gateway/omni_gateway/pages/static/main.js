@@ -40,7 +40,7 @@ async function chooseModel() {
   model = { id, modalities: ["text"], voices: [], stages: [] };
   try {
     model = await api.model(id);
-    notice("model", "");
+    notice("model", model.random_weights ? "This model has random weights: it answers with random words, and speaks in no language. Use it to try the pipeline." : "");
   } catch (error) {
     notice("model", `${id}: ${error.message}`);
   }
@@ -158,10 +158,11 @@ async function send() {
   $("idle").hidden = true;
   $("talk").append(turn.element);
   turn.element.scrollIntoView({ block: "start" });
-  showState();
   status("");
   const running = turn;
-  const answered = await running.run(api);
+  const answering = running.run(api);
+  showState();
+  const answered = await answering;
   if (answered) {
     messages = running.text ? [...history, { role: "assistant", content: running.text }] : history;
     $("spoken").textContent = running.text; // for screen readers: the complete text, not word by word
@@ -180,7 +181,7 @@ async function send() {
 function showState() {
   const busy = Boolean(turn?.running);
   $("send").hidden = busy;
-  $("stop").hidden = !busy;
+  $("stop").hidden = !busy && !turn?.sounding; // speech plays on after its answer is complete
   document.body.classList.toggle("busy", busy);
 }
 
@@ -259,6 +260,7 @@ $("file").addEventListener("change", () => {
 });
 $("record").addEventListener("click", toggleRecording);
 $("stop").addEventListener("click", stopAll);
+$("talk").addEventListener("sound", showState);
 $("model").addEventListener("change", chooseModel);
 $("key").addEventListener("change", loadModels);
 $("new").addEventListener("click", () => {

@@ -22,6 +22,7 @@ export class Turn {
     this.speaks = Boolean(body.audio);
     this.text = "";
     this.gaps = 0;
+    this.cut = []; // stages that reached their maximum length
     this.lanes = new Lanes(stages, this.speaks);
     this.part("lanes").append(this.lanes.element);
     this.trace = new Trace(stages, performance.now());
@@ -96,6 +97,7 @@ export class Turn {
     this.#abort.abort();
     this.#player?.stop();
     this.#player = null;
+    this.#buttons();
   }
 
   get running() {
@@ -112,16 +114,16 @@ export class Turn {
       const { name, event, accepted_unix_ms: unix, timings } = chunk.stage;
       if (event === "accepted") this.trace.accepted(name, unix, now);
       else this.trace.finished(name, timings, now);
+      if (chunk.stage.finish_reason === "length") this.cut.push(name);
     }
     if (chunk.usage) this.usage = chunk.usage;
     const choice = chunk.choices[0];
     if (!choice) return;
-    if (choice.finish_reason === "length") this.#note("The answer reached its maximum length.");
+    if (choice.finish_reason === "length") this.#note(describeCut(this.cut, [...this.trace.lanes.keys()][0]));
     const text = choice.delta.content || choice.delta.audio?.transcript;
     if (text) {
       this.trace.text(now);
       this.text += text;
-      this.part("text").textContent = this.text;
     }
     if (choice.delta.audio?.data) {
       const samples = floatsOf(bytesOf(choice.delta.audio.data));
@@ -141,13 +143,19 @@ export class Turn {
       if (done) {
         this.#player = null;
         this.#buttons();
-        this.element.dispatchEvent(new Event("silent", { bubbles: true }));
       }
       this.lanes.draw(this.trace, performance.now());
     }, RATE);
   }
 
+  // Text is shown once a frame, not once a token, so that the page stays responsive to Stop while a fast model writes.
+  #showText() {
+    const shown = this.part("text");
+    if (shown.textContent.length !== this.text.length) shown.append(this.text.slice(shown.textContent.length));
+  }
+
   #animate() {
+    this.#showText();
     this.lanes.draw(this.trace, performance.now());
     this.#showFacts();
     this.#frame = this.running ? requestAnimationFrame(() => this.#animate()) : 0;
@@ -155,10 +163,11 @@ export class Turn {
 
   #finish() {
     cancelAnimationFrame(this.#frame);
+    this.#showText();
     this.lanes.draw(this.trace, performance.now());
     this.#showFacts();
     const spans = [...this.trace.lanes.values()].filter((lane) => lane.spans.length);
-    this.lanes.describe(spans.map((lane) => `${lane.stage}: ${formatMs(lane.spans[0].from)} to ${formatMs(lane.spans.at(-1).to)}`).join("; "));
+    if (spans.length) this.lanes.describe(spans.map((lane) => `${lane.stage}: ${formatMs(lane.spans[0].from)} to ${formatMs(lane.spans.at(-1).to)}`).join("; "));
     this.part("tools").hidden = false;
     const has = this.#pieces.length > 0;
     this.part("replay").hidden = this.part("save").hidden = !has;
@@ -187,6 +196,7 @@ export class Turn {
 
   #buttons() {
     this.part("replay").textContent = this.#player ? "Stop" : "Play again";
+    this.element.dispatchEvent(new Event("sound", { bubbles: true }));
   }
 
   #showFacts() {
@@ -220,6 +230,13 @@ export class Turn {
     const facts = known ? [error.status > 299 && `HTTP ${error.status}`, error.code, error.param && `field ${error.param}`, error.requestId] : [];
     part.querySelector("small").textContent = facts.filter(Boolean).join("  ·  ");
   }
+}
+
+/** Says what is missing. The first stage writes the text, the others speak it. */
+function describeCut(stages, first) {
+  const spoken = stages.filter((stage) => stage !== first);
+  if (!spoken.length) return "The answer reached its maximum length.";
+  return `The speech was cut: ${spoken.join(" and ")} reached the maximum length. The text is ${stages.includes(first) ? "cut too" : "complete"}.`;
 }
 
 function adviceFor({ status, retryAfter, code }) {

@@ -102,7 +102,7 @@ class GetStageRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStageResponse(_message.Message):
-    __slots__ = ("pipeline", "stage", "component", "versions", "config_hash", "input_schema", "input_schema_hash", "output_schema", "output_schema_hash", "outputs", "stages", "limits", "voices", "prompt_embeds", "text", "pipeline_outputs")
+    __slots__ = ("pipeline", "stage", "component", "versions", "config_hash", "input_schema", "input_schema_hash", "output_schema", "output_schema_hash", "outputs", "stages", "limits", "voices", "prompt_embeds", "text", "pipeline_outputs", "random_weights")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +126,7 @@ class GetStageResponse(_message.Message):
     PROMPT_EMBEDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     PIPELINE_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    RANDOM_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     pipeline: str
     stage: str
     component: str
@@ -142,7 +143,8 @@ class GetStageResponse(_message.Message):
     prompt_embeds: _tensors_pb2.TensorSpec
     text: TextAbilities
     pipeline_outputs: _containers.RepeatedScalarFieldContainer[_sampling_pb2.Modality]
-    def __init__(self, pipeline: _Optional[str] = ..., stage: _Optional[str] = ..., component: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ..., config_hash: _Optional[str] = ..., input_schema: _Optional[_Union[_tensors_pb2.TensorSchema, _Mapping]] = ..., input_schema_hash: _Optional[str] = ..., output_schema: _Optional[_Union[_tensors_pb2.TensorSchema, _Mapping]] = ..., output_schema_hash: _Optional[str] = ..., outputs: _Optional[_Iterable[_Union[_sampling_pb2.Modality, str]]] = ..., stages: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[StageLimits, _Mapping]] = ..., voices: _Optional[_Iterable[str]] = ..., prompt_embeds: _Optional[_Union[_tensors_pb2.TensorSpec, _Mapping]] = ..., text: _Optional[_Union[TextAbilities, _Mapping]] = ..., pipeline_outputs: _Optional[_Iterable[_Union[_sampling_pb2.Modality, str]]] = ...) -> None: ...
+    random_weights: bool
+    def __init__(self, pipeline: _Optional[str] = ..., stage: _Optional[str] = ..., component: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ..., config_hash: _Optional[str] = ..., input_schema: _Optional[_Union[_tensors_pb2.TensorSchema, _Mapping]] = ..., input_schema_hash: _Optional[str] = ..., output_schema: _Optional[_Union[_tensors_pb2.TensorSchema, _Mapping]] = ..., output_schema_hash: _Optional[str] = ..., outputs: _Optional[_Iterable[_Union[_sampling_pb2.Modality, str]]] = ..., stages: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[StageLimits, _Mapping]] = ..., voices: _Optional[_Iterable[str]] = ..., prompt_embeds: _Optional[_Union[_tensors_pb2.TensorSpec, _Mapping]] = ..., text: _Optional[_Union[TextAbilities, _Mapping]] = ..., pipeline_outputs: _Optional[_Iterable[_Union[_sampling_pb2.Modality, str]]] = ..., random_weights: bool = ...) -> None: ...
 
 class TextAbilities(_message.Message):
     __slots__ = ("given_reply", "structured_output", "tool_call_parser", "reasoning_parser")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from functools import cache
+from pathlib import Path
 
 from omni_proto.pipeline.components import ComponentFacts
 from omni_proto.stage.v1 import stage_service_pb2
@@ -11,6 +12,7 @@ from omni_proto.stage_config import StageConfig
 from omni_proto.tensors import schema_hash, schema_to_proto, spec_to_proto
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.models.component import KnowsVoices
+from omni_stage.models.manifest import RANDOM_WEIGHTS_MARKER
 from omni_stage.service.request.admission import Admission
 from omni_stage.service.request.planning import modalities
 
@@ -67,7 +69,13 @@ def describe_stage(
         prompt_embeds=spec_to_proto(engine.prompt_embeds) if engine.prompt_embeds else None,
         text=_describe_text(config, component.facts),
         pipeline_outputs=modalities.to_proto(modalities.declared(config)),
+        random_weights=_has_random_weights(config.model.path),
     )
+
+
+@cache
+def _has_random_weights(model_path: str) -> bool:
+    return (Path(model_path) / RANDOM_WEIGHTS_MARKER).is_file()
 
 
 def _describe_text(config: StageConfig, facts: ComponentFacts) -> stage_service_pb2.TextAbilities | None:
