@@ -138,6 +138,12 @@ class InternalError(GatewayError):
     code = "internal_error"
 
 
+class SpeechCutError(GatewayError):
+    """Speech that a stage ended at its maximum length. The client sees a broken transfer."""
+
+    code = "speech_cut"
+
+
 class NotImplementedHereError(GatewayError):
     """An API of OpenAI's that this gateway does not have."""
 

@@ -10,7 +10,7 @@ from typing import Final, Unpack
 
 from omni_gateway.api.context import Call, Gateway
 from omni_gateway.entries.pipelines import ServedPipeline
-from omni_gateway.media.encode import Encoder, PcmEncoder, WavEncoder, make_encoder
+from omni_gateway.media.encode import SILENT_RATE_HZ, Encoder, PcmEncoder, WavEncoder, make_encoder
 from omni_proto.client import ArgumentError, AudioChunk, Event, GenerateArguments, OmniRequestError, TextDelta
 from omni_proto.process.otlp import exemplar_of
 from omni_proto.rpc.metadata import USER_KEY
@@ -54,7 +54,6 @@ async def _follow(
     first: Event,
     events: AsyncGenerator[Event, None],
 ) -> AsyncGenerator[Event, None]:
-    seen: set[str] = set()
     async with aclosing(events):
         try:
             yield first
@@ -65,8 +64,8 @@ async def _follow(
                     gateway.metrics.audio_seconds.labels(call.model).inc(seconds)
                 if isinstance(event, AudioChunk | TextDelta):
                     kind = "audio" if isinstance(event, AudioChunk) else "text"
-                    if kind not in seen:
-                        seen.add(kind)
+                    if kind not in call.first_seen:
+                        call.first_seen.add(kind)
                         took = time.monotonic() - call.started
                         gateway.metrics.first_byte.labels(route, kind).observe(took, exemplar_of(call.traceparent))
                         call.span.mark(f"first {kind}")
@@ -94,5 +93,7 @@ class AudioWriter:
         return await asyncio.to_thread(self._encoder.encode, chunk.data)
 
     async def finish(self) -> bytes:
-        """Returns the rest of the encoded audio."""
-        return b"" if self._encoder is None else await asyncio.to_thread(self._encoder.finish)
+        """Returns the rest of the encoded audio. Without any chunk, it is a valid file of silence."""
+        if self._encoder is None:
+            self._encoder = make_encoder(self._name, SILENT_RATE_HZ, 1)
+        return await asyncio.to_thread(self._encoder.finish)

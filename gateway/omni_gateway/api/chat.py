@@ -19,10 +19,10 @@ from omni_gateway.api.live import DONE, EVENT_STREAM, DeferredResponse, LiveResp
 from omni_gateway.entries.facts import EntryFacts
 from omni_gateway.entries.pipelines import ServedPipeline, find_pipeline
 from omni_gateway.errors import GatewayError, InternalError, InvalidRequestError
-from omni_gateway.media.encode import encode_whole
+from omni_gateway.media.encode import SILENT_RATE_HZ, encode_whole
 from omni_gateway.media.read import read_media
 from omni_gateway.openai.base64_pieces import Base64Pieces
-from omni_gateway.openai.chat_events import ChatAnswer, finish_reason, read_usage
+from omni_gateway.openai.chat_events import ChatAnswer, read_usage
 from omni_gateway.openai.chat_prompt import build_chat, chat_paths, count_chars, entry_sampling, fold_seed, list_media
 from omni_gateway.openai.chat_request import AudioOutput, ChatRequest, NamedTool, VoiceId
 from omni_gateway.openai.chat_unsupported import find_unread
@@ -70,8 +70,8 @@ async def create_chat_completion(request: Request, body: ChatRequest) -> Respons
     # The arguments hold the media. Only the coroutine `opening` keeps them, until the entry stage accepts the request.
     opening = open_answer(gateway, call, ROUTE, pipeline, **arguments)
     if body.stream:
-        return DeferredResponse(respond_live(gateway, opening, answer, facts, audio_format))
-    return DeferredResponse(respond_whole(opening, answer, facts, audio_format))
+        return DeferredResponse(respond_live(gateway, opening, answer, audio_format))
+    return DeferredResponse(respond_whole(gateway, opening, answer, facts, audio_format))
 
 
 async def read_arguments(
@@ -138,12 +138,11 @@ async def respond_live(
     gateway: Gateway,
     opening: Awaitable[AsyncGenerator[Event, None]],
     answer: ChatAnswer,
-    facts: EntryFacts,
     audio_format: str,
 ) -> Response:
     """Returns the streamed answer. opening: see open_answer. Raises GatewayError."""
     return LiveResponse(
-        stream_chat(await opening, answer, facts, audio_format),
+        stream_chat(gateway, await opening, answer, audio_format),
         media_type=EVENT_STREAM,
         send_s=gateway.settings.send_seconds,
         comment_s=gateway.settings.keep_alive_seconds,
@@ -151,7 +150,7 @@ async def respond_live(
 
 
 async def stream_chat(
-    events: AsyncGenerator[Event, None], answer: ChatAnswer, facts: EntryFacts, audio_format: str
+    gateway: Gateway, events: AsyncGenerator[Event, None], answer: ChatAnswer, audio_format: str
 ) -> AsyncGenerator[bytes, None]:
     """Yields the server-sent events of an answer. If the answer fails, the last event is an error instead of [DONE]."""
     writer = AudioWriter(audio_format) if audio_format else None
@@ -172,9 +171,8 @@ async def stream_chat(
                 elif isinstance(item, AudioChunk) and writer is not None:
                     if data := pieces.add(await writer.add(item)):
                         yield event(answer.audio(data))
-                elif isinstance(item, StageFinished) and item.stage == facts.stage:
-                    answer.finish_reason = finish_reason(item.finish_reason)
                 elif isinstance(item, Summary):
+                    end_answer(gateway, answer, item)
                     if writer is not None and (rest := pieces.finish(await writer.finish())):
                         yield event(answer.audio(rest))
                     yield event(answer.last())
@@ -187,23 +185,32 @@ async def stream_chat(
 
 
 async def respond_whole(
-    opening: Awaitable[AsyncGenerator[Event, None]], answer: ChatAnswer, facts: EntryFacts, audio_format: str
+    gateway: Gateway,
+    opening: Awaitable[AsyncGenerator[Event, None]],
+    answer: ChatAnswer,
+    facts: EntryFacts,
+    audio_format: str,
 ) -> Response:
     """Returns the complete answer as one JSON object. opening: see open_answer. Raises GatewayError."""
     builder = ResultBuilder()
     async with aclosing(await opening) as events:
         async for item in events:
             builder.add(item)
-            if isinstance(item, StageFinished) and item.stage == facts.stage:
-                answer.finish_reason = finish_reason(item.finish_reason)
     result = builder.result()
     if result.summary is None:
         raise InternalError("The answer ended without a summary.")
+    end_answer(gateway, answer, result.summary)
     audio: bytes | None = None
     if audio_format:
-        rate_hz, channels = result.sample_rate_hz or 24_000, result.channels or 1
+        rate_hz, channels = result.sample_rate_hz or SILENT_RATE_HZ, result.channels or 1
         audio = await asyncio.to_thread(encode_whole, audio_format, result.audio, rate_hz, channels)
     calls = result.tool_calls.get(facts.stage, ())
     reasoning = result.reasoning.get(facts.stage, "")
     whole = answer.whole(result.text, audio, read_usage(result.summary), calls=calls, reasoning=reasoning)
     return JSONResponse(whole)
+
+
+def end_answer(gateway: Gateway, answer: ChatAnswer, summary: Summary) -> None:
+    """Note how the stages ended, and count those that reached their maximum length."""
+    answer.end(summary)
+    gateway.metrics.count_cut(ROUTE, summary.cut_stages)

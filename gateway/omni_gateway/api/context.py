@@ -66,6 +66,8 @@ class Call:
     """Longest sequence of the entry stage in tokens, by its name."""
     ignored: list[str] = field(default_factory=list)
     """Paths of the request's fields that were ignored, for the header IGNORED_HEADER."""
+    first_seen: set[str] = field(default_factory=set)
+    """Kinds of output, text and audio, whose first piece was timed."""
     error: str = ""
     """Code of the error with which a stage ended the answer after it had accepted the request."""
 

@@ -79,15 +79,17 @@ class LiveResponse(Response):
         send_s: float,
         comment_s: float | None = None,
         headers: Mapping[str, str] | None = None,
+        on_end: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """send_s: time within which one chunk must be sent, in seconds. comment_s: seconds of silence after which a
-        comment is sent; None: no comments."""
+        comment is sent; None: no comments. on_end: called at the end, even if no chunk was read."""
         self.status_code = 200
         self.background = None
         self.media_type = media_type
         self._chunks = chunks
         self._send_s = send_s
         self._comment_s = comment_s
+        self._on_end = on_end
         self._sent_at = 0.0
         self._sending_since: float | None = None
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
@@ -103,6 +105,8 @@ class LiveResponse(Response):
         finally:
             await _end(tasks)
             await self._chunks.aclose()
+            if self._on_end is not None:
+                await self._on_end()
         for task in done:
             task.result()
         if tasks[0] not in done:

@@ -11,20 +11,21 @@ from starlette.responses import Response
 
 from omni_gateway.api.answer import AudioWriter, open_answer
 from omni_gateway.api.body_route import BodyRoute
-from omni_gateway.api.context import call_of, gateway_of, pipelines_of
+from omni_gateway.api.context import Call, Gateway, call_of, gateway_of, pipelines_of
 from omni_gateway.api.ignored import check_unread
 from omni_gateway.api.live import EVENT_STREAM, LiveResponse, error_event, event, run_until_gone
+from omni_gateway.api.speaking import Speech
 from omni_gateway.client_paths import SPEECH
 from omni_gateway.entries.pipelines import find_pipeline
-from omni_gateway.errors import GatewayError, InternalError, InvalidRequestError, UnsupportedError
+from omni_gateway.errors import GatewayError, InvalidRequestError, SpeechCutError, UnsupportedError
 from omni_gateway.media.encode import MEDIA_TYPES
 from omni_gateway.openai.base64_pieces import Base64Pieces
-from omni_gateway.openai.chat_events import read_usage
+from omni_gateway.openai.chat_events import finish_reason, read_usage
 from omni_gateway.openai.chat_prompt import fold_seed
 from omni_gateway.openai.chat_request import VoiceId
 from omni_gateway.openai.speech_request import SpeechRequest, find_unread
 from omni_gateway.openai.voices import pick_voice
-from omni_proto.client import AudioChunk, Event, GenerateArguments, Summary
+from omni_proto.client import Event, GenerateArguments
 
 router = APIRouter(tags=["speech"], route_class=BodyRoute)
 ROUTE: Final = "/v1/audio/speech"
@@ -58,75 +59,71 @@ async def create_speech(request: Request, body: SpeechRequest) -> Response:
     wanted = body.voice.id if isinstance(body.voice, VoiceId) else body.voice or ""
     aliases = pipeline.voice_aliases or gateway.settings.voice_aliases
     arguments = GenerateArguments(
-        text=PROMPT,
-        reply=body.input,
-        modalities=["audio"],
-        voice=pick_voice(wanted, facts.voices, aliases, param="voice"),
+        text=PROMPT, modalities=["audio"], voice=pick_voice(wanted, facts.voices, aliases, param="voice")
     )
     if (seed := fold_seed(body.seed)) is not None:
         arguments["seed"] = seed
-    events = await run_until_gone(request.receive, open_answer(gateway, call, ROUTE, pipeline, **arguments))
+
+    async def open_part(text: str) -> AsyncGenerator[Event, None]:
+        return await open_answer(gateway, call, ROUTE, pipeline, **arguments, reply=text)
+
+    speech = Speech(body.input, open_part, patience_s=gateway.settings.request_seconds)
+    as_events = body.stream_format == "sse"
+    # Bytes begin with the first audio: if a stage fails before that, the error still gets an HTTP status.
+    await run_until_gone(request.receive, speech.begin(accepted=as_events))
     form = body.response_format or "mp3"
     writer = AudioWriter(form)
-    if body.stream_format == "sse":
-        return LiveResponse(
-            stream_events(events, writer),
-            media_type=EVENT_STREAM,
-            send_s=gateway.settings.send_seconds,
-            comment_s=gateway.settings.keep_alive_seconds,
-        )
-    chunks = stream_bytes(events, writer)
-    try:
-        # Read before the answer begins: if a stage fails before the first audio, the error still gets an HTTP status.
-        first = await run_until_gone(request.receive, anext(chunks, b""))
-    except BaseException:
-        await chunks.aclose()
-        raise
-    return LiveResponse(_after(first, chunks), media_type=MEDIA_TYPES[form], send_s=gateway.settings.send_seconds)
+    return LiveResponse(
+        stream_events(gateway, speech, writer) if as_events else stream_bytes(gateway, call, speech, writer),
+        media_type=EVENT_STREAM if as_events else MEDIA_TYPES[form],
+        send_s=gateway.settings.send_seconds,
+        comment_s=gateway.settings.keep_alive_seconds if as_events else None,
+        on_end=speech.close,
+    )
 
 
-async def stream_bytes(events: AsyncGenerator[Event, None], writer: AudioWriter) -> AsyncGenerator[bytes, None]:
-    """Yields the encoded audio. After a GatewayError the connection is closed before the body is complete."""
-    async with aclosing(events):
-        async for item in events:
-            if isinstance(item, AudioChunk) and (data := await writer.add(item)):
+async def stream_bytes(
+    gateway: Gateway, call: Call, speech: Speech, writer: AudioWriter
+) -> AsyncGenerator[bytes, None]:
+    """Yields the encoded audio. After a GatewayError the connection is closed before the body is complete.
+
+    Raises SpeechCutError at the end if words are missing: a complete body would say that nothing is.
+    """
+    async with aclosing(speech.chunks()) as chunks:
+        async for chunk in chunks:
+            if data := await writer.add(chunk):
                 yield data
     if rest := await writer.finish():
         yield rest
+    gateway.metrics.count_cut(ROUTE, speech.cut_stages)
+    if speech.cut_stages:
+        error = SpeechCutError(f"The speech reached the maximum length of {' and '.join(speech.cut_stages)}.")
+        call.error = error.code or ""
+        raise error
 
 
-async def stream_events(events: AsyncGenerator[Event, None], writer: AudioWriter) -> AsyncGenerator[bytes, None]:
-    """Yields OpenAI's events speech.audio.delta, and at the end speech.audio.done or an error."""
+async def stream_events(gateway: Gateway, speech: Speech, writer: AudioWriter) -> AsyncGenerator[bytes, None]:
+    """Yields OpenAI's events speech.audio.delta, and at the end speech.audio.done or an error.
+
+    speech.audio.done has the finish_reason of chats: "length" if words are missing.
+    """
     pieces = Base64Pieces()
-    async with aclosing(events):
-        try:
-            async for item in events:
-                if isinstance(item, AudioChunk) and (data := pieces.add(await writer.add(item))):
+    try:
+        async with aclosing(speech.chunks()) as chunks:
+            async for chunk in chunks:
+                if data := pieces.add(await writer.add(chunk)):
                     yield _delta(data)
-                elif isinstance(item, Summary):
-                    if rest := pieces.finish(await writer.finish()):
-                        yield _delta(rest)
-                    usage = read_usage(item)
-                    tokens = {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}
-                    yield event(
-                        {
-                            "type": "speech.audio.done",
-                            "usage": {**tokens, "total_tokens": sum(tokens.values())},
-                        }
-                    )
-                    return
-            raise InternalError("The answer ended without a summary.")
-        except GatewayError as error:
-            yield error_event(error)
+        if rest := pieces.finish(await writer.finish()):
+            yield _delta(rest)
+    except GatewayError as error:
+        yield error_event(error)
+        return
+    gateway.metrics.count_cut(ROUTE, speech.cut_stages)
+    usage = read_usage(*speech.summaries)
+    tokens = {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}
+    done = {"type": "speech.audio.done", "finish_reason": finish_reason(speech.cut_stages)}
+    yield event({**done, "usage": {**tokens, "total_tokens": sum(tokens.values())}})
 
 
 def _delta(data: str) -> bytes:
     return event({"type": "speech.audio.delta", "audio": data})
-
-
-async def _after(first: bytes, chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    async with aclosing(chunks):
-        if first:
-            yield first
-        async for chunk in chunks:
-            yield chunk

@@ -24,6 +24,9 @@ MEDIA_TYPES: Final = {
     "flac": "audio/flac",
     "aac": "audio/aac",
 }
+SILENT_RATE_HZ: Final = 24_000
+"""Sample rate of a file whose answer had no audio."""
+_SILENT_S: Final = 0.02
 _UNKNOWN_LENGTH: Final = 0xFFFFFFFF
 _RATES: Final = {"opus": (8000, 12000, 16000, 24000, 48000), "mp3": (16000, 22050, 24000, 32000, 44100, 48000)}
 """Sample rates that an encoder accepts. Audio with another rate is resampled to the last of them."""
@@ -124,6 +127,10 @@ class AvEncoder:
 
     def encode(self, pcm: bytes) -> bytes:
         """See Encoder."""
+        self._put(pcm)
+        return self._sink.take()
+
+    def _put(self, pcm: bytes) -> None:
         samples = len(pcm) // (2 * self._channels)
         if samples:
             frame = AudioFrame("s16", self._layout, samples)
@@ -132,10 +139,11 @@ class AvEncoder:
             frame.pts = self._samples
             self._samples += samples
             self._write(frame)
-        return self._sink.take()
 
     def finish(self) -> bytes:
-        """See Encoder."""
+        """See Encoder. A file without samples gets a moment of silence: without a frame, it would have no bytes."""
+        if not self._samples:
+            self._put(bytes(2 * self._channels * round(self._rate_hz * _SILENT_S)))
         self._write(None)
         for packet in self._stream.encode(None):
             self._file.mux(packet)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any
 
-from omni_proto.client import Accepted, StageFinished, Summary, ToolCall, ToolCallDelta
-
-_FINISH: Final[Mapping[str, str]] = {"stop": "stop", "length": "length"}
+from omni_proto.client import LENGTH, Accepted, StageFinished, Summary, ToolCall, ToolCallDelta
 
 
 @dataclass(slots=True)
@@ -26,13 +24,17 @@ class ChatAnswer:
     include_usage: bool = False
     include_stages: bool = False
     finish_reason: str = "stop"
-    """Finish reason of the stage that writes the text, in OpenAI's terms."""
+    """OpenAI's finish reason of the answer; see `end`."""
     calls_tools: bool = False
     """Whether the model has called a tool."""
     named_tool: bool = False
     """Whether the request named the tool to call. OpenAI's finish reason is then "stop" and not "tool_calls"."""
     one_call: bool = False
     """Whether the answer contains only the first call of a tool."""
+
+    def end(self, summary: Summary) -> None:
+        """Note how the stages ended. If any of them reached its maximum length, text or speech is missing."""
+        self.finish_reason = finish_reason(summary.cut_stages)
 
     @property
     def speaks(self) -> bool:
@@ -130,18 +132,22 @@ class ChatAnswer:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
 
-def finish_reason(reason: str) -> str:
-    """Returns OpenAI's name for a stage's finish reason: "stop" or "length"."""
-    return _FINISH.get(reason, "stop")
+def finish_reason(cut_stages: Sequence[str]) -> str:
+    """Returns OpenAI's finish reason of an answer: "length" if a stage that it needed reached its maximum length."""
+    return LENGTH if cut_stages else "stop"
 
 
-def read_usage(summary: Summary) -> dict[str, Any]:
-    """Returns OpenAI's usage. Prompt and text tokens are the entry stage's tokens; audio tokens are the tokens of all
-    other stages."""
-    entry = next((stage.usage for stage in summary.stages if stage.stage == summary.stage), None)
-    prompt = entry.prompt_tokens if entry else 0
-    text = entry.completion_tokens if entry else 0
-    audio = sum(stage.usage.completion_tokens for stage in summary.stages if stage.stage != summary.stage)
+def read_usage(*summaries: Summary) -> dict[str, Any]:
+    """Returns OpenAI's usage of one or more requests together. Prompt and text tokens are the entry stage's tokens;
+    audio tokens are the tokens of all other stages."""
+    prompt = text = audio = 0
+    for summary in summaries:
+        for outcome in summary.stages:
+            if outcome.stage == summary.stage:
+                prompt += outcome.usage.prompt_tokens
+                text += outcome.usage.completion_tokens
+            else:
+                audio += outcome.usage.completion_tokens
     return {
         "prompt_tokens": prompt,
         "completion_tokens": text + audio,

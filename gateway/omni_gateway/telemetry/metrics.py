@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -46,6 +47,12 @@ class GatewayMetrics:
             ["code"],
             registry=self.registry,
         )
+        self.cut = Counter(
+            "omni_gateway_cut_answers",
+            "Answers that miss text or speech, because a stage reached its maximum length.",
+            ["route", "stage"],
+            registry=self.registry,
+        )
         self.left = Counter(
             "omni_gateway_clients_left", "Requests whose client disconnected before the end.", registry=self.registry
         )
@@ -57,6 +64,11 @@ class GatewayMetrics:
         self.api_calls = Counter(
             "omni_gateway_api_server_calls", "Calls of the Kubernetes API.", ["verb", "code"], registry=self.registry
         )
+
+    def count_cut(self, route: str, stages: Sequence[str]) -> None:
+        """Count an answer for each stage whose maximum length cut it."""
+        for stage in stages:
+            self.cut.labels(route, stage).inc()
 
     def count_call(self, verb: str, code: str, seconds: float) -> None:
         """Count one call of the Kubernetes API; see omni_kube.api.transport.CallMetrics."""

@@ -120,3 +120,19 @@ def test_damaged_files_are_refused_or_heard_in_part(form: str) -> None:
             except InvalidMediaError:
                 refused += 1
     assert refused
+
+
+@pytest.mark.parametrize("name", [name for name in MEDIA_TYPES if name != "pcm"])
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "streamed"])
+def test_audio_without_a_sample_is_a_file_that_decodes(name: str, whole: bool) -> None:
+    """An answer may have no sound. Its file is silent and short, and not a file of 0 bytes, which players refuse."""
+    data = encode_whole(name, b"", RATE, 1) if whole else b"".join(encode(name, b"", 2))
+    assert data
+    with av.open(io.BytesIO(data)) as file:
+        frames = [frame.to_ndarray() for frame in file.decode(audio=0)]
+        seconds = sum(frame.shape[-1] for frame in frames) / (file.streams.audio[0].rate or 1)
+    assert seconds < 0.15
+    assert all(not np.abs(frame).max() > 1e-3 for frame in frames)
+    if name in ("wav", "mp3", "opus") or (name == "flac" and whole):  # libsndfile needs the length of a FLAC
+        samples, _ = soundfile.read(io.BytesIO(data))
+        assert not np.abs(samples).max(initial=0) > 1e-3

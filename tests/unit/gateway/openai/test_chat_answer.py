@@ -31,6 +31,32 @@ def test_finish_reason(named_tool: bool, calls: bool, reason: str, expected: str
     assert whole["choices"][0]["finish_reason"] == expected
 
 
+@pytest.mark.parametrize(
+    ("thinker", "talker", "expected"),
+    [
+        ("stop", "stop", "stop"),
+        ("length", "stop", "length"),
+        ("stop", "length", "length"),
+        ("length", "length", "length"),
+        ("stop", "empty_input", "stop"),
+        ("stop", "unspecified", "stop"),
+    ],
+)
+@pytest.mark.parametrize("sound", ["diffusion_done", "stop"])
+def test_an_answer_is_cut_if_any_stage_was(thinker: str, talker: str, expected: str, sound: str) -> None:
+    reasons = {"thinker": thinker, "talker": talker, "token2wav": sound}
+    outcomes = tuple(StageOutcome(stage, reason, Usage(), 0) for stage, reason in reasons.items())
+    answer = ChatAnswer(id="chatcmpl-1", model="m", created=1)
+    answer.end(Summary("thinker", "r", outcomes, 1))
+    assert answer.last()["choices"][0]["finish_reason"] == expected
+
+
+def test_usage_of_several_requests_is_their_sum() -> None:
+    outcomes = (StageOutcome("thinker", "stop", Usage(3, 5), 0), StageOutcome("talker", "stop", Usage(8, 7), 0))
+    summary = Summary("thinker", "r", outcomes, 1)
+    assert read_usage(summary, summary)["total_tokens"] == 2 * read_usage(summary)["total_tokens"] == 30
+
+
 def test_the_message_of_an_answer_is_one_of_the_next_request() -> None:
     """Clients append the message unchanged, with its reasoning; some name this field reasoning_content."""
     made = [ToolCall(id="c", name="f", arguments="{}")]
