@@ -38,8 +38,6 @@ class MediaSettings(_Model):
     """Maximum number of images, audio files and videos in one request, together."""
     max_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = 24 << 20
     """Maximum size of one file in bytes."""
-    max_audio_seconds: Annotated[int, Field(ge=1, le=86_400)] = 300
-    """Maximum length of MP3 and Opus files, which the gateway decodes. The stage limits WAV and FLAC."""
     fetch_https: bool = False
     """Whether image_url, audio_url and video_url may be https URLs. Non-public addresses are always refused."""
     fetch_seconds: Annotated[float, Field(gt=0, le=300)] = 10.0

@@ -22,7 +22,7 @@ from omni_gateway.errors import GatewayError, InternalError, InvalidRequestError
 from omni_gateway.media.encode import SILENT_RATE_HZ, encode_whole
 from omni_gateway.media.read import read_media
 from omni_gateway.openai.base64_pieces import Base64Pieces
-from omni_gateway.openai.chat_events import ChatAnswer, read_usage
+from omni_gateway.openai.chat_events import NOTES_HEADER, ChatAnswer, read_usage
 from omni_gateway.openai.chat_prompt import build_chat, chat_paths, count_chars, entry_sampling, fold_seed, list_media
 from omni_gateway.openai.chat_request import AudioOutput, ChatRequest, NamedTool, VoiceId
 from omni_gateway.openai.chat_unsupported import find_unread
@@ -64,6 +64,7 @@ async def create_chat_completion(request: Request, body: ChatRequest) -> Respons
         include_stages=bool(body.stream_options and body.stream_options.include_stages),
         named_tool=isinstance(body.tool_choice, NamedTool),
         one_call=body.parallel_tool_calls is False,
+        paths=call.paths,
     )
     arguments = await read_arguments(gateway, call, pipeline, facts, body)
     audio_format = body.audio.format or "wav" if body.audio and answer.speaks else ""
@@ -171,6 +172,8 @@ async def stream_chat(
                 elif isinstance(item, AudioChunk) and writer is not None:
                     if data := pieces.add(await writer.add(item)):
                         yield event(answer.audio(data))
+                elif isinstance(item, StageFinished):
+                    answer.note(item)
                 elif isinstance(item, Summary):
                     end_answer(gateway, answer, item)
                     if writer is not None and (rest := pieces.finish(await writer.finish())):
@@ -196,6 +199,8 @@ async def respond_whole(
     async with aclosing(await opening) as events:
         async for item in events:
             builder.add(item)
+            if isinstance(item, StageFinished):
+                answer.note(item)
     result = builder.result()
     if result.summary is None:
         raise InternalError("The answer ended without a summary.")
@@ -207,7 +212,7 @@ async def respond_whole(
     calls = result.tool_calls.get(facts.stage, ())
     reasoning = result.reasoning.get(facts.stage, "")
     whole = answer.whole(result.text, audio, read_usage(result.summary), calls=calls, reasoning=reasoning)
-    return JSONResponse(whole)
+    return JSONResponse(whole, headers={NOTES_HEADER: "; ".join(answer.notes)} if answer.notes else None)
 
 
 def end_answer(gateway: Gateway, answer: ChatAnswer, summary: Summary) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from omni_gateway.errors import InvalidMediaError, TooLargeError, UnsupportedError
 from omni_gateway.media.data_uri import AUDIO_TYPES, IMAGE_TYPES, VIDEO_TYPES, decode_base64, read_data_uri
 from omni_gateway.media.fetch import fetch_media
-from omni_gateway.media.transcode import DEMUXERS, Hold, find_form, to_wav
 from omni_gateway.openai.chat_messages import AudioPart, AudioUrlPart, ImagePart, Media, VideoPart, url_of
 from omni_gateway.settings import MediaSettings
 from omni_proto.client import ArgumentError, MediaPart, audio_part, image_part, video_part
+from omni_proto.media.media_header import FORMATS
+
+Hold = Callable[[int], None]
+"""Counts bytes that will be kept, see Share.add."""
 
 
 async def read_media(found: Sequence[tuple[str, Media]], settings: MediaSettings, hold: Hold) -> list[MediaPart]:
@@ -41,7 +43,7 @@ async def _image(part: ImagePart, path: str, settings: MediaSettings, hold: Hold
     try:
         return image_part(data)
     except ArgumentError as error:
-        raise InvalidMediaError(f"{param} is not a PNG or JPEG.", param=param) from error
+        raise InvalidMediaError(f"{param} is not {FORMATS['image']}.", param=param) from error
 
 
 async def _video(part: VideoPart, path: str, settings: MediaSettings, hold: Hold) -> MediaPart:
@@ -49,7 +51,7 @@ async def _video(part: VideoPart, path: str, settings: MediaSettings, hold: Hold
     try:
         return video_part(data)
     except ArgumentError as error:
-        raise InvalidMediaError(f"{param} is not MP4, WebM, Matroska or QuickTime.", param=param) from error
+        raise InvalidMediaError(f"{param} is not {FORMATS['video']}.", param=param) from error
 
 
 async def _read_url(
@@ -79,24 +81,17 @@ async def _audio(part: AudioPart, path: str, settings: MediaSettings, hold: Hold
     param = f"{path}.input_audio.data"
     hold(len(part.input_audio.data) * 3 // 4)
     data = decode_base64(part.input_audio.data, param=param, max_bytes=settings.max_bytes)
-    form = part.input_audio.format
-    return await _decode_audio(data, form, form, param, settings, hold)
+    return _as_audio(data, param)
 
 
 async def _audio_url(part: AudioUrlPart, path: str, settings: MediaSettings, hold: Hold) -> MediaPart:
     data, param = await _read_url(part, path, AUDIO_TYPES, settings, hold)
-    return await _decode_audio(data, find_form(data), "WAV, FLAC, MP3 or Opus", param, settings, hold)
+    return _as_audio(data, param)
 
 
-async def _decode_audio(
-    data: bytes, form: str, wanted: str, param: str, settings: MediaSettings, hold: Hold
-) -> MediaPart:
-    """Returns audio for the stage, which reads WAV and FLAC. wanted: the expected formats, which an error names."""
-    if form in DEMUXERS:
-        data = await asyncio.to_thread(
-            to_wav, data, form, param=param, max_seconds=settings.max_audio_seconds, hold=hold
-        )
+def _as_audio(data: bytes, param: str) -> MediaPart:
+    """Returns audio for the stage. The bytes decide its format, because clients often state a wrong one."""
     try:
         return audio_part(data)
     except ArgumentError as error:
-        raise InvalidMediaError(f"{param} is not {wanted}.", param=param) from error
+        raise InvalidMediaError(f"{param} is not {FORMATS['audio']}.", param=param) from error

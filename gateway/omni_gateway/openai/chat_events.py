@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
 
+from omni_gateway.client_paths import NO_PATHS, ClientPaths
 from omni_proto.client import LENGTH, Accepted, StageFinished, Summary, ToolCall, ToolCallDelta
+
+NOTES_HEADER: Final = "x-omnipipeline-notes"
+"""Header of an answer that is not streamed: its notes, with "; " between them."""
 
 
 @dataclass(slots=True)
@@ -31,6 +35,14 @@ class ChatAnswer:
     """Whether the request named the tool to call. OpenAI's finish reason is then "stop" and not "tool_calls"."""
     one_call: bool = False
     """Whether the answer contains only the first call of a tool."""
+    paths: ClientPaths = NO_PATHS
+    """The client's names of the request's fields."""
+    notes: list[str] = field(default_factory=list)
+    """What the client should know about its request, such as damage of a medium."""
+
+    def note(self, item: StageFinished) -> None:
+        """Keep a stage's notes, with the client's names of the fields."""
+        self.notes += map(self.paths.translate_text, item.notes)
 
     def end(self, summary: Summary) -> None:
         """Note how the stages ended. If any of them reached its maximum length, text or speech is missing."""
@@ -78,7 +90,7 @@ class ChatAnswer:
     def last(self) -> dict[str, Any]:
         """Returns the chunk with the finish reason."""
         delta = {"audio": {"expires_at": self.audio_expires_at}} if self.speaks else {}
-        return self._chunk(delta, self._finish())
+        return {**self._chunk(delta, self._finish()), **self._noted()}
 
     def usage(self, usage: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the chunk with the usage, which ends a stream if the request asks for it."""
@@ -117,7 +129,10 @@ class ChatAnswer:
                 "transcript": text,
             }
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self._finish()}
-        return {**self._head("chat.completion"), "choices": [choice], "usage": dict(usage)}
+        return {**self._head("chat.completion"), "choices": [choice], "usage": dict(usage), **self._noted()}
+
+    def _noted(self) -> dict[str, Any]:
+        return {"notes": list(self.notes)} if self.notes else {}
 
     def _finish(self) -> str:
         chose_tools = self.calls_tools and not self.named_tool

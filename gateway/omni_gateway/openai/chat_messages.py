@@ -32,7 +32,7 @@ class ImageUrl(CacheHints):
 
 
 class ImagePart(CacheHints):
-    """An image, PNG or JPEG."""
+    """An image: PNG, JPEG, WebP or GIF."""
 
     type: Literal["image_url"]
     image_url: Annotated[Text | Annotated[ImageUrl, OBJECT], by_kind("a URL or an object with url")]
@@ -58,7 +58,8 @@ class InputAudio(CacheHints):
 
     data: str
     """The file, in base64."""
-    format: Literal["wav", "mp3", "flac", "opus"]
+    format: Annotated[str, Field(max_length=64)] | None = None
+    """A hint, without effect: the bytes show the format."""
 
 
 class AudioPart(CacheHints):
@@ -76,7 +77,7 @@ class AudioUrl(CacheHints):
 
 
 class AudioUrlPart(CacheHints):
-    """Audio in WAV, FLAC, MP3 or Opus (vLLM's extension). The bytes show which of these it is."""
+    """Audio (vLLM's extension). The bytes show its format."""
 
     type: Literal["audio_url"]
     audio_url: Annotated[Text | Annotated[AudioUrl, OBJECT], by_kind("a URL or an object with url")]

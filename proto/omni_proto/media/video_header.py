@@ -6,14 +6,14 @@ The cost is bounded: at most MAX_SECTIONS boxes or elements are visited, and non
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
-from omni_proto.errors import OmniProtoError
+from omni_proto.media.container import Container
+from omni_proto.media.header_error import MediaHeaderError
+from omni_proto.media.matroska_header import read_elements
+from omni_proto.media.mp4_header import read_boxes
 
-MAX_SECTIONS: Final = 4096
-MAX_TRACKS: Final = 16
 FRAMES_PER_SECOND: Final = 2
 """Rate at which frames are sampled for the model."""
 FRAMES_PER_GRID: Final = 2
@@ -28,10 +28,6 @@ _BRANDED: Final = b"ftyp"
 _EBML: Final = b"\x1a\x45\xdf\xa3"
 
 
-class VideoHeaderError(OmniProtoError, ValueError):
-    """The bytes are not a video of a supported format, or its header makes no sense."""
-
-
 @dataclass(frozen=True, slots=True)
 class VideoHeader:
     """Header of an MP4, QuickTime, WebM or Matroska file. Of several picture tracks, only the first is described."""
@@ -40,7 +36,8 @@ class VideoHeader:
     width: int
     height: int
     seconds: float
-    """The longest of the durations that the file and its tracks state."""
+    """The longest of the durations that the file and its tracks state. Of a recording that was streamed: the time of
+    its end."""
     has_sound: bool
     tracks: int
     frames: int = 0
@@ -93,63 +90,49 @@ def sniff_video(data: bytes | bytearray | memoryview) -> str | None:
 
 
 def read_video_header(data: bytes | bytearray | memoryview) -> VideoHeader:
-    """Returns the header of a whole video file. Raises VideoHeaderError, whose message quotes no content."""
+    """Returns the header of a whole video file. Raises MediaHeaderError, whose message quotes no content."""
     kind = sniff_video(data)
     view = memoryview(data)
     try:
         if kind in ("video/mp4", "video/quicktime"):
-            return _finish(kind, _read_boxes(view))
+            return _finish(kind, read_boxes(view))
         if kind is not None:
-            return _finish(kind, _read_elements(view))
+            return _finish(kind, read_elements(view))
     except (struct.error, IndexError) as error:
-        raise VideoHeaderError(f"the header of the {kind} is cut off") from error
-    raise VideoHeaderError("the bytes are not MP4, QuickTime, WebM or Matroska")
+        raise MediaHeaderError(f"the header of the {kind} is cut off") from error
+    raise MediaHeaderError("the bytes are not MP4, QuickTime, WebM or Matroska")
 
 
-@dataclass(slots=True)
-class _Track:
-    kind: str = ""
-    """"picture", "audio" or "other"; empty until it is known."""
-    width: int = 0
-    height: int = 0
-    seconds: float = 0.0
-    frames: int = 0
-    quarter_turns: int = 0
+def read_sound_seconds(data: bytes | bytearray | memoryview) -> float:
+    """Returns how long the audio of an MP4, QuickTime, WebM or Matroska file is; 0 if the file does not state it.
+
+    Raises MediaHeaderError, also if there is no audio; struct.error or IndexError if the header is cut off.
+    """
+    view = memoryview(data)
+    file = read_boxes(view) if bytes(view[4:8]) == _BRANDED else read_elements(view)
+    lengths = [track.seconds for track in file.tracks if track.kind == "audio"]
+    if not lengths:
+        raise MediaHeaderError("the file has no audio track")
+    seconds = lengths[0] or file.seconds
+    if not 0 <= seconds < 1 << 31:
+        raise MediaHeaderError("the audio's length makes no sense")
+    return seconds
 
 
-@dataclass(slots=True)
-class _File:
-    seconds: float = 0.0
-    is_fragmented: bool = False
-    tracks: list[_Track] = field(default_factory=list)
-
-    def begin_track(self) -> _Track:
-        if len(self.tracks) == MAX_TRACKS:
-            raise VideoHeaderError(f"the video has more than {MAX_TRACKS} tracks; save it with picture and audio alone")
-        self.tracks.append(_Track())
-        return self.tracks[-1]
-
-    @property
-    def track(self) -> _Track:
-        if not self.tracks:
-            raise VideoHeaderError("the video describes a track before any track begins")
-        return self.tracks[-1]
-
-
-def _finish(media_type: str, file: _File) -> VideoHeader:
+def _finish(media_type: str, file: Container) -> VideoHeader:
     pictures = [track for track in file.tracks if track.kind == "picture"]
     if not pictures:
-        raise VideoHeaderError("the file has no picture track; send audio as WAV or FLAC")
+        raise MediaHeaderError("the file has no picture track; send it as audio")
     first = pictures[0]
     seconds = max(file.seconds, *(track.seconds for track in file.tracks))
-    if file.is_fragmented or not seconds:
-        raise VideoHeaderError(
+    if not seconds:
+        raise MediaHeaderError(
             "the video does not say how long it is; write it whole: ffmpeg -i IN -c copy -movflags +faststart OUT.mp4"
         )
     if not first.width or not first.height:
-        raise VideoHeaderError("the video does not say how large its picture is")
+        raise MediaHeaderError("the video does not say how large its picture is")
     if not 0 < seconds < 1 << 31:
-        raise VideoHeaderError("the video's length makes no sense")
+        raise MediaHeaderError("the video's length makes no sense")
     return VideoHeader(
         media_type,
         first.width,
@@ -160,138 +143,3 @@ def _finish(media_type: str, file: _File) -> VideoHeader:
         first.frames,
         first.quarter_turns,
     )
-
-
-_CONTAINERS: Final = frozenset({b"moov", b"trak", b"mdia", b"minf", b"stbl"})
-
-
-def _read_boxes(view: memoryview) -> _File:
-    file = _File()
-    for kind, body in _boxes(view):
-        if kind == b"trak":
-            file.begin_track()
-        elif kind == b"tkhd":
-            file.track.quarter_turns = _read_turns(body)
-        elif kind == b"mvex":
-            file.is_fragmented = True
-        elif kind == b"mvhd":
-            scale, duration = _read_duration(body)
-            file.seconds = duration / scale
-        elif kind == b"mdhd":
-            scale, duration = _read_duration(body)
-            file.track.seconds = duration / scale
-        elif kind == b"hdlr":
-            (handler,) = struct.unpack_from(">4s", body, 8)
-            # In QuickTime a track has a second handler, for its data.
-            if not file.tracks or file.track.kind:
-                continue
-            file.track.kind = {b"vide": "picture", b"soun": "audio"}.get(handler, "other")
-        elif kind == b"stsd" and file.track.kind == "picture":
-            file.track.width, file.track.height = struct.unpack_from(">HH", body, 8 + 32)
-        elif kind in (b"stsz", b"stz2"):
-            (file.track.frames,) = struct.unpack_from(">I", body, 8)
-    return file
-
-
-def _boxes(view: memoryview) -> Iterator[tuple[bytes, memoryview]]:
-    """Yields the kind and content of each box; the boxes inside a container follow it."""
-    open_ends = [(0, len(view))]
-    for _ in range(MAX_SECTIONS):
-        while open_ends and open_ends[-1][0] + 8 > open_ends[-1][1]:
-            open_ends.pop()
-        if not open_ends:
-            return
-        position, end = open_ends.pop()
-        size, kind = struct.unpack_from(">I4s", view, position)
-        begin = position + 8
-        if size == 1:
-            (size,) = struct.unpack_from(">Q", view, begin)
-            begin += 8
-        until = end if size == 0 else position + size
-        if until < begin:
-            raise VideoHeaderError("a box of the video is smaller than its own header")
-        # A box that is cut off may hold the samples; the decoder checks those.
-        until = min(until, end)
-        open_ends.append((until, end))
-        yield kind, view[begin:until]
-        if kind in _CONTAINERS:
-            open_ends.append((begin, until))
-    raise VideoHeaderError(f"the video has more than {MAX_SECTIONS} sections; save it again without its metadata")
-
-
-def _read_duration(body: memoryview) -> tuple[int, int]:
-    """Returns the ticks per second and the duration in ticks, 0 if it is unknown."""
-    form = ">IQ" if body[0] == 1 else ">II"
-    scale, duration = struct.unpack_from(form, body, 20 if body[0] == 1 else 12)
-    if not scale:
-        raise VideoHeaderError("the video's time scale is 0")
-    unknown = (1 << 64 if body[0] == 1 else 1 << 32) - 1
-    return scale, 0 if duration == unknown else duration
-
-
-def _read_turns(body: memoryview) -> int:
-    """Returns the quarter turns of a track's matrix; 0 if it mirrors, or turns by another angle."""
-    place = 52 if body[0] == 1 else 40
-    if len(body) < place + 20:
-        return 0
-    a, b, _, c, d = ((number > 0) - (number < 0) for number in struct.unpack_from(">5i", body, place))
-    return {(0, 1, -1, 0): 1, (-1, 0, 0, -1): 2, (0, -1, 1, 0): 3}.get((a, b, c, d), 0)
-
-
-_SEGMENT, _INFO, _SCALE, _DURATION = 0x18538067, 0x1549A966, 0x2AD7B1, 0x4489
-_TRACKS, _ENTRY, _TYPE, _VIDEO, _WIDTH, _HEIGHT = 0x1654AE6B, 0xAE, 0x83, 0xE0, 0xB0, 0xBA
-_CLUSTER: Final = 0x1F43B675
-_NESTED: Final = frozenset({_SEGMENT, _INFO, _TRACKS, _ENTRY, _VIDEO})
-
-
-def _read_elements(view: memoryview) -> _File:
-    file = _File()
-    scale, duration = 1_000_000, 0.0
-    for kind, body in _elements(view):
-        if kind == _ENTRY:
-            file.begin_track()
-        elif kind == _TYPE:
-            file.track.kind = {1: "picture", 2: "audio"}.get(_number(body), "other")
-        elif kind == _WIDTH:
-            file.track.width = _number(body)
-        elif kind == _HEIGHT:
-            file.track.height = _number(body)
-        elif kind == _SCALE:
-            scale = _number(body)
-        elif kind == _DURATION:
-            (duration,) = struct.unpack(">f" if len(body) == 4 else ">d", body[:8])
-    if duration != duration or duration < 0:
-        raise VideoHeaderError("the video's length makes no sense")
-    file.seconds = duration * scale / 1e9
-    return file
-
-
-def _elements(view: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yields the id and content of each element up to the first cluster; nested elements follow their parent."""
-    position = 0
-    for _ in range(MAX_SECTIONS):
-        if position >= len(view):
-            return
-        kind, position = _variable(view, position, keep_marker=True)
-        size, position = _variable(view, position, keep_marker=False)
-        if kind == _CLUSTER:
-            return
-        yield kind, view[position : position + min(size, len(view))]
-        if kind not in _NESTED:
-            position += size
-    raise VideoHeaderError(f"the video has more than {MAX_SECTIONS} sections; save it again without its metadata")
-
-
-def _variable(view: memoryview, position: int, *, keep_marker: bool) -> tuple[int, int]:
-    """Returns the integer at position, which takes 1 to 8 bytes, and the position after it."""
-    length = 9 - view[position].bit_length()
-    if length > 8 or position + length > len(view):
-        raise VideoHeaderError("an element of the video has no length")
-    value = int.from_bytes(view[position : position + length], "big")
-    return value if keep_marker else value & ~(1 << 7 * length), position + length
-
-
-def _number(body: memoryview) -> int:
-    if len(body) > 8:
-        raise VideoHeaderError("a number in the video's header is too long")
-    return int.from_bytes(body, "big")

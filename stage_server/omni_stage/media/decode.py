@@ -1,23 +1,22 @@
-"""Decodes an image to pixels, or audio to samples, into memory of the size that the header states."""
+"""Decodes an image to pixels, into memory of the size that the header states."""
 
 from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Final
 
 import numpy as np
-import soundfile
 from PIL import ExifTags, Image
-
-from omni_stage.media.resample import resample_blocks
+from PIL.GifImagePlugin import GifImageFile
 
 WORK_BYTES_PER_PIXEL: Final = 16
 """Maximum working bytes per pixel while an image is decoded: a progressive CMYK JPEG's coefficients (8), the decoded
 picture (4), and its RGB copy (4)."""
 _STRIP_PIXELS: Final = 1 << 20
-_BLOCK_FRAMES: Final = 1 << 16
+_GREY_STEPS: Final = {"L;2": 85, "L;4": 17}
+"""The step from one grey level to the next once decoded, by Pillow's name for PNGs of 2 and 4 bits."""
 
 
 class UndecodableError(Exception):
@@ -25,26 +24,52 @@ class UndecodableError(Exception):
 
 
 def decode_image(data: bytes, kind: str, out: np.ndarray) -> np.ndarray:
-    """Decode a PNG or JPEG (`kind`) as RGB into the memory of `out`, uint8 [height, width, 3] as the header says.
+    """Decode a PNG, JPEG, WebP or GIF (`kind`) as RGB into the memory of `out`, uint8 [height, width, 3] as the header
+    says. Of an animation, the first frame is decoded.
 
     Returns a view of that memory, uint8 [height, width, 3] as the image is displayed. An orientation in its EXIF data
     is applied, which may exchange width and height. Transparent pixels become white, as in vLLM
-    (vllm/multimodal/image.py). Raises UndecodableError or Pillow's errors.
+    (vllm/multimodal/image.py). Of 16 bits per sample, the upper 8 are kept. Colour profiles are not applied, as in
+    transformers and qwen_vl_utils. Raises UndecodableError or Pillow's errors.
     """
     height, width, _ = out.shape
     with warnings.catch_warnings():
         # Pillow warns of large images, but the size in this image's header was already checked against a limit.
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        with Image.open(io.BytesIO(data), formats=[kind]) as image:
+        with ExitStack() as files:
+            image = files.enter_context(Image.open(io.BytesIO(data), formats=[kind]))
             if image.size != (width, height):
                 raise UndecodableError("the image is not as large as its header says")
+            raw_mode = _raw_mode(image)
             image.load()
+            low = None
+            if raw_mode == "RGB;16B" and "transparency" in image.info:
+                low = files.enter_context(_lower_bytes(data, kind))
             shown, encoded = _orient(out, _orientation(image))
             rows = max(1, _STRIP_PIXELS // width)
             for top in range(0, height, rows):
-                bottom = min(top + rows, height)
-                encoded[top:bottom] = np.asarray(_as_rgb(image.crop((0, top, width, bottom))))
+                box = (0, top, width, min(top + rows, height))
+                encoded[top : box[3]] = _as_rgb(image.crop(box), raw_mode, low and low.crop(box))
+            if isinstance(image, GifImageFile):
+                # The first frame may be smaller than the canvas. Viewers show the rest as transparent.
+                left, top, right, bottom = image.dispose_extent
+                encoded[:top] = encoded[bottom:] = encoded[:, :left] = encoded[:, right:] = 255
     return shown
+
+
+def _raw_mode(image: Image.Image) -> str:
+    """Returns Pillow's name of how a PNG that is not loaded yet stores its samples, e.g. "L;2"; "" for other images."""
+    args = image.tile[0].args if image.format == "PNG" and image.tile else ""
+    return args if isinstance(args, str) else ""
+
+
+def _lower_bytes(data: bytes, kind: str) -> Image.Image:
+    """Returns the lower bytes of a PNG with three samples of 16 bits. Otherwise Pillow reads only the upper bytes."""
+    image = Image.open(io.BytesIO(data), formats=[kind])
+    # This raw mode is for samples whose upper byte comes second, so Pillow takes that byte, here the lower one.
+    image.tile = [image.tile[0]._replace(args="RGB;16L")]
+    image.load()
+    return image
 
 
 def _orientation(image: Image.Image) -> int:
@@ -66,44 +91,28 @@ def _orient(out: np.ndarray, orientation: int) -> tuple[np.ndarray, np.ndarray]:
     return shown, flipped.transpose(1, 0, 2) if turned else flipped
 
 
-def _as_rgb(image: Image.Image) -> Image.Image:
-    if image.mode not in ("RGBA", "LA", "PA") and "transparency" not in image.info:
-        return image.convert("RGB")
+def _as_rgb(image: Image.Image, raw_mode: str, low: Image.Image | None) -> np.ndarray:
+    """Returns an image on white, uint8 [height, width, 3]. low: the lower bytes, if a colour of 16 bits per sample is
+    transparent."""
+    transparent = image.info.get("transparency")
+    if image.mode == "I;16":
+        # Pillow's own conversion would turn every value above 255 into white.
+        deep = np.asarray(image)
+        rgb = np.repeat((deep >> 8).astype(np.uint8)[..., None], 3, axis=2)
+        if transparent is not None:
+            rgb[deep == transparent] = 255
+        return rgb
+    if low is not None:
+        rgb = np.array(image)
+        deep = rgb.astype(np.uint16) << 8 | np.asarray(low)
+        rgb[(deep == transparent).all(axis=2)] = 255
+        return rgb
+    if raw_mode in _GREY_STEPS and transparent is not None:
+        # Pillow spreads the grey levels over 0 to 255, but not the level that is transparent.
+        image.info["transparency"] = _GREY_STEPS[raw_mode] * transparent
+    if image.mode not in ("RGBA", "LA", "PA") and transparent is None:
+        return np.asarray(image.convert("RGB"))
     opaque = Image.new("RGB", image.size, "white")
     layered = image.convert("RGBA")
     opaque.paste(layered, mask=layered.getchannel("A"))
-    return opaque
-
-
-def decode_audio(data: bytes, max_frames: int, rate_hz: int, channels: int, to_hz: int, out: np.ndarray) -> int:
-    """Decode a WAV or FLAC into `out`, float32 [samples], as the average of its channels at `to_hz`.
-
-    Returns the number of samples.
-
-    `max_frames`, `rate_hz` and `channels` are the values from the file's header. Raises UndecodableError or soundfile's
-    errors.
-    """
-    with soundfile.SoundFile(io.BytesIO(data)) as file:
-        if (file.samplerate, file.channels) != (rate_hz, channels):
-            raise UndecodableError("the audio is not what its header says")
-        samples = resample_blocks(_mono_blocks(file, max_frames), rate_hz, to_hz)
-    if samples.size == 0:
-        raise UndecodableError("the audio is empty")
-    out[: samples.size] = samples
-    return samples.size
-
-
-def _mono_blocks(file: soundfile.SoundFile, max_frames: int) -> Iterator[np.ndarray]:
-    taken = 0
-    while True:
-        block: np.ndarray = file.read(frames=_BLOCK_FRAMES, dtype="float32", always_2d=True)
-        taken += len(block)
-        if taken > max_frames:
-            raise UndecodableError("the audio is longer than its header says")
-        if len(block):
-            if not np.isfinite(block).all():
-                raise UndecodableError("the audio holds NaN or infinity")
-            with np.errstate(over="ignore"):  # an overflow to infinity is clipped like any value beyond 1
-                yield np.clip(block.mean(axis=1, dtype=np.float32), -1.0, 1.0)
-        if len(block) < _BLOCK_FRAMES:
-            return
+    return np.asarray(opaque)

@@ -16,9 +16,10 @@ import numpy as np
 from av.video.frame import VideoFrame
 from PIL import Image
 
-from omni_proto.media.video_header import MAX_TRACKS, sample_count
+from omni_proto.media.container import MAX_TRACKS
+from omni_proto.media.video_header import sample_count
+from omni_stage.media.audio import CODECS, MAX_DAMAGE, AudioRules, Damage, decode_track, read_frames, read_packets
 from omni_stage.media.decode import UndecodableError
-from omni_stage.media.resample import resample_blocks
 
 FORMATS: Final = {
     "video/mp4": "mp4",
@@ -28,23 +29,26 @@ FORMATS: Final = {
 }
 """FFmpeg's demuxer for each media type. Naming the demuxer keeps FFmpeg from guessing the format from the content."""
 PICTURE_CODECS: Final = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "libdav1d", "libvpx", "libvpx-vp9", "mpeg4"})
-SOUND_CODECS: Final = frozenset({"aac", "mp3", "mp3float", "opus", "libopus", "vorbis", "flac", "alac", "pcm_s16le"})
 WORK_BYTES_PER_PIXEL: Final = 96
 """Upper bound of the working bytes per pixel of the encoded size while a video is decoded: up to 17 reference frames,
 the frame that is converted, and its RGB copies. benchmarks/video_memory.py measured 15 to 25 with encoders' default
 settings, 46 for H.264 with 16 reference frames, and 73 if that video also has 10 bits per sample or 4:4:4 colour."""
 
 
-def decode_video(data: bytes, media_type: str, *, seconds: float, max_frames: int, out: np.ndarray) -> int:
+def decode_video(
+    data: bytes, media_type: str, *, seconds: float, max_frames: int, out: np.ndarray
+) -> tuple[int, float]:
     """Decode frames as RGB into `out`, uint8 [frames, height, width, 3], scaled to the height and width of `out`.
 
     `seconds` is the duration in the header, and `max_frames` the largest number of encoded frames that a video may
-    have. Returns the number of frames written to `out`. Raises UndecodableError or PyAV's errors.
+    have. Returns the number of frames written to `out`, and the share of encoded frames that were skipped because they
+    are damaged. Raises UndecodableError or PyAV's errors.
     """
+    damage = Damage()
     with _open(data, media_type) as container:
         stream = _picture(container)
         total = 0
-        for packet in container.demux(stream):
+        for packet in read_packets(container, stream, damage):
             total += packet.size > 0
             if total > max_frames:
                 raise UndecodableError(f"the video has more than {max_frames} frames (media.maxVideoFrames)")
@@ -52,19 +56,22 @@ def decode_video(data: bytes, media_type: str, *, seconds: float, max_frames: in
     if count < 2:
         raise UndecodableError("the video has fewer than two frames; send it as an image")
     wanted = spread(total, count)
+    damage = Damage()
     with _open(data, media_type) as container:
         kept = 0
-        for index, frame in enumerate(_frames(container, max_frames)):
+        for index, frame in enumerate(_frames(container, max_frames, damage)):
             while kept < count and wanted[kept] == index:
                 _scale(frame, out[kept])
                 kept += 1
             if kept == count:
-                return kept
+                return kept, damage.share
     # Not every packet holds a frame: encoders also write packets for frames that they drop. Repeat the last kept frame.
     if not kept:
         raise UndecodableError("no frame of the video can be decoded")
     out[kept:count] = out[kept - 1]
-    return count
+    if damage.share > MAX_DAMAGE:
+        raise UndecodableError(f"{damage.share:.0%} of the video's frames are damaged; send it again")
+    return count, damage.share
 
 
 def spread(total: int, count: int) -> list[int]:
@@ -77,29 +84,28 @@ def spread(total: int, count: int) -> list[int]:
     return places
 
 
-def decode_sound(data: bytes, media_type: str, *, to_hz: int, out: np.ndarray) -> int:
+def decode_sound(data: bytes, media_type: str, rules: AudioRules, out: np.ndarray) -> tuple[int, float]:
     """Decode the first audio track as mono at `to_hz` into `out`, float32. Audio that does not fit in `out` is cut off.
 
-    Returns the number of samples, 0 if the video has no audio. Raises UndecodableError or PyAV's errors.
+    Returns the number of samples, 0 if the video has no audio, and the share of the track that was skipped because it
+    is damaged. Raises UndecodableError or PyAV's errors.
     """
     with _open(data, media_type) as container:
         streams = container.streams.audio
         if not streams:
-            return 0
+            return 0, 0.0
         stream = streams[0]
-        _check_codec(stream, SOUND_CODECS, "audio")
-        rate = int(stream.codec_context.sample_rate or 0)
-        if not 4000 <= rate <= 192_000:
-            raise UndecodableError(f"the video's audio has {rate} samples a second; 4,000 to 192,000 are accepted")
-        samples = resample_blocks(_mono_blocks(container, stream, rate, len(out) * rate // to_hz + rate), rate, to_hz)
-    count = min(samples.size, len(out))
-    out[:count] = samples[:count]
-    return count
+        _check_codec(stream, CODECS, "audio")
+        damage = Damage()
+        samples = decode_track(container, stream, rules, len(out), damage)
+    out[: samples.size] = samples
+    return samples.size, damage.share
 
 
 def _open(data: bytes, media_type: str) -> Any:
     # Probe less than FFmpeg does by default, because the header was already read and names the tracks.
     options = {"probesize": str(1 << 20), "analyzeduration": "1000000", "max_streams": str(MAX_TRACKS)}
+    options["codec_whitelist"] = ",".join(sorted(CODECS | PICTURE_CODECS))
     return av.open(io.BytesIO(data), format=FORMATS[media_type], options=options, metadata_errors="ignore")
 
 
@@ -121,13 +127,13 @@ def _is_cover(stream: Any) -> bool:
 
 def _check_codec(stream: Any, allowed: frozenset[str], what: str) -> None:
     context = stream.codec_context
-    name = "" if context is None else context.codec.canonical_name
-    if name not in allowed:
+    names = () if context is None else (context.name, context.codec.canonical_name)
+    if allowed.isdisjoint(names):
         raise UndecodableError(f"the video's {what} is in an unsupported codec; send H.264 and AAC, or VP9 and Opus")
 
 
-def _frames(container: Any, max_frames: int) -> Iterator[VideoFrame]:
-    for index, frame in enumerate(container.decode(_picture(container))):
+def _frames(container: Any, max_frames: int, damage: Damage) -> Iterator[VideoFrame]:
+    for index, frame in enumerate(read_frames(container, _picture(container), damage)):
         if index >= max_frames:
             raise UndecodableError(f"the video has more than {max_frames} frames (media.maxVideoFrames)")
         yield frame
@@ -140,18 +146,3 @@ def _scale(frame: VideoFrame, out: np.ndarray) -> None:
     if picture.size != (width, height):
         picture = picture.resize((width, height), Image.Resampling.BICUBIC)
     out[:] = np.asarray(picture)
-
-
-def _mono_blocks(container: Any, stream: Any, rate: int, most: int) -> Iterator[np.ndarray]:
-    plane = av.AudioResampler(format="fltp", rate=rate)
-    taken = 0
-    for frame in container.decode(stream):
-        for part in plane.resample(frame):
-            samples = part.to_ndarray()
-            if not np.isfinite(samples).all():
-                raise UndecodableError("the video's audio holds NaN or infinity")
-            block = np.clip(samples.mean(axis=0, dtype=np.float32), -1.0, 1.0)[: most - taken]
-            taken += block.size
-            yield block
-        if taken >= most:
-            return

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from omni_stage.media.decode import UndecodableError, decode_audio, decode_image
+from omni_stage.media.decode import UndecodableError, decode_image
 
 PACKET_BYTES: Final = 128 << 10
 READY: Final = b"ready"
@@ -44,12 +44,13 @@ def main(descriptor: int) -> None:
 
 
 def run_job(job: dict[str, Any], descriptor: int) -> dict[str, Any]:
-    """Decode a request's media. Returns {"sizes": [[frames, samples], ...]}, or {"error": text, "medium": index}.
+    """Decode a request's media. Returns {"sizes": [[frames, samples], ...], "damage": [share, ...]}, or
+    {"error": text, "medium": index}.
 
-    An image's size is [width, height].
+    An image's size is [width, height]. The share, 0 to 1, is how much was skipped because it is damaged.
     """
-    if any("seconds" in medium for medium in job["media"]):
-        # Load FFmpeg only if there is a video, and before memory is limited.
+    if any("to_hz" in medium for medium in job["media"]):
+        # Load FFmpeg only if there is audio or video, and before memory is limited.
         import omni_stage.media.video  # noqa: F401
     base = _address_space() + int(job["shared_bytes"])
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -57,10 +58,13 @@ def run_job(job: dict[str, Any], descriptor: int) -> dict[str, Any]:
     # The parent also has a time limit. Here the default action of SIGALRM ends a decoder even inside C code.
     signal.setitimer(signal.ITIMER_REAL, float(job["seconds"]))
     sizes: list[tuple[int, int]] = []
+    damage: list[float] = []
     try:
         with mmap.mmap(descriptor, int(job["shared_bytes"])) as shared:
             for medium in job["media"]:
-                sizes.append(_decode(shared, medium))
+                size, share = _decode(shared, medium)
+                sizes.append(size)
+                damage.append(share)
     except UndecodableError as error:
         return {"error": str(error), "medium": len(sizes)}
     except MemoryError:
@@ -70,11 +74,12 @@ def run_job(job: dict[str, Any], descriptor: int) -> dict[str, Any]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
-    return {"sizes": sizes}
+    return {"sizes": sizes, "damage": damage}
 
 
-def _decode(shared: mmap.mmap, medium: dict[str, Any]) -> tuple[int, int]:
-    """Decode one medium into shared memory. Returns its frames and samples, or an image's width and height."""
+def _decode(shared: mmap.mmap, medium: dict[str, Any]) -> tuple[tuple[int, int], float]:
+    """Decode one medium into shared memory. Returns its frames and samples, or an image's width and height; and the
+    share that is damaged."""
     begin, size = medium["offset"], medium["size"]
     data = shared[begin : begin + size]
     if "seconds" in medium:
@@ -82,24 +87,35 @@ def _decode(shared: mmap.mmap, medium: dict[str, Any]) -> tuple[int, int]:
     if "width" in medium:
         pixels = np.ndarray((medium["height"], medium["width"], 3), np.uint8, shared, medium["out"])
         shown = decode_image(data, medium["kind"], pixels)
-        return shown.shape[1], shown.shape[0]
+        return (shown.shape[1], shown.shape[0]), 0.0
+    from omni_stage.media.audio import decode_audio
+
     out = np.ndarray((medium["max_samples"],), np.float32, shared, medium["out"])
-    count = decode_audio(data, medium["max_frames"], medium["rate_hz"], medium["channels"], medium["to_hz"], out)
-    return 0, count
+    count, share = decode_audio(data, medium["kind"], _audio_rules(medium), out)
+    return (0, count), share
 
 
-def _decode_video(shared: mmap.mmap, medium: dict[str, Any], data: bytes) -> tuple[int, int]:
+def _decode_video(shared: mmap.mmap, medium: dict[str, Any], data: bytes) -> tuple[tuple[int, int], float]:
     from omni_stage.media.video import decode_sound, decode_video
 
     shape = (medium["frames"], medium["height"], medium["width"], 3)
     frames = np.ndarray(shape, np.uint8, shared, medium["out"])
     # A view of the same memory with rows and columns as they are encoded, which rotation may exchange.
     lying = np.rot90(frames, medium["quarter_turns"], axes=(1, 2))
-    count = decode_video(data, medium["kind"], seconds=medium["seconds"], max_frames=medium["max_frames"], out=lying)
+    count, share = decode_video(
+        data, medium["kind"], seconds=medium["seconds"], max_frames=medium["max_frames"], out=lying
+    )
     if not medium["max_samples"]:
-        return count, 0
+        return (count, 0), share
     sound = np.ndarray((medium["max_samples"],), np.float32, shared, medium["sound_out"])
-    return count, decode_sound(data, medium["kind"], to_hz=medium["to_hz"], out=sound)
+    samples, lost = decode_sound(data, medium["kind"], _audio_rules(medium), sound)
+    return (count, samples), max(share, lost)
+
+
+def _audio_rules(medium: dict[str, Any]) -> Any:
+    from omni_stage.media.audio import AudioRules
+
+    return AudioRules(medium["to_hz"], medium["stated_s"], medium["max_rate_hz"], medium["max_channels"])
 
 
 def _confine() -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from omni_proto.brief import Brief
 from omni_proto.client.tools import ToolCall
 from omni_proto.errors import ArgumentError
-from omni_proto.media.media_header import sniff
+from omni_proto.media.media_header import FORMATS, Kind, sniff
 
-_WANTED: Final = {"image": "PNG or JPEG", "audio": "WAV or FLAC", "video": "MP4, WebM, Matroska or QuickTime"}
 ROLES: Final = ("system", "user", "assistant", "tool")
 
 
@@ -20,11 +19,11 @@ ROLES: Final = ("system", "user", "assistant", "tool")
 class MediaPart(Brief):
     """An encoded image, audio or video file in a chat message."""
 
-    kind: Literal["image", "audio", "video"]
+    kind: Kind
     data: bytes
     """The file's content."""
     media_type: str
-    """image/png, image/jpeg, audio/wav, audio/flac, video/mp4, video/webm, video/x-matroska or video/quicktime."""
+    """The type that the content shows, such as image/png, audio/wav, audio/mpeg or video/mp4."""
 
 
 Part = str | MediaPart
@@ -82,13 +81,17 @@ def tool_result(tool_call_id: str, text: str) -> ChatMessage:
 
 
 def image_part(source: bytes | str | Path) -> MediaPart:
-    """Returns a PNG or JPEG image, given as bytes or as a file's path. Raises ArgumentError; OSError of the file."""
+    """Returns a PNG, JPEG, WebP or GIF image, given as bytes or as a file's path. Of an animation, the model sees the
+    first frame. Raises ArgumentError; OSError of the file."""
     data = _read(source)
     return MediaPart("image", data, _expect(data, "image"))
 
 
 def audio_part(source: bytes | str | Path) -> MediaPart:
-    """Returns WAV or FLAC audio, given as bytes or as a file's path. Raises ArgumentError; OSError of the file."""
+    """Returns audio, given as bytes or as a file's path: WAV, FLAC, MP3, AAC, Ogg, WebM, Matroska or M4A (MP4).
+
+    Raises ArgumentError; OSError of the file.
+    """
     data = _read(source)
     return MediaPart("audio", data, _expect(data, "audio"))
 
@@ -120,9 +123,8 @@ def _read(source: bytes | str | Path) -> bytes:
     return bytes(source) if isinstance(source, bytes | bytearray | memoryview) else Path(source).read_bytes()
 
 
-def _expect(data: bytes, kind: str) -> str:
-    found = sniff(data)
-    if found is None or not found.startswith(f"{kind}/"):
-        wanted = _WANTED[kind]
-        raise ArgumentError(f"{kind} must be {wanted}; the file begins like {found or 'another format'}")
+def _expect(data: bytes, kind: Kind) -> str:
+    found = sniff(data, kind)
+    if found is None:
+        raise ArgumentError(f"{kind} must be {FORMATS[kind]}; the file begins like another format")
     return found

@@ -14,7 +14,8 @@ from omni_proto.client.requests.media import ChatMessage, MediaPart, Part, as_ch
 from omni_proto.client.responses.events import PCM_F32LE, PCM_S16LE
 from omni_proto.client.tools import StructuredOutput, Tool, ToolChoice, add_tools, as_json, given_reply
 from omni_proto.errors import ArgumentError
-from omni_proto.media.media_header import MediaHeaderError, read_header
+from omni_proto.media.header_error import MediaHeaderError
+from omni_proto.media.media_header import read_header
 from omni_proto.rpc.options import MAX_MESSAGE_BYTES
 from omni_proto.stage.v1 import prompt_pb2, sampling_pb2
 from omni_proto.stage.v1.stage_service_pb2 import End, GenerateRequest, Start
@@ -239,10 +240,11 @@ def _add_chat(start: Start, messages: Sequence[ChatMessage]) -> tuple[tuple[int,
     return tuple(chunked)
 
 
-def _decoded_bytes(data: bytes) -> int:
-    """Returns the decoded size by the file's header; 0 if the header is invalid, which the stage will report."""
+def _decoded_bytes(part: MediaPart) -> int:
+    """Returns the decoded size by the file's header; 0 if the header does not state it, or if it is invalid, which the
+    stage will report."""
     try:
-        return read_header(data).decoded_bytes
+        return read_header(part.data, part.kind).decoded_bytes
     except MediaHeaderError:
         return 0
 
@@ -256,7 +258,7 @@ def _content_part(part: Part, *, inline: bool, media_id: int) -> prompt_pb2.Cont
     else:
         media.chunked.media_id = media_id
         media.chunked.total_bytes = len(part.data)
-        media.chunked.decoded_bytes = _decoded_bytes(part.data)
+        media.chunked.decoded_bytes = _decoded_bytes(part)
     content = prompt_pb2.ContentPart()
     getattr(content, part.kind).CopyFrom(media)
     return content

@@ -136,6 +136,8 @@ class StageFinished(Brief):
     """The stop token or stop string, if one ended the output."""
     usage: Usage
     timings: StageTimings
+    notes: tuple[str, ...] = ()
+    """What the caller should know, for example that damaged parts of an audio file were skipped."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -265,6 +267,7 @@ def _finished(stage: str, finished: events_pb2.StageFinished) -> StageFinished:
             finished_ns=times.finished_ns,
             step_ns=tuple(times.step_ns),
         ),
+        notes=tuple(finished.notes),
     )
 
 

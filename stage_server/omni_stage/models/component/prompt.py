@@ -44,6 +44,8 @@ class AudioPart(Brief):
 
     samples: np.ndarray
     sampling_rate_hz: int
+    damage: float = 0.0
+    """The share of the file that was skipped because it is damaged, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -55,6 +57,8 @@ class VideoPart(Brief):
     TakesVideo.frame_size."""
     sound: AudioPart | None = None
     """The video's audio; None if the model reads only the frames."""
+    damage: float = 0.0
+    """The share of the file that was skipped because it is damaged, 0 to 1."""
 
 
 MediaPart = ImagePart | AudioPart | VideoPart

@@ -47,6 +47,8 @@ class StageRequest(Brief):
     max_prompt_tokens: int | None = None
     """The longest prompt that the engine takes. The engine sets it before it calls `Component.prepare`, so that longer
     text is refused before it is tokenized as a whole."""
+    notes: Sequence[str] = ()
+    """What the client should know about its request, for StageFinished."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import mmap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 from PIL import Image
 
-from omni_proto.media.media_header import BYTES_PER_SAMPLE, AudioHeader, ImageHeader
+from omni_proto.media.audio_header import BYTES_PER_SAMPLE, AudioHeader
+from omni_proto.media.image_header import ImageHeader
 from omni_proto.media.video_header import VideoHeader
 from omni_stage.errors import InvalidMediaError
 from omni_stage.media.decode import WORK_BYTES_PER_PIXEL
 from omni_stage.models.component import AudioPart, ImagePart, MediaPart, VideoPart
-from omni_stage.service.media.planning import VIDEO_WORK_BYTES_PER_PIXEL, audio_samples
+from omni_stage.service.media.planning import VIDEO_WORK_BYTES_PER_PIXEL
 from omni_stage.service.media.slots import MediaRules, MediaSlot
 
 _WORK_SLACK_BYTES: Final = 64 << 20
@@ -65,9 +66,9 @@ class DecodeJob:
         for slot, medium in zip(self.slots, self.media, strict=True):
             shared[medium["offset"] : medium["offset"] + slot.size] = bytes(slot.data)
 
-    def read(self, answer: dict[str, Any]) -> list[tuple[int, int]]:
-        """Returns two numbers for each medium: width and height of an image, else the numbers of frames and of audio
-        samples.
+    def read(self, answer: dict[str, Any]) -> list[tuple[int, int, float]]:
+        """Returns three numbers for each medium: width and height of an image, else the numbers of frames and of audio
+        samples; and the share that is damaged.
 
         Raises InvalidMediaError if the answer is an error, or if its sizes do not fit the plan.
         """
@@ -78,33 +79,44 @@ class DecodeJob:
                 f"a medium cannot be used: {str(answer['error'])[:_MAX_ERROR_CHARS]}",
                 field=fields.get(number, "") if type(number) is int else "",
             )
-        sizes = answer.get("sizes")
-        fits = isinstance(sizes, list) and len(sizes) == len(self.media)
-        if not fits or not all(map(_fits, sizes or (), self.media)):
+        sizes, damage = answer.get("sizes"), answer.get("damage")
+        fits = isinstance(sizes, list) and isinstance(damage, list) and len(sizes) == len(damage) == len(self.media)
+        if not fits or not all(map(_fits, sizes or (), damage or (), self.media)):
             raise InvalidMediaError("the request's media cannot be decoded")
-        return [(frames, samples) for frames, samples in sizes or ()]
+        return [(frames, samples, share) for (frames, samples), share in zip(sizes or (), damage or (), strict=True)]
 
-    def take(self, shared: mmap.mmap, sizes: Sequence[tuple[int, int]]) -> list[MediaPart]:
+    def take(self, shared: mmap.mmap, sizes: Sequence[tuple[int, int, float]]) -> list[MediaPart]:
         """Returns copies of the decoded media, because the worker may still write to the shared memory."""
         parts: list[MediaPart] = []
-        for medium, (frames, count) in zip(self.media, sizes, strict=True):
+        for medium, (frames, count, damage) in zip(self.media, sizes, strict=True):
             begin = medium["out"]
             if "seconds" in medium:
                 seen = np.ndarray((frames, medium["height"], medium["width"], 3), np.uint8, shared, begin).copy()
                 sound = _take_sound(shared, medium["sound_out"], count, medium["to_hz"]) if count else None
-                parts.append(VideoPart(seen, sound))
+                parts.append(VideoPart(seen, sound, damage))
             elif "width" in medium:
                 width, height = frames, count
                 pixels = np.ndarray((height, width, 3), np.uint8, shared, begin)
                 parts.append(ImagePart(Image.fromarray(pixels)))
             else:
-                parts.append(_take_sound(shared, begin, count, medium["to_hz"]))
+                parts.append(replace(_take_sound(shared, begin, count, medium["to_hz"]), damage=damage))
         return parts
 
 
-def _fits(size: Any, medium: dict[str, Any]) -> bool:
+def damage_note(part: MediaPart) -> str:
+    """Returns a sentence for the client if damaged parts of a medium were skipped, else an empty text."""
+    if isinstance(part, ImagePart) or not part.damage:
+        return ""
+    kind = "video" if isinstance(part, VideoPart) else "audio"
+    share = "less than 0.1 %" if part.damage < 0.001 else f"about {100 * part.damage:.1f} %"
+    return f"the {kind} is damaged, and {share} of it was skipped"
+
+
+def _fits(size: Any, damage: Any, medium: dict[str, Any]) -> bool:
     """Returns whether a worker's answer is possible for the requested medium: [frames, samples] within its bounds, or
-    an image's [width, height], which the orientation in its EXIF data may swap."""
+    an image's [width, height], which the orientation in its EXIF data may swap; and a share from 0 to 1."""
+    if type(damage) is not float or not 0 <= damage <= 1:
+        return False
     if not isinstance(size, list) or len(size) != 2 or any(type(count) is not int for count in size):
         return False
     if "width" in medium and "seconds" not in medium:
@@ -133,19 +145,15 @@ def _describe(slot: MediaSlot, rules: MediaRules) -> tuple[int, int, dict[str, A
         kind = header.media_type.removeprefix("image/").upper()
         described = {"kind": kind, "width": header.width, "height": header.height}
         return WORK_BYTES_PER_PIXEL * header.pixels, header.decoded_bytes, described
+    heard = {
+        "to_hz": rules.takes.audio_rate_hz,
+        "max_rate_hz": rules.media.max_audio_rate_hz,
+        "max_channels": rules.media.max_audio_channels,
+    }
     if isinstance(header, AudioHeader):
-        samples = audio_samples(header, rules)
-        return (
-            3 * samples * BYTES_PER_SAMPLE,
-            samples * BYTES_PER_SAMPLE,
-            {
-                "max_samples": samples,
-                "max_frames": header.frames,
-                "rate_hz": header.rate_hz,
-                "channels": header.channels,
-                "to_hz": rules.takes.audio_rate_hz,
-            },
-        )
+        size = slot.samples * BYTES_PER_SAMPLE
+        described = {"kind": header.media_type, "max_samples": slot.samples, "stated_s": header.seconds}
+        return 3 * size, size, described | heard
     if isinstance(header, VideoHeader) and slot.frames is not None:
         plan = slot.frames
         samples = header.sound_samples if plan.is_heard else 0
@@ -161,7 +169,8 @@ def _describe(slot: MediaSlot, rules: MediaRules) -> tuple[int, int, dict[str, A
                 "frames": plan.count,
                 "max_frames": rules.media.max_video_frames,
                 "max_samples": samples,
-                "to_hz": rules.takes.audio_rate_hz,
+                "stated_s": header.seconds,
+                **heard,
             },
         )
     raise InvalidMediaError("a medium has no header", field=slot.field)

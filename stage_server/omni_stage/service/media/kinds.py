@@ -7,11 +7,6 @@ from typing import Final, Literal
 
 MediaKind = Literal["image", "audio", "video"]
 
-MEDIA_TYPES: Final[dict[MediaKind, tuple[str, ...]]] = {
-    "image": ("image/png", "image/jpeg"),
-    "audio": ("audio/wav", "audio/flac"),
-    "video": ("video/mp4", "video/webm", "video/x-matroska", "video/quicktime"),
-}
 FRAME_COPIES: Final = 2
 """Copies of the frames that the model sees, at 3 bytes per pixel: one in shared memory, one in the stage server."""
 

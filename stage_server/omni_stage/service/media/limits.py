@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from omni_proto.media.media_header import AudioHeader, ImageHeader
+from omni_proto.media.audio_header import AudioHeader
+from omni_proto.media.image_header import ImageHeader
 from omni_proto.media.video_header import VideoHeader
 from omni_proto.stage_config import MediaLimits
 from omni_stage.errors import InvalidMediaError
@@ -21,8 +22,6 @@ def check_image(header: ImageHeader, field: str, limits: MediaLimits) -> None:
             field=field,
             limit=f"{limits.max_image_pixels} pixels",
         )
-    if header.frames > 1:
-        raise InvalidMediaError("the image is animated; send one frame of it", field=field, limit="1 frame")
     if header.scans > limits.max_image_scans:
         raise InvalidMediaError(
             f"the image has more than {limits.max_image_scans} scans (media.maxImageScans); save it as baseline JPEG",
@@ -32,7 +31,7 @@ def check_image(header: ImageHeader, field: str, limits: MediaLimits) -> None:
 
 
 def check_audio(header: AudioHeader, field: str, limits: MediaLimits) -> None:
-    """Check audio against its limits. Raises InvalidMediaError."""
+    """Check what a header states of audio; the decoder checks the rest. Raises InvalidMediaError."""
     if header.channels > limits.max_audio_channels:
         raise InvalidMediaError(
             f"the audio has {header.channels} channels, at most {limits.max_audio_channels} (media.maxAudioChannels); "
@@ -40,16 +39,14 @@ def check_audio(header: AudioHeader, field: str, limits: MediaLimits) -> None:
             field=field,
             limit=f"{limits.max_audio_channels} channels",
         )
-    if not MIN_RATE_HZ <= header.rate_hz <= limits.max_audio_rate_hz:
+    if header.rate_hz and not MIN_RATE_HZ <= header.rate_hz <= limits.max_audio_rate_hz:
         raise InvalidMediaError(
             f"the audio has {header.rate_hz} samples a second, {MIN_RATE_HZ} to {limits.max_audio_rate_hz} "
             "(media.maxAudioRateHz) are accepted; resample it",
             field=field,
             limit=f"{limits.max_audio_rate_hz} Hz",
         )
-    if header.frames == 0:
-        raise InvalidMediaError("the audio is empty", field=field)
-    if header.frames > limits.max_audio_seconds * header.rate_hz:
+    if header.seconds > limits.max_audio_seconds:
         raise InvalidMediaError(
             f"the audio is longer than {limits.max_audio_seconds} s (media.maxAudioSeconds); send it in parts",
             field=field,

@@ -13,14 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from omni_proto.media.media_header import (
-    BYTES_PER_PIXEL,
-    BYTES_PER_SAMPLE,
-    AudioHeader,
-    ImageHeader,
-    MediaHeaderError,
-    read_header,
-)
+from omni_proto.media.audio_header import BYTES_PER_SAMPLE, AudioHeader
+from omni_proto.media.header_error import MediaHeaderError
+from omni_proto.media.image_header import BYTES_PER_PIXEL, ImageHeader
+from omni_proto.media.media_header import read_header
 from omni_proto.media.video_header import (
     FRAME_PIXELS,
     FRAMES_PER_SECOND,
@@ -39,7 +35,7 @@ from omni_stage.errors import (
 )
 from omni_stage.media.decode import WORK_BYTES_PER_PIXEL
 from omni_stage.models.component import MediaCost, TakesMedia, TakesVideo
-from omni_stage.service.media.kinds import FRAME_COPIES, MEDIA_TYPES, FramePlan, MediaKind
+from omni_stage.service.media.kinds import FRAME_COPIES, FramePlan, MediaKind
 from omni_stage.service.media.limits import MIN_RATE_HZ, check_audio, check_image, check_video
 from omni_stage.service.media.slots import MediaRules, MediaSlot
 
@@ -59,15 +55,10 @@ FFmpeg into this process."""
 _PATCH_MARGIN: Final = 64
 """Upper bound of the pixels that rounding to patches adds to a side."""
 
-
-_ALIASES: Final = {
-    "image/jpg": "image/jpeg",
-    "audio/x-wav": "audio/wav",
-    "audio/wave": "audio/wav",
-    "audio/x-flac": "audio/flac",
-    "video/mov": "video/quicktime",
-    "video/matroska": "video/x-matroska",
-}
+_STATED_MARGIN_S: Final = 1
+"""Seconds that compressed audio may last beyond its stated length: encoders add some at the beginning and the end."""
+_MP3_BYTES_PER_SECOND: Final = 1000
+"""Least bytes that a second of MP3 takes."""
 
 
 def plan_medium(message: prompt_pb2.Media, field: str, kind: MediaKind, rules: MediaRules) -> MediaSlot:
@@ -165,37 +156,43 @@ def judge_medium(slot: MediaSlot, rules: MediaRules) -> MediaSlot:
 
 def _judge(slot: MediaSlot, rules: MediaRules) -> MediaSlot:
     try:
-        header = read_header(slot.data)
+        header = read_header(slot.data, slot.kind)
     except MediaHeaderError as error:
         raise InvalidMediaError(str(error), field=slot.field) from None
-    allowed = MEDIA_TYPES[slot.kind]
-    if header.media_type not in allowed:
+    # The bytes decide. But a wrong kind is a mistake of the caller, except that recorders call MP4 and WebM video.
+    said = slot.media_type.partition("/")[0]
+    if said in ("image", "audio", "video") and said != slot.kind and (slot.kind, said) != ("audio", "video"):
         raise InvalidMediaError(
-            f"the bytes are none of {', '.join(allowed)}", field=slot.field, limit=", ".join(allowed)
-        )
-    said = _ALIASES.get(slot.media_type, slot.media_type)
-    if said and said != header.media_type:
-        raise InvalidMediaError(
-            f"media_type does not agree with the bytes, which are {header.media_type}", field=f"{slot.field}.media_type"
+            f"media_type names {said}, but the part is {slot.kind}", field=f"{slot.field}.media_type"
         )
     if isinstance(header, VideoHeader):
         return _judge_video(slot, header, rules)
     if isinstance(header, ImageHeader):
         check_image(header, slot.field, rules.media)
         cost = rules.takes.image_cost(header.width, header.height)
-        copies, sound = _image_copies(header.pixels), 0
+        copies, sound, samples = _image_copies(header.pixels), 0, 0
     else:
         check_audio(header, slot.field, rules.media)
-        samples = audio_samples(header, rules)
+        samples = audio_samples(header, slot.size, rules)
         cost, copies = rules.takes.audio_cost(samples), _audio_copies(samples)
         sound = cost.engine_input_bytes
+        if not header.seconds:
+            # Audio that does not state its length may be short.
+            cost = replace(cost, tokens=0)
     held = ENCODED_COPIES * slot.size + copies + cost.engine_input_bytes
-    return replace(slot, header=header, tokens=cost.tokens, held_bytes=held, sound_input_bytes=sound)
+    return replace(slot, header=header, samples=samples, tokens=cost.tokens, held_bytes=held, sound_input_bytes=sound)
 
 
-def audio_samples(header: AudioHeader, rules: MediaRules) -> int:
-    """Returns how many samples audio has at the model's rate, according to its header."""
-    return math.ceil(header.frames * rules.takes.audio_rate_hz / header.rate_hz)
+def audio_samples(header: AudioHeader, size: int, rules: MediaRules) -> int:
+    """Returns how many samples audio of `size` bytes has at most, at the model's rate."""
+    rate = rules.takes.audio_rate_hz
+    if header.frames and header.media_type in ("audio/wav", "audio/flac"):
+        return math.ceil(header.frames * rate / header.rate_hz)
+    if header.frames:
+        return min(rules.max_audio_samples, math.ceil((header.seconds + _STATED_MARGIN_S) * rate))
+    if header.media_type == "audio/mpeg":
+        return min(rules.max_audio_samples, math.ceil((size / _MP3_BYTES_PER_SECOND + _STATED_MARGIN_S) * rate))
+    return rules.max_audio_samples
 
 
 def _judge_video(slot: MediaSlot, header: VideoHeader, rules: MediaRules) -> MediaSlot:
@@ -241,7 +238,9 @@ def _receive_medium(slot: MediaSlot, data: bytes | bytearray, rules: MediaRules)
 
 def _decoded_bytes(slot: MediaSlot) -> int:
     """Returns the decoded size from the header, or the declared size while the medium has not arrived."""
-    return slot.declared_bytes if slot.header is None else slot.header.decoded_bytes
+    if slot.header is None:
+        return slot.declared_bytes
+    return slot.header.decoded_bytes or slot.samples * BYTES_PER_SAMPLE
 
 
 def _bound_unseen(slot: MediaSlot, rules: MediaRules) -> tuple[int, int]:
@@ -260,7 +259,8 @@ def _bound_unseen(slot: MediaSlot, rules: MediaRules) -> tuple[int, int]:
     samples = rules.max_audio_samples
     if slot.declared_bytes:
         slowest = slot.declared_bytes // BYTES_PER_SAMPLE
-        samples = min(samples, math.ceil(slowest * rules.takes.audio_rate_hz / MIN_RATE_HZ))
+        slowest_s = slowest / MIN_RATE_HZ + _STATED_MARGIN_S
+        samples = min(samples, math.ceil(slowest_s * rules.takes.audio_rate_hz))
     return _audio_copies(samples), rules.takes.audio_cost(samples).engine_input_bytes
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from omni_proto.media.media_header import AudioHeader, ImageHeader
+from omni_proto.media.audio_header import AudioHeader
+from omni_proto.media.image_header import ImageHeader
 from omni_proto.media.video_header import VideoHeader
 from omni_proto.stage_config import Limits, MediaLimits
 from omni_stage.models.component import TakesMedia
@@ -27,6 +28,8 @@ class MediaSlot:
     header: ImageHeader | AudioHeader | VideoHeader | None = None
     frames: FramePlan | None = None
     """The frame plan of a video, once its header is known."""
+    samples: int = 0
+    """Maximum number of samples of audio at the model's rate, once its header is known."""
     tokens: int = 0
     held_bytes: int = 0
     """Maximum number of bytes that the stage holds for this medium until the request ends."""

@@ -84,7 +84,7 @@ class MediaPool:
         self._idle.clear()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _run(self, job: DecodeJob, descriptor: int, timeout_s: float) -> list[tuple[int, int]]:
+    async def _run(self, job: DecodeJob, descriptor: int, timeout_s: float) -> list[tuple[int, int, float]]:
         """Run a job in a worker. Returns the sizes of the decoded media; see `DecodeJob.read`.
 
         The worker is killed if it gives no answer, or if the caller cancels and the worker does not answer within

@@ -148,13 +148,14 @@ class RequestRun:
                         await reading
                     if not all(call.is_trusted for call in self._calls if call.opens_early):
                         await self._accepted.wait()
-                    last = await self._run_engine(await build())
+                    request = await build()
+                    last = await self._run_engine(request)
                     if reads is Reads.WHILE_NEEDED:
                         reading.cancel()
                     else:
                         await reading
                     await self._accepted.wait()
-                    await self._finish(last)
+                    await self._finish(last, request.notes)
                 except (OmniStageError, OmniProtoError) as error:
                     # A dead engine ends all calls of the stage, whether the watchdog or this request notices it first.
                     if not self._plan.allow_partial or isinstance(error, EngineDeadStageError):
@@ -255,7 +256,7 @@ class RequestRun:
             delta = events_pb2.ToolCallDelta(index=piece.index, id=piece.id, name=piece.name, arguments=piece.arguments)
             await self._writer.send(tool_call=delta)
 
-    async def _finish(self, last: StageStep) -> None:
+    async def _finish(self, last: StageStep, notes: Sequence[str]) -> None:
         """Wait until the rows are sent, then report the end of this stage's own work."""
         if last.finish_reason is None:
             raise ModelExecutionError(f"stage {self._stage!r} has no finish reason")
@@ -286,6 +287,7 @@ class RequestRun:
                 stop_reason=last.stop_reason,
                 usage=usage,
                 timings=timeline.to_proto(with_steps=self._plan.include.timings),
+                notes=notes,
             )
         )
 

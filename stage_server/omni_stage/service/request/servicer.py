@@ -38,6 +38,7 @@ from omni_stage.service.edges.channels import DownstreamChannels
 from omni_stage.service.edges.downstream_call import EdgeCall, EdgeContext
 from omni_stage.service.edges.pacing import EARLY_STEPS
 from omni_stage.service.encoding.wire import WireMessage
+from omni_stage.service.media.decode_job import damage_note
 from omni_stage.service.media.planning import receive_media
 from omni_stage.service.media.worker_pool import MediaPool
 from omni_stage.service.metering.answer_meter import AnswerMeter
@@ -245,13 +246,20 @@ class StageServicer:
     ) -> StageRequest:
         """Returns the engine's request. Raises InvalidRequestError, TensorError, and what `_decode` raises."""
         source: UserPrompt | EdgeInput | EdgeStream
+        notes: list[str] = []
         if isinstance(received, EdgeStream):
             source = received
         elif plan.prompt is not None and plan.prompt.embeds:
             # Remove the rows from the reader, so that only the payload keeps them from here on.
             source = UserPrompt(prompt_embeds=build_embeds(received.tensors.pop(PROMPT_EMBEDS)))
         elif plan.prompt is not None:
-            source = build_prompt(plan.prompt, await self._decode(plan.prompt, received, timeline))
+            media = await self._decode(plan.prompt, received, timeline)
+            notes = [
+                f"{slot.field}: {note}"
+                for slot, part in zip(plan.prompt.media, media, strict=False)
+                if (note := damage_note(part))
+            ]
+            source = build_prompt(plan.prompt, media)
         elif plan.edge is not None:
             source = EdgeInput(self._runtime.engine.open_tensors(received.tensors))
         else:
@@ -264,6 +272,7 @@ class StageServicer:
             want_tensors=want_tensors,
             priority=plan.priority,
             cache_salt=plan.cache_salt,
+            notes=notes,
         )
 
     async def _decode(self, prompt: PromptPlan, reader: RequestReader, timeline: Timeline) -> list[MediaPart]:
