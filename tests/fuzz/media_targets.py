@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import get_args
 
 import numpy as np
 from av.error import FFmpegError
 
-from omni_proto.media.media_header import ImageHeader
+from omni_proto.media.image_header import ImageHeader
 from omni_proto.media.video_header import VideoHeader
 from omni_proto.stage_config import Limits, MediaLimits
 from omni_stage.errors import InvalidRequestError, RequestTooLargeError
-from omni_stage.media.decode import UndecodableError, decode_audio, decode_image
+from omni_stage.media.audio import AudioRules, decode_audio
+from omni_stage.media.decode import UndecodableError, decode_image
 from omni_stage.media.resample import resample, resample_blocks
 from omni_stage.media.video import decode_sound, decode_video
-from omni_stage.service.media.kinds import MEDIA_TYPES, MediaKind
-from omni_stage.service.media.planning import audio_samples, check_media, judge_medium
+from omni_stage.service.media.kinds import MediaKind
+from omni_stage.service.media.planning import check_media, judge_medium
 from omni_stage.service.media.slots import MediaRules, MediaSlot
 from support.media.hostile_media import CORPUS, TAKEN
 from support.media.videos import encode_video
@@ -98,8 +100,10 @@ def decode(data: bytes, *, kind: MediaKind) -> None:
             out = np.zeros((header.height, header.width, 3), np.uint8)
             decode_image(data, header.media_type.removeprefix("image/").upper(), out)
         elif header is not None:
-            room = np.zeros(audio_samples(header, RULES), np.float32)
-            count = decode_audio(data, header.frames, header.rate_hz, header.channels, 16_000, room)
+            room = np.zeros(slot.samples, np.float32)
+            count, damage = decode_audio(data, header.media_type, sound_rules(header.seconds), room)
+            if not 0 <= damage <= 1:
+                raise AssertionError("an impossible share is damaged")
             if not 0 < count <= room.size or not np.isfinite(room).all():
                 raise AssertionError("decoded audio is empty, too long or not finite")
     except UndecodableError:
@@ -109,16 +113,20 @@ def decode(data: bytes, *, kind: MediaKind) -> None:
         return
 
 
+def sound_rules(seconds: float) -> AudioRules:
+    return AudioRules(16_000, seconds, RULES.media.max_audio_rate_hz, RULES.media.max_audio_channels)
+
+
 def decode_both(data: bytes, header: VideoHeader, slot: MediaSlot) -> None:
     """Decodes the frames and the audio of a video."""
     if slot.frames is None:
         raise AssertionError("an accepted video has no plan for its frames")
     seen = np.zeros((slot.frames.count, slot.frames.height, slot.frames.width, 3), np.uint8)
-    count = decode_video(
+    count, _ = decode_video(
         data, header.media_type, seconds=header.seconds, max_frames=RULES.media.max_video_frames, out=seen
     )
     heard = np.zeros(header.sound_samples, np.float32)
-    samples = decode_sound(data, header.media_type, to_hz=16_000, out=heard)
+    samples, _ = decode_sound(data, header.media_type, sound_rules(header.seconds), heard)
     if not 2 <= count <= len(seen) or not samples <= heard.size or not np.isfinite(heard).all():
         raise AssertionError("a decoded video has too few or too many frames, or audio that is too long or not finite")
 
@@ -148,8 +156,9 @@ def raw_media(data: bytes) -> None:
         b"fLaC",
         b"\0\0\0\x08ftypisom",
         b"\x1a\x45\xdf\xa3",
+        *(b"GIF89a", b"RIFF\0\0\0\0WEBP", b"OggS\0\2", b"\xff\xfb\x90\x64", b"\xff\xf1\x50\x80", b"ID3\3\0\0\0\0\0\0"),
     ):
-        for kind in MEDIA_TYPES:
+        for kind in get_args(MediaKind):
             decode(magic + data, kind=kind)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 import zlib
 from collections.abc import Callable
@@ -12,7 +13,8 @@ import soundfile
 from PIL import ExifTags, Image, ImageCms
 from PIL.PngImagePlugin import PngInfo
 
-from support.media.samples import make_image
+from support.media.samples import make_image, make_sound
+from support.media.sounds import encode_sound
 from support.media.videos import encode_video
 
 FRAGMENTS = {"movflags": "frag_keyframe+empty_moov+default_base_moof"}
@@ -68,9 +70,10 @@ def twice_sized_jpeg() -> bytes:
     return data[:at] + frame + data[at:]
 
 
-def animated(frames: int) -> bytes:
-    pictures = [make_image(seed) for seed in range(frames)]
-    return save(pictures[0], "PNG", save_all=True, append_images=pictures[1:])
+def animated(form: str) -> bytes:
+    """Returns an image of three frames; the first one is make_image()."""
+    pictures = [make_image(seed) for seed in range(3)]
+    return save(pictures[0], form, save_all=True, append_images=pictures[1:])
 
 
 def wav(rate_hz: int, channels: int, data: bytes, *, tag: int = 1, bits: int = 16, said: int | None = None) -> bytes:
@@ -148,6 +151,53 @@ def sized_mp4(width: int, height: int) -> bytes:
     return patched(encode_video(sound=None), b"stsd", 40, struct.pack(">HH", width, height))
 
 
-def animated_gif() -> bytes:
-    pictures = [make_image(seed) for seed in range(3)]
-    return save(pictures[0], "GIF", save_all=True, append_images=pictures[1:])
+def sized_gif(width: int, height: int) -> bytes:
+    """Returns a GIF of 112 x 84 whose canvas is `width` x `height`."""
+    data = save(make_image(), "GIF")
+    return data[:6] + struct.pack("<HH", width, height) + data[10:]
+
+
+def sized_webp(width: int, height: int) -> bytes:
+    """Returns an extended WebP of 112 x 84 whose canvas is `width` x `height`."""
+    data = bytearray(save(make_image(), "WEBP", icc_profile=b"none"))
+    data[24:30] = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
+    return bytes(data)
+
+
+def fragments(seconds: int) -> bytes:
+    """Returns an MP4 of fragments, as a recorder writes it."""
+    return encode_video(frames=2 * seconds, fps=2, width=32, height=32, sound=None, options=FRAGMENTS)
+
+
+def opus(seconds: int) -> bytes:
+    """Returns an Opus file of silence. 12 minutes take about 110 kB."""
+    return encode_sound("ogg", "libopus", np.zeros(seconds * 48_000, np.float32), 48_000)
+
+
+def timeless(data: bytes) -> bytes:
+    """Returns an Ogg file whose pages all say that they end after 1 s. Their checksums are right."""
+    result = bytearray(data)
+    for page in re.finditer(b"OggS", data):
+        start = page.start()
+        if int.from_bytes(data[start + 6 : start + 14], "little"):
+            segments = data[start + 26]
+            end = start + 27 + segments + sum(data[start + 27 : start + 27 + segments])
+            result[start + 6 : start + 14] = struct.pack("<Q", 48_000)
+            result[start + 22 : start + 26] = bytes(4)
+            result[start + 22 : start + 26] = struct.pack("<I", _ogg_crc(result[start:end]))
+    return bytes(result)
+
+
+def _ogg_crc(page: bytes | bytearray) -> int:
+    crc = 0
+    for byte in page:
+        crc ^= byte << 24
+        for _ in range(8):
+            crc = (crc << 1 ^ 0x04C11DB7 if crc & 1 << 31 else crc << 1) & 0xFFFFFFFF
+    return crc
+
+
+def mostly_damaged() -> bytes:
+    """Returns an MP3 that begins well and goes on with noise."""
+    data = encode_sound("mp3", "libmp3lame", make_sound(seconds=0.3), 16_000)
+    return data + np.random.default_rng(0).bytes(9 * len(data))

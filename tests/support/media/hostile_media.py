@@ -15,27 +15,33 @@ from omni_stage.service.media.kinds import MediaKind
 from support.media.hostile_files import (
     FRAGMENTS,
     animated,
-    animated_gif,
     chunk,
     deep,
     flac,
     flat_png,
     floats,
+    fragments,
     icc,
     lasting,
     many_boxes,
     many_scans,
+    mostly_damaged,
     on_its_side,
+    opus,
     photo,
     resized_jpeg,
     save,
+    sized_gif,
     sized_mp4,
+    sized_webp,
     text_bomb,
+    timeless,
     twice_sized_jpeg,
     wav,
     with_frames,
 )
 from support.media.samples import encode_png, encode_wav, make_image, make_sound
+from support.media.sounds import COMPRESSED, encode_tone
 from support.media.videos import encode_tracks, encode_video
 
 IMAGE: MediaKind = "image"
@@ -90,7 +96,15 @@ VIDEOS: tuple[Hostile, ...] = (
         REFUSED,
         "maxVideoFrames",
     ),
-    Hostile("mp4 in fragments", VIDEO, lambda: encode_video(options=FRAGMENTS), REFUSED, "how long"),
+    Hostile("mp4 in fragments", VIDEO, lambda: encode_video(options=FRAGMENTS), TAKEN),
+    Hostile("mp4 in fragments, 70 s", VIDEO, lambda: fragments(70), REFUSED, "maxVideoSeconds"),
+    Hostile(
+        "webm that was streamed",
+        VIDEO,
+        lambda: encode_video("webm", "libvpx-vp9", "libopus", options={"live": "1"}),
+        TAKEN,
+    ),
+    Hostile("webm of nothing", VIDEO, lambda: b"\x1a\x45\xdf\xa3" + b"\x1f\x43\xb6\x75\xff" * 9000, REFUSED),
     Hostile("matroska that is cut off", VIDEO, lambda: encode_video("matroska")[:90_000], TAKEN),
     Hostile("mp4 without its index", VIDEO, lambda: encode_video(frames=60)[:9000], REFUSED, "no picture track"),
     Hostile(
@@ -100,9 +114,9 @@ VIDEOS: tuple[Hostile, ...] = (
     Hostile("matroska of 17 tracks", VIDEO, lambda: encode_tracks(17), REFUSED, "tracks"),
     Hostile("matroska of sound alone", VIDEO, lambda: encode_tracks(1), REFUSED, "no picture track"),
     Hostile("matroska of ffv1", VIDEO, lambda: encode_video("matroska", "ffv1", None), UNDECODABLE, "codec"),
-    Hostile("animated gif", VIDEO, animated_gif, REFUSED, "not PNG"),
-    Hostile("sound as video", VIDEO, lambda: encode_wav(make_sound()), REFUSED, "none of"),
-    Hostile("video as image", IMAGE, encode_video, REFUSED, "none of"),
+    Hostile("animated gif as video", VIDEO, lambda: animated("GIF"), REFUSED, "not MP4"),
+    Hostile("sound as video", VIDEO, lambda: encode_wav(make_sound()), REFUSED, "not MP4"),
+    Hostile("video as image", IMAGE, encode_video, REFUSED, "not PNG"),
     Hostile("mp4 of nothing", VIDEO, lambda: b"\0\0\0\x18ftypisom" + bytes(400), REFUSED, "no picture track"),
 )
 
@@ -131,7 +145,19 @@ CORPUS: tuple[Hostile, ...] = (
         "png of 5,000 chunks", IMAGE, lambda: flat_png(8, 8, before=chunk(b"prIv", b"") * 5000), REFUSED, "sections"
     ),
     Hostile("png with 32 MiB of text in 32 kB", IMAGE, text_bomb, UNDECODABLE),
-    Hostile("animated png", IMAGE, lambda: animated(3), REFUSED, "animated"),
+    Hostile("animated png", IMAGE, lambda: animated("PNG"), TAKEN),
+    Hostile("animated gif", IMAGE, lambda: animated("GIF"), TAKEN),
+    Hostile("animated webp", IMAGE, lambda: animated("WEBP"), TAKEN),
+    Hostile("gif at the cap", IMAGE, lambda: save(Image.new("P", (4096, 4096)), "GIF"), TAKEN),
+    Hostile("gif of 65,535 x 65,535", IMAGE, lambda: sized_gif(65_535, 65_535), REFUSED, PIXELS),
+    Hostile("gif of a frame beyond its canvas", IMAGE, lambda: sized_gif(8, 8), TAKEN),
+    Hostile("gif without a picture", IMAGE, lambda: save(make_image(), "GIF")[:30] + bytes(9000), REFUSED),
+    Hostile("gif of 5,000 extensions", IMAGE, lambda: b"GIF89a\1\0\1\0\0\0\0" + b"!\xfe\0" * 5000, REFUSED, "sections"),
+    Hostile("webp", IMAGE, lambda: save(make_image(), "WEBP"), TAKEN),
+    Hostile("webp at the cap", IMAGE, lambda: save(Image.new("RGBA", (4096, 4096)), "WEBP", lossless=True), TAKEN),
+    Hostile("webp of 16,384 x 16,384", IMAGE, lambda: sized_webp(16_384, 16_384), REFUSED, PIXELS),
+    Hostile("webp that says it is smaller", IMAGE, lambda: sized_webp(8, 8), UNDECODABLE),
+    Hostile("webp that is cut off", IMAGE, lambda: save(make_image(), "WEBP")[:500], UNDECODABLE),
     Hostile("png of 16 bit grey", IMAGE, deep(0), TAKEN),
     Hostile("png of 16 bit rgb", IMAGE, deep(2), TAKEN),
     Hostile("png of 16 bit rgba", IMAGE, deep(6), TAKEN),
@@ -160,14 +186,14 @@ CORPUS: tuple[Hostile, ...] = (
     Hostile("jpeg that is cut off", IMAGE, lambda: photo()[:700], UNDECODABLE),
     Hostile("jpeg and a zip file", IMAGE, lambda: photo() + b"PK\x03\x04" + bytes(5000), TAKEN),
     Hostile("jpeg and a jpeg", IMAGE, lambda: photo() * 3, TAKEN),
-    Hostile("gif", IMAGE, lambda: save(make_image(), "GIF"), REFUSED, "not PNG"),
+    Hostile("gif", IMAGE, lambda: save(make_image(), "GIF"), TAKEN),
     Hostile("tiff", IMAGE, lambda: save(make_image(), "TIFF"), REFUSED, "not PNG"),
     Hostile("eps", IMAGE, lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", REFUSED, "not PNG"),
-    Hostile("sound as image", IMAGE, lambda: encode_wav(make_sound()), REFUSED, "none of"),
-    Hostile("image as sound", AUDIO, lambda: encode_png(make_image()), REFUSED, "none of"),
+    Hostile("sound as image", IMAGE, lambda: encode_wav(make_sound()), REFUSED, "not PNG"),
+    Hostile("image as sound", AUDIO, lambda: encode_png(make_image()), REFUSED, "not WAV"),
     Hostile("wav", AUDIO, lambda: encode_wav(make_sound()), TAKEN),
     *(
-        Hostile(f"wav of {rate:,} Hz", AUDIO, lambda rate=rate: wav(rate, 1, bytes(rate // 2 * 2)), REFUSED, RATE)
+        Hostile(f"wav of {rate:,} Hz", AUDIO, lambda rate=rate: wav(rate, 1, bytes(max(2, rate // 2 * 2))), REFUSED, RATE)
         for rate in (1, 7, 3_999, 192_001, 383_999, 1_000_000)
     ),
     *(
@@ -179,12 +205,12 @@ CORPUS: tuple[Hostile, ...] = (
     Hostile("wav of 30,000 channels", AUDIO, lambda: wav(16_000, 30_000, bytes(60_000)), REFUSED, "maxAudioChannels"),
     Hostile("wav of 8 channels", AUDIO, lambda: wav(16_000, 8, bytes(160_000)), TAKEN),
     Hostile("wav of 301 s", AUDIO, lambda: wav(4_000, 1, bytes(301 * 8_000)), REFUSED, "maxAudioSeconds"),
-    Hostile("wav without samples", AUDIO, lambda: wav(16_000, 1, b""), REFUSED, "empty"),
+    Hostile("wav without samples", AUDIO, lambda: wav(16_000, 1, b""), REFUSED, "no samples"),
     Hostile("wav that says it is longer", AUDIO, lambda: wav(16_000, 1, bytes(3200), said=0x7FFFFFF0), TAKEN),
     Hostile("wav that says it is shorter", AUDIO, lambda: wav(16_000, 1, bytes(3200), said=1600), TAKEN),
-    Hostile("wav of NaN", AUDIO, lambda: wav(16_000, 1, floats(float("nan")), tag=3, bits=32), UNDECODABLE, "NaN"),
+    Hostile("wav of NaN", AUDIO, lambda: wav(16_000, 1, floats(float("nan")), tag=3, bits=32), UNDECODABLE, "no part"),
     Hostile(
-        "wav of infinity", AUDIO, lambda: wav(16_000, 1, floats(float("inf"), 0), tag=3, bits=32), UNDECODABLE, "NaN"
+        "wav of infinity", AUDIO, lambda: wav(16_000, 1, floats(float("inf"), 0), tag=3, bits=32), UNDECODABLE, "no part"
     ),
     Hostile("wav of huge floats", AUDIO, lambda: wav(16_000, 1, floats(3e38, -3e38), tag=3, bits=32), TAKEN),
     Hostile("wav with mp3 in it", AUDIO, lambda: wav(16_000, 1, bytes(4000), tag=0x55), REFUSED, "compressed"),
@@ -197,21 +223,45 @@ CORPUS: tuple[Hostile, ...] = (
     Hostile("flac of 12 minutes of silence", AUDIO, lambda: flac(720, 16_000), REFUSED, "maxAudioSeconds"),
     Hostile("flac of 8 channels at 192 kHz, 40 s", AUDIO, lambda: flac(40, 192_000, 8), TAKEN),
     Hostile("flac of 8 channels at 192 kHz, 60 s", AUDIO, lambda: flac(60, 192_000, 8), REFUSED, "maxDecodedBytes"),
-    Hostile("flac that does not say how long it is", AUDIO, lambda: with_frames(flac(5), 0), REFUSED, "how long"),
+    Hostile("flac that does not say how long it is", AUDIO, lambda: with_frames(flac(5), 0), TAKEN),
     Hostile(
         "flac of 12 minutes that does not say so",
         AUDIO,
         lambda: with_frames(flac(720, 16_000), 0),
-        REFUSED,
-        "how long",
+        UNDECODABLE,
+        "longer than the 300 s",
     ),
-    Hostile("flac of 12 minutes that says 1 s", AUDIO, lambda: with_frames(flac(720, 16_000), 16_000), TAKEN),
-    Hostile("flac that says it is longer", AUDIO, lambda: with_frames(flac(1), 10_000_000), UNDECODABLE),
+    Hostile(
+        "flac of 12 minutes that says 1 s",
+        AUDIO,
+        lambda: with_frames(flac(720, 16_000), 16_000),
+        UNDECODABLE,
+        "header states",
+    ),
+    Hostile("flac that says it is longer", AUDIO, lambda: with_frames(flac(1), 10_000_000), UNDECODABLE, "missing"),
     Hostile("flac that is cut off", AUDIO, lambda: flac(300)[:400], UNDECODABLE),
     Hostile("flac of its first bytes", AUDIO, lambda: flac(1)[:20], REFUSED, "cut off"),
-    Hostile("ogg", AUDIO, lambda: b"OggS" + bytes(100), REFUSED, "not PNG"),
+    Hostile("300 flac files in one", AUDIO, lambda: flac(0.1) * 300, REFUSED, "joined"),
+    Hostile("wav of 3 s and 20 joined", AUDIO, lambda: encode_wav(make_sound(seconds=3)) * 21, TAKEN),
+    Hostile("ogg", AUDIO, lambda: b"OggS" + bytes(100), REFUSED, "no beginning"),
+    Hostile("ogg of 100,000 pages", AUDIO, lambda: opus(1) + (b"OggS" + bytes(22)) * 100_000, REFUSED, "pages"),
+    Hostile("ogg of 100,000 beginnings", AUDIO, lambda: (b"OggS\0\2" + bytes(22)) * 100_000, REFUSED, "joined"),
+    Hostile("opus of 5 minutes of silence", AUDIO, lambda: opus(299), TAKEN),
+    Hostile("opus of 12 minutes of silence", AUDIO, lambda: opus(720), REFUSED, "maxAudioSeconds"),
+    Hostile("opus of 12 minutes that says 1 s", AUDIO, lambda: timeless(opus(720)), UNDECODABLE, "header states"),
+    *(
+        Hostile(f"{codec} in {form}", AUDIO, lambda form=form, codec=codec: encode_tone(form, codec), TAKEN)
+        for form, codec in COMPRESSED
+    ),
+    Hostile("mp3 of 12 minutes", AUDIO, lambda: encode_tone("mp3", "libmp3lame") * 720, UNDECODABLE, "300 s"),
+    Hostile("aac of 12 minutes", AUDIO, lambda: encode_tone("adts", "aac") * 720, UNDECODABLE, "300 s"),
+    Hostile("mp3 without frames", AUDIO, lambda: b"ID3\3\0\0\0\0\0\0" + bytes(5000), REFUSED, "not WAV"),
+    Hostile("nothing but synchronization", AUDIO, lambda: b"\xff" * 1_000_000, REFUSED, "not WAV"),
+    Hostile("mp3 that is mostly damaged", AUDIO, mostly_damaged, UNDECODABLE, "damaged"),
+    Hostile("m4a of a codec of pictures", AUDIO, lambda: encode_video(sound=None), REFUSED, "no audio track"),
+    Hostile("video as sound", AUDIO, encode_video, TAKEN),
     *VIDEOS,
-    Hostile("nothing known", AUDIO, lambda: bytes(100), REFUSED, "not PNG"),
+    Hostile("nothing known", AUDIO, lambda: bytes(100), REFUSED, "not WAV"),
 )
 
 

@@ -53,12 +53,14 @@ def test_messages_can_be_made_again_for_a_retry() -> None:
         (JPEG, "image/jpeg"),
         (WAV, "audio/wav"),
         (FLAC, "audio/flac"),
-        (b"GIF89a", None),
+        (b"GIF89a", "image/gif"),
+        (b"RIFF\0\0\0\0WEBPVP8 ", "image/webp"),
         (b"", None),
     ],
 )
 def test_media_types_are_found_by_content(data: bytes, media_type: str | None) -> None:
-    assert sniff(data) == media_type
+    kind = "audio" if media_type and media_type.startswith("audio/") else "image"
+    assert sniff(data, kind) == media_type
 
 
 def test_media_come_from_files_too(tmp_path: Path) -> None:
@@ -70,7 +72,7 @@ def test_media_come_from_files_too(tmp_path: Path) -> None:
 
 
 def test_media_of_the_wrong_kind_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="PNG or JPEG"):
+    with pytest.raises(ArgumentError, match="PNG, JPEG, WebP or GIF"):
         image_part(WAV)
-    with pytest.raises(ArgumentError, match="WAV or FLAC"):
+    with pytest.raises(ArgumentError, match="WAV, FLAC, MP3"):
         audio_part(b"ID3")

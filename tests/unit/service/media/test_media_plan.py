@@ -12,7 +12,8 @@ from typing import Any
 import grpc
 import pytest
 
-from omni_proto.media.media_header import ImageHeader, read_header
+from omni_proto.media.image_header import ImageHeader
+from omni_proto.media.media_header import read_header
 from omni_proto.stage.v1 import prompt_pb2
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_proto.stage_config import Limits, MediaLimits
@@ -70,7 +71,7 @@ def test_what_is_announced_covers_what_comes(width: int, height: int) -> None:
     takes = SimpleNamespace(audio_rate_hz=16_000, max_aspect_ratio=200, image_cost=costs.image, audio_cost=costs.sound)
     rules = replace(RULES, takes=takes, max_model_len=32_768)
     data = flat_png(width, height)
-    for decoded in (0, read_header(data).decoded_bytes):
+    for decoded in (0, read_header(data, "image").decoded_bytes):
         reference = prompt_pb2.MediaReference(media_id=1, total_bytes=len(data), decoded_bytes=decoded)
         slot = plan_medium(prompt_pb2.Media(chunked=reference), "f", "image", rules)
         (judged,) = receive_media([slot], {1: data}, rules)
@@ -103,7 +104,7 @@ def sound(seconds: float, *, chunked: bool = False) -> prompt_pb2.ContentPart:
     if not chunked:
         return prompt_pb2.ContentPart(audio=prompt_pb2.Media(data=data))
     reference = prompt_pb2.MediaReference(
-        media_id=1, total_bytes=len(data), decoded_bytes=read_header(data).decoded_bytes
+        media_id=1, total_bytes=len(data), decoded_bytes=read_header(data, "audio").decoded_bytes
     )
     return prompt_pb2.ContentPart(audio=prompt_pb2.Media(chunked=reference))
 
