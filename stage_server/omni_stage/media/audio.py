@@ -155,7 +155,8 @@ def decode_track(container: Any, stream: Any, rules: AudioRules, most: int, dama
         resample_blocks((block for _, block in group), rate, rules.to_hz)
         for rate, group in groupby(blocks, lambda item: item[0])
     ]
-    return np.concatenate(pieces or [np.empty(0, np.float32)])[:most]
+    samples: np.ndarray = np.concatenate(pieces or [np.empty(0, np.float32)])
+    return samples[:most]
 
 
 def read_frames(container: Any, stream: Any, damage: Damage) -> Iterator[Any]:
@@ -223,5 +224,6 @@ def _mono(frame: Any, max_channels: int) -> np.ndarray | None:
     if frame.format.name.startswith("u8"):
         samples = samples.astype(np.float32) - full
     with np.errstate(over="ignore"):  # an overflow to infinity is clipped like any value beyond 1
-        mono = samples.astype(np.float32).mean(axis=0, dtype=np.float32) / np.float32(full)
-    return np.clip(mono, -1.0, 1.0)
+        mono: np.ndarray = samples.astype(np.float32).mean(axis=0, dtype=np.float32) / np.float32(full)
+    np.clip(mono, -1.0, 1.0, out=mono)
+    return mono

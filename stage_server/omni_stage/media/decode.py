@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 from PIL import ExifTags, Image
 from PIL.GifImagePlugin import GifImageFile
+from PIL.PngImagePlugin import PngImageFile
 
 WORK_BYTES_PER_PIXEL: Final = 16
 """Maximum working bytes per pixel while an image is decoded: a progressive CMYK JPEG's coefficients (8), the decoded
@@ -52,20 +53,22 @@ def decode_image(data: bytes, kind: str, out: np.ndarray) -> np.ndarray:
                 encoded[top : box[3]] = _as_rgb(image.crop(box), raw_mode, low and low.crop(box))
             if isinstance(image, GifImageFile):
                 # The first frame may be smaller than the canvas. Viewers show the rest as transparent.
-                left, top, right, bottom = image.dispose_extent
+                left, top, right, bottom = image.dispose_extent or (0, 0, width, height)
                 encoded[:top] = encoded[bottom:] = encoded[:, :left] = encoded[:, right:] = 255
     return shown
 
 
 def _raw_mode(image: Image.Image) -> str:
     """Returns Pillow's name of how a PNG that is not loaded yet stores its samples, e.g. "L;2"; "" for other images."""
-    args = image.tile[0].args if image.format == "PNG" and image.tile else ""
+    args = image.tile[0].args if isinstance(image, PngImageFile) and image.tile else ""
     return args if isinstance(args, str) else ""
 
 
 def _lower_bytes(data: bytes, kind: str) -> Image.Image:
     """Returns the lower bytes of a PNG with three samples of 16 bits. Otherwise Pillow reads only the upper bytes."""
     image = Image.open(io.BytesIO(data), formats=[kind])
+    if not isinstance(image, PngImageFile):
+        raise UndecodableError("the image is no PNG")
     # This raw mode is for samples whose upper byte comes second, so Pillow takes that byte, here the lower one.
     image.tile = [image.tile[0]._replace(args="RGB;16L")]
     image.load()

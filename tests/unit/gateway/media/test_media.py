@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import base64
 import socket
+from urllib.parse import quote
 
 import pytest
 
-from omni_gateway.errors import GatewayError, InvalidMediaError, UnsupportedError
+from omni_gateway.errors import GatewayError, InvalidMediaError, TooLargeError, UnsupportedError
 from omni_gateway.guard.budget import Budget, Share
 from omni_gateway.media import fetch
 from omni_gateway.media.addresses import check_url
-from omni_gateway.media.data_uri import IMAGE_TYPES, read_data_uri
+from omni_gateway.media.data_uri import AUDIO_TYPES, IMAGE_TYPES, decode_base64, read_data_uri
 from omni_gateway.media.encode import encode_whole
 from omni_gateway.media.read import read_media
-from omni_gateway.openai.chat_messages import AssistantMessage, AudioUrlPart, TextPart
+from omni_gateway.openai.chat_messages import AssistantMessage, AudioPart, AudioUrlPart, TextPart
 from omni_gateway.openai.chat_prompt import build_chat
 from omni_gateway.settings import MediaSettings
 
@@ -25,6 +26,47 @@ HOLD = Share(Budget(1 << 20)).add
 @pytest.mark.parametrize("head", ["data:image/png;base64,", "data:image/JPEG;base64,", "data:image/png;a=b;base64,"])
 def test_data_uris_are_read(head: str) -> None:
     assert read_data_uri(head + base64.b64encode(PIXEL).decode(), IMAGE_TYPES, param="x", max_bytes=1000) == PIXEL
+
+
+BYTES = bytes(range(256)) * 3 + b"\xfb\xff\xfe?>"
+PLAIN = base64.b64encode(BYTES).decode()
+LINES = base64.encodebytes(BYTES).decode()
+FORMS = {
+    "bare": PLAIN,
+    "lines": LINES,
+    "lines of windows": LINES.replace("\n", "\r\n"),
+    "spaces around": f"  {PLAIN}\n",
+    "without padding": PLAIN.rstrip("="),
+    "alphabet for urls": base64.urlsafe_b64encode(BYTES).decode().rstrip("="),
+    "percent-encoded": quote(PLAIN, safe=""),
+    "as qwen's documentation shows": f"data:;base64,{PLAIN}",
+    "data uri": f"data:audio/wav;base64,{PLAIN}",
+    "upper case": f"DATA:AUDIO/WAV;BASE64,{PLAIN}",
+    "parameters": f"data:audio/webm;codecs=opus;base64,{PLAIN}",
+    "a comma in parameters": f"data:video/webm;codecs=vp8,opus;base64,{LINES}",
+    "spaces in its head": f" data: audio/wav; charset=x; base64,{PLAIN}",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_base64_is_read_as_clients_write_it(form: str) -> None:
+    """For input_audio.data, and for the URLs of data that begin with data:."""
+    assert decode_base64(FORMS[form], param="x", max_bytes=1000) == BYTES
+    if "data:" in FORMS[form].lower():
+        assert read_data_uri(FORMS[form].strip(), AUDIO_TYPES, param="x", max_bytes=1000) == BYTES
+
+
+@pytest.mark.parametrize("text", ["***", "data:audio/wav,abc", "data:audio/wav;base64", "QQ=Q", "a", "%zz", "é", "{}"])
+def test_what_is_no_base64_says_what_to_send(text: str) -> None:
+    with pytest.raises(InvalidMediaError, match="base64") as caught:
+        decode_base64(text, param="x", max_bytes=1000)
+    assert caught.value.param == "x"
+
+
+@pytest.mark.parametrize("text", ["A" * 4000, "A " * 700, "data:;base64," + "A" * 1400])
+def test_too_much_base64_is_too_large(text: str) -> None:
+    with pytest.raises(TooLargeError):
+        decode_base64(text, param="x", max_bytes=500)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +120,15 @@ async def test_this_host_is_never_fetched(host: str) -> None:
         )
 
 
+TYPES = {
+    "wav": "audio/wav",
+    "flac": "audio/flac",
+    "mp3": "audio/mpeg",
+    "opus": "audio/ogg",
+    "aac": "audio/aac",
+}
+
+
 def audio_url(data: bytes, kind: str) -> AudioUrlPart:
     url = f"data:{kind};base64,{base64.b64encode(data).decode()}"
     return AudioUrlPart.model_validate({"type": "audio_url", "audio_url": {"url": url}})
@@ -91,23 +142,29 @@ def audio_url(data: bytes, kind: str) -> AudioUrlPart:
         ("mp3", "audio/mpeg"),
         ("opus", "audio/ogg"),
         ("mp3", "audio/wav"),
+        ("aac", "audio/aac"),
+        ("wav", "application/octet-stream"),
     ],
 )
-async def test_audio_urls_are_read_in_every_format_of_input_audio(form: str, kind: str) -> None:
-    """As with vLLM, the bytes decide and not the media type. The stage gets WAV or FLAC."""
-    part = audio_url(encode_whole(form, bytes(2 * 24_000), 24_000, 1), kind)
-    (media,) = await read_media([("messages[0].content[0]", part)], MediaSettings(), HOLD)
-    assert media.kind == "audio"
-    assert media.data.startswith(b"fLaC" if form == "flac" else b"RIFF")
+async def test_audio_is_passed_on_by_its_bytes(form: str, kind: str) -> None:
+    """As with vLLM, the bytes decide and not the type. The stage gets them as they are."""
+    data = encode_whole(form, bytes(2 * 24_000), 24_000, 1)
+    (media,) = await read_media([("messages[0].content[0]", audio_url(data, kind))], MediaSettings(), HOLD)
+    part = AudioPart.model_validate(
+        {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"}}
+    )
+    assert await read_media([("messages[0].content[0]", part)], MediaSettings(), HOLD) == [media]
+    assert (media.kind, media.data) == ("audio", data)
+    assert media.media_type == TYPES[form]
 
 
 @pytest.mark.parametrize(
     ("part", "error", "says"),
     [
-        (audio_url(b"not audio", "audio/wav"), InvalidMediaError, "is not WAV, FLAC, MP3 or Opus"),
-        (audio_url(encode_whole("aac", bytes(48_000), 24_000, 1), "audio/mpeg"), InvalidMediaError, "is not WAV, FLAC"),
-        (audio_url(b"ID3", "audio/mpeg"), InvalidMediaError, "cannot be decoded as mp3"),
-        (audio_url(b"RIFF", "text/html"), InvalidMediaError, "must be of the type audio/wav"),
+        (audio_url(b"not audio", "audio/wav"), InvalidMediaError, "is not WAV, FLAC, MP3"),
+        (audio_url(b"ID3", "audio/mpeg"), InvalidMediaError, "is not WAV, FLAC, MP3"),
+        (audio_url(b"RIFF", "video/mp4"), InvalidMediaError, "is not WAV, FLAC, MP3"),
+        (audio_url(b"RIFF", "image/png"), InvalidMediaError, "must be of the type audio/wav"),
         (
             AudioUrlPart.model_validate({"type": "audio_url", "audio_url": {"url": "https://example.com/a.wav"}}),
             UnsupportedError,

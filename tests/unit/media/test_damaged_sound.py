@@ -1,0 +1,171 @@
+"""Audio is heard as players do: damage is skipped and reported, joined files are heard to their end, and what is not
+audio is refused. The files are from encoders in common use (tests/data/sounds)."""
+
+from __future__ import annotations
+
+import io
+import random
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from av.error import FFmpegError
+
+from omni_gateway.media.encode import encode_whole, make_encoder
+from omni_proto.media.audio_header import AudioHeader
+from omni_proto.media.media_header import read_header
+from omni_stage.media.audio import AudioRules, decode_audio
+from omni_stage.media.decode import UndecodableError
+from support.media.samples import encode_wav, make_sound
+
+FOLDER = Path(__file__).parents[2] / "data" / "sounds"
+HZ = 16_000
+
+
+def read(name: str) -> bytes:
+    return (FOLDER / name).read_bytes()
+
+
+def hear(data: bytes) -> tuple[float, float, float]:
+    """Returns the seconds of decoded audio, its main frequency in Hz, and the share that is damaged."""
+    header = read_header(data, "audio")
+    assert isinstance(header, AudioHeader)
+    room = np.zeros(60 * HZ, np.float32)
+    count, damage = decode_audio(data, header.media_type, AudioRules(HZ, header.seconds, 192_000, 8), room)
+    heard = room[:count]
+    frequency = np.argmax(np.abs(np.fft.rfft(heard))) * HZ / count
+    return count / HZ, float(frequency), damage
+
+
+FILES = sorted(file.name for file in FOLDER.iterdir() if file.suffix != ".md")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_whole_files_are_heard_whole(name: str) -> None:
+    seconds, frequency, damage = hear(read(name))
+    assert seconds == pytest.approx(1.0, abs=0.11)
+    assert frequency == pytest.approx(440, abs=3)
+    assert damage == 0
+
+
+def zeroed(data: bytes, at: float, count: int) -> bytes:
+    place = int(len(data) * at)
+    return data[:place] + bytes(count) + data[place + count :]
+
+
+def with_junk(data: bytes, at: float, count: int) -> bytes:
+    place = int(len(data) * at)
+    return data[:place] + random.Random(1).randbytes(count) + data[place:]
+
+
+def flipped(data: bytes, at: float) -> bytes:
+    place = int(len(data) * at)
+    return data[:place] + bytes((data[place] ^ 0xFF,)) + data[place + 1 :]
+
+
+def id3(size: int) -> bytes:
+    return b"ID3\x03\0\0" + bytes((size >> 21 & 127, size >> 14 & 127, size >> 7 & 127, size & 127)) + b"\xff" * size
+
+
+ID3V1 = b"TAG" + bytes(125)
+APE = b"APETAGEX" + struct.pack("<IIII", 2000, 32, 0, 0x80000000) + bytes(8)
+
+HARMLESS: dict[str, tuple[Callable[[], bytes], float]] = {
+    "mp3 with tags where two were joined": (lambda: (id3(3000) + read("lame.mp3") + ID3V1) * 2, 2.1),
+    "mp3 with an ape tag in the middle": (lambda: read("lame.mp3") + APE + read("lame.mp3"), 2.1),
+    "mp3 of two rates and channels": (lambda: read("lame.mp3") + read("stereo.mp3"), 2.1),
+    "chained opus": (lambda: read("opusenc.opus") * 3, 3.0),
+    "chained opus of mono and stereo": (lambda: read("opusenc.opus") + read("stereo.opus"), 2.0),
+    "chained vorbis of two rates": (lambda: read("oggenc.ogg") + read("stereo.ogg"), 2.0),
+    "chained vorbis and opus": (lambda: read("oggenc.ogg") + read("opusenc.opus"), 2.0),
+    "joined flac": (lambda: read("flac.flac") + read("piped.flac") + read("flac.flac"), 3.0),
+    "joined wav": (lambda: encode_wav(make_sound(5)) * 2, 2.0),
+    "joined aac": (lambda: read("ffmpeg.aac") * 2, 2.1),
+    "joined webm": (lambda: read("streamed.webm") * 2, 2.0),
+    "joined m4a": (lambda: read("phone.m4a") * 2, 2.1),
+    "flac behind an id3 tag": (lambda: id3(20) + read("flac.flac"), 1.0),
+    "aac behind an id3 tag": (lambda: id3(63) + read("ffmpeg.aac"), 1.0),
+    "wav of size 0": (lambda: sized(0), 1.0),
+    "wav of the largest size": (lambda: sized(0xFFFFFFFF), 1.0),
+    "wav with an odd chunk": (lambda: chunked(b"LIST" + struct.pack("<I", 5) + b"abcde\0"), 1.0),
+    "wav with more behind it": (lambda: encode_wav(make_sound(5)) + b"id3 " + struct.pack("<I", 9) + bytes(10), 1.0),
+    "mp3 without its first kilobyte": (lambda: read("lame.mp3")[1003:], 0.7),
+}
+
+
+def sized(size: int) -> bytes:
+    data = encode_wav(make_sound(5))
+    return data[:40] + struct.pack("<I", size) + data[44:]
+
+
+def chunked(chunk: bytes) -> bytes:
+    data = encode_wav(make_sound(5))
+    return data[:36] + chunk + data[36:]
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_joiners_and_recorders_do_is_heard(name: str) -> None:
+    make, expected = HARMLESS[name]
+    seconds, frequency, _ = hear(make())
+    assert seconds == pytest.approx(expected, abs=0.2)
+    assert frequency == pytest.approx(440, abs=25)  # make_sound(5) has 420 Hz
+
+
+DAMAGED: dict[str, tuple[Callable[[], bytes], float]] = {
+    "mp3 with a zeroed frame": (lambda: zeroed(read("lame.mp3"), 0.5, 216), 0.9),
+    "mp3 with junk": (lambda: with_junk(read("lame.mp3"), 0.5, 40), 0.85),
+    "mp3 behind zeros": (lambda: bytes(500) + read("lame.mp3"), 1.0),
+    "aac with junk": (lambda: with_junk(read("ffmpeg.aac"), 0.5, 40), 0.9),
+    "aac with lost bytes": (lambda: read("ffmpeg.aac")[:1500] + read("ffmpeg.aac")[1700:], 0.8),
+    "opus with a flipped byte": (lambda: flipped(read("opusenc.opus"), 0.7), 0.8),
+    "opus with a lost part": (lambda: read("opusenc.opus")[:1200] + read("opusenc.opus")[1400:], 0.7),
+    "flac with a flipped byte": (lambda: flipped(read("flac.flac"), 0.6), 0.5),
+    "flac with zeros": (lambda: zeroed(read("flac.flac"), 0.6, 60), 0.5),
+    "flac that is cut off": (lambda: read("flac.flac")[: len(read("flac.flac")) * 3 // 4], 0.5),
+    "m4a with damaged samples": (lambda: zeroed(read("phone.m4a"), 0.5, 60), 0.8),
+    "streamed mp4 with damaged samples": (lambda: zeroed(read("streamed.mp4"), 0.6, 60), 0.8),
+    "webm with a lost part": (lambda: read("streamed.webm")[:1200] + read("streamed.webm")[1400:], 0.3),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damage_is_skipped_and_reported(name: str) -> None:
+    make, least = DAMAGED[name]
+    seconds, frequency, damage = hear(make())
+    assert least <= seconds <= 1.15
+    assert frequency == pytest.approx(440, abs=5)
+    assert 0 < damage < 0.75
+
+
+@pytest.mark.parametrize("form", ["wav", "mp3", "opus", "flac", "aac"])
+def test_what_the_gateway_speaks_can_be_sent_back(form: str) -> None:
+    """Streamed, its WAV and FLAC do not state their length."""
+    pcm = (make_sound(5, rate_hz=24_000) * 32768).astype("<i2").tobytes()
+    encoder = make_encoder(form, 24_000, 1)
+    streamed = b"".join([*(encoder.encode(pcm[at : at + 9600]) for at in range(0, len(pcm), 9600)), encoder.finish()])
+    for data in (streamed, encode_whole(form, pcm, 24_000, 1)):
+        seconds, frequency, damage = hear(data)
+        assert seconds == pytest.approx(1.0, abs=0.11)
+        assert frequency == pytest.approx(420, abs=3)
+        assert damage == 0
+
+
+def test_wav_and_flac_are_heard_sample_by_sample() -> None:
+    """FFmpeg and libsndfile give the same samples."""
+    for subtype in ("PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"):
+        file = io.BytesIO()
+        soundfile.write(file, np.stack([make_sound(1), make_sound(2)], axis=1), HZ, format="WAV", subtype=subtype)
+        expected = soundfile.read(io.BytesIO(file.getvalue()), dtype="float32")[0].mean(axis=1, dtype=np.float32)
+        room = np.zeros(HZ, np.float32)
+        assert decode_audio(file.getvalue(), "audio/wav", AudioRules(HZ, 1.0, 192_000, 8), room) == (HZ, 0.0)
+        np.testing.assert_allclose(room, expected, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["lame.mp3", "opusenc.opus", "oggenc.ogg", "flac.flac", "streamed.webm"])
+def test_mostly_damaged_files_are_refused(name: str) -> None:
+    data = read(name)
+    with pytest.raises((UndecodableError, FFmpegError)):
+        hear(data[: len(data) // 8] + random.Random(2).randbytes(len(data) * 7 // 8))
