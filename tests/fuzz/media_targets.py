@@ -42,10 +42,6 @@ RULES = MediaRules(
     ScriptedComponent(),
     4096,
 )
-MAGIC = (
-    *(b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"RIFF\0\0\0\0WAVE", b"fLaC"),
-    *(b"\0\0\0\x08ftypisom", b"\x1a\x45\xdf\xa3"),
-)
 DAMAGE = (OSError, SyntaxError, ValueError, RuntimeError, EOFError, OverflowError, TypeError, KeyError, IndexError)
 MAX_SEED_BYTES = 20_000
 VIDEO_FORMS = (

@@ -131,7 +131,11 @@ def _continues(view: memoryview, begin: int, end: int) -> bool:
 
 
 def _read_container(media_type: str, view: memoryview) -> AudioHeader:
-    seconds = read_sound_seconds(view)
+    try:
+        seconds = read_sound_seconds(view)
+    except (MediaHeaderError, struct.error, IndexError):
+        # The decoder finds its way through many damaged containers, and reports the rest.
+        seconds = 0.0
     # 16 kHz is only a unit here: these files have a clock of their own.
     return AudioHeader(media_type, 16_000, 1, int(seconds * 16_000)) if seconds else AudioHeader(media_type)
 

@@ -264,7 +264,7 @@ CORPUS: tuple[Hostile, ...] = (
     Hostile("mp3 without frames", AUDIO, lambda: b"ID3\3\0\0\0\0\0\0" + bytes(5000), REFUSED, "not WAV"),
     Hostile("nothing but synchronization", AUDIO, lambda: b"\xff" * 1_000_000, REFUSED, "not WAV"),
     Hostile("mp3 that is mostly damaged", AUDIO, mostly_damaged, UNDECODABLE, "damaged"),
-    Hostile("m4a of a codec of pictures", AUDIO, lambda: encode_video(sound=None), REFUSED, "no audio track"),
+    Hostile("m4a of a codec of pictures", AUDIO, lambda: encode_video(sound=None), UNDECODABLE, "no audio track"),
     Hostile("video as sound", AUDIO, encode_video, TAKEN),
     *VIDEOS,
     Hostile("nothing known", AUDIO, lambda: bytes(100), REFUSED, "not WAV"),
