@@ -128,12 +128,12 @@ def decode_both(data: bytes, header: VideoHeader, slot: MediaSlot) -> None:
 
 
 def image(data: bytes) -> None:
-    """Decodes a mutated PNG or JPEG."""
+    """Decodes a mutated image."""
     decode(mutate(data, kind="image"), kind="image")
 
 
 def sound(data: bytes) -> None:
-    """Decodes a mutated WAV or FLAC."""
+    """Decodes mutated audio."""
     decode(mutate(data, kind="audio"), kind="audio")
 
 

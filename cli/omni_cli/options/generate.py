@@ -32,8 +32,12 @@ def generate(
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Send the prompt unchanged, without the chat template.")] = False,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    image: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="PNG or JPEG; may be repeated.")] = None,
-    audio: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="WAV or FLAC; may be repeated.")] = None,
+    image: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="PNG, JPEG, WebP or GIF; may be repeated.")
+    ] = None,
+    audio: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="WAV, FLAC, MP3, AAC, Ogg, WebM or M4A; may be repeated.")
+    ] = None,
     video: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="MP4, WebM, Matroska or QuickTime; may be repeated.")
     ] = None,

@@ -1,7 +1,7 @@
 """Decodes audio to mono samples at the model's rate. FFmpeg decodes, through PyAV, with named demuxers and decoders.
 
-Like players, it goes on after damage: what cannot be decoded is skipped and counted. Files that were joined end to end
-are decoded one after the other, because FFmpeg reads some of them only up to the first end, or with wrong settings.
+Like players, it continues after damage: what cannot be decoded is skipped and counted. Files that were joined end to
+end are decoded one after the other, because FFmpeg reads some of them only up to the first end, or with wrong settings.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def decode_audio(data: bytes, media_type: str, rules: AudioRules, out: np.ndarra
                 raise
             continue
         if position + samples.size > len(out):
-            stated = " that its header states" if rules.stated_s else " that are accepted (media.maxAudioSeconds)"
-            raise UndecodableError(f"the audio is longer than the {len(out) / rules.to_hz:g} s{stated}")
+            reason = "that its header states" if rules.stated_s else "that one file may have (media.maxAudioSeconds)"
+            raise UndecodableError(f"the audio is longer than the {len(out) / rules.to_hz:g} s {reason}")
         out[position : position + samples.size] = samples
         position += samples.size
     if not position:
@@ -172,7 +172,7 @@ def read_frames(container: Any, stream: Any, damage: Damage) -> Iterator[Any]:
 
 
 def read_packets(container: Any, stream: Any, damage: Damage) -> Iterator[Any]:
-    """Yields the packets of a track. Reading goes on after an error, a limited number of times."""
+    """Yields the packets of a track. Reading continues after an error, a limited number of times."""
     for _ in range(_MAX_READ_ERRORS):
         try:
             yield from container.demux(stream)

@@ -36,6 +36,7 @@ class ScriptedComponent:
 
     audio_rate_hz: int = 16_000
     max_aspect_ratio: int = 200
+    max_audio_samples: int = 300 * 16_000
 
     @property
     def facts(self) -> ComponentFacts:

@@ -96,6 +96,11 @@ class TakesMedia(Protocol):
     max_aspect_ratio: int
     """Largest ratio of an image's longest side to its shortest."""
 
+    @property
+    def max_audio_samples(self) -> int:
+        """Samples of the longest audio that the model reads in one clip."""
+        ...
+
     def image_cost(self, width: int, height: int) -> MediaCost:
         """Returns the cost of an image of this size. Raises InvalidMediaError if the model refuses its aspect ratio."""
         ...

@@ -113,6 +113,11 @@ class OmniThinker:
     def check_spoken_ids(self, token_ids: Sequence[int]) -> None:
         """Accept any token ids. A subclass raises InvalidRequestError for ids whose reply cannot be spoken."""
 
+    @property
+    def max_audio_samples(self) -> int:
+        """See TakesMedia."""
+        return self._settings.media_costs.max_samples
+
     def image_cost(self, width: int, height: int) -> MediaCost:
         """See TakesMedia."""
         return self._settings.media_costs.image(width, height)

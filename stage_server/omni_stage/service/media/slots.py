@@ -53,4 +53,4 @@ class MediaRules:
     @property
     def max_audio_samples(self) -> int:
         """Maximum number of samples of one audio, at the model's rate."""
-        return self.media.max_audio_seconds * self.takes.audio_rate_hz
+        return min(self.takes.max_audio_samples, self.media.max_audio_seconds * self.takes.audio_rate_hz)

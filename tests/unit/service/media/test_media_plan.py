@@ -32,6 +32,7 @@ from omni_stage.service.request.admission import Admission
 from omni_stage.service.request.planning.prompt import MAX_PARTS, is_light, plan_prompt
 from support.media.hostile_files import flac, flat_png, with_frames
 from support.media.samples import encode_png, encode_wav, make_image, make_sound
+from support.media.sounds import COMPRESSED, encode_sound
 from support.stages import scripted_stages as lab
 from support.stages.scripted_stages import ScriptedComponent
 
@@ -60,6 +61,17 @@ def test_a_bomb_reserves_its_decoded_size() -> None:
     assert small.held_bytes > 4096 * 4096 * 20
 
 
+def cost_of(costs: Any) -> SimpleNamespace:
+    """Returns a component with these costs."""
+    return SimpleNamespace(
+        audio_rate_hz=16_000,
+        max_aspect_ratio=200,
+        max_audio_samples=costs.max_samples,
+        image_cost=costs.image,
+        audio_cost=costs.sound,
+    )
+
+
 @pytest.mark.parametrize(
     ("width", "height"), [(1, 1), (1, 200), (200, 1), (28, 5600), (333, 2), (4096, 4096), (800, 600)]
 )
@@ -68,7 +80,7 @@ def test_what_is_announced_covers_what_comes(width: int, height: int) -> None:
     from omni_stage.models.shared.media_cost import MediaCosts
 
     costs = MediaCosts(3136, 12_845_056, 4_800_000, 28, 640, pads_to_limit=True)
-    takes = SimpleNamespace(audio_rate_hz=16_000, max_aspect_ratio=200, image_cost=costs.image, audio_cost=costs.sound)
+    takes = cost_of(costs)
     rules = replace(RULES, takes=takes, max_model_len=32_768)
     data = flat_png(width, height)
     for decoded in (0, read_header(data, "image").decoded_bytes):
@@ -115,7 +127,7 @@ def test_audio_reserves_what_the_feature_extractor_pads_to(pads_to_limit: bool, 
     from omni_stage.models.shared.media_cost import BYTES_PER_SOUND_SAMPLE, MediaCosts
 
     costs = MediaCosts(3136, 12_845_056, 4_800_000, 28, 640, pads_to_limit=pads_to_limit)
-    takes = SimpleNamespace(audio_rate_hz=16_000, max_aspect_ratio=200, image_cost=costs.image, audio_cost=costs.sound)
+    takes = cost_of(costs)
     rules = replace(RULES, takes=takes, max_model_len=32_768)
 
     def reserve(*parts: prompt_pb2.ContentPart) -> float:
@@ -128,6 +140,22 @@ def test_audio_reserves_what_the_feature_extractor_pads_to(pads_to_limit: bool, 
     assert reserve(sound(2), sound(3)) == together
     assert reserve(sound(2, chunked=True)) >= alone
     assert reserve(sound(2, chunked=True), sound(3)) >= together
+
+
+@pytest.mark.parametrize("form", ["adts", "mp3", "ogg", "webm"])
+def test_audio_of_unknown_length_reserves_no_more_than_the_model_reads(form: str) -> None:
+    """A model of 30 s must not refuse a clip of 1 s whose header does not state its length, or not exactly."""
+    from omni_stage.models.shared.media_cost import MediaCosts
+
+    costs = MediaCosts(3136, 12_845_056, 30 * 16_000, 28, 640, pads_to_limit=True)
+    rules = replace(RULES, takes=cost_of(costs))
+    codec = dict(COMPRESSED)[form]
+    data = encode_sound(form, codec, make_sound(seconds=29.9, rate_hz=48_000), 48_000)
+    slot = plan_medium(prompt_pb2.Media(data=data), "f", "audio", rules)
+    assert 29.9 * 16_000 <= slot.samples <= 30 * 16_000
+    reference = prompt_pb2.MediaReference(media_id=1, total_bytes=len(data))
+    announced = plan_medium(prompt_pb2.Media(chunked=reference), "f", "audio", rules)
+    assert receive_media([announced], {1: data}, rules)[0].held_bytes <= announced.held_bytes
 
 
 def test_media_of_a_request_are_bounded_together() -> None:
