@@ -32,7 +32,7 @@ from omni_stage.service.request.admission import Admission
 from omni_stage.service.request.planning.prompt import MAX_PARTS, is_light, plan_prompt
 from support.media.hostile_files import flac, flat_png, with_frames
 from support.media.samples import encode_png, encode_wav, make_image, make_sound
-from support.media.sounds import COMPRESSED, encode_sound
+from support.media.sounds import COMPRESSED, encode_sound, encode_tone
 from support.stages import scripted_stages as lab
 from support.stages.scripted_stages import ScriptedComponent
 
@@ -223,6 +223,18 @@ async def test_a_sound_that_lies_fails_its_own_request(kit: Any) -> None:
     assert answer.info.metadata["field"] == "start.chat.messages[0].parts[0].audio"
     assert stage.engine.requests == []
     assert (await lab.ask(stage)).code is grpc.StatusCode.OK
+
+
+async def test_the_caller_learns_what_was_skipped(kit: Any) -> None:
+    stage = await kit.serve()
+    whole = encode_tone("mp3", "libmp3lame")
+    for data, said in ((whole, False), (whole[:2000] + bytes(1000) + whole[3000:], True)):
+        part = prompt_pb2.ContentPart(audio=prompt_pb2.Media(data=data))
+        answer = await lab.ask(stage, [pb.GenerateRequest(start=chat(part)), lab.END], timeout_s=100)
+        assert answer.code is grpc.StatusCode.OK
+        (finished,) = (one.finished for one in answer.responses if one.HasField("finished"))
+        assert [note.partition(":")[0] for note in finished.notes] == ["start.chat.messages[0].parts[0].audio"] * said
+        assert all("is damaged, and about" in note for note in finished.notes)
 
 
 def test_media_leave_room_for_text() -> None:
