@@ -54,6 +54,12 @@ class InvalidRequestError(GatewayError):
     code = "invalid_value"
 
 
+class MalformedRequestError(InvalidRequestError):
+    """The bytes on a connection are not a request of HTTP/1.1."""
+
+    code = "malformed_request"
+
+
 class UnsupportedError(InvalidRequestError):
     """A field or value of OpenAI's API that this gateway does not support."""
 
@@ -122,6 +128,14 @@ class EncodingError(GatewayError):
             "without this header.",
             headers={"accept-encoding": "identity"},
         )
+
+
+class HeaderTooLargeError(GatewayError):
+    """The header of a request is larger than allowed."""
+
+    status = 431
+    type = INVALID
+    code = "header_too_large"
 
 
 class RateLimitError(GatewayError):

@@ -37,6 +37,8 @@ PROBES: Final = ("/health", "/ready", "/metrics")
 """Paths that are answered even if there are too many requests. Otherwise kubelet would restart a busy gateway."""
 BAD_STATUS: Final = 400
 WRONG_KEY_STATUS: Final = 401
+POLICY_VIOLATION: Final = 1008
+"""RFC 6455's code for a WebSocket that is refused."""
 LEFT_STATUS: Final = 499
 """nginx's status for clients that disconnected, used in logs and metrics."""
 
@@ -56,8 +58,11 @@ class Guard:
         self._refused_keys = RefusedKeys()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await self._refuse_scope(scope["type"], send)
             return
         scope["path"] = plain_path(scope["path"])
         headers = Headers(scope=scope)
@@ -95,6 +100,13 @@ class Guard:
             self._inflight -= 1
             self._gateway.metrics.inflight.dec()
             self._record(scope, call, reply)
+
+    async def _refuse_scope(self, kind: str, send: Send) -> None:
+        """Refuse whatever the guard does not check. Raises ValueError for kinds that ASGI does not define."""
+        if kind != "websocket":
+            raise ValueError(f"unknown ASGI scope {kind[:64]!r}")
+        self._gateway.metrics.refused.labels("unsupported_endpoint").inc()
+        await send({"type": "websocket.close", "code": POLICY_VIOLATION})  # before it is accepted: a server answers 403
 
     async def _serve(self, scope: Scope, headers: Headers, receive: Receive, reply: _Reply) -> None:
         if scope["path"] not in PROBES and self._inflight > self._gateway.settings.max_requests:

@@ -1,4 +1,4 @@
-"""Limits HTTP/1.1 connections on which no request is in progress, and ignores offers of other protocols.
+"""Limits HTTP/1.1 connections on which no request is in progress.
 
 uvicorn (0.54) waits for a header without a time limit, and buffers it without a size limit. Here a connection without a
 request has a deadline and a limit in bytes, and the number of such connections is limited. A connection with a request
@@ -8,17 +8,13 @@ is never closed in favour of another one; the guard limits such requests.
 from __future__ import annotations
 
 import asyncio
-import re
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
+from omni_gateway.errors import HeaderTooLargeError
+from omni_gateway.http_server.parsing import StrictHttp
 from omni_proto.limits.bounded_connections import ConnectionTable
-
-_TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-_UPGRADE: Final = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +33,12 @@ class ConnectionBounds:
     600 s; Envoy 3600 s). If the server closed first, a request that is already on its way could be lost."""
     header_bytes: int = 64 << 10
     """Maximum bytes of a header, and of the trailers after a chunked body."""
+    header_lines: int = 256
+    """Maximum lines of a header. Each line costs far more time than its bytes."""
 
 
-class BoundedHttp(HttpToolsProtocol):
-    """uvicorn's HTTP protocol with the limits of ConnectionBounds."""
+class BoundedHttp(StrictHttp):
+    """StrictHttp with the limits of ConnectionBounds."""
 
     def __init__(
         self,
@@ -49,13 +47,12 @@ class BoundedHttp(HttpToolsProtocol):
         table: ConnectionTable[BoundedHttp],
         **kwargs: Any,
     ) -> None:
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, header_bytes=bounds.header_bytes, header_lines=bounds.header_lines, **kwargs)
         self._bounds = bounds
         self._table = table
         self._peer = ""
         self._deadline: asyncio.TimerHandle | None = None
         self._header_bytes = 0
-        self._in_body = False
         self._is_idle = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -80,26 +77,20 @@ class BoundedHttp(HttpToolsProtocol):
             self._is_idle = False
             self._deadline.cancel()
             self._deadline = self.loop.call_later(self._bounds.header_s, self.cut)
-        super().data_received(data if self._in_body else without_upgrade(data))
-        if self._header_bytes <= self._bounds.header_bytes or self.transport.is_closing():
+        super().data_received(data)
+        if self._header_bytes <= self._bounds.header_bytes or self.transport.is_closing() or self._end is not None:
             return
         if self._deadline is None or self._in_body:
             self.transport.abort()
         else:
-            self.transport.write(_TOO_LARGE)
-            self.transport.close()
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Pass on a header line. Trailers after a chunked body are dropped: nothing reads them, and uvicorn would keep
-        them without a limit."""
-        if not self._in_body:
-            super().on_header(name, value)
+            self._end = HeaderTooLargeError(f"The header is larger than {self._bounds.header_bytes} bytes, the limit.")
+            self._finish()
 
     def on_headers_complete(self) -> None:
-        """Stop the deadline, because a request begins."""
-        self._stop_waiting()
-        self._in_body = True
+        """Stop the deadline if a request begins."""
         super().on_headers_complete()
+        if self._in_body:
+            self._stop_waiting()
 
     def on_body(self, body: bytes) -> None:
         """Pass on a piece of the body, which does not count towards a header."""
@@ -108,22 +99,27 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Count bytes towards the next header, because the request is complete."""
-        self._in_body = False
         self._header_bytes = 0
         super().on_message_complete()
+        if self._offered is None and self.cycle.response_complete:  # answered before its body had arrived
+            self._await_next()
 
     def on_response_complete(self) -> None:
         """Start the deadline of the next header, if no pipelined request follows."""
         is_last = not self.pipeline
         super().on_response_complete()
-        if is_last and not self.transport.is_closing():
-            self._wait(self._bounds.idle_s)
-            self._is_idle = True
+        if is_last:
+            self._await_next()
 
     def cut(self) -> None:
         """Close the connection immediately."""
         if not self.transport.is_closing():
             self.transport.abort()
+
+    def _await_next(self) -> None:
+        if self._end is None and not self.transport.is_closing():
+            self._wait(self._bounds.idle_s)
+            self._is_idle = True
 
     def _wait(self, longest_s: float) -> None:
         self._stop_waiting()
@@ -139,18 +135,6 @@ class BoundedHttp(HttpToolsProtocol):
             self._deadline.cancel()
             self._deadline = None
         self._table.remove(self._peer, self)
-
-
-def without_upgrade(data: bytes) -> bytes:
-    """Returns the data with the header Upgrade renamed to a name of the same length.
-
-    A server may ignore this header, but httptools drops the body of a request that has it. The JDK's HttpClient sends
-    it with every request over http, to offer h2c (uvicorn's issue 2722).
-    """
-    if not _UPGRADE.search(data):
-        return data
-    header, blank, body = data.partition(b"\r\n\r\n")
-    return _UPGRADE.sub(b"\r\nignored:", header) + blank + body
 
 
 def bounded_http(bounds: ConnectionBounds | None = None) -> type[asyncio.Protocol]:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from starlette.testclient import TestClient
 from starlette.types import Message, Receive, Scope, Send
+from starlette.websockets import WebSocketDisconnect
 
 from omni_gateway.api.context import Gateway
 from omni_gateway.entries.connections import Entries
@@ -159,3 +161,36 @@ async def test_a_refused_request_counts_under_its_route(
     metrics = app.state.gateway.metrics.registry
     assert answer.status_code == status
     assert metrics.get_sample_value("omni_gateway_requests_total", {"route": route, "status": str(status)}) == 1
+
+
+class AnyApp:
+    """An ASGI app that takes every scope, as a route for WebSockets would."""
+
+    def __init__(self) -> None:
+        self.scopes: list[str] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scopes.append(scope["type"])
+
+
+async def test_a_websocket_is_refused_before_any_route_sees_it() -> None:
+    """The guard checks no WebSocket, so it lets none pass, whatever routes there are."""
+    app, sent = AnyApp(), []
+    guard = Guard(app, Gateway(GatewaySettings(), StaticPipelines(()), Entries(), GatewayMetrics()), None, lambda: 1)
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await guard({"type": "websocket", "path": "/v1/realtime", "headers": []}, nothing_more, send)
+    assert sent == [{"type": "websocket.close", "code": 1008}]
+    with pytest.raises(ValueError, match="unknown ASGI scope 'webtransport'"):
+        await guard({"type": "webtransport"}, nothing_more, send)
+    await guard({"type": "lifespan"}, nothing_more, send)
+    assert app.scopes == ["lifespan"]
+
+
+def test_the_app_refuses_a_websocket() -> None:
+    client = TestClient(create_app(StaticPipelines(())))
+    with pytest.raises(WebSocketDisconnect) as refused, client.websocket_connect("/v1/chat/completions"):
+        pass
+    assert refused.value.code == 1008

@@ -219,13 +219,36 @@ async def test_what_follows_a_request_is_limited_too(before: bytes) -> None:
 
 
 async def test_an_offer_of_another_protocol_is_ignored() -> None:
-    """The JDK's HttpClient offers h2c with each request over http. Its bodies still arrive."""
+    """The JDK's HttpClient offers h2c with each request over http. Its bodies still arrive, and the connection ends
+    after the answer."""
     offer = b"connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nhttp2-settings: AAEAAEAA\r\n"
     async with serve(Bounds()) as port:
-        reader, writer = await connect(port)
         for body in (b"7 bytes", b"", b"\r\nupgrade: 13"):
+            reader, writer = await connect(port)
             writer.write(b"POST / HTTP/1.1\r\n" + offer + b"content-length: %d\r\n\r\n" % len(body) + body)
-            assert b"%d bytes, 4 lines" % len(body) in await asyncio.wait_for(reader.readuntil(b"lines"), 10)
+            answer = await asyncio.wait_for(reader.read(), 10)
+            assert answer.endswith(b"%d bytes, 3 lines" % len(body))
+            assert b"\r\nconnection: close\r\n" in answer
+            writer.close()
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"GET / HTTP/1.1\r\n" + b"a:\r\n" * 300 + b"\r\n", 431),
+        (b"GET / HTTP/1.1\r\na: " + b"b" * 5000 + b"\r\n\r\n", 431),
+        (b"GET /" + b"b" * 5000 + b" HTTP/1.1\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\n\r\n" * 100, 400),
+    ],
+    ids=["lines", "a line in one piece", "a path in one piece", "requests that wait"],
+)
+async def test_counts_are_limited_too(sent: bytes, status: int) -> None:
+    async with serve(Bounds(header_bytes=4096)) as port:
+        reader, writer = await connect(port)
+        writer.write(sent)
+        answers = await asyncio.wait_for(reader.read(), 60)
+        assert b"HTTP/1.1 %d " % status in answers
+        assert answers.count(b"HTTP/1.1 200 ") == (33 if status == 400 else 0)
         writer.close()
 
 
