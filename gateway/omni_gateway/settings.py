@@ -70,7 +70,8 @@ class GatewaySettings(_Model):
     keep_alive_seconds: Annotated[float, Field(gt=0, le=3600)] = 15.0
     """After this time without an event, a streamed answer gets a comment, which keeps the connection open."""
     max_requests: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
-    """Maximum number of concurrent requests in this process; further ones get 503, except /health, /ready, /metrics."""
+    """Maximum number of concurrent requests in this process; further ones get 503, except /health, /ready, /metrics.
+    As many bodies again may be on their way."""
     keys_file: Path | None = None
     """File of API keys, e.g. from a mounted Secret; see docs/gateway.md. None: every request is accepted."""
     voices_without_key: bool = False

@@ -39,11 +39,3 @@ def join_keys(keys: Sequence[str | int]) -> str:
     for key in keys:
         path += f"[{key}]" if isinstance(key, int) else f".{key}" if path else key
     return path
-
-
-def drop_keys(body: Any, keys: Sequence[str | int]) -> None:
-    """Remove the value to which the keys lead, if it is still there."""
-    here = body
-    for key in keys[:-1]:
-        here = here[key]
-    here.pop(keys[-1], None)

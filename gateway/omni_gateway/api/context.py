@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -32,6 +33,9 @@ class Gateway:
     metrics: GatewayMetrics
     tracing: Tracing = field(default_factory=Tracing)
     pseudonyms: Pseudonyms = field(default_factory=Pseudonyms)
+    reading: tuple[asyncio.Lock, asyncio.Lock] = field(default_factory=lambda: (asyncio.Lock(), asyncio.Lock()))
+    """Held while a body is parsed in a thread: the first for short bodies, the second for long ones. Further threads
+    would slow the event loop down."""
     draining: bool = False
     """Set on SIGTERM or SIGINT. From then on /ready fails, and each connection is closed after its answer."""
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 
-from omni_gateway.api.body_paths import body_keys, drop_keys, join_keys
+from omni_gateway.api.body_paths import join_keys
 from omni_gateway.api.context import Call, Gateway
-from omni_gateway.errors import GatewayError, UnsupportedError
+from omni_gateway.errors import UnsupportedError
 from omni_gateway.openai.chat_unsupported import Unread, Without
 from omni_gateway.settings import UnsupportedFields
 
@@ -43,21 +43,27 @@ def check_unread(gateway: Gateway, call: Call, found: Iterable[Unread]) -> None:
 def drop_unknown(body: Any, model: type[BaseModel]) -> list[str]:
     """Removes from a body the fields that the model does not know. Returns their paths.
 
-    Other problems stay, for the validation that follows.
+    A body with other problems stays as it is, for the validation that follows.
     """
     try:
-        model.model_validate(body)
-    except ValidationError as error:
-        problems = error.errors(include_input=False, include_url=False)
-        unknown = [one["loc"] for one in problems if one["type"] == "extra_forbidden" and one["loc"][-1] not in NEEDED]
-    except GatewayError:
+        read = model.model_validate(body, extra="ignore")
+    except ValidationError:
         return []
-    else:
-        return []
-    dropped = [body_keys(loc, body, missing=False) for loc in unknown]
-    for keys in dropped:
-        drop_keys(body, keys)
-    return [join_keys(keys) for keys in dropped]
+    return list(_drop_unknown((), body, read))
+
+
+def _drop_unknown(keys: tuple[str | int, ...], body: Any, read: Any) -> Iterator[str]:
+    if isinstance(body, list) and isinstance(read, list | tuple):
+        for place, (item, known) in enumerate(zip(body, read, strict=True)):
+            yield from _drop_unknown((*keys, place), item, known)
+    elif isinstance(body, dict) and isinstance(read, BaseModel):
+        known = {field.alias or name: name for name, field in type(read).model_fields.items()}
+        for name in list(body):
+            if name in known:
+                yield from _drop_unknown((*keys, name), body[name], getattr(read, known[name]))
+            elif name not in NEEDED and body[name] is not None:
+                del body[name]
+                yield join_keys((*keys, name))
 
 
 def ignored_header(paths: Sequence[str]) -> str:

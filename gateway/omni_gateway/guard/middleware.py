@@ -17,13 +17,14 @@ from omni_gateway.api.context import Call, Gateway
 from omni_gateway.api.ignored import IGNORED_HEADER, ignored_header
 from omni_gateway.api.live import ClientLeftError
 from omni_gateway.errors import EncodingError, GatewayError, InternalError, UnavailableError, answer_error
-from omni_gateway.guard.body import BodyGoneError, BodyReader
+from omni_gateway.guard.body import STALLED_S, BodyGoneError, BodyReader
 from omni_gateway.guard.budget import Budget, Share
 from omni_gateway.guard.keys import KeyRing
 from omni_gateway.guard.limits import KeyLimiter
 from omni_gateway.guard.refused_keys import RefusedKeys
 from omni_gateway.guard.request_ids import request_id, trace_context
 from omni_gateway.telemetry.tracing import RequestSpan
+from omni_proto.limits.peer_table import PeerTable
 from omni_proto.process.otlp import exemplar_of
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,8 @@ PROBES: Final = ("/health", "/ready", "/metrics")
 """Paths that are answered even if there are too many requests. Otherwise kubelet would restart a busy gateway."""
 BAD_STATUS: Final = 400
 WRONG_KEY_STATUS: Final = 401
+CUT: Final = "omnipipeline.cut"
+"""ASGI extension: a function that closes the connection immediately."""
 POLICY_VIOLATION: Final = 1008
 """RFC 6455's code for a WebSocket that is refused."""
 LEFT_STATUS: Final = 499
@@ -52,9 +55,13 @@ class Guard:
         self._gateway = gateway
         self._keys = keys
         self._limiter = KeyLimiter(replicas)
-        self._bodies = BodyReader(gateway.settings.max_body_bytes, gateway.settings.body_seconds)
+        most = gateway.settings.max_requests
+        self._bodies = BodyReader(gateway.settings.max_body_bytes, gateway.settings.body_seconds, slots=most)
         self.budget = Budget(gateway.settings.max_held_bytes)
-        self._inflight = 0
+        self._running = 0
+        """Requests whose body has arrived."""
+        self._unread: PeerTable[_Reply] = PeerTable()
+        """Answers of which the client takes nothing at the moment, by key or address."""
         self._refused_keys = RefusedKeys()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -78,8 +85,7 @@ class Guard:
             span=span,
             address=(scope.get("client") or ("",))[0],
         )
-        reply = _Reply(send, call, self._gateway)
-        self._inflight += 1
+        reply = _Reply(send, call, self._gateway, self._unread, scope.get("extensions", {}).get(CUT))
         self._gateway.metrics.inflight.inc()
         try:
             await self._serve(scope, headers, receive, reply)
@@ -97,7 +103,6 @@ class Guard:
         finally:
             call.body_share.release()
             call.media_share.release()
-            self._inflight -= 1
             self._gateway.metrics.inflight.dec()
             self._record(scope, call, reply)
 
@@ -109,8 +114,7 @@ class Guard:
         await send({"type": "websocket.close", "code": POLICY_VIOLATION})  # before it is accepted: a server answers 403
 
     async def _serve(self, scope: Scope, headers: Headers, receive: Receive, reply: _Reply) -> None:
-        if scope["path"] not in PROBES and self._inflight > self._gateway.settings.max_requests:
-            raise UnavailableError("The gateway is at its limit of concurrent requests; try again.", retry_after_s=1)
+        self._make_room(scope)
         given = headers.get("authorization")
         if self._keys is None or not scope["path"].startswith(PROTECTED) or self._is_open(scope, given):
             await self._pass(scope, headers, receive, reply)
@@ -132,14 +136,35 @@ class Guard:
 
     async def _pass(self, scope: Scope, headers: Headers, receive: Receive, reply: _Reply) -> None:
         if scope["method"] not in ("POST", "PUT", "PATCH") or not scope["path"].startswith(PROTECTED):
-            await self._app(scope, receive, reply)
+            await self._run(scope, receive, reply)
             return
         call: Call = scope["omni_call"]
         encoding = headers.get("content-encoding", "").strip()
         if encoding.lower() not in ("", "identity"):
             raise EncodingError(encoding)
-        body = await self._bodies.read(receive, headers.get("content-length"), call.body_share)
-        await self._app(scope, _Replay(body, receive), reply)
+        holder = call.key or call.address
+        body = await self._bodies.read(receive, headers.get("content-length"), call.body_share, holder)
+        self._make_room(scope)
+        await self._run(scope, _Replay(body, receive), reply)
+
+    def _make_room(self, scope: Scope) -> None:
+        """If all places are taken, end an answer that its client does not read: of the client with the most of them,
+        the one that has waited longest. Raises UnavailableError if there is none."""
+        if scope["path"] in PROBES or self._running < self._gateway.settings.max_requests:
+            return
+        stalled = [(self._unread.held_by(peer), -one.since, one) for peer, one in self._unread if one.is_stalled]
+        if stalled:
+            *_, reply = max(stalled, key=lambda item: item[:2])
+            reply.cut()
+            return
+        raise UnavailableError("The gateway is at its limit of concurrent requests; try again.", retry_after_s=1)
+
+    async def _run(self, scope: Scope, receive: Receive, reply: _Reply) -> None:
+        self._running += 1
+        try:
+            await self._app(scope, receive, reply)
+        finally:
+            self._running -= 1
 
     def _record(self, scope: Scope, call: Call, reply: _Reply) -> None:
         found = find_route(scope)
@@ -190,8 +215,15 @@ class _Replay:
 class _Reply:
     """Sends an answer with the headers that every answer has."""
 
-    def __init__(self, send: Send, call: Call, gateway: Gateway) -> None:
+    def __init__(
+        self, send: Send, call: Call, gateway: Gateway, unread: PeerTable[_Reply], cut: Callable[[], None] | None
+    ) -> None:
+        """cut: closes the connection immediately."""
         self._send = send
+        self._unread = unread
+        self._close = cut
+        self.since = 0.0
+        """When the piece began to be sent that is being sent."""
         self._call = call
         self._gateway = gateway
         self.status = 0
@@ -220,7 +252,23 @@ class _Reply:
             message = {**message, "headers": headers.raw}
         elif not message.get("more_body", False):
             self.end()
-        await self._send(message)
+        holder, self.since = self._call.key or self._call.address, time.monotonic()
+        self._unread.add(holder, self)
+        try:
+            await self._send(message)  # waits while the client reads nothing
+        finally:
+            self._unread.remove(holder, self)
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the client has taken nothing for some time, and its connection can be closed."""
+        return self._close is not None and time.monotonic() - self.since > STALLED_S
+
+    def cut(self) -> None:
+        """Close the connection immediately."""
+        self._unread.remove(self._call.key or self._call.address, self)
+        if self._close is not None:
+            self._close()
 
     def end(self) -> None:
         """Note that the answer ends now, complete or not."""

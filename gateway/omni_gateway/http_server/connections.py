@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from omni_gateway.errors import HeaderTooLargeError
+from omni_gateway.guard.middleware import CUT
 from omni_gateway.http_server.parsing import StrictHttp
 from omni_proto.limits.bounded_connections import ConnectionTable
 
@@ -88,6 +89,7 @@ class BoundedHttp(StrictHttp):
 
     def on_headers_complete(self) -> None:
         """Stop the deadline if a request begins."""
+        self.scope["extensions"] = {CUT: self.cut}  # type: ignore[typeddict-item]
         super().on_headers_complete()
         if self._in_body:
             self._stop_waiting()

@@ -16,8 +16,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from omni_gateway.errors import GatewayError, HeaderTooLargeError, MalformedRequestError, answer_error
 
-PIPELINED: Final = 32
+PIPELINED: Final = 8
 """Maximum number of requests that may wait on a connection for the answers to earlier ones."""
+PIECES: Final = 4096
+PIECE_BYTES: Final = 64
+"""A body of more pieces is refused if they are smaller than this on average: each costs time of its own."""
 LINGER_S: Final = 2.0
 """How long the client may take to read the last answer. What it still sends is dropped: if it were left unread, the
 kernel would reset the connection, and the client might lose the answer."""
@@ -39,6 +42,9 @@ class StrictHttp(HttpToolsProtocol):
         """The head of a request that offers another protocol, without the offer."""
         self._in_body = False
         """Whether a head is complete, and its body is not."""
+        self._pieces = 0
+        """Pieces and trailers of the body."""
+        self._body_bytes = 0
         self._wrong: GatewayError | None = None
         """Why a head was refused."""
         self._end: GatewayError | None = None
@@ -78,9 +84,9 @@ class StrictHttp(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Begin a request, unless its head is refused or offers another protocol."""
-        self._wrong = self._find_wrong()
-        if self._wrong is not None:
-            raise self._wrong
+        wrong = self._find_wrong()
+        if wrong is not None:
+            self._stop(wrong)
         if self.parser.should_upgrade():
             start = self.parser.get_method(), self.url, self.parser.get_http_version().encode()
             first = b"%b %b HTTP/%b\r\nconnection: close\r\n" % start
@@ -89,6 +95,7 @@ class StrictHttp(HttpToolsProtocol):
             return
         super().on_headers_complete()
         self._in_body = True
+        self._pieces = self._body_bytes = 0
 
     def _find_wrong(self) -> GatewayError | None:
         """Returns what is wrong with a complete head."""
@@ -116,8 +123,29 @@ class StrictHttp(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Pass on a header line. Trailers after a chunked body are dropped: nothing reads them, and uvicorn would keep
         them without a limit."""
-        if not self._in_body:
-            super().on_header(name, value)
+        if self._in_body:
+            self._count_piece(0)
+            return
+        super().on_header(name, value)
+        if len(self.headers) > self._line_limit:
+            self._stop(HeaderTooLargeError(f"The header has more than {self._line_limit} lines, the limit."))
+
+    def on_body(self, body: bytes) -> None:
+        """Pass on a piece of the body."""
+        self._count_piece(len(body))
+        super().on_body(body)
+
+    def _count_piece(self, size: int) -> None:
+        self._pieces += 1
+        self._body_bytes += size
+        if self._pieces > PIECES and self._body_bytes < PIECE_BYTES * self._pieces:
+            said = f"The body comes in pieces of less than {PIECE_BYTES} bytes; send larger chunks."
+            self._stop(MalformedRequestError(said))
+
+    def _stop(self, error: GatewayError) -> None:
+        """Make the parser refuse what it parses."""
+        self._wrong = error
+        raise error
 
     def on_message_complete(self) -> None:
         """Note the end of a body."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from omni_gateway.errors import InvalidMediaError, TooLargeError, UnsupportedError
@@ -62,7 +63,8 @@ async def _read_url(
     param = path + below
     if url[:5].lower() == "data:":
         hold(len(url) * 3 // 4)
-        return read_data_uri(url, types, param=param, max_bytes=settings.max_bytes), param
+        data = await asyncio.to_thread(read_data_uri, url, types, param=param, max_bytes=settings.max_bytes)
+        return data, param
     if url[:8].lower() != "https://":
         raise InvalidMediaError(f"{param} must be a data: URI or an https URL.", param=param)
     if not settings.fetch_https:
@@ -80,7 +82,7 @@ async def _read_url(
 async def _audio(part: AudioPart, path: str, settings: MediaSettings, hold: Hold) -> MediaPart:
     param = f"{path}.input_audio.data"
     hold(len(part.input_audio.data) * 3 // 4)
-    data = decode_base64(part.input_audio.data, param=param, max_bytes=settings.max_bytes)
+    data = await asyncio.to_thread(decode_base64, part.input_audio.data, param=param, max_bytes=settings.max_bytes)
     return _as_audio(data, param)
 
 

@@ -97,9 +97,9 @@ AnswerPart = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
 _PARTS: Final = "a text or a list of parts"
 _PART = by_kind("a text or an object with type")
 # A plain text in a list is a text part, as in vLLM: LangChain sends such lists unchanged.
-_ContentParts = list[Annotated[Text | Annotated[ContentPart, OBJECT], _PART]]
-_AnswerParts = list[Annotated[Text | Annotated[AnswerPart, OBJECT], _PART]]
-_TextParts = list[Annotated[Text | Annotated[TextPart, OBJECT], _PART]]
+_ContentParts = Annotated[list[Annotated[Text | Annotated[ContentPart, OBJECT], _PART]], Field(fail_fast=True)]
+_AnswerParts = Annotated[list[Annotated[Text | Annotated[AnswerPart, OBJECT], _PART]], Field(fail_fast=True)]
+_TextParts = Annotated[list[Annotated[Text | Annotated[TextPart, OBJECT], _PART]], Field(fail_fast=True)]
 Texts = Annotated[Text | Annotated[_TextParts, LIST], by_kind(_PARTS)]
 
 
@@ -183,7 +183,7 @@ class AssistantMessage(_Message):
     """Added by Gemini's API; without effect."""
     function_call: Any = None
     """Only null: the older form of tool_calls."""
-    tool_calls: Annotated[list[PastCall], Field(max_length=128)] | None = None
+    tool_calls: Annotated[list[PastCall], Field(fail_fast=True, max_length=128)] | None = None
 
 
 class ToolMessage(_Message):

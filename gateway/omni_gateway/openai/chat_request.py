@@ -12,7 +12,6 @@ from pydantic import Field
 
 from omni_gateway.openai.body import LIST, OBJECT, TEXT, Body, CacheHints, Text, by_kind
 from omni_gateway.openai.chat_messages import Message
-from omni_gateway.openai.surrogates import Utf8Body
 
 
 class FunctionTool(CacheHints):
@@ -90,7 +89,7 @@ class StructuredOutputs(Body):
     """If true, any JSON object."""
     regex: str | None = None
     """Text that fits this regular expression as a whole."""
-    choice: list[str] | None = None
+    choice: Annotated[list[str], Field(fail_fast=True)] | None = None
     """One of these texts."""
     grammar: str | None = None
     """Text of this context-free grammar, in EBNF."""
@@ -136,12 +135,12 @@ class ProcessorOptions(Body):
     """Whether the model also gets the audio of the videos. Set it in every turn of a conversation or in none."""
 
 
-class ChatRequest(Utf8Body, CacheHints):
+class ChatRequest(CacheHints):
     """A chat completion."""
 
     model: str
-    messages: Annotated[list[Message], Field(min_length=1, max_length=2048)]
-    modalities: Annotated[list[Literal["text", "audio"]], Field(max_length=2)] | None = None
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=2048)]
+    modalities: Annotated[list[Literal["text", "audio"]], Field(fail_fast=True, max_length=2)] | None = None
     """Default: text."""
     audio: AudioOutput | None = None
     """Required with the modality audio."""
@@ -158,10 +157,14 @@ class ChatRequest(Utf8Body, CacheHints):
     seed: Seed | None = None
     """-1, like null, lets each stage choose."""
     stop: (
-        Annotated[Text | Annotated[list[str], Field(max_length=16), LIST], by_kind("a text or a list of texts")] | None
+        Annotated[
+            Text | Annotated[list[str], Field(fail_fast=True, max_length=16), LIST],
+            by_kind("a text or a list of texts"),
+        ]
+        | None
     ) = None
 
-    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = None
     """Functions that the model may call. Only for models whose entry stage sets engineArgs.toolCallParser."""
     tool_choice: (
         Annotated[
@@ -183,7 +186,9 @@ class ChatRequest(Utf8Body, CacheHints):
     """vLLM extension: values above 1 discourage tokens of the prompt and the output."""
     min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     """vLLM extension: minimum number of text tokens before the text may end."""
-    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(max_length=128)] | None = None
+    stop_token_ids: (
+        Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(fail_fast=True, max_length=128)] | None
+    ) = None
     """vLLM extension: further token ids that end the text."""
     ignore_eos: bool | None = None
     """vLLM extension: continue after the end-of-sequence token."""
@@ -231,7 +236,7 @@ class ChatRequest(Utf8Body, CacheHints):
     """Only 0."""
     logit_bias: dict[str, float] | None = None
     """Only empty."""
-    functions: list[Any] | None = None
+    functions: Annotated[list[Any], Field(fail_fast=True)] | None = None
     """Not supported: the older form of tools."""
     function_call: Any = None
     """Not supported: the older form of tool_choice."""

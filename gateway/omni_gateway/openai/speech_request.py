@@ -7,12 +7,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from omni_gateway.openai.body import Body
 from omni_gateway.openai.chat_request import Seed, Voice
 from omni_gateway.openai.chat_unsupported import Unread, Without, not_supported
-from omni_gateway.openai.surrogates import Utf8Body
 
 
-class SpeechRequest(Utf8Body):
+class SpeechRequest(Body):
     """Text to speak, word for word."""
 
     model: str

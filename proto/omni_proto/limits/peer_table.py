@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 Member = TypeVar("Member")
@@ -16,6 +17,10 @@ class PeerTable(Generic[Member]):
 
     def __len__(self) -> int:
         return self._count
+
+    def __iter__(self) -> Iterator[tuple[str, Member]]:
+        """Yields each member with its peer, the members of one peer in their order."""
+        return ((peer, member) for peer, members in self._by_peer.items() for member in members)
 
     def held_by(self, peer: str) -> int:
         """Returns how many members a peer has."""

@@ -90,19 +90,15 @@ async def test_the_lists_of_voices_need_no_key_if_the_settings_say_so(
 async def test_probes_are_answered_at_the_limit_of_requests() -> None:
     """A gateway at its limit of requests is alive, so kubelet must not restart it."""
     app = create_app(StaticPipelines(()), GatewaySettings(max_requests=1))
-    reading, let_go = asyncio.Event(), asyncio.Event()
+    answering, let_go = asyncio.Event(), asyncio.Event()
 
-    async def slow_body() -> Message:
-        reading.set()
+    async def slow_send(message: Message) -> None:
+        answering.set()
         await let_go.wait()
-        return {"type": "http.disconnect"}
 
-    async def ignore(message: Message) -> None:
-        pass
-
-    slow = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
-    held = asyncio.create_task(app(slow, slow_body, ignore))
-    await reading.wait()
+    slow = {"type": "http", "method": "GET", "path": "/v1/models", "headers": []}
+    held = asyncio.create_task(app({**slow, "query_string": b""}, nothing_more, slow_send))
+    await answering.wait()
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
         paths = ("/health", "/ready", "/metrics", "/v1/models")
         statuses = {path: (await client.get(path)).status_code for path in paths}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import binascii
+import random
 import socket
 from urllib.parse import quote
 
@@ -184,3 +186,23 @@ def test_an_earlier_answer_may_have_a_part_that_refuses() -> None:
     message = AssistantMessage.model_validate({"role": "assistant", "content": content})
     (chat,) = build_chat([message], [])
     assert chat.parts == ("Well. ", "I cannot.")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 786_431, 786_432, 786_433, 1_600_000])
+def test_base64_of_any_size_is_decoded_as_a_whole(size: int) -> None:
+    """Long base64 is decoded in pieces. What binascii refuses as a whole is refused in pieces."""
+    data = random.Random(size).randbytes(size)
+    text = base64.b64encode(data).decode()
+    assert decode_base64(text, param="x", max_bytes=1 << 22) == data
+    cut = 1 << 20
+    for wrong in (
+        f"{text}AA==AAAA",
+        f"{text[:cut]}={text[cut:]}A",
+        f"AA=={text}",
+        f"{text}A",
+        f"{text[:cut]}AA=={text[cut:]}A",
+    ):
+        with pytest.raises(binascii.Error):
+            binascii.a2b_base64(wrong, strict_mode=True)
+        with pytest.raises(InvalidMediaError):
+            decode_base64(wrong, param="x", max_bytes=1 << 22)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from omni_gateway.openai.chat_events import ChatAnswer, read_notes
+from omni_gateway.client_paths import ClientPaths
+from omni_gateway.openai.chat_events import ChatAnswer
 from omni_proto.client import StageFinished
 from omni_proto.client.responses.events import StageTimings, Usage
 
 
 def test_notes_name_the_clients_fields() -> None:
-    notes = ("start.chat.messages[2].parts[1].audio: the audio is damaged", "something else")
-    finished = StageFinished("thinker", "stop", "", Usage(), StageTimings(), notes)
-    assert read_notes(finished) == ["messages[2].content[1]: the audio is damaged", "something else"]
+    parts = ["messages[0].content[0]", "messages[0].content[1].input_audio.data"]
+    answer = ChatAnswer("chatcmpl-1", "m", 0, paths=ClientPaths(parts=[parts], has_messages=True))
+    notes = ("start.chat.messages[0].parts[1].audio: the audio is damaged", "something else")
+    answer.note(StageFinished("thinker", "stop", "", Usage(), StageTimings(), notes))
+    assert answer.notes == ["messages[0].content[1].input_audio.data: the audio is damaged", "something else"]
 
 
 def test_answers_have_notes_only_if_there_are_any() -> None:
