@@ -1,6 +1,9 @@
 """`make soak HOSTILE=1`: well-behaved clients ask for text and speech while 32 hostile clients (callers.py) attack.
+Then a gateway stands in front of the stages, and each attack of http_attacks.py runs for a while.
 
 It fails if
+- under an attack on the gateway, a chat fails or the p95 of chats is more than twice as long, or /health takes more
+  than half a second;
 - a well-behaved call fails, or gets a different answer than an equal call of the same phase (judge lists the phases);
 - the p95 latency of a kind of well-behaved calls is more than twice its p95 without attack;
 - the memory of the entry and its decoders grows by more than 1.1 times its byte budget;
@@ -28,7 +31,10 @@ from benchmarks.pipeline.breakdown import PARTS, split
 from omni_proto.client import AsyncOmniClient, OmniRequestError
 from omni_proto.pod_contract import StageMetric
 from soak.attackers import Attackers
+from soak.http_attacks import ATTACKS, measure
+from soak.http_attacks import judge as judge_gateway
 from soak.load import KINDS
+from support.peers.gateways import run_gateway
 from support.processes.stage_processes import StageProcess, chain_configs, pick_chain_ports
 
 BUDGET = 1 << 30
@@ -170,7 +176,13 @@ async def run_hostile(minutes: float, folder: Path, media_share: float | None = 
             stage.start(wait=False)
         for stage in stages.values():
             await asyncio.to_thread(stage.wait_ready)
-        return {"media_share": media_share, **await judge(minutes, stages)}
+        report: dict[str, Any] = {"media_share": media_share, **await judge(minutes, stages)}
+        with run_gateway(folder, f"m=grpc://127.0.0.1:{stages['thinker'].ports['thinker']['grpc']}") as gateway:
+            report["gateway"] = await measure(gateway.url, minutes * 60 / len(ATTACKS), chats=True)
+        problems, slow = judge_gateway(report["gateway"])
+        report["problems"] += problems + await asyncio.to_thread(leftovers, stages)
+        report["slow"] += slow
+        return report
 
 
 async def judge(minutes: float, stages: dict[str, StageProcess]) -> dict[str, object]:
