@@ -26,20 +26,22 @@ if __name__ == "__main__":
 
     # Only modules imported inside this block are instrumented for coverage.
     with atheris.instrument_imports(
-        include=["omni_proto", "omni_stage.service", "omni_stage.payloads", "omni_stage.media"]
+        include=["omni_proto", "omni_stage.service", "omni_stage.payloads", "omni_stage.media", "omni_stage.forms"]
     ):
-        from fuzz import media_targets, targets
+        from fuzz import form_targets, media_targets, targets
 else:
-    from fuzz import media_targets, targets
+    from fuzz import form_targets, media_targets, targets
 
-MEDIA_FROM = 0xF0
-"""First bytes from this value on select a reader of media; smaller ones select one of the other readers."""
+FORMS_FROM, MEDIA_FROM = 0xE0, 0xF0
+"""First bytes from these values on select a reader of forms of the text, and of media; smaller ones select one of the
+other readers."""
 
 
 def check_input(data: bytes) -> None:
     """Runs one input. Raises any error that is not a documented answer to bad bytes."""
     if data:
-        readers = targets.TARGETS if data[0] < MEDIA_FROM else media_targets.TARGETS
+        kind = (data[0] >= FORMS_FROM) + (data[0] >= MEDIA_FROM)
+        readers = (targets.TARGETS, form_targets.TARGETS, media_targets.TARGETS)[kind]
         readers[data[0] % len(readers)](data[1:])
 
 
@@ -51,7 +53,7 @@ def write_report(path: Path, corpus: Path, runs: int, seconds: float) -> None:
         "seconds": round(seconds, 1),
         "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
         "corpus_files": sum(1 for _ in corpus.iterdir()),
-        "targets": [target.__name__ for target in (*targets.TARGETS, *media_targets.TARGETS)],
+        "targets": [target.__name__ for target in (*targets.TARGETS, *form_targets.TARGETS, *media_targets.TARGETS)],
         "machine": {"cpus": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()},
     }
     path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")

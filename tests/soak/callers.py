@@ -1,9 +1,9 @@
 """32 hostile clients in one process: `python -m soak.callers TARGET` (attackers.py starts it).
 
-They send decompression bombs, false sizes and damaged media, inside Start and in chunks, with and without an announced
-size. They also send chats with far too many parts, prompts of a million characters, and minutes of silent audio. Half
-of the calls are cancelled if they last longer than a random time of up to half a second. The process writes how the
-calls ended to stdout as JSON.
+They send costly forms of the text, decompression bombs, false sizes and damaged media, inside Start and in chunks, with
+and without an announced size. They also send chats with far too many parts, prompts of a million characters, and
+minutes of silent audio. Half of the calls are cancelled if they last longer than a random time of up to half a second.
+The process writes how the calls ended to stdout as JSON.
 """
 
 from __future__ import annotations
@@ -52,6 +52,24 @@ def media_request(media: list[tuple[str, bytes]], *, chunked: bool, announced: i
     return pb.GenerateRequest(start=start), sent
 
 
+def form_requests() -> list[Request]:
+    """Returns requests whose structured output is expensive, fits nothing, or is not allowed here."""
+    repeated = "(((a){0,1000}){0,1000}){0,1000}b"
+    forms = [
+        sampling_pb2.StructuredOutput(json_schema=json.dumps({"type": "string", "pattern": repeated})),
+        sampling_pb2.StructuredOutput(json_schema=json.dumps({"type": "string", "pattern": "((a){0,90}){0,90}b"})),
+        sampling_pb2.StructuredOutput(json_schema=json.dumps({"type": "string", "maxLength": 3000})),
+        sampling_pb2.StructuredOutput(json_schema='{"$ref": "#"}'),
+        sampling_pb2.StructuredOutput(regex=repeated),
+        sampling_pb2.StructuredOutput(grammar='root ::= root root | "a"'),
+    ]
+    modalities = [sampling_pb2.MODALITY_TEXT]
+    return [
+        (pb.GenerateRequest(start=pb.Start(text="a", structured_output=form, modalities=modalities)), [])
+        for form in forms
+    ]
+
+
 def requests() -> list[Request]:
     """Returns the requests from which the clients choose at random."""
     made = [(medium.kind, medium.make()) for medium in CORPUS]
@@ -62,6 +80,7 @@ def requests() -> list[Request]:
         media_request([("image", flat_png(4096, 4096))] * 4, chunked=False),
         media_request([("image", many_scans(45, 4000))] * 2, chunked=False),
     ]
+    found += form_requests()
     many = pb.Start()
     for _ in range(1024):
         many.chat.messages.add(role="user").parts.extend([prompt_pb2.ContentPart(text="a")] * 512)

@@ -52,7 +52,7 @@ class JsonSchema(Body):
     description: str | None = None
     json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
     strict: bool | None = None
-    """Without effect: the text always fits the schema."""
+    """Without effect: the text always fits the schema. A schema that cannot be enforced is refused."""
 
 
 class TextFormat(Body):

@@ -35,6 +35,7 @@ from omni_proto.stage_config.settings import (
     ParserName,
     SamplingDefaults,
     StageName,
+    StructuredOutput,
 )
 
 __all__ = [
@@ -60,6 +61,7 @@ __all__ = [
     "StageConfig",
     "StageConfigError",
     "StageName",
+    "StructuredOutput",
     "Timeouts",
     "load_stage_config",
     "parse_stage_config",

@@ -39,6 +39,14 @@ class Modality(StrEnum):
     AUDIO = "Audio"
 
 
+class StructuredOutput(StrEnum):
+    """What requests may prescribe about the form of the text."""
+
+    NONE = "None"
+    JSON = "Json"
+    ALL = "All"
+
+
 class ClientCertificates(StrEnum):
     """Whether clients must present a certificate."""
 
@@ -89,6 +97,10 @@ class EngineArgs(ConfigModel):
     """Name of vLLM's parser that finds tool calls in the text, e.g. hermes. Without one, requests offer no tools."""
     reasoning_parser: ParserName | None = None
     """Name of vLLM's parser that separates reasoning from text, e.g. qwen3. Without one, reasoning is text."""
+    structured_output: StructuredOutput | None = None
+    """What requests may prescribe about the form of the text: nothing (None); JSON, JSON Schemas, tool calls and lists
+    of choices (Json); or also regular expressions and grammars (All), which are the easiest to make expensive. Default:
+    Json."""
     block_size: Annotated[int, Field(ge=16, le=256, multiple_of=16)] | None = None
     """Tokens of one block of the KV cache: a multiple of 16, and of 32 on a CPU. Default: chosen by vLLM."""
 

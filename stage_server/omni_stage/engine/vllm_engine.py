@@ -16,12 +16,12 @@ from pathlib import Path
 
 import torch
 from vllm import SamplingParams
-from vllm.config import VllmConfig
+from vllm.config import StructuredOutputsConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 
-from omni_proto.stage_config import EdgeMode, StageConfig
+from omni_proto.stage_config import EdgeMode, StageConfig, StructuredOutput
 from omni_proto.tensors import ReceivedTensor, TensorSpec, prompt_embeds_spec
 from omni_stage.engine.arguments.byte_budget import default_byte_budget
 from omni_stage.engine.arguments.engine_args import OmniEngineArgs, build_engine_args, load_model_config
@@ -42,6 +42,7 @@ from omni_stage.errors import (
     OmniStageError,
 )
 from omni_stage.exchange.arrays import Array, to_torch
+from omni_stage.forms.trial_pool import TrialPool
 from omni_stage.models.component import (
     Component,
     StageRequest,
@@ -55,6 +56,7 @@ from omni_stage.vllm_adapter.checks.gpu_driver import check_gpu, explain_cuda_fa
 from omni_stage.vllm_adapter.core.async_llm import AsyncEngineCore
 from omni_stage.vllm_adapter.core.inproc import InprocEngineCore
 from omni_stage.vllm_adapter.core.interface import EngineCore
+from omni_stage.vllm_adapter.structured.params import read_params
 from omni_stage.vllm_adapter.wiring import select
 from omni_stage.vllm_adapter.wiring.names import PAYLOAD_LIMITS
 
@@ -83,6 +85,7 @@ class VllmStageEngine:
         """Set once the engine has started."""
         self._work = WorkLedger()
         self._preparers = Preparers()
+        self._trials = TrialPool(lambda: asyncio.to_thread(self._core.describe_tokenizer))
         # An in-process engine takes requests on the thread that runs its steps, so a limit would also count the steps.
         self._prepare_s = None if in_process else config.timeouts.prepare
 
@@ -160,6 +163,9 @@ class VllmStageEngine:
             raise
         except OmniStageError as error:
             raise ConfigurationError(f"the warm-up request of {self.component.facts.id} failed: {error}") from error
+        facts, setting = self.component.facts, self._config.engine_args.structured_output
+        if facts.structures_text and setting is not StructuredOutput.NONE and self._prepare_s is not None:
+            self._trials.warm()
 
     async def _restart_eager(self, difference: str) -> None:
         """Load the model again, as if the user had set enforceEager: slower, but its outputs are correct."""
@@ -200,9 +206,8 @@ class VllmStageEngine:
                 return
             prompt, params = lowering.lower(request, prepared, lowering.params(request, prepared))
             compiles = isinstance(params, SamplingParams) and params.structured_outputs is not None
-            if compiles:
-                # In a thread, because vLLM parses the form to check it.
-                await preparation.within(asyncio.to_thread(self._core.check_structured, params))
+            if isinstance(params, SamplingParams) and compiles:
+                await preparation.within(self._check_form(request, params))
             emitter = self.component.emitter(request, prepared)
             on_submit = partial(preparation.submitted, compiles=compiles)
             run = self._core.stream(request.request_id, prompt, params, priority=request.priority, on_submit=on_submit)
@@ -223,6 +228,15 @@ class VllmStageEngine:
                     work.take_back()
                     output = await anext(outputs, None)
 
+    async def _check_form(self, request: StageRequest, params: SamplingParams) -> None:
+        """Refuse a form of the text that is not enforced or costs too much, before the engine compiles it."""
+        source = request.source
+        by_tools = isinstance(source, UserPrompt) and source.structured is None
+        field = "start.chat.tools" if by_tools else "start.structured_output"
+        form = await asyncio.to_thread(read_params, params.structured_outputs, field)
+        await self._trials.check(form, caller=request.caller, field=field)
+        await asyncio.to_thread(self._core.check_structured, params, field)
+
     async def abort(self, request_id: str) -> None:
         """End a request. The reader of the request's steps gets a ModelExecutionError. Unknown ids are ignored."""
         windows = self._runs.windows if self._runs is not None else {}
@@ -231,6 +245,7 @@ class VllmStageEngine:
     async def shutdown(self) -> None:
         """End the engine and its processes. Idempotent."""
         self._preparers.shutdown()
+        self._trials.close()
         await self._core.shutdown()
 
     @property
@@ -257,8 +272,10 @@ class VllmStageEngine:
 
 def vllm_engine_kwargs(args: OmniEngineArgs, *, on_cpu: bool) -> dict[str, object]:
     """Returns keyword arguments of AsyncEngineArgs, with the worker and scheduler of the stage's kind and device."""
+    # One backend, so that every request's form is checked by the backend that enforces it. With vLLM's default, "auto",
+    # the first request of an engine chooses it for all. Only xgrammar enforces the tools' structural tags.
     kind: select.StageKind = "diffusion" if args.kind.is_one_shot else "autoregressive"
-    return args.vllm_kwargs(
+    return {"structured_outputs_config": StructuredOutputsConfig(backend="xgrammar")} | args.vllm_kwargs(
         worker_cls=select.worker_cls(kind, "cpu" if on_cpu else "cuda"),
         scheduler_cls=select.scheduler_cls(kind, bool(args.async_scheduling)),
     )

@@ -159,6 +159,7 @@ def describe(
             *_engine_args_of_kind(kind),
             *_prompt_embeds(reads, takes_prompt_embeds, publishes_rows),
             *_parsers(takes_tools),
+            *(() if structures_text else _OF_STRUCTURED_TEXT),
             *(() if media else _OF_MEDIA),
             *(_OF_PUBLISHED_ROWS if publishes_rows else ()),
             *refused_engine_args,
@@ -173,6 +174,7 @@ def describe(
 
 
 _QUEUE_TIMEOUT = Refusal(field="queue", why="only a stage that generates in one step limits the wait in its queue")
+_OF_STRUCTURED_TEXT = (Refusal(field="structured_output", why="this component writes no text in a given form"),)
 _OF_MEDIA = tuple(
     Refusal(field=name, why="this component reads no media", allows_empty=name != "max_media_share")
     for name in ("max_media_share", "mm_processor_cache_mib")

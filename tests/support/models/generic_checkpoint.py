@@ -5,8 +5,11 @@ The model's output is random text. The checkpoint has about 1 MB and is written 
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, Final
+
+from support.models.large_vocabulary import large_vocabulary
 
 END_OF_TEXT: Final = "<|endoftext|>"
 IM_START: Final = "<|im_start|>"
@@ -33,11 +36,14 @@ _CORPUS: Final = (
 _VOCABULARY: Final = 320
 
 
-def write_tiny_text_checkpoint(directory: Path, seed: int = 0, *, kv_heads: int = 2, tools: bool = False) -> Path:
+def write_tiny_text_checkpoint(
+    directory: Path, seed: int = 0, *, kv_heads: int = 2, tools: bool = False, large: bool = False
+) -> Path:
     """Writes the checkpoint (Qwen2 architecture, float32) into the directory. Returns the directory.
 
     The same seed gives the same bytes. `kv_heads` is 1, 2 or 4 for 4 query heads; below 4 is grouped-query attention.
-    `tools` adds Qwen's tokens for tool calls and reasoning, a template that shows tools, and a longer context.
+    `large`: the vocabulary has 150,000 more tokens (80 MB). `tools` adds Qwen's tokens for tool calls and reasoning, a
+    template that shows tools, and a longer context.
     """
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -48,6 +54,8 @@ def write_tiny_text_checkpoint(directory: Path, seed: int = 0, *, kv_heads: int 
         # Not special tokens, because parsers read them in the text.
         tokenizer.add_tokens([*TOOL_CALL, *THINK])
         tokenizer.chat_template = TOOL_TEMPLATE
+    if large:
+        tokenizer = _grow(tokenizer)
     tokenizer.save_pretrained(directory)
     config = Qwen2Config(
         vocab_size=len(tokenizer),
@@ -59,7 +67,7 @@ def write_tiny_text_checkpoint(directory: Path, seed: int = 0, *, kv_heads: int 
         max_position_embeddings=2048 if tools else 512,
         bos_token_id=None,
         eos_token_id=tokenizer.convert_tokens_to_ids(IM_END),
-        tie_word_embeddings=False,
+        tie_word_embeddings=large,
         # Large enough that the logits of greedy tokens differ by more than rounding errors.
         initializer_range=0.1,
         dtype="float32",
@@ -70,6 +78,27 @@ def write_tiny_text_checkpoint(directory: Path, seed: int = 0, *, kv_heads: int 
     model.generation_config.eos_token_id = config.eos_token_id
     model.save_pretrained(directory, safe_serialization=True)
     return directory
+
+
+def _grow(tokenizer: Any) -> Any:
+    """Returns the tokenizer with the tokens of large_vocabulary, which it decodes but never encodes."""
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    known, letters = state["model"]["vocab"], bytes_to_unicode()
+    size = len(tokenizer)
+    for text in large_vocabulary():
+        written = "".join(letters[byte] for byte in text.encode())
+        if written not in known:
+            known[written] = size
+            size += 1
+    grown = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(state)), eos_token=IM_END, pad_token=END_OF_TEXT
+    )
+    grown.chat_template = tokenizer.chat_template
+    return grown
 
 
 def train_tokenizer() -> Any:

@@ -237,6 +237,8 @@ def _user_args(args: EngineArgs) -> dict[str, Any]:
     given.pop("max_media_share", None)
     # Only the stage server parses tool calls. AsyncEngineArgs has a field for the reasoning parser only.
     given.pop("tool_call_parser", None)
+    # Only the stage server reads this one too.
+    given.pop("structured_output", None)
     mib = given.pop("kv_cache_memory_mib", None)
     if mib is not None:
         given["kv_cache_memory_bytes"] = mib << 20

@@ -42,6 +42,8 @@ class StageRequest(Brief):
     """Whether a downstream stage reads this request's tensors."""
     priority: int = 0
     """Requests with lower values are scheduled earlier, as in vLLM."""
+    caller: str = ""
+    """Name by which callers get their turns where the work of a request comes before the engine."""
     cache_salt: str = ""
     """Cached prefixes are shared only among requests with the same salt. The empty string is a salt like any other."""
     max_prompt_tokens: int | None = None

@@ -31,7 +31,7 @@ from omni_stage.models.component import (
 )
 from omni_stage.models.edge_stream import EdgeStream
 from omni_stage.process.stage_log import request_id_var
-from omni_stage.service.call.call_metadata import forwarded_metadata, traceparent_of
+from omni_stage.service.call.call_metadata import forwarded_metadata, traceparent_of, user_of
 from omni_stage.service.call.deadlines import Deadline
 from omni_stage.service.call.in_flight import InFlight
 from omni_stage.service.edges.channels import DownstreamChannels
@@ -166,7 +166,8 @@ class StageServicer:
                 # 6. Run the engine and the downstream calls.
                 source = EdgeStream() if plan.streamed else reader
                 read = partial(self._receive, messages, reader, source, timeline)
-                build = partial(self._stage_request, plan, source, bool(calls), timeline)
+                user = user_of(context.invocation_metadata()) or peer_address(context.peer())
+                build = partial(self._stage_request, plan, source, bool(calls), timeline, user)
                 reads = _reads(plan, reader)
                 timeline.input_complete = timeline.now() if reads is Reads.BESIDE else 0
                 await run.execute(build, partial(writer.accept, accepted), read, reads)
@@ -242,7 +243,7 @@ class StageServicer:
             stream.end()
 
     async def _stage_request(
-        self, plan: RequestPlan, received: _Source, want_tensors: bool, timeline: Timeline
+        self, plan: RequestPlan, received: _Source, want_tensors: bool, timeline: Timeline, caller: str
     ) -> StageRequest:
         """Returns the engine's request. Raises InvalidRequestError, TensorError, and what `_decode` raises."""
         source: UserPrompt | EdgeInput | EdgeStream
@@ -271,6 +272,7 @@ class StageServicer:
             voice=plan.voice,
             want_tensors=want_tensors,
             priority=plan.priority,
+            caller=caller,
             cache_salt=plan.cache_salt,
             notes=notes,
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from omni_proto.pipeline.components import ComponentFacts
 from omni_proto.stage.v1 import stage_service_pb2
-from omni_proto.stage_config import StageConfig
+from omni_proto.stage_config import StageConfig, StructuredOutput
 from omni_proto.tensors import schema_hash, schema_to_proto, spec_to_proto
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.models.component import KnowsVoices
@@ -83,7 +83,7 @@ def _describe_text(config: StageConfig, facts: ComponentFacts) -> stage_service_
         return None
     return stage_service_pb2.TextAbilities(
         given_reply=facts.takes_reply,
-        structured_output=facts.structures_text,
+        structured_output=facts.structures_text and config.engine_args.structured_output is not StructuredOutput.NONE,
         tool_call_parser=config.engine_args.tool_call_parser or "",
         reasoning_parser=config.engine_args.reasoning_parser or "",
     )

@@ -33,7 +33,7 @@ class CorePart:
 
 
 class EngineCore(Protocol):
-    """A vLLM engine. All methods except check_structured are called on one event loop."""
+    """A vLLM engine. All methods except check_structured and describe_tokenizer are called on one event loop."""
 
     @property
     def max_model_len(self) -> int:
@@ -78,8 +78,12 @@ class EngineCore(Protocol):
         """Load the model. Raises ConfigurationError or EngineDeadStageError."""
         ...
 
-    def check_structured(self, params: SamplingParams) -> None:
-        """Check the form that the text must have, as vLLM does. Raises InvalidRequestError.
+    def describe_tokenizer(self) -> bytes:
+        """Returns xgrammar's information about the tokenizer, as JSON. Call it in a thread: it takes about a second."""
+        ...
+
+    def check_structured(self, params: SamplingParams, field: str) -> None:
+        """Check the form that the text must have, as vLLM does. Raises InvalidRequestError with `field`.
 
         Call it in a thread: a large grammar takes long.
         """

@@ -63,8 +63,11 @@ class OmniOutputProcessor(OutputProcessor):
                 state.prompt_token_ids = list(state.prompt_token_ids)
             # vLLM registers a request here once its input is processed, and sends it next (`AsyncLLM._add_request`).
             capture = self._captures.get(state.external_req_id)
-            if capture is not None and capture.on_submit is not None:
-                capture.on_submit()
+            if capture is not None:
+                params = request.sampling_params
+                capture.is_structured = params is not None and params.structured_outputs is not None
+                if capture.on_submit is not None:
+                    capture.on_submit()
 
     def process_outputs(
         self, engine_core_outputs: list[EngineCoreOutput], *args: Any, **kwargs: Any

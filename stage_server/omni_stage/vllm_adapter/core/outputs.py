@@ -25,7 +25,7 @@ from omni_stage.errors import (
     QueueTimeoutError,
 )
 from omni_stage.exchange.engine_step import EngineStep, FinishReason
-from omni_stage.vllm_adapter.wiring.names import INVALID_PAYLOAD, QUEUE_TIMEOUT
+from omni_stage.vllm_adapter.wiring.names import FORM_COST, INVALID_PAYLOAD, QUEUE_TIMEOUT
 from omni_stage.vllm_adapter.wiring.packing import OUTPUT_NAME, ROWS_NAME, unpack
 
 logger = logging.getLogger(__name__)
@@ -40,6 +40,7 @@ _ERROR_KINDS: dict[str, type[OmniStageError]] = {
     NonFiniteTensorError.__name__: NonFiniteTensorError,
 }
 
+STRUCTURED = "start.structured_output"
 # vLLM's "repetition": a token was sampled as often in a row as the request allows
 # (SamplingParams.repetition_detection). The stop reason is then "repetition_detected".
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "repetition": FinishReason.STOP}
@@ -61,6 +62,8 @@ class Capture:
     """time.monotonic_ns() when a pooling request was first scheduled, if known; PoolingRequestOutput has no field."""
     on_submit: Callable[[], None] | None = None
     """Called when the request is sent to the engine core."""
+    is_structured: bool = False
+    """Whether the request's text must have a form."""
     outputs: int = 0
     """Number of outputs so far."""
 
@@ -85,6 +88,11 @@ def convert_output(output: RequestOutput | PoolingRequestOutput[Any], capture: C
         tensors = join_tensors(capture.take(), ROWS_NAME)
         # A stop token's id, a stop string, or a reason of our scheduler.
         stop_reason = "" if completion.stop_reason is None else str(completion.stop_reason)
+        if completion.finish_reason == "error" and capture.is_structured:
+            raise InvalidRequestError(
+                "the engine cannot compile the form of structured output, or no token fits it; simplify it",
+                field=STRUCTURED,
+            )
         finish_reason = _read_finish(completion.finish_reason, stop_reason)
         return EngineStep(
             token_ids=list(completion.token_ids),
@@ -174,6 +182,8 @@ def _ended_early(finish_reason: str, stop_reason: str) -> OmniStageError:
         return QueueTimeoutError("the request waited too long in the engine's queue; retry later or add replicas")
     if constant == INVALID_PAYLOAD:
         return InvalidTensorError(message or "the request's payload cannot be read")
+    if constant == FORM_COST:
+        return InvalidRequestError(message, field=STRUCTURED)
     return ModelExecutionError(f"the engine ended the request early ({stop_reason or finish_reason})")
 
 

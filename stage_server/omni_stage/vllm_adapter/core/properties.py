@@ -15,6 +15,7 @@ from vllm.tokenizers import cached_tokenizer_from_config
 from omni_stage.errors import InvalidRequestError, NotReadyError
 from omni_stage.scheduling.session_queue import SessionRoom
 from omni_stage.vllm_adapter.core.executor import keep_worker_in_engine
+from omni_stage.vllm_adapter.structured.manager import MeteredBackend
 
 
 class EngineProperties(ABC):
@@ -61,11 +62,18 @@ class EngineProperties(ABC):
             raise NotReadyError("the engine has not resolved its dtype")
         return dtype
 
-    def check_structured(self, params: SamplingParams) -> None:
+    def describe_tokenizer(self) -> bytes:
+        """See EngineCore."""
+        config = self.loaded_config.model_config
+        tokenizer = cached_tokenizer_from_config(config)
+        backend = MeteredBackend(self.loaded_config, tokenizer=tokenizer, vocab_size=config.get_vocab_size())
+        return backend.describe_tokenizer()
+
+    def check_structured(self, params: SamplingParams, field: str) -> None:
         """See EngineCore. vLLM repeats the check when it takes the request, with a less precise error.
 
         Private interface: `SamplingParams._validate_structured_outputs` (vLLM 0.32, sampling_params.py). Only this
-        method chooses a backend and runs that backend's own check.
+        method runs the check of the engine's backend (engine/vllm_engine.py), and names the backend in `params`.
         """
         config = self.loaded_config
         try:
@@ -76,8 +84,8 @@ class EngineProperties(ABC):
             )
         except (ValueError, VLLMClientError) as error:
             raise InvalidRequestError(
-                "vLLM's structured output cannot enforce this form: it is invalid, or no backend supports it",
-                field="start.structured_output",
+                "vLLM's structured output cannot enforce this form: it is invalid, or xgrammar does not support it",
+                field=field,
             ) from error
 
     @property

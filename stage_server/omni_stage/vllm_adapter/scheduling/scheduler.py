@@ -8,6 +8,7 @@
 - Media are encoded in turns with the tokens of other requests (media_turns.py). While media must wait, requests that
   still have media to encode are taken out of vLLM's queue for the step, because vLLM would not look past a request
   that cannot start.
+- Structured output: a request whose form costs too much CPU time in the steps ends (structured/manager.py).
 - Early ends: `update_from_output` first ends rejected requests, with the cause for their clients, and then runs vLLM's
   own method.
 
@@ -17,8 +18,8 @@ cache, and other requests would hit entries that were never computed.
 
 Private interfaces of vLLM 0.32, which has no public scheduler interface:
 - `v1.core.sched.scheduler.Scheduler` and `async_scheduler.AsyncScheduler`: `schedule`, `add_request`,
-  `update_from_output`, `finish_requests`, `_free_request`, `_update_request_as_session`, and
-  `_try_schedule_encoder_inputs`, which takes and returns vLLM's encoder budget. Also
+  `update_from_output`, `finish_requests`, `_free_request`, `_update_request_as_session`, `get_grammar_bitmask`,
+  `structured_output_manager`, and `_try_schedule_encoder_inputs`, which takes and returns vLLM's encoder budget. Also
   `v1.engine.EngineCoreOutput(s)` and `v1.request.Request`.
 - `Request.arrival_time` orders `PriorityRequestQueue`, picks the request to preempt, and is used for nothing else. It
   may not change while the request is in that queue. `Scheduler.running` is a list; a step reads it in list order.
@@ -40,13 +41,14 @@ from typing import Any
 import torch
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
+from vllm.v1.core.sched.output import GrammarOutput, NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
 
 from omni_stage.errors import OmniStageError
 from omni_stage.vllm_adapter.scheduling.error_dump import disable_dump
@@ -59,7 +61,8 @@ from omni_stage.vllm_adapter.scheduling.scheduler_output import (
     find_raw_payload,
     read_limits,
 )
-from omni_stage.vllm_adapter.wiring.names import INVALID_PAYLOAD
+from omni_stage.vllm_adapter.structured.manager import MeteredManager, grammar_of
+from omni_stage.vllm_adapter.wiring.names import FORM_COST, INVALID_PAYLOAD
 
 _ACTIVE = (RequestStatus.RUNNING, RequestStatus.WAITING, RequestStatus.PREEMPTED)
 """Statuses of requests that wait for tokens. A session that waits for its next part has another status."""
@@ -78,12 +81,14 @@ class OmniSchedulerMixin:
     num_waiting_for_streaming_input: int
     max_num_encoder_input_tokens: int
     encoder_cache_manager: EncoderCacheManager
+    structured_output_manager: StructuredOutputManager
     clock: Callable[[], float] = staticmethod(time.monotonic)  # seconds
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Take vLLM's arguments. Raises ConfigurationError if additional_config holds wrong settings."""
         super().__init__(*args, **kwargs)
         disable_dump()
+        MeteredManager.adopt(self.structured_output_manager)
         # The front end checked every value before it admitted the request: here a checksum is enough.
         self._payload_limits = read_limits(self.vllm_config.additional_config).already_checked()  # type: ignore[attr-defined]
         self._rejected: dict[str, str] = {}
@@ -137,6 +142,15 @@ class OmniSchedulerMixin:
             client = outputs.setdefault(request.client_index, EngineCoreOutputs())
             client.outputs.append(_build_last_output(request, rejected[request.request_id]))
         return outputs
+
+    def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> GrammarOutput | None:
+        """Returns the tokens that structured output allows in a step, and ends requests whose form costs too much."""
+        output: GrammarOutput | None = super().get_grammar_bitmask(scheduler_output)  # type: ignore[misc]
+        for name in output.structured_output_request_ids if output is not None else ():
+            grammar = grammar_of(self.requests[name])
+            if grammar is not None and grammar.given_up:
+                self.reject(name, f"{FORM_COST}: {grammar.describe()}")
+        return output
 
     def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
         """Returns vLLM's statistics, without counting requests that wait for rows of the upstream stage.

@@ -14,5 +14,7 @@ PAYLOAD_LIMITS: Final = "omni_payload_limits"
 
 QUEUE_TIMEOUT: Final = "queue_timeout"
 """Stop reason of a request that waited too long."""
+FORM_COST: Final = "form_cost"
+"""Start of the stop reason of a request whose form of structured output cost too much."""
 INVALID_PAYLOAD: Final = "invalid_payload"
 """Start of the stop reason of a request whose payload could not be read."""

@@ -14,7 +14,8 @@ from omni_stage.exchange.reply_form import CalledTool, GivenReply, StructuredTex
 from omni_stage.models.component import UserPrompt
 from omni_stage.service.request.planning.plan import RequestPlan, plan_request
 from omni_stage.service.request.planning.prompt import build_prompt
-from omni_stage.service.request.planning.reply_form import MAX_FORM_BYTES, MAX_JSON_DEPTH, MAX_TOOLS
+from omni_stage.service.request.planning.reply_form import MAX_FORM_BYTES, MAX_JSON_DEPTH
+from omni_stage.service.request.planning.text_form import MAX_TOOLS
 from support.stages.scripted_component import ScriptedComponent
 
 TOO_MANY_CHARS = Limits().max_prompt_chars + 1
@@ -37,7 +38,7 @@ def config(**changes: Any) -> StageConfig:
         "component": "test/stage",
         "model": {"path": "/none"},
         "outputs": ["Text"],
-        "engineArgs": {"toolCallParser": "hermes"},
+        "engineArgs": {"toolCallParser": "hermes", "structuredOutput": "All"},
         "limits": {"maxPromptChars": 200},
     }
     return StageConfig.model_validate({**fields, **changes})
@@ -272,3 +273,42 @@ def test_refusals_do_not_repeat_what_was_sent() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         plan(tools(secret))
     assert "CANARY" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "refused"),
+    [
+        ("None", {"json_schema", "json_object", "choice", "regex", "grammar", "tool_choice", "tools"}),
+        ("Json", {"regex", "grammar"}),
+        (None, {"regex", "grammar"}),
+        ("All", set()),
+    ],
+)
+def test_the_stage_says_which_forms_requests_may_use(setting: str | None, refused: set[str]) -> None:
+    forms = {
+        "json_schema": '{"type": "object"}',
+        "json_object": True,
+        "choice": {"texts": ["a"]},
+        "regex": "a",
+        "grammar": 'root ::= "a"',
+    }
+    starts = {name: {"text": "x", "structured_output": {name: form}} for name, form in forms.items()}
+    starts["tool_choice"] = tools(WEATHER, mode=3)
+    starts["tools"] = tools({**WEATHER, "strict": True})
+    args = {"engineArgs": {"toolCallParser": "hermes", "structuredOutput": setting}}
+    plan(tools(WEATHER), **args)
+    for name, start in starts.items():
+        if name not in refused:
+            plan(start, **args)
+            continue
+        with pytest.raises(InvalidRequestError, match=r"engineArgs\.structuredOutput is") as error:
+            plan(start, **args)
+        assert error.value.details.field in (f"start.structured_output.{name}", f"start.chat.{name}")
+
+
+def test_schemas_of_strict_tools_are_checked_and_others_not() -> None:
+    odd = {**WEATHER, "parameters": '{"type": "object", "properties": {"a": {"not": {}}}}'}
+    plan(tools(odd))
+    with pytest.raises(InvalidRequestError, match='"not"') as refused:
+        plan(tools({**odd, "strict": True}))
+    assert refused.value.details.field == "start.chat.tools[0].parameters"

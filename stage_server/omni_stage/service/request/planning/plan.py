@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omni_proto.stage.v1 import sampling_pb2, stage_service_pb2
-from omni_proto.stage_config import DownstreamStage, EdgeMode, Modality, SamplingDefaults, StageConfig
+from omni_proto.stage_config import DownstreamStage, EdgeMode, Modality, SamplingDefaults, StageConfig, StructuredOutput
 from omni_proto.tensors import EdgeAssembler, TensorSpec
 from omni_proto.voices import find_voice
 from omni_stage.engine.requests.sampling import check_stage_sampling, resolve_sampling
@@ -20,6 +20,7 @@ from omni_stage.service.request.planning.prompt import PromptPlan, plan_prompt
 from omni_stage.service.request.planning.prompt_embeds import EMBEDS_COPIES, plan_embeds
 from omni_stage.service.request.planning.reply_form import bound_reply, check_reply_form
 from omni_stage.service.request.planning.sampling import check_sampling_names, sampling_from_proto
+from omni_stage.service.request.planning.text_form import check_setting
 
 _ENCODINGS = frozenset(
     (
@@ -84,6 +85,7 @@ def plan_request(
     """
     plan = plan_modalities(config, start.modalities)
     check_reply_form(start, config, component.facts, speaks=bool(plan.edges))
+    check_setting(start, config.engine_args.structured_output or StructuredOutput.JSON)
     prompt, edge = _plan_input(start, config, component, max_model_len, prompt_embeds)
     _check_queueing(start)
     check_sampling_names(start.sampling, config.stages)

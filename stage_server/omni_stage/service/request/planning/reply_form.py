@@ -1,7 +1,7 @@
 """Validates the form that Start requests for the entry stage's reply. Pure.
 
-Errors name the path of the wrong field and the limit, never the content of a field. vLLM itself checks whether a schema
-or grammar is valid; the checks here bound what that costs.
+Errors name the path of the wrong field and the limit, never the content of a field. Before the engine gets a form of
+the text, it is also tried out (omni_stage/forms/trial_pool.py), which shows whether it is valid and what it costs.
 """
 
 from __future__ import annotations
@@ -12,28 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from omni_proto.pipeline.components import ComponentFacts
-from omni_proto.stage.v1 import prompt_pb2, sampling_pb2, stage_service_pb2
+from omni_proto.stage.v1 import prompt_pb2, stage_service_pb2
 from omni_proto.stage_config import Limits, StageConfig
 from omni_stage.errors import InvalidRequestError, PromptTooLongError, RequestTooLargeError
-from omni_stage.exchange.reply_form import CalledTool, GivenReply, StructuredText, Tool, ToolMode, Tools
+from omni_stage.exchange.reply_form import CalledTool, GivenReply
 
-MAX_TOOLS: Final = 128
-MAX_CHOICES: Final = 1024
 MAX_FORM_BYTES: Final = 64 << 10
 """Maximum bytes of the requested form of the text, which vLLM compiles before the request runs. The same bound applies
 to all tools together, and to the characters of template_arguments."""
 MAX_JSON_DEPTH: Final = 64
-MAX_PROPERTIES, MAX_COUNTED_PROPERTIES = 256, 64
-"""Maximum number of properties of one object of a JSON Schema, and of an object with minProperties or maxProperties.
-Compiling an object takes time that grows faster than the square of their number: 1 s for 200, 40 s for 1,000 (xgrammar
-0.2.8, 150,000 tokens, two cores). If the schema bounds their number, memory grows in the same way, to gigabytes."""
-_TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_MODES: Final = {
-    prompt_pb2.TOOL_MODE_UNSPECIFIED: ToolMode.AUTO,
-    prompt_pb2.TOOL_MODE_AUTO: ToolMode.AUTO,
-    prompt_pb2.TOOL_MODE_NONE: ToolMode.NONE,
-    prompt_pb2.TOOL_MODE_REQUIRED: ToolMode.REQUIRED,
-}
+TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+NAME_RULE: Final = 'a tool\'s name has 1 to 64 letters, digits, "_", "-" and "."'
 
 
 def check_reply_form(
@@ -110,64 +99,12 @@ def bound_reply(reply: GivenReply, max_model_len: int) -> int:
     return max(1, min(length, max_model_len))
 
 
-def read_structured(start: stage_service_pb2.Start) -> StructuredText | None:
-    """Returns the requested form of the text, or None. Raises InvalidRequestError, RequestTooLargeError."""
-    if not start.HasField("structured_output"):
-        return None
-    message, field = start.structured_output, "start.structured_output"
-    kind = message.WhichOneof("form")
-    if kind is None:
-        raise InvalidRequestError(
-            "set one of json_schema, json_object, regex, choice and grammar; or leave structured_output out",
-            field=field,
-        )
-    _check_bytes(message.ByteSize(), f"{field}.{kind}")
-    if kind == "json_schema":
-        _check_properties(
-            read_json_object(message.json_schema, f"{field}.json_schema", "a JSON Schema"), f"{field}.json_schema"
-        )
-        return StructuredText(json_schema=message.json_schema)
-    if kind == "choice":
-        return StructuredText(choice=_read_choice(message.choice, f"{field}.choice.texts"))
-    value = getattr(message, kind)
-    if not value:
-        raise InvalidRequestError(f"{kind} is empty; leave structured_output out", field=f"{field}.{kind}")
-    return StructuredText(**{kind: value})
-
-
-def read_tools(chat: prompt_pb2.ChatPrompt) -> Tools | None:
-    """Returns the tools of a chat, or None. Raises InvalidRequestError, RequestTooLargeError."""
-    field = "start.chat.tools"
-    if not chat.tools:
-        if chat.HasField("tool_choice"):
-            raise InvalidRequestError("tool_choice needs tools; leave it out", field="start.chat.tool_choice")
-        return None
-    if len(chat.tools) > MAX_TOOLS:
-        raise InvalidRequestError(
-            f"a chat has at most {MAX_TOOLS} tools, got {len(chat.tools)}", field=field, limit=MAX_TOOLS
-        )
-    _check_bytes(sum(tool.ByteSize() for tool in chat.tools), field)
-    tools = tuple(_read_tool(tool, f"{field}[{number}]") for number, tool in enumerate(chat.tools))
-    names = [tool.name for tool in tools]
-    if len(set(names)) != len(names):
-        raise InvalidRequestError("two tools have the same name", field=field)
-    function = chat.tool_choice.function
-    if chat.tool_choice.WhichOneof("choice") == "function":
-        if function not in names:
-            raise InvalidRequestError("tool_choice names no tool of the request", field="start.chat.tool_choice")
-        return Tools(tools, ToolMode.REQUIRED, function)
-    mode = _MODES.get(chat.tool_choice.mode)
-    if mode is None:
-        raise InvalidRequestError("the mode of tool_choice is not known", field="start.chat.tool_choice.mode")
-    return Tools(tools, mode)
-
-
 def read_template_arguments(chat: prompt_pb2.ChatPrompt) -> Mapping[str, Any]:
     """Returns the arguments for the chat template. Raises InvalidRequestError, RequestTooLargeError."""
     text, path = chat.template_arguments, "start.chat.template_arguments"
     if not text:
         return {}
-    _check_bytes(len(text.encode()), path)
+    check_bytes(len(text.encode()), path)
     return read_json_object(text, path, "template_arguments")
 
 
@@ -176,8 +113,8 @@ def read_called_tools(calls: Sequence[prompt_pb2.ToolCall], field: str) -> tuple
     read = []
     for number, call in enumerate(calls):
         path = f"{field}[{number}]"
-        if not _TOOL_NAME.fullmatch(call.name):
-            raise InvalidRequestError(_NAME_RULE, field=f"{path}.name")
+        if not TOOL_NAME.fullmatch(call.name):
+            raise InvalidRequestError(NAME_RULE, field=f"{path}.name")
         read.append(CalledTool(call.id, call.name, _read_arguments(call.arguments, f"{path}.arguments")))
     return tuple(read)
 
@@ -212,9 +149,6 @@ def read_json_object(text: str, field: str, what: str) -> Mapping[str, Any]:
     return value
 
 
-_NAME_RULE: Final = 'a tool\'s name has 1 to 64 letters, digits, "_", "-" and "."'
-
-
 def _refusal(field: str, config: StageConfig, facts: ComponentFacts) -> str:
     name = field.removeprefix("start.")
     if config.input is not None:
@@ -236,25 +170,7 @@ def _check_alone(start: stage_service_pb2.Start, config: StageConfig, asked: Seq
         )
 
 
-def _read_choice(choice: sampling_pb2.Choices, field: str) -> tuple[str, ...]:
-    if not 1 <= len(choice.texts) <= MAX_CHOICES or not all(choice.texts):
-        raise InvalidRequestError(
-            f"choice has 1 to {MAX_CHOICES} texts, none of them empty", field=field, limit=MAX_CHOICES
-        )
-    return tuple(choice.texts)
-
-
-def _read_tool(tool: prompt_pb2.Tool, field: str) -> Tool:
-    if not _TOOL_NAME.fullmatch(tool.name):
-        raise InvalidRequestError(_NAME_RULE, field=f"{field}.name")
-    parameters: Mapping[str, Any] = {"type": "object", "properties": {}}
-    if tool.parameters:
-        parameters = read_json_object(tool.parameters, f"{field}.parameters", "a JSON Schema")
-        _check_properties(parameters, f"{field}.parameters")
-    return Tool(tool.name, tool.description, parameters, tool.strict)
-
-
-def _check_bytes(size: int, field: str) -> None:
+def check_bytes(size: int, field: str) -> None:
     if size > MAX_FORM_BYTES:
         raise RequestTooLargeError(
             f"{field.removeprefix('start.')} takes {size} bytes, at most {MAX_FORM_BYTES}; shorten it",
@@ -278,23 +194,6 @@ def _too_deep(what: str, field: str) -> InvalidRequestError:
 
 def _depth(value: Any) -> int:
     return max((level for _, level in _walk(value)), default=0)
-
-
-def _check_properties(schema: Mapping[str, Any], field: str) -> None:
-    """Raises InvalidRequestError if an object of the schema has too many properties to compile in a reasonable time."""
-    for item, _ in _walk(schema):
-        properties = item.get("properties") if isinstance(item, dict) else None
-        if not isinstance(properties, dict):
-            continue
-        counted = not {"minProperties", "maxProperties"}.isdisjoint(item)
-        most = MAX_COUNTED_PROPERTIES if counted else MAX_PROPERTIES
-        if len(properties) > most:
-            raise InvalidRequestError(
-                f"an object of a JSON Schema has {len(properties)} properties, at most {most}"
-                f"{' with minProperties or maxProperties' if counted else ''}; divide it into objects",
-                field=field,
-                limit=f"{most} properties",
-            )
 
 
 def _walk(value: Any) -> Iterator[tuple[Any, int]]:

@@ -1,0 +1,151 @@
+"""Proves facts about the values that fit JSON Schemas: their types, and that no value fits two of them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+_MOST_HOPS: Final = 16
+"""Maximum number of references and nested alternatives that a proof follows."""
+
+
+class Schemas:
+    """The schemas of one root."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+
+    def find(self, reference: str) -> Any:
+        """Returns the schema that a local reference names; None if xgrammar would not find it."""
+        if reference == "#":
+            return self._root
+        if not reference.startswith("#/") or not {"~", "%"}.isdisjoint(reference):
+            return None
+        found = self._root
+        for name in reference[2:].split("/"):
+            found = found.get(name) if name and isinstance(found, Mapping) else None
+        return found if isinstance(found, dict | bool) else None
+
+    def fits_type(self, schema: Mapping[str, Any]) -> bool:
+        """Returns whether `type` excludes none of the values of the schema's other keywords."""
+        allowed = kinds_of(schema["type"])
+        kinds = self._kinds({name: value for name, value in schema.items() if name != "type"})
+        return kinds is not None and all(
+            kind in allowed or (kind == "integer" and "number" in allowed) for kind in kinds
+        )
+
+    def are_disjoint(self, one: Any, other: Any, hops: int = 0) -> bool:
+        """Returns whether it is certain that no value fits both schemas."""
+        if hops > _MOST_HOPS:
+            return False
+        one, other = self._follow(one), self._follow(other)
+        if one is None or other is None:
+            return False
+        for first, second in ((one, other), (other, one)):
+            arms = first.get("anyOf") or first.get("oneOf")
+            if isinstance(arms, list):
+                return all(self.are_disjoint(arm, second, hops + 1) for arm in arms)
+        kinds, others = self._kinds(one), self._kinds(other)
+        if kinds is not None and others is not None and _widened(kinds).isdisjoint(_widened(others)):
+            return True
+        values, more = _values(one), _values(other)
+        if values is not None and more is not None:
+            return values.isdisjoint(more)
+        return kinds == others == {"object"} and self._differ_in_a_property(one, other)
+
+    def _differ_in_a_property(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+        both = [name for name in _strings(one.get("required")) if name in _strings(other.get("required"))]
+        for name in both:
+            first, second = _get(one.get("properties"), name), _get(other.get("properties"), name)
+            first, second = self._follow(first), self._follow(second)
+            values, more = _values(first or {}), _values(second or {})
+            if values is not None and more is not None and values.isdisjoint(more):
+                return True
+        return False
+
+    def _follow(self, schema: Any) -> Mapping[str, Any] | None:
+        for _ in range(_MOST_HOPS):
+            if not isinstance(schema, Mapping):
+                return None
+            if isinstance(schema.get("$ref"), str):
+                schema = self.find(schema["$ref"])
+            elif isinstance(schema.get("allOf"), list) and len(schema["allOf"]) == 1:
+                schema = schema["allOf"][0]
+            else:
+                return schema
+        return None
+
+    def _kinds(self, schema: Any, hops: int = 0) -> set[str] | None:
+        """Returns the types of the values that may fit; None if that is not known."""
+        schema = self._follow(schema)
+        if schema is None or hops > _MOST_HOPS:
+            return None
+        if "const" in schema:
+            return {_kind(schema["const"])}
+        if isinstance(schema.get("enum"), list):
+            return {_kind(value) for value in schema["enum"]}
+        arms = schema.get("anyOf") or schema.get("oneOf")
+        if isinstance(arms, list):
+            found: set[str] = set()
+            for arm in arms:
+                kinds = self._kinds(arm, hops + 1)
+                if kinds is None:
+                    return None
+                found |= kinds
+            return found
+        if "type" in schema:
+            return kinds_of(schema["type"])
+        # As xgrammar infers it.
+        if any(name in schema for name in ("properties", "additionalProperties", "unevaluatedProperties")):
+            return {"object"}
+        return None
+
+
+def kinds_of(given: Any) -> set[str]:
+    """Returns the types in the value of "type"."""
+    return set(_strings(given if isinstance(given, list) else [given]))
+
+
+def _strings(values: Any) -> list[str]:
+    return [value for value in values if isinstance(value, str)] if isinstance(values, list) else []
+
+
+def _get(mapping: Any, name: str) -> Any:
+    return mapping.get(name) if isinstance(mapping, Mapping) else None
+
+
+def _widened(kinds: set[str]) -> set[str]:
+    return kinds | {"number"} if "integer" in kinds else kinds
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int):
+        return "integer"
+    if isinstance(value, float):
+        return "integer" if value.is_integer() else "number"
+    if isinstance(value, str):
+        return "string"
+    return "array" if isinstance(value, list) else "object"
+
+
+def _values(schema: Mapping[str, Any]) -> set[Any] | None:
+    """Returns the values that fit a schema with const or enum, in a form in which equal values are equal."""
+    if "const" in schema:
+        return {_plain(schema["const"])}
+    if isinstance(schema.get("enum"), list):
+        return {_plain(value) for value in schema["enum"]}
+    return None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bool):
+        return ("boolean", value)
+    if isinstance(value, list):
+        return ("array", tuple(map(_plain, value)))
+    if isinstance(value, dict):
+        return ("object", frozenset((name, _plain(item)) for name, item in value.items()))
+    return value

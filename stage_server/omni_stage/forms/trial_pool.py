@@ -1,0 +1,249 @@
+"""Lets callers' forms be tried in turn, in processes that can be killed, and remembers the results.
+
+Used from one event loop. The process (omni_stage/forms/worker.py) starts with the first form, and is replaced if it
+ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+from omni_stage.errors import InvalidRequestError, OmniStageError, TooManyRequestsError
+from omni_stage.forms.trial import Form
+from omni_stage.forms.worker import PACKET_BYTES, READY, TOO_SLOW
+
+TRIALS: Final = 2
+"""Forms that are tried at the same time."""
+WAITING: Final = 8
+"""Forms of one caller that may wait."""
+REMEMBERED: Final = 4096
+"""Results that are kept."""
+START_TIMEOUT_S: Final = 120.0
+
+_log = logging.getLogger(__name__)
+
+
+class Turns:
+    """Gives a number of places to callers in turn. Used from one event loop."""
+
+    def __init__(self, places: int = TRIALS, waiting: int = WAITING) -> None:
+        self._free = places
+        self._most = waiting
+        self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        """What waits, by caller; the caller whose turn is next comes first."""
+
+    @asynccontextmanager
+    async def place(self, caller: str) -> AsyncIterator[None]:
+        """Wait for a place and hold it. Raises TooManyRequestsError if too many calls of this caller wait."""
+        if not self._free:
+            await self._wait(caller)
+        else:
+            self._free -= 1
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    async def _wait(self, caller: str) -> None:
+        queue = self._queues.setdefault(caller, deque())
+        if len(queue) >= self._most:
+            raise TooManyRequestsError(
+                f"{self._most} new forms of structured output of this caller already wait to be checked; retry later",
+                limit=f"{self._most} forms per caller",
+                retry_after_s=1.0,
+            )
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        queue.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._pass_on()
+            elif turn in queue:
+                queue.remove(turn)
+                if not queue:
+                    self._queues.pop(caller, None)
+            raise
+
+    def _pass_on(self) -> None:
+        """Give a place that became free to the next caller."""
+        while self._queues:
+            caller, queue = self._queues.popitem(last=False)
+            turn = queue.popleft()
+            if queue:
+                self._queues[caller] = queue
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
+
+
+class TrialPool:
+    """Tries forms, each once."""
+
+    def __init__(self, tokenizer_info: Callable[[], Awaitable[bytes]]) -> None:
+        """`tokenizer_info` returns xgrammar's information about the engine's tokenizer, as JSON."""
+        self._tokenizer_info = tokenizer_info
+        self._turns = Turns()
+        self._results: OrderedDict[bytes, str | None] = OrderedDict()
+        self._process: asyncio.Task[_Process] | None = None
+
+    async def check(self, form: Form, *, caller: str, field: str) -> None:
+        """Raises InvalidRequestError if the form cannot be used or costs too much.
+
+        Cancelling the call frees its place, and ends the trial. Raises TooManyRequestsError.
+        """
+        key = hashlib.sha256(f"{form.kind} {form.text}".encode()).digest()
+        if key not in self._results:
+            async with self._turns.place(caller):
+                # Meanwhile another call may have tried the same form.
+                if key not in self._results:
+                    self._results[key] = await (await self._started()).run(form)
+        self._results.move_to_end(key)
+        if len(self._results) > REMEMBERED:
+            self._results.popitem(last=False)
+        if (error := self._results[key]) is not None:
+            raise InvalidRequestError(f"the form of structured output cannot be used: {error}", field=field)
+
+    def warm(self) -> None:
+        """Start the process without waiting for it, so that the first form need not wait either."""
+        if self._process is None:
+            self._process = asyncio.get_running_loop().create_task(self._start())
+            self._process.add_done_callback(_log_failure)
+
+    def close(self) -> None:
+        """End the process. Idempotent."""
+        if self._process is not None:
+            self._process.cancel()
+            if self._process.done() and not self._process.cancelled() and self._process.exception() is None:
+                self._process.result().kill()
+
+    async def _started(self) -> _Process:
+        if self._process is None or (
+            self._process.done() and (self._process.exception() is not None or not self._process.result().is_alive)
+        ):
+            self._process = asyncio.get_running_loop().create_task(self._start())
+        # The start continues if this caller leaves.
+        return await asyncio.shield(self._process)
+
+    async def _start(self) -> _Process:
+        return await _Process.start(await self._tokenizer_info())
+
+
+class _Process:
+    """One process, and the parent's end of its socket."""
+
+    def __init__(self, process: subprocess.Popen[bytes], ours: socket.socket) -> None:
+        self._process = process
+        self._socket = ours
+        self._number = 0
+        self._answers: dict[int, asyncio.Future[str | None]] = {}
+        self._reader: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(cls, info: bytes) -> _Process:
+        """Start a process and wait until it can try forms. Raises OmniStageError."""
+        process, ours = _spawn(info)
+        ours.setblocking(False)
+        started = cls(process, ours)
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                greeting = await asyncio.get_running_loop().sock_recv(ours, PACKET_BYTES)
+        except BaseException as error:
+            started.kill()
+            if isinstance(error, TimeoutError):
+                raise OmniStageError("the process that tries forms did not start in time") from error
+            raise
+        if greeting != READY:
+            started.kill()
+            raise OmniStageError("the process that tries forms ended while it started")
+        started._reader = asyncio.get_running_loop().create_task(started._read())
+        return started
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process runs and answers."""
+        return self._reader is not None and not self._reader.done() and self._process.poll() is None
+
+    async def run(self, form: Form) -> str | None:
+        """Returns why the form cannot be used; None if it can. Raises OmniStageError if the process ends."""
+        self._number += 1
+        number, loop = self._number, asyncio.get_running_loop()
+        answer: asyncio.Future[str | None] = loop.create_future()
+        self._answers[number] = answer
+        file = _memory_file(form.text.encode())
+        try:
+            socket.send_fds(self._socket, [json.dumps({"try": number, "kind": form.kind}).encode()], [file])
+            return await answer
+        except asyncio.CancelledError:
+            if self.is_alive:
+                self._socket.send(json.dumps({"leave": number}).encode())
+            raise
+        finally:
+            os.close(file)
+            self._answers.pop(number, None)
+
+    async def _read(self) -> None:
+        loop = asyncio.get_running_loop()
+        while packet := await loop.sock_recv(self._socket, PACKET_BYTES):
+            answer = json.loads(packet)
+            waiting = self._answers.get(answer["number"])
+            if waiting is not None and not waiting.done():
+                waiting.set_result(answer["error"])
+        _log.warning("the process that tries forms ended; another one replaces it")
+        for waiting in self._answers.values():
+            if not waiting.done():
+                # Memory ran out, perhaps because of one of these forms.
+                waiting.set_result(TOO_SLOW)
+
+    def kill(self) -> None:
+        """End the process. Idempotent."""
+        if self._reader is not None:
+            self._reader.cancel()
+        self._process.kill()
+        # Close after the callbacks of a read that was just cancelled, because they still use the socket.
+        asyncio.get_running_loop().call_soon(self._socket.close)
+        threading.Thread(target=self._process.wait, name="form-reaper", daemon=True).start()
+
+
+def _log_failure(start: asyncio.Task[_Process]) -> None:
+    if not start.cancelled() and (error := start.exception()) is not None:
+        _log.error("the process that tries forms cannot be started", exc_info=error)
+
+
+def _spawn(info: bytes) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a process. Returns it and the parent's end of its socket, without waiting for its imports."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    file = _memory_file(info)
+    try:
+        with theirs:
+            process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                [sys.executable, "-P", "-m", "omni_stage.forms.worker", str(theirs.fileno()), str(file)],
+                pass_fds=[theirs.fileno(), file],
+                stdin=subprocess.DEVNULL,
+                env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
+    finally:
+        os.close(file)
+    return process, ours
+
+
+def _memory_file(data: bytes) -> int:
+    """Returns the descriptor of a new file in memory with this content."""
+    descriptor = os.memfd_create("form", os.MFD_CLOEXEC)
+    with open(os.dup(descriptor), "wb") as file:
+        file.write(data)
+    return descriptor

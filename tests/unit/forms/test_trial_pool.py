@@ -1,0 +1,89 @@
+"""Forms are tried with a vocabulary of 150,000 tokens, in a process that is killed and replaced as needed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import pytest
+import pytest_asyncio
+
+from omni_stage.errors import InvalidRequestError
+from omni_stage.forms.trial import Form
+from omni_stage.forms.trial_pool import TrialPool
+from support.forms import many_tokens
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}, "n": {"type": "integer"}}, "required": ["a"]}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pool() -> AsyncIterator[TrialPool]:
+    info = many_tokens().serialize_json().encode()
+
+    async def describe() -> bytes:
+        return info
+
+    made = TrialPool(describe)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        Form("json_object", ""),
+        Form("json", json.dumps(SCHEMA)),
+        Form("json", json.dumps({"type": "array", "maxItems": 50, "items": SCHEMA})),
+        Form("json", json.dumps({"enum": [f"choice {number}" for number in range(1000)]})),
+        Form("regex", r"\d{4}-\d{2}-\d{2}"),
+        Form("regex", r"(\w+,){1,5}"),
+        Form("grammar", 'root ::= expr\nexpr ::= term (" + " term)*\nterm ::= [0-9]+ | "(" expr ")"'),
+    ],
+)
+async def test_ordinary_forms_pass(pool: TrialPool, form: Form) -> None:
+    await pool.check(form, caller="one", field="start.structured_output")
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        Form("regex", "(((a){0,1000}){0,1000}){0,1000}b"),
+        Form("json", json.dumps({"type": "string", "pattern": "(((a){0,1000}){0,1000}){0,1000}b"})),
+        Form("regex", "((a){0,90}){0,90}b"),
+        Form("regex", "[xy]{30}((a){0,90}){0,90}b"),
+        Form("regex", r"(\w+ ?){1,20}"),
+        Form("regex", "([a-z]{0,30}[0-9]{0,30}){0,20}x"),
+        Form("grammar", "root ::= root"),
+        Form("grammar", 'root ::= "a" | "b" x\nx ::= "c" x'),
+        Form("grammar", "root ::= " + "(" * 20_000 + '"a"' + ")" * 20_000),
+    ],
+)
+async def test_forms_that_cost_too_much_or_fit_nothing_are_refused(pool: TrialPool, form: Form) -> None:
+    for _ in range(2):
+        with pytest.raises(InvalidRequestError, match="the form of structured output cannot be used") as refused:
+            await pool.check(form, caller="one", field="start.structured_output")
+        assert refused.value.details.field == "start.structured_output"
+
+
+async def test_a_caller_who_left_ends_the_trial(pool: TrialPool) -> None:
+    slow = Form("regex", "(.*a.{200}){5}")
+    leavers = [asyncio.create_task(pool.check(slow, caller="one", field="f")) for _ in range(2)]
+    await asyncio.sleep(0.2)
+    for leaver in leavers:
+        leaver.cancel()
+        with suppress(asyncio.CancelledError):
+            await leaver
+    await pool.check(Form("regex", "[a-z]+"), caller="two", field="f")
+
+
+async def test_a_process_that_ended_is_replaced(pool: TrialPool) -> None:
+    process = await pool._started()
+    os.kill(process._process.pid, signal.SIGKILL)
+    await asyncio.wait_for(asyncio.shield(process._reader or asyncio.sleep(0)), 30)
+    await pool.check(Form("regex", "[a-y]+"), caller="one", field="f")
+    assert await pool._started() is not process
