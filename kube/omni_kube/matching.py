@@ -75,6 +75,18 @@ def find_difference(desired: Mapping[str, Any], live: Mapping[str, Any]) -> str 
     return None if path is None else (".".join(path).replace(".[", "[") or "(object)")
 
 
+def find_differences(desired: Mapping[str, Any], live: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns what find_difference finds in each field of desired's metadata, spec and other sections."""
+    parts: list[Mapping[str, Any]] = []
+    for section, content in desired.items():
+        parts += (
+            [{section: {name: content[name]}} for name in content]
+            if isinstance(content, dict)
+            else [{section: content}]
+        )
+    return tuple(path for part in parts if (path := find_difference(part, live)) is not None)
+
+
 class _Place(NamedTuple):
     """The position of a value in an object, as far as the comparison depends on it."""
 

@@ -204,9 +204,22 @@ class Listing:
         """Store an item of a list whose resource version is list_version. Returns the roots that it affects."""
         self._present.add(seen.key)
         entry = self._store._entries.get(seen.key)
-        if self._is_newer(seen.key, list_version) or (entry is not None and entry.version == seen.version):
+        if self._is_newer(seen.key, list_version):
+            return set()
+        if entry is not None and entry.version == seen.version and not self._differs(seen):
             return set()
         return self._store._put(seen, self._scope)
+
+    def _differs(self, seen: Seen) -> bool:
+        """Returns whether a root has other content than the stored object with the same version.
+
+        The API server fills in the defaults of a custom resource when it is read. So a new CustomResourceDefinition
+        changes every object, without a new version and without an event.
+        """
+        store = self._store
+        if self._kind != store._root.kind:
+            return False
+        return bool(msgspec.json.decode(store._read(seen.key)) != store._keep(seen.decode()))
 
     def end(self, list_version: int) -> set[NamespacedName]:
         """Complete the list. Returns the roots that have lost an object."""

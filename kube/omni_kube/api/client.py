@@ -7,10 +7,10 @@ Each write first passes the leadership check. The rate limit applies to all call
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 
@@ -154,6 +154,28 @@ class ApiClient:
         body = {**manifest, "metadata": metadata}
         return await self._repeat(lambda: self._write("patch", "PATCH", path, body, _APPLY))
 
+    async def claim_fields(self, kind: ObjectKind, manifest: Manifest, uid: str) -> None:
+        """Make the caller the owner of every field of an object that it has never applied. A later apply then removes
+        what it no longer contains, as if the caller had created the object.
+
+        Raises ConflictError if the object with that name has another uid, or changes meanwhile.
+        """
+        metadata = manifest["metadata"]
+        live = await self.get(kind, metadata["namespace"], metadata["name"])
+        entries = [] if live is None else live["metadata"].get("managedFields") or []
+        whole = [item for item in entries if "subresource" not in item]
+        if live is None or not whole or any(item["manager"] == self.transport.caller for item in entries):
+            return
+        owned = {
+            **whole[0],
+            "manager": self.transport.caller,
+            "operation": "Apply",
+            "fieldsV1": _union([item.get("fieldsV1") or {} for item in whole]),
+        }
+        rest = [item for item in entries if "subresource" in item]
+        change = {"metadata": {"resourceVersion": live["metadata"]["resourceVersion"], "managedFields": [owned, *rest]}}
+        await self.merge(kind, manifest, change, uid)
+
     async def merge(self, kind: ObjectKind, manifest: Manifest, change: Manifest, uid: str) -> Manifest:
         """Send a JSON merge patch of the caller's own object: a list in change replaces the live list as a whole.
 
@@ -161,7 +183,7 @@ class ApiClient:
         """
         metadata = manifest["metadata"]
         path = kind.path(metadata["namespace"], metadata["name"])
-        body = {**change, "metadata": {"uid": uid}}
+        body = {**change, "metadata": {**change.get("metadata", {}), "uid": uid}}
         with _as_conflict():
             return await self._repeat(lambda: self._write("patch", "PATCH", path, body, _MERGE))
 
@@ -247,6 +269,12 @@ class ApiClient:
         return await self.transport.call(
             verb, method, path, params=params, body=body, content_type=content_type, timeout_s=timeout_s
         )
+
+
+def _union(sets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the union of sets of fields (FieldsV1: a tree of objects)."""
+    names = dict.fromkeys(name for one in sets for name in one)
+    return {name: _union([one[name] for one in sets if name in one]) for name in names}
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from omni_proto.pipeline.compile import (
     stages_from,
 )
 from omni_proto.pipeline.problems import PipelineError, Problem
-from omni_proto.pipeline.read.load import load_pipeline, parse_pipeline, type_document
+from omni_proto.pipeline.read.load import load_pipeline, parse_pipeline, type_document, type_live_document
 from omni_proto.pipeline.types.entry import EntryTls
 from omni_proto.pipeline.types.kubernetes import GPU_RESOURCES
 from omni_proto.pipeline.types.resource import API_VERSION, KIND, OmniPipeline, Stage
@@ -45,4 +45,5 @@ __all__ = [
     "stages_for_outputs",
     "stages_from",
     "type_document",
+    "type_live_document",
 ]

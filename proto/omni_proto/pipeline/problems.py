@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import field as dataclasses_field
 from typing import TypeAlias
 
 from omni_proto.errors import OmniProtoError
@@ -20,6 +21,8 @@ class Problem:
     """Path, e.g. spec.stages[1].inputs[0].from"""
     message: str
     """What is wrong and what to do."""
+    path: FieldPath = dataclasses_field(default=(), compare=False)
+    """Keys and indices down to the field, where they are known."""
 
     def __str__(self) -> str:
         return f"{self.field}: {self.message}"

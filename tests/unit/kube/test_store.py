@@ -225,6 +225,21 @@ def test_what_is_removed_while_a_list_is_on_its_way_does_not_come_back() -> None
     assert at(store) is None
 
 
+def test_a_new_crd_changes_a_root_without_a_new_version() -> None:
+    """The API server fills in the defaults of a custom resource whenever it is read."""
+    root = {"apiVersion": "v1", "kind": "OmniPipeline", "metadata": {"namespace": "ns", "name": "p"}, "spec": {}}
+    root["metadata"]["resourceVersion"] = "5"  # type: ignore[index]
+    store = Store(ROOT)
+    store.put_seen(Seen.of(root))
+    for spec, concerned in (({}, set()), ({"new": "default"}, {P}), ({"new": "default"}, set()), ({}, {P})):
+        listing = store.begin_list("OmniPipeline")
+        assert listing.put(Seen.of({**root, "spec": spec}), 9) == concerned
+        listing.end(9)
+        found = store.get(ObjectKey("OmniPipeline", "ns", "p"))
+        assert found is not None
+        assert found["spec"] == spec
+
+
 def test_versions_that_went_back_are_believed_to_a_list() -> None:
     """If versions have gone back, as after etcd was restored, the list replaces the stored objects."""
     store = Store(ROOT)

@@ -20,7 +20,7 @@ COLUMNS: Final[tuple[dict[str, Any], ...]] = (
     {
         "name": "Ready",
         "type": "string",
-        "description": "Whether every stage serves requests.",
+        "description": "Whether clients can connect and are served.",
         "jsonPath": '.status.conditions[?(@.type=="Ready")].status',
     },
     {

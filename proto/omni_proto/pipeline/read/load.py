@@ -7,11 +7,12 @@ use for a user's file. A stage server's image does not need that library.
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 from pydantic import ValidationError
@@ -25,6 +26,10 @@ MAX_PIPELINE_BYTES = 256 << 10
 MAX_SPEC_BYTES = 64 << 10
 """Maximum bytes of a spec as compact JSON. The pipeline's children are many times as large, and the operator, which all
 users share, keeps them in memory."""
+
+UNKNOWN_FIELD: Final = "unknown field"
+"""Message of the problem that a field is not part of the types."""
+_BRANCHES: Final = ("int", "str", "[key]")
 
 
 def load_pipeline(path: str | Path) -> OmniPipeline:
@@ -112,6 +117,28 @@ def type_document(document: Mapping[str, Any], source: str = "pipeline") -> Omni
         raise PipelineError(source, _list_problems(error)) from error
 
 
+def type_live_document(document: Mapping[str, Any], source: str = "pipeline") -> tuple[OmniPipeline, tuple[str, ...]]:
+    """Returns the typed pipeline of an object that an API server accepted, and the paths of its unknown fields.
+
+    A CRD newer than this program adds fields, most of them with a default that the API server fills in everywhere. They
+    are ignored. Raises PipelineError for values that are not understood, and for what is missing.
+    """
+    try:
+        return type_document(document, source), ()
+    except PipelineError as error:
+        unknown = [problem.path for problem in error.problems if problem.message == UNKNOWN_FIELD]
+        if not unknown:
+            raise
+    known = copy.deepcopy(dict(document))
+    for *parents, name in unknown:
+        parent: Any = known
+        for part in parents:
+            parent = parent[part]
+        del parent[name]
+    pipeline, more = type_live_document(known, source)
+    return pipeline, (*(format_path(path) for path in unknown), *more)
+
+
 def check_spec_size(spec: Any, source: str) -> None:
     """Check the size of a spec. Raises PipelineError if it has more than MAX_SPEC_BYTES."""
     size = len(json.dumps(spec, separators=(",", ":"), ensure_ascii=False).encode(errors="replace"))
@@ -129,13 +156,14 @@ def _list_problems(error: ValidationError) -> list[Problem]:
     problems: list[Problem] = []
     for item in error.errors(include_url=False):
         # pydantic's loc includes branches of a union (int, constrained-str) and "[key]", which are not in the file.
+        unknown = item["type"] == "extra_forbidden"
         path = tuple(
             part
             for part in item["loc"]
-            if isinstance(part, int) or not (part in ("int", "str", "[key]") or part.startswith("constrained-"))
+            if unknown or isinstance(part, int) or not (part in _BRANCHES or part.startswith("constrained-"))
         )
-        words = {"missing": "is missing", "extra_forbidden": "unknown field"}.get(item["type"])
-        problem = Problem(format_path(path), words or item["msg"][:1].lower() + item["msg"][1:])
+        words = UNKNOWN_FIELD if unknown else {"missing": "is missing"}.get(item["type"])
+        problem = Problem(format_path(path), words or item["msg"][:1].lower() + item["msg"][1:], path)
         if problem not in problems:
             problems.append(problem)
     return problems

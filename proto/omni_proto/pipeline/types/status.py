@@ -26,7 +26,7 @@ class Condition(ConfigModel):
     """One aspect of the pipeline's state, in the form that Kubernetes' tools know."""
 
     type: Annotated[str, StringConstraints(min_length=1, max_length=316, pattern=r"^[A-Z][A-Za-z0-9]*$")]
-    """Ready, Progressing or Degraded."""
+    """Ready, Progressing, Degraded or SpecUnderstood."""
     status: Literal["True", "False", "Unknown"]
     """Whether the condition holds."""
     observed_generation: Generation | None = None
@@ -75,7 +75,8 @@ class PipelineStatus(ConfigModel):
     conditions: Annotated[list[Condition], Field(max_length=16, json_schema_extra=list_map("type"))] = Field(
         default_factory=list
     )
-    """Ready: every stage serves requests. Progressing: a change is being rolled out. Degraded: something failed."""
+    """Ready: clients can connect and are served. Progressing: a change is being rolled out. Degraded: something failed.
+    SpecUnderstood, only while it is False: the operator does not know a field or a value of the spec."""
     ready_stages: Annotated[str, StringConstraints(max_length=16)] | None = None
     """Number of ready stages, out of all stages, e.g. 2/3."""
     stages: Annotated[list[StageStatus], Field(max_length=MAX_STATUS_STAGES, json_schema_extra=list_map("name"))] = (
