@@ -90,8 +90,8 @@ PIPELINES = Group(
     [
         Alert(
             name="OmniPipelineNotReady",
-            # The operator does not judge the pods of a pipeline that it refuses: what ran before may still serve.
-            signal=_pipelines("Ready", "Suspended|Suspending|ScaledToZero|InvalidSpec|TooManyPipelines"),
+            # A refused spec is reported by OmniPipelineDegraded.
+            signal=_pipelines("Ready", "Suspended|Suspending|ScaledToZero|InvalidSpec|TooManyPipelines|Terminating"),
             fires="== 0",
             wait="15m",
             severity="critical",

@@ -42,6 +42,8 @@ EDIT_PAUSE_S: Final = 0.05
 """Longest debounce time after an edit of the pipeline itself."""
 RESYNC_SPREAD_S: Final = 30.0
 """A resync queues all pipelines, spread evenly over this time, or over half the resync interval if that is shorter."""
+INTERRUPTION_PAUSE_S: Final = 3.0
+"""Pause between an interruption of their watch and a list of the pipelines: API servers learn of a CRD one by one."""
 OUTDATED_PAUSE_S: Final = 1.0
 """Pause before another attempt to reconcile a pipeline whose namespace is not listed yet, or may not be watched."""
 
@@ -180,8 +182,14 @@ class Controller:
         self._metrics.observe_reconcile(result, asyncio.get_running_loop().time() - started)
 
     async def _resync(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time() + self._settings.resync_s
         while True:
-            await asyncio.sleep(self._settings.resync_s)
+            if await self._watches.wait_interrupted(max(0.0, due - loop.time())) and loop.time() < due:
+                await asyncio.sleep(INTERRUPTION_PAUSE_S)
+                await self._watches.sweep()
+                continue
+            due = loop.time() + self._settings.resync_s
             await self._watches.sweep()
             await self._discover_optional_kinds()
             self._enqueue_all(spread_s=min(RESYNC_SPREAD_S, self._settings.resync_s / 2))

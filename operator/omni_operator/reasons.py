@@ -35,6 +35,11 @@ class Reason(StrEnum):
     CHILD_CONFLICT = "ChildConflict"
     APPLY_FAILED = "ApplyFailed"
     STAGES_NOT_READY = "StagesNotReady"
+    ENTRY_NOT_READY = "EntryNotReady"
+    TERMINATING = "Terminating"
+    CHANGED_BY_ADMISSION = "ChangedByAdmission"
+    # SpecUnderstood=False
+    UNKNOWN_FIELDS = "UnknownFields"
     # Of pods
     REPLICAS_MISSING = "ReplicasMissing"
     UNSCHEDULABLE = "Unschedulable"
@@ -74,11 +79,13 @@ class Explanation:
 
 
 _FAILS: Final = "Ready=False, Degraded=True"
-_REFUSED: Final = "Ready=False, Progressing=False, Degraded=True"
+_REFUSED: Final = "Progressing=False, Degraded=True, and Ready=False where nothing serves"
 _WAITS: Final = "Ready=False, then Degraded=True"
 
 EXPLANATIONS: Final[dict[Reason, Explanation]] = {
-    Reason.ALL_STAGES_READY: Explanation("Ready=True", "Every stage has a ready pod.", "Nothing."),
+    Reason.ALL_STAGES_READY: Explanation(
+        "Ready=True", "Clients can connect, and every stage has a ready pod.", "Nothing."
+    ),
     Reason.STARTING: Explanation(
         "Progressing=True",
         "The pods of the revision are starting, and no other revision serves.",
@@ -112,7 +119,9 @@ EXPLANATIONS: Final[dict[Reason, Explanation]] = {
     Reason.SUSPENDING: Explanation(
         "Ready=False, Progressing=True", "spec.suspend is true and pods are draining.", "Wait."
     ),
-    Reason.ROLLOUT_COMPLETE: Explanation("Progressing=False", "What runs matches the spec.", "Nothing."),
+    Reason.ROLLOUT_COMPLETE: Explanation(
+        "Progressing=False", "What runs matches the spec, and clients can connect.", "Nothing."
+    ),
     Reason.AS_EXPECTED: Explanation("Degraded=False", "Nothing failed.", "Nothing."),
     Reason.SUSPENDED: Explanation(
         "Ready=False, Progressing=False", "spec.suspend is true: no pod runs.", "Set spec.suspend: false to serve."
@@ -121,10 +130,15 @@ EXPLANATIONS: Final[dict[Reason, Explanation]] = {
         "Ready=False", "A stage has replicas: 0.", "Set replicas of that stage to 1 or more."
     ),
     Reason.INVALID_SPEC: Explanation(
-        _REFUSED,
-        "The spec exceeds 64 KiB, or an older version of the resource accepted it and it is no longer valid. "
-        "The operator changes nothing.",
-        "Correct the fields in the message.",
+        f"{_REFUSED}; SpecUnderstood=False",
+        "The spec exceeds 64 KiB, or another version of the resource accepted a value that this operator does not "
+        "understand. The last spec that it accepted stays in force: what serves is healed, but not changed.",
+        "Correct the fields in the message, or upgrade the operator to the version of the CRD.",
+    ),
+    Reason.UNKNOWN_FIELDS: Explanation(
+        "SpecUnderstood=False",
+        "The CRD is newer than the operator and has fields that the operator does not know. It ignores them.",
+        "Upgrade the operator to the version of the CRD.",
     ),
     Reason.TOO_MANY_PIPELINES: Explanation(
         _REFUSED,
@@ -136,7 +150,7 @@ EXPLANATIONS: Final[dict[Reason, Explanation]] = {
         "Degraded=True, and Ready=False where the object is needed to serve",
         "An object with the name of one of the pipeline's children belongs to somebody else. The operator leaves that "
         "object untouched.",
-        "Delete or rename that object, or give the pipeline another name.",
+        "Give the pipeline another name, or, if nobody needs the objects, run the command in the message.",
     ),
     Reason.APPLY_FAILED: Explanation(
         "Degraded=True",
@@ -146,8 +160,24 @@ EXPLANATIONS: Final[dict[Reason, Explanation]] = {
     ),
     Reason.STAGES_NOT_READY: Explanation(
         "Ready=False",
-        "Stages have no ready pod, and no cause is known yet.",
+        "Stages have no ready pod, and no cause is known yet; or their Service does not lead to the pods.",
         "Wait; the Progressing condition has details.",
+    ),
+    Reason.ENTRY_NOT_READY: Explanation(
+        "Ready=False, and Degraded=True if it was complete before",
+        "All stages serve, but a stable Service (NAME or NAME-headless) does not exist, or does not lead to them.",
+        "Wait for seconds; if it lasts, the message says what is missing: kubectl describe service.",
+    ),
+    Reason.CHANGED_BY_ADMISSION: Explanation(
+        "Degraded=True, and Degraded=False where the change does no harm",
+        "An admission webhook or policy changes what the operator writes. If it changes replicas, selectors, ports or "
+        "labels, the pipeline cannot become what the spec says: suspending or retiring may not end.",
+        "Exempt the object in the message from the webhook or policy. The operator tries again every minute.",
+    ),
+    Reason.TERMINATING: Explanation(
+        "Ready=False, Progressing=True, Degraded=False",
+        "The pipeline is being deleted, and a finalizer holds it. The operator changes nothing any more.",
+        "Wait for the controller of the finalizer in the message, or remove the finalizer.",
     ),
     Reason.ROLLOUT_PAUSED: Explanation(
         "Degraded=True, and Ready=False where no pod is left",

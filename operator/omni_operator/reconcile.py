@@ -9,23 +9,26 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
 from omni_kube.api.client import ApiClient
 from omni_kube.api.clock import ServerClock
-from omni_kube.errors import DeniedError, RetryClass
-from omni_kube.objects import NamespacedName, ObjectKey, version_of
+from omni_kube.errors import ConflictError, NotFoundError
+from omni_kube.objects import NamespacedName, ObjectKey, is_terminating, version_of
 from omni_kube.store import Store
 from omni_operator.desired.build_settings import BuildSettings
 from omni_operator.kinds import PIPELINE_KIND
 from omni_operator.process.metrics import Metrics
 from omni_operator.process.pipeline_log import log_subject
 from omni_operator.process.settings import OperatorSettings
+from omni_operator.reasons import Reason
+from omni_operator.report import ALTERED_RECHECK_S, Report, describe_failure, result_of, schedule
 from omni_operator.rollout.apply import Outcome, apply_plan
-from omni_operator.rollout.decide import Decision, decide, parse_live_pipeline
-from omni_operator.rollout.plan import Plan, Verified
+from omni_operator.rollout.decide import Decision, decide
+from omni_operator.rollout.live_spec import read_live_spec
+from omni_operator.rollout.plan import Verified
 from omni_operator.state.model_names import ModelNames
 from omni_operator.state.observe import (
     Unlabelled,
@@ -37,37 +40,24 @@ from omni_operator.state.observe import (
 )
 from omni_operator.state.observed import Observed
 from omni_operator.state.slim import can_slim, slim_child
+from omni_operator.status.assessment import Halt
 from omni_operator.status.events import EventGate, compute_events
 from omni_operator.status.publish import is_minor, live_status, write_events, write_status
-from omni_operator.status.status import compute_invalid_status, compute_status, compute_too_many_status
-from omni_operator.status.verdicts import ChildError
-from omni_proto.pipeline import PipelineError
+from omni_operator.status.status import (
+    compute_lost_status,
+    compute_status,
+    describe_deletion,
+    refuse_excess,
+    refuse_spec,
+)
+from omni_proto.pipeline import OmniPipeline
 
 MAX_PASSES: Final = 5
 """Maximum passes of one reconcile. Each continues after the writes of the previous one, or with a newer pipeline."""
-CONFLICT_RECHECK_S: Final = 30.0
-"""Pause before checking whether another object still has a child's name: no watch reports that object's deletion."""
 LIMIT_RECHECK_S: Final = 60.0
 """Pause before a pipeline beyond its namespace's limit is checked again: others may have been deleted by then."""
-REPORTED_FAILURES: Final = 4
-"""Consecutive failures after which the status reports even transient errors."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The result of a reconcile."""
-
-    result: str
-    """unchanged, changed, conflict, refused (the pipeline, by the operator), denied (an object, by a quota or policy),
-    error or gone."""
-    retry: bool = False
-    """Whether it failed and must be retried with growing pauses."""
-    again_after_s: float | None = None
-    """Seconds after which to reconcile again even if no event arrives; with retry, the shortest pause."""
-    progressed: bool = False
-    """With retry: whether some of its writes succeeded."""
 
 
 class Reconciler:
@@ -99,6 +89,7 @@ class Reconciler:
         # name before they are created. A restarted operator fills this set again, because creating the child fails.
         self._taken: set[NamespacedName] = set()
         self._verified = Verified()
+        self._tried_again: dict[NamespacedName, float] = {}
         self._events = EventGate()
         self._records_names = True  # False after a CRD that is older than the operator did not take them
         self.pod_monitors = False
@@ -112,10 +103,11 @@ class Reconciler:
         changed = False
         for is_last in (*[False] * (MAX_PASSES - 1), True):
             observed = observe_pipeline(self._store, key)
-            if observed is None or "deletionTimestamp" in observed.pipeline["metadata"]:
+            if observed is None:
                 # The garbage collector deletes its children.
                 self._status_written.pop(key, None)
                 self._taken.discard(key)
+                self._tried_again.pop(key, None)
                 return Report("gone")
             with log_subject(key.namespace, key.name, observed.generation):
                 step = await self._pass(key, observed, failures, is_last)
@@ -133,27 +125,30 @@ class Reconciler:
         now = self._clock.now(time.monotonic())
         scope = self._scope_of(key.namespace)
         # 1. Observe: done by the caller, except for children that no watch reports.
-        if self._store.rank(key, self._settings.max_pipelines) >= self._settings.max_pipelines:
-            refused = compute_too_many_status(observed, self._settings.max_pipelines, now)
-            report = await self._publish(key, observed, refused, now, "refused")
-            return replace(report, again_after_s=LIMIT_RECHECK_S)
-        # 2. Parse the spec. For an invalid one (accepted by an older CRD) nothing is changed.
-        try:
-            pipeline = parse_live_pipeline(observed.pipeline)
-        except PipelineError as error:
-            return await self._publish(key, observed, compute_invalid_status(observed, str(error), now), now, "refused")
+        if (stop := self._find_stop(key, observed)) is not None:
+            return await self._publish_stopped(key, observed, compute_lost_status(observed, stop, now), stop, now)
+        # 2. Read the spec that is in force.
+        spec = read_live_spec(observed, self._settings.default_image)
+        halt = refuse_spec(spec.problem) if spec.problem else None
+        if spec.pipeline is None:
+            lost = compute_lost_status(observed, refuse_spec(spec.problem), now)
+            return await self._publish(key, observed, lost, now, "refused")
         # 3. to 5. Decide the rollout, build what is desired, plan the writes.
-        decision = decide(pipeline, observed, self._build_settings(), now, self._verified)
+        decision = self._decide(spec.pipeline, spec.revision, observed, now)
+        if decision.plan.altered and self._must_try_again(key):
+            for altered in decision.plan.altered:
+                self._verified.forget(altered.uid)
+            decision = self._decide(spec.pipeline, spec.revision, observed, now)
         if decision.plan.unread:
             observed = await observe_unread(self._client, observed, decision.plan.unread)
-            decision = decide(pipeline, observed, self._build_settings(), now, self._verified)
+            decision = self._decide(spec.pipeline, spec.revision, observed, now)
         self._slim(observed)
         unlabelled = Unlabelled()
         if decision.plan.apply and key in self._taken:
             unlabelled = await observe_unlabelled(self._client, observed, decision.plan.apply)
             if unlabelled.found:
                 observed = add_children(observed, unlabelled.found)
-                decision = decide(pipeline, observed, self._build_settings(), now, self._verified)
+                decision = self._decide(spec.pipeline, spec.revision, observed, now)
             if not unlabelled.found and not unlabelled.unknown:
                 self._taken.discard(key)
         # 6. and 7. Apply, then prune.
@@ -179,9 +174,39 @@ class Reconciler:
                 return True
         # 8. and 9. Status and events.
         errors = describe_failure(outcome, failures)
-        status = compute_status(decision.pipeline, observed, decision.rollout, decision.plan, now, errors)
-        report = await self._publish(key, observed, status, now, result_of(decision.plan, outcome))
-        return _schedule(report, decision, outcome, now)
+        status = compute_status(
+            decision.pipeline,
+            observed,
+            decision.rollout,
+            decision.plan,
+            now,
+            errors,
+            ignored=spec.ignored,
+            halt=halt,
+        )
+        result = result_of(decision.plan, outcome)
+        report = await self._publish(
+            key, observed, status, now, "refused" if halt and result == "unchanged" else result
+        )
+        return schedule(report, decision, outcome, now)
+
+    def _find_stop(self, key: NamespacedName, observed: Observed) -> Halt | None:
+        """Returns why the operator does nothing for a pipeline, whatever its spec; None if it acts."""
+        if is_terminating(observed.pipeline):
+            return describe_deletion(observed)
+        is_excess = self._store.rank(key, self._settings.max_pipelines) >= self._settings.max_pipelines
+        return refuse_excess(self._settings.max_pipelines) if is_excess else None
+
+    def _decide(self, pipeline: OmniPipeline, revision: str, observed: Observed, now: datetime) -> Decision:
+        return decide(pipeline, observed, self._build_settings(), now, self._verified, revision)
+
+    def _must_try_again(self, key: NamespacedName) -> bool:
+        """Returns whether it is time to apply again what admission changed: no event reports that a policy is gone."""
+        clock = asyncio.get_running_loop().time()
+        if clock - self._tried_again.setdefault(key, clock) < ALTERED_RECHECK_S:
+            return False
+        self._tried_again[key] = clock
+        return True
 
     def _slim(self, observed: Observed) -> None:
         """Drop the unused fields of stored children that were found to match the desired state; see slim_child."""
@@ -221,6 +246,17 @@ class Reconciler:
         self._store.put_written(live, scope)
         return False
 
+    async def _publish_stopped(
+        self, key: NamespacedName, observed: Observed, status: dict[str, Any], stop: Halt, now: datetime
+    ) -> Report:
+        """Write the status of a pipeline for which the operator does nothing."""
+        if stop.reason is not Reason.TERMINATING:
+            return replace(await self._publish(key, observed, status, now, "refused"), again_after_s=LIMIT_RECHECK_S)
+        try:
+            return replace(await self._publish(key, observed, status, now, "gone"), result="gone")
+        except (NotFoundError, ConflictError):
+            return Report("gone")  # it is gone, or an event reports its last change
+
     async def _publish(
         self, key: NamespacedName, observed: Observed, status: dict[str, Any], now: datetime, result: str
     ) -> Report:
@@ -240,43 +276,8 @@ class Reconciler:
         self._records_names = "names" in pipeline["status"]
         self._store.put_written(pipeline, self._scope_of(key.namespace))
         self._names.update(key)
-        told = [
-            event
-            for found in compute_events(before, status)
-            if (event := self._events.admit(observed.uid, found, clock)) is not None
-        ]
+        # Nothing can be created in a namespace that is being deleted with the pipeline.
+        changes = [] if is_terminating(observed.pipeline) else compute_events(before, status)
+        told = [event for found in changes if (event := self._events.admit(observed.uid, found, clock)) is not None]
         await write_events(self._client, observed, told, self._settings.identity, now)
         return Report(result if result != "unchanged" else "changed")
-
-
-def describe_failure(outcome: Outcome, failures: int) -> list[ChildError]:
-    """Returns what the status reports about a failed write: a refusal immediately, other errors only if they last."""
-    error = outcome.error
-    if error is None or error.retry is RetryClass.NEVER:
-        return []
-    if error.retry is not RetryClass.SLOWLY and failures < REPORTED_FAILURES:
-        return []
-    return [ChildError(outcome.failed, error.message)]
-
-
-def result_of(plan: Plan, outcome: Outcome) -> str:
-    """Returns the result of a reconcile that executed the plan; see Report.result."""
-    if outcome.error is not None:
-        return "denied" if isinstance(outcome.error, DeniedError) else "error"
-    if plan.conflicts:
-        return "conflict"
-    return "changed" if outcome.writes else "unchanged"
-
-
-def _schedule(report: Report, decision: Decision, outcome: Outcome, now: datetime) -> Report:
-    """Returns the report with the time of the next reconcile."""
-    error = outcome.error
-    if error is not None:
-        _log.info("failed on %s: %s", outcome.failed, error)
-        return Report(report.result, error.retry is not RetryClass.NEVER, error.retry_after_s, outcome.writes > 0)
-    pauses = [report.again_after_s] if report.again_after_s is not None else []
-    if decision.plan.conflicts:
-        pauses.append(CONFLICT_RECHECK_S)
-    if decision.rollout.recheck_at is not None:
-        pauses.append(max(1.0, (decision.rollout.recheck_at - now).total_seconds() + 1.0))
-    return Report(report.result, again_after_s=min(pauses, default=None))

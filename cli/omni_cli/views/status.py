@@ -12,7 +12,7 @@ from rich.tree import Tree
 
 Json = Mapping[str, Any]
 
-_GOOD = {"Ready": "True", "Progressing": "False", "Degraded": "False"}
+_GOOD = {"Ready": "True", "Progressing": "False", "Degraded": "False", "SpecUnderstood": "True"}
 _BAD_STYLES = {"Ready": "red", "Progressing": "yellow", "Degraded": "red"}
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from omni_kube.objects import Manifest, content_hash
 from omni_operator.names import REVISION_LENGTH
-from omni_proto.pipeline import API_VERSION, KIND, OmniPipeline, Stage, type_document
+from omni_proto.pipeline import API_VERSION, KIND, OmniPipeline, Stage, type_live_document
 
 DEFAULT_MODEL_REVISION: Final = "main"
 _HF_SCHEME: Final = "hf://"
@@ -70,7 +70,10 @@ def revision_of(controller_revision: Manifest, pipeline: str) -> str:
 
 
 def read_snapshot(controller_revision: Manifest, pipeline: str) -> Snapshot:
-    """Returns the snapshot in a ControllerRevision. Raises PipelineError if its spec is no longer valid."""
+    """Returns the snapshot in a ControllerRevision, without fields that this operator does not know.
+
+    Raises PipelineError if it cannot be read.
+    """
     metadata = controller_revision["metadata"]
     document = {
         "apiVersion": API_VERSION,
@@ -80,9 +83,9 @@ def read_snapshot(controller_revision: Manifest, pipeline: str) -> Snapshot:
             "namespace": metadata.get("namespace"),
             "generation": controller_revision["revision"],
         },
-        "spec": controller_revision["data"]["spec"],
+        "spec": (controller_revision.get("data") or {}).get("spec"),
     }
-    parsed = type_document(document, f"ControllerRevision {metadata['name']}")
+    parsed, _ = type_live_document(document, f"ControllerRevision {metadata['name']}")
     return Snapshot(revision_of(controller_revision, pipeline), parsed)
 
 

@@ -16,12 +16,9 @@ import kopf
 
 from omni_operator.kinds import PIPELINES
 from omni_operator.process.settings import OperatorSettings
-from omni_operator.process.watches import last_call_refused
+from omni_operator.process.watches import WATCH_TIMEOUT_S, last_call_refused
 
 _log = logging.getLogger(__name__)
-
-WATCH_TIMEOUT_S = 60
-
 
 LONGEST_PAUSE_S = 5.0
 LONGEST_REFUSED_PAUSE_S = 30.0

@@ -27,6 +27,10 @@ API_POLL_S: Final = 2.0
 SYNC_POLL_S: Final = 0.05
 """Interval at which to check whether the lists of a scope are complete."""
 
+WATCH_TIMEOUT_S: Final = 60
+"""How long kopf's watch of the pipelines lasts before it is renewed."""
+WATCH_SLACK_S: Final = 5
+"""A watch that ends this much earlier than it should was interrupted."""
 FORBIDDEN: Final = 403
 
 _log = logging.getLogger(__name__)
@@ -63,6 +67,8 @@ class Watches:
         self._reflectors: list[Reflector] = []
         now = asyncio.get_running_loop().time()
         self._pipelines_heard = dict.fromkeys(self._scopes, now)  # when kopf's watches last received anything
+        self._watch_begun: dict[str, float] = {}  # when kopf's latest watch of a scope began
+        self._interrupted = asyncio.Event()
         self._pipelines_refused: set[str] = set()  # scopes for which the API server answered 403 to kopf's last call
 
     def scope_of(self, namespace: str) -> str:
@@ -142,7 +148,11 @@ class Watches:
                 continue
             _refused.set(status == FORBIDDEN)
             if status < 300:
-                self._pipelines_heard[scope] = asyncio.get_running_loop().time()
+                self._pipelines_heard[scope] = now = asyncio.get_running_loop().time()
+                if "watch=true" in path:
+                    if now - self._watch_begun.get(scope, float("-inf")) < WATCH_TIMEOUT_S - WATCH_SLACK_S:
+                        self._interrupted.set()
+                    self._watch_begun[scope] = now
                 if scope in self._pipelines_refused:
                     _log.info("the pipelines %s can be watched again", _describe(scope))
                 self._pipelines_refused.discard(scope)
@@ -166,6 +176,20 @@ class Watches:
             if refused or scope not in self._pipelines_refused
         }
         return ages | {one.name: one.age_s for one in self._reflectors if refused or not one.refused}
+
+    async def wait_interrupted(self, timeout_s: float) -> bool:
+        """Wait until kopf's watch was interrupted since the last call, or for timeout_s. Returns whether it was.
+
+        The API server ends all watches of a kind when its CustomResourceDefinition changes. Only a new list shows how
+        that changed the pipelines: see Listing.put.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._interrupted.wait()
+        except TimeoutError:
+            return False
+        self._interrupted.clear()
+        return True
 
     async def sweep(self) -> None:
         """Make the stored pipelines equal to a new list, scope by scope. If a list fails, continues with the next

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from omni_kube.api.client import ApiClient
 from omni_kube.errors import ApiError, ConflictError, InvalidError
-from omni_kube.objects import Manifest, ObjectKey, version_of
+from omni_kube.objects import Manifest, ObjectKey, controller_of, version_of
 from omni_kube.store import Store
 from omni_operator.kinds import KIND_BY_NAME, ChildKey, key_of
 from omni_operator.rollout.plan import Plan, Verified
@@ -72,8 +72,11 @@ async def apply_plan(
             key = key_of(manifest)
             if key in unknown:
                 raise unknown[key]
-            if key in seen:
-                uid = str(seen[key]["metadata"]["uid"])
+            live = seen.get(key)
+            if live is not None and controller_of(live) is None and await _take_over(client, manifest, live):
+                live = None
+            if live is not None:
+                uid = str(live["metadata"]["uid"])
                 await _apply_child(client, store, scope, manifest, uid, why, verified, metrics)
             else:
                 try:
@@ -93,6 +96,21 @@ async def apply_plan(
     except ApiError as error:
         return Outcome(applied, pruned, error, _describe(key))
     return Outcome(applied, pruned)
+
+
+async def _take_over(client: ApiClient, manifest: Manifest, live: Manifest) -> bool:
+    """Prepare an orphan (Observed.owns) for its next apply. Returns whether it was deleted, to be made again.
+
+    Its fields belong to the client that restored it, so applies would keep them. A ControllerRevision is made again:
+    its data may not change, and the API server compares their bytes, which depend on the client that wrote them.
+    """
+    kind, uid = KIND_BY_NAME[manifest["kind"]], str(live["metadata"]["uid"])
+    if kind.kind != "ControllerRevision":
+        await client.claim_fields(kind, manifest, uid)
+        return False
+    metadata = manifest["metadata"]
+    await client.delete(kind, metadata["namespace"], metadata["name"], uid=uid)
+    return True
 
 
 async def _apply_child(
@@ -118,17 +136,18 @@ async def _apply_child(
         after = await client.apply(KIND_BY_NAME[key.kind], manifest, uid)
     if before is not None and version_of(before) == version_of(after):
         store.put_written(after, scope)
-        verified.add_applied(manifest, after)
         metrics.count_noop_apply()
-        _log.warning("apply of %s changed nothing, though it differed by: %s", _describe(key), why)
+        level = logging.WARNING if verified.add_applied(manifest, after) else logging.DEBUG
+        _log.log(level, "apply of %s changed nothing, though it differed by: %s", _describe(key), why)
     else:
         _take(store, scope, manifest, after, why, verified)
 
 
 def _take(store: Store, scope: str, manifest: Manifest, after: Manifest, why: str, verified: Verified) -> None:
     store.put_written(after, scope)
-    verified.add_applied(manifest, after)
     _log.info("applied %s: %s", _describe(key_of(manifest)), why)
+    if verified.add_applied(manifest, after) and (paths := verified.altered(after)):
+        _log.warning("admission changed %s: %s", _describe(key_of(manifest)), ", ".join(paths))
 
 
 def _describe(key: ChildKey | None) -> str:

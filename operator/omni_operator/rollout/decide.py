@@ -14,19 +14,15 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-import msgspec
-
-from omni_kube.objects import Manifest, controller_uid
+from omni_kube.objects import Manifest
 from omni_operator.desired import build_revision_set, build_shared
 from omni_operator.desired.build_settings import BuildSettings, Owner
-from omni_operator.desired.revision import compute_revision, latest_snapshots, read_snapshot
+from omni_operator.desired.revision import compute_revision
+from omni_operator.rollout.live_spec import read_snapshots
 from omni_operator.rollout.plan import Plan, Verified, compute_plan
 from omni_operator.rollout.rollout import Rollout, decide_rollout
 from omni_operator.state.observed import Observed
-from omni_operator.state.slim import SPEC_BYTES
-from omni_proto.pipeline import OmniPipeline, PipelineError, type_document
-from omni_proto.pipeline.read.load import spec_too_large
-from omni_proto.pipeline.rules.component_checks import check_components
+from omni_proto.pipeline import OmniPipeline
 
 REMEMBERED_SETS: Final = 64
 """Maximum number of entries in each cache. A built set takes about 200 KiB."""
@@ -49,9 +45,13 @@ def decide(
     settings: BuildSettings,
     now: datetime,
     verified: Verified | None = None,
+    target: str = "",
 ) -> Decision:
-    """Returns the decision whose plan moves the observed state one safe step towards the spec; see compute_plan."""
-    target = _facts_of(_This(pipeline), settings.default_image).revision
+    """Returns the decision whose plan moves the observed state one safe step towards the spec; see compute_plan.
+
+    target: the revision of a pipeline that was read from a ControllerRevision. Default: computed from the pipeline.
+    """
+    target = target or _facts_of(_This(pipeline), settings.default_image).revision
     snapshots = read_snapshots(observed, target)
     rollout = decide_rollout(pipeline, target, snapshots, observed, now)
     desired = build_desired({**snapshots, target: pipeline}, rollout, observed, settings)
@@ -135,52 +135,3 @@ def _build_set(key: _SetKey) -> tuple[Manifest, ...]:
 @lru_cache(maxsize=REMEMBERED_SETS)
 def _build_shared(owner: Owner, serving: str, tls: bool) -> tuple[Manifest, ...]:
     return tuple(build_shared(owner, serving, tls=tls))
-
-
-def parse_live_pipeline(manifest: Manifest) -> OmniPipeline:
-    """Returns the typed form of a live OmniPipeline, after a check that its components support what the spec requests.
-
-    Raises PipelineError if the spec is invalid: an older or newer CRD may have accepted it.
-    """
-    metadata = manifest["metadata"]
-    spec, source = manifest.get("spec"), f"{metadata['namespace']}/{metadata['name']}"
-    if isinstance(spec, dict) and SPEC_BYTES in spec:
-        raise spec_too_large(spec[SPEC_BYTES], source)
-    document = {
-        "apiVersion": manifest["apiVersion"],
-        "kind": manifest["kind"],
-        "metadata": {key: metadata[key] for key in ("name", "namespace", "generation") if key in metadata},
-        "spec": spec,
-    }
-    return _type_checked(msgspec.json.encode(document), source)
-
-
-@lru_cache(maxsize=REMEMBERED_SETS)
-def _type_checked(document: bytes, source: str) -> OmniPipeline:
-    """Returns the typed form of a JSON document. Cached: models are frozen, so reconciles can share one."""
-    pipeline = type_document(msgspec.json.decode(document), source)
-    if problems := check_components(pipeline):
-        raise PipelineError(source, problems)
-    return pipeline
-
-
-def read_snapshots(observed: Observed, target: str) -> dict[str, OmniPipeline]:
-    """Returns the specs of revisions other than the target, by revision, from their ControllerRevisions.
-
-    A revision whose spec cannot be read is omitted. The rollout then leaves its live children unchanged while it
-    serves, and prunes them afterwards.
-    """
-    kept = [
-        child
-        for key, child in observed.children.items()
-        if key.kind == "ControllerRevision" and controller_uid(child) == observed.uid
-    ]
-    snapshots: dict[str, OmniPipeline] = {}
-    for revision, child in latest_snapshots(kept, observed.name).items():
-        if revision == target:
-            continue
-        try:
-            snapshots[revision] = read_snapshot(child, observed.name).pipeline
-        except PipelineError:
-            continue
-    return snapshots

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from omni_kube.matching import find_difference
-from omni_kube.objects import Manifest, controller_of, controller_uid, value_at
+from omni_kube.matching import find_difference, find_differences
+from omni_kube.objects import Manifest, controller_of, value_at
 from omni_operator.kinds import CHILD_KINDS, ChildKey, key_of
 from omni_operator.names import DESIRED_HASH_ANNOTATION, entry_service_name, headless_service_name
 from omni_operator.state.observed import Observed
@@ -40,6 +40,15 @@ class Conflict:
     """Whether it belongs to a deleted pipeline of the same name: the garbage collector is about to remove it."""
 
 
+class Altered(NamedTuple):
+    """A child that is not what the operator applied, because admission (a webhook or policy) changed the write."""
+
+    key: ChildKey
+    uid: str
+    paths: tuple[str, ...]
+    """The fields, e.g. `spec.replicas`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The writes of one reconcile, in order: applies, then prunes."""
@@ -56,6 +65,8 @@ class Plan:
     unread: tuple[ChildKey, ...] = ()
     """Children for which the store has only some fields. Their desired-hash annotation matches; the rest of the object
     must be read from the API server and compared."""
+    altered: tuple[Altered, ...] = ()
+    """Children that admission changed when they were last applied. They are not applied again for now."""
     why: tuple[str, ...] = ()
     """The difference for each apply, for logs: `missing`, `desired` (the desired manifest has changed) or the path of a
     field that was changed in the live object."""
@@ -77,16 +88,32 @@ class Verified:
     def __init__(self, limit: int = 100_000) -> None:
         self._limit = limit
         self._held: dict[str, tuple[str, str]] = {}
+        self._altered: dict[str, tuple[str, ...]] = {}
 
     def __contains__(self, key: tuple[str, str, str]) -> bool:
         wanted, uid, version = key
         return self._held.get(uid) == (wanted, version)
 
-    def add_applied(self, manifest: Manifest, live: Manifest) -> None:
-        """Add the object that an apply of manifest returned. It counts as a match even if admission changed it."""
+    def add_applied(self, manifest: Manifest, live: Manifest) -> bool:
+        """Add the object that an apply of manifest returned. Returns whether admission changed it in a new way.
+
+        It counts as a match even then, until `forget`; otherwise it would be applied again and again.
+        """
         metadata = live["metadata"]
         wanted = manifest["metadata"]["annotations"][DESIRED_HASH_ANNOTATION]
         self.add((wanted, metadata["uid"], metadata["resourceVersion"]))
+        before, paths = self._altered.pop(metadata["uid"], ()), find_differences(manifest, live)
+        if paths:
+            self._altered[metadata["uid"]] = paths
+        return paths != before
+
+    def altered(self, live: Manifest) -> tuple[str, ...]:
+        """Returns the fields of a live object that admission changed when it was last applied."""
+        return self._altered.get(live["metadata"].get("uid", ""), ())
+
+    def forget(self, uid: str) -> None:
+        """Compare the object with that uid again, and apply it if it still differs."""
+        self._held.pop(uid, None)
 
     def add(self, key: tuple[str, str, str]) -> None:
         """Add a desired hash with the uid and resource version of the object that matches it."""
@@ -94,7 +121,9 @@ class Verified:
         self._held.pop(uid, None)
         self._held[uid] = (wanted, version)
         if len(self._held) > self._limit:
-            del self._held[next(iter(self._held))]
+            oldest = next(iter(self._held))
+            del self._held[oldest]
+            self._altered.pop(oldest, None)
 
     def holds(self, live: Manifest) -> bool:
         """Returns whether a live object was found to match the manifest of its own desired-hash annotation."""
@@ -119,11 +148,12 @@ def compute_plan(
     conflicts: list[Conflict] = []
     waiting: list[ChildKey] = []
     unread: list[ChildKey] = []
+    altered: list[Altered] = []
     for manifest in sorted(desired, key=lambda item: _apply_order(item, observed.name)):
         live = observed.children.get(key_of(manifest))
         if live is None:
             apply.append((manifest, "missing"))
-        elif controller_uid(live) != observed.uid:
+        elif not observed.owns(live):
             conflicts.append(_conflict(live, observed.name))
         elif "deletionTimestamp" in live["metadata"]:
             waiting.append(key_of(manifest))
@@ -131,12 +161,15 @@ def compute_plan(
             unread.append(key_of(manifest))
         elif difference is not None:
             apply.append((manifest, difference))
+        elif verified is not None and (paths := verified.altered(live)):
+            altered.append(Altered(key_of(manifest), live["metadata"]["uid"], paths))
     return Plan(
         apply=tuple(manifest for manifest, _ in apply),
         prune=_prunes({key_of(manifest) for manifest in desired} | set(keep), observed),
         conflicts=tuple(conflicts),
         waiting=tuple(waiting),
         unread=tuple(unread),
+        altered=tuple(altered),
         why=tuple(difference for _, difference in apply),
     )
 
@@ -176,9 +209,7 @@ def _prunes(retained: set[ChildKey], observed: Observed) -> tuple[Prune, ...]:
     found = [
         Prune(key, child["metadata"]["uid"], child["metadata"]["resourceVersion"])
         for key, child in observed.children.items()
-        if key not in retained
-        and controller_uid(child) == observed.uid
-        and "deletionTimestamp" not in child["metadata"]
+        if key not in retained and observed.owns(child) and "deletionTimestamp" not in child["metadata"]
     ]
     if any(item.key.kind == "ConfigMap" for item in found):
         # Only in this case, because the search walks every pod and ReplicaSet, and usually there is nothing to prune.

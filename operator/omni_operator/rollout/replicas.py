@@ -44,11 +44,12 @@ def decide_replicas(pipeline: OmniPipeline | None, live: LiveSet, fate: Fate) ->
     """Returns the replicas of a revision's stages.
 
     pipeline is the spec of that revision, or None if the spec is lost: such a set cannot be built, so it keeps its
-    replicas.
+    replicas. It counts as complete only with every stage that it is known to have had.
     """
     if pipeline is None:
         as_is = {name: stage.replicas for name, stage in live.stages.items()}
-        return Replicas(as_is, as_is)
+        names = dict.fromkeys((*live.recorded, *as_is))
+        return Replicas({name: max(live.recorded.get(name, 0), as_is.get(name, 0)) for name in names}, as_is)
     asked = {stage.name: stage.replicas for stage in order_stages(pipeline)}
     if fate is Fate.RUN:
         return Replicas(asked, asked)

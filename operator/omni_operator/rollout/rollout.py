@@ -21,7 +21,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Final
 
-from omni_kube.objects import Manifest, controller_uid, is_terminating, parse_time
+from omni_kube.objects import Manifest, is_terminating, parse_time
 from omni_operator.kinds import ChildKey, key_of
 from omni_operator.rollout.replicas import Fate, fate_of
 from omni_operator.rollout.rollout_view import RolloutView
@@ -87,9 +87,11 @@ class Rollout:
     """The sets that must exist: the serving set, the target's set unless it must wait, and retiring sets."""
     phase: Phase
     goals: Mapping[str, Mapping[str, int]]
-    """Final replicas of the serving revision and of the target, by revision and stage."""
+    """Final replicas by revision and stage, of every revision that exists or must exist."""
     sets: Mapping[str, LiveSet]
     """The revisions that exist: the input of this decision."""
+    selected: str | None = None
+    """The revision that the live entry Service selects. It differs from `serving` until the switch is written."""
     keep: frozenset[ChildKey] = frozenset()
     """Live children to leave unchanged: they belong to a serving revision whose spec is lost, so they cannot be built.
     """
@@ -130,8 +132,9 @@ def decide_rollout(
         serving=serving,
         parts=tuple(parts),
         phase=phase,
-        goals={revision: view.wanted(revision) for revision in (serving, target)},
+        goals={revision: view.wanted(revision) for revision in (serving, target, *sets)},
         sets=sets,
+        selected=view.selected,
         keep=frozenset(keep),
         waiting_for=_waiting_for(view, phase),
         # If the serving revision's spec is lost, assume the TLS setting of the current spec.
@@ -184,8 +187,7 @@ def _children_of(view: RolloutView, revision: str) -> set[ChildKey]:
     return {
         key_of(child)
         for child in view.observed.children.values()
-        if controller_uid(child) == view.observed.uid
-        and child["metadata"].get("labels", {}).get(REVISION_LABEL) == revision
+        if view.observed.owns(child) and child["metadata"].get("labels", {}).get(REVISION_LABEL) == revision
     }
 
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from omni_operator.names import stage_name
 from omni_operator.rollout.replicas import Fate, Replicas, decide_replicas, fate_of
 from omni_operator.state.capacity import lacks_capacity, lost_capacity_at
 from omni_operator.state.live import LiveSet
 from omni_operator.state.observed import Observed
 from omni_operator.state.pod_causes import find_cause, needs_correction
+from omni_operator.state.services import is_reachable
 from omni_proto.pipeline import OmniPipeline
 
 
@@ -62,22 +62,19 @@ class RolloutView:
         return found
 
     def is_available(self, revision: str) -> bool:
-        """Returns whether every stage has all replicas of the current template, and its Service has endpoints."""
+        """Returns whether every stage has all replicas of the current template, and can be reached."""
         wanted = self.wanted(revision)
         return bool(wanted) and all(self.is_stage_available(revision, *item) for item in wanted.items())
 
     def is_stage_available(self, revision: str, name: str, replicas: int) -> bool:
-        """Returns whether one stage has that many replicas of the current template, and its Service has endpoints."""
+        """Returns whether one stage has that many replicas of the current template, and can be reached."""
         stage = self.live(revision).stage(name)
         return (
             stage.deployment is not None
             and not stage.rolling
             and stage.available >= replicas
-            and (not replicas or self._endpoints(revision, name) > 0)
+            and (not replicas or is_reachable(self.observed, name, revision))
         )
-
-    def _endpoints(self, revision: str, name: str) -> int:
-        return self.observed.endpoints.get(stage_name(self.observed.name, name, revision), 0)
 
     def can_serve(self, revision: str) -> bool:
         """Returns whether every stage that should have replicas has an available pod."""

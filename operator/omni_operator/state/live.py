@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from omni_kube.objects import Manifest, controller_of, controller_uid, find_condition, parse_time, value_at
+from omni_kube.objects import Manifest, controller_of, find_condition, parse_time, value_at
 from omni_operator.names import entry_service_name, serving_revision, stage_name
 from omni_operator.state.observed import Observed
 from omni_proto.pod_contract import PIPELINE_LABEL, REVISION_LABEL, STAGE_LABEL
@@ -103,6 +103,9 @@ class LiveSet:
 
     revision: str
     stages: Mapping[str, LiveStage] = field(default_factory=dict)
+    recorded: Mapping[str, int] = field(default_factory=dict)
+    """Replicas of each stage that the revision is known to have had, from other objects and the last status. Read only
+    if its spec is lost: a stage whose Deployment is gone is missing then, although nothing says how to make it."""
 
     def stage(self, name: str) -> LiveStage:
         """Returns the stage with that name; an empty one if none of its objects exist."""
@@ -115,7 +118,7 @@ def compute_live_sets(observed: Observed, now: datetime) -> dict[str, LiveSet]:
     deployments = {
         _member(child["spec"]["selector"].get("matchLabels", {})): child
         for key, child in observed.children.items()
-        if key.kind == "Deployment" and controller_uid(child) == observed.uid
+        if key.kind == "Deployment" and observed.owns(child)
     }
     replica_sets: dict[_Member, list[Manifest]] = {}
     for replica_set in observed.replica_sets:
@@ -142,7 +145,20 @@ def compute_live_sets(observed: Observed, now: datetime) -> dict[str, LiveSet]:
             pods=tuple(running.get(member, ())),
             ended_pods=tuple(ended.get(member, ())),
         )
-    return {revision: LiveSet(revision, sets[revision]) for revision in sorted(sets)}
+    return {revision: LiveSet(revision, sets[revision], _recorded(observed, revision)) for revision in sorted(sets)}
+
+
+def _recorded(observed: Observed, revision: str) -> dict[str, int]:
+    """Returns the stages of a revision, with their replicas (1 if unknown), without reading its spec."""
+    children = [child for child in observed.children.values() if observed.owns(child)]
+    labels = [child["metadata"].get("labels") or {} for child in children]
+    stages = sorted(
+        item[STAGE_LABEL] for item in labels if item.get(REVISION_LABEL) == revision and STAGE_LABEL in item
+    )
+    reported = value_at(observed.pipeline, "status", "stages", default=())
+    return dict.fromkeys(stages, 1) | {
+        str(item["name"]): int(item.get("replicas", 1)) for item in reported if item.get("revision") == revision
+    }
 
 
 def live_serving_revision(observed: Observed) -> str | None:
@@ -151,7 +167,7 @@ def live_serving_revision(observed: Observed) -> str | None:
     This selector is the only state of a rollout.
     """
     service = observed.child("Service", entry_service_name(observed.name))
-    if service is None or controller_uid(service) != observed.uid:
+    if service is None or not observed.owns(service):
         return None
     return serving_revision(value_at(service, "spec", "selector", default={}))
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from omni_kube.objects import Manifest
+from omni_kube.objects import Manifest, controller_of
 from omni_operator.kinds import ChildKey
+from omni_operator.names import DESIRED_HASH_ANNOTATION
+from omni_proto.pod_contract import PIPELINE_LABEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +55,20 @@ class Observed:
     def child(self, kind: str, name: str) -> Manifest | None:
         """Returns the live child with that kind and name, None if there is none."""
         return self.children.get(ChildKey(kind, name))
+
+    def owns(self, child: Manifest) -> bool:
+        """Returns whether a child belongs to this pipeline: the pipeline controls it, or it is an orphan of it.
+
+        An orphan has the operator's label and annotation, but no controller: it was restored from a backup without its
+        ownerReferences, or its pipeline was deleted without its children. The next apply makes the pipeline its owner.
+        """
+        owner = controller_of(child)
+        if owner is not None:
+            return str(owner["uid"]) == self.uid
+        labels = child["metadata"].get("labels") or {}
+        return labels.get(PIPELINE_LABEL) == self.name and is_sealed(child)
+
+
+def is_sealed(child: Manifest) -> bool:
+    """Returns whether a child has the annotation that only the operator writes."""
+    return DESIRED_HASH_ANNOTATION in (child["metadata"].get("annotations") or {})

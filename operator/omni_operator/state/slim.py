@@ -16,6 +16,7 @@ import msgspec
 from omni_kube.objects import Manifest
 from omni_operator.kinds import KIND_BY_NAME, PIPELINE_KIND
 from omni_operator.names import DESIRED_HASH_ANNOTATION
+from omni_operator.state.observed import is_sealed
 from omni_proto.pipeline.read.load import MAX_SPEC_BYTES
 from omni_proto.pod_contract import PIPELINE_LABEL, REVISION_LABEL, STAGE_LABEL
 
@@ -44,7 +45,8 @@ def slim_seen(manifest: Manifest) -> Manifest:
 
     A pipeline loses its managedFields and annotations, and a spec that is too large. A pipeline's own children lose
     only managedFields, except ConfigMaps and children that are too large (see slim_child). Pods, ReplicaSets,
-    EndpointSlices and objects of other owners keep only the fields that decisions read.
+    EndpointSlices and objects of other owners keep only the fields that decisions read. A child without a controller
+    that the operator has written counts as the pipeline's own.
     """
     kind = manifest["kind"]
     if kind == PIPELINE_KIND:
@@ -53,7 +55,7 @@ def slim_seen(manifest: Manifest) -> Manifest:
     if kind in _OTHERS:
         reduced = _OTHERS[kind](manifest)
         return reduced if _size(reduced) <= MOST_BYTES else _bare(manifest) | {"spec": {}}
-    if kind in KIND_BY_NAME and _controller_kind(manifest) != PIPELINE_KIND:
+    if kind in KIND_BY_NAME and not _may_belong(manifest):
         return _bare(manifest) | {SLIM: True}
     if kind == "ConfigMap":
         return slim_child(manifest)
@@ -110,6 +112,12 @@ def _controller(manifest: Manifest) -> Manifest:
 
 def _controller_kind(manifest: Manifest) -> str:
     return str(_controller(manifest).get("kind", ""))
+
+
+def _may_belong(manifest: Manifest) -> bool:
+    """Returns whether a child may belong to a pipeline; see Observed.owns."""
+    owner = _controller(manifest)
+    return owner["kind"] == PIPELINE_KIND if owner else is_sealed(manifest)
 
 
 def _size(manifest: Manifest) -> int:

@@ -13,7 +13,9 @@ MAX_MESSAGE_BYTES: Final = 1024
 READY: Final = "Ready"
 PROGRESSING: Final = "Progressing"
 DEGRADED: Final = "Degraded"
-CONDITION_TYPES: Final = (READY, PROGRESSING, DEGRADED)
+SPEC_UNDERSTOOD: Final = "SpecUnderstood"
+"""Written only while it is False."""
+CONDITION_TYPES: Final = (READY, PROGRESSING, DEGRADED, SPEC_UNDERSTOOD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +30,14 @@ class Verdict:
 def set_conditions(
     previous: Iterable[Mapping[str, Any]], verdicts: Mapping[str, Verdict], generation: int, now: datetime
 ) -> list[dict[str, Any]]:
-    """Returns the conditions to write. The transition time changes only when a condition's status changes."""
+    """Returns the conditions to write: those that have a verdict. The transition time changes only when a condition's
+    status changes."""
     before = {condition.get("type"): condition for condition in previous}
     conditions = []
     for kind in CONDITION_TYPES:
-        verdict = verdicts[kind]
+        verdict = verdicts.get(kind)
+        if verdict is None:
+            continue
         status = "True" if verdict.holds else "False"
         old = before.get(kind, {})
         since = old.get("lastTransitionTime") if old.get("status") == status else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from omni_operator.reasons import Reason
-from omni_operator.status.conditions import DEGRADED, PROGRESSING, READY
+from omni_operator.status.conditions import DEGRADED, PROGRESSING, READY, SPEC_UNDERSTOOD
 from omni_proto.limits.token_bucket import TokenBucket
 
 EQUAL_PAUSE_S: Final = 600.0
@@ -16,7 +16,9 @@ EQUAL_PAUSE_S: Final = 600.0
 MOST_EVENTS: Final = 20
 """Largest number of Events for one pipeline, both in a burst and per hour."""
 
-_ASKED_FOR: Final = frozenset({Reason.SUSPENDED, Reason.SCALED_TO_ZERO, Reason.WAITING_FOR_OLD_REVISION})
+_ASKED_FOR: Final = frozenset(
+    {Reason.SUSPENDED, Reason.SCALED_TO_ZERO, Reason.WAITING_FOR_OLD_REVISION, Reason.TERMINATING}
+)
 """Reasons of Ready=False that follow from the user's spec."""
 
 
@@ -70,8 +72,8 @@ def compute_events(previous: Mapping[str, Any] | None, new: Mapping[str, Any]) -
     before, after = _by_type(previous), _by_type(new)
     events: list[EventData] = []
     short = any(stage.get("readyReplicas", 0) < stage.get("replicas", 0) for stage in new.get("stages", ()))
-    for kind in (DEGRADED, READY, PROGRESSING):
-        event = _transition(kind, before.get(kind, {}), after[kind], short)
+    for kind in (DEGRADED, READY, PROGRESSING, SPEC_UNDERSTOOD):
+        event = _transition(kind, before.get(kind, {}), after[kind], short) if kind in after else None
         # Ready and Degraded often change for the same reason, which is reported once.
         if event is not None and event.reason not in {told.reason for told in events}:
             events.append(event)
@@ -93,10 +95,13 @@ def _transition(kind: str, before: Mapping[str, Any], after: Mapping[str, Any], 
     if kind == READY:
         if holds:
             return EventData("Normal", reason, message)
-        if reason == Reason.STAGES_NOT_READY and before.get("status") != "True":
+        if reason in (Reason.STAGES_NOT_READY, Reason.ENTRY_NOT_READY) and before.get("status") != "True":
             return None  # the pipeline is starting, which Progressing reports
         return EventData("Normal" if reason in _ASKED_FOR else "Warning", reason, message)
-    return EventData("Warning" if reason == Reason.ROLLOUT_NEEDS_CAPACITY else "Normal", reason, message)
+    if kind == PROGRESSING and reason == Reason.ENTRY_NOT_READY:
+        return None  # the last moments of a start, or Ready reports it
+    is_warning = kind == SPEC_UNDERSTOOD or reason == Reason.ROLLOUT_NEEDS_CAPACITY
+    return EventData("Warning" if is_warning else "Normal", reason, message)
 
 
 def _by_type(status: Mapping[str, Any] | None) -> dict[str, Mapping[str, Any]]:

@@ -6,20 +6,28 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from omni_kube.objects import find_condition
-from omni_operator.names import pipeline_url, stage_name
+from omni_kube.objects import find_condition, value_at
+from omni_operator.names import entry_selector, entry_service_name, headless_service_name, pipeline_url, stage_name
+from omni_operator.names import serving_revision as revision_in
 from omni_operator.reasons import Reason
 from omni_operator.rollout.plan import Plan
-from omni_operator.rollout.rollout import Rollout
-from omni_operator.state.live import LiveSet
+from omni_operator.rollout.replicas import Fate, decide_replicas
+from omni_operator.rollout.rollout import Phase, Rollout
+from omni_operator.state.live import LiveSet, compute_live_sets, live_serving_revision
 from omni_operator.state.observed import Observed
 from omni_operator.state.pod_causes import find_cause
-from omni_operator.status.conditions import DEGRADED, PROGRESSING, READY, Verdict, bound, set_conditions
-from omni_operator.status.verdicts import Assessment, ChildError, StageState, judge
+from omni_operator.state.services import find_service_problem, find_stage_problem, has_endpoints, is_reachable
+from omni_operator.status.assessment import Assessment, ChildError, Halt, StageState
+from omni_operator.status.conditions import PROGRESSING, bound, set_conditions
+from omni_operator.status.progress import AFTER_COMPLETION
+from omni_operator.status.verdicts import judge
 from omni_proto.pipeline import OmniPipeline
 from omni_proto.pod_contract import GRPC_PORT
 
 Status = dict[str, Any]
+
+MOST_IGNORED = 20
+"""Largest number of unknown fields that the status names."""
 
 
 def compute_status(
@@ -29,9 +37,69 @@ def compute_status(
     plan: Plan,
     now: datetime,
     errors: Sequence[ChildError] = (),
+    *,
+    ignored: Sequence[str] = (),
+    halt: Halt | None = None,
 ) -> Status:
-    """Returns the whole status to write. It equals the live status if nothing has changed."""
-    assessment = assess(pipeline, observed, rollout, plan, now, errors)
+    """Returns the whole status to write. It equals the live status if nothing has changed.
+
+    pipeline has the spec that is in force. ignored: unknown fields of the live spec. halt: why the live spec is not in
+    force.
+    """
+    assessment = assess(pipeline, observed, rollout, plan, now, errors, ignored=ignored, halt=halt)
+    return _build(assessment, observed, pipeline_url(observed.name, observed.namespace, tls=rollout.serving_tls), now)
+
+
+def compute_lost_status(observed: Observed, halt: Halt, now: datetime) -> Status:
+    """Returns the status of a pipeline without reading a spec: what serves is judged by what is there."""
+    serving = live_serving_revision(observed) or ""
+    live = compute_live_sets(observed, now).get(serving) or LiveSet(serving)
+    wanted = {name: replicas for name, replicas in decide_replicas(None, live, Fate.RUN).goal.items() if replicas}
+    stages = [_stage_state(name, replicas, live, observed, now) for name, replicas in wanted.items()]
+    assessment = Assessment(
+        pipeline=observed.name,
+        namespace=observed.namespace,
+        suspended=False,
+        phase=Phase.INCOMPLETE,
+        serving=serving,
+        target=serving,
+        stages=stages,
+        entry_problem=_find_entry_problem(observed, {serving: stages}),
+        halt=halt,
+    )
+    url = value_at(observed.pipeline, "status", "url", default="") or pipeline_url(observed.name, observed.namespace)
+    return _build(assessment, observed, url, now)
+
+
+def refuse_spec(problem: str) -> Halt:
+    """Returns why a spec is not in force that is invalid, no longer valid, or of another version."""
+    return Halt(
+        Reason.INVALID_SPEC,
+        f"the spec is not valid for this operator: {' '.join(problem.split())}; until it is corrected, or the operator "
+        "upgraded, the operator keeps to the last spec that it accepted",
+    )
+
+
+def refuse_excess(limit: int) -> Halt:
+    """Returns why the operator does nothing for a pipeline that is beyond its namespace's limit."""
+    return Halt(
+        Reason.TOO_MANY_PIPELINES,
+        f"the namespace has more than {limit} pipelines and this is not among the {limit} oldest: the operator creates "
+        "and changes nothing for it; delete others, or raise the operator's --max-pipelines",
+    )
+
+
+def describe_deletion(observed: Observed) -> Halt:
+    """Returns why the operator does nothing for a pipeline that is being deleted."""
+    finalizers = ", ".join(str(item) for item in observed.pipeline["metadata"].get("finalizers") or ())
+    return Halt(
+        Reason.TERMINATING,
+        "the pipeline is being deleted, and the operator changes nothing any more; it is gone once its finalizers are "
+        f"removed: {finalizers or 'none is left'}",
+    )
+
+
+def _build(assessment: Assessment, observed: Observed, url: str, now: datetime) -> Status:
     previous = observed.pipeline.get("status") or {}
     ready = sum(stage.is_ready for stage in assessment.stages)
     return {
@@ -39,33 +107,7 @@ def compute_status(
         "conditions": set_conditions(previous.get("conditions", ()), judge(assessment), observed.generation, now),
         "readyStages": f"{ready}/{len(assessment.stages)}",
         "stages": [_stage_entry(stage, observed) for stage in assessment.stages],
-        "url": pipeline_url(observed.name, observed.namespace, tls=rollout.serving_tls),
-    }
-
-
-def compute_invalid_status(observed: Observed, problem: str, now: datetime) -> Status:
-    """Returns the status of a pipeline whose spec is invalid or no longer valid. Its children are not changed."""
-    message = f"the spec is not valid: {' '.join(problem.split())}; until it is corrected, the operator changes nothing"
-    return _compute_refused_status(observed, Reason.INVALID_SPEC, message, now)
-
-
-def compute_too_many_status(observed: Observed, limit: int, now: datetime) -> Status:
-    """Returns the status of a pipeline that is beyond its namespace's limit."""
-    message = (
-        f"the namespace has more than {limit} pipelines and this is not among the {limit} oldest: the operator creates "
-        "and changes nothing for it; delete others, or raise the operator's --max-pipelines"
-    )
-    return _compute_refused_status(observed, Reason.TOO_MANY_PIPELINES, message, now)
-
-
-def _compute_refused_status(observed: Observed, reason: Reason, message: str, now: datetime) -> Status:
-    previous = observed.pipeline.get("status") or {}
-    verdicts = {kind: Verdict(kind == DEGRADED, reason, message) for kind in (READY, PROGRESSING, DEGRADED)}
-    return {
-        **previous,
-        "observedGeneration": observed.generation,
-        "conditions": set_conditions(previous.get("conditions", ()), verdicts, observed.generation, now),
-        "url": previous.get("url") or pipeline_url(observed.name, observed.namespace),
+        "url": url,
     }
 
 
@@ -76,25 +118,38 @@ def assess(
     plan: Plan,
     now: datetime,
     errors: Sequence[ChildError] = (),
+    *,
+    ignored: Sequence[str] = (),
+    halt: Halt | None = None,
 ) -> Assessment:
     """Returns the assessment from which the conditions are derived."""
-
-    def states(revision: str) -> list[StageState]:
+    states: dict[str, list[StageState]] = {}
+    for revision, goal in rollout.goals.items():
         live = rollout.sets.get(revision) or LiveSet(revision)
-        goal = rollout.goals[revision]
-        return [_stage_state(name, replicas, live, observed, now) for name, replicas in goal.items()]
-
+        states[revision] = [_stage_state(name, replicas, live, observed, now) for name, replicas in goal.items()]
+    serving = rollout.serving
+    if rollout.selected in states and _all_ready(states[rollout.selected]):
+        # Until the switch is written, clients reach the set that the entry Service selects.
+        serving = rollout.selected
+    named = [*ignored[:MOST_IGNORED], *([f"and {len(ignored) - MOST_IGNORED} more"] if ignored[MOST_IGNORED:] else [])]
     return Assessment(
         pipeline=observed.name,
+        namespace=observed.namespace,
         suspended=pipeline.spec.suspend,
         phase=rollout.phase,
-        serving=rollout.serving,
+        serving=serving,
         target=rollout.target,
-        stages=states(rollout.serving),
-        rising=states(rollout.target) if rollout.target != rollout.serving else (),
+        stages=states[serving],
+        rising=states[rollout.target] if rollout.target != serving else (),
+        ending=[stage for other in rollout.sets if other not in (serving, rollout.target) for stage in states[other]],
         waiting_for=rollout.waiting_for,
+        entry_problem=_find_entry_problem(observed, {serving: states[serving], **states}),
         conflicts=plan.conflicts,
         errors=errors,
+        altered=plan.altered,
+        unwritten=_describe_unwritten(plan),
+        ignored=named,
+        halt=halt,
         settled=_was_complete(observed),
     )
 
@@ -107,20 +162,55 @@ def _stage_state(name: str, wanted: int, live: LiveSet, observed: Observed, now:
         wanted=wanted,
         available=stage.available,
         ready_replicas=stage.ready,
-        reachable=observed.endpoints.get(stage_name(observed.name, name, live.revision), 0) > 0,
+        reachable=is_reachable(observed, name, live.revision),
         cause=find_cause(stage, now),
+        problem=find_stage_problem(observed, name, live.revision),
     )
+
+
+def _find_entry_problem(observed: Observed, states: Mapping[str, Sequence[StageState]]) -> str:
+    """Returns why clients cannot connect through the stable Services; empty if they can.
+
+    states begins with the serving revision. If that one is not ready, the problem is reported by its stages. Each
+    Service may lead to any revision that is ready: in a switch one of them is written before the other.
+    """
+    serving = next(iter(states))
+    if not _all_ready(states[serving]):
+        return ""
+    for name in (entry_service_name(observed.name), headless_service_name(observed.name)):
+        selected = revision_in(value_at(observed.child("Service", name), "spec", "selector", default={}))
+        revision = selected if selected in states and _all_ready(states[selected]) else serving
+        if problem := find_service_problem(observed, name, entry_selector(observed.name, revision)):
+            return problem
+        if not has_endpoints(observed, name):
+            return f"Service {name} has no ready endpoint"
+    return ""
+
+
+def _all_ready(stages: Sequence[StageState]) -> bool:
+    return bool(stages) and all(stage.is_ready for stage in stages)
+
+
+def _describe_unwritten(plan: Plan) -> str:
+    if plan.waiting:
+        kind, name = plan.waiting[0]
+        return f"{kind} {name} is being deleted, and is made again once it is gone"
+    leftovers = [item.key for item in plan.conflicts if item.leftover]
+    if leftovers:
+        return f"{leftovers[0].kind} {leftovers[0].name} of a deleted pipeline of this name is removed first"
+    return "" if plan.is_empty else "not all objects are written yet"
 
 
 def _stage_entry(stage: StageState, observed: Observed) -> dict[str, Any]:
     service = stage_name(observed.name, stage.name, stage.revision)
+    message = stage.cause.message if stage.cause is not None else stage.problem if stage.is_unreachable else ""
     return {
         "name": stage.name,
         "replicas": stage.wanted,
         "readyReplicas": stage.ready_replicas,
         "revision": stage.revision,
         "endpoint": f"{service}.{observed.namespace}.svc:{GRPC_PORT}",
-        "message": bound(stage.cause.message) if stage.cause is not None else "",
+        "message": bound(message),
     }
 
 
@@ -129,6 +219,6 @@ def _was_complete(observed: Observed) -> bool:
     condition: Mapping[str, Any] = find_condition(observed.pipeline, PROGRESSING) or {}
     return (
         condition.get("status") == "False"
-        and condition.get("reason") == Reason.ROLLOUT_COMPLETE
+        and condition.get("reason") in AFTER_COMPLETION
         and condition.get("observedGeneration") == observed.generation
     )

@@ -18,13 +18,20 @@ import yaml
 from support.controlplane.charts.helm import CHART, NAMESPACE, RELEASE, ROOT, Helm, Manifest
 from support.controlplane.charts.operator_pods import OperatorPods, pod_uids
 from support.controlplane.control_plane import ControlPlane
-from support.controlplane.pipelines import build_pipeline, list_children, wait_condition, wait_settled
+from support.controlplane.pipelines import (
+    build_pipeline,
+    condition_of,
+    list_children,
+    wait_condition,
+    wait_settled,
+)
 from support.controlplane.server.api import Api, eventually
 
 pytestmark = pytest.mark.controlplane
 
 CRD = "omnipipelines.omnipipeline.io"
 OLD_VERSION = "0.0.9"
+NEXT_VERSION = "0.2.0"
 _numbers = itertools.count()
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 Run = Callable[..., str]
@@ -86,6 +93,26 @@ def old_chart(tmp_path: Path) -> Path:
     del version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["suspend"]
     columns = version["additionalPrinterColumns"]
     version["additionalPrinterColumns"] = [column for column in columns if column["name"] != "Suspended"]
+    (chart / "files" / "crd.yaml").write_text(yaml.safe_dump(crd))
+    return chart
+
+
+@pytest.fixture
+def next_chart(tmp_path: Path) -> Path:
+    """Returns a chart that stands for a later version, whose CRD has fields that this operator does not know.
+
+    The stand-in for the operator's pod still runs this version: it is the operator that serves until the new one
+    starts.
+    """
+    chart = tmp_path / "next" / "omnipipeline"
+    shutil.copytree(CHART, chart)
+    about = yaml.safe_load((chart / "Chart.yaml").read_text())
+    (chart / "Chart.yaml").write_text(yaml.safe_dump({**about, "version": NEXT_VERSION}))
+    crd = yaml.safe_load((chart / "files" / "crd.yaml").read_text())
+    (version,) = crd["spec"]["versions"]
+    spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+    spec["scaling"] = {"type": "object", "default": {}, "properties": {"minimum": {"type": "integer", "default": 1}}}
+    spec["stages"]["items"]["properties"]["adapters"] = {"type": "string", "default": "none"}
     (chart / "files" / "crd.yaml").write_text(yaml.safe_dump(crd))
     return chart
 
@@ -190,6 +217,33 @@ def test_upgrade_of_the_chart_and_its_crd_and_back(
     # A pipeline that names its image keeps its pods throughout.
     assert pod_uids(models, "omnipipeline.io/pipeline=pinned") == pinned
     assert models.get("OmniPipeline", "pinned")["metadata"]["uid"] == uid
+
+
+def test_while_only_the_crd_is_upgraded_everything_is_healed(
+    helm: Run, next_chart: Path, pods: OperatorPods, plane: ControlPlane, models: Api
+) -> None:
+    """Helm applies the new CRD before the new operator runs, which may take long or fail; then it is rolled back."""
+    helm("install", RELEASE, CHART, "--wait")
+    models.apply(build_pipeline())
+    before = wait_settled(models)
+    running = pod_uids(models)
+    helm("upgrade", RELEASE, next_chart, "--wait")
+    understood = wait_condition(models, "SpecUnderstood", status="False", reason="UnknownFields", timeout_s=30)
+    assert "spec.scaling" in understood["message"]
+    assert "spec.stages[0].adapters" in understood["message"]
+    assert condition_of(wait_settled(models), "Ready") == condition_of(before, "Ready")
+    models.delete("Service", "omni")
+    eventually(lambda: models.find("Service", "omni"), why="healed")
+    models.apply(build_pipeline("later"))
+    wait_settled(models, "later")
+
+    helm("rollback", RELEASE, "1", "--wait")
+    eventually(
+        lambda: not condition_of(models.get("OmniPipeline", "omni"), "SpecUnderstood"), why="the condition is gone"
+    )
+    for name in ("omni", "later"):
+        wait_settled(models, name)
+    assert running <= pod_uids(models)
 
 
 @pytest.mark.full  # on a real node, under load: cluster/test_e2e_uninstall.py

@@ -104,7 +104,7 @@ class SimulatedApi:
     def selected(self) -> str | None:
         """Returns the revision that the entry Service selects."""
         service = self.children.get(ChildKey("Service", self.pipeline["metadata"]["name"]))
-        return None if service is None else service["spec"]["selector"][REVISION_LABEL]
+        return None if service is None else service["spec"]["selector"].get(REVISION_LABEL)
 
     def revisions(self) -> set[str]:
         """Returns the revisions that have a Deployment."""

@@ -8,18 +8,20 @@ Other tests check the operator on a real control plane.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from omni_kube.objects import controller_uid
 from omni_operator.desired.build_settings import BuildSettings
-from omni_operator.rollout.decide import Decision, decide, parse_live_pipeline
+from omni_operator.kinds import key_of
+from omni_operator.rollout.decide import Decision, decide
+from omni_operator.rollout.live_spec import read_live_spec
 from omni_operator.rollout.plan import Prune
-from omni_operator.state.observed import Observed
+from omni_operator.state.observed import Observed, is_sealed
 from omni_operator.state.slim import slim_seen
+from omni_operator.status.assessment import ChildError
 from omni_operator.status.events import EventData, compute_events
-from omni_operator.status.status import compute_status
+from omni_operator.status.status import compute_lost_status, compute_status, refuse_spec
 from omni_proto.pipeline.types.status import PipelineStatus
 from support.operator.simulated_workloads import SimulatedWorkloads
 
@@ -32,17 +34,21 @@ class SimulatedCluster(SimulatedWorkloads):
     events: list[EventData] = field(default_factory=list)
     before_reconcile: list[Callable[[], None]] = field(default_factory=list)
     """Called at the start of each reconcile, before the decision."""
+    after_report: list[Callable[[], None]] = field(default_factory=list)
+    """Called after the status was computed, and written if it differs."""
+    refused: set[str] = field(default_factory=set)
+    """Kinds whose writes the API server refuses."""
 
     def observe(self) -> Observed:
         """Returns what the operator sees: the parts of the objects that its store keeps.
 
-        ConfigMaps with a controller are returned whole; of these, the real store keeps only metadata. Objects are not
+        ConfigMaps of the operator are returned whole; of these, the real store keeps only metadata. Objects are not
         copied, because decisions do not change them.
         """
         return Observed(
             pipeline=self.pipeline,
             children={
-                key: child if key.kind == "ConfigMap" and controller_uid(child) else slim_seen(child)
+                key: child if key.kind == "ConfigMap" and is_sealed(child) else slim_seen(child)
                 for key, child in self.children.items()
             },
             pods=[slim_seen(pod) for pod in self.pods.values()],
@@ -50,9 +56,13 @@ class SimulatedCluster(SimulatedWorkloads):
             endpoints=self.endpoints(),
         )
 
-    def decide(self, settings: BuildSettings = BuildSettings()) -> Decision:  # noqa: B008 - frozen
-        """Returns the operator's decision for the present state."""
-        return decide(parse_live_pipeline(self.pipeline), self.observe(), settings, self.now)
+    def decide(self, settings: BuildSettings = BuildSettings()) -> Decision | None:  # noqa: B008 - frozen
+        """Returns the operator's decision for the present state; None if no spec can be read."""
+        observed = self.observe()
+        spec = read_live_spec(observed, settings.default_image)
+        if spec.pipeline is None:
+            return None
+        return decide(spec.pipeline, observed, settings, self.now, target=spec.revision)
 
     def reconcile(self, most_writes: int | None = None) -> int:
         """Reconciles once. Returns the number of writes to children.
@@ -62,26 +72,42 @@ class SimulatedCluster(SimulatedWorkloads):
         for hook in self.before_reconcile:
             hook()
         decision = self.decide()
-        writes = [*decision.plan.apply, *decision.plan.prune]
+        writes = [*decision.plan.apply, *decision.plan.prune] if decision is not None else []
         for number, write in enumerate(writes):
             if number == most_writes:
+                return number
+            kind, name = write.key if isinstance(write, Prune) else key_of(write)
+            if kind in self.refused:
+                if most_writes is None:
+                    self.report([ChildError(f"{kind} {name}", "denied by a policy")])
                 return number
             if isinstance(write, Prune):
                 self.prune(write)
             else:
                 self.apply(write)
         if most_writes is None:
-            self.report(self.decide() if writes else decision)
+            self.report()
         return len(writes)
 
-    def report(self, decision: Decision) -> None:
+    def report(self, errors: Sequence[ChildError] = ()) -> None:
         """Writes the status of the present state to the pipeline, if it differs."""
-        status = compute_status(decision.pipeline, self.observe(), decision.rollout, decision.plan, self.now)
+        observed, decision = self.observe(), self.decide()
+        spec = read_live_spec(observed, "")
+        halt = refuse_spec(spec.problem) if spec.problem else None
+        if decision is None:
+            status = compute_lost_status(observed, halt or refuse_spec(""), self.now)
+        else:
+            pipeline, rollout, plan = decision.pipeline, decision.rollout, decision.plan
+            status = compute_status(
+                pipeline, observed, rollout, plan, self.now, errors, ignored=spec.ignored, halt=halt
+            )
         PipelineStatus.model_validate(status)
         if status != self.pipeline.get("status"):
             self.events += compute_events(self.pipeline.get("status"), status)
             self.pipeline["status"] = status
             self.status_writes += 1
+        for hook in self.after_report:
+            hook()
 
     def settle(self, rounds: int = 200) -> None:
         """Runs the operator and all steps until nothing changes. Raises RuntimeError after `rounds` rounds."""

@@ -174,6 +174,22 @@ async def test_kopf_asks_less_and_less_often_while_it_is_refused(server: tuple[S
     assert next(pauses) == 5.0
 
 
+async def test_a_watch_that_ends_too_early_was_interrupted(
+    server: tuple[Server, Watches], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The API server ends the watches when the CRD changes; a watch that ends in time is only renewed."""
+    _, watches = server
+    loop = asyncio.get_running_loop()
+    path = f"/apis/{PIPELINES.api_version}/namespaces/kept/{PIPELINES.plural}?watch=true&resourceVersion=7"
+    began = loop.time()
+    for after, status, interrupted in ((0, 200, False), (60, 200, False), (61, 403, False), (70, 200, True)):
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "time", lambda after=after: began + after)
+            watches.kopf_heard(path, status)
+        assert await watches.wait_interrupted(0.0) is interrupted, after
+    assert not await watches.wait_interrupted(0.0), "it is told once"
+
+
 def pipeline_in(namespace: str) -> dict[str, Any]:
     return {
         "apiVersion": PIPELINES.api_version,

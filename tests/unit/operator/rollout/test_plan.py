@@ -10,7 +10,7 @@ import pytest
 from omni_kube.objects import Manifest
 from omni_operator.desired.revision import compute_revision
 from omni_operator.kinds import ChildKey, key_of
-from omni_operator.rollout.plan import Prune, compute_plan
+from omni_operator.rollout.plan import Prune, Verified, compute_plan
 from omni_operator.state.observed import Observed
 from support.operator.operator_pipelines import OWNER, SETTINGS, build_all, make_pipeline, make_stages
 
@@ -180,3 +180,60 @@ def test_a_config_map_stays_as_long_as_it_is_read(name: str, holder: str) -> Non
     plan = compute_plan(DESIRED, observe(live, pods=pods, replica_sets=replica_sets))
     pruned = [prune.key.name for prune in plan.prune]
     assert pruned == (["old"] if holder in ("nobody", "idle ReplicaSet") else [])
+
+
+class TestOrphans:
+    """Children of the operator without a controller: restored from a backup, or left by a deleted pipeline."""
+
+    def orphans(self) -> dict[ChildKey, Manifest]:
+        live = make_live()
+        for child in live.values():
+            del child["metadata"]["ownerReferences"]
+            child["metadata"]["annotations"]["omnipipeline.io/desired-hash"] = "for another uid"
+        return live
+
+    def test_all_are_taken_over(self) -> None:
+        plan = compute_plan(DESIRED, observe(self.orphans()))
+        assert {key_of(child) for child in plan.apply} == {key_of(child) for child in DESIRED}
+        assert not plan.conflicts
+
+    def test_those_that_nothing_needs_are_deleted(self) -> None:
+        live = self.orphans()
+        stray = copy.deepcopy(live[ChildKey("Deployment", TALKER)])
+        stray["metadata"]["name"] = "demo-talker-0000000"
+        live[key_of(stray)] = stray
+        assert [prune.key for prune in compute_plan(DESIRED, observe(live)).prune] == [key_of(stray)]
+
+    @pytest.mark.parametrize("lacks", ["annotation", "label", "name"])
+    def test_others_are_conflicts(self, lacks: str) -> None:
+        live = self.orphans()
+        metadata = live[ChildKey("Service", "demo")]["metadata"]
+        if lacks == "annotation":
+            metadata["annotations"] = {}
+        elif lacks == "label":
+            metadata["labels"] = {"app.kubernetes.io/managed-by": "omnipipeline-operator"}
+        else:
+            metadata["labels"] = {**metadata["labels"], "omnipipeline.io/pipeline": "other"}
+        (conflict,) = compute_plan(DESIRED, observe(live)).conflicts
+        assert (conflict.key, conflict.owner) == (("Service", "demo"), "")
+
+
+def test_what_admission_changed_is_told_and_not_written_again_until_it_is_forgotten() -> None:
+    live, verified = make_live(), Verified()
+    deployment = live[ChildKey("Deployment", TALKER)]
+    deployment["spec"]["replicas"] = 7
+    deployment["spec"]["template"]["spec"]["containers"][0]["image"] = "mirror/x:1"
+    desired = next(child for child in DESIRED if key_of(child) == ("Deployment", TALKER))
+    assert verified.add_applied(desired, deployment), "the change is new"
+    assert not verified.add_applied(desired, deployment)
+    plan = compute_plan(DESIRED, observe(live), verified=verified)
+    assert plan.is_empty
+    (altered,) = plan.altered
+    assert altered.key == ("Deployment", TALKER)
+    assert set(altered.paths) == {"spec.replicas", "spec.template.spec.containers[name=stage].image"}
+    verified.forget(altered.uid)
+    plan = compute_plan(DESIRED, observe(live), verified=verified)
+    assert [key_of(child) for child in plan.apply] == [("Deployment", TALKER)]
+    deployment["spec"] = copy.deepcopy(desired["spec"])
+    assert verified.add_applied(desired, deployment), "it is no longer changed"
+    assert compute_plan(DESIRED, observe(live), verified=verified).altered == ()

@@ -6,11 +6,12 @@ An unchanged pipeline gets an unchanged status.
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar
 
 from omni_operator.reasons import Reason
 from omni_operator.state.observed import Observed
 from omni_operator.status.conditions import Verdict, bound, set_conditions
-from omni_operator.status.status import compute_invalid_status
+from omni_operator.status.status import compute_lost_status, refuse_spec
 from omni_proto.pipeline.types.status import PipelineStatus
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -40,22 +41,22 @@ class TestConditions:
 
 
 class TestInvalidSpec:
-    """The status of a pipeline whose spec was accepted by an older CRD and is invalid now."""
+    """The status of a pipeline whose spec is not understood, and of which no accepted spec is left."""
 
-    def test_what_ran_is_still_told(self) -> None:
-        """The status of an invalid spec keeps the stages that were reported before."""
-        previous = {"readyStages": "3/3", "stages": [{"name": "thinker"}]}
-        metadata = {"name": "demo", "namespace": "models", "uid": "u", "generation": 4}
-        observed = Observed({"metadata": metadata, "status": previous})
-        status = compute_invalid_status(observed, "spec.stages: too many", NOW)
-        assert status["readyStages"] == "3/3"
-        assert status["stages"] == previous["stages"]
+    METADATA: ClassVar[dict[str, Any]] = {"name": "demo", "namespace": "models", "uid": "u", "generation": 4}
+
+    def test_nothing_is_there(self) -> None:
+        refused = refuse_spec("spec.stages: too many")
+        status = compute_lost_status(Observed({"metadata": self.METADATA}), refused, NOW)
+        assert (status["readyStages"], status["stages"]) == ("0/0", [])
         reasons = {item["type"]: (item["status"], item["reason"]) for item in status["conditions"]}
-        assert reasons["Ready"] == ("False", "InvalidSpec")
-        assert reasons["Degraded"] == ("True", "InvalidSpec")
+        assert reasons == {
+            "Ready": ("False", "InvalidSpec"),
+            "Progressing": ("False", "InvalidSpec"),
+            "Degraded": ("True", "InvalidSpec"),
+            "SpecUnderstood": ("False", "InvalidSpec"),
+        }
         assert "spec.stages: too many" in status["conditions"][0]["message"]
         PipelineStatus.model_validate(status)
-        assert (
-            compute_invalid_status(Observed({"metadata": metadata, "status": status}), "spec.stages: too many", NOW)
-            == status
-        )
+        again = compute_lost_status(Observed({"metadata": self.METADATA, "status": status}), refused, NOW)
+        assert again == status

@@ -9,10 +9,11 @@ import pytest
 
 from omni_operator.kinds import ChildKey
 from omni_operator.reasons import Reason
-from omni_operator.rollout.plan import Conflict
+from omni_operator.rollout.plan import Altered, Conflict
 from omni_operator.rollout.rollout import Phase
 from omni_operator.state.container_causes import Cause
-from omni_operator.status.verdicts import Assessment, ChildError, StageState, judge
+from omni_operator.status.assessment import Assessment, ChildError, Halt, StageState
+from omni_operator.status.verdicts import judge
 
 PULL = Cause(Reason.IMAGE_PULL_BACK_OFF, "image x cannot be pulled")
 ROOM = Cause(Reason.UNSCHEDULABLE, "no node with 1 free GPU", hard=False)
@@ -27,7 +28,13 @@ UP = (stage("thinker"), stage("talker"), stage("token2wav"))
 DOWN = tuple(replace(item, available=0, reachable=False) for item in UP)
 NEW = tuple(replace(item, revision="bbbbbbb") for item in DOWN)
 BASE = Assessment(
-    pipeline="demo", suspended=False, phase=Phase.COMPLETE, serving="aaaaaaa", target="aaaaaaa", stages=UP
+    pipeline="demo",
+    namespace="models",
+    suspended=False,
+    phase=Phase.COMPLETE,
+    serving="aaaaaaa",
+    target="aaaaaaa",
+    stages=UP,
 )
 ROLLING = replace(BASE, phase=Phase.ROLLING_OUT, target="bbbbbbb", rising=NEW, waiting_for=("talker (bbbbbbb)",))
 
@@ -40,6 +47,7 @@ def broken(stages: tuple[StageState, ...], name: str, cause: Cause, **more: Any)
     return tuple(replace(item, cause=cause, **more) if item.name == name else item for item in stages)
 
 
+RAISED = (Altered(ChildKey("Deployment", "demo-llm-aaaaaaa"), "u", ("spec.replicas",)),)
 TF = {True: "True", False: "False"}
 CASES: dict[str, tuple[Assessment, str, str, str, str]] = {
     # name: (assessment, Ready, Progressing, Degraded, words that at least one of the three messages has)
@@ -215,16 +223,147 @@ CASES: dict[str, tuple[Assessment, str, str, str, str]] = {
     "the entry Service is another's": (
         replace(BASE, conflicts=foreign(owner="Helm web")),
         "False ChildConflict",
-        "False RolloutComplete",
         "True ChildConflict",
-        "Service demo belongs to Helm web and is not changed; delete or rename it",
+        "True ChildConflict",
+        "Service demo belongs to Helm web; the operator does not change it. Give the pipeline another name, or, if "
+        "nobody needs it: kubectl delete -n models service/demo",
+    ),
+    "the headless entry Service is another's": (
+        replace(BASE, conflicts=foreign(name="demo-headless")),
+        "False ChildConflict",
+        "True ChildConflict",
+        "True ChildConflict",
+        "Service demo-headless was not made by the operator",
+    ),
+    "an object is taken after completion": (
+        replace(BASE, conflicts=foreign("NetworkPolicy", "demo-talker-aaaaaaa"), settled=True),
+        "True AllStagesReady",
+        "False ChildConflict",
+        "True ChildConflict",
+        "kubectl delete -n models networkpolicy/demo-talker-aaaaaaa",
+    ),
+    "the entry has no endpoint yet": (
+        replace(BASE, entry_problem="Service demo has no ready endpoint"),
+        "False EntryNotReady",
+        "True EntryNotReady",
+        "False AsExpected",
+        "Service demo has no ready endpoint: clients cannot connect",
+    ),
+    "the entry is lost": (
+        replace(BASE, entry_problem="Service demo does not exist", settled=True),
+        "False EntryNotReady",
+        "False EntryNotReady",
+        "True EntryNotReady",
+        "Service demo does not exist: clients cannot connect",
+    ),
+    "the entry is refused": (
+        replace(
+            BASE,
+            entry_problem="Service demo does not exist",
+            unwritten="not all objects are written yet",
+            errors=(ChildError("Service demo", "exceeded quota: services"),),
+        ),
+        "False ApplyFailed",
+        "True ApplyFailed",
+        "True ApplyFailed",
+        "clients cannot connect; writing Service demo failed: exceeded quota: services",
+    ),
+    "a stage's Service is gone": (
+        replace(BASE, stages=(UP[0], replace(UP[1], reachable=False, problem="Service t does not exist"), UP[2])),
+        "False StagesNotReady",
+        "False RolloutComplete",
+        "False AsExpected",
+        "pods are ready, but cannot be reached: stage talker: Service t does not exist",
+    ),
+    "a child is being deleted": (
+        replace(BASE, unwritten="Service demo is being deleted, and is made again once it is gone", settled=True),
+        "True AllStagesReady",
+        "False Updating",
+        "False AsExpected",
+        "Service demo is being deleted",
+    ),
+    "updated in place, but no room": (
+        replace(BASE, phase=Phase.UPDATING, stages=broken(UP, "talker", ROOM), waiting_for=("talker (aaaaaaa)",)),
+        "True AllStagesReady",
+        "True Updating",
+        "False AsExpected",
+        "being updated to the spec: talker (aaaaaaa); stage talker: no node with 1 free GPU",
+    ),
+    "starts, with its cause in Progressing too": (
+        replace(BASE, phase=Phase.STARTING, stages=broken(DOWN, "talker", ROOM)),
+        "False Unschedulable",
+        "True Starting",
+        "False AsExpected",
+        "pods of revision aaaaaaa are starting; stage talker: no node with 1 free GPU",
+    ),
+    "suspending, held by a policy": (
+        replace(BASE, phase=Phase.SUSPENDING, suspended=True, waiting_for=("llm (aaaaaaa)",), altered=RAISED),
+        "False Suspended",
+        "True Suspending",
+        "True ChangedByAdmission",
+        "pods drain: llm (aaaaaaa); admission (a webhook or policy) changes what the operator writes: "
+        "Deployment demo-llm-aaaaaaa (spec.replicas)",
+    ),
+    "retiring, held by a policy": (
+        replace(BASE, phase=Phase.DRAINING, waiting_for=("llm (0000000)",), altered=RAISED),
+        "True AllStagesReady",
+        "True DrainingOldRevision",
+        "True ChangedByAdmission",
+        "the old one drains: llm (0000000); admission",
+    ),
+    "retiring, and a node is lost": (
+        replace(
+            BASE,
+            phase=Phase.DRAINING,
+            waiting_for=("llm (0000000)",),
+            ending=(stage("llm", cause=Cause(Reason.NODE_LOST, "node n does not answer")),),
+        ),
+        "True AllStagesReady",
+        "True DrainingOldRevision",
+        "False AsExpected",
+        "the old one drains: llm (0000000); stage llm: node n does not answer",
+    ),
+    "images are rewritten": (
+        replace(BASE, altered=(Altered(ChildKey("Deployment", "d"), "u", ("spec.template.spec.containers",)),)),
+        "True AllStagesReady",
+        "False RolloutComplete",
+        "False ChangedByAdmission",
+        "nothing failed, but admission (a webhook or policy) changes what the operator writes: Deployment d",
+    ),
+    "invalid, and it serves": (
+        replace(BASE, halt=Halt(Reason.INVALID_SPEC, "the spec is not valid")),
+        "True AllStagesReady",
+        "False InvalidSpec",
+        "True InvalidSpec",
+        "the spec is not valid",
+    ),
+    "invalid, and nothing serves": (
+        replace(BASE, stages=(), halt=Halt(Reason.INVALID_SPEC, "the spec is not valid")),
+        "False InvalidSpec",
+        "False InvalidSpec",
+        "True InvalidSpec",
+        "the spec is not valid",
+    ),
+    "invalid, and a stage is down": (
+        replace(BASE, stages=(*UP[:2], DOWN[2]), halt=Halt(Reason.INVALID_SPEC, "the spec is not valid")),
+        "False InvalidSpec",
+        "False InvalidSpec",
+        "True InvalidSpec",
+        "stage token2wav has no ready pod; the spec is not valid",
+    ),
+    "being deleted": (
+        replace(BASE, halt=Halt(Reason.TERMINATING, "the pipeline is being deleted")),
+        "False Terminating",
+        "True Terminating",
+        "False Terminating",
+        "the pipeline is being deleted",
     ),
     "a Deployment is nobody's": (
         replace(BASE, phase=Phase.STARTING, stages=DOWN, conflicts=foreign("Deployment", "demo-talker-aaaaaaa") * 3),
         "False ChildConflict",
         "True Starting",
         "True ChildConflict",
-        "Deployment demo-talker-aaaaaaa was not made by this pipeline (and 2 more)",
+        "Deployment demo-talker-aaaaaaa was not made by the operator, and 2 more of the pipeline's names are taken",
     ),
     "children of a deleted pipeline": (
         replace(BASE, phase=Phase.STARTING, stages=DOWN, conflicts=foreign(leftover=True) * 3),
@@ -248,5 +387,23 @@ def test_verdicts(name: str) -> None:
     assessment, ready, progressing, degraded, words = CASES[name]
     verdicts = judge(assessment)
     found = {kind: f"{verdict.holds} {verdict.reason}" for kind, verdict in verdicts.items()}
+    spec = found.pop("SpecUnderstood", None)
     assert found == {"Ready": ready, "Progressing": progressing, "Degraded": degraded}
+    assert (spec is not None) == ("InvalidSpec" in progressing)
     assert any(words in verdict.message for verdict in verdicts.values())
+
+
+def test_unknown_fields_are_named_in_a_condition_of_their_own() -> None:
+    verdicts = judge(replace(BASE, ignored=("spec.scaling", "spec.stages[0].lora")))
+    assert verdicts["Ready"].holds
+    assert verdicts["Degraded"] == judge(BASE)["Degraded"]
+    spec = verdicts["SpecUnderstood"]
+    assert (spec.holds, spec.reason) == (False, "UnknownFields")
+    assert "spec.scaling, spec.stages[0].lora" in spec.message
+
+
+def test_a_message_about_many_conflicts_names_some_and_counts_all() -> None:
+    taken = tuple(Conflict(ChildKey("Service", f"demo-{number}"), "") for number in range(30))
+    message = judge(replace(BASE, conflicts=taken))["Degraded"].message
+    assert "and 29 more of the pipeline's names are taken" in message
+    assert message.endswith("service/demo-7 and so on for all 30")
