@@ -176,6 +176,11 @@ ODD_COMPONENTS_BAD: Final[dict[str, Bad]] = {
         f"{S1}.engineArgs",
         f'["toolCallParser"] of component {TALKER}: this component does not look for tool calls or reasoning',
     ),
+    "a form of the text of a talker": Bad(
+        (second(engineArgs={"structuredOutput": "All"}),),
+        f"{S1}.engineArgs",
+        f"structuredOutput All of component {TALKER}: this component writes no text in a given form; leave it out",
+    ),
     "queue of an autoregressive stage": Bad(
         (first(timeouts={"queue": 60}),),
         f"{S0}.timeouts",
