@@ -91,6 +91,8 @@ class Assessment:
     """What is not written yet, and why; empty if everything is."""
     ignored: Sequence[str] = ()
     """Fields of the spec that the operator does not know."""
+    mistakes: Sequence[str] = ()
+    """Fields of the spec that are likely mistakes, with what is likely meant."""
     halt: Halt | None = None
     settled: bool = False
     """Whether the rollout of this generation was complete before. Then missing replicas were lost."""

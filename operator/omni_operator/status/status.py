@@ -22,6 +22,7 @@ from omni_operator.status.conditions import PROGRESSING, bound, set_conditions
 from omni_operator.status.progress import AFTER_COMPLETION
 from omni_operator.status.verdicts import judge
 from omni_proto.pipeline import OmniPipeline
+from omni_proto.pipeline.rules.component_checks import list_likely_mistakes
 from omni_proto.pod_contract import GRPC_PORT
 
 Status = dict[str, Any]
@@ -149,6 +150,7 @@ def assess(
         altered=plan.altered,
         unwritten=_describe_unwritten(plan),
         ignored=named,
+        mistakes=[str(problem) for problem in list_likely_mistakes(pipeline)],
         halt=halt,
         settled=_was_complete(observed),
     )

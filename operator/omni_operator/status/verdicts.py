@@ -131,6 +131,8 @@ def judge_degraded(assessment: Assessment) -> Verdict:
     if assessment.altered:
         harmless = describe_altered(assessment.altered)
         return Verdict(False, Reason.CHANGED_BY_ADMISSION, f"nothing failed, but {harmless}")
+    if assessment.mistakes:
+        return Verdict(False, Reason.AS_EXPECTED, f"nothing failed, but {'; '.join(assessment.mistakes)}")
     return Verdict(False, Reason.AS_EXPECTED, "nothing failed")
 
 

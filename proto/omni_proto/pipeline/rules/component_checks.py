@@ -7,7 +7,9 @@ that breaks them only if an older CRD accepted it. Pure.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from omni_proto.pipeline.compile import gpus_of
 from omni_proto.pipeline.components import (
@@ -25,6 +27,10 @@ from omni_proto.pipeline.types.resource import OmniPipeline, Stage
 from omni_proto.stage_config import EdgeMode, Timeouts
 from omni_proto.voices import find_voice
 
+_HINT: Final = "did you mean"
+_ACCELERATOR: Final = re.compile(r"gpu|/mig-|gaudi|tpu|npu|neuron|/i915|/xe\b", re.IGNORECASE)
+"""Names of devices that users take for GPUs: of MIG profiles, shared GPUs, and other accelerators."""
+
 
 def check_components(pipeline: OmniPipeline) -> list[Problem]:
     """Returns the fields that built-in components refuse, in the order of the stages; empty if nothing is wrong."""
@@ -38,8 +44,14 @@ def check_components(pipeline: OmniPipeline) -> list[Problem]:
 
 
 def list_warnings(pipeline: OmniPipeline) -> list[Problem]:
-    """Returns a warning for each field that is probably a mistake, but may be right with an image of the user's own."""
+    """Returns a warning for each field that may be a mistake, but is right with some images of the user's own."""
     return [*list_unknown_components(pipeline), *list_uncounted_devices(pipeline)]
+
+
+def list_likely_mistakes(pipeline: OmniPipeline) -> list[Problem]:
+    """Returns the warnings for the status: without components that resemble no built-in one, because a pipeline of the
+    user's own family has them for good."""
+    return [item for item in list_warnings(pipeline) if not item.field.endswith(".component") or _HINT in item.message]
 
 
 def list_uncounted_devices(pipeline: OmniPipeline) -> list[Problem]:
@@ -52,7 +64,7 @@ def list_uncounted_devices(pipeline: OmniPipeline) -> list[Problem]:
         )
         for index, stage in enumerate(pipeline.spec.stages)
         for name in stage.resources.limits
-        if "/" in name and name not in GPU_RESOURCES
+        if _ACCELERATOR.search(name) and name not in GPU_RESOURCES
     ]
 
 
@@ -109,7 +121,7 @@ def list_unknown_voices(pipeline: OmniPipeline) -> list[Problem]:
 
 def _describe_unknown(component: str, known: list[str]) -> str:
     near = difflib.get_close_matches(component, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"built in are {', '.join(known)}"
+    hint = f"{_HINT} {near[0]}?" if near else f"built in are {', '.join(known)}"
     return f"{component} is not built in; the stage's image must bring it, or the stage does not start; {hint}"
 
 

@@ -393,6 +393,13 @@ def test_verdicts(name: str) -> None:
     assert any(words in verdict.message for verdict in verdicts.values())
 
 
+def test_likely_mistakes_of_the_spec_are_named_without_a_failure() -> None:
+    verdicts = judge(replace(BASE, mistakes=("spec.stages[0].component: generic/llmm is not built in",)))
+    degraded = verdicts["Degraded"]
+    assert (degraded.holds, degraded.reason) == (False, "AsExpected")
+    assert degraded.message == "nothing failed, but spec.stages[0].component: generic/llmm is not built in"
+
+
 def test_unknown_fields_are_named_in_a_condition_of_their_own() -> None:
     verdicts = judge(replace(BASE, ignored=("spec.scaling", "spec.stages[0].lora")))
     assert verdicts["Ready"].holds

@@ -14,6 +14,7 @@ from omni_proto.pipeline.read.offline import parse_checked
 from omni_proto.pipeline.rules.component_checks import (
     check_components,
     list_late_edges,
+    list_likely_mistakes,
     list_unknown_components,
     list_unknown_voices,
     list_warnings,
@@ -88,6 +89,17 @@ def test_a_device_that_does_not_count_as_a_gpu_causes_a_warning(name: str) -> No
     (warning,) = list_warnings(parse_pipeline(json.dumps(resource)))
     assert warning.field == f"spec.stages[0].resources.limits[{name}]"
     assert "does not count as a GPU" in warning.message
+
+
+@pytest.mark.parametrize(
+    ("component", "likely"), [("generic/llmm", True), ("our_family/reader", False), ("generic/llm", False)]
+)
+def test_the_status_names_no_component_of_a_users_own_family(component: str, likely: bool) -> None:
+    """A pipeline of the user's own family would otherwise have the warning for good."""
+    resource = make()
+    resource["spec"]["stages"] = [{"name": "a", "component": component, "outputs": ["Text"]}]
+    resource["spec"]["stages"][0]["resources"] = {"limits": {"rdma/hca": 1}}
+    assert bool(list_likely_mistakes(parse_pipeline(json.dumps(resource)))) == likely
 
 
 @pytest.mark.parametrize(
