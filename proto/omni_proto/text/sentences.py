@@ -94,10 +94,10 @@ def _find_borders(text: str, caseless: bool) -> Iterator[int]:
             continue
         kind = found.lastgroup or ""
         if kind == "line":
-            end = _SPACE.match(text, found.end()).end()  # type: ignore[union-attr] - it matches everywhere
+            end = _SPACE.match(text, found.end()).end()  # type: ignore[union-attr]  # it matches everywhere
             is_border = end < len(text) and _ends_at_line(text, begin, found.start(), found.end(), end)
         else:
-            closed = _CLOSING.match(text, found.end()).end()  # type: ignore[union-attr] - as above
+            closed = _CLOSING.match(text, found.end()).end()  # type: ignore[union-attr]  # as above
             end = _skip_pictures(text, closed)
             is_border = end < len(text) and _ends_at_mark(
                 text, begin, kind, found.start(), found.end(), closed, end, caseless
@@ -131,11 +131,11 @@ def _begins_line(text: str, place: int) -> bool:
 
 
 def _skip_pictures(text: str, closed: int) -> int:
-    end = _SPACE.match(text, closed).end()  # type: ignore[union-attr] - it matches everywhere
+    end = _SPACE.match(text, closed).end()  # type: ignore[union-attr]  # it matches everywhere
     pictures = _PICTURES.match(text, end)
     if pictures is None:
         return end
-    return _SPACE.match(text, pictures.end()).end()  # type: ignore[union-attr] - as above
+    return _SPACE.match(text, pictures.end()).end()  # type: ignore[union-attr]  # as above
 
 
 def _ends_at_line(text: str, begin: int, start: int, stop: int, end: int) -> bool:

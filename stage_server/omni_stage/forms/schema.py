@@ -180,7 +180,7 @@ def _check_types(node: dict[str, Any], place: str, named: set[str]) -> Iterator[
 
 
 def _check_string(node: dict[str, Any], place: str) -> None:
-    given = [name for name in ("pattern", "format") if name in node]
+    given: list[str] = [name for name in ("pattern", "format") if name in node]
     given += [name for name in _LENGTHS if name in node][:1]
     if len(given) > 1:
         raise _error(f'"{given[1]}" beside "{given[0]}"', place, "keep one of them")
