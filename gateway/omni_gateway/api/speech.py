@@ -65,7 +65,8 @@ async def create_speech(request: Request, body: SpeechRequest) -> Response:
         arguments["seed"] = seed
 
     async def open_part(text: str) -> AsyncGenerator[Event, None]:
-        return await open_answer(gateway, call, ROUTE, pipeline, **arguments, reply=text)
+        part: GenerateArguments = {**arguments, "reply": text}
+        return await open_answer(gateway, call, ROUTE, pipeline, **part)
 
     speech = Speech(body.input, open_part, patience_s=gateway.settings.request_seconds)
     as_events = body.stream_format == "sse"

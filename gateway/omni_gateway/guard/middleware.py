@@ -85,7 +85,7 @@ class Guard:
             span=span,
             address=(scope.get("client") or ("",))[0],
         )
-        reply = _Reply(send, call, self._gateway, self._unread, scope.get("extensions", {}).get(CUT))
+        reply = _Reply(send, call, self._gateway, self._unread, scope.get("extensions", {}).get(CUT, {}).get("cut"))
         self._gateway.metrics.inflight.inc()
         try:
             await self._serve(scope, headers, receive, reply)

@@ -89,7 +89,7 @@ class BoundedHttp(StrictHttp):
 
     def on_headers_complete(self) -> None:
         """Stop the deadline if a request begins."""
-        self.scope["extensions"] = {CUT: self.cut}  # type: ignore[typeddict-item]
+        self.scope["extensions"] = {CUT: {"cut": self.cut}}
         super().on_headers_complete()
         if self._in_body:
             self._stop_waiting()

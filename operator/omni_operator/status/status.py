@@ -181,7 +181,7 @@ def _find_entry_problem(observed: Observed, states: Mapping[str, Sequence[StageS
         return ""
     for name in (entry_service_name(observed.name), headless_service_name(observed.name)):
         selected = revision_in(value_at(observed.child("Service", name), "spec", "selector", default={}))
-        revision = selected if selected in states and _all_ready(states[selected]) else serving
+        revision = selected if selected is not None and _all_ready(states.get(selected, ())) else serving
         if problem := find_service_problem(observed, name, entry_selector(observed.name, revision)):
             return problem
         if not has_endpoints(observed, name):

@@ -78,7 +78,7 @@ def _read_ebnf(text: str) -> xgr.Grammar:
     return xgr.Grammar.from_ebnf(text)
 
 
-_READERS: Final = {
+_READERS: Final[dict[str, Callable[[str], xgr.Grammar]]] = {
     "json": xgr.Grammar.from_json_schema,
     "json_object": lambda _: xgr.Grammar.from_json_schema('{"type": "object"}'),
     "regex": xgr.Grammar.from_regex,
@@ -125,7 +125,7 @@ class Tokens:
 
     def choose(self, ids: np.ndarray, walk: str, last: int) -> int:
         """Returns the next token of a walk."""
-        if walk == "same" and last >= 0 and ids[min(np.searchsorted(ids, last), len(ids) - 1)] == last:
+        if walk == "same" and last >= 0 and ids[min(int(np.searchsorted(ids, last)), len(ids) - 1)] == last:
             return last
         if walk in ("longest", "shortest"):
             lengths = self.lengths[ids]

@@ -133,11 +133,13 @@ class MeteredBackend(XgrammarBackend):
 class MeteredManager(StructuredOutputManager):
     """vLLM's manager of the forms of all requests, with a limit on their cost."""
 
+    backend: Any
     _masks: _Thread | None = None
 
     @classmethod
     def adopt(cls, manager: StructuredOutputManager) -> None:
-        """Give the engine core's manager these methods."""
+        """Give the engine core's manager these methods. vLLM has no setting for its class, and the engine core and the
+        scheduler both keep the same object."""
         manager.__class__ = cls
 
     def grammar_init(self, request: Request) -> None:
