@@ -230,9 +230,8 @@ class VllmStageEngine:
 
     async def _check_form(self, request: StageRequest, params: SamplingParams) -> None:
         """Refuse a form of the text that is not enforced or costs too much, before the engine compiles it."""
-        source = request.source
-        by_tools = isinstance(source, UserPrompt) and source.structured is None
-        field = "start.chat.tools" if by_tools else "start.structured_output"
+        structured = request.source.structured if isinstance(request.source, UserPrompt) else None
+        field = "start.chat.tools" if structured is None else f"start.structured_output.{structured.kind}"
         form = await asyncio.to_thread(read_params, params.structured_outputs, field)
         await self._trials.check(form, caller=request.caller, field=field)
         await asyncio.to_thread(self._core.check_structured, params, field)

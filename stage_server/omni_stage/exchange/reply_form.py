@@ -96,6 +96,12 @@ class StructuredText:
     grammar: str | None = None
     """EBNF."""
 
+    @property
+    def kind(self) -> str:
+        """Name of the field that is set."""
+        names = ("json_schema", "regex", "choice", "grammar")
+        return next((name for name in names if getattr(self, name) is not None), "json_object")
+
 
 @dataclass(frozen=True, slots=True)
 class ParsedText:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from support.controlplane.binaries import KUBERNETES_VERSION
-from support.controlplane.charts.helm import CHART, Helm, Manifest, pick_one
+from support.controlplane.charts.helm import CHART, Helm, Manifest, pick_one, selectors_of
 
 pytestmark = pytest.mark.controlplane
 
@@ -135,16 +135,3 @@ def test_installations_in_one_release_share_no_names_and_no_pods(
         for selector in selectors_of(item):
             selected = [labels for labels in pods if selector.items() <= labels.items()]
             assert len(selected) == 1, (item["kind"], item["metadata"]["name"])
-
-
-def selectors_of(manifest: Manifest) -> list[dict[str, str]]:
-    spec = manifest.get("spec", {})
-    match manifest["kind"]:
-        case "Service":
-            return [spec["selector"]]
-        case "NetworkPolicy":
-            return [spec["podSelector"]["matchLabels"]]
-        case "PodDisruptionBudget" | "Deployment":
-            return [spec["selector"]["matchLabels"]]
-        case _:
-            return []

@@ -19,10 +19,10 @@ from support.controlplane.charts.helm import (
     RELEASE,
     ROOT,
     Helm,
-    Manifest,
     operator_process,
     pick_one,
     pick_operators,
+    selectors_of,
 )
 from support.controlplane.server.api import eventually
 from support.controlplane.server.api_server import ApiServer
@@ -107,19 +107,6 @@ def test_selectors_select_the_operators_pods_and_not_the_tests(helm: Helm, name:
     for selector in selectors:
         assert selector.items() <= pod.items()
         assert not selector.items() <= test.items()
-
-
-def selectors_of(manifest: Manifest) -> list[dict[str, str]]:
-    spec = manifest.get("spec", {})
-    match manifest["kind"]:
-        case "Service":
-            return [spec["selector"]]
-        case "NetworkPolicy":
-            return [spec["podSelector"]["matchLabels"]]
-        case "Deployment" | "PodDisruptionBudget":
-            return [spec["selector"]["matchLabels"]]
-        case _:
-            return []
 
 
 def test_every_object_says_where_it_comes_from(helm: Helm) -> None:

@@ -77,7 +77,7 @@ async def test_refused_forms_change_nothing_for_later_requests(engine: StageEngi
     """The first form of an engine must not choose what enforces the later ones."""
     with pytest.raises(InvalidRequestError) as refused:
         await ask(engine, "refused", form)
-    assert refused.value.details.field == "start.structured_output"
+    assert refused.value.details.field == f"start.structured_output.{form.kind}"
     assert re.fullmatch("[ab]{3}", await ask(engine, "honest", StructuredText(regex="[ab]{3}")))
 
 

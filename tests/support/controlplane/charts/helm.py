@@ -102,6 +102,20 @@ def pick_operators(manifests: list[Manifest], kind: str) -> Manifest:
     return pick_one([item for item in manifests if not item["metadata"]["name"].endswith("-gateway")], kind)
 
 
+def selectors_of(manifest: Manifest) -> list[dict[str, str]]:
+    """Returns the label selectors of an object that select pods."""
+    spec = manifest.get("spec", {})
+    match manifest["kind"]:
+        case "Service":
+            return [spec["selector"]]
+        case "NetworkPolicy":
+            return [spec["podSelector"]["matchLabels"]]
+        case "Deployment" | "PodDisruptionBudget":
+            return [spec["selector"]["matchLabels"]]
+        case _:
+            return []
+
+
 def operator_process(deployment: Manifest) -> tuple[list[str], dict[str, str]]:
     """Returns the command with its arguments, and the environment, of the operator's container."""
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
