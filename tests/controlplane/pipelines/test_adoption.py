@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from omni_gateway.cluster.served import read_pipeline
+from omni_gateway.cluster.served import read_pipelines
 from omni_gateway.settings import GatewaySettings
 from support.controlplane.control_plane import ControlPlane
 from support.controlplane.operators import OperatorProcess, wait_idle
@@ -67,8 +67,7 @@ def test_a_restored_namespace_is_taken_over(
         pipeline = wait_until_taken(api)
         assert set(list_children(api)) == expected
         wait_idle(second)
-        served = read_pipeline(pipeline, GatewaySettings())
-        assert served is not None
+        (served,) = read_pipelines([pipeline], GatewaySettings())
         assert served.accepts
         # The fields are the operator's too: what the spec no longer has is removed.
         api.patch("OmniPipeline", "omni", {"spec": {"defaults": {"nodeSelector": None}}})

@@ -158,7 +158,7 @@ def test_what_admission_changes_is_named_until_the_policy_is_gone(
         assert "mutatingwebhookconfigurations" in degraded["message"]
         progressing = wait_condition(api, "Progressing", status="True", reason="Suspending")
         assert "(spec.replicas)" in progressing["message"]
-        assert len(api.list("Pod")) == 2
+        eventually(lambda: len(api.list("Pod")) == 2, why="two pods")
     # Nothing reports that the webhook is gone: the operator tries again by itself.
     wait_condition(api, "Progressing", status="False", reason="Suspended", timeout_s=120)
     assert api.list("Pod") == []

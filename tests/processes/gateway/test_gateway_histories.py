@@ -95,7 +95,7 @@ def test_joined_pieces_of_streamed_audio_are_the_audio(client: openai.OpenAI, se
         timeout=60,
     ).text.split("\n\n")
     pieces = [line.partition('"audio":"')[2].partition('"')[0] for line in events if "speech.audio.delta" in line]
-    assert len(pieces) == 2
+    assert len(pieces) >= 2
     assert base64.b64decode("".join(pieces)) == PCM
 
 
