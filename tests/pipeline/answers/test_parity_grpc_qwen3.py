@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from omni_proto.client import AsyncOmniClient, system, user, video_part
+from omni_stage.media.audio import AudioRules
 from omni_stage.media.video import decode_sound, decode_video
 from support.media.samples import make_image, make_sound
 from support.media.videos import encode_video
@@ -37,9 +38,11 @@ class Case:
 def seen(*, heard: bool) -> dict[str, Any]:
     """Returns FILE's frames, and its audio if `heard`, decoded by the stage's own decoder."""
     frames = np.empty((4, 10 * 32, 14 * 32, 3), np.uint8)
-    assert decode_video(FILE, "video/mp4", seconds=2.0, max_frames=20, out=frames) == 4
+    assert decode_video(FILE, "video/mp4", seconds=2.0, max_frames=20, out=frames) == (4, 0.0)
     sound = np.empty(3 * SOUND_RATE_HZ, np.float32)
-    length = decode_sound(FILE, "video/mp4", to_hz=SOUND_RATE_HZ, out=sound)
+    rules = AudioRules(to_hz=SOUND_RATE_HZ, stated_s=2.0, max_rate_hz=192_000, max_channels=8)
+    length, damage = decode_sound(FILE, "video/mp4", rules, sound)
+    assert not damage
     return {"videos": [frames], "heard": [sound[:length]] if heard else []}
 
 
