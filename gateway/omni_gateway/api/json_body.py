@@ -8,6 +8,7 @@ its media, are cut out first, and only its texts are parsed at once.
 from __future__ import annotations
 
 import json
+import math
 import re
 import secrets
 from collections.abc import Callable
@@ -174,6 +175,9 @@ class _Check:
                         _refuse_half(here)
                 elif isinstance(item, list | dict):
                     rest.append((here, depth + 1, item))
+                elif isinstance(item, float) and not math.isfinite(item):
+                    # Python reads NaN, Infinity and 1e999. JSON has none of them, and no stage would read them.
+                    _refuse(here, "is NaN or infinite, or too large for a number; send a finite number")
         return whole[0]
 
     def _check_keys(self, place: Place, found: dict[str, Any]) -> None:

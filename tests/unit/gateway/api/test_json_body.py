@@ -65,6 +65,18 @@ WRONG: dict[str, tuple[str, str | None, str]] = {
     ),
     "digits": (f'{CHAT}"seed":{"1" * 4000}}}', None, "4000 characters, at most 64"),
     "digits of a fraction": (f'{CHAT}"top_p":0.{"1" * 4000}}}', None, "4002 characters, at most 64"),
+    "NaN": (f'{CHAT}"temperature":NaN}}', "temperature", "is NaN or infinite"),
+    "NaN in a tool": (
+        f'{CHAT}"tools":[{{"type":"function","function":{{"name":"f","parameters":{{"minimum":NaN}}}}}}]}}',
+        "tools[0].function.parameters.minimum",
+        "is NaN or infinite",
+    ),
+    "infinity in arguments": (
+        '{"messages":[{"role":"assistant","tool_calls":[{"function":{"arguments":{"a":[-Infinity]}}}]}]}',
+        "messages[0].tool_calls[0].function.arguments.a[0]",
+        "is NaN or infinite",
+    ),
+    "a number beyond all others": (f'{CHAT}"chat_template_kwargs":{{"a":1e999}}}}', "chat_template_kwargs.a", "large"),
     "a block of digits": (f'{CHAT}"seed":{"1" * 200_000}}}', None, "at most 64"),
     "a block of nothing else": ("1" * BLOCK, None, "not JSON"),
     "a long text": (f'{{"model":"{"a " * (5 << 20)}"}}', None, f"at most {TEXT_BYTES} are read"),
