@@ -98,9 +98,9 @@ def read_model(
     ignored: gets the paths of unknown fields; None: they are refused.
     """
     value = parse_json(body, text_bytes, hold)
-    if ignored is not None:
-        ignored += drop_unknown(value, model)
     try:
+        if ignored is not None:
+            ignored += drop_unknown(value, model)
         return model.model_validate(value, from_attributes=True)
     except ValidationError as error:
         problems = error.errors(include_url=False, include_input=False)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from omni_gateway.api.body_paths import join_keys
 from omni_gateway.api.context import Call, Gateway
@@ -43,13 +43,9 @@ def check_unread(gateway: Gateway, call: Call, found: Iterable[Unread]) -> None:
 def drop_unknown(body: Any, model: type[BaseModel]) -> list[str]:
     """Removes from a body the fields that the model does not know. Returns their paths.
 
-    A body with other problems stays as it is, for the validation that follows.
+    Raises pydantic's ValidationError for a body with other problems, so that the error is not about an unknown field.
     """
-    try:
-        read = model.model_validate(body, extra="ignore")
-    except ValidationError:
-        return []
-    return list(_drop_unknown((), body, read))
+    return list(_drop_unknown((), body, model.model_validate(body, from_attributes=True, extra="ignore")))
 
 
 def _drop_unknown(keys: tuple[str | int, ...], body: Any, read: Any) -> Iterator[str]:

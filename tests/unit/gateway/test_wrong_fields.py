@@ -9,6 +9,7 @@ from starlette.testclient import TestClient
 
 from omni_gateway.entries.pipelines import StaticPipelines
 from omni_gateway.http_server.app import create_app
+from omni_gateway.settings import GatewaySettings, UnsupportedFields
 
 PART = "messages[0].content[0]"
 URL = {"url": "data:image/png;base64,AAAA"}
@@ -115,3 +116,22 @@ def test_the_branch_of_the_value_s_own_kind_is_reported(fields: dict[str, Any], 
 )
 def test_a_wrong_field_of_several_kinds_is_named(fields: dict[str, Any], param: str) -> None:
     assert ask([{"role": "user", "content": "x"}], **fields)["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": [{"role": "user", "content": "x", "mood": 1}], "temperature": 9}, "temperature"),
+        ({"messages": [{"role": "user", "mood": 1}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "x"}], "mood": 1, "seed": "x"}, "seed"),
+    ],
+)
+def test_with_ignore_no_error_is_about_an_unknown_field(fields: dict[str, Any], param: str) -> None:
+    """Otherwise the client is told to leave out a field that would be ignored, and not what is wrong."""
+    settings = GatewaySettings(unsupported_fields=UnsupportedFields.IGNORE)
+    client = TestClient(create_app(StaticPipelines(()), settings))
+    answer = client.post("/v1/chat/completions", json={"model": "m", **fields})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+    answer = client.post("/v1/chat/completions", json=[])
+    assert answer.json()["error"]["code"] == "invalid_json"
