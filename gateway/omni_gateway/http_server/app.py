@@ -21,6 +21,7 @@ from omni_gateway.entries.connections import Entries
 from omni_gateway.entries.pipelines import Pipelines
 from omni_gateway.guard.keys import open_keys
 from omni_gateway.guard.middleware import PROTECTED, VOICE_LISTS, Guard
+from omni_gateway.openai.chat_events import NOTES_HEADER
 from omni_gateway.pages.docs_page import render_docs
 from omni_gateway.pages.page_files import HEADERS, PageFiles
 from omni_gateway.settings import GatewaySettings
@@ -87,7 +88,7 @@ def create_app(
             allow_origins=list(gateway.settings.cors_origins),
             allow_methods=["GET", "POST"],
             allow_headers=["*"],  # clients add headers of their own, such as x-stainless-arch
-            expose_headers=["x-request-id", "retry-after", IGNORED_HEADER, *LIMIT_HEADERS],
+            expose_headers=["x-request-id", "retry-after", IGNORED_HEADER, NOTES_HEADER, *LIMIT_HEADERS],
         )
         middleware.insert(0, cors)
     app = GatewayApp(

@@ -7,9 +7,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from omni_gateway.api.ignored import IGNORED_HEADER
 from omni_gateway.entries.pipelines import StaticPipelines
 from omni_gateway.guard.keys import hash_key
 from omni_gateway.http_server.app import create_app
+from omni_gateway.openai.chat_events import NOTES_HEADER
 from omni_gateway.settings import GatewaySettings
 
 ORIGIN = "https://app.example.com"
@@ -48,5 +50,6 @@ async def test_a_page_may_call_from_named_origins(
             answer = await client.get("/v1/models", headers={"origin": origin, "authorization": f"Bearer {key}"})
             assert (answer.status_code, answer.headers.get(ALLOWED)) == (status, allowed)
         exposed = answer.headers.get("access-control-expose-headers", "")
-        assert ("x-ratelimit-remaining-requests" in exposed) is bool(origins)
+        for name in ("x-ratelimit-remaining-requests", IGNORED_HEADER, NOTES_HEADER):
+            assert (name in exposed) is bool(origins)
         assert "access-control-allow-credentials" not in answer.headers
