@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -14,10 +14,18 @@ from omni_operator.state.wordings import SCHEDULER, find_wording
 QUOTA: Final = re.compile(r"exceeded quota: (?P<quota>[^,\s]+), requested: (?P<requested>\S+?), used:")
 """The part of a refusal that names the quota, and what a pod requested of it."""
 _NODES: Final = re.compile(
-    r"\d+/\d+ nodes are available: (?P<why>.*?)(?:\. preemption: .*|\. no new claims .*)?\.?\Z", re.DOTALL
+    # After the reasons come those of the plugins that tried to make room: preemption, and devices since 1.31. Volcano
+    # says that nodes are unavailable.
+    r"\d+/\d+ nodes are (?:un)?available: (?P<why>.*?)"
+    r"(?:\. (?:[^.]*, )?preemption: .*|\. (?:no new claims|still not schedulable|deallocation of)\b.*|\. not found)?"
+    r"\.?\Z",
+    re.DOTALL,
 )
 _NEXT_REASON: Final = re.compile(r", (?=\d+ )")
 _NODE_COUNT: Final = re.compile(r"^\d+ ")
+_TAINTED_AT: Final = re.compile(r"(?<=[:=] )\d{10}(?=\})")
+"""The time in the value of an autoscaler's taint, different on each node."""
+_LIMITS: Final = re.compile(r", (?=(?:maximum|minimum) \S+ usage per |\S+ max limit to request ratio )")
 
 
 def lacks_capacity(stage: LiveStage) -> bool:
@@ -46,8 +54,21 @@ def lost_capacity_at(stage: LiveStage) -> datetime | None:
 
 
 def refusals(stage: LiveStage) -> list[str]:
-    """Returns the API server's messages from failed attempts to create pods."""
-    return sorted({str(item.get("message", "")) for item in _failures(stage)})
+    """Returns the API server's messages from failed attempts to create pods, without what differs at each attempt."""
+    owners = [str(item["metadata"]["name"]) for item in stage.replica_sets if "name" in item.get("metadata", {})]
+    return sorted({_without_attempt(str(item.get("message", "")), owners) for item in _failures(stage)})
+
+
+def _without_attempt(message: str, owners: Sequence[str]) -> str:
+    """Returns a refusal without the name of the pod, and with a LimitRange's complaints in one order."""
+    for owner in owners:
+        # The API server cuts the prefix of a generated name to 58 characters.
+        prefix = f"{owner}-"[:58]
+        message = re.sub(re.escape(prefix) + r"[a-z0-9]{5}\b", f"{prefix}*", message)
+    head, bracket, tail = message.partition("is forbidden: [")
+    if not bracket or not tail.endswith("]") or not _LIMITS.search(tail):
+        return message
+    return f"{head}{bracket}{', '.join(sorted(_LIMITS.split(tail[:-1])))}]"
 
 
 def unschedulable(pod: Manifest) -> str | None:
@@ -63,7 +84,9 @@ def split_scheduling(message: str | None) -> list[str]:
     if not message:
         return []
     match = _NODES.search(message)
-    why = message if match is None else match["why"]
+    if match is None:
+        return [message.strip().rstrip(".")]
+    why = _TAINTED_AT.sub("TIME", match["why"])
     return sorted({_NODE_COUNT.sub("", part.strip()) for part in _NEXT_REASON.split(why)})
 
 

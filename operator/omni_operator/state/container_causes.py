@@ -37,6 +37,12 @@ _OWN: Final = (STAGE_CONTAINER, FETCH_CONTAINER)
 _CORRECT_FOREIGN: Final = "correct the webhook or policy that adds the container"
 _DESCRIBE: Final = "see kubectl describe pod"
 _CONTAINER_ID: Final = re.compile(r"\b[0-9a-f]{12,}\b")
+_BACK_OFF: Final = re.compile(r'^Back-off pulling image "[^"]*"(?:: \w+: )?')
+"""What kubelet puts before the error while it waits; since 1.31 the error follows."""
+_QUERY: Final = re.compile(r"(?<=\S)\?[^\s\"]*")
+"""The query of a URL: registries redirect to signed ones, whose `X-Amz-Signature` is no complaint about a signature."""
+_EACH_TIME: Final = re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22}\b|:\d+(?=->)|(?<=extract-)\d+-\S+")
+"""Parts of an error of a pull that differ at each attempt: identifiers of requests, ports, temporary names."""
 _MAX_DETAIL: Final = 600
 _MAX_FOREIGN_DETAIL: Final = 200
 
@@ -121,6 +127,7 @@ def _whose_image(name: str) -> str:
 def _describe_pull(image: str, message: str, reason: str) -> str:
     """Returns why an image cannot be pulled, and what to do. Each container runtime words the message differently."""
     registry, repository = _split_image(image)
+    message = _EACH_TIME.sub("", _QUERY.sub("", _BACK_OFF.sub("", message)))
     # Names may contain any word, such as "denied".
     text = re.sub(rf"\S*{re.escape(repository)}\S*", "", message)
     if registry:
@@ -128,7 +135,7 @@ def _describe_pull(image: str, message: str, reason: str) -> str:
     row = find_wording(PULLS, f"{text} {reason}")
     if row is not None:
         return f" ({row.detail}); {row.remedy}"
-    if text.strip(' "') and "Back-off pulling image" not in message:
+    if text.strip(' "'):
         return f": {_short(message)}"
     return "; check its name and tag, imagePullSecrets, and whether nodes reach the registry"
 

@@ -58,9 +58,38 @@ SCHEDULER: Final = (
     ),
     # 1.34 no longer names the taint.
     _wording(
-        r"untolerated taint \{node\.kubernetes\.io/(not-ready|unreachable|network-unavailable)",
+        r"untolerated taint\(s\)",
+        "add tolerations for the taints of the nodes that may run the pod, or repair the nodes if Kubernetes tainted "
+        "them: kubectl describe nodes",
+        f"{_PLUGINS}/tainttoleration/taint_toleration.go",
+    ),
+    _wording(
+        r"untolerated taint \{node\.kubernetes\.io/(not-ready|unreachable|network-unavailable|out-of-service)",
         "repair the nodes that are not ready: kubectl get nodes",
         f"{_PLUGINS}/tainttoleration/taint_toleration.go",
+    ),
+    _wording(
+        r"untolerated taint \{node\.kubernetes\.io/(disk|memory|pid)-pressure",
+        "free disk, memory or process ids on the nodes, or add nodes: kubectl describe nodes",
+        "pkg/controller/nodelifecycle/node_lifecycle_controller.go",
+        capacity=True,
+    ),
+    _wording(
+        r"untolerated taint \{node\.kubernetes\.io/unschedulable",
+        "make cordoned nodes schedulable: kubectl uncordon NODE",
+        f"{_PLUGINS}/nodeunschedulable/node_unschedulable.go",
+    ),
+    _wording(
+        r"untolerated taint \{(ToBeDeletedByClusterAutoscaler|DeletionCandidateOfClusterAutoscaler|karpenter\.sh/disr)",
+        "an autoscaler removes the nodes: wait for other ones, or add nodes",
+        "kubernetes/autoscaler utils/taints; kubernetes-sigs/karpenter pkg/apis/v1/taints.go",
+        capacity=True,
+    ),
+    _wording(
+        r"untolerated taint \{[^}]*(uninitialized|unregistered|agent-not-ready|startup)",
+        "wait until the nodes are set up; if it lasts, see the component that must remove the taint (cloud provider, "
+        "network or storage plugin)",
+        "k8s.io/cloud-provider api/well_known_taints.go; Karpenter, Cilium, CSI drivers",
     ),
     _wording(
         r"untolerated taint",
@@ -168,6 +197,27 @@ REFUSALS: Final = (
         "staging/src/k8s.io/apiserver/pkg/admission/plugin/resourcequota/controller.go",
     ),
     _wording(
+        r"insufficient quota to match these scopes",
+        "create a ResourceQuota with these scopes in the namespace, or change priorityClassName",
+        "staging/src/k8s.io/apiserver/pkg/admission/plugin/resourcequota/controller.go",
+    ),
+    _wording(
+        r"status unknown for quota|quota evaluation timed out|on resourcequotas ",
+        "wait: the cluster computes the quota's use; if it lasts, see kubectl describe quota",
+        "staging/src/k8s.io/apiserver/pkg/admission/plugin/resourcequota/controller.go",
+    ),
+    _wording(
+        r"any security context constraint",
+        "let the pipeline's ServiceAccount use a SecurityContextConstraint that allows the user of the image, such as "
+        "nonroot-v2: oc adm policy add-scc-to-user",
+        "openshift/apiserver-library-go pkg/securitycontextconstraints/sccadmission/admission.go",
+    ),
+    _wording(
+        r"node selector conflicts with|tolerations conflict with",
+        "correct nodeSelector or tolerations in the spec, or the annotations of the namespace",
+        "plugin/pkg/admission/podnodeselector, podtolerationrestriction",
+    ),
+    _wording(
         r"violates PodSecurity",
         "pods of stages satisfy the level `restricted`, so remove what the spec or a webhook adds, or change the "
         "namespace's pod-security labels",
@@ -200,7 +250,7 @@ REFUSALS: Final = (
         "staging/src/k8s.io/apiserver/pkg/util/webhook/error.go",
     ),
     _wording(
-        r"admission webhook .* denied|ValidatingAdmissionPolicy",
+        r"admission webhook .* denied|(Validating|Mutating)AdmissionPolicy|image policy webhook",
         "change the policy or the spec",
         "staging/src/k8s.io/apiserver/pkg/admission/plugin",
     ),
@@ -218,7 +268,8 @@ _NETWORK: Final = "Go's net package"
 
 PULLS: Final = (
     _wording(
-        r"no match for platform|no matching manifest for|does not match the specified platform|image operating system",
+        r"no match for platform|no matching manifest for|does not match the specified platform|image operating system|"
+        r"no image found in (image index|manifest list)",
         "build the image for the nodes' architecture, or select nodes of the image's",
         "containerd core/images/image.go; docker",
         detail="it has no variant for the node's platform",
@@ -230,7 +281,7 @@ PULLS: Final = (
         detail="the registry limits the rate of pulls",
     ),
     _wording(
-        r"signature ?validation ?failed|signature",
+        r"signature ?validation ?failed|signature|is rejected by policy",
         "sign the image, or correct the nodes' signature policy",
         "staging/src/k8s.io/cri-api/pkg/errors/errors.go; CRI-O",
         detail="its signature is not accepted",
@@ -260,7 +311,8 @@ PULLS: Final = (
         detail="no such image, or access refused",
     ),
     _wording(
-        r"unauthorized|\bdenied\b|forbidden|authorization failed|no basic auth credentials|\b40[13]\b",
+        r"unauthorized|\bdenied\b|forbidden|authorization failed|no basic auth credentials|\b40[13]\b|"
+        r"authentication required|token has expired|pull credentials",
         "check imagePullSecrets, and whether their account may read the image",
         _REGISTRY,
         detail="access refused",
@@ -273,22 +325,35 @@ PULLS: Final = (
     ),
     _wording(
         r"connection refused|time-?out|timed out|deadline exceeded|unreachable|no route to host|connection reset|"
-        r"proxyconnect|\b50[0234]\b|EOF",
+        r"proxyconnect|\b50[0234]\b|EOF|context canceled",
         "check whether the nodes reach the registry",
         _NETWORK,
         detail="the registry does not answer",
+    ),
+    _wording(
+        r"\b412\b|PolicyViolation",
+        "satisfy the registry's policy for images (scan, signature), or change it",
+        "goharbor/harbor src/server/middleware",
+        detail="a policy of the registry refuses it",
+    ),
+    _wording(
+        r"short-name .* did not resolve",
+        "write the image with its registry",
+        "containers/image pkg/shortnames/shortnames.go",
+        detail="its name has no registry",
+    ),
+    _wording(
+        r"failed to (extract|unpack|verify)|unexpected (media type|commit|digest)|digest mismatch|hash sum mismatch|"
+        r"unsupported|no longer supported|mediaType in manifest",
+        "build and push the image again; if it is right, remove it from the node",
+        "containerd core/diff, core/content",
+        detail="its layers cannot be unpacked",
     ),
     _wording(
         r"not found|manifest unknown|name unknown|does not exist|\b404\b",
         "check its name and tag, and imagePullSecrets: some registries hide private images",
         _REGISTRY,
         detail="no such image",
-    ),
-    _wording(
-        r"failed to (extract|unpack|verify)|unexpected (media type|commit)|digest mismatch|unsupported",
-        "build and push the image again; if it is right, remove it from the node",
-        "containerd core/diff, core/content",
-        detail="its layers cannot be unpacked",
     ),
 )
 """Why an image cannot be pulled."""

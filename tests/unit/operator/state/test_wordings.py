@@ -6,6 +6,7 @@ those of the scheduler with a real one.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -48,6 +49,24 @@ PLACEMENTS: dict[str, tuple[str, Reason, str, bool]] = {
         U,
         "repair the nodes that are not ready",
         False,
+    ),
+    "pressure": (
+        "4 node(s) had untolerated taint {node.kubernetes.io/disk-pressure: }.",
+        U,
+        "free disk",
+        True,
+    ),
+    "new node": (
+        "4 node(s) had untolerated taint {node.cloudprovider.kubernetes.io/uninitialized: true}.",
+        U,
+        "wait until the nodes are set up",
+        False,
+    ),
+    "removed node": (
+        "4 node(s) had untolerated taint {ToBeDeletedByClusterAutoscaler: 1732701397}.",
+        U,
+        "{ToBeDeletedByClusterAutoscaler: TIME}; an autoscaler removes",
+        True,
     ),
     "selector": ("4 node(s) didn't match Pod's node affinity/selector.", U, "correct nodeSelector or affinity", False),
     "affinity": ("4 node(s) didn't match pod affinity rules.", U, "podAffinity", False),
@@ -96,6 +115,31 @@ def test_why_no_node_runs_a_pod(name: str) -> None:
         assert "free GPU" not in cause.message
 
 
+@pytest.mark.parametrize(
+    "after",
+    [
+        "still not schedulable, preemption: 0/4 nodes are available: 4 Preemption is not helpful for scheduling.",
+        "deallocation of ResourceClaim completed, preemption: not eligible due to a terminating pod on the node.",
+        "no new claims to deallocate, preemption: 0/4 nodes are available: 4 No preemption victims found.",
+        "not found",
+    ],
+)
+def test_what_plugins_tried_is_no_reason(after: str) -> None:
+    """It has numbers of nodes, which change."""
+    for verb in ("are available", "are unavailable"):
+        message = f"0/4 nodes {verb}: 4 cannot allocate all claims. {after}"
+        cause = find_cause(stage_of(pod(conditions=unscheduled(message))), NOW)
+        assert cause is not None
+        assert cause.message.startswith("no node for a pod: cannot allocate all claims; add nodes")
+
+
+def test_the_message_of_another_scheduler_is_not_taken_apart() -> None:
+    message = "pod group is not ready, 3 Pending, 3 minAvailable; Pending: 1 Unschedulable"
+    cause = find_cause(stage_of(pod(conditions=unscheduled(message))), NOW)
+    assert cause is not None
+    assert cause.message == f"no node for a pod: {message}"
+
+
 def test_several_reasons_have_their_remedies() -> None:
     """Nodes without GPUs, and nodes with a taint, which may have GPUs: the message says what to do about each."""
     both = "1 Insufficient nvidia.com/gpu, 3 node(s) had untolerated taint(s)."
@@ -103,7 +147,8 @@ def test_several_reasons_have_their_remedies() -> None:
     assert cause is not None
     assert cause.message == (
         "no node with 1 free GPU for a pod: Insufficient nvidia.com/gpu, node(s) had untolerated taint(s); add nodes, "
-        "or lower resources or replicas; add tolerations for the taints of the nodes that may run the pod"
+        "or lower resources or replicas; add tolerations for the taints of the nodes that may run the pod, or repair "
+        "the nodes if Kubernetes tainted them: kubectl describe nodes"
     )
 
 
@@ -143,6 +188,23 @@ def test_what_no_capacity_solves_is_a_failure_after_a_while() -> None:
 
 
 PULL_MESSAGES: dict[str, tuple[str, str, str]] = {
+    "platform, CRI-O": (
+        'choosing image instance: no image found in image index for architecture "arm64", OS "linux"',
+        "no variant for the node's platform",
+        "select nodes",
+    ),
+    "policy of the registry": (
+        "error parsing HTTP 412 response body: projectPolicyViolation: current image with 12 vulnerabilities",
+        "a policy of the registry",
+        "policy for images",
+    ),
+    "no registry": ('short-name "stage" did not resolve to an alias', "no registry", "with its registry"),
+    "page instead of layer": (
+        "failed to unpack image on snapshotter overlayfs: unexpected media type text/html for sha256:a: not found",
+        "cannot be unpacked",
+        "push the image again",
+    ),
+    "expired": ("authorization token has expired. Reauthenticate", "access refused", "imagePullSecrets"),
     "no image": (f'failed to resolve reference "{IMAGE}": {IMAGE}: not found', "no such image", "name and tag"),
     "platform": (
         f'failed to pull and unpack image "{IMAGE}": no match for platform in manifest: not found',
@@ -191,6 +253,29 @@ def test_why_an_image_cannot_be_pulled(name: str) -> None:
     assert cause.reason is Reason.IMAGE_PULL_BACK_OFF
     assert f"({detail}" in cause.message or detail in cause.message
     assert remedy in cause.message
+
+
+def pull_cause(message: str) -> str:
+    cause = find_cause(stage_of(pod([container(waiting=waiting("ErrImagePull", message))])), NOW)
+    assert cause is not None
+    return cause.message
+
+
+def test_the_query_of_a_signed_url_is_no_complaint() -> None:
+    """Registries redirect to storage with such URLs."""
+    url = "https://s3.example/blob?X-Amz-Credential=a/b&X-Amz-Signature=abc403"
+    assert "does not answer" in pull_cause(f'failed open: failed to do request: Get "{url}": dial tcp: i/o timeout')
+
+
+def test_the_cause_of_a_pull_stays_the_same_at_each_attempt() -> None:
+    """Kubelet puts the error after a text of its own while it waits, and some errors have ids of the attempt."""
+    seen = {
+        pull_cause(f"{start}odd thing: request {one}-aaaa-4bbb-8ccc-ddddeeeeffff from 10.0.0.9:{port}->1.2.3.4:443")
+        for start in ("", f'Back-off pulling image "{IMAGE}": ErrImagePull: ')
+        for one, port in (("01234567", 38822), ("89abcdef", 40001))
+    }
+    assert len(seen) == 1
+    assert "odd thing" in seen.pop()
 
 
 def test_the_image_s_own_name_says_nothing_about_the_cause() -> None:
@@ -276,11 +361,39 @@ REFUSED: dict[str, tuple[str, str]] = {
     "priority": ('pods "x" is forbidden: no PriorityClass with name high was found', "create the PriorityClass"),
     "webhook down": ('Internal error occurred: failed calling webhook "a.b": connection refused', "repair the webhook"),
     "security": ('pods "x" is forbidden: violates PodSecurity "restricted:latest": allowPriv', "pod-security labels"),
+    "quota's scope": (
+        'pods "x" is forbidden: insufficient quota to match these scopes: [{PriorityClass In [high]}]',
+        "create a ResourceQuota",
+    ),
+    "OpenShift": (
+        'pods "x" is forbidden: unable to validate against any security context constraint: [provider "anyuid"',
+        "add-scc-to-user",
+    ),
     "policy": (
         "pods \"x\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no",
         "policy or",
     ),
 }
+
+
+def refusal_of(message: str) -> str:
+    failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": message}
+    owner = {"metadata": {"name": "tiny-llm-1a2b3c4-5d5f7c8b9"}, "status": {"conditions": [failure]}}
+    cause = find_cause(replace(stage_of(), replica_sets=(owner,)), NOW)
+    assert cause is not None
+    return cause.message
+
+
+def test_a_refusal_stays_the_same_at_each_attempt() -> None:
+    """Each attempt has another name of the pod, and a LimitRange complains in random order."""
+    owner, limits = (
+        "tiny-llm-1a2b3c4-5d5f7c8b9",
+        ["maximum memory usage per Pod is 1Gi", "minimum cpu usage per Pod is 9"],
+    )
+    blocked = 'admission webhook "validate.kyverno.svc-fail" denied the request: resource Pod/a/{} was blocked'
+    assert len({refusal_of(blocked.format(f"{owner}-{end}")) for end in ("x8zk2", "q4mzt")}) == 1
+    forbidden = [f'pods "{owner}-x8zk2" is forbidden: [{", ".join(order)}]' for order in (limits, limits[::-1])]
+    assert len({refusal_of(message) for message in forbidden}) == 1
 
 
 @pytest.mark.parametrize("name", REFUSED)
