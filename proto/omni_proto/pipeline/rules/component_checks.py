@@ -28,7 +28,9 @@ from omni_proto.stage_config import EdgeMode, Timeouts
 from omni_proto.voices import find_voice
 
 _HINT: Final = "did you mean"
-_ACCELERATOR: Final = re.compile(r"gpu|/mig-|gaudi|tpu|npu|neuron|/i915|/xe\b", re.IGNORECASE)
+_SAME_FAMILY: Final = 0.5
+"""Smallest similarity of two names of families that may be the same one."""
+_ACCELERATOR: Final = re.compile(r"gpu|cuda|/mig-|gaudi|tpu|npu|neuron|/i915|/xe\b", re.IGNORECASE)
 """Names of devices that users take for GPUs: of MIG profiles, shared GPUs, and other accelerators."""
 
 
@@ -119,8 +121,15 @@ def list_unknown_voices(pipeline: OmniPipeline) -> list[Problem]:
     ]
 
 
+def _resembles(family: str, known: str) -> bool:
+    return difflib.SequenceMatcher(None, family, known).ratio() > _SAME_FAMILY
+
+
 def _describe_unknown(component: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(component, known, n=1)
+    # A user's own family has stages of the usual names, such as acme/talker, and is no mistake.
+    family = component.partition("/")[0]
+    related = [item for item in known if _resembles(family, item.partition("/")[0])]
+    near = difflib.get_close_matches(component, related, n=1)
     hint = f"{_HINT} {near[0]}?" if near else f"built in are {', '.join(known)}"
     return f"{component} is not built in; the stage's image must bring it, or the stage does not start; {hint}"
 

@@ -74,6 +74,7 @@ def test_a_component_that_is_not_built_in_is_a_warning() -> None:
         ("qwen25_omni/talker", "qwen2_5_omni/talker"),
         ("qwen2_5_omni/token2wave", "qwen2_5_omni/token2wav"),
         ("qwen3omni/code2wav", "qwen3_omni/code2wav"),
+        ("qwen3_omni_moe/thinker", "qwen3_omni/thinker"),
     ],
 )
 def test_a_mistyped_component_has_a_suggestion(written: str, meant: str) -> None:
@@ -82,7 +83,9 @@ def test_a_mistyped_component_has_a_suggestion(written: str, meant: str) -> None
     assert f"did you mean {meant}?" in str(list_warnings(parse_pipeline(json.dumps(resource)))[0])
 
 
-@pytest.mark.parametrize("name", ["nvidia.com/mig-1g.10gb", "nvidia.com/gpu.shared", "gpu.intel.com/i915"])
+@pytest.mark.parametrize(
+    "name", ["nvidia.com/mig-1g.10gb", "nvidia.com/gpu.shared", "gpu.intel.com/i915", "tencent.com/vcuda-core"]
+)
 def test_a_device_that_does_not_count_as_a_gpu_causes_a_warning(name: str) -> None:
     resource = make()
     resource["spec"]["stages"][0]["resources"] = {"limits": {name: 1, "memory": "8Gi"}}
@@ -92,7 +95,8 @@ def test_a_device_that_does_not_count_as_a_gpu_causes_a_warning(name: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("component", "likely"), [("generic/llmm", True), ("our_family/reader", False), ("generic/llm", False)]
+    ("component", "likely"),
+    [("generic/llmm", True), ("our_family/reader", False), ("acme/talker", False), ("generic/llm", False)],
 )
 def test_the_status_names_no_component_of_a_users_own_family(component: str, likely: bool) -> None:
     """A pipeline of the user's own family would otherwise have the warning for good."""
