@@ -101,6 +101,16 @@ def test_any_name_of_a_release_gives_legal_names(helm: Helm, release: str) -> No
     assert_legal(render(helm, CHART, release, gateway={"enabled": True, "autoscaling": {"enabled": True}}))
 
 
+@pytest.mark.parametrize("name", ["true", "null", "on", "e1"])
+def test_names_that_yaml_reads_as_another_type_stay_names(helm: Helm, name: str) -> None:
+    """`assert_legal` refuses a name that is no text."""
+    account = {"name": "123", "create": name == "true"}
+    manifests = render(helm, CHART, "r", fullnameOverride=name, serviceAccount=account, watchNamespaces=["123"])
+    assert_legal(manifests)
+    bound = [subject["name"] for item in manifests for subject in item.get("subjects", [])]
+    assert bound == [account["name"]] * 2
+
+
 @pytest.mark.parametrize("alias", ["team-a", "Team_A", "7b", "-x-", "_", "omni", "a" * 60])
 def test_any_alias_gives_legal_names(helm: Helm, tmp_path: Path, alias: str) -> None:
     manifests = render(helm, build_parent(tmp_path, alias), **{alias: {"gateway": {"enabled": True}}})

@@ -77,6 +77,15 @@ def test_large_numbers_and_nulls_reach_the_gateway(helm: Helm, tmp_path: Path) -
     assert settings.drain_seconds == GatewaySettings().drain_seconds
 
 
+def test_large_numbers_of_pods_stay_whole(helm: Helm) -> None:
+    scaling = {"enabled": True, "maxReplicas": 1_000_000}
+    manifests = helm.template({"gateway": {"enabled": True, "replicas": 1_000_000, "autoscaling": scaling}})
+    container = pick_one(manifests, "Deployment", suffix="-gateway")["spec"]["template"]["spec"]["containers"][0]
+    assert "--replicas=1000000" in container["args"]
+    spec = pick_one(manifests, "HorizontalPodAutoscaler")["spec"]
+    assert (spec["minReplicas"], spec["maxReplicas"]) == (1_000_000, 1_000_000)
+
+
 EMPTY_IF_NULL = {
     *("resources", "podSecurityContext", "securityContext", "metrics.dashboards.labels"),
     *("gateway.resources", "gateway.networkPolicy.apiServerPorts"),
