@@ -6,8 +6,10 @@ is configured with the addresses of downstream stages of its own revision.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
+from omni_kube.objects import Manifest
 from omni_operator.kinds import FIELD_MANAGER
 from omni_proto.pod_contract import DOMAIN, GRPC_PORT, PIPELINE_LABEL, REVISION_LABEL, ROLE_LABEL, STAGE_LABEL
 
@@ -74,6 +76,16 @@ def stage_name(pipeline: str, stage: str, revision: str) -> str:
 def config_map_name(pipeline: str, stage: str, revision: str, config_hash: str) -> str:
     """Returns the name of the immutable ConfigMap of one stage file."""
     return f"{stage_name(pipeline, stage, revision)}-{config_hash}"
+
+
+def is_child_name(child: Manifest, pipeline: str) -> bool:
+    """Returns whether an object with a child's labels has the name that the operator gives to a child with these."""
+    name, labels = str(child["metadata"]["name"]), child["metadata"].get("labels") or {}
+    revision, stage = labels.get(REVISION_LABEL), labels.get(STAGE_LABEL)
+    if revision is None:
+        return name in (entry_service_name(pipeline), headless_service_name(pipeline), service_account_name(pipeline))
+    base = revision_name(pipeline, revision) if stage is None else stage_name(pipeline, stage, revision)
+    return name == base or re.fullmatch(rf"{re.escape(base)}-[0-9a-f]{{{CONTENT_HASH_LENGTH}}}", name) is not None
 
 
 def stage_target(pipeline: str, stage: str, revision: str, namespace: str, cluster_domain: str) -> str:

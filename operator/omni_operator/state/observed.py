@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from omni_kube.objects import Manifest, controller_of
 from omni_operator.kinds import ChildKey
-from omni_operator.names import DESIRED_HASH_ANNOTATION
+from omni_operator.names import DESIRED_HASH_ANNOTATION, is_child_name
 from omni_proto.pod_contract import PIPELINE_LABEL
 
 
@@ -59,14 +59,15 @@ class Observed:
     def owns(self, child: Manifest) -> bool:
         """Returns whether a child belongs to this pipeline: the pipeline controls it, or it is an orphan of it.
 
-        An orphan has the operator's label and annotation, but no controller: it was restored from a backup without its
-        ownerReferences, or its pipeline was deleted without its children. The next apply makes the pipeline its owner.
+        An orphan has the operator's label and annotation and a child's name, but no controller: it was restored from a
+        backup without its ownerReferences, or its pipeline was deleted without its children. The next apply makes the
+        pipeline its owner. A copy that a user made of a child, under another name, is no orphan.
         """
         owner = controller_of(child)
         if owner is not None:
             return str(owner["uid"]) == self.uid
         labels = child["metadata"].get("labels") or {}
-        return labels.get(PIPELINE_LABEL) == self.name and is_sealed(child)
+        return labels.get(PIPELINE_LABEL) == self.name and is_sealed(child) and is_child_name(child, self.name)
 
 
 def is_sealed(child: Manifest) -> bool:

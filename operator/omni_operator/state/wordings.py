@@ -376,7 +376,7 @@ STARTS: Final = (
         "Linux ENOEXEC, from runc",
     ),
     _wording(
-        r"executable file not found|no such file or directory: unknown",
+        r"executable file not found|exec: .*no such file or directory: unknown",
         "name an image of a stage server: it has no `python`",
         "runc libcontainer",
     ),

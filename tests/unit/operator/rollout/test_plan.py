@@ -201,8 +201,20 @@ class TestOrphans:
         live = self.orphans()
         stray = copy.deepcopy(live[ChildKey("Deployment", TALKER)])
         stray["metadata"]["name"] = "demo-talker-0000000"
+        stray["metadata"]["labels"]["omnipipeline.io/revision"] = "0000000"
         live[key_of(stray)] = stray
         assert [prune.key for prune in compute_plan(DESIRED, observe(live)).prune] == [key_of(stray)]
+
+    def test_a_user_s_copy_of_a_child_is_left_alone(self) -> None:
+        """`kubectl get service demo -o yaml`, another name and type, `kubectl apply`: labels and annotation stay."""
+        live = self.orphans()
+        for key in (ChildKey("Service", "demo"), ChildKey("Deployment", TALKER)):
+            copied = copy.deepcopy(live[key])
+            copied["metadata"]["name"] = f"{key.name}-lb"
+            live[key_of(copied)] = copied
+        plan = compute_plan(DESIRED, observe(live))
+        assert not plan.prune
+        assert not plan.conflicts
 
     @pytest.mark.parametrize("lacks", ["annotation", "label", "name"])
     def test_others_are_conflicts(self, lacks: str) -> None:

@@ -312,6 +312,12 @@ STARTS_SEEN: dict[str, tuple[str, str, Reason, str]] = {
         Reason.CONTAINER_NOT_STARTED,
         "GPU driver",
     ),
+    "mount": (
+        "RunContainerError",
+        'error mounting "/data" to rootfs: no such file or directory: unknown',
+        Reason.CONTAINER_NOT_STARTED,
+        "unknown; see kubectl describe pod",
+    ),
     "unknown reason": (
         "PreStartHookError",
         "odd",
