@@ -14,7 +14,8 @@ from typing import Any, Final
 from omni_kube.objects import Manifest
 from omni_operator.names import FETCH_CONTAINER, STAGE_CONTAINER
 from omni_operator.reasons import Reason
-from omni_operator.state.wordings import PULLS, STARTS, find_wording
+from omni_operator.state.container_wordings import PULLS, STARTS
+from omni_operator.state.wordings import find_wording
 from omni_proto.pod_contract import ExitCode, TerminationReason, parse_termination
 
 _STOPPED_FROM_OUTSIDE: Final = frozenset({ExitCode.DRAINED, 137, ExitCode.ABORTED})

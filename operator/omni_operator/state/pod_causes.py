@@ -16,8 +16,9 @@ from omni_kube.objects import Manifest, find_condition, is_terminating, parse_ti
 from omni_operator.reasons import Reason
 from omni_operator.state.capacity import QUOTA, lost_capacity_at, refusals, split_scheduling, unschedulable
 from omni_operator.state.container_causes import Cause, find_container_cause
+from omni_operator.state.container_wordings import ENDS
 from omni_operator.state.live import LiveStage
-from omni_operator.state.wordings import ENDS, REFUSALS, SCHEDULER, Wording, find_wording
+from omni_operator.state.wordings import REFUSALS, SCHEDULER, Wording, find_wording
 from omni_proto.pipeline import GPU_RESOURCES
 
 SLOW_SETUP: Final = timedelta(minutes=2)
