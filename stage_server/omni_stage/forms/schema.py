@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -37,6 +38,11 @@ FORMATS: Final = frozenset(
     )
 )
 """xgrammar ignores other formats, and writes broken JSON for json-pointer and relative-json-pointer."""
+_FREE_FORMATS: Final = ("password", "binary")
+"""Formats of OpenAPI that every string fits."""
+_MAYBE_EMPTY: Final = ("uri-reference", "uri-template")
+_SWITCHES: Final = ("nullable", "uniqueItems")
+"""Keywords that restrict nothing if they are false."""
 _GROUPS: Final = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
 _LENGTHS: Final = ("minLength", "maxLength")
 _BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
@@ -87,6 +93,10 @@ class UnsupportedSchemaError(ValueError):
 def admit_schema(schema: Mapping[str, Any] | bool) -> Any:
     """Returns the schema as xgrammar must get it. Raises UnsupportedSchemaError."""
     root = copy.deepcopy(schema)
+    try:
+        json.dumps(root, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise _error("half of a surrogate pair", "#", "write whole characters") from error
     schemas = Schemas(root)
     waiting: list[tuple[Any, str]] = [(root, "#")]
     seen: set[int] = set()
@@ -110,6 +120,9 @@ def _check(node: dict[str, Any], place: str, schemas: Schemas) -> Iterator[tuple
     named = {name for name in node if name not in ANNOTATIONS and not name.startswith("x-")}
     if place == "#":
         named.discard("$id")
+        if isinstance(node.get("id"), str):  # as draft 4 names it
+            named.discard("id")
+    named -= {name for name in _SWITCHES if node.get(name) is False}
     for name in sorted(named - _KNOWN):
         raise _error(f'"{name[:64]}"', place, "leave it out")
     group = next((name for name in _GROUPS if name in named), None)
@@ -180,14 +193,20 @@ def _check_types(node: dict[str, Any], place: str, named: set[str]) -> Iterator[
 
 
 def _check_string(node: dict[str, Any], place: str) -> None:
+    form = node.get("format", "date")
+    if form in _FREE_FORMATS:
+        del node["format"]
+    elif not isinstance(form, str) or form not in FORMATS:
+        raise _error('"format" with this value', place, f"known are {', '.join(sorted(FORMATS))}")
+    elif "format" in node and form not in _MAYBE_EMPTY and node.get("minLength") == 1:
+        # As pydantic and zod write it: no text of these formats is empty.
+        del node["minLength"]
     given: list[str] = [name for name in ("pattern", "format") if name in node]
     given += [name for name in _LENGTHS if name in node][:1]
     if len(given) > 1:
         raise _error(f'"{given[1]}" beside "{given[0]}"', place, "keep one of them")
     if "pattern" in node:
         node["pattern"] = _check_pattern(node["pattern"], f"{place}/pattern")
-    if "format" in node and node["format"] not in FORMATS:
-        raise _error('"format" with this value', place, f"known are {', '.join(sorted(FORMATS))}")
     _check_counts(node, _LENGTHS, place)
 
 
