@@ -14,7 +14,7 @@ from omni_stage.exchange.reply_form import CalledTool, GivenReply, StructuredTex
 from omni_stage.models.component import UserPrompt
 from omni_stage.service.request.planning.plan import RequestPlan, plan_request
 from omni_stage.service.request.planning.prompt import build_prompt
-from omni_stage.service.request.planning.reply_form import MAX_FORM_BYTES, MAX_JSON_DEPTH
+from omni_stage.service.request.planning.reply_form import MAX_FORM_BYTES, MAX_JSON_DEPTH, _read_arguments
 from omni_stage.service.request.planning.text_form import MAX_TOOLS
 from support.stages.scripted_component import ScriptedComponent
 
@@ -80,11 +80,21 @@ def test_template_arguments_are_part_of_the_prompt() -> None:
     assert prompt({"chat": ASK}).template_arguments == {}
 
 
-@pytest.mark.parametrize(("text", "able"), [("[1]", True), ("{", True), ('{"a": 1}', False)])
+@pytest.mark.parametrize(
+    ("text", "able"), [("[1]", True), ("{", True), (r'{"a": "\ud800"}', True), ('{"a": 1}', False)]
+)
 def test_wrong_template_arguments_name_their_field(text: str, able: bool) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         plan({"chat": {**ASK, "template_arguments": text}}, able=able)
     assert refused.value.details.field == "start.chat.template_arguments"
+
+
+def test_half_a_surrogate_pair_is_found_behind_its_escape() -> None:
+    """No tokenizer takes it. The model may have written arguments with one, which a refusal would repeat for ever."""
+    called = _read_arguments(r'{"a": "\ud83d"}', "field"), _read_arguments(r'{"a": "\ud83d\ude00"}', "field")
+    assert called == ({}, {"a": "\N{GRINNING FACE}"})
+    with pytest.raises(InvalidRequestError, match="surrogate"):
+        plan({"chat": {**ASK, "tools": [{**WEATHER, "parameters": r'{"description": "\ud800"}'}]}}, able=True)
 
 
 def test_the_limit_of_template_arguments_is_in_bytes() -> None:

@@ -134,7 +134,7 @@ def _read_arguments(text: str, field: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         return {}
     _check_depth(value, "arguments", field)
-    return value
+    return value if _is_unicode(value) else {}
 
 
 def read_json_object(text: str, field: str, what: str) -> Mapping[str, Any]:
@@ -146,6 +146,8 @@ def read_json_object(text: str, field: str, what: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise InvalidRequestError(f"{what} must be a JSON object", field=field)
     _check_depth(value, what, field)
+    if not _is_unicode(value):
+        raise InvalidRequestError(f"{what} contains half of a surrogate pair; write whole characters", field=field)
     return value
 
 
@@ -181,6 +183,15 @@ def check_bytes(size: int, field: str) -> None:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
+
+
+def _is_unicode(value: Any) -> bool:
+    """Returns whether all texts in a value can be encoded: an escape of JSON may stand for half of a surrogate pair."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check_depth(value: Any, what: str, field: str) -> None:
