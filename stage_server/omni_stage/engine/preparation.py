@@ -14,7 +14,7 @@ from itertools import count
 from typing import Final, TypeVar
 
 from omni_stage.engine.work import Work
-from omni_stage.errors import PrepareTimeoutError
+from omni_stage.errors import EngineDeadStageError, PrepareTimeoutError
 from omni_stage.models.component import StageRequest, UserPrompt
 
 LIGHT_THREADS: Final = 4
@@ -40,9 +40,10 @@ class Preparers:
         """Threads that are free. A thread whose caller has left is free only once its function has ended."""
         self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []
         self._numbers = count()
+        self._ended = False
 
     async def run(self, function: Callable[[StageRequest], _T], request: StageRequest) -> _T:
-        """Returns the result of a function that prepares a request."""
+        """Returns the result of a function that prepares a request. Raises EngineDeadStageError after `shutdown`."""
         source = request.source
         if not isinstance(source, UserPrompt) or source.is_light:
             await self._light_free.acquire()
@@ -50,12 +51,23 @@ class Preparers:
         else:
             await self._take_heavy(source.chars)
             threads, free = self._heavy, self._free_heavy
+        if self._ended:
+            raise EngineDeadStageError("the engine has ended")
         running = asyncio.get_running_loop().run_in_executor(threads, function, request)
         running.add_done_callback(lambda done: (done.cancelled() or done.exception(), free()))
-        return await asyncio.shield(running)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            if running.cancelled():  # by `shutdown`, and not by the caller
+                raise EngineDeadStageError("the engine has ended") from None
+            raise
 
     def shutdown(self) -> None:
-        """Start no further function. Idempotent."""
+        """Start no further function, and end what waits. Idempotent."""
+        self._ended = True
+        for _, _, turn in self._waiting:
+            if not turn.done():
+                turn.set_result(None)
         self._light.shutdown(wait=False, cancel_futures=True)
         self._heavy.shutdown(wait=False, cancel_futures=True)
 

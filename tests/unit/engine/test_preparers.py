@@ -10,6 +10,7 @@ import pytest
 
 from omni_proto.stage_config import SamplingDefaults
 from omni_stage.engine.preparation import LIGHT_THREADS, Preparers
+from omni_stage.errors import EngineDeadStageError
 from omni_stage.models.component import ChatMessage, StageRequest, TextPart, UserPrompt
 from omni_stage.models.component.prompt import LIGHT_CHARS
 
@@ -95,3 +96,21 @@ async def test_an_error_reaches_the_caller() -> None:
         with pytest.raises(ZeroDivisionError):
             await preparers.run(lambda asked: 1 // 0, of_chars(chars))
     preparers.shutdown()
+
+
+async def test_requests_after_the_end_fail_because_the_engine_is_dead() -> None:
+    """Whether they wait for a thread, wait in a thread's queue, or come later."""
+    preparers, open_gate = Preparers(1), threading.Event()
+    long = of_chars(LIGHT_CHARS + 1)
+    running = asyncio.create_task(preparers.run(lambda _: open_gate.wait(30), long))
+    waiting = [asyncio.create_task(preparers.run(lambda _: None, one)) for one in (long, of_chars(LIGHT_CHARS + 2))]
+    await asyncio.sleep(0.05)
+    preparers.shutdown()
+    for task in waiting:
+        with pytest.raises(EngineDeadStageError):
+            await task
+    for late in (of_chars(1), long):
+        open_gate.set()
+        with pytest.raises(EngineDeadStageError):
+            await preparers.run(lambda _: None, late)
+    assert await running
