@@ -113,7 +113,7 @@ REFUSED: dict[str, tuple[str, StageRequest, str]] = {
     "text to the talker": ("talker", request(UserPrompt(text="Hi")), "reads tensors of a thinker"),
     "text to token2wav": ("token2wav", request(UserPrompt(text="Hi")), "reads tensors of a talker"),
     "voice of the talker": ("talker", request(EdgeInput({}), voice="Eve"), "voices: Chelsie, Ethan"),
-    "voice of token2wav": ("token2wav", request(EdgeInput({}), voice="chelsie"), "voices: Chelsie, Ethan"),
+    "voice of token2wav": ("token2wav", request(EdgeInput({}), voice="Adam"), "voices: Chelsie, Ethan"),
 }
 
 
