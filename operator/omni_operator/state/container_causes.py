@@ -37,6 +37,8 @@ _STARTING: Final = frozenset({"ContainerCreating", "PodInitializing", "CrashLoop
 _OWN: Final = (STAGE_CONTAINER, FETCH_CONTAINER)
 _CORRECT_FOREIGN: Final = "correct the webhook or policy that adds the container"
 _DESCRIBE: Final = "see kubectl describe pod"
+_USER: Final = re.compile(r"//[^/@\s]+@")
+"""User and password in a URL."""
 _CONTAINER_ID: Final = re.compile(r"\b[0-9a-f]{12,}\b")
 _BACK_OFF: Final = re.compile(r'^Back-off pulling image "[^"]*"(?:: \w+: )?')
 """What kubelet puts before the error while it waits; since 1.31 the error follows."""
@@ -109,7 +111,8 @@ def _waiting_cause(spec: Manifest, reason: str, message: str) -> Cause | None:
         why = _describe_pull(image, message, reason)
         return Cause(Reason.IMAGE_PULL_BACK_OFF, f"image {image}{_whose_image(name)} cannot be pulled{why}")
     row = find_wording(STARTS, message)
-    said = f": {_short(_CONTAINER_ID.sub('ID', message))}" if message else ""
+    # The text of other failures may repeat the command, whose arguments may hold secrets.
+    said = f": {_short(_CONTAINER_ID.sub('ID', message))}" if message and reason == "CreateContainerConfigError" else ""
     return Cause(
         (row and row.reason) or Reason.CONTAINER_NOT_STARTED,
         f"container {_whose(name)} cannot be started ({reason}){said}; {row.remedy if row else _DESCRIBE}",
@@ -137,7 +140,7 @@ def _describe_pull(image: str, message: str, reason: str) -> str:
     if row is not None:
         return f" ({row.detail}); {row.remedy}"
     if text.strip(' "'):
-        return f": {_short(message)}"
+        return f": {_short(_USER.sub('//', message))}"
     return "; check its name and tag, imagePullSecrets, and whether nodes reach the registry"
 
 

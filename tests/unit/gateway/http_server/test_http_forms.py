@@ -98,7 +98,7 @@ def test_a_number_that_json_does_not_have_is_refused(client: TestClient, value: 
     """Python's json reads these, and protobuf's JSON does not: a schema with one would fail later."""
     body = b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "temperature": %b}' % value
     answer = client.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "temperature")
 
 
 @pytest.mark.parametrize(

@@ -323,7 +323,7 @@ STARTS_SEEN: dict[str, tuple[str, str, Reason, str]] = {
         "PreStartHookError",
         "odd",
         Reason.CONTAINER_NOT_STARTED,
-        "(PreStartHookError): odd; see kubectl",
+        "(PreStartHookError); see kubectl",
     ),
 }
 

@@ -32,6 +32,7 @@ LIST_KEYS = {
     "spec.defaults.imagePullSecrets": ["name"],
     "spec.defaults.topology": ["topologyKey"],
     "status.conditions": ["type"],
+    "status.names": ["name"],
     "status.stages": ["name"],
 }
 

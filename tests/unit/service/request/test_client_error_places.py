@@ -87,6 +87,8 @@ async def test_a_stage_s_error_names_the_client_s_field(client: httpx.AsyncClien
     asked = {"model": "m", "messages": [user("Hi")], **body}
     answer = await client.post("/v1/chat/completions", json=asked)
     error = answer.json()["error"]
-    assert (answer.status_code in (400, 413), error["param"]) == (True, param), error
+    assert answer.status_code in (400, 413), error
+    # The gateway itself refuses what nests too deeply, and names the place inside the field.
+    assert error["param"] == param or error["param"].startswith(f"{param}."), error
     assert "start." not in error["message"], error
     assert "parts" not in error["message"] or param == "messages", error
