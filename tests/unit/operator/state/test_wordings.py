@@ -317,7 +317,7 @@ STARTS_SEEN: dict[str, tuple[str, str, Reason, str]] = {
         "RunContainerError",
         'error mounting "/data" to rootfs: no such file or directory: unknown',
         Reason.CONTAINER_NOT_STARTED,
-        "unknown; see kubectl describe pod",
+        "cannot be started (RunContainerError); see kubectl describe pod",
     ),
     "unknown reason": (
         "PreStartHookError",
