@@ -71,12 +71,12 @@ async def test_forms_that_cost_too_much_or_fit_nothing_are_refused(pool: TrialPo
 
 
 async def test_a_caller_who_left_ends_the_trial(pool: TrialPool) -> None:
-    slow = Form("regex", "(.*a.{200}){5}")
+    slow = Form("regex", "[a-z]{0,2000}")
     leavers = [asyncio.create_task(pool.check(slow, caller="one", field="f")) for _ in range(2)]
     await asyncio.sleep(0.2)
     for leaver in leavers:
         leaver.cancel()
-        with suppress(asyncio.CancelledError):
+        with suppress(asyncio.CancelledError, InvalidRequestError):
             await leaver
     await pool.check(Form("regex", "[a-z]+"), caller="two", field="f")
 
