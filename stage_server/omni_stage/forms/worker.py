@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import xgrammar as xgr
 
+from omni_proto.process.confinement import confine, discard_output, used_address_space
 from omni_stage.forms.grammar import WrongFormError
 from omni_stage.forms.trial import END_S, Form, Tokens, try_form
 
@@ -38,12 +39,12 @@ TOO_SLOW: Final = (
     f"it takes more than {CPU_S} s of CPU time to compile, {END_S:g} s for one token, or {WORK_BYTES >> 30} GiB of "
     "memory; simplify it: lower counts, fewer repetitions inside repetitions"
 )
-_PAGE: Final = resource.getpagesize()
 
 
 def main(descriptor: int, info_descriptor: int) -> None:
     """Serve jobs until the parent closes its end of the socket."""
-    _confine()
+    confine()
+    discard_output()
     info = xgr.TokenizerInfo.deserialize_json(Path(f"/proc/self/fd/{info_descriptor}").read_text(encoding="utf-8"))
     os.close(info_descriptor)
     tokens = Tokens(info, partial(signal.setitimer, signal.ITIMER_PROF))
@@ -101,8 +102,7 @@ def _fork(job: dict[str, Any], descriptor: int, info: xgr.TokenizerInfo, tokens:
 def _limit() -> None:
     # Trials yield to the engine, but get some of a busy machine.
     os.setpriority(os.PRIO_PROCESS, 0, _NICE)
-    with open("/proc/self/statm", encoding="ascii") as file:
-        used = int(file.read().split()[0]) * _PAGE
+    used = used_address_space()
     resource.setrlimit(resource.RLIMIT_AS, (used + WORK_BYTES, used + WORK_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     sys.setrecursionlimit(20_000)
@@ -111,20 +111,6 @@ def _limit() -> None:
 def _kill(trials: dict[int, tuple[int, int]]) -> None:
     for pid, _ in trials.values():
         os.kill(pid, signal.SIGKILL)
-
-
-def _confine() -> None:
-    """Drop the rights that trials do not need."""
-    for kind in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
-        resource.setrlimit(kind, (0, 0))
-    # Discard what xgrammar prints: it may contain texts of the client.
-    silent = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):
-        os.dup2(silent, stream)
-    os.close(silent)
-    # Only the parent decides when this process stops, so ignore signals that end a stage server.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
 
 
 if __name__ == "__main__":

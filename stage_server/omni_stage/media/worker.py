@@ -19,16 +19,18 @@ from typing import Any, Final
 
 import numpy as np
 
+from omni_proto.process.confinement import confine, discard_output, used_address_space
 from omni_stage.media.decode import UndecodableError, decode_image
 
 PACKET_BYTES: Final = 128 << 10
 READY: Final = b"ready"
-_PAGE: Final = resource.getpagesize()
 
 
 def main(descriptor: int) -> None:
     """Serve jobs until the parent closes its end of the socket."""
-    _confine()
+    confine()
+    discard_output()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
     with socket.socket(fileno=descriptor) as parent:
         parent.send(READY)
         while True:
@@ -52,7 +54,7 @@ def run_job(job: dict[str, Any], descriptor: int) -> dict[str, Any]:
     if any("to_hz" in medium for medium in job["media"]):
         # Load FFmpeg only if there is audio or video, and before memory is limited.
         import omni_stage.media.video  # noqa: F401
-    base = _address_space() + int(job["shared_bytes"])
+    base = used_address_space() + int(job["shared_bytes"])
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (base + int(job["work_bytes"]), hard))
     # The parent also has a time limit. Here the default action of SIGALRM ends a decoder even inside C code.
@@ -116,26 +118,6 @@ def _audio_rules(medium: dict[str, Any]) -> Any:
     from omni_stage.media.audio import AudioRules
 
     return AudioRules(medium["to_hz"], medium["stated_s"], medium["max_rate_hz"], medium["max_channels"])
-
-
-def _confine() -> None:
-    """Drop the rights that decoding does not need."""
-    for kind in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
-        resource.setrlimit(kind, (0, 0))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
-    # Discard what decoders print: it may contain bytes of the client.
-    silent = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):
-        os.dup2(silent, stream)
-    os.close(silent)
-    # Only the parent decides when this process stops, so ignore signals that end a stage server.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-
-
-def _address_space() -> int:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[0]) * _PAGE
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any
 
 import jinja2.ext
 import jinja2.nodes
@@ -27,7 +27,7 @@ import jinja2.parser
 from jinja2.exceptions import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-_PAGE: Final = resource.getpagesize()
+from omni_proto.process.confinement import confine, used_address_space
 
 
 class TemplateTooSlowError(Exception):
@@ -36,11 +36,7 @@ class TemplateTooSlowError(Exception):
 
 def main() -> None:
     """Serve jobs until stdin ends."""
-    for kind in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
-        resource.setrlimit(kind, (0, 0))
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # Only the parent decides when this process stops.
-        signal.signal(number, signal.SIG_IGN)
+    confine()
     signal.signal(signal.SIGVTALRM, _stop)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     # What else is printed must not be read as an answer.
@@ -53,8 +49,7 @@ def main() -> None:
 
 def run_job(job: dict[str, Any]) -> dict[str, str]:
     """Returns the answer to a job."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        base = int(file.read().split()[0]) * _PAGE
+    base = used_address_space()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (base + int(job["bytes"]), hard))
     # A template cannot catch the exception that the signal raises. The parent ends what does not react to it.
