@@ -25,6 +25,15 @@ NEEDED: Final = frozenset(
 )
 """Unknown fields that are refused nevertheless: without them, the model reads another conversation, or an answer lacks
 a form or a protection on which the client relies."""
+NEEDED_OF_BODY: Final = frozenset(
+    (
+        *("system", "system_prompt", "system_instruction", "instructions", "prompt", "input", "contents"),
+        *("chat_template", "truncate_prompt_tokens"),
+        *("format", "grammar", "json_schema", "regex", "ebnf", "structural_tag", "guided_decoding"),
+    )
+)
+"""The same for fields of the body itself, by the names of other servers' APIs: of Anthropic, Gemini, OpenAI's
+Responses, vLLM, SGLang, llama.cpp and Ollama. Inside messages and parts these names are labels."""
 _MAX_NAMES: Final = 32
 _MAX_CHARS: Final = 128
 _UNSAFE: Final = re.compile(r"[^\w.\[\]-]", re.ASCII)
@@ -57,7 +66,7 @@ def _drop_unknown(keys: tuple[str | int, ...], body: Any, read: Any) -> Iterator
         for name in list(body):
             if name in known:
                 yield from _drop_unknown((*keys, name), body[name], getattr(read, known[name]))
-            elif name not in NEEDED and body[name] is not None:
+            elif body[name] is not None and name not in NEEDED and (keys or name not in NEEDED_OF_BODY):
                 del body[name]
                 yield join_keys((*keys, name))
 

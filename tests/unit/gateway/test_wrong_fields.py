@@ -135,3 +135,19 @@ def test_with_ignore_no_error_is_about_an_unknown_field(fields: dict[str, Any], 
     assert answer.json()["error"]["param"] == param
     answer = client.post("/v1/chat/completions", json=[])
     assert answer.json()["error"]["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("documents", "partial", "guided_json", "guided_regex", "safety_settings"),
+        *("system", "system_instruction", "instructions", "prompt", "input", "contents", "chat_template"),
+        *("format", "grammar", "json_schema", "regex", "ebnf", "structural_tag", "truncate_prompt_tokens"),
+    ],
+)
+def test_what_a_conversation_or_form_needs_is_refused_by_a_lenient_gateway_too(name: str) -> None:
+    """Names of other servers' APIs: without them the model reads another conversation, or writes another form."""
+    client = TestClient(create_app(StaticPipelines(()), GatewaySettings(unsupported_fields=UnsupportedFields.IGNORE)))
+    body = {"model": "m", "messages": [{"role": "user", "content": "x", "index": 1}], "best_of": 1, name: "x"}
+    error = client.post("/v1/chat/completions", json=body).json()["error"]
+    assert (error["param"], error["code"]) == (name, "unknown_parameter")
