@@ -110,12 +110,16 @@ class TrialPool:
             async with self._turns.place(caller):
                 # Meanwhile another call may have tried the same form.
                 if key not in self._results:
-                    self._results[key] = await (await self._started()).run(form)
+                    try:
+                        self._results[key] = await (await self._started()).run(form)
+                    except _EndedError as error:
+                        # Not remembered, because another form may have ended the process.
+                        raise _refuse(TOO_SLOW, field) from error
         self._results.move_to_end(key)
         if len(self._results) > REMEMBERED:
             self._results.popitem(last=False)
-        if (error := self._results[key]) is not None:
-            raise InvalidRequestError(f"the form of structured output cannot be used: {error}", field=field)
+        if (why := self._results[key]) is not None:
+            raise _refuse(why, field)
 
     def warm(self) -> None:
         """Start the process without waiting for it, so that the first form need not wait either."""
@@ -140,6 +144,14 @@ class TrialPool:
 
     async def _start(self) -> _Process:
         return await _Process.start(await self._tokenizer_info())
+
+
+def _refuse(why: str, field: str) -> InvalidRequestError:
+    return InvalidRequestError(f"the form of structured output cannot be used: {why}", field=field)
+
+
+class _EndedError(Exception):
+    """The process ended while it tried a form."""
 
 
 class _Process:
@@ -178,7 +190,7 @@ class _Process:
         return self._reader is not None and not self._reader.done() and self._process.poll() is None
 
     async def run(self, form: Form) -> str | None:
-        """Returns why the form cannot be used; None if it can. Raises OmniStageError if the process ends."""
+        """Returns why the form cannot be used; None if it can. Raises _EndedError if the process ends."""
         self._number += 1
         number, loop = self._number, asyncio.get_running_loop()
         answer: asyncio.Future[str | None] = loop.create_future()
@@ -206,7 +218,7 @@ class _Process:
         for waiting in self._answers.values():
             if not waiting.done():
                 # Memory ran out, perhaps because of one of these forms.
-                waiting.set_result(TOO_SLOW)
+                waiting.set_exception(_EndedError())
 
     def kill(self) -> None:
         """End the process. Idempotent."""

@@ -81,6 +81,18 @@ async def test_a_caller_who_left_ends_the_trial(pool: TrialPool) -> None:
     await pool.check(Form("regex", "[a-z]+"), caller="two", field="f")
 
 
+async def test_a_form_is_not_blamed_for_good_when_the_process_ends(pool: TrialPool) -> None:
+    """Another form may have ended it, so the next request tries the form again."""
+    process, form = await pool._started(), Form("json", '{"type": "string", "maxLength": 60}')
+    asked = asyncio.create_task(pool.check(form, caller="one", field="f"))
+    while not process._answers:  # noqa: ASYNC110 - nothing says when the form was sent
+        await asyncio.sleep(0)
+    os.kill(process._process.pid, signal.SIGKILL)
+    with pytest.raises(InvalidRequestError, match="of CPU time to compile"):
+        await asked
+    await pool.check(form, caller="one", field="f")
+
+
 async def test_a_process_that_ended_is_replaced(pool: TrialPool) -> None:
     process = await pool._started()
     os.kill(process._process.pid, signal.SIGKILL)
