@@ -7,7 +7,6 @@ If `omnipipe` dies, PR_SET_PDEATHSIG kills the stages, and a guard process (guar
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -22,10 +21,10 @@ from typing import IO
 
 from omni_cli.local.guard import ProcessId, end_tree, list_running, list_tree
 from omni_proto.pod_contract import TERMINATION_LOG_VARIABLE, Termination, TerminationReason, parse_termination
+from omni_proto.process.confinement import ParentDeathSignal
 
 RUN_MODULE = (sys.executable, "-P", "-m")
 """Runs a module as a program. Without -P, modules of the current directory would take the place of installed ones."""
-PR_SET_PDEATHSIG = 1
 LEFTOVER_WAIT_S = 3.0
 """How long processes that a stage started may outlive it in an orderly stop."""
 TAIL_BYTES = 64 << 10
@@ -116,7 +115,7 @@ class StageProcess:
             stderr=subprocess.STDOUT,
             env=environment,
             start_new_session=True,
-            preexec_fn=_ParentDeathSignal(os.getpid()),
+            preexec_fn=ParentDeathSignal(os.getpid()),
         )
         guard.watch(self.session)
 
@@ -212,23 +211,3 @@ def stop_processes(processes: Sequence[StageProcess], grace_s: float) -> list[st
     for process in processes:
         process.finish(trees[process.name])
     return late
-
-
-# Looked up before any fork: between fork and exec only async-signal-safe functions may be called.
-_prctl = ctypes.CDLL(None, use_errno=True).prctl if sys.platform == "linux" else None
-
-
-class _ParentDeathSignal:
-    """preexec_fn that asks the kernel to kill the child when the parent dies.
-
-    If the parent is already dead, the child exits.
-    """
-
-    def __init__(self, parent: int) -> None:
-        self.parent = parent
-
-    def __call__(self) -> None:
-        if _prctl is not None:
-            _prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != self.parent:
-            os._exit(1)

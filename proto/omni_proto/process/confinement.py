@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import signal
+import sys
 from typing import Final
 
 _PAGE: Final = resource.getpagesize()
+_PR_SET_PDEATHSIG: Final = 1
+# Looked up before any fork: between fork and exec only async-signal-safe functions may be called.
+_prctl = ctypes.CDLL(None, use_errno=True).prctl if sys.platform == "linux" else None
 
 
 def confine() -> None:
@@ -31,3 +36,20 @@ def used_address_space() -> int:
     """Returns the address space that this process uses, in bytes."""
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[0]) * _PAGE
+
+
+class ParentDeathSignal:
+    """Called in a child (preexec_fn of Popen, or after a fork): asks the kernel to kill it when the parent dies.
+
+    If the parent is already dead, the child exits. The parent is the thread that started the child.
+    """
+
+    def __init__(self, parent: int) -> None:
+        """parent: the parent's process id."""
+        self.parent = parent
+
+    def __call__(self) -> None:
+        if _prctl is not None:
+            _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != self.parent:
+            os._exit(1)

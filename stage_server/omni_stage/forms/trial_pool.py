@@ -17,7 +17,7 @@ import sys
 import threading
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 from omni_stage.errors import InvalidRequestError, OmniStageError, TooManyRequestsError
@@ -169,10 +169,11 @@ class _Process:
         """Start a process and wait until it can try forms. Raises OmniStageError."""
         process, ours = _spawn(info)
         ours.setblocking(False)
-        started = cls(process, ours)
+        started, greeting = cls(process, ours), b""
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
-                greeting = await asyncio.get_running_loop().sock_recv(ours, PACKET_BYTES)
+                with suppress(ConnectionResetError):
+                    greeting = await asyncio.get_running_loop().sock_recv(ours, PACKET_BYTES)
         except BaseException as error:
             started.kill()
             if isinstance(error, TimeoutError):
@@ -199,8 +200,11 @@ class _Process:
         try:
             socket.send_fds(self._socket, [json.dumps({"try": number, "kind": form.kind}).encode()], [file])
             return await answer
+        except ConnectionError as error:
+            raise _EndedError from error
         except asyncio.CancelledError:
-            if self.is_alive:
+            with suppress(OSError):
+                # If the process has ended, there is nothing to leave.
                 self._socket.send(json.dumps({"leave": number}).encode())
             raise
         finally:
@@ -209,11 +213,13 @@ class _Process:
 
     async def _read(self) -> None:
         loop = asyncio.get_running_loop()
-        while packet := await loop.sock_recv(self._socket, PACKET_BYTES):
-            answer = json.loads(packet)
-            waiting = self._answers.get(answer["number"])
-            if waiting is not None and not waiting.done():
-                waiting.set_result(answer["error"])
+        # A reset is the end too: the process ended before it read a form.
+        with suppress(ConnectionResetError):
+            while packet := await loop.sock_recv(self._socket, PACKET_BYTES):
+                answer = json.loads(packet)
+                waiting = self._answers.get(answer["number"])
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(answer["error"])
         _log.warning("the process that tries forms ended; another one replaces it")
         for waiting in self._answers.values():
             if not waiting.done():

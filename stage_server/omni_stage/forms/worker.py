@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import xgrammar as xgr
 
-from omni_proto.process.confinement import confine, discard_output, used_address_space
+from omni_proto.process.confinement import ParentDeathSignal, confine, discard_output, used_address_space
 from omni_stage.forms.grammar import WrongFormError
 from omni_stage.forms.trial import END_S, Form, Tokens, try_form
 
@@ -79,11 +79,13 @@ def main(descriptor: int, info_descriptor: int) -> None:
 
 def _fork(job: dict[str, Any], descriptor: int, info: xgr.TokenizerInfo, tokens: Tokens, parent: socket.socket) -> int:
     """Run a job in a fork, which sends the answer itself. Returns its process id."""
+    end_with_parent = ParentDeathSignal(os.getpid())
     pid = os.fork()
     if pid:
         return pid
     status = 1
     try:
+        end_with_parent()
         _limit()
         text = os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode()
         compiler = xgr.GrammarCompiler(info, max_threads=min(THREADS, os.cpu_count() or 1))

@@ -64,11 +64,15 @@ def test_a_restored_namespace_is_taken_over(
     for manifest in backup:
         api.create(manifest)
     with make_operator() as second:
-        pipeline = wait_until_taken(api)
+        wait_until_taken(api)
         assert set(list_children(api)) == expected
         wait_idle(second)
-        (served,) = read_pipelines([pipeline], GatewaySettings())
-        assert served.accepts
+        eventually(
+            lambda: (
+                [one.accepts for one in read_pipelines([api.get("OmniPipeline", "omni")], GatewaySettings())] == [True]
+            ),
+            why="the gateway serves it",
+        )
         # The fields are the operator's too: what the spec no longer has is removed.
         api.patch("OmniPipeline", "omni", {"spec": {"defaults": {"nodeSelector": None}}})
         eventually(
@@ -77,8 +81,8 @@ def test_a_restored_namespace_is_taken_over(
         )
 
 
-def wait_until_taken(api: Api) -> Manifest:
-    def owned() -> Manifest | None:
+def wait_until_taken(api: Api) -> None:
+    def owned() -> bool:
         pipeline = api.get("OmniPipeline", "omni")
         degraded = condition_of(pipeline, "Degraded")
         assert degraded.get("reason") != "ChildConflict", degraded
@@ -90,9 +94,9 @@ def wait_until_taken(api: Api) -> Manifest:
             if [owner["uid"] for owner in item["metadata"].get("ownerReferences", [])] != [pipeline["metadata"]["uid"]]
         ]
         assert not others, (others, degraded)
-        return pipeline
+        return True
 
-    return eventually(owned, timeout_s=60, why="every child is taken over") or {}
+    eventually(owned, timeout_s=60, why="every child is taken over")
 
 
 def test_children_that_outlive_their_pipeline_serve_the_next_one(api: Api, operator: OperatorProcess) -> None:

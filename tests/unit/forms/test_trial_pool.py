@@ -81,12 +81,16 @@ async def test_a_caller_who_left_ends_the_trial(pool: TrialPool) -> None:
     await pool.check(Form("regex", "[a-z]+"), caller="two", field="f")
 
 
-async def test_a_form_is_not_blamed_for_good_when_the_process_ends(pool: TrialPool) -> None:
+@pytest.mark.parametrize("read", [True, False], ids=["while the form is tried", "before the form is read"])
+async def test_a_form_is_not_blamed_for_good_when_the_process_ends(pool: TrialPool, read: bool) -> None:
     """Another form may have ended it, so the next request tries the form again."""
-    process, form = await pool._started(), Form("json", '{"type": "string", "maxLength": 60}')
+    # Slow enough to be on trial half a second later, and cheap enough to be accepted.
+    process, form = await pool._started(), Form("json", json.dumps({"type": "string", "maxLength": 60 + read}))
+    if not read:
+        os.kill(process._process.pid, signal.SIGSTOP)
     asked = asyncio.create_task(pool.check(form, caller="one", field="f"))
-    while not process._answers:  # noqa: ASYNC110 - nothing says when the form was sent
-        await asyncio.sleep(0)
+    while not process._answers and not asked.done():  # noqa: ASYNC110 - nothing says when the form was sent
+        await asyncio.sleep(0.01)
     os.kill(process._process.pid, signal.SIGKILL)
     with pytest.raises(InvalidRequestError, match="of CPU time to compile"):
         await asked

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from typing import Any, Final
 
 from omni_stage.errors import InvalidMediaError, OmniStageError, PrepareTimeoutError
@@ -63,7 +64,8 @@ class DecoderProcess:
         """
         try:
             async with asyncio.timeout(timeout_s):
-                socket.send_fds(self._socket, [message], [descriptor])
+                with suppress(BrokenPipeError):
+                    socket.send_fds(self._socket, [message], [descriptor])
                 answer = await self._receive()
         except TimeoutError as error:
             raise PrepareTimeoutError(
