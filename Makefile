@@ -73,7 +73,7 @@ proto: setup ## Regenerate the protobuf and gRPC stubs
 schemas: setup ## Regenerate the CRD, docs/reference, and the facts of the built-in components (components.json)
 	@$(PY) scripts/export_schemas.py
 
-chart: setup ## Regenerate the chart's values.schema.json and README, and its copies of the CRD and of the operator's RBAC rules
+chart: setup ## Regenerate the chart's values.schema.json and README, and its copy of the operator's RBAC rules
 	@$(PY) scripts/chart_docs.py
 
 manifests: chart ## Regenerate manifests/install.yaml from the chart (builds helm once)
@@ -82,7 +82,7 @@ manifests: chart ## Regenerate manifests/install.yaml from the chart (builds hel
 dashboards: setup ## Regenerate dashboards, alert rules and the tables of docs/observability.md
 	@$(PY) -m observability
 
-goldens: setup ## Regenerate tests/golden/operator: the objects that the operator creates for each sample
+goldens: setup ## Regenerate tests/golden/operator: the objects that the operator creates for samples, or their digest
 	@$(PY) scripts/render_goldens.py
 
 bench: ## Measure our speed as ratios to peers, stock vLLM and transformers; fails if a ratio misses a required bound or became worse (CASE=name runs one case)

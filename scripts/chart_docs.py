@@ -1,5 +1,5 @@
 """Generates files of helm/omnipipeline: values.schema.json, README.md and files/defaults.json from values.yaml, and
-copies of the CRD and the operator's RBAC rules from manifests/.
+a copy of the operator's RBAC rules from manifests/ (files/crd.yaml is a link to the CRD).
 
 Comments in values.yaml describe each value. `# -- TEXT` before a value is its description. Rules for the schema may
 follow: `# @enum A B` lists the allowed words, `# @min N` and `# @max N` bound a number, `# @pattern REGEX` restricts a
@@ -212,7 +212,6 @@ def render() -> dict[Path, str]:
         CHART / "values.schema.json": json.dumps(build_schema(values, notes), indent=2) + "\n",
         CHART / "files" / "defaults.json": json.dumps(list_defaults(values, notes), indent=2) + "\n",
         CHART / "README.md": build_readme(values, notes, chart),
-        CHART / "files" / "crd.yaml": (MANIFESTS / "crd" / "omnipipelines.yaml").read_text(),
         CHART / "files" / "operator-rules.yaml": read_operator_rules((MANIFESTS / "rbac" / "cluster.yaml").read_text()),
     }
 

@@ -21,6 +21,7 @@ from omni_operator.desired.build_settings import BuildSettings
 from omni_operator.kinds import CHILD_KINDS
 from omni_operator.rollout.live_spec import parse_live_pipeline
 from omni_proto.pipeline import OmniPipeline, load_pipeline
+from omni_proto.pipeline.read.offline import load_checked
 from support.controlplane.binaries import find_binaries
 from support.controlplane.server.api import Api, ApiError
 from support.controlplane.server.api_server import ApiServer
@@ -30,7 +31,7 @@ from support.operator.operator_pipelines import build_all, make_pipeline, make_s
 pytestmark = pytest.mark.controlplane
 
 ROOT = Path(__file__).resolve().parents[3]
-GOLDEN = sorted((ROOT / "tests" / "golden" / "operator").glob("*.yaml"))
+SAMPLES = sorted((ROOT / "manifests" / "samples").glob("*.yaml"))
 POD_MONITOR_CRD = ROOT / "tests" / "support" / "controlplane" / "crds" / "pod_monitor_crd.yaml"
 _numbers = itertools.count()
 RESTRICTED = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn", "audit")}
@@ -77,7 +78,7 @@ RESOURCES = {
 }
 
 PIPELINES = {
-    **{sample.stem: load_pipeline(sample) for sample in sorted((ROOT / "manifests" / "samples").glob("*.yaml"))},
+    **{sample.stem: load_pipeline(sample) for sample in SAMPLES},
     "everything": make_pipeline(
         [{**stage, "replicas": 2, "resources": RESOURCES} for stage in make_stages()], **EVERYTHING
     ),
@@ -191,13 +192,14 @@ def test_a_config_map_cannot_be_changed(namespace: Api) -> None:
         namespace.apply({**config_map, "data": {"stage.yaml": "other"}})
 
 
-@pytest.mark.parametrize("golden", GOLDEN, ids=lambda path: path.stem)
-def test_the_api_server_s_defaults_lead_to_what_render_prints_offline(namespace: Api, golden: Path) -> None:
-    sample = yaml.safe_load((ROOT / "manifests" / "samples" / golden.name).read_text())
-    live = namespace.apply(sample, strict=True)
-    settings = BuildSettings(default_image="omnipipeline-stage:golden", pod_monitors=True)
-    children = render_children(parse_live_pipeline(live), "golden", settings)
-    assert format_manifests(children) == golden.read_text()
+def render(pipeline: OmniPipeline) -> str:
+    return format_manifests(render_children(pipeline, "default", SETTINGS))
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: path.stem)
+def test_the_api_servers_defaults_lead_to_what_render_prints_offline(namespace: Api, sample: Path) -> None:
+    live = namespace.apply(yaml.safe_load(sample.read_text()), strict=True)
+    assert render(parse_live_pipeline(live)) == render(load_checked(sample))
 
 
 @pytest.mark.parametrize("name", ["namespaced", "cluster"])
@@ -210,7 +212,7 @@ def test_roles_are_accepted(server: ApiServer, name: str) -> None:
 
 
 class TestKubeconform:
-    """The golden files satisfy schemas of the pinned Kubernetes version that allow no unknown fields."""
+    """The samples' objects satisfy schemas of the pinned Kubernetes version that allow no unknown fields."""
 
     @pytest.fixture(scope="class")
     def schemas(self, server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -223,12 +225,12 @@ class TestKubeconform:
         command = [str(program), "-strict", "-summary", "-schema-location", str(schemas / LOCATION), "-"]
         return subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=60)
 
-    @pytest.mark.parametrize("golden", GOLDEN, ids=lambda path: path.stem)
-    def test_goldens(self, schemas: Path, golden: Path) -> None:
-        result = self.check(schemas, golden.read_text())
+    @pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: path.stem)
+    def test_samples(self, schemas: Path, sample: Path) -> None:
+        text = render(load_checked(sample))
+        result = self.check(schemas, text)
         assert result.returncode == 0, result.stdout + result.stderr
-        count = len(list(yaml.safe_load_all(golden.read_text())))
-        assert f"Valid: {count}, Invalid: 0, Errors: 0, Skipped: 0" in result.stdout
+        assert f"Valid: {len(list(yaml.safe_load_all(text)))}, Invalid: 0, Errors: 0, Skipped: 0" in result.stdout
 
     @pytest.mark.parametrize(
         ("old", "new"),
@@ -238,6 +240,6 @@ class TestKubeconform:
         ],
     )
     def test_it_would_find_a_mistake(self, schemas: Path, old: str, new: str) -> None:
-        text = GOLDEN[0].read_text()
+        text = render(load_checked(SAMPLES[0]))
         assert old in text
         assert self.check(schemas, text.replace(old, new)).returncode != 0

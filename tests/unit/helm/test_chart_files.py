@@ -1,4 +1,4 @@
-"""The chart's generated files match values.yaml and the CRD. The chart's RBAC rules are those of manifests/rbac."""
+"""The chart's generated files match values.yaml. The chart's RBAC rules are those of manifests/rbac."""
 
 from __future__ import annotations
 

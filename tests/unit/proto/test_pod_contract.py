@@ -8,15 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 from observability.__main__ import DASHBOARDS
 from observability.alerts import GROUPS, render_rules
 from observability.grafana import render_dashboard
 from observability.reference import collect_stage_metrics, sample_name
 
+from omni_cli.commands.render import render_children
+from omni_operator.desired.build_settings import BuildSettings
 from omni_operator.desired.pod.probes import build_probes
 from omni_operator.reasons import Reason
 from omni_operator.state.container_causes import find_container_cause
+from omni_proto.pipeline.read.offline import load_checked
 from omni_proto.pod_contract import (
     GRPC_PORT,
     HEALTH_PORT,
@@ -37,7 +39,7 @@ from omni_proto.stage_config import Listen
 from omni_stage.service.errors import DOMAIN as STAGE_DOMAIN
 
 ROOT = Path(__file__).parents[3]
-GOLDENS = sorted((ROOT / "tests" / "golden" / "operator").glob("*.yaml"))
+SAMPLES = sorted((ROOT / "manifests" / "samples").glob("*.yaml"))
 KUBELET_READS = 4096
 
 CAUSES = {
@@ -117,9 +119,11 @@ def test_stages_listen_where_pods_say() -> None:
     assert (listen.grpc_port, listen.health_port, listen.metrics_port) == (GRPC_PORT, HEALTH_PORT, METRICS_PORT)
 
 
-@pytest.mark.parametrize("golden", GOLDENS, ids=lambda path: path.stem)
-def test_monitors_and_policies_name_ports_that_pods_have(golden: Path) -> None:
-    documents = [item for item in yaml.safe_load_all(golden.read_text(encoding="utf-8")) if item]
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: path.stem)
+def test_monitors_and_policies_name_ports_that_pods_have(sample: Path) -> None:
+    documents = render_children(
+        load_checked(sample), "default", BuildSettings(default_image="stage:1", pod_monitors=True)
+    )
     ports = {
         port["name"]: port["containerPort"]
         for item in documents

@@ -1,4 +1,4 @@
-"""Golden manifests of every sample. If one changes, the objects in users' clusters change too."""
+"""Golden manifests of the samples. If one changes, the objects in users' clusters change too."""
 
 from __future__ import annotations
 
@@ -44,22 +44,24 @@ def test_defaults_that_are_filled_in_change_nothing_but_the_snapshot(script: Mod
         assert all(filled[key] == written[key] for key in filled.keys() & written.keys())
 
 
-def test_a_stale_and_a_left_over_golden_are_found(
+def test_stale_and_left_over_goldens_are_found(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(script, "GOLDEN", tmp_path / "golden")
     monkeypatch.setattr(script, "ROOT", tmp_path)
-    samples = ["qwen25-omni.yaml", "tiny-omni.yaml"]
+    samples = ["qwen25-omni.yaml", "quantized-llm.yaml"]
+    wanted = ["golden/digests.sha256", "golden/qwen25-omni.yaml"]
     (tmp_path / "samples").mkdir()
     for name in samples:
         (tmp_path / "samples" / name).write_text((script.SAMPLES / name).read_text())
     monkeypatch.setattr(script, "SAMPLES", tmp_path / "samples")
-    assert script.list_stale() == [f"golden/{name}" for name in samples]
+    assert script.list_stale() == wanted
     assert script.main() == 0
     assert script.list_stale() == []
-    (tmp_path / "golden" / "gone.yaml").write_text("")
-    (tmp_path / "golden" / samples[0]).write_text("")
-    assert script.list_stale() == sorted(["golden/gone.yaml", f"golden/{samples[0]}"])
+    (tmp_path / "golden" / "removed.yaml").write_text("")
+    for name in wanted:
+        (tmp_path / name).write_text("")
+    assert script.list_stale() == [*wanted, "golden/removed.yaml"]
     assert script.main() == 0
     assert script.list_stale() == []
 
