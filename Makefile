@@ -4,7 +4,7 @@ PY := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo oracle test coverage full test-unit lint format typecheck proto schemas bench fuzz soak soak-leaks constraints clean controlplane playground bench-operator bench-pods soak-cluster goldens chart manifests images cluster-up cluster-down e2e dashboards gpu sbom mutations
+.PHONY: help setup demo oracle test test-all test-rest test-unit coverage full lint format typecheck proto schemas bench fuzz soak soak-leaks constraints clean controlplane playground bench-operator bench-pods soak-cluster goldens chart manifests images cluster-up cluster-down e2e dashboards gpu sbom mutations
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -15,14 +15,22 @@ setup: ## Install everything into .venv (other targets do it when needed)
 demo: setup ## Run a tiny Qwen2.5-Omni as three processes: text, audio and image in, text and speech out (FAMILY=qwen3_omni: Qwen3-Omni)
 	@.venv/bin/omnipipe demo --out demo-output $(if $(FAMILY),--family $(FAMILY))
 
-RUN_TESTS = GRPCURL="$$(scripts/grpcurl.sh)" && export GRPCURL && rm -rf test-logs .coverage && \
-  PYTHONPATH=tests $(PY) -m runner --workers $${WORKERS:-5} -- -p no:cacheprovider
+RUN_TESTS = PYTHONPATH=tests $(PY) -m runner --workers $${WORKERS:-5}
+WITH_GRPCURL = GRPCURL="$$(scripts/grpcurl.sh)" && export GRPCURL
 
-test: setup controlplane ## Run all tests except the long ones and e2e; logs in test-logs
-	@$(RUN_TESTS)
+test: setup ## Run unit tests, one engine of each kind and one pipeline of each family (10 minutes with set-up); logs in test-logs
+	@rm -rf test-logs .coverage
+	@$(RUN_TESTS) --tier first -- -p no:cacheprovider
 
-coverage: setup controlplane ## Run the tests of `make test` with coverage, in twice the time; fails if a package is below its minimum
-	@$(RUN_TESTS) --cov --cov-report=
+test-rest: setup controlplane ## Run the tests of `make test-all` that `make test` leaves out (needs Go)
+	@$(WITH_GRPCURL) && $(RUN_TESTS) --tier rest -- -p no:cacheprovider
+
+test-all: test ## Run all tests except whole matrices (make full) and e2e (needs Go)
+	@$(MAKE) --no-print-directory test-rest
+
+coverage: setup controlplane ## Run the tests of `make test-all` with coverage, in twice the time; fails if a package is below its minimum
+	@rm -rf test-logs .coverage
+	@$(WITH_GRPCURL) && $(RUN_TESTS) -- -p no:cacheprovider --cov --cov-report=
 	@$(PY) scripts/check_coverage.py test-logs
 
 controlplane: setup ## Build etcd, the API server, controllers, kwok and helm for the tests (once, 9 to 16 minutes)
@@ -43,7 +51,7 @@ e2e: setup ## Run the end-to-end tests on a real Kubernetes node (needs root; 15
 playground: controlplane ## Start a control plane with the operator, and a shell for it (RUN='COMMAND' runs COMMAND instead of the shell)
 	@PYTHONPATH=tests $(PY) -m support.controlplane.playground $(if $(RUN),sh -c '$(RUN)')
 
-full: coverage ## Run all that takes too long for `make test`: coverage, long tests, mutations
+full: coverage ## Run all that takes too long for `make test-all`: coverage, long tests, mutations
 	@$(PY) -m pytest -q -p no:cacheprovider -m full tests
 	@$(MAKE) mutations
 

@@ -1,6 +1,6 @@
 """Runs the suite in groups and prints a report. The package's docstring describes how.
 
-PYTHONPATH=tests python -m runner [--workers 5] [--only NAME]... [-- PYTEST OPTIONS]
+PYTHONPATH=tests python -m runner [--workers 5] [--tier first|rest|all] [--only NAME]... [-- PYTEST OPTIONS]
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from runner.groups import Group, list_groups
+from runner.groups import Group, choose_tier, list_groups
 from runner.process import GroupProcess
 from runner.report import Outcome, format_outcome, format_summary
+from support.controlplane.binaries import list_missing
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("unit", "processes", "engine", "pipeline", "controlplane")
@@ -109,6 +110,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Run the suite in groups, each a pytest process.")
     parser.add_argument("--workers", type=int, default=5, help="groups side by side (default: 5)")
     parser.add_argument("--bound", type=float, default=3300.0, help="seconds for the whole run (default: 3300)")
+    parser.add_argument("--tier", choices=("first", "rest", "all"), default="all", help="groups to run (default: all)")
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="this group alone (repeatable)")
     parser.add_argument("--logs", type=Path, default=ROOT / "test-logs", help="folder for logs and reports")
     parser.add_argument("options", nargs="*", help="further options of pytest, after --")
@@ -116,8 +118,13 @@ def main() -> int:
     groups = list_groups(find_test_files())
     if unknown := sorted(set(args.only) - {group.name for group in groups}):
         parser.error(f"--only: no group {', '.join(unknown)}; groups: {', '.join(group.name for group in groups)}")
-    chosen = [group for group in groups if not args.only or group.name in args.only]
     args.logs.mkdir(parents=True, exist_ok=True)
+    reported = {file.stem for file in args.logs.glob("*.xml")}
+    needed = {program for group in groups for program in group.needs}
+    chosen, left_out = choose_tier(groups, args.tier, missing=list_missing(needed), reported=reported)
+    chosen = [group for group in chosen if not args.only or group.name in args.only]
+    for group in left_out:
+        print(f"{group.name:22} left to `make test-all`, which builds the programs that it needs", flush=True)
     started = time.monotonic()
     outcomes, free = run_groups(chosen, args.logs, workers=args.workers, bound_s=args.bound, options=args.options)
     print(format_summary(outcomes, time.monotonic() - started, free))

@@ -14,7 +14,7 @@ import hashlib
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,6 +91,15 @@ def find_binaries(*names: str, build: bool = True) -> dict[str, Path]:
         _build(absent)
     found |= {name: cache_directory(_MODULE_OF[name]) / name for name in missing}
     return {name: found[name] for name in wanted}
+
+
+def list_missing(names: Iterable[str]) -> set[str]:
+    """Returns the programs that find_binaries would have to build."""
+    return {
+        name
+        for name in names
+        if not _from_assets((name,), os.environ) and not cache_directory(_MODULE_OF[name]).is_dir()
+    }
 
 
 def cache_directory(module: Module) -> Path:
