@@ -187,6 +187,10 @@ class StageTimeoutError(GatewayError):
     code = "timeout"
 
 
+class ClientLeftError(Exception):
+    """The client closed its connection, or read nothing of the answer for too long. No more can be sent."""
+
+
 _BY_CODE: Final[Mapping[str, type[GatewayError]]] = {
     "INVALID_ARGUMENT": InvalidRequestError,
     "OUT_OF_RANGE": InvalidRequestError,

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Final, Unpack
 
-from omni_gateway.api.context import Call, Gateway
+from omni_gateway.context import Call, Gateway
 from omni_gateway.entries.pipelines import ServedPipeline
 from omni_gateway.media.encode import SILENT_RATE_HZ, Encoder, PcmEncoder, WavEncoder, make_encoder
 from omni_proto.client import ArgumentError, AudioChunk, Event, GenerateArguments, OmniRequestError, TextDelta

@@ -17,9 +17,9 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from omni_gateway.api.context import call_of, gateway_of
 from omni_gateway.api.ignored import drop_unknown
 from omni_gateway.api.json_body import Hold, parse_json
+from omni_gateway.context import call_of, gateway_of
 from omni_gateway.settings import UnsupportedFields
 
 INLINE_BYTES: Final = 8 << 10

@@ -13,9 +13,9 @@ from starlette.responses import JSONResponse, Response
 from omni_gateway.api.answer import AudioWriter, open_answer
 from omni_gateway.api.body_route import BodyRoute
 from omni_gateway.api.clock import unix_seconds
-from omni_gateway.api.context import Call, Gateway, call_of, gateway_of, pipelines_of
 from omni_gateway.api.ignored import check_unread
 from omni_gateway.api.live import DONE, EVENT_STREAM, DeferredResponse, LiveResponse, Template, error_event, event
+from omni_gateway.context import Call, Gateway, call_of, gateway_of, pipelines_of
 from omni_gateway.entries.facts import EntryFacts
 from omni_gateway.entries.pipelines import ServedPipeline, find_pipeline
 from omni_gateway.errors import GatewayError, InternalError, InvalidRequestError

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from omni_gateway.api.body_paths import body_keys, join_keys
-from omni_gateway.api.context import gateway_of
+from omni_gateway.context import gateway_of
 from omni_gateway.errors import (
     GatewayError,
     InvalidRequestError,

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from prometheus_client.exposition import choose_encoder
 from starlette.responses import JSONResponse, Response
 
-from omni_gateway.api.context import gateway_of
+from omni_gateway.context import gateway_of
 
 router = APIRouter(tags=["health"])
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from pydantic import BaseModel
 
 from omni_gateway.api.body_paths import join_keys
-from omni_gateway.api.context import Call, Gateway
+from omni_gateway.context import Call, Gateway
 from omni_gateway.errors import UnsupportedError
 from omni_gateway.openai.chat_unsupported import Unread, Without
 from omni_gateway.settings import UnsupportedFields
 
-IGNORED_HEADER: Final = "x-omnipipeline-ignored"
-"""Header of an answer: the paths of the request's fields that were ignored, with commas between them."""
 NEEDED: Final = frozenset(
     (
         *("documents", "continue_final_message", "prefix", "partial", "prompt_embeds"),
@@ -34,9 +31,6 @@ NEEDED_OF_BODY: Final = frozenset(
 )
 """The same for fields of the body itself, by the names of other servers' APIs: of Anthropic, Gemini, OpenAI's
 Responses, vLLM, SGLang, llama.cpp and Ollama. Inside messages and parts these names are labels."""
-_MAX_NAMES: Final = 32
-_MAX_CHARS: Final = 128
-_UNSAFE: Final = re.compile(r"[^\w.\[\]-]", re.ASCII)
 
 
 def check_unread(gateway: Gateway, call: Call, found: Iterable[Unread]) -> None:
@@ -69,9 +63,3 @@ def _drop_unknown(keys: tuple[str | int, ...], body: Any, read: Any) -> Iterator
             elif body[name] is not None and name not in NEEDED and (keys or name not in NEEDED_OF_BODY):
                 del body[name]
                 yield join_keys((*keys, name))
-
-
-def ignored_header(paths: Sequence[str]) -> str:
-    """Returns the header's value. Characters that a header cannot hold are replaced; a long list ends with "..."."""
-    shown = [_UNSAFE.sub("?", path[:_MAX_CHARS]) for path in dict.fromkeys(paths)]
-    return ", ".join(shown[:_MAX_NAMES] + (["..."] if len(shown) > _MAX_NAMES else []))

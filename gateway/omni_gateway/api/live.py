@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from omni_gateway.errors import GatewayError, answer_error
+from omni_gateway.errors import ClientLeftError, GatewayError, answer_error
 
 EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
 DONE: Final = b"data: [DONE]\n\n"
@@ -23,10 +23,6 @@ encode_json: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 """Encodes compact JSON. json.dumps with these options would create a new encoder in each call."""
 
 Result = TypeVar("Result")
-
-
-class ClientLeftError(Exception):
-    """The client closed its connection, or read nothing of the answer for too long. No more can be sent."""
 
 
 def event(value: Mapping[str, Any], name: str = "") -> bytes:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Query, Request
 
-from omni_gateway.api.context import Gateway, gateway_of, pipelines_of
+from omni_gateway.context import Gateway, gateway_of, pipelines_of
 from omni_gateway.entries.facts import EntryFacts
 from omni_gateway.entries.pipelines import ServedPipeline, find_pipeline, model_ids
 from omni_gateway.errors import GatewayError

@@ -11,11 +11,11 @@ from starlette.responses import Response
 
 from omni_gateway.api.answer import AudioWriter, open_answer
 from omni_gateway.api.body_route import BodyRoute
-from omni_gateway.api.context import Call, Gateway, call_of, gateway_of, pipelines_of
 from omni_gateway.api.ignored import check_unread
 from omni_gateway.api.live import EVENT_STREAM, LiveResponse, error_event, event, run_until_gone
 from omni_gateway.api.speaking import Speech
 from omni_gateway.client_paths import SPEECH
+from omni_gateway.context import Call, Gateway, call_of, gateway_of, pipelines_of
 from omni_gateway.entries.pipelines import find_pipeline
 from omni_gateway.errors import GatewayError, InvalidRequestError, SpeechCutError, UnsupportedError
 from omni_gateway.media.encode import MEDIA_TYPES

@@ -9,18 +9,14 @@ from typing import Final
 
 from starlette.types import Receive
 
-from omni_gateway.errors import InvalidRequestError, TooLargeError, UnavailableError
-from omni_gateway.guard.budget import Share
+from omni_gateway.context import Share
+from omni_gateway.errors import ClientLeftError, InvalidRequestError, TooLargeError, UnavailableError
 from omni_proto.limits.peer_table import PeerTable
 
 STALLED_S: Final = 1.0
 """A body of which nothing has arrived for so long gives way to others."""
 _CLOSE: Final = {"connection": "close"}
 """The rest of the body would still come."""
-
-
-class BodyGoneError(Exception):
-    """The client disconnected while its body was read."""
 
 
 class _Arriving:
@@ -58,7 +54,7 @@ class BodyReader:
 
         Raises TooLargeError if the body exceeds the limit (before it reads anything, if content-length says so),
         InvalidRequestError if the body takes too long, UnavailableError if memory is short or the body gave way to
-        others, and BodyGoneError if the client disconnects.
+        others, and ClientLeftError if the client disconnects.
         """
         if length is not None and length.isdecimal() and int(length) > self._max_bytes:
             raise self._too_large()
@@ -72,7 +68,7 @@ class BodyReader:
                 while more:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise BodyGoneError
+                        raise ClientLeftError
                     piece = message.get("body", b"")
                     if len(body) + len(piece) > self._max_bytes:
                         raise self._too_large()

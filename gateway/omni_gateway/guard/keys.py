@@ -27,7 +27,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from omni_gateway.errors import AuthenticationError
-from omni_gateway.guard.rights import FileModel, KeyRights
+from omni_gateway.rights import FileModel, KeyRights
 from omni_gateway.settings import SettingsError
 
 log = logging.getLogger(__name__)

@@ -13,14 +13,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import HTMLResponse
 
 from omni_gateway.api import chat, health, models, refused, speech
-from omni_gateway.api.context import Gateway
 from omni_gateway.api.document import complete_document
 from omni_gateway.api.errors import add_error_handlers
-from omni_gateway.api.ignored import IGNORED_HEADER
+from omni_gateway.context import Gateway
 from omni_gateway.entries.connections import Entries
 from omni_gateway.entries.pipelines import Pipelines
 from omni_gateway.guard.keys import open_keys
 from omni_gateway.guard.middleware import PROTECTED, VOICE_LISTS, Guard
+from omni_gateway.guard.reply import IGNORED_HEADER
 from omni_gateway.openai.chat_events import NOTES_HEADER
 from omni_gateway.pages.docs_page import render_docs
 from omni_gateway.pages.page_files import HEADERS, PageFiles

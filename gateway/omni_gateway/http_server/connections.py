@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from omni_gateway.errors import HeaderTooLargeError
-from omni_gateway.guard.middleware import CUT
+from omni_gateway.guard.reply import CUT
 from omni_gateway.http_server.parsing import StrictHttp
 from omni_proto.limits.bounded_connections import ConnectionTable
 

@@ -20,7 +20,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.config import STARTUP_FAILURE
 
-from omni_gateway.api.context import Gateway
+from omni_gateway.context import Gateway
 from omni_gateway.entries.pipelines import Pipelines
 from omni_gateway.http_server.app import Running, create_app
 from omni_gateway.http_server.certificate import Certificate

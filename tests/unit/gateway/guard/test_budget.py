@@ -12,13 +12,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omni_gateway.api.body_route import BodyRoute
-from omni_gateway.api.context import Gateway
 from omni_gateway.api.live import DeferredResponse
+from omni_gateway.context import Budget, Gateway, Share
 from omni_gateway.entries.connections import Entries
 from omni_gateway.entries.pipelines import StaticPipelines
 from omni_gateway.errors import TooLargeError, UnavailableError
 from omni_gateway.guard.body import BodyReader
-from omni_gateway.guard.budget import Budget, Share
 from omni_gateway.guard.middleware import Guard
 from omni_gateway.openai.chat_messages import Body
 from omni_gateway.settings import GatewaySettings

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
-from omni_gateway.api.context import Gateway
+from omni_gateway.context import Gateway
 from omni_gateway.entries.connections import Entries
 from omni_gateway.entries.pipelines import StaticPipelines
 from omni_gateway.guard.keys import KeyRing, hash_key
@@ -185,8 +185,17 @@ async def test_a_websocket_is_refused_before_any_route_sees_it() -> None:
     assert app.scopes == ["lifespan"]
 
 
-def test_the_app_refuses_a_websocket() -> None:
-    client = TestClient(create_app(StaticPipelines(())))
-    with pytest.raises(WebSocketDisconnect) as refused, client.websocket_connect("/v1/chat/completions"):
+@pytest.mark.parametrize(("key", "status"), [("", 401), ("wrong", 401), ("k", 404)])
+async def test_a_handshake_needs_a_key_and_finds_no_websocket(key: str, status: int, tmp_path: Path) -> None:
+    """uvicorn passes a handshake on as a GET without its offer. A server for WebSockets gives it a scope of its own,
+    and answers 403 if that is closed before it is accepted."""
+    file = tmp_path / "keys.yaml"
+    file.write_text(f"keys:\n- {{name: one, sha256: {hash_key('k')}}}\n")
+    app = create_app(StaticPipelines(()), GatewaySettings(keys_file=file))
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        assert (await client.get("/v1/realtime", headers=headers)).status_code == status
+    sockets = TestClient(app)
+    with pytest.raises(WebSocketDisconnect) as refused, sockets.websocket_connect("/v1/realtime", headers=headers):
         pass
     assert refused.value.code == 1008

@@ -11,14 +11,13 @@ import pytest
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from omni_gateway.api.context import Gateway
+from omni_gateway.context import Budget, Gateway, Share
 from omni_gateway.entries.connections import Entries
 from omni_gateway.entries.pipelines import StaticPipelines
 from omni_gateway.errors import UnavailableError
 from omni_gateway.guard import body as guard_body
-from omni_gateway.guard import middleware
+from omni_gateway.guard import reply as guard_reply
 from omni_gateway.guard.body import BodyReader
-from omni_gateway.guard.budget import Budget, Share
 from omni_gateway.guard.middleware import Guard
 from omni_gateway.http_server.app import create_app
 from omni_gateway.http_server.connections import bounded_http
@@ -161,7 +160,7 @@ async def test_an_answer_that_nobody_reads_gives_way(monkeypatch: pytest.MonkeyP
         hoard = [await send(port, b"GET /long HTTP/1.1\r\nhost: x\r\n\r\n", "127.0.0.2") for _ in range(4)]
         await until(lambda: len(guard._unread) == 4, 20)
         assert await status_of(port, word) == b"503", "they have read until now"
-        monkeypatch.setattr(middleware, "STALLED_S", 0.0)
+        monkeypatch.setattr(guard_reply, "STALLED_S", 0.0)
         assert await status_of(port, word) == b"200"
         assert len(guard._unread) == 3, "one was enough"
         for _, writer in hoard:

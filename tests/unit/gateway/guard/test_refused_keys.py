@@ -14,10 +14,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from omni_gateway.context import Pseudonyms
 from omni_gateway.entries.pipelines import ServedPipeline
 from omni_gateway.guard.keys import hash_key
-from omni_gateway.guard.pseudonyms import Pseudonyms
-from omni_gateway.guard.refused_keys import PERIOD_S, RefusedKeys
+from omni_gateway.guard.record import PERIOD_S, RefusedKeys
 from omni_gateway.settings import GatewaySettings
 from omni_proto.rpc.metadata import USER_KEY
 from omni_stage.service.call.call_metadata import user_of

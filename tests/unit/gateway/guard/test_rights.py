@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from omni_gateway.api import context
+from omni_gateway import context
 from omni_gateway.entries.pipelines import ServedPipeline
 from omni_gateway.errors import GatewayError
 from omni_gateway.guard.keys import ApiKey, KeyFileError, hash_key, parse_keys
-from omni_gateway.guard.rights import KeyRights, matches
 from omni_gateway.openai.chat_request import ChatRequest
+from omni_gateway.rights import KeyRights, matches
 
 HASH = "a" * 64
 CHAT = ServedPipeline("chat", "grpc://a:1", namespace="team-a", aliases=("gpt-4o", "Qwen/Qwen2.5-Omni-7B"))

@@ -7,9 +7,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from omni_gateway.api.ignored import IGNORED_HEADER
 from omni_gateway.entries.pipelines import StaticPipelines
 from omni_gateway.guard.keys import hash_key
+from omni_gateway.guard.reply import IGNORED_HEADER
 from omni_gateway.http_server.app import create_app
 from omni_gateway.openai.chat_events import NOTES_HEADER
 from omni_gateway.settings import GatewaySettings

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from omni_gateway.guard.budget import Budget, Share
+from omni_gateway.context import Budget, Share
 from omni_gateway.media.encode import MEDIA_TYPES, encode_whole, make_encoder
 
 RATE = 24_000

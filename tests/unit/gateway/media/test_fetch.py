@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from omni_gateway.context import Budget, Share
 from omni_gateway.errors import GatewayError, InvalidMediaError, TooLargeError, UnavailableError
-from omni_gateway.guard.budget import Budget, Share
 from omni_gateway.media import fetch
 from support.peers.certificates import Authority
 

@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 import pytest
 
+from omni_gateway.context import Budget, Share
 from omni_gateway.errors import GatewayError, InvalidMediaError, TooLargeError, UnsupportedError
-from omni_gateway.guard.budget import Budget, Share
 from omni_gateway.media import fetch
 from omni_gateway.media.addresses import check_url
 from omni_gateway.media.data_uri import AUDIO_TYPES, IMAGE_TYPES, decode_base64, read_data_uri

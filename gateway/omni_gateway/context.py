@@ -1,26 +1,89 @@
-"""The state that all routes share, built by the app, and the facts of one request, built by the guard."""
+"""The state of a gateway, built by the app, and of one request, built by the guard: what guard and routes share."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import secrets
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Final, cast
 
 from starlette.requests import Request
 
 from omni_gateway.client_paths import NO_PATHS, ClientPaths
 from omni_gateway.entries.connections import Entries
 from omni_gateway.entries.pipelines import Pipelines, ServedPipeline
-from omni_gateway.errors import GatewayError, to_error
-from omni_gateway.guard.budget import Share
-from omni_gateway.guard.pseudonyms import Pseudonyms
-from omni_gateway.guard.rights import KeyRights
+from omni_gateway.errors import GatewayError, TooLargeError, UnavailableError, to_error
+from omni_gateway.rights import KeyRights
 from omni_gateway.settings import GatewaySettings
 from omni_gateway.telemetry.metrics import GatewayMetrics
 from omni_gateway.telemetry.tracing import RequestSpan, Tracing
 from omni_proto.client import ArgumentError, OmniRequestError
+
+_BYTES: Final = 12
+
+
+class Pseudonyms:
+    """Makes the pseudonyms of users that the gateway sends to entry stages, with a random secret of this process.
+
+    An entry stage delays its refusals to a client whose calls it refuses often. To the stage, all users of a gateway
+    have the gateway's address. So the gateway adds a pseudonym to each call (omni_proto.rpc.metadata), and one user's
+    refused calls do not delay another user's.
+    """
+
+    def __init__(self) -> None:
+        self._secret = secrets.token_bytes(hashlib.blake2s.MAX_KEY_SIZE)
+
+    def of(self, key: str, address: str) -> str:
+        """Returns a user's pseudonym, in hexadecimal digits: made from the API key's name, else from the address."""
+        known = f"key {key}" if key else f"address {address}"
+        return hashlib.blake2s(known.encode(), key=self._secret, digest_size=_BYTES).hexdigest()
+
+
+class Budget:
+    """Bytes that the bodies, decoded audio and media of all requests may hold together. Threads may share it."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.left = total
+        self.lock = threading.Lock()
+
+
+class Share:
+    """What one request holds of a budget."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._held = 0
+        self._released = False
+
+    def add(self, size: int) -> None:
+        """Count further bytes; call it before they are kept.
+
+        Raises UnavailableError if other requests hold too much, or if the share was released; TooLargeError if the
+        request needs more than the whole budget.
+        """
+        with self._budget.lock:
+            if self._held + size > self._budget.total:
+                raise TooLargeError(
+                    f"The request needs more than {self._budget.total} bytes of memory, the gateway's maxHeldBytes; "
+                    "send smaller media, or fewer values."
+                )
+            if size > self._budget.left or self._released:
+                raise UnavailableError("Too many large requests at once; try again.", retry_after_s=1)
+            self._held += size
+            self._budget.left -= size
+
+    def release(self) -> None:
+        """Note that the bytes are no longer in memory. A thread that still decodes for this request stops when it next
+        calls `add`, which then raises."""
+        with self._budget.lock:
+            self._budget.left += self._held
+            self._held = 0
+            self._released = True
 
 
 @dataclass(slots=True)
@@ -69,7 +132,7 @@ class Call:
     max_model_lens: Mapping[str, int] = field(default_factory=dict)
     """Longest sequence of the entry stage in tokens, by its name."""
     ignored: list[str] = field(default_factory=list)
-    """Paths of the request's fields that were ignored, for the header IGNORED_HEADER."""
+    """Paths of the request's fields that were ignored, for the header x-omnipipeline-ignored."""
     first_seen: set[str] = field(default_factory=set)
     """Kinds of output, text and audio, whose first piece was timed."""
     error: str = ""

@@ -1,0 +1,101 @@
+"""What is kept of a request that has ended: metrics, its span and a log line.
+
+Anyone who can reach the gateway can send requests without a valid key as fast as it answers. A line for each would fill
+the log, so the first is logged, then only their number, once a period.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from starlette.routing import Match
+from starlette.types import Scope
+
+from omni_gateway.context import Call, Gateway
+from omni_proto.process.otlp import exemplar_of
+
+log = logging.getLogger(__name__)
+
+PROBES: Final = ("/health", "/ready", "/metrics")
+"""Paths that are not logged, and are answered even if there are too many requests. Otherwise kubelet would restart a
+busy gateway."""
+PERIOD_S: Final = 60.0
+BAD_STATUS: Final = 400
+WRONG_KEY_STATUS: Final = 401
+Later = Callable[[float, Callable[[], None]], Any]
+"""Calls a function after a number of seconds."""
+
+
+def find_route(scope: Scope) -> str:
+    """Returns the path of a request's route, such as /v1/models/{model:path}; empty if it has none.
+
+    Also for a request that the guard refused before the app looked for its route.
+    """
+    if "route" in scope or "app" not in scope:
+        return str(getattr(scope.get("route"), "path", ""))
+    for wanted in (Match.FULL, Match.PARTIAL):  # PARTIAL: the path of a route, with another method
+        for route in scope["app"].routes:
+            if route.matches(scope)[0] is wanted:
+                return str(getattr(route, "path", ""))
+    return ""
+
+
+def _call_later(seconds: float, function: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_later(seconds, function)
+
+
+class RefusedKeys:
+    """Decides which requests without a valid key are logged. Use from one event loop."""
+
+    def __init__(self, later: Later = _call_later) -> None:
+        self._later = later
+        self._unlogged = 0
+        self._counting = False
+
+    def note(self) -> bool:
+        """Count a request. Returns whether to log it: the first one, and the first one after a period without any."""
+        if self._counting:
+            self._unlogged += 1
+            return False
+        self._counting = True
+        self._later(PERIOD_S, self._summarize)
+        return True
+
+    def _summarize(self) -> None:
+        count, self._unlogged = self._unlogged, 0
+        self._counting = count > 0
+        if count:
+            log.warning("further requests without a valid API key", extra={"requests": count, "seconds": PERIOD_S})
+            self._later(PERIOD_S, self._summarize)
+
+
+class Recorder:
+    """Records the requests of one gateway. Use from one event loop."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._refused_keys = RefusedKeys()
+
+    def record(self, scope: Scope, call: Call, status: int) -> None:
+        """Record a request that has ended, in the metrics, its span and, unless it is a probe, the log."""
+        found = find_route(scope)
+        route = found or "other"
+        took = time.monotonic() - call.started
+        self._gateway.metrics.requests.labels(route, str(status)).inc()
+        self._gateway.metrics.seconds.labels(route).observe(took, exemplar_of(call.traceparent))
+        facts = {"omnipipeline.request_id": call.id, "omnipipeline.model": call.model}
+        broken = call.error if status < BAD_STATUS else ""
+        if broken:
+            self._gateway.metrics.broken.labels(broken).inc()
+        call.span.end(found, status, facts, error=broken)
+        if route in PROBES:
+            return
+        if status == WRONG_KEY_STATUS and not self._refused_keys.note():
+            return
+        said = {"request_id": call.id, "route": route, "status": status, "seconds": round(took, 4)}
+        said |= {"model": call.model, "key": call.key}
+        log.info("request", extra={**said, "error": broken} if broken else said)
