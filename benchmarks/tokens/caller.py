@@ -18,7 +18,7 @@ import uvloop
 
 from omni_proto.rpc.channels import open_aio_channel
 from omni_proto.stage.v1 import sampling_pb2, stage_service_pb2
-from omni_stage.service.encoding.wire import GENERATE, SERVICE_NAME
+from omni_stage.service.wire import GENERATE, SERVICE_NAME
 
 TALKER = "talker"
 

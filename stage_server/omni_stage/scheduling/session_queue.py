@@ -23,7 +23,7 @@ from typing import Final
 YIELDING_SHARE: Final = 0.75
 """A session with a priority above 0 enters only if, with it, at most this share of the engine's sessions and blocks is
 in use. The rest is kept for sessions of priority 0 and below, which could not preempt a session that has entered. An
-empty engine admits any session. service/request/admission.py applies the same share to a stage's requests and bytes."""
+empty engine admits any session. service/guard/admission.py applies the same share to a stage's requests and bytes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from omni_proto.rpc.options import channel_options
 from omni_proto.stage.v1 import sampling_pb2
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_proto.tensors import EncodedChunk, encode_rows, schema_hash, tensor_prompt
-from omni_stage.service.request.places import FEWEST_START_PLACES
+from omni_stage.service.guard.quota import MIN_START_SLOTS
 from support.processes.polling import until
 from support.processes.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports
 from support.stages.cheap_stages import EDGE_A, ROW, WORD
@@ -74,12 +74,12 @@ async def calls_to(process: StageProcess, stage: str) -> AsyncIterator[Callable[
 async def open_calls(call: Callable[[], Any], count: int = CALLS) -> list[Any]:
     """Opens `count` calls, reads Accepted from each, and returns the calls.
 
-    It opens FEWEST_START_PLACES at a time. If more calls wait for their Start message, a stage may refuse some and ask
+    It opens MIN_START_SLOTS at a time. If more calls wait for their Start message, a stage may refuse some and ask
     for a retry. Our client would retry; these bare calls do not.
     """
     calls: list[Any] = []
     while len(calls) < count:
-        new = [call() for _ in range(FEWEST_START_PLACES)]
+        new = [call() for _ in range(MIN_START_SLOTS)]
         answers = await asyncio.gather(*(one.read() for one in new))
         assert {answer.WhichOneof("message") for answer in answers} == {"accepted"}
         calls += new
@@ -190,8 +190,8 @@ async def test_callers_that_announce_much_are_refused_before_they_send(pair: tup
         for holder in holders:
             assert (await holder.read()).WhichOneof("message") == "accepted"
         refused: list[Answer] = []
-        for _ in range(0, CALLS, FEWEST_START_PLACES):
-            calls = [generate(never_ending(messages), timeout=60) for _ in range(FEWEST_START_PLACES)]
+        for _ in range(0, CALLS, MIN_START_SLOTS):
+            calls = [generate(never_ending(messages), timeout=60) for _ in range(MIN_START_SLOTS)]
             refused += await asyncio.gather(*(collect(call) for call in calls))
         assert not any(holder.done() for holder in holders)
         for holder in holders:
@@ -225,7 +225,7 @@ async def test_a_stage_that_stops(pair: tuple[StageProcess, StageProcess]) -> No
             calls: list[asyncio.Task[None]] = []
             while len(calls) < CALLS:
                 # A few at a time, for the reason given in open_calls.
-                sent = [asyncio.Event() for _ in range(FEWEST_START_PLACES)]
+                sent = [asyncio.Event() for _ in range(MIN_START_SLOTS)]
                 calls += [asyncio.create_task(one(generate, event)) for event in sent]
                 await asyncio.gather(*(event.wait() for event in sent))
             await asyncio.gather(*calls)

@@ -15,7 +15,7 @@ import grpc
 from omni_proto.rpc.channels import open_aio_channel
 from omni_proto.rpc.pool import RENEW_AFTER_S, ChannelPool, Loan
 from omni_proto.stage.v1 import stage_service_pb2
-from omni_stage.service.encoding.wire import GENERATE, SERVICE_NAME, serialize_request
+from omni_stage.service.wire import GENERATE, SERVICE_NAME, serialize_request
 
 TRUST_AFTER_S: Final = 5.0
 """Number of seconds after a refusal in which a stage is likely to refuse the next request too."""

@@ -12,10 +12,10 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
 import grpc
 from google.rpc import status_pb2
@@ -28,20 +28,63 @@ from omni_proto.stage_config import DownstreamStage, EdgeMode
 from omni_proto.tensors import TensorSchema, schema_hash, tensor_prompt
 from omni_stage.errors import DownstreamProtocolError
 from omni_stage.exchange.arrays import Array
-from omni_stage.service.call.deadlines import Deadline, downstream_timeout
-from omni_stage.service.call.started import Started
 from omni_stage.service.edges.channels import DownstreamChannels, OpenCall
+from omni_stage.service.edges.deadlines import Deadline, downstream_timeout
 from omni_stage.service.edges.downstream_protocol import DownstreamProtocol, explain_failure
 from omni_stage.service.edges.outbox import Outbox
 from omni_stage.service.edges.output import EdgeWriter
 from omni_stage.service.edges.pacing import ALIVE_S
-from omni_stage.service.encoding.wire import OutgoingChunk
 from omni_stage.service.errors import RelayedError, first_error
 from omni_stage.service.metering.metrics import StageMetrics
+from omni_stage.service.wire import OutgoingChunk
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 _Sent = tuple[bool, "events_pb2.FinishReason | None"]
 _Relay = Callable[[stage_service_pb2.GenerateResponse], Awaitable[None]]
+
+
+class Started(Generic[_T]):
+    """The constructor runs a coroutine up to its first wait. Await the object once, in a task, to run the rest. A task
+    would begin in the event loop's next iteration, after all callbacks that are ready.
+
+    The part before the first wait runs in no task of its own, so it must not use asyncio.timeout or
+    asyncio.current_task. From Python 3.12 on, an eager task also begins immediately.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, _T]) -> None:
+        self._coroutine = coroutine
+        self._waits_for: Any = None
+        self._result: list[_T] = []
+        self._error: BaseException | None = None
+        try:
+            self._waits_for = coroutine.send(None)
+        except StopIteration as over:
+            self._result.append(over.value)
+        except Exception as error:  # noqa: BLE001 - raised by __await__
+            self._error = error
+
+    def __await__(self) -> Generator[Any, Any, _T]:
+        """Returns the coroutine's result, or raises its error. A cancellation reaches the coroutine."""
+        if self._error is not None:
+            raise self._error
+        if self._result:
+            return self._result[0]
+        waits_for = self._waits_for
+        while True:
+            thrown: BaseException | None = None
+            try:
+                yield waits_for
+            except BaseException as error:  # noqa: BLE001 - the coroutine gets it
+                thrown = error
+            try:
+                waits_for = self._coroutine.send(None) if thrown is None else self._coroutine.throw(thrown)
+            except StopIteration as over:
+                return cast("_T", over.value)
+
+    def close(self) -> None:
+        """End the coroutine where it waits, if it has not ended."""
+        self._coroutine.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from omni_proto.stage.v1 import stage_service_pb2
-from omni_stage.service.encoding.audio import chunk_seconds
+from omni_proto.stage.v1 import events_pb2, sampling_pb2, stage_service_pb2
 
+SAMPLE_BYTES: Final = {sampling_pb2.AUDIO_ENCODING_PCM_S16LE: 2, sampling_pb2.AUDIO_ENCODING_PCM_F32LE: 4}
 AUDIBLE_S: Final = 0.02
 """A shorter gap is not an underrun, because players buffer at least one packet of 20 ms."""
 
@@ -55,3 +55,9 @@ class AnswerMeter:
             self.silence_s += gap
         self._played_until_s = max(self._played_until_s, now_s) + seconds
         self.audio_s += seconds
+
+
+def chunk_seconds(chunk: events_pb2.AudioChunk) -> float:
+    """Returns how long a chunk plays, in seconds."""
+    frame = SAMPLE_BYTES.get(chunk.encoding, 0) * chunk.channels
+    return len(chunk.data) / (frame * chunk.sample_rate_hz) if frame and chunk.sample_rate_hz else 0.0

@@ -17,9 +17,9 @@ from omni_stage.engine.protocol import StageEngine
 from omni_stage.errors import EngineDeadStageError, ModelExecutionError, OmniStageError
 from omni_stage.models.component import FinishReason, ServedComponent, StageRequest, StageStep
 from omni_stage.service.edges.downstream_call import EdgeCall
-from omni_stage.service.encoding.audio import AudioEncoder
 from omni_stage.service.errors import first_error, to_status
 from omni_stage.service.metering.metrics import StageMetrics
+from omni_stage.service.request.audio import AudioEncoder
 from omni_stage.service.request.messages.responses import ResponseWriter
 from omni_stage.service.request.planning.plan import RequestPlan, bound_rows
 from omni_stage.service.request.timeline import Timeline

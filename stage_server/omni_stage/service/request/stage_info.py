@@ -13,7 +13,7 @@ from omni_proto.tensors import schema_hash, schema_to_proto, spec_to_proto
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.models.component import KnowsVoices
 from omni_stage.models.manifest import RANDOM_WEIGHTS_MARKER
-from omni_stage.service.request.admission import Admission
+from omni_stage.service.guard.admission import Admission
 from omni_stage.service.request.planning import modalities
 
 _DISTRIBUTIONS = {

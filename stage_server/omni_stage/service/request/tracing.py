@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from omni_proto.process import otlp
 from omni_stage.errors import ConfigurationError
-from omni_stage.service.call.call_metadata import TRACEPARENT_KEY
+from omni_stage.service.request.call_metadata import TRACEPARENT_KEY
 from omni_stage.service.request.timeline import Timeline
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 
 from omni_stage.errors import DrainingError
-from omni_stage.service.call.in_flight import InFlight
+from omni_stage.service.request.in_flight import InFlight
 from omni_stage.service.server.health import StageHealth
 
 _log = logging.getLogger(__name__)

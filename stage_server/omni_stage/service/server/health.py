@@ -12,7 +12,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from omni_proto.pod_contract import LIVENESS, READINESS
-from omni_stage.service.encoding.wire import SERVICE_NAME
+from omni_stage.service.wire import SERVICE_NAME
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

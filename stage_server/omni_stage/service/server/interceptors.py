@@ -16,12 +16,12 @@ from google.rpc import status_pb2
 
 from omni_proto.rpc.rich_status import STATUS_DETAILS_KEY, grpc_code, read_status
 from omni_stage.process.stage_log import request_id_var
-from omni_stage.service.call.call_metadata import request_id_of, user_of
-from omni_stage.service.encoding.wire import SERVICE_NAME
 from omni_stage.service.errors import CallerLeftError, RelayedError, to_stage_error, to_status
+from omni_stage.service.guard.quota import peer_address
+from omni_stage.service.guard.refusals import Client, HeldRefusals
 from omni_stage.service.metering.metrics import StageMetrics
-from omni_stage.service.request.places import peer_address
-from omni_stage.service.server.refusals import Client, HeldRefusals
+from omni_stage.service.request.call_metadata import request_id_of, user_of
+from omni_stage.service.wire import SERVICE_NAME
 
 DISCARD_S = 0.05
 """Maximum number of seconds for which the messages of a refused call are discarded."""
@@ -116,8 +116,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         A grpc.aio client that writes to a call that has ended replaces the call's status with INTERNAL. Discarding
         stops when the caller pauses, for example to wait for Accepted, because the caller's deadline may be near.
-        Neither admission nor places limit how many messages are discarded. So the messages of at most DISCARDING calls
-        are discarded at a time, however many calls are refused.
+        Neither admission nor a quota limits how many messages are discarded. So the messages of at most DISCARDING
+        calls are discarded at a time, however many calls are refused.
         """
         if self._discarding >= DISCARDING:
             return

@@ -15,20 +15,20 @@ from grpc_reflection.v1alpha import reflection
 from omni_proto.rpc.options import server_options
 from omni_proto.stage_config import StageConfig
 from omni_stage.errors import ConfigurationError, OmniStageError
-from omni_stage.service.encoding.wire import SERVICE_NAME
-from omni_stage.service.metering.metrics import StageMetrics
-from omni_stage.service.request.servicer import StageServicer
-from omni_stage.service.server.health import StageHealth
-from omni_stage.service.server.interceptors import CallInterceptor
-from omni_stage.service.server.method_handlers import stage_handlers
-from omni_stage.service.server.refusals import HELD_PER_CLIENT, HeldRefusals
-from omni_stage.service.server.side_calls import (
+from omni_stage.service.guard.refusals import HELD_PER_CLIENT, HeldRefusals
+from omni_stage.service.guard.side_calls import (
     HEALTH_IN_ALL,
     HEALTH_PER_PEER,
     MAIN_IN_ALL,
     MAIN_PER_PEER,
     SideCallInterceptor,
 )
+from omni_stage.service.metering.metrics import StageMetrics
+from omni_stage.service.request.servicer import StageServicer
+from omni_stage.service.server.health import StageHealth
+from omni_stage.service.server.interceptors import CallInterceptor
+from omni_stage.service.server.method_handlers import stage_handlers
+from omni_stage.service.wire import SERVICE_NAME
 
 MAX_CONNECTIONS = 16_384
 """Maximum number of connections of a port; gRPC refuses further ones. An idle connection costs about 15 KiB."""
@@ -68,13 +68,13 @@ class Ports:
             ) from error
 
 
-def main_options(config: StageConfig, start_places: int) -> list[tuple[str, int | str]]:
+def main_options(config: StageConfig, start_slots: int) -> list[tuple[str, int | str]]:
     """Returns the main port's options: the shared ones, with this stage's message size, request timeout and bounds."""
     size = config.limits.max_message_bytes
     options: dict[str, int | str] = dict(server_options(config.timeouts.request + 5))
     # Permit more streams than the stage serves. A call beyond the stage's limits is then refused with a reason, and
     # does not wait in the client.
-    streams = 2 * (config.limits.max_concurrent_requests + start_places + MAIN_PER_PEER) + HELD_PER_CLIENT
+    streams = 2 * (config.limits.max_concurrent_requests + start_slots + MAIN_PER_PEER) + HELD_PER_CLIENT
     options |= {
         "grpc.max_receive_message_length": size,
         "grpc.max_send_message_length": size,
@@ -101,7 +101,7 @@ def build_main_server(
     servicer: StageServicer,
     health_state: StageHealth,
     metrics: StageMetrics,
-    start_places: int,
+    start_slots: int,
     held: HeldRefusals | None,
 ) -> grpc.aio.Server:
     """Returns the server of StageService, not started and not bound.
@@ -111,7 +111,7 @@ def build_main_server(
     """
     server = grpc.aio.server(
         interceptors=(SideCallInterceptor(MAIN_IN_ALL, MAIN_PER_PEER), CallInterceptor(config.stage, metrics, held)),
-        options=main_options(config, start_places),
+        options=main_options(config, start_slots),
     )
     name, methods = stage_handlers(servicer)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, methods),))

@@ -21,11 +21,12 @@ from omni_stage.errors import OmniStageError
 from omni_stage.models.component import TakesMedia
 from omni_stage.process.poller_threads import calm_pollers
 from omni_stage.process.termination import report_start_failure, write_termination
-from omni_stage.service.call.in_flight import InFlight
 from omni_stage.service.edges.channels import DownstreamChannels
+from omni_stage.service.guard.admission import Admission
+from omni_stage.service.guard.quota import CallQuota, count_start_slots
+from omni_stage.service.guard.refusals import HeldRefusals
 from omni_stage.service.metering.metrics import StageMetrics
-from omni_stage.service.request.admission import Admission
-from omni_stage.service.request.places import Places, count_start_places
+from omni_stage.service.request.in_flight import InFlight
 from omni_stage.service.request.servicer import StageRuntime, StageServicer
 from omni_stage.service.request.stage_info import installed_versions
 from omni_stage.service.request.tracing import Tracing, open_tracing
@@ -33,7 +34,6 @@ from omni_stage.service.server.drain import drain
 from omni_stage.service.server.health import StageHealth
 from omni_stage.service.server.metrics_server import MetricsServer
 from omni_stage.service.server.ports import Ports, bind, build_health_server, build_main_server
-from omni_stage.service.server.refusals import HeldRefusals
 from omni_stage.service.server.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ class StageServer:
 
     def _build_runtime(self, engine: StageEngine, tracing: Tracing) -> StageRuntime:
         admission, limits = self.admission, self.config.limits
-        places = count_start_places(limits.max_concurrent_requests, admission.max_bytes, limits.max_message_bytes)
+        slots = count_start_slots(limits.max_concurrent_requests, admission.max_bytes, limits.max_message_bytes)
         self.metrics.inflight_bytes.set_function(lambda: float(admission.bytes))
         self.metrics.inflight_bytes_limit.set(admission.max_bytes)
         return StageRuntime(
@@ -219,7 +219,7 @@ class StageServer:
             in_flight=self.in_flight,
             channels=DownstreamChannels({edge.stage: edge.target for edge in self.config.downstream}),
             metrics=self.metrics,
-            starting=Places("calls without Start", places),
+            starting=CallQuota("calls without Start", slots),
             tracing=tracing,
         )
 

@@ -17,7 +17,7 @@ from omni_proto.pod_contract import TerminationReason
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.errors import EngineDeadStageError, StepTimeoutError
 from omni_stage.process.termination import write_termination
-from omni_stage.service.call.in_flight import InFlight
+from omni_stage.service.request.in_flight import InFlight
 from omni_stage.service.server.health import StageHealth
 
 POLL_S = 0.5

@@ -13,7 +13,7 @@ from omni_proto.stage.v1 import tensors_pb2
 from omni_proto.tensors import schema_hash, tensor_prompt
 from omni_stage.models.component import FinishReason, StageRequest, StageStep
 from omni_stage.service.edges import downstream_call
-from omni_stage.service.request.messages import call_messages
+from omni_stage.service.request.messages import reading
 from support.processes.polling import until
 from support.stages import scripted_stages as lab
 from support.stages.streamed_pairs import step
@@ -22,7 +22,7 @@ from support.stages.streamed_pairs import step
 @pytest.fixture
 def short_limits(monkeypatch: pytest.MonkeyPatch) -> float:
     """Returns the limit that replaces 30 s."""
-    monkeypatch.setattr(call_messages, "QUIET_S", 1.0)
+    monkeypatch.setattr(reading, "QUIET_S", 1.0)
     monkeypatch.setattr(downstream_call, "ALIVE_S", 0.05)
     return 1.0
 

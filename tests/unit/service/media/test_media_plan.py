@@ -25,10 +25,10 @@ from omni_stage.errors import (
     RequestTooLargeError,
 )
 from omni_stage.models.component import MediaCost
+from omni_stage.service.guard.admission import Admission
 from omni_stage.service.media.kinds import MediaKind
 from omni_stage.service.media.planning import plan_medium, receive_media
 from omni_stage.service.media.slots import MediaRules, MediaSlot
-from omni_stage.service.request.admission import Admission
 from omni_stage.service.request.planning.prompt import MAX_PARTS, is_light, plan_prompt
 from support.media.hostile_files import flac, flat_png, with_frames
 from support.media.samples import encode_png, encode_wav, make_image, make_sound

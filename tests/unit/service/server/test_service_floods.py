@@ -1,4 +1,4 @@
-"""Floods of idle calls: each kind has its own places, and a peer gets only a share. So requests are still accepted."""
+"""Floods of idle calls: each kind has its own slots, and a peer gets only a share. So requests are still accepted."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from omni_proto.client import AsyncOmniClient
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_stage.errors import TooManyRequestsError
-from omni_stage.service.request.places import Place, Places, count_start_places, peer_address
-from omni_stage.service.server import side_calls
+from omni_stage.service.guard import side_calls
+from omni_stage.service.guard.quota import CallQuota, CallSlot, count_start_slots, peer_address
 from omni_stage.service.server.ports import health_options, main_options
 from support.machine.raw_http2 import RawConnection, grpc_message
 from support.processes.polling import until
@@ -42,7 +42,7 @@ def connect() -> Iterator[Callable[..., RawConnection]]:
         one.close()
 
 
-# Places --------------------------------------
+# The quota --------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -50,20 +50,20 @@ def connect() -> Iterator[Callable[..., RawConnection]]:
     [("aab", "hhh"), ("aaab", "hhrh"), ("aabbc", "lhhhh"), ("abbcd", "hlhhh")],
     ids=["room for all", "a peer's share", "the oldest call", "the oldest call of the peer with the most"],
 )
-async def test_which_call_gets_a_place(peers: str, became: str) -> None:
-    """became: for the call of each peer, h if it holds a place, l if it lost its place, r if it was refused."""
-    places = Places("calls", 4, per_peer=2)
+async def test_a_quota_evicts_the_oldest_call_of_the_largest_peer(peers: str, became: str) -> None:
+    """became: for the call of each peer, h if it holds a slot, l if it lost its slot, r if it was refused."""
+    quota = CallQuota("calls", 4, per_peer=2)
     ended: list[str] = []
-    found: list[Place | None] = []
+    found: list[CallSlot | None] = []
     with ExitStack() as stack:
         for peer in peers:
             try:
-                found.append(stack.enter_context(places.hold(peer, partial(ended.append, peer))))
+                found.append(stack.enter_context(quota.hold(peer, partial(ended.append, peer))))
             except TooManyRequestsError:
                 found.append(None)
-        assert "".join("r" if place is None else "l" if place.lost else "h" for place in found) == became
+        assert "".join("r" if slot is None else "l" if slot.evicted else "h" for slot in found) == became
         assert len(ended) == became.count("l")
-    assert len(places) == 0
+    assert len(quota) == 0
 
 
 def test_a_call_that_is_ending_already_gives_way() -> None:
@@ -72,9 +72,9 @@ def test_a_call_that_is_ending_already_gives_way() -> None:
     def end() -> None:
         raise RuntimeError("Cannot change state of expired Timeout")
 
-    places = Places("calls", 1)
-    with places.hold("a", end) as old, places.hold("b", lambda: None) as new:
-        assert (old.lost, new.lost) == (True, False)
+    quota = CallQuota("calls", 1)
+    with quota.hold("a", end) as old, quota.hold("b", lambda: None) as new:
+        assert (old.evicted, new.evicted) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -86,11 +86,11 @@ def test_the_address_of_a_peer(peer: str, address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("requests", "budget", "places"),
+    ("requests", "budget", "slots"),
     [(64, 6 << 30, 64), (64, 256 * MIB, 16), (64, MIB, 8), (2, MIB, 2), (4096, 6 << 30, 384)],
 )
-def test_starts_in_flight_take_at_most_half_of_the_byte_budget(requests: int, budget: int, places: int) -> None:
-    assert count_start_places(requests, budget, 8 * MIB) == places
+def test_starts_in_flight_take_at_most_half_of_the_byte_budget(requests: int, budget: int, slots: int) -> None:
+    assert count_start_slots(requests, budget, 8 * MIB) == slots
 
 
 # A stage ------------------------------------
@@ -106,7 +106,7 @@ async def hoard(connection: RawConnection, method: str, count: int, message: byt
     await asyncio.to_thread(begin)
 
 
-async def test_watches_take_no_place_of_requests(kit: Any, connect: Callable[..., RawConnection]) -> None:
+async def test_health_watches_take_no_slot_of_a_request(kit: Any, connect: Callable[..., RawConnection]) -> None:
     """512 idle health watches once made a stage refuse all other calls."""
     stage = await kit.serve(limits={"maxConcurrentRequests": 2})
     for number in range(10):
@@ -121,12 +121,12 @@ async def test_watches_take_no_place_of_requests(kit: Any, connect: Callable[...
 
 
 async def test_health_answers_throughout_a_fivefold_overload(kit: Any) -> None:
-    """While every place is taken, further requests are refused immediately and both ports answer health checks."""
-    places, callers, rounds = 4, 20, 5
-    stage = await kit.serve(lab.wait_forever, limits={"maxConcurrentRequests": places})
-    held = [stage.stub.Generate(iter([lab.start(), lab.END]), timeout=60) for _ in range(places)]
+    """While every slot is taken, further requests are refused immediately and both ports answer health checks."""
+    slots, callers, rounds = 4, 20, 5
+    stage = await kit.serve(lab.wait_forever, limits={"maxConcurrentRequests": slots})
+    held = [stage.stub.Generate(iter([lab.start(), lab.END]), timeout=60) for _ in range(slots)]
     reading = [asyncio.create_task(lab.collect(call)) for call in held]
-    await until(lambda: stage.server.admission.requests == places)
+    await until(lambda: stage.server.admission.requests == slots)
     checks: list[int] = []
 
     async def ask_often() -> set[grpc.StatusCode]:
@@ -142,7 +142,7 @@ async def test_health_answers_throughout_a_fivefold_overload(kit: Any) -> None:
         await asyncio.gather(flood, check_often(stage.channel), check_often(apart))
     assert all(codes == {grpc.StatusCode.RESOURCE_EXHAUSTED} for codes in await flood)
     assert (set(checks), len(checks) >= 2) == ({health_pb2.HealthCheckResponse.SERVING}, True)
-    assert stage.server.admission.requests == places, "admitted requests are still served"
+    assert stage.server.admission.requests == slots, "admitted requests are still served"
     for call in held:
         call.cancel()
     assert all(
@@ -222,8 +222,8 @@ async def test_a_request_that_does_not_come_ends_its_call(
 async def test_half_sent_starts_give_way_to_whole_ones(
     kit: Any, connect: Callable[..., RawConnection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When all places are taken, the peer with the most half-sent Starts loses one to each call that needs a place."""
-    monkeypatch.setattr("omni_stage.service.request.messages.call_messages.START_GRACE_S", 0.01)
+    """When all slots are taken, the peer with the most half-sent Starts loses one to each call that needs a slot."""
+    monkeypatch.setattr("omni_stage.service.request.messages.reading.START_GRACE_S", 0.01)
     stage = await kit.serve(limits={"maxConcurrentRequests": 3, "maxInflightBytes": MIB})
     peer, slow = [await asyncio.to_thread(connect, stage.server.ports.grpc, f"127.0.0.{number}") for number in (7, 8)]
     await hoard(peer, GENERATE, 5, grpc_message(b"x" * 1000, 8 * MIB))
@@ -267,7 +267,7 @@ async def test_a_call_that_loses_its_place_is_told_so(kit: Any, connect: Callabl
 
 
 async def test_a_connection_allows_more_streams_than_places(kit: Any) -> None:
-    """A connection allows more streams than there are places, so excess calls get an error."""
+    """A connection allows more streams than there are slots, so excess calls get an error."""
     stage = await kit.serve()
     config, starting = stage.server.config, stage.server.runtime.starting.in_all
     options = dict(main_options(config, starting))

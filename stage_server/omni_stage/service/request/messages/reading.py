@@ -1,20 +1,43 @@
 """Reads the messages of a Generate call: Start, then media or tensor chunks, then End.
 
-The code that owns a RequestReader receives the messages and gives them to it in the order of arrival. The reader keeps
-their content and raises errors. Nothing here awaits.
+`read_start` and `read_input` wait for the messages, each with a time limit. RequestReader takes them in the order of
+arrival, keeps their content and raises errors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import partial
+from typing import Final
 
 from omni_proto.errors import WireError
 from omni_proto.stage.v1 import stage_service_pb2
-from omni_proto.tensors import EdgeAssembler, ReceivedTensor, TensorChunkView
-from omni_stage.errors import ProtocolViolationError
-from omni_stage.service.encoding.wire import WireMessage
+from omni_proto.tensors import EdgeAssembler, ReceivedTensor, TensorChunkView, decode_generate_request
+from omni_stage.errors import DeadlineExceededError, ProtocolViolationError
+from omni_stage.service.edges.pacing import QUIET_S
+from omni_stage.service.guard.field_count import MAX_FIELDS, has_too_many_fields
+from omni_stage.service.guard.quota import START_GRACE_S, CallQuota
+
+WireMessage = stage_service_pb2.GenerateRequest | TensorChunkView | tuple[TensorChunkView, ...] | WireError
+"""What the deserializer returns. For a malformed message it returns the error as a value, which the servicer turns into
+a status as usual."""
+START_TIMEOUT_S = 30.0
+"""Time limit for a call's first message, which may hold several MiB of media."""
+_DATA_S: Final = 120.0
+"""Longest time between two messages of a client that sends media or embeddings, perhaps over a slow network."""
+
+
+def deserialize_request(data: bytes) -> WireMessage:
+    """Returns one decoded message of the caller. Never raises, because gRPC would end the call without a reason."""
+    if has_too_many_fields(data):
+        return WireError(f"it has more than {MAX_FIELDS} fields; a chat has at most 1,024 parts")
+    try:
+        return decode_generate_request(data)
+    except WireError as error:
+        return error
 
 
 class _State(Enum):
@@ -146,3 +169,53 @@ def _kind(message: WireMessage) -> str:
     if kind is None:
         raise ProtocolViolationError("an empty message, or one of a newer protocol", field="message")
     return str(kind)
+
+
+async def read_start(
+    messages: AsyncIterator[WireMessage], reader: RequestReader, quota: CallQuota, peer: str
+) -> stage_service_pb2.Start:
+    """Returns the first message. A call that has not sent it within START_GRACE_S seconds takes a slot of `quota`.
+
+    Raises TooManyRequestsError if the call gets no slot or loses it, DeadlineExceededError, ProtocolViolationError.
+    """
+    slot = None
+    try:
+        async with asyncio.timeout(START_TIMEOUT_S) as scope:
+            with quota.hold(peer, partial(scope.reschedule, 0.0), after_s=START_GRACE_S) as slot:
+                message = await read_message(messages, reader)
+    except TimeoutError as error:
+        if slot is not None and slot.evicted:
+            raise quota.refusal() from error
+        raise DeadlineExceededError(
+            f"Start did not arrive within {START_TIMEOUT_S:g} s", field="start", limit=f"{START_TIMEOUT_S:g} s"
+        ) from error
+    return reader.start(message)
+
+
+async def read_message(messages: AsyncIterator[WireMessage], reader: RequestReader) -> WireMessage:
+    """Returns the next message. Raises ProtocolViolationError if the client ended the stream too early."""
+    try:
+        return await anext(messages)
+    except StopAsyncIteration:
+        reader.end_of_stream()
+        raise
+
+
+async def read_input(messages: AsyncIterator[WireMessage], reader: RequestReader, *, source: str) -> WireMessage:
+    """Returns the next message after Start. `source`: name of the upstream stage, empty for a client.
+
+    Raises DeadlineExceededError if the caller is silent for too long, and what `read_message` raises.
+    """
+    limit_s = _DATA_S if reader.expects_data and not source else QUIET_S
+    try:
+        async with asyncio.timeout(limit_s) as scope:
+            return await read_message(messages, reader)
+    except TimeoutError as error:
+        if not scope.expired():
+            raise
+        what = f"stage {source!r} sent neither rows nor a sign of life" if source else "the caller sent no data, no End"
+        raise DeadlineExceededError(
+            f"{what} for {limit_s:g} s; the request ends, because it keeps others from being served",
+            field="tensor" if source else "message",
+            limit=f"{limit_s:g} s",
+        ) from error

@@ -48,36 +48,36 @@ class Admission:
                 f"{self.max_bytes}; lower max_tokens, shorten the input or raise limits.maxInflightBytes",
                 limit=f"{self.max_bytes} bytes",
             )
-        most_media = int(self.max_bytes * MEDIA_SHARE)
-        if media_bytes > most_media:
+        media_limit = int(self.max_bytes * MEDIA_SHARE)
+        if media_bytes > media_limit:
             raise RequestTooLargeError(
-                f"the request's media may need {media_bytes} bytes, over the stage's limit of {most_media} for media "
+                f"the request's media may need {media_bytes} bytes, over the stage's limit of {media_limit} for media "
                 f"(three quarters of limits.maxInflightBytes); send fewer or smaller ones, or raise that limit",
                 field="start.chat",
-                limit=f"{most_media} bytes",
+                limit=f"{media_limit} bytes",
             )
         yields = priority > 0
-        most_requests = _share(self.max_requests) if yields else self.max_requests
-        if self.requests >= most_requests:
+        request_limit = _share(self.max_requests) if yields else self.max_requests
+        if self.requests >= request_limit:
             raise TooManyRequestsError(
                 f"the stage has {self.requests} requests, its limit (limits.maxConcurrentRequests"
                 f"{_YIELDING if yields else ''}); retry later",
-                limit=f"{most_requests} requests",
+                limit=f"{request_limit} requests",
                 retry_after_s=RETRY_AFTER_S,
             )
-        most_bytes = _share(self.max_bytes) if yields and self.bytes else self.max_bytes
-        if needed_bytes and self.bytes + needed_bytes > most_bytes:
+        byte_limit = _share(self.max_bytes) if yields and self.bytes else self.max_bytes
+        if needed_bytes and self.bytes + needed_bytes > byte_limit:
             raise ByteBudgetExceededError(
-                f"the request may need {needed_bytes} bytes; {self.bytes} of {most_bytes} are in use"
+                f"the request may need {needed_bytes} bytes; {self.bytes} of {byte_limit} are in use"
                 f"{_YIELDING if yields else ''}; retry later",
-                limit=f"{most_bytes} bytes",
+                limit=f"{byte_limit} bytes",
                 retry_after_s=RETRY_AFTER_S,
             )
-        if media_bytes and self.media_bytes + media_bytes > most_media:
+        if media_bytes and self.media_bytes + media_bytes > media_limit:
             raise ByteBudgetExceededError(
-                f"the request's media may need {media_bytes} bytes; {self.media_bytes} of {most_media} for media are "
+                f"the request's media may need {media_bytes} bytes; {self.media_bytes} of {media_limit} for media are "
                 "taken; retry later",
-                limit=f"{most_media} bytes",
+                limit=f"{media_limit} bytes",
                 retry_after_s=RETRY_AFTER_S,
             )
         self.requests += 1
@@ -94,6 +94,6 @@ class Admission:
 _YIELDING = ", of which a priority above 0 may fill three quarters"
 
 
-def _share(most: int) -> int:
+def _share(maximum: int) -> int:
     """Returns the maximum use of a limit, including that of a request with a priority above 0; at least 1."""
-    return max(1, int(most * YIELDING_SHARE))
+    return max(1, int(maximum * YIELDING_SHARE))

@@ -35,11 +35,11 @@ CLIENTS: Final = 4096
 """Maximum number of buckets. When there are more, the bucket that was used least recently is dropped."""
 HELD_IN_ALL, HELD_PER_CLIENT = 512, 128
 """Maximum number of refusals that wait, in all and per client; further ones are answered immediately. A held call uses
-neither a place nor reserved bytes."""
+neither a slot nor reserved bytes."""
 EARLY_S: Final = 0.5
 """A call that its client cancels, or whose deadline passes, within this many seconds counts as refused: it costs
 the stage as much. Its own status is not held back, because the client does not wait for it."""
-LEAST_JITTER: Final = 0.8
+MIN_JITTER: Final = 0.8
 """Shortest wait as a share of the longest, so that clients that were refused together do not return together."""
 SPARE_S: Final = 0.05
 """A held call is answered at the latest this many seconds before its deadline."""
@@ -126,11 +126,13 @@ class HeldRefusals:
 
     def charge(self, client: Client, code: grpc.StatusCode, reason: str, seconds: float) -> float:
         """Count a call that ended after `seconds`. Returns for how many seconds its status should wait, mostly 0."""
-        left = code in _LEFT and seconds < EARLY_S
-        refused = code in _REFUSED or reason == _SLOW_MEDIA
-        if not (left or refused) or self._buckets.charge(client) or left:
+        left_early = code in _LEFT and seconds < EARLY_S
+        if not (left_early or code in _REFUSED or reason == _SLOW_MEDIA):
             return 0.0
-        return self._max_wait_s * (LEAST_JITTER + (1 - LEAST_JITTER) * self._jitter())
+        within_rate = self._buckets.charge(client)
+        if within_rate or left_early:
+            return 0.0
+        return self._max_wait_s * (MIN_JITTER + (1 - MIN_JITTER) * self._jitter())
 
     async def hold(self, client: Client, wait_s: float, remaining_s: float | None) -> None:
         """Wait for wait_s seconds, but at most until SPARE_S seconds before the call's deadline.

@@ -36,8 +36,8 @@ class _TooManyError(Exception):
     """There are too many fields, or the bytes use an encoding that no client sends."""
 
 
-def has_too_many_fields(data: bytes, most: int = MAX_FIELDS) -> bool:
-    """Returns whether a GenerateRequest has more than `most` fields. Messages of at most 16 KiB are not counted.
+def has_too_many_fields(data: bytes, maximum: int = MAX_FIELDS) -> bool:
+    """Returns whether a GenerateRequest has more than `maximum` fields. Messages of at most 16 KiB are not counted.
 
     Also returns True for wire types that no client uses, such as groups. Returns False for bytes that protobuf cannot
     parse.
@@ -45,7 +45,7 @@ def has_too_many_fields(data: bytes, most: int = MAX_FIELDS) -> bool:
     if len(data) <= _SMALL_BYTES:
         return False
     try:
-        _count(data, 0, len(data), _REPEATING, most)
+        _count(data, 0, len(data), _REPEATING, maximum)
     except _TooManyError:
         return True
     except IndexError:

@@ -17,8 +17,8 @@ from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from omni_stage.errors import TooManyRequestsError
-from omni_stage.service.encoding.wire import GENERATE, SERVICE_NAME
-from omni_stage.service.request.places import Places, peer_address
+from omni_stage.service.guard.quota import CallQuota, peer_address
+from omni_stage.service.wire import GENERATE, SERVICE_NAME
 
 MAIN_IN_ALL, MAIN_PER_PEER = 512, 64
 """Maximum number of calls on the main port, in all and per peer. These bounds apply separately to calls that stream
@@ -42,8 +42,8 @@ class SideCallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Bounds every call except those of Generate, which admission bounds."""
 
     def __init__(self, in_all: int, per_peer: int) -> None:
-        self._streams = Places("streams beside Generate", in_all, per_peer=per_peer)
-        self._questions = Places("calls with one answer", in_all, per_peer=per_peer)
+        self._streams = CallQuota("streams beside Generate", in_all, per_peer=per_peer)
+        self._questions = CallQuota("calls with one answer", in_all, per_peer=per_peer)
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
@@ -70,13 +70,13 @@ class SideCallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         )
 
     def _bound(
-        self, behavior: _Behavior, places: Places, life_s: float, full: grpc.StatusCode, *, one_request: bool
+        self, behavior: _Behavior, quota: CallQuota, life_s: float, full: grpc.StatusCode, *, one_request: bool
     ) -> _Behavior:
         async def call(messages: AsyncIterator[Any], context: Any) -> None:
-            place = None
+            slot = None
             try:
                 async with asyncio.timeout(life_s) as scope:
-                    with places.hold(peer_address(context.peer()), partial(scope.reschedule, 0.0)) as place:
+                    with quota.hold(peer_address(context.peer()), partial(scope.reschedule, 0.0)) as slot:
                         request = await _read_only(messages, context) if one_request else messages
                         await _answer(behavior(request, context), context)
             except TooManyRequestsError as error:
@@ -84,8 +84,8 @@ class SideCallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             except TimeoutError:
                 if not scope.expired():
                     raise
-                if place is not None and place.lost:
-                    await context.abort(full, str(places.refusal()))
+                if slot is not None and slot.evicted:
+                    await context.abort(full, str(quota.refusal()))
                 await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"this call ends after {life_s:g} s; call again")
 
         return call

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 from omni_stage.errors import TooManyRequestsError
-from omni_stage.service.request.admission import RETRY_AFTER_S
+from omni_stage.service.guard.admission import RETRY_AFTER_S
 
 THREADS: Final = 2
 
@@ -21,9 +21,9 @@ _T = TypeVar("_T")
 class Planners:
     """The threads of a stage server. Used from one event loop."""
 
-    def __init__(self, most: int) -> None:
-        """most: maximum number of requests that are being planned or wait to be planned."""
-        self._most = most
+    def __init__(self, max_planning: int) -> None:
+        """max_planning: maximum number of requests that are being planned or wait to be planned."""
+        self._max_planning = max_planning
         self._planning = 0
         # A request waits for a thread here, and not in the executor: the executor would keep a cancelled request in its
         # queue until the request's turn.
@@ -35,10 +35,10 @@ class Planners:
 
         A caller that is cancelled while the function runs still waits until the function ends.
         """
-        if self._planning >= self._most:
+        if self._planning >= self._max_planning:
             raise TooManyRequestsError(
-                f"the stage plans at most {self._most} large requests at a time; retry later",
-                limit=f"{self._most} requests being planned",
+                f"the stage plans at most {self._max_planning} large requests at a time; retry later",
+                limit=f"{self._max_planning} requests being planned",
                 retry_after_s=RETRY_AFTER_S,
             )
         self._planning += 1

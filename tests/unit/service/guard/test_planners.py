@@ -10,7 +10,7 @@ import weakref
 import pytest
 
 from omni_stage.errors import TooManyRequestsError
-from omni_stage.service.request.planning.planners import THREADS, Planners
+from omni_stage.service.guard.planners import THREADS, Planners
 from support.processes.polling import until
 
 MOST = 4

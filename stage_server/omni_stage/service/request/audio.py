@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 from omni_proto.stage.v1 import events_pb2, sampling_pb2
 from omni_stage.exchange.arrays import Array, to_samples
+from omni_stage.service.metering.answer_meter import SAMPLE_BYTES
 
 MAX_CHUNK_BYTES = 1 << 20
 CHUNK_S = 0.5
 """Playing time of a chunk in seconds. It is short, so that playback can start early, but long enough to make the cost
 of headers negligible."""
-_SAMPLE_BYTES = {sampling_pb2.AUDIO_ENCODING_PCM_S16LE: 2, sampling_pb2.AUDIO_ENCODING_PCM_F32LE: 4}
 
 
 def encode_samples(samples: npt.NDArray[np.float32], encoding: sampling_pb2.AudioEncoding) -> bytes:
@@ -25,12 +25,6 @@ def encode_samples(samples: npt.NDArray[np.float32], encoding: sampling_pb2.Audi
         return samples.astype("<f4", copy=False).tobytes()
     scaled: npt.NDArray[np.float32] = np.rint(np.clip(samples, -1.0, 1.0) * np.float32(32767.0))
     return scaled.astype("<i2").tobytes()
-
-
-def chunk_seconds(chunk: events_pb2.AudioChunk) -> float:
-    """Returns how long a chunk plays, in seconds."""
-    frame = _SAMPLE_BYTES.get(chunk.encoding, 0) * chunk.channels
-    return len(chunk.data) / (frame * chunk.sample_rate_hz) if frame and chunk.sample_rate_hz else 0.0
 
 
 @dataclass(slots=True)
@@ -58,7 +52,7 @@ class AudioEncoder:
             if last and self.samples:
                 yield self._chunk(b"", 0, last=True)
             return
-        step = min(max(1, int(self.sample_rate_hz * CHUNK_S)), MAX_CHUNK_BYTES // _SAMPLE_BYTES[self.encoding])
+        step = min(max(1, int(self.sample_rate_hz * CHUNK_S)), MAX_CHUNK_BYTES // SAMPLE_BYTES[self.encoding])
         for start in range(0, count, step):
             piece = flat[start : start + step]
             yield self._chunk(encode_samples(piece, self.encoding), piece.size, last=last and start + step >= count)

@@ -16,10 +16,10 @@ from omni_proto.pod_contract import ExitCode, StageMetric
 from omni_proto.rpc.metadata import USER_KEY
 from omni_proto.stage_config import Limits
 from omni_stage.errors import InvalidRequestError
-from omni_stage.service.call.call_metadata import user_of
+from omni_stage.service.guard import refusals
+from omni_stage.service.guard.refusals import EARLY_S, USERS, Client, HeldRefusals, RefusalBuckets
+from omni_stage.service.request.call_metadata import user_of
 from omni_stage.service.request.messages.reading import RequestReader
-from omni_stage.service.server import refusals
-from omni_stage.service.server.refusals import EARLY_S, USERS, Client, HeldRefusals, RefusalBuckets
 from support.processes.polling import until
 from support.stages import scripted_stages as lab
 
@@ -211,7 +211,7 @@ async def test_callers_in_a_loop_are_slowed_and_honest_ones_are_not(kit: Any) ->
     await asyncio.gather(*loops)
     passed = time.monotonic() - began
     # At most the burst, one more for each second that passed, and one per shortest wait of each caller.
-    shortest = 2 * refusals.LEAST_JITTER
+    shortest = 2 * refusals.MIN_JITTER
     assert len(refused) <= BURST + passed + 32 * (1 + passed / shortest)
     assert set(refused) == {StatusCode.INVALID_ARGUMENT}
     assert (stage.metric(HELD) or 0) >= 24

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from omni_stage.service.call.started import Started
+from omni_stage.service.edges.downstream_call import Started
 from support.processes.polling import until
 
 

@@ -1,1 +1,0 @@
-"""What belongs to any call: its metadata, its deadline, the calls in flight, immediate start."""
