@@ -4,7 +4,7 @@ PY := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo oracle test test-all test-rest test-unit coverage full lint format typecheck proto schemas bench fuzz soak soak-leaks constraints clean controlplane playground bench-operator bench-pods soak-cluster goldens chart manifests images cluster-up cluster-down e2e dashboards gpu sbom mutations
+.PHONY: help setup house demo oracle test test-all test-rest test-unit coverage full lint format typecheck proto schemas bench fuzz soak soak-leaks constraints clean controlplane playground bench-operator bench-pods soak-cluster goldens chart manifests images cluster-up cluster-down e2e dashboards gpu sbom mutations
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ lint: setup ## Check code with ruff, the layers of imports, the Dockerfile, and 
 
 typecheck: setup ## Check types with mypy, in strict mode
 	@.venv/bin/mypy
+
+house: setup ## Compare the size and shape of this repository with the limits that we set ourselves (ARGS=--list names what is counted)
+	@$(PY) -m tools.house $(ARGS)
 
 format: setup ## Format the code
 	@.venv/bin/ruff format .

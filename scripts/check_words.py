@@ -7,6 +7,7 @@ It checks the text of Markdown outside of code, comments of Python, YAML and pro
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 import tokenize
@@ -85,6 +86,35 @@ def python_prose(text: str) -> Iterator[tuple[int, str]]:
         if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and " " in token.string.strip()):
             for offset, line in enumerate(token.string.splitlines()):
                 yield token.start[0] + offset, line
+
+
+IDENTIFIER_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+
+
+def name_identifiers(text: str) -> Iterator[tuple[int, str]]:
+    """Yields (line number, name) for what a Python file defines: classes, functions, parameters and variables."""
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+                yield node.lineno, node.name
+            case ast.arg():
+                yield node.lineno, node.arg
+            case ast.Name(ctx=ast.Store()):
+                yield node.lineno, node.id
+            case ast.Attribute(ctx=ast.Store()):
+                yield node.lineno, node.attr
+
+
+def find_identifiers(path: str, text: str, rules: Sequence[Rule]) -> list[Finding]:
+    """Returns the words to avoid in a Python file's path, and in the names that it defines, in the order of lines."""
+    names = [(1, part) for part in path.removesuffix(".py").split("/")]
+    found = set()
+    for line, name in (*names, *name_identifiers(text)):
+        words = " ".join(IDENTIFIER_PART.findall(name))
+        for rule in rules:
+            if path not in rule.allow and (match := rule.pattern.search(words)):
+                found.add(Finding(path, line, f"{match[0]} ({name})", rule.use))
+    return sorted(found, key=lambda finding: (finding.line, finding.word))
 
 
 def find_words(name: str, text: str, rules: Sequence[Rule]) -> list[Finding]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from scripts.check_words import WORDS, find_words, read_rules
+from scripts.check_words import WORDS, find_identifiers, find_words, read_rules
 
 RULES = """
 [files]
@@ -33,6 +33,21 @@ def test_words_are_found_in_prose(name: str, text: str, lines: list[int]) -> Non
     globs, rules = read_rules(RULES)
     assert globs == ["docs/*.md"]
     assert [finding.line for finding in find_words(name, text, rules)] == lines
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "lines"),
+    [
+        pytest.param("a/sounds.py", "x = 1\n", [1], id="file"),
+        pytest.param("a.py", "class SoundFeed:\n    def read_sound(self, x): ...\n", [1, 2], id="class and method"),
+        pytest.param("a.py", "def f(x,\n  sound): self.sound_rate = (SOUND := x)\n", [2, 2, 2], id="variables"),
+        pytest.param("a.py", "f(x.sound, sound=sound)  # sound\n", [], id="names that others define"),
+        pytest.param("a.py", "soundness = 1\n", [], id="part of a word"),
+        pytest.param("allowed.md", "sound = 1", [], id="allowed"),
+    ],
+)
+def test_words_are_found_in_names_that_a_file_defines(path: str, text: str, lines: list[int]) -> None:
+    assert [finding.line for finding in find_identifiers(path, text, read_rules(RULES)[1])] == lines
 
 
 def test_the_list_can_be_read() -> None:
