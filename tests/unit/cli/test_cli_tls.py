@@ -63,6 +63,7 @@ def test_the_gateway_trusts_the_directorys_ca_if_there_is_one(tmp_path: Path) ->
     assert yaml.safe_load(gateway_settings(TLS, options))["entryCa"] == str(tmp_path / "ca.crt")
 
 
+@pytest.mark.needs_vllm
 def test_a_gateway_that_could_not_call_the_entry_is_not_started(tmp_path: Path) -> None:
     file = tmp_path / "p.yaml"
     asked = "tls: {secretName: tiny-omni-tls, clientCertificates: Required}"
