@@ -20,7 +20,7 @@ from benchmarks.peer.environment import environment
 from benchmarks.peer.figures import Answer, Reference, Round, Start, deployment, parse_round
 from benchmarks.pipeline.work import SEED, TALKER_TOKENS, THINKER_TOKENS
 from omni_proto.client import AsyncOmniClient, AudioChunk
-from omni_proto.client.responses.events import TokenDelta
+from omni_proto.client.events import TokenDelta
 
 ENGINE = Path(__file__).with_name("engine.py")
 START_LIMIT_S, ANSWER_LIMIT_S, STOP_LIMIT_S = 600, 300, 30

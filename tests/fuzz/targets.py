@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from PIL import Image
 
 from omni_proto.client.errors import OmniRequestError, error_from_rpc, error_from_status
-from omni_proto.client.responses.events import event_from_response
+from omni_proto.client.events import event_from_response
 from omni_proto.errors import OmniProtoError, WireError
 from omni_proto.rpc.retry import may_retry
 from omni_proto.rpc.rich_status import STATUS_DETAILS_KEY, read_status

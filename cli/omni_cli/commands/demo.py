@@ -17,19 +17,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from omni_cli.commands.generate import GenerateOptions, InputFileError, ask, read_prompt, save_answer
+from omni_cli.commands.generate import InputFileError, Outputs, ask, read_prompt, save_answer
 from omni_cli.commands.tiny_model import TinyModelError, check_directory
 from omni_cli.local.guard import ProcessId, list_running
 from omni_cli.local.pipeline import LocalOptions, LocalPipeline, LocalRunError
 from omni_cli.local.processes import RUN_MODULE
 from omni_cli.local.progress import make_progress
-from omni_proto.client import GenerationResult, OmniRequestError
+from omni_proto.client import GenerateArguments, GenerationResult, OmniRequestError
 from omni_proto.pipeline import load_pipeline, order_stages
 
 ASSETS = Path(__file__).parents[1] / "assets"
 DEFAULT_PIPELINE = ASSETS / "tiny-omni.yaml"
 RANDOM = "the weights are random: the text is random words, and the speech is in no language"
 SEED = 0
+TIMEOUT_S = 300.0
 IMAGE_SIZE = 112
 
 
@@ -177,19 +178,21 @@ def ask_one(endpoint: str, prompt: DemoPrompt, directory: Path) -> GenerationRes
     Raises OmniRequestError, InputFileError, OSError; DemoError if text or audio is missing.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    options = GenerateOptions(
-        endpoint=endpoint,
-        text=prompt.text,
-        images=(prompt.image,) if prompt.image else (),
-        audios=(prompt.audio,) if prompt.audio else (),
-        seed=SEED,
-        out=directory / "speech.wav",
-        timeline=directory / "timeline.png",
-        json_file=directory / "answer.json",
-    )
+    arguments: GenerateArguments = {
+        **read_prompt(
+            prompt.text,
+            images=(prompt.image,) if prompt.image else (),
+            audios=(prompt.audio,) if prompt.audio else (),
+        ),
+        "seed": SEED,
+        "timeout": TIMEOUT_S,
+    }
     with (directory / "text.txt").open("w", encoding="utf-8") as text:
-        answer = ask(options, read_prompt(options), text.write)
-    save_answer(answer, options)
+        answer = ask(endpoint, arguments, text.write)
+    save_answer(
+        answer,
+        Outputs(out=directory / "speech.wav", timeline=directory / "timeline.png", json_file=directory / "answer.json"),
+    )
     if not answer.text:
         raise DemoError(f"the {prompt.name} prompt was answered without text")
     if not any(answer.audio):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from omni_proto.client import (
     ArgumentError,
     ChatMessage,
     ClientTls,
+    GenerateArguments,
     GenerationResult,
     MediaPart,
     OmniClient,
@@ -37,52 +38,32 @@ class InputFileError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class GenerateOptions:
-    """One request, and where to write the answer."""
+class Outputs:
+    """Where to write the answer. None: not written."""
 
-    endpoint: str
-    text: str | None = None
-    prompt_file: Path | None = None
-    prompt_embeds: Path | None = None
-    raw: bool = False
-    system: str | None = None
-    images: tuple[Path, ...] = ()
-    audios: tuple[Path, ...] = ()
-    videos: tuple[Path, ...] = ()
-    use_audio_in_video: bool = False
-    voice: str = ""
-    seed: int | None = None
-    max_tokens: int | None = None
-    sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    priority: int = 0
-    cache_salt: str = ""
-    reply: str | None = None
-    modalities: tuple[str, ...] = ()
     out: Path | None = None
     timeline: Path | None = None
     trace: Path | None = None
     json_file: Path | None = None
-    timeout_s: float = 300.0
-    tls: ClientTls | None = None
-    """None: the endpoint's scheme decides whether the client uses TLS."""
-
-    @property
-    def saves(self) -> bool:
-        """Whether the answer is written to a file."""
-        return any((self.out, self.timeline, self.trace, self.json_file))
 
 
-def run_generate(options: GenerateOptions) -> int:
+def run_generate(
+    endpoint: str,
+    arguments: GenerateArguments,
+    outputs: Outputs,
+    *,
+    max_tokens: int | None = None,
+    tls: ClientTls | None = None,
+) -> int:
     """Send the request, show and save the answer. Returns 0 on success, 1 on failure, 130 after Ctrl-C.
 
-    Raises InputFileError.
+    `max_tokens`: of the entry stage. `tls`: None lets the endpoint's scheme decide.
     """
-    prompt = read_prompt(options)
-    screen = Screen(sys.stdout, required=not options.saves)
+    screen = Screen(sys.stdout, required=outputs == Outputs())
     try:
-        answer = ask(options, prompt, screen.write)
+        answer = ask(endpoint, arguments, screen.write, max_tokens=max_tokens, tls=tls)
     except OmniRequestError as error:
-        sys.stderr.write(f"\nerror: {options.endpoint}: {error}{_describe_error(error)}\n")
+        sys.stderr.write(f"\nerror: {endpoint}: {error}{_describe_error(error)}\n")
         return 1
     except ArgumentError as error:
         sys.stderr.write(f"error: {error}\n")
@@ -93,7 +74,7 @@ def run_generate(options: GenerateOptions) -> int:
         sys.stderr.write("\ncancelled\n")
         return 130
     try:
-        saved = save_answer(answer, options)
+        saved = save_answer(answer, outputs)
     except OSError as error:
         sys.stderr.write(f"error: cannot write {error.filename}: {error.strerror}\n")
         return 1
@@ -107,27 +88,33 @@ def _report_hidden_text(error: OSError) -> int:
     return 1
 
 
-def read_prompt(options: GenerateOptions) -> dict[str, Any]:
-    """Returns the prompt as keyword arguments of the client: embeddings, raw text, or a chat.
-
-    Raises InputFileError.
-    """
-    if options.prompt_embeds is not None:
-        return {"prompt_embeds": read_embeds(options.prompt_embeds)}
-    text = options.text if options.prompt_file is None else _read_text(options.prompt_file)
-    if options.raw:
+def read_prompt(
+    text: str | None = None,
+    file: Path | None = None,
+    *,
+    embeds: Path | None = None,
+    raw: bool = False,
+    system: str | None = None,
+    images: Sequence[Path] = (),
+    audios: Sequence[Path] = (),
+    videos: Sequence[Path] = (),
+) -> GenerateArguments:
+    """Returns the client's argument for the prompt: embeddings, raw text, or a chat. Raises InputFileError."""
+    if embeds is not None:
+        return {"prompt_embeds": read_embeds(embeds)}
+    text = text if file is None else _read_text(file)
+    if raw:
         return {"raw_text": text or ""}
     media = [
-        *(_read_media(path, image_part) for path in options.images),
-        *(_read_media(path, audio_part) for path in options.audios),
-        *(_read_media(path, video_part) for path in options.videos),
+        *(_read_media(path, image_part) for path in images),
+        *(_read_media(path, audio_part) for path in audios),
+        *(_read_media(path, video_part) for path in videos),
     ]
     parts: tuple[Part, ...] = (*media, *([text] if text else []))
     if not parts:
         raise InputFileError("the prompt is empty; give a text, an image, an audio file or a video")
-    messages = [ChatMessage("system", (options.system,))] if options.system else []
-    heard = {"use_audio_in_video": True} if options.use_audio_in_video else {}
-    return {"chat": [*messages, ChatMessage("user", parts)], **heard}
+    messages = [ChatMessage("system", (system,))] if system else []
+    return {"chat": [*messages, ChatMessage("user", parts)]}
 
 
 def read_embeds(path: Path) -> Any:
@@ -145,31 +132,27 @@ def read_embeds(path: Path) -> Any:
         raise InputFileError(f"cannot read {path}: it is not a .npy file of numbers") from error
 
 
-def ask(options: GenerateOptions, prompt: Mapping[str, Any], show: Callable[[str], object]) -> GenerationResult:
+def ask(
+    endpoint: str,
+    arguments: GenerateArguments,
+    show: Callable[[str], object],
+    *,
+    max_tokens: int | None = None,
+    tls: ClientTls | None = None,
+) -> GenerationResult:
     """Send the request and pass the text as it arrives to `show`. Returns the answer. An exception cancels the request.
 
     Raises OmniRequestError, ArgumentError, and what show raises.
     """
     builder = ResultBuilder()
     wrote_text = False
-    with OmniClient(options.endpoint, tls=options.tls) as client:
-        sampling = {stage: dict(values) for stage, values in options.sampling.items()}
-        if options.max_tokens is not None:
-            entry = client.get_stage(timeout=options.timeout_s).stage
-            sampling.setdefault(entry, {}).setdefault("max_tokens", options.max_tokens)
-        events = client.generate(
-            **prompt,
-            sampling=sampling,
-            seed=options.seed,
-            priority=options.priority,
-            cache_salt=options.cache_salt,
-            reply=options.reply,
-            modalities=options.modalities,
-            voice=options.voice,
-            include_timings=True,
-            timeout=options.timeout_s,
-        )
-        for event in events:
+    with OmniClient(endpoint, tls=tls) as client:
+        sampling = {stage: dict(values) for stage, values in (arguments.get("sampling") or {}).items()}
+        if max_tokens is not None:
+            entry = client.get_stage(timeout=arguments.get("timeout")).stage
+            sampling.setdefault(entry, {}).setdefault("max_tokens", max_tokens)
+        request: GenerateArguments = {**arguments, "sampling": sampling, "include_timings": True}
+        for event in client.generate(**request):
             builder.add(event)
             if isinstance(event, TextDelta):
                 wrote_text = True
@@ -179,32 +162,32 @@ def ask(options: GenerateOptions, prompt: Mapping[str, Any], show: Callable[[str
     return builder.result()
 
 
-def save_answer(answer: GenerationResult, options: GenerateOptions) -> list[str]:
+def save_answer(answer: GenerationResult, outputs: Outputs) -> list[str]:
     """Write the requested files. Returns one line about each. Raises OSError, which names the file."""
     lines: list[str] = []
-    if options.out is not None and answer.audio:
-        with _named(options.out):
-            answer.write_wav(options.out)
-        lines.append(f"{options.out}: {answer.audio_seconds:.2f} s of audio")
-    elif options.out is not None:
-        lines.append(f"the response holds no audio; {options.out} was not written")
-    if options.trace is not None:
+    if outputs.out is not None and answer.audio:
+        with _named(outputs.out):
+            answer.write_wav(outputs.out)
+        lines.append(f"{outputs.out}: {answer.audio_seconds:.2f} s of audio")
+    elif outputs.out is not None:
+        lines.append(f"the response holds no audio; {outputs.out} was not written")
+    if outputs.trace is not None:
         timings = {stage.stage: stage.timings for stage in list_finished(answer)}
         text = render_trace(compute_timeline(timings), request_id=answer.request_id)
-        with _named(options.trace):
-            options.trace.write_text(text, encoding="utf-8")
-        lines.append(f"{options.trace}: trace of the stages, for ui.perfetto.dev")
-    if options.timeline is not None:
+        with _named(outputs.trace):
+            outputs.trace.write_text(text, encoding="utf-8")
+        lines.append(f"{outputs.trace}: trace of the stages, for ui.perfetto.dev")
+    if outputs.timeline is not None:
         from omni_cli.views.timeline_plot import draw_timeline
 
         timings = {stage.stage: stage.timings for stage in list_finished(answer)}
-        with _named(options.timeline):
-            draw_timeline(compute_timeline(timings), options.timeline, title=f"request {answer.request_id}")
-        lines.append(f"{options.timeline}: timeline of the stages")
-    if options.json_file is not None:
-        with _named(options.json_file):
-            options.json_file.write_text(json.dumps(describe_answer(answer), indent=2) + "\n", encoding="utf-8")
-        lines.append(f"{options.json_file}: the response")
+        with _named(outputs.timeline):
+            draw_timeline(compute_timeline(timings), outputs.timeline, title=f"request {answer.request_id}")
+        lines.append(f"{outputs.timeline}: timeline of the stages")
+    if outputs.json_file is not None:
+        with _named(outputs.json_file):
+            outputs.json_file.write_text(json.dumps(describe_answer(answer), indent=2) + "\n", encoding="utf-8")
+        lines.append(f"{outputs.json_file}: the response")
     return lines
 
 

@@ -104,9 +104,9 @@ def generate(
       omnipipe generate --endpoint 127.0.0.1:50051 --prompt-embeds rows.npy --priority 10
       omnipipe generate --endpoint grpcs://omni.models.svc:50051 --ca ca.crt --text Hi
     """
-    from omni_cli.commands.generate import GenerateOptions, InputFileError, run_generate
+    from omni_cli.commands.generate import InputFileError, Outputs, read_prompt, run_generate
     from omni_cli.sampling import SamplingOptionError, parse_sampling
-    from omni_proto.client import ClientTls
+    from omni_proto.client import ClientTls, GenerateArguments
 
     if sum(item is not None for item in (text, prompt_file, prompt_embeds)) != 1:
         raise typer.BadParameter("pass the prompt with exactly one of --text, --prompt-file and --prompt-embeds")
@@ -119,34 +119,31 @@ def generate(
     if out and modality and ModalityOption.AUDIO not in modality:
         raise typer.BadParameter("--out needs --modality audio")
     try:
-        options = GenerateOptions(
-            endpoint=endpoint,
-            text=text,
-            prompt_file=prompt_file,
-            prompt_embeds=prompt_embeds,
-            raw=raw,
-            system=system,
-            images=tuple(image or ()),
-            audios=tuple(audio or ()),
-            videos=tuple(video or ()),
-            use_audio_in_video=use_audio_in_video,
-            voice=voice,
-            seed=seed,
-            max_tokens=max_tokens,
-            sampling=parse_sampling(sampling or []),
-            priority=priority,
-            cache_salt=cache_salt,
-            reply=reply,
-            modalities=tuple(item.value for item in modality or ()),
-            out=out,
-            timeline=timeline,
-            trace=trace,
-            json_file=json_file,
-            timeout_s=timeout,
-            tls=ClientTls(ca, cert, key, server_name) if tls or ca or cert or key or server_name else None,
-        )
-        raise typer.Exit(run_generate(options))
+        arguments: GenerateArguments = {
+            "sampling": parse_sampling(sampling or []),
+            **read_prompt(
+                text,
+                prompt_file,
+                embeds=prompt_embeds,
+                raw=raw,
+                system=system,
+                images=image or (),
+                audios=audio or (),
+                videos=video or (),
+            ),
+            "use_audio_in_video": use_audio_in_video,
+            "voice": voice,
+            "seed": seed,
+            "priority": priority,
+            "cache_salt": cache_salt,
+            "reply": reply,
+            "modalities": [item.value for item in modality or ()],
+            "timeout": timeout,
+        }
     except SamplingOptionError as error:
         raise typer.BadParameter(str(error)) from error
     except InputFileError as error:
         raise fail(str(error)) from error
+    outputs = Outputs(out, timeline, trace, json_file)
+    client_tls = ClientTls(ca, cert, key, server_name) if tls or ca or cert or key or server_name else None
+    raise typer.Exit(run_generate(endpoint, arguments, outputs, max_tokens=max_tokens, tls=client_tls))

@@ -1,8 +1,8 @@
 """The Python client of a pipeline. It needs only grpcio, grpcio-status and protobuf; for prompt embeddings also
 google-crc32c.
 
-Sending: arguments -> requests/ -> messages. Receiving: messages -> responses/events.py -> events, which your loop
-consumes, or responses/result.py collects into one GenerationResult.
+Sending: arguments.py -> messages.py -> the wire. Receiving: the wire -> events.py -> your loop, or result.py, which
+collects the events into one GenerationResult.
 
     with OmniClient("localhost:50051") as client:
         result = client.run(text="Say hello.", sampling={"thinker": {"max_tokens": 32}})
@@ -13,23 +13,11 @@ consumes, or responses/result.py collects into one GenerationResult.
 from __future__ import annotations
 
 from omni_proto.client.aio import AsyncOmniClient
+from omni_proto.client.arguments import GenerateArguments
 from omni_proto.client.blocking import OmniClient
 from omni_proto.client.connection import ClientTls
 from omni_proto.client.errors import OmniRequestError, ProtocolError, error_from_rpc, error_from_status
-from omni_proto.client.requests.arguments import GenerateArguments
-from omni_proto.client.requests.media import (
-    ChatMessage,
-    MediaPart,
-    Part,
-    assistant,
-    audio_part,
-    image_part,
-    system,
-    tool_result,
-    user,
-    video_part,
-)
-from omni_proto.client.responses.events import (
+from omni_proto.client.events import (
     LENGTH,
     PCM_F32LE,
     PCM_S16LE,
@@ -48,8 +36,19 @@ from omni_proto.client.responses.events import (
     Usage,
     event_from_response,
 )
-from omni_proto.client.responses.result import GenerationResult, ResultBuilder
-from omni_proto.client.responses.wav import write_wav
+from omni_proto.client.prompt import (
+    ChatMessage,
+    MediaPart,
+    Part,
+    assistant,
+    audio_part,
+    image_part,
+    system,
+    tool_result,
+    user,
+    video_part,
+)
+from omni_proto.client.result import GenerationResult, ResultBuilder, write_wav
 from omni_proto.client.tools import CallTool, StructuredOutput, Tool, ToolCall
 from omni_proto.errors import ArgumentError
 

@@ -15,8 +15,7 @@ from collections.abc import Callable
 import grpc
 
 from omni_proto.client.errors import ProtocolError, error_from_rpc
-from omni_proto.client.responses.events import Accepted, Event, event_from_response
-from omni_proto.client.timing import remaining_s
+from omni_proto.client.events import Accepted, Event, event_from_response
 from omni_proto.rpc.retry import compute_retry_wait_s, is_unreached
 from omni_proto.stage.v1.stage_service_pb2 import GenerateResponse
 
@@ -87,4 +86,4 @@ class Attempts:
         return wait_s
 
     def _remaining_s(self) -> float | None:
-        return remaining_s(self._deadline, self._clock())
+        return None if self._deadline is None else max(0.0, self._deadline - self._clock())

@@ -12,14 +12,13 @@ from typing import Any, Self, Unpack
 
 import grpc
 
+from omni_proto.client.arguments import GenerateArguments, Metadata
 from omni_proto.client.attempts import Attempts
 from omni_proto.client.connection import ClientTls, plan_connection
 from omni_proto.client.errors import closed_error, error_from_rpc
-from omni_proto.client.requests.arguments import GenerateArguments, Metadata, prepare_call
-from omni_proto.client.requests.messages import PreparedRequest
-from omni_proto.client.responses.events import Event
-from omni_proto.client.responses.result import GenerationResult, ResultBuilder
-from omni_proto.client.timing import check_timeout
+from omni_proto.client.events import Event
+from omni_proto.client.messages import PreparedRequest, check_timeout, prepare_call
+from omni_proto.client.result import GenerationResult, ResultBuilder
 from omni_proto.rpc.channels import open_channel
 from omni_proto.rpc.options import Options
 from omni_proto.rpc.pool import ChannelPool, Loan, borrow

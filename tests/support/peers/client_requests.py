@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from omni_proto.client.requests.messages import (
-    GenerateOptions,
-    PreparedRequest,
-    prepare_request,
-)
+from omni_proto.client.messages import PreparedRequest, prepare_request
 from omni_proto.stage.v1.stage_service_pb2 import GenerateRequest
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(16)
@@ -17,12 +13,8 @@ WAV = b"RIFF\x24\0\0\0WAVEfmt " + bytes(16)
 FLAC = b"fLaC" + bytes(16)
 
 
-PROMPTS = ("text", "chat", "raw_text", "token_ids", "prompt_embeds")
-
-
 def prepare(**arguments: Any) -> PreparedRequest:
-    options = {name: arguments.pop(name) for name in list(arguments) if name not in PROMPTS}
-    return prepare_request(options=GenerateOptions(**options), **arguments)
+    return prepare_request(arguments)
 
 
 def sent(**arguments: Any) -> list[GenerateRequest]:

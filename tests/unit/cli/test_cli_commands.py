@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from omni_cli.commands import demo
-from omni_cli.commands.generate import GenerateOptions, InputFileError, read_prompt
+from omni_cli.commands.generate import InputFileError, read_prompt
 from omni_cli.commands.tiny_model import MARKER
 from omni_cli.main import app
 
@@ -152,7 +152,7 @@ BAD_GENERATE = {
 def test_embeddings_are_read_from_an_array_file(tmp_path: Path) -> None:
     rows = np.arange(6, dtype=np.float32).reshape(3, 2)
     np.save(tmp_path / "rows.npy", np.asfortranarray(rows))
-    prompt = read_prompt(GenerateOptions("127.0.0.1:1", prompt_embeds=tmp_path / "rows.npy"))
+    prompt = read_prompt(embeds=tmp_path / "rows.npy")
     assert np.array_equal(prompt["prompt_embeds"], rows)
     assert prompt["prompt_embeds"].flags.c_contiguous
 
@@ -160,7 +160,7 @@ def test_embeddings_are_read_from_an_array_file(tmp_path: Path) -> None:
 def test_an_array_file_cannot_run_code(tmp_path: Path) -> None:
     np.save(tmp_path / "objects.npy", np.array([print], dtype=object), allow_pickle=True)
     with pytest.raises(InputFileError, match=r"is not a \.npy file of numbers"):
-        read_prompt(GenerateOptions("127.0.0.1:1", prompt_embeds=tmp_path / "objects.npy"))
+        read_prompt(embeds=tmp_path / "objects.npy")
 
 
 @pytest.mark.parametrize("case", BAD_GENERATE, ids=lambda name: name.replace(" ", "-"))

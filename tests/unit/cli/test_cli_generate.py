@@ -9,11 +9,10 @@ import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from omni_cli.commands.generate import GenerateOptions, run_generate
+from omni_cli.commands.generate import Outputs, run_generate
 from omni_cli.views.screen import Screen
 from support.peers.answering_entry import WORDS, serve_entry
 
@@ -26,8 +25,8 @@ def endpoint() -> Iterator[str]:
         yield f"127.0.0.1:{port}"
 
 
-def generate(endpoint: str, **options: Any) -> int:
-    return run_generate(GenerateOptions(endpoint, text="Hi", timeout_s=20, **options))
+def generate(endpoint: str, **outputs: Path | None) -> int:
+    return run_generate(endpoint, {"text": "Hi", "timeout": 20}, Outputs(**outputs))
 
 
 @pytest.mark.parametrize("saves", [True, False])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from omni_gateway.client_paths import ClientPaths
 from omni_gateway.openai.chat_events import ChatAnswer
 from omni_proto.client import StageFinished
-from omni_proto.client.responses.events import StageTimings, Usage
+from omni_proto.client.events import StageTimings, Usage
 
 
 def test_notes_name_the_clients_fields() -> None:

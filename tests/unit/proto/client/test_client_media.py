@@ -12,7 +12,7 @@ from omni_proto.client import (
     image_part,
     user,
 )
-from omni_proto.client.requests.messages import (
+from omni_proto.client.messages import (
     MAX_INLINE_BYTES,
 )
 from omni_proto.media.media_header import sniff

@@ -10,9 +10,8 @@ import pytest
 
 import omnipipeline
 from omni_proto.brief import brief
-from omni_proto.client import MediaPart, ToolCall, user
-from omni_proto.client.responses import events
-from omni_proto.client.responses.events import AudioChunk, StageTimings, TextDelta, TokenDelta
+from omni_proto.client import MediaPart, ToolCall, events, user
+from omni_proto.client.events import AudioChunk, StageTimings, TextDelta, TokenDelta
 
 MIB = bytes(1 << 20)
 LONGEST = 10_000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from omni_proto.client import (
     ArgumentError,
     ChatMessage,
     OmniClient,
+    StructuredOutput,
     Tool,
     assistant,
     audio_part,
@@ -19,20 +19,15 @@ from omni_proto.client import (
     system,
     user,
 )
-from omni_proto.client.requests.arguments import GenerateArguments, prepare_call
-from omni_proto.client.requests.media import as_chat
-from omni_proto.client.requests.messages import (
-    GenerateOptions,
-    call_metadata,
-    sampling_params,
-)
+from omni_proto.client.arguments import GenerateArguments
+from omni_proto.client.messages import call_metadata, prepare_call, sampling_params
+from omni_proto.client.prompt import as_chat
 from omni_proto.rpc.options import MAX_MESSAGE_BYTES, channel_options, server_options
 from omni_proto.stage.v1 import sampling_pb2, tensors_pb2
 from omni_proto.tensors import TensorAssembler, TensorChunkView, decode_generate_request, prompt_embeds_spec
-from support.peers.client_requests import PNG, PROMPTS, WAV, prepare, sent
+from support.peers.client_requests import PNG, WAV, prepare, sent
 
 HALF = "ab\ud83d"
-CALL = ("timeout", "request_id", "traceparent", "metadata")
 
 
 def test_text_is_what_the_user_says_in_a_chat() -> None:
@@ -184,9 +179,37 @@ def test_an_unknown_argument_is_refused_at_once() -> None:
         client.run(text="a", sede=1)  # type: ignore[call-arg]
 
 
-def test_every_option_is_an_argument() -> None:
-    options = {field.name for field in dataclasses.fields(GenerateOptions)}
-    assert set(GenerateArguments.__annotations__) == {*PROMPTS, *options, *CALL}
+OPTIONS: dict[str, Any] = {
+    "sampling": {"thinker": {"top_k": 2}},
+    "seed": 0,
+    "modalities": ["text"],
+    "voice": "Chelsie",
+    "encoding": "pcm_f32le",
+    "include_token_ids": True,
+    "include_codec_tokens": True,
+    "include_timings": True,
+    "allow_partial": True,
+    "priority": 1,
+    "cache_salt": "tenant",
+    "reply": "Good morning!",
+    "tools": [Tool("look_up")],
+    "tool_choice": "none",
+    "structured_output": StructuredOutput(json_object=True),
+    "use_audio_in_video": True,
+    "template_arguments": {"enable_thinking": False},
+    "timeout": 1.0,
+    "request_id": "r-1",
+    "traceparent": "00-ab-cd-01",
+    "metadata": (("x-tenant", "t"),),
+}
+PROMPTS = {"text", "chat", "raw_text", "token_ids", "prompt_embeds"}
+
+
+def test_every_declared_argument_reaches_the_call() -> None:
+    assert {*OPTIONS, *PROMPTS} == set(GenerateArguments.__annotations__)
+    plain = prepare_call({"chat": user("a")})
+    for name, value in OPTIONS.items():
+        assert prepare_call({"chat": user("a"), name: value}) != plain, name  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(

@@ -1,27 +1,19 @@
-"""The arguments of generate() and run(), shared by the asyncio and the blocking client."""
+"""The arguments of generate() and run(), for both clients: the only list of a request's options."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from omni_proto.client.requests.media import ChatMessage
-from omni_proto.client.requests.messages import (
-    GenerateOptions,
-    PreparedRequest,
-    Sampling,
-    call_metadata,
-    prepare_request,
-)
-from omni_proto.client.timing import check_timeout
+from omni_proto.client.prompt import ChatMessage
 from omni_proto.client.tools import StructuredOutput, Tool, ToolChoice
-from omni_proto.errors import ArgumentError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 Metadata = tuple[tuple[str, str | bytes], ...]
+Sampling = Mapping[str, Mapping[str, Any]]
+"""Sampling parameters by stage and by vLLM's name, e.g. {"thinker": {"temperature": 0.7, "max_tokens": 64}}."""
 
 
 class GenerateArguments(TypedDict, total=False):
@@ -82,38 +74,3 @@ class GenerateArguments(TypedDict, total=False):
     """W3C trace context, forwarded to every stage."""
     metadata: Metadata
     """Further metadata of the call."""
-
-
-_OPTIONS = frozenset(field.name for field in fields(GenerateOptions))
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedCall:
-    """A request with the metadata and the timeout of its call."""
-
-    request: PreparedRequest
-    metadata: Metadata
-    timeout_s: float | None
-
-
-def prepare_call(arguments: GenerateArguments) -> PreparedCall:
-    """Returns the call for these arguments. Raises ArgumentError; TypeError for an unknown argument."""
-    if unknown := arguments.keys() - GenerateArguments.__annotations__.keys():
-        raise TypeError(f"unknown arguments: {', '.join(sorted(unknown))}")
-    options: dict[str, Any] = {name: value for name, value in arguments.items() if name in _OPTIONS}
-    try:
-        request = prepare_request(
-            text=arguments.get("text"),
-            chat=arguments.get("chat"),
-            raw_text=arguments.get("raw_text"),
-            token_ids=arguments.get("token_ids"),
-            prompt_embeds=arguments.get("prompt_embeds"),
-            options=GenerateOptions(**options),
-        )
-    except UnicodeEncodeError as error:
-        field = next((name for name, value in arguments.items() if value is error.object), "a text of the request")
-        raise ArgumentError(
-            f"{field} holds half of a surrogate pair (character {error.start}), which UTF-8 does not have; replace it"
-        ) from error
-    metadata = call_metadata(arguments.get("request_id"), arguments.get("traceparent"), arguments.get("metadata", ()))
-    return PreparedCall(request, metadata, check_timeout(arguments.get("timeout")))

@@ -4,15 +4,16 @@ ArgumentError."""
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from omni_proto.client.requests.embeds import EmbedsPrompt, embeds_prompt
-from omni_proto.client.requests.media import ChatMessage, MediaPart, Part, as_chat, user
-from omni_proto.client.responses.events import PCM_F32LE, PCM_S16LE
-from omni_proto.client.tools import StructuredOutput, Tool, ToolChoice, add_tools, as_json, given_reply
+from omni_proto.client.arguments import GenerateArguments, Metadata
+from omni_proto.client.events import PCM_F32LE, PCM_S16LE
+from omni_proto.client.prompt import ChatMessage, EmbedsPrompt, MediaPart, Part, as_chat, embeds_prompt, user
+from omni_proto.client.tools import add_tools, as_json, given_reply
 from omni_proto.errors import ArgumentError
 from omni_proto.media.header_error import MediaHeaderError
 from omni_proto.media.media_header import read_header
@@ -20,15 +21,11 @@ from omni_proto.rpc.options import MAX_MESSAGE_BYTES
 from omni_proto.stage.v1 import prompt_pb2, sampling_pb2
 from omni_proto.stage.v1.stage_service_pb2 import End, GenerateRequest, Start
 
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
 MAX_INLINE_BYTES: Final = 4 * 1024 * 1024
 """Maximum bytes of all media in a Start message; further media follow in MediaChunks."""
 MEDIA_CHUNK_BYTES: Final = 1024 * 1024
-
-Sampling = Mapping[str, Mapping[str, Any]]
-"""Sampling parameters by stage and by vLLM's name, e.g. {"thinker": {"temperature": 0.7, "max_tokens": 64}}."""
+LONGEST_S: Final = 1e9
+"""Timeouts above this are shortened to it, because gRPC's clock overflows at about 7e9 s and the call then fails."""
 
 _ENCODINGS: Final = {
     PCM_S16LE: sampling_pb2.AUDIO_ENCODING_PCM_S16LE,
@@ -36,30 +33,8 @@ _ENCODINGS: Final = {
 }
 _MODALITIES: Final = {"text": sampling_pb2.MODALITY_TEXT, "audio": sampling_pb2.MODALITY_AUDIO}
 _SAMPLING_FIELDS: Final = sampling_pb2.SamplingParams.DESCRIPTOR.fields_by_name
+_PROMPTS: Final = ("text", "chat", "raw_text", "token_ids", "prompt_embeds")
 _HEADER_VALUE: Final = re.compile(r"[\x21-\x7e]{1,256}\Z")
-
-
-@dataclass(frozen=True, slots=True)
-class GenerateOptions:
-    """The options of a request: everything except the prompt."""
-
-    sampling: Sampling | None = None
-    seed: int | None = None
-    modalities: Sequence[str] = ()
-    voice: str = ""
-    encoding: str = PCM_S16LE
-    include_token_ids: bool = False
-    include_codec_tokens: bool = False
-    include_timings: bool = False
-    allow_partial: bool = False
-    priority: int = 0
-    cache_salt: str = ""
-    reply: str | Sequence[int] | None = None
-    tools: Sequence[Tool] = ()
-    tool_choice: ToolChoice | None = None
-    structured_output: StructuredOutput | None = None
-    use_audio_in_video: bool = False
-    template_arguments: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,27 +59,38 @@ class PreparedRequest:
         yield GenerateRequest(end=End())
 
 
-def prepare_request(
-    *,
-    text: str | None = None,
-    chat: ChatMessage | Sequence[ChatMessage] | None = None,
-    raw_text: str | None = None,
-    token_ids: Sequence[int] | None = None,
-    prompt_embeds: Buffer | None = None,
-    options: GenerateOptions,
-) -> PreparedRequest:
+@dataclass(frozen=True, slots=True)
+class PreparedCall:
+    """A request with the metadata and the timeout of its call."""
+
+    request: PreparedRequest
+    metadata: Metadata
+    timeout_s: float | None
+
+
+def prepare_call(arguments: GenerateArguments) -> PreparedCall:
+    """Returns the call for these arguments. Raises ArgumentError; TypeError for an unknown argument."""
+    if unknown := arguments.keys() - GenerateArguments.__annotations__.keys():
+        raise TypeError(f"unknown arguments: {', '.join(sorted(unknown))}")
+    try:
+        request = prepare_request(arguments)
+    except UnicodeEncodeError as error:
+        field = next((name for name, value in arguments.items() if value is error.object), "a text of the request")
+        raise ArgumentError(
+            f"{field} holds half of a surrogate pair (character {error.start}), which UTF-8 does not have; replace it"
+        ) from error
+    metadata = call_metadata(arguments.get("request_id"), arguments.get("traceparent"), arguments.get("metadata", ()))
+    return PreparedCall(request, metadata, check_timeout(arguments.get("timeout")))
+
+
+def prepare_request(arguments: GenerateArguments) -> PreparedRequest:
     """Returns the messages of a request with exactly one of the five prompts. Raises ArgumentError naming the field."""
-    prompts = {
-        "text": text,
-        "chat": chat,
-        "raw_text": raw_text,
-        "token_ids": token_ids,
-        "prompt_embeds": prompt_embeds,
-    }
-    given = [name for name, value in prompts.items() if value is not None]
+    text, chat, raw_text = arguments.get("text"), arguments.get("chat"), arguments.get("raw_text")
+    token_ids, prompt_embeds = arguments.get("token_ids"), arguments.get("prompt_embeds")
+    given = [name for name in _PROMPTS if arguments.get(name) is not None]
     if len(given) != 1:
-        raise ArgumentError(f"give exactly one of {', '.join(prompts)}, got {' and '.join(given) or 'none'}")
-    start = _start(options)
+        raise ArgumentError(f"give exactly one of {', '.join(_PROMPTS)}, got {' and '.join(given) or 'none'}")
+    start = _start(arguments)
     media: tuple[tuple[int, bytes], ...] = ()
     embeds: EmbedsPrompt | None = None
     if text is not None:
@@ -123,22 +109,18 @@ def prepare_request(
     elif prompt_embeds is not None:
         embeds = embeds_prompt(prompt_embeds)
         start.prompt_embeds.CopyFrom(embeds.header)
-    if options.tools or options.tool_choice is not None:
-        if text is None and chat is None:
-            raise ArgumentError("tools and tool_choice need the chat template: give text or chat")
-        add_tools(start.chat, options.tools, options.tool_choice)
-    if options.use_audio_in_video:
-        if chat is None:
-            raise ArgumentError("use_audio_in_video is about the videos of a chat: give chat")
-        start.chat.use_audio_in_video = True
-    if options.template_arguments:
-        if text is None and chat is None:
-            raise ArgumentError("template_arguments need the chat template: give text or chat")
-        start.chat.template_arguments = as_json(options.template_arguments, "template_arguments")
+    _set_template(start, arguments, is_templated=text is not None or chat is not None)
     size = start.ByteSize()
     if size > MAX_MESSAGE_BYTES - 64:
         raise ArgumentError(f"the prompt takes {size} bytes, at most {MAX_MESSAGE_BYTES} fit one message; shorten it")
     return PreparedRequest(start, media, embeds)
+
+
+def check_timeout(timeout: float | None) -> float | None:
+    """Returns timeout, at most LONGEST_S. Raises ArgumentError unless it is None or a positive number of seconds."""
+    if timeout is not None and not (timeout > 0 and math.isfinite(timeout)):
+        raise ArgumentError(f"timeout must be a positive number of seconds or None, got {timeout}")
+    return None if timeout is None else min(timeout, LONGEST_S)
 
 
 def call_metadata(
@@ -187,37 +169,64 @@ def sampling_type(name: str) -> str:
     return f"a list of {kind}" if field.is_repeated else kind
 
 
-def _start(options: GenerateOptions) -> Start:
+def _start(arguments: GenerateArguments) -> Start:
+    """Returns a Start with all options that any kind of prompt may have."""
     try:
-        start = Start(allow_partial=options.allow_partial, priority=options.priority, cache_salt=options.cache_salt)
+        start = Start(
+            allow_partial=arguments.get("allow_partial", False),
+            priority=arguments.get("priority", 0),
+            cache_salt=arguments.get("cache_salt", ""),
+        )
     except UnicodeEncodeError:
         raise  # UnicodeEncodeError is a ValueError; prepare_call explains it
     except (TypeError, ValueError) as error:
         raise ArgumentError("priority must be an integer from -1000 to 1000, and cache_salt must be text") from error
-    for stage, values in (options.sampling or {}).items():
+    for stage, values in (arguments.get("sampling") or {}).items():
         if not isinstance(values, Mapping):
             raise ArgumentError(f"sampling[{stage}] must map parameter names to values, got {type(values).__name__}")
         start.sampling[stage].CopyFrom(sampling_params(stage, values))
-    if options.seed is not None:
-        if not 0 <= options.seed < 2**64:
-            raise ArgumentError(f"seed must be 0 or more and fit 64 bits, got {options.seed}")
-        start.seed = options.seed
-    for modality in (options.modalities,) if isinstance(options.modalities, str) else options.modalities:
+    seed = arguments.get("seed")
+    if seed is not None:
+        if not 0 <= seed < 2**64:
+            raise ArgumentError(f"seed must be 0 or more and fit 64 bits, got {seed}")
+        start.seed = seed
+    modalities = arguments.get("modalities", ())
+    for modality in (modalities,) if isinstance(modalities, str) else modalities:
         if modality.lower() not in _MODALITIES:
             raise ArgumentError(f"modality {modality[:32]!r} is unknown; use {' or '.join(_MODALITIES)}")
         start.modalities.append(_MODALITIES[modality.lower()])
-    if options.encoding not in _ENCODINGS:
-        raise ArgumentError(f"encoding {options.encoding[:32]!r} is unknown; use {' or '.join(_ENCODINGS)}")
-    start.audio.voice = options.voice
-    start.audio.encoding = _ENCODINGS[options.encoding]
-    start.include.token_ids = options.include_token_ids
-    start.include.codec_tokens = options.include_codec_tokens
-    start.include.timings = options.include_timings
-    if options.reply is not None:
-        start.reply.CopyFrom(given_reply(options.reply))
-    if options.structured_output is not None:
-        start.structured_output.CopyFrom(options.structured_output.to_proto())
+    encoding = arguments.get("encoding", PCM_S16LE)
+    if encoding not in _ENCODINGS:
+        raise ArgumentError(f"encoding {encoding[:32]!r} is unknown; use {' or '.join(_ENCODINGS)}")
+    start.audio.voice = arguments.get("voice", "")
+    start.audio.encoding = _ENCODINGS[encoding]
+    start.include.token_ids = arguments.get("include_token_ids", False)
+    start.include.codec_tokens = arguments.get("include_codec_tokens", False)
+    start.include.timings = arguments.get("include_timings", False)
+    reply = arguments.get("reply")
+    if reply is not None:
+        start.reply.CopyFrom(given_reply(reply))
+    structured_output = arguments.get("structured_output")
+    if structured_output is not None:
+        start.structured_output.CopyFrom(structured_output.to_proto())
     return start
+
+
+def _set_template(start: Start, arguments: GenerateArguments, *, is_templated: bool) -> None:
+    """Set the options of the chat template. Raises ArgumentError if the prompt does not use it."""
+    tools, tool_choice = arguments.get("tools", ()), arguments.get("tool_choice")
+    if tools or tool_choice is not None:
+        if not is_templated:
+            raise ArgumentError("tools and tool_choice need the chat template: give text or chat")
+        add_tools(start.chat, tools, tool_choice)
+    if arguments.get("use_audio_in_video"):
+        if arguments.get("chat") is None:
+            raise ArgumentError("use_audio_in_video is about the videos of a chat: give chat")
+        start.chat.use_audio_in_video = True
+    if template_arguments := arguments.get("template_arguments"):
+        if not is_templated:
+            raise ArgumentError("template_arguments need the chat template: give text or chat")
+        start.chat.template_arguments = as_json(template_arguments, "template_arguments")
 
 
 def _add_chat(start: Start, messages: Sequence[ChatMessage]) -> tuple[tuple[int, bytes], ...]:

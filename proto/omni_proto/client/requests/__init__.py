@@ -1,1 +1,0 @@
-"""Turns the arguments of a request into its messages."""

@@ -1,1 +1,0 @@
-"""Turns the messages of a response into events, and the events into one result."""
