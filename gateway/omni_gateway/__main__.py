@@ -6,16 +6,19 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
-from omni_gateway.api.clock import unix_seconds
 from omni_gateway.cluster.replicas import ReadyReplicas
-from omni_gateway.entries.pipelines import Pipelines, ServedPipeline, StaticPipelines
-from omni_gateway.entries.tls import entry_tls
+from omni_gateway.entries.pipelines import Pipelines, ServedPipeline, StaticPipelines, entry_tls, unix_seconds
 from omni_gateway.http_server.app import Running
-from omni_gateway.http_server.malloc import return_large_buffers
 from omni_gateway.http_server.server import Listen, serve
 from omni_gateway.settings import GatewaySettings, SettingsError, load_settings
 from omni_proto.process.logs import LineFormatter, configure_logging
+from omni_proto.process.malloc import M_MMAP_THRESHOLD, set_malloc_options
+
+LARGE_BYTES: Final = 1 << 20
+"""Larger buffers, such as a request's body, are mapped separately, and returned to the system when they are freed. By
+default glibc raises this threshold up to 32 MiB, and one small buffer behind a large one then keeps its memory."""
 
 
 def parse_endpoint(text: str, settings: GatewaySettings) -> ServedPipeline:
@@ -81,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"modelAliases name {', '.join(sorted(unknown))}, which no --endpoint has; "
             "pipelines of a cluster have their aliases in spec.aliases.models"
         )
-    return_large_buffers()
+    set_malloc_options({M_MMAP_THRESHOLD: LARGE_BYTES})
     listen = Listen(options.host, options.port, options.tls_dir, options.address_file)
     found: Pipelines = StaticPipelines(pipelines)
     running: list[Running] = []

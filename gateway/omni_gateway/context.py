@@ -19,8 +19,7 @@ from omni_gateway.entries.pipelines import Pipelines, ServedPipeline
 from omni_gateway.errors import GatewayError, TooLargeError, UnavailableError, to_error
 from omni_gateway.rights import KeyRights
 from omni_gateway.settings import GatewaySettings
-from omni_gateway.telemetry.metrics import GatewayMetrics
-from omni_gateway.telemetry.tracing import RequestSpan, Tracing
+from omni_gateway.telemetry import GatewayMetrics, RequestSpan, Tracing
 from omni_proto.client import ArgumentError, OmniRequestError
 
 _BYTES: Final = 12

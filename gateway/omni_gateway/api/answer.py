@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -10,7 +9,6 @@ from typing import Final, Unpack
 
 from omni_gateway.context import Call, Gateway
 from omni_gateway.entries.pipelines import ServedPipeline
-from omni_gateway.media.encode import SILENT_RATE_HZ, Encoder, PcmEncoder, WavEncoder, make_encoder
 from omni_proto.client import ArgumentError, AudioChunk, Event, GenerateArguments, OmniRequestError, TextDelta
 from omni_proto.process.otlp import exemplar_of
 from omni_proto.rpc.metadata import USER_KEY
@@ -74,26 +72,3 @@ async def _follow(
             failure = call.explain(error)
             call.error = failure.specific_code or failure.code or ""
             raise failure from error
-
-
-class AudioWriter:
-    """Encodes the audio of one answer. The first chunk gives the sample rate and channels of the encoder."""
-
-    def __init__(self, name: str) -> None:
-        """name: one of MEDIA_TYPES, or pcm16."""
-        self._name = name
-        self._encoder: Encoder | None = None
-
-    async def add(self, chunk: AudioChunk) -> bytes:
-        """Returns the encoded audio that is ready; may be empty. Raises GatewayError."""
-        if self._encoder is None:
-            self._encoder = make_encoder(self._name, chunk.sample_rate_hz, chunk.channels)
-        if isinstance(self._encoder, PcmEncoder | WavEncoder):
-            return self._encoder.encode(chunk.data)
-        return await asyncio.to_thread(self._encoder.encode, chunk.data)
-
-    async def finish(self) -> bytes:
-        """Returns the rest of the encoded audio. Without any chunk, it is a valid file of silence."""
-        if self._encoder is None:
-            self._encoder = make_encoder(self._name, SILENT_RATE_HZ, 1)
-        return await asyncio.to_thread(self._encoder.finish)

@@ -10,24 +10,28 @@ from typing import Final
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from omni_gateway.api.answer import AudioWriter, open_answer
-from omni_gateway.api.body_route import BodyRoute
-from omni_gateway.api.clock import unix_seconds
-from omni_gateway.api.ignored import check_unread
+from omni_gateway.api.answer import open_answer
+from omni_gateway.api.body_route import BodyRoute, check_unread
 from omni_gateway.api.live import DONE, EVENT_STREAM, DeferredResponse, LiveResponse, Template, error_event, event
 from omni_gateway.context import Call, Gateway, call_of, gateway_of, pipelines_of
-from omni_gateway.entries.facts import EntryFacts
-from omni_gateway.entries.pipelines import ServedPipeline, find_pipeline
+from omni_gateway.entries.connections import EntryFacts
+from omni_gateway.entries.pipelines import ServedPipeline, find_pipeline, pick_voice, unix_seconds
 from omni_gateway.errors import GatewayError, InternalError, InvalidRequestError
-from omni_gateway.media.encode import SILENT_RATE_HZ, encode_whole
+from omni_gateway.media.encode import SILENT_RATE_HZ, AudioWriter, Base64Pieces, encode_whole
 from omni_gateway.media.read import read_media
-from omni_gateway.openai.base64_pieces import Base64Pieces
 from omni_gateway.openai.chat_events import NOTES_HEADER, ChatAnswer, read_usage
-from omni_gateway.openai.chat_prompt import build_chat, chat_paths, count_chars, entry_sampling, fold_seed, list_media
+from omni_gateway.openai.chat_prompt import (
+    add_form,
+    add_tools,
+    build_chat,
+    chat_paths,
+    count_chars,
+    entry_sampling,
+    fold_seed,
+    list_media,
+)
 from omni_gateway.openai.chat_request import AudioOutput, ChatRequest, NamedTool, VoiceId
 from omni_gateway.openai.chat_unsupported import find_unread
-from omni_gateway.openai.text_form import add_form, add_tools
-from omni_gateway.openai.voices import pick_voice
 from omni_proto.client import (
     Accepted,
     AudioChunk,

@@ -11,7 +11,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from omni_gateway.api.body_paths import body_keys, join_keys
 from omni_gateway.context import gateway_of
 from omni_gateway.errors import (
     GatewayError,
@@ -20,6 +19,7 @@ from omni_gateway.errors import (
     RouteNotFoundError,
     answer_error,
 )
+from omni_gateway.openai.json_body import body_keys, join_keys
 
 _CODES = {
     "missing": "missing_required_parameter",

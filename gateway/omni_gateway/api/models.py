@@ -8,10 +8,9 @@ from typing import Any
 from fastapi import APIRouter, Query, Request
 
 from omni_gateway.context import Gateway, gateway_of, pipelines_of
-from omni_gateway.entries.facts import EntryFacts
-from omni_gateway.entries.pipelines import ServedPipeline, find_pipeline, model_ids
+from omni_gateway.entries.connections import EntryFacts
+from omni_gateway.entries.pipelines import ServedPipeline, find_pipeline, list_aliases, model_ids
 from omni_gateway.errors import GatewayError
-from omni_gateway.openai.voices import list_aliases
 
 router = APIRouter(tags=["models"])
 

@@ -9,22 +9,19 @@ from typing import Final
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from omni_gateway.api.answer import AudioWriter, open_answer
-from omni_gateway.api.body_route import BodyRoute
-from omni_gateway.api.ignored import check_unread
+from omni_gateway.api.answer import open_answer
+from omni_gateway.api.body_route import BodyRoute, check_unread
 from omni_gateway.api.live import EVENT_STREAM, LiveResponse, error_event, event, run_until_gone
 from omni_gateway.api.speaking import Speech
 from omni_gateway.client_paths import SPEECH
 from omni_gateway.context import Call, Gateway, call_of, gateway_of, pipelines_of
-from omni_gateway.entries.pipelines import find_pipeline
+from omni_gateway.entries.pipelines import find_pipeline, pick_voice
 from omni_gateway.errors import GatewayError, InvalidRequestError, SpeechCutError, UnsupportedError
-from omni_gateway.media.encode import MEDIA_TYPES
-from omni_gateway.openai.base64_pieces import Base64Pieces
+from omni_gateway.media.encode import MEDIA_TYPES, AudioWriter, Base64Pieces
 from omni_gateway.openai.chat_events import finish_reason, read_usage
 from omni_gateway.openai.chat_prompt import fold_seed
 from omni_gateway.openai.chat_request import VoiceId
 from omni_gateway.openai.speech_request import SpeechRequest, find_unread
-from omni_gateway.openai.voices import pick_voice
 from omni_proto.client import Event, GenerateArguments
 
 router = APIRouter(tags=["speech"], route_class=BodyRoute)

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from omni_gateway.telemetry.metrics import GatewayMetrics
+from omni_gateway.telemetry import GatewayMetrics
 
 log = logging.getLogger(__name__)
 

@@ -1,30 +1,111 @@
-"""Keeps the gateway's list of pipelines in step with the API server."""
+"""Keeps the gateway's list of pipelines in step with the OmniPipelines of the API server."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from omni_gateway.cluster.served import PIPELINES, keep_what_matters, read_pipelines
-from omni_gateway.entries.pipelines import ServedPipeline
+from omni_gateway.entries.pipelines import ServedPipeline, entry_tls
 from omni_gateway.settings import GatewaySettings
-from omni_gateway.telemetry.metrics import GatewayMetrics
+from omni_gateway.telemetry import GatewayMetrics
 from omni_kube.api.client import ApiClient
 from omni_kube.api.connection import load_connection
 from omni_kube.api.pacing import RateLimiter
 from omni_kube.api.seen import Root
 from omni_kube.api.transport import Transport
-from omni_kube.objects import NamespacedName
+from omni_kube.objects import (
+    Manifest,
+    NamespacedName,
+    ObjectKind,
+    find_condition,
+    is_terminating,
+    parse_time,
+    value_at,
+)
 from omni_kube.reflector import Reflector
 from omni_kube.store import Store
-from omni_proto.pod_contract import PIPELINE_LABEL
+from omni_proto.model_names import NameClaims, read_claims, resolve_names
+from omni_proto.pod_contract import DOMAIN, PIPELINE_LABEL
 
+REFUSED: Final = ("Suspended", "ChildConflict")
+"""If Ready is False for one of these reasons, the gateway sends no request: no pod runs, or the Service may belong to
+somebody else. With any other reason the entry stage may serve, and an error names the stage that is missing."""
+PIPELINES: Final = ObjectKind("OmniPipeline", f"{DOMAIN}/v1alpha1", "omnipipelines")
 CALLER: Final = "omnipipeline-gateway"
 CALLS_PER_S: Final = 5.0
 """Rate limit of the calls to the API server."""
+
+
+def keep_what_matters(manifest: Manifest) -> Manifest:
+    """Returns the part of an OmniPipeline that is kept in memory: without its stages and managedFields."""
+    metadata = {
+        name: value
+        for name, value in manifest["metadata"].items()
+        if name in ("name", "namespace", "generation", "creationTimestamp", "deletionTimestamp")
+    }
+    status = {
+        name: value
+        for name, value in value_at(manifest, "status", default={}).items()
+        if name in ("url", "conditions", "names")
+    }
+    return {
+        "metadata": metadata,
+        "spec": {"aliases": value_at(manifest, "spec", "aliases", default={})},
+        "status": status,
+    }
+
+
+def read_pipeline(
+    manifest: Manifest, settings: GatewaySettings, names: Mapping[str, NameClaims]
+) -> ServedPipeline | None:
+    """Returns the pipeline as the gateway serves it; None if it has no address, or is being deleted.
+
+    names: the pipeline that serves each name. Of its own name and aliases, a pipeline gets only those.
+    """
+    url = value_at(manifest, "status", "url", default="")
+    if not url or is_terminating(manifest):
+        return None
+    ready = find_condition(manifest, "Ready")
+    metadata = manifest["metadata"]
+    endpoint, host = balanced_endpoint(url, metadata["name"])
+    here = NamespacedName(metadata["namespace"], metadata["name"])
+
+    def has(name: str) -> bool:
+        return name in names and (names[name].namespace, names[name].name) == here
+
+    return ServedPipeline(
+        name=metadata["name"],
+        namespace=metadata["namespace"],
+        endpoint=endpoint,
+        has_name=has(here.name),
+        aliases=tuple(filter(has, value_at(manifest, "spec", "aliases", "models", default=()))),
+        voice_aliases=dict(value_at(manifest, "spec", "aliases", "voices", default={})),
+        ready=ready is not None and ready.get("status") == "True",
+        accepts=ready is not None and ready.get("reason") not in REFUSED,
+        created=int(parse_time(metadata["creationTimestamp"]).timestamp()),
+        tls=entry_tls(endpoint, settings, server_name=host),
+    )
+
+
+def balanced_endpoint(url: str, name: str) -> tuple[str, str]:
+    """Returns the endpoint of the pipeline's headless Service, and the url's host, which the certificate must name.
+
+    The Service in the url has a cluster IP, so a connection to it reaches only one pod. Over the addresses of the
+    headless Service, the gateway balances the load itself.
+    """
+    scheme, _, address = url.partition("://")
+    host = address.rpartition(":")[0]
+    return f"{scheme}://{name}-headless{address.removeprefix(name)}", host
+
+
+def read_pipelines(manifests: Sequence[Manifest], settings: GatewaySettings) -> tuple[ServedPipeline, ...]:
+    """Returns the pipelines that have an address and are not being deleted, sorted by name and namespace."""
+    names = resolve_names(claims for manifest in manifests if (claims := read_claims(manifest)) is not None)
+    read = (read_pipeline(manifest, settings, names) for manifest in manifests)
+    return tuple(sorted((one for one in read if one is not None), key=lambda one: (one.name, one.namespace)))
 
 
 class ClusterPipelines:

@@ -6,32 +6,76 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
 from typing import Final, Unpack
 
 import grpc
 
-from omni_gateway.entries.facts import EntryFacts, read_facts
-from omni_gateway.entries.pipelines import ServedPipeline
-from omni_gateway.entries.tls import file_times
+from omni_gateway.entries.pipelines import ServedPipeline, file_times
 from omni_gateway.errors import UnavailableError, to_error
 from omni_proto.client import ArgumentError, AsyncOmniClient, ClientTls, Event, GenerateArguments, OmniRequestError
 from omni_proto.rpc.options import Options, channel_options
+from omni_proto.stage.v1 import sampling_pb2
 from omni_proto.stage.v1.stage_service_pb2 import GetStageResponse
 
 log = logging.getLogger(__name__)
-
 FACTS_S: Final = 30.0
 """How long an answer of GetStage is cached, in seconds."""
 DESCRIBE_TIMEOUT_S: Final = 5.0
 AGAIN_S: Final = 0.2
 """Pause before another call to an entry stage that could not be reached."""
-
 AHEAD_BYTES: Final = 64 << 10
 """Maximum bytes of an answer that gRPC reads ahead. The 4 MiB of channel_options are meant for tensors; here they would
 be held for each client that stalls. gRPC's bdp_probe is off, because it would raise this limit on fast connections."""
-
 _Key = tuple[str, ClientTls | None, tuple[int, ...]]
 """Endpoint, its TLS settings, and the modification times of the TLS files."""
+
+
+@dataclass(frozen=True, slots=True)
+class EntryFacts:
+    """An entry stage's description of itself and of its pipeline."""
+
+    stage: str
+    """Name of the entry stage."""
+    stages: tuple[str, ...]
+    modalities: tuple[str, ...]
+    """The modalities that the pipeline returns: "text", "audio" or both."""
+    voices: tuple[str, ...]
+    """Names of the voices, the default first; empty if the pipeline does not speak."""
+    max_model_len: int
+    speaks_given_text: bool
+    """Whether a request may give the text to speak."""
+    structures_text: bool
+    """Whether a request may set the form of the text (structured output)."""
+    calls_tools: bool
+    """Whether a request may offer tools."""
+    random_weights: bool = False
+    """Whether the checkpoint is a tiny one with random weights, whose answers mean nothing."""
+
+    @property
+    def reads_aloud(self) -> bool:
+        """Whether the pipeline is a model of /v1/audio/speech."""
+        return "audio" in self.modalities and self.speaks_given_text
+
+
+def read_facts(answer: GetStageResponse, pipeline: ServedPipeline) -> EntryFacts:
+    """Returns the facts from the stage's answer. Modalities and voices that `pipeline` sets take precedence."""
+    outputs = tuple(
+        name
+        for value, name in ((sampling_pb2.MODALITY_TEXT, "text"), (sampling_pb2.MODALITY_AUDIO, "audio"))
+        if value in (answer.pipeline_outputs or answer.outputs)
+    )
+    return EntryFacts(
+        stage=answer.stage,
+        stages=tuple(answer.stages),
+        modalities=pipeline.modalities or outputs,
+        voices=pipeline.voices or tuple(answer.voices),
+        max_model_len=answer.limits.max_model_len,
+        speaks_given_text=answer.text.given_reply,
+        structures_text=answer.text.structured_output,
+        calls_tools=bool(answer.text.tool_call_parser),
+        random_weights=answer.random_weights,
+    )
 
 
 class Entries:

@@ -1,13 +1,46 @@
-"""The pipelines that a gateway serves, and how a request's `model` selects one."""
+"""The pipelines that a gateway serves, and how a request's `model` and `voice` select among them."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from pathlib import Path
+from typing import Final, Protocol
 
-from omni_gateway.errors import ModelNotFoundError, ModelNotReadyError
+from omni_gateway.errors import InvalidRequestError, ModelNotFoundError, ModelNotReadyError
+from omni_gateway.settings import GatewaySettings
 from omni_proto.client import ClientTls
+from omni_proto.voices import find_voice
+
+TLS_SCHEME: Final = "grpcs://"
+
+
+def entry_tls(endpoint: str, settings: GatewaySettings, *, server_name: str = "") -> ClientTls | None:
+    """Returns the TLS settings of an entry; None if it has no TLS, or the defaults of grpcs:// are enough.
+
+    server_name: the name that the entry's certificate must have; empty: the endpoint's host.
+    """
+    tls = ClientTls(
+        ca=settings.entry_ca,
+        certificate=settings.entry_certificate,
+        key=settings.entry_key,
+        server_name=server_name,
+    )
+    return tls if endpoint.startswith(TLS_SCHEME) and tls != ClientTls() else None
+
+
+def file_times(tls: ClientTls | None) -> tuple[int, ...]:
+    """Returns the TLS files' modification times in ns, which change when files are renewed; 0 for a missing file."""
+    files = (tls.ca, tls.certificate, tls.key) if tls else ()
+    return tuple(_written_at(Path(file)) for file in files if file is not None)
+
+
+def _written_at(file: Path) -> int:
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:  # kubelet is replacing a Secret's files, or the path is wrong, which connecting will report
+        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +132,44 @@ def find_pipeline(pipelines: Sequence[ServedPipeline], model: str) -> tuple[str,
     if not found.accepts:
         raise ModelNotReadyError(f"The model {found.id!r} takes no requests now.")
     return found.id, found
+
+
+def pick_voice(wanted: str, voices: Sequence[str], aliases: Mapping[str, str], *, param: str) -> str:
+    """Returns the pipeline's name of a voice, given that name or an alias, in any case. An empty name, for the default,
+    stays empty.
+
+    A voice goes before an alias of the same name, and an exact name before one in another case.
+    Raises InvalidRequestError, which lists the known names.
+    """
+    if not wanted or wanted in voices:
+        return wanted
+    meant = _voice_of(wanted if wanted in aliases else None, voices, aliases)
+    meant = meant or find_voice(wanted, voices) or _voice_of(find_voice(wanted, sorted(aliases)), voices, aliases)
+    if meant is not None:
+        return meant
+    known = [*voices, *(alias for alias in sorted(aliases) if _voice_of(alias, voices, aliases) is not None)]
+    raise InvalidRequestError(
+        f"The voice {wanted[:64]!r} is unknown; use {', '.join(known) or 'the default: leave it out'}.", param=param
+    )
+
+
+def list_aliases(aliases: Mapping[str, str], voices: Sequence[str]) -> dict[str, list[str]]:
+    """Returns the aliases of each voice in `voices`, sorted."""
+    found: dict[str, list[str]] = {}
+    for alias in sorted(aliases):
+        voice = _voice_of(alias, voices, aliases) if voices else None
+        if voice is not None:
+            found.setdefault(voice, []).append(alias)
+    return found
+
+
+def _voice_of(alias: str | None, voices: Sequence[str], aliases: Mapping[str, str]) -> str | None:
+    """Returns the voice of an alias; None if the pipeline lacks it. If `voices` is empty, they are not known."""
+    if alias is None:
+        return None
+    return find_voice(aliases[alias], voices) if voices else aliases[alias]
+
+
+def unix_seconds() -> int:
+    """Returns the seconds since the epoch, only for timestamps in answers. Deadlines use a monotonic clock."""
+    return int(time.time())

@@ -12,8 +12,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import HTMLResponse
 
-from omni_gateway.api import chat, health, models, refused, speech
-from omni_gateway.api.document import complete_document
+from omni_gateway.api import chat, models, service, speech
 from omni_gateway.api.errors import add_error_handlers
 from omni_gateway.context import Gateway
 from omni_gateway.entries.connections import Entries
@@ -22,11 +21,10 @@ from omni_gateway.guard.keys import open_keys
 from omni_gateway.guard.middleware import PROTECTED, VOICE_LISTS, Guard
 from omni_gateway.guard.reply import IGNORED_HEADER
 from omni_gateway.openai.chat_events import NOTES_HEADER
-from omni_gateway.pages.docs_page import render_docs
+from omni_gateway.pages.document import complete_document, render_docs
 from omni_gateway.pages.page_files import HEADERS, PageFiles
 from omni_gateway.settings import GatewaySettings
-from omni_gateway.telemetry.metrics import GatewayMetrics
-from omni_gateway.telemetry.tracing import open_tracing
+from omni_gateway.telemetry import GatewayMetrics, open_tracing
 
 LIMIT_HEADERS = tuple(
     f"x-ratelimit-{part}-{what}" for part in ("limit", "remaining", "reset") for what in ("requests", "audio-seconds")
@@ -102,7 +100,7 @@ def create_app(
     )
     app.state.gateway = gateway
     add_error_handlers(app)
-    for part in (health, models, chat, speech, refused):
+    for part in (service, models, chat, speech):
         app.include_router(part.router)
     app.add_route("/docs", lambda request: HTMLResponse(render_docs(app.openapi()), headers=HEADERS))
     # A mount would also take requests to other routes with a method that the route does not allow.

@@ -1,10 +1,12 @@
-"""Encodes PCM in the requested format, piece by piece. Each format returns encoded audio as early as it can.
+"""Encodes audio for an answer, piece by piece. Each format returns encoded audio as early as it can.
 
 pcm is passed through, and wav gets a header; neither changes a sample. FFmpeg (PyAV) encodes the other formats.
 """
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import io
 import struct
 from typing import Final, Protocol
@@ -15,6 +17,7 @@ from av.audio.resampler import AudioResampler
 from av.audio.stream import AudioStream
 
 from omni_gateway.errors import InternalError
+from omni_proto.client import AudioChunk
 
 MEDIA_TYPES: Final = {
     "pcm": "audio/pcm",
@@ -39,6 +42,8 @@ _CODECS: Final = {
 """By format: FFmpeg's container and codec, the codec's options and the container's options. MP3 is written without its
 length header, because the length is not known yet. Ogg pages last 20 ms, so that no audio waits for a page to fill."""
 _BIT_RATES: Final = {"mp3": 96_000, "opus": 48_000, "aac": 96_000}
+_GROUP: Final = 6
+"""Bytes are encoded in multiples of this: base64 needs no padding after 3 bytes, and a 16-bit sample has 2."""
 
 
 class Encoder(Protocol):
@@ -213,3 +218,48 @@ class _Sink(io.RawIOBase):
 
 def _padded(pcm: bytes, size: int) -> bytes:
     return pcm.ljust(size, b"\0")
+
+
+class AudioWriter:
+    """Encodes the audio of one answer. The first chunk gives the sample rate and channels of the encoder."""
+
+    def __init__(self, name: str) -> None:
+        """name: one of MEDIA_TYPES, or pcm16."""
+        self._name = name
+        self._encoder: Encoder | None = None
+
+    async def add(self, chunk: AudioChunk) -> bytes:
+        """Returns the encoded audio that is ready; may be empty. Raises GatewayError."""
+        if self._encoder is None:
+            self._encoder = make_encoder(self._name, chunk.sample_rate_hz, chunk.channels)
+        if isinstance(self._encoder, PcmEncoder | WavEncoder):
+            return self._encoder.encode(chunk.data)
+        return await asyncio.to_thread(self._encoder.encode, chunk.data)
+
+    async def finish(self) -> bytes:
+        """Returns the rest of the encoded audio. Without any chunk, it is a valid file of silence."""
+        if self._encoder is None:
+            self._encoder = make_encoder(self._name, SILENT_RATE_HZ, 1)
+        return await asyncio.to_thread(self._encoder.finish)
+
+
+class Base64Pieces:
+    """Encodes pieces of a file so that their texts together are the base64 of the file.
+
+    Clients that collect a stream join these texts: openai-python's `stream()`, and LangChain, when chunks are added.
+    Padding inside the joined text would end it for most decoders.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def add(self, data: bytes) -> str:
+        """Returns the text of the next piece, which may be empty: up to 5 bytes wait for the next one."""
+        data = self._rest + data
+        end = len(data) - len(data) % _GROUP
+        self._rest = data[end:]
+        return base64.b64encode(data[:end]).decode()
+
+    def finish(self, data: bytes) -> str:
+        """Returns the text of the bytes that waited and of the last piece."""
+        return base64.b64encode(self._rest + data).decode()

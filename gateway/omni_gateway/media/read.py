@@ -1,20 +1,112 @@
-"""Reads the media of a chat's messages from the request, or fetches them over https if `media.fetchHttps` is set."""
+"""Reads the media of chat messages: base64 and data: URIs in the request, or https URLs if media.fetchHttps is set."""
 
 from __future__ import annotations
 
 import asyncio
+import binascii
 from collections.abc import Callable, Sequence
+from typing import Final
+from urllib.parse import unquote
 
 from omni_gateway.errors import InvalidMediaError, TooLargeError, UnsupportedError
-from omni_gateway.media.data_uri import AUDIO_TYPES, IMAGE_TYPES, VIDEO_TYPES, decode_base64, read_data_uri
 from omni_gateway.media.fetch import fetch_media
 from omni_gateway.openai.chat_messages import AudioPart, AudioUrlPart, ImagePart, Media, VideoPart, url_of
 from omni_gateway.settings import MediaSettings
 from omni_proto.client import ArgumentError, MediaPart, audio_part, image_part, video_part
 from omni_proto.media.media_header import FORMATS
 
+IMAGE_TYPES: Final = ("image/png", "image/jpeg", "image/webp", "image/gif", "image/jpg", "image/pjpeg", "image/x-png")
+"""Registered and common names, here and below. Programs also take a file's suffix for its type. Only the bytes decide
+what a file is."""
+VIDEO_TYPES: Final = (
+    *("video/mp4", "video/webm", "video/x-matroska", "video/quicktime", "video/matroska", "video/mov", "video/x-m4v"),
+    *("video/mkv", "video/x-mkv", "video/x-quicktime"),
+)
+AUDIO_TYPES: Final = (
+    *("audio/wav", "audio/x-wav", "audio/wave", "audio/vnd.wave", "audio/x-pn-wav", "audio/flac", "audio/x-flac"),
+    *("audio/mpeg", "audio/mp3", "audio/mpeg3", "audio/x-mp3", "audio/x-mpeg", "audio/ogg", "audio/opus", "audio/oga"),
+    *("audio/vorbis", "audio/mp4", "audio/m4a", "audio/x-m4a", "audio/aac", "audio/aacp", "audio/x-aac"),
+    *("audio/webm", "audio/x-matroska", "audio/matroska", "application/ogg", *VIDEO_TYPES),
+)
+"""Recorders of browsers and phones name audio in MP4 or WebM video."""
+UNTYPED: Final = ("", "application/octet-stream", "binary/octet-stream")
+"""Types of data: URIs that say nothing."""
+_MAX_HEAD: Final = 1024
+_MARK: Final = "base64,"
+_URL_ALPHABET: Final = {ord("-"): "+", ord("_"): "/"}
+
+_PIECE: Final = 1 << 20
+"""Characters of base64 that are decoded at once, a multiple of four."""
 Hold = Callable[[int], None]
 """Counts bytes that will be kept, see Share.add."""
+
+
+def decode_base64(text: str, *, param: str, max_bytes: int) -> bytes:
+    """Returns the decoded bytes of base64, or of a data: URI with it.
+
+    Takes what base64 libraries and forms make: line breaks, the alphabet for URLs, percent-encoding, and text without
+    padding. Raises TooLargeError, before decoding, and InvalidMediaError.
+    """
+    if text[:64].lstrip()[:5].lower() == "data:":
+        text = _split(text, param)[1]
+    data = _decode(text, param, max_bytes)
+    if not data:
+        raise InvalidMediaError(f"{param} is empty.", param=param)
+    return data
+
+
+def read_data_uri(url: str, types: Sequence[str], *, param: str, max_bytes: int) -> bytes:
+    """Returns the decoded bytes of a data: URI, e.g. data:image/png;base64,...
+
+    Raises TooLargeError; InvalidMediaError, also if its media type is neither in `types` nor in UNTYPED.
+    """
+    kind, body = _split(url, param, types[0])
+    if kind not in types and kind not in UNTYPED:
+        raise InvalidMediaError(f"{param} must be of the type {' or '.join(types)}.", param=param)
+    return decode_base64(body, param=param, max_bytes=max_bytes)
+
+
+def _split(uri: str, param: str, example: str = "audio/wav") -> tuple[str, str]:
+    """Returns the media type of a data: URI, in lower case, and its base64.
+
+    Parameters of the type may hold commas: a browser's recorder writes data:video/webm;codecs=vp8,opus;base64,...
+    """
+    head = uri[:_MAX_HEAD].lower()
+    end = head.find(_MARK)
+    kind, *options = head[: max(end, 0)].partition("data:")[2].split(";")
+    if end < 0 or not options:
+        raise InvalidMediaError(f"{param} must be data:{example};base64,...", param=param)
+    return kind.strip(), uri[end + len(_MARK) :]
+
+
+def _decode(text: str, param: str, max_bytes: int) -> bytes:
+    too_large = TooLargeError(f"{param} holds more than {max_bytes} bytes, the limit for one file.", param=param)
+    # Percent-encoding and line breaks add at most half.
+    if len(text) > 2 * max_bytes + _MAX_HEAD:
+        raise too_large
+    try:
+        data = _decode_pieces(text)
+    except ValueError:
+        plain = "".join((unquote(text) if "%" in text else text).split()).translate(_URL_ALPHABET).rstrip("=")
+        try:
+            data = _decode_pieces(plain + "=" * (-len(plain) % 4))
+        except ValueError as error:
+            raise InvalidMediaError(
+                f"{param} is not base64: send the file's bytes in base64 (RFC 4648), alone or as a data: URI.",
+                param=param,
+            ) from error
+    if len(data) > max_bytes:
+        raise too_large
+    return data
+
+
+def _decode_pieces(text: str) -> bytes:
+    """Returns the bytes of strict base64. Raises ValueError."""
+    if "=" in text[:-2]:
+        raise ValueError("padding before the end")
+    # In pieces, because each one holds Python's global lock, and other threads have to run.
+    pieces = (text[at : at + _PIECE] for at in range(0, len(text), _PIECE))
+    return b"".join(binascii.a2b_base64(one, strict_mode=True) for one in pieces)
 
 
 async def read_media(found: Sequence[tuple[str, Media]], settings: MediaSettings, hold: Hold) -> list[MediaPart]:

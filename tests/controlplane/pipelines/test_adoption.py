@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from omni_gateway.cluster.served import read_pipelines
+from omni_gateway.cluster.watch import read_pipelines
 from omni_gateway.settings import GatewaySettings
 from support.controlplane.control_plane import ControlPlane
 from support.controlplane.operators import OperatorProcess, wait_idle

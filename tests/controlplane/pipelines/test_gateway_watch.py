@@ -13,7 +13,7 @@ import pytest
 from omni_gateway.cluster.watch import ClusterPipelines
 from omni_gateway.entries.pipelines import ServedPipeline, model_ids
 from omni_gateway.settings import GatewaySettings
-from omni_gateway.telemetry.metrics import GatewayMetrics
+from omni_gateway.telemetry import GatewayMetrics
 from support.controlplane.server.api import Api, ApiError
 from support.controlplane.server.api_server import ApiServer
 

@@ -18,7 +18,7 @@ import yaml
 from omni_gateway.cluster.watch import ClusterPipelines
 from omni_gateway.entries.pipelines import find_pipeline
 from omni_gateway.errors import ModelNotFoundError
-from omni_gateway.telemetry.metrics import GatewayMetrics
+from omni_gateway.telemetry import GatewayMetrics
 from support.controlplane.operators import MANIFESTS, OperatorProcess
 from support.controlplane.pipelines import build_pipeline, build_stage
 from support.controlplane.server.api import Api, eventually

@@ -15,9 +15,8 @@ import pytest
 from cryptography import x509
 
 from omni_gateway.__main__ import parse_endpoint
-from omni_gateway.entries.pipelines import ServedPipeline
-from omni_gateway.entries.tls import entry_tls
-from omni_gateway.http_server import certificate
+from omni_gateway.entries.pipelines import ServedPipeline, entry_tls
+from omni_gateway.http_server import server
 from omni_gateway.settings import GatewaySettings
 from support.peers.answering_entry import WORDS, serve_entry
 from support.peers.certificates import Authority, MountedSecret, Pair, tls_files
@@ -58,7 +57,7 @@ def shown_serial(url: str) -> int:
 def test_the_own_certificate_is_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """New connections get the renewed certificate, and open ones continue. A certificate without its key is not
     used."""
-    monkeypatch.setattr(certificate, "CHECK_S", 0.05)
+    monkeypatch.setattr(server, "CHECK_S", 0.05)
     authority = Authority("cert-manager")
     first, second, third = (authority.issue(hosts=["localhost"]) for _ in range(3))
     secret = MountedSecret(tmp_path / "tls", tls_files(first))

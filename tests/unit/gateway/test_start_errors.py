@@ -14,7 +14,7 @@ from omni_gateway.__main__ import main
 def process_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keeps main() from changing the logging and the allocator of the test's process."""
     monkeypatch.setattr(__main__, "configure_logging", lambda *_: None)
-    monkeypatch.setattr(__main__, "return_large_buffers", lambda: None)
+    monkeypatch.setattr(__main__, "set_malloc_options", lambda _: None)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from omni_gateway.entries.pipelines import list_aliases, pick_voice
 from omni_gateway.errors import InvalidRequestError
-from omni_gateway.openai.voices import list_aliases, pick_voice
 
 
 def test_an_alias_of_a_voice_that_the_checkpoint_lacks_is_not_recommended() -> None:

@@ -45,7 +45,7 @@ CHANNELS = frozenset(f"grpc.{kind}{name}" for kind in ("", "aio.") for name in (
 OPENS_CHANNELS = "omni_proto/rpc/channels.py"
 """The only file that opens channels: it sets the options that keep gRPC from crashing."""
 MAY_READ_THE_WALL_CLOCK = {
-    "omni_gateway/api/clock.py": "OpenAI's `created`; nothing ends by it",
+    "omni_gateway/entries/pipelines.py": "OpenAI's `created`; nothing ends by it",
     "omni_stage/models/shared/text/template_worker.py": "what day it is, for chat templates that tell the model",
     "omni_stage/service/request/timeline.py": "when a request was accepted; all else there is monotonic",
     "omni_stage/service/server/tls.py": "certificates expire by the wall clock",

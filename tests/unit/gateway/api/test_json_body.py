@@ -20,12 +20,12 @@ from pydantic import BaseModel
 from starlette.testclient import TestClient
 
 from omni_gateway.api.body_route import INLINE_BYTES, BodyRoute, read_model
-from omni_gateway.api.json_body import VALUE_BYTES, VALUES, count_values, parse_json
 from omni_gateway.context import Budget, Share
 from omni_gateway.entries.pipelines import StaticPipelines
 from omni_gateway.errors import InvalidRequestError, TooLargeError
 from omni_gateway.http_server.app import create_app
 from omni_gateway.openai.chat_request import ChatRequest
+from omni_gateway.openai.json_body import VALUE_BYTES, VALUES, count_values, parse_json
 from omni_gateway.openai.speech_request import SpeechRequest
 
 JSON = {"content-type": "application/json"}

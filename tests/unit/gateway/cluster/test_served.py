@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from omni_gateway.cluster.served import REFUSED, keep_what_matters, read_pipeline, read_pipelines
+from omni_gateway.cluster.watch import REFUSED, keep_what_matters, read_pipeline, read_pipelines
 from omni_gateway.settings import GatewaySettings
 from omni_operator.reasons import Reason
 

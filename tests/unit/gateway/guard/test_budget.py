@@ -21,7 +21,7 @@ from omni_gateway.guard.body import BodyReader
 from omni_gateway.guard.middleware import Guard
 from omni_gateway.openai.chat_messages import Body
 from omni_gateway.settings import GatewaySettings
-from omni_gateway.telemetry.metrics import GatewayMetrics
+from omni_gateway.telemetry import GatewayMetrics
 
 TEXT = "x" * 100_000
 

@@ -18,7 +18,7 @@ from omni_gateway.guard.keys import KeyRing, hash_key
 from omni_gateway.guard.middleware import Guard
 from omni_gateway.http_server.app import create_app
 from omni_gateway.settings import GatewaySettings
-from omni_gateway.telemetry.metrics import GatewayMetrics
+from omni_gateway.telemetry import GatewayMetrics
 
 
 async def answer_in_two(scope: Scope, receive: Receive, send: Send) -> None:

@@ -22,7 +22,7 @@ from omni_gateway.guard.middleware import Guard
 from omni_gateway.http_server.app import create_app
 from omni_gateway.http_server.connections import bounded_http
 from omni_gateway.settings import GatewaySettings
-from omni_gateway.telemetry.metrics import GatewayMetrics
+from omni_gateway.telemetry import GatewayMetrics
 from support.processes.polling import until
 
 HALF = (

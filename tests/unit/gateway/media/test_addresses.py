@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from omni_gateway.media.addresses import is_public
+from omni_gateway.media.fetch import is_public
 
 PUBLIC = ("1.1.1.1", "8.8.8.8", "93.184.215.14", "126.255.255.255", "192.0.1.0", "198.20.0.0", "223.255.255.255")
 NOT_PUBLIC = (

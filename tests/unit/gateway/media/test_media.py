@@ -13,10 +13,9 @@ import pytest
 from omni_gateway.context import Budget, Share
 from omni_gateway.errors import GatewayError, InvalidMediaError, TooLargeError, UnsupportedError
 from omni_gateway.media import fetch
-from omni_gateway.media.addresses import check_url
-from omni_gateway.media.data_uri import AUDIO_TYPES, IMAGE_TYPES, decode_base64, read_data_uri
 from omni_gateway.media.encode import encode_whole
-from omni_gateway.media.read import read_media
+from omni_gateway.media.fetch import check_url
+from omni_gateway.media.read import AUDIO_TYPES, IMAGE_TYPES, decode_base64, read_data_uri, read_media
 from omni_gateway.openai.chat_messages import AssistantMessage, AudioPart, AudioUrlPart, TextPart
 from omni_gateway.openai.chat_prompt import build_chat
 from omni_gateway.settings import MediaSettings

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from benchmarks.first_audio.playback import count_clicks
 
-from omni_gateway.media.seams import FADE_S, Seams
+from omni_gateway.api.speaking import FADE_S, Seams
 
 RATE = 24_000
 FADE = round(RATE * FADE_S)

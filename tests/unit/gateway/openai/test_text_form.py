@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from omni_gateway.entries.facts import EntryFacts
+from omni_gateway.entries.connections import EntryFacts
 from omni_gateway.errors import GatewayError
 from omni_gateway.openai.chat_messages import UserMessage
-from omni_gateway.openai.chat_prompt import entry_sampling
+from omni_gateway.openai.chat_prompt import add_form, add_tools, entry_sampling
 from omni_gateway.openai.chat_request import ChatRequest
 from omni_gateway.openai.chat_unsupported import find_unread
-from omni_gateway.openai.text_form import add_form, add_tools
 from omni_proto.client import CallTool, GenerateArguments, StructuredOutput, Tool
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}

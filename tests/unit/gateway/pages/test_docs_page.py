@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from omni_gateway.entries.pipelines import StaticPipelines
 from omni_gateway.http_server.app import create_app
-from omni_gateway.pages.docs_page import render_docs
+from omni_gateway.pages.document import render_docs
 
 
 @pytest.fixture(scope="module")
