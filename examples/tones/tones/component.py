@@ -10,7 +10,7 @@ import torch
 from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_proto.tensors import TensorSchema
 from omni_stage.errors import InvalidRequestError
-from omni_stage.models.component import EngineStep, StageInput, StageRequest, StageStep, UserPrompt
+from omni_stage.models.component import EngineInput, EngineStep, StageRequest, StageStep, UserPrompt
 from omni_stage.payloads import AdditionalInformationPayload
 from tones.manifest import PLAYER
 
@@ -42,7 +42,7 @@ class Player:
             "enforce_eager": True,
         }
 
-    def prepare(self, request: StageRequest) -> StageInput:
+    def prepare(self, request: StageRequest) -> EngineInput:
         """Returns the text's bytes as the tensor `codes`, for ToneModel.generate.
 
         Raises InvalidRequestError if the request has no text, or a text that is too long.
@@ -53,12 +53,12 @@ class Player:
         if len(codes) > MAX_BYTES:
             message = f"start.text: at most {MAX_BYTES} bytes can be played"
             raise InvalidRequestError(message, field="start.text", limit=MAX_BYTES)
-        return StageInput(
+        return EngineInput(
             prompt={"prompt_token_ids": [0] * len(codes)},
             additional_information=AdditionalInformationPayload.from_mapping({"codes": codes}),
         )
 
-    def emitter(self, request: StageRequest, prepared: StageInput) -> PlayerEmitter:
+    def emitter(self, request: StageRequest, prepared: EngineInput) -> PlayerEmitter:
         """Returns an emitter that sends the engine's audio unchanged."""
         return PlayerEmitter()
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from omni_stage.exchange.arrays import Array, join
 
 if TYPE_CHECKING:
-    from omni_stage.models.component import StageInput
+    from omni_stage.models.component import EngineInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class InputPart:
     diffusion engine treats each part as a separate request. The parts' outputs keep the order of the parts.
     """
 
-    input: StageInput
+    input: EngineInput
     """Complete in the first part. From later parts, an autoregressive engine reads only additional_information."""
     max_tokens: int | None = None
     """Autoregressive engines: how many tokens can be sampled with this part's rows; None if the input is complete."""

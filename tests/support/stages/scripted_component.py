@@ -9,7 +9,7 @@ from typing import Any
 from omni_proto.pipeline.components import ComponentFacts, EngineKind
 from omni_proto.stage_config import Modality, SamplingDefaults
 from omni_proto.tensors import TensorSchema
-from omni_stage.models.component import MediaCost, StageInput, StageRequest, StageStep
+from omni_stage.models.component import EngineInput, MediaCost, StageRequest, StageStep
 from omni_stage.models.manifest import describe
 
 Script = Callable[[StageRequest], AsyncIterator[StageStep]]
@@ -71,10 +71,10 @@ class ScriptedComponent:
     def engine_kwargs(self) -> dict[str, Any]:
         return {}
 
-    def prepare(self, request: StageRequest) -> StageInput:
+    def prepare(self, request: StageRequest) -> EngineInput:
         raise NotImplementedError
 
-    def emitter(self, request: StageRequest, prepared: StageInput) -> Any:
+    def emitter(self, request: StageRequest, prepared: EngineInput) -> Any:
         raise NotImplementedError
 
     def warmup_request(self) -> StageRequest:

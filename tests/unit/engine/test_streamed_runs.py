@@ -15,7 +15,7 @@ from omni_proto.pipeline.components import EngineKind
 from omni_proto.stage_config import SamplingDefaults
 from omni_stage.engine.streamed import StreamedRuns
 from omni_stage.engine.work import WorkLedger
-from omni_stage.models.component import EngineStep, FinishReason, StageInput, StageRequest, StageStep
+from omni_stage.models.component import EngineInput, EngineStep, FinishReason, StageRequest, StageStep
 from omni_stage.models.edge_stream import EdgeRows, EdgeStream, InputPart
 from omni_stage.models.manifest import describe
 from omni_stage.scheduling.session_queue import SessionRoom, Sessions
@@ -34,7 +34,7 @@ class Feed:
         self.ready_ns = time.monotonic_ns()
 
     def next_part(self) -> InputPart | None:
-        return InputPart(StageInput(prompt={"prompt_token_ids": [1, 2]}), last=True) if self.ready_ns else None
+        return InputPart(EngineInput(prompt={"prompt_token_ids": [1, 2]}), last=True) if self.ready_ns else None
 
 
 class Component:
@@ -47,7 +47,7 @@ class Component:
     def open_feed(self, request: StageRequest) -> Feed:
         return self.feeds.setdefault(request.request_id, Feed())
 
-    def emitter(self, request: StageRequest, prepared: StageInput) -> Any:
+    def emitter(self, request: StageRequest, prepared: EngineInput) -> Any:
         return SimpleNamespace(emit=StageStep.of)
 
 

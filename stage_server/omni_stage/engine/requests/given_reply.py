@@ -13,10 +13,10 @@ from dataclasses import replace
 
 from omni_stage.errors import ModelExecutionError, PromptTooLongError
 from omni_stage.exchange.reply_form import ReplyTokens
-from omni_stage.models.component import EngineStep, FinishReason, StageInput
+from omni_stage.models.component import EngineInput, EngineStep, FinishReason
 
 
-def check_room(prepared: StageInput, max_model_len: int) -> None:
+def check_room(prepared: EngineInput, max_model_len: int) -> None:
     """Refuse a prompt and reply that are too long together. Raises PromptTooLongError.
 
     The length of a prompt with media is not known yet: vLLM checks it later.

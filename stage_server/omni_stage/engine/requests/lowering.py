@@ -14,7 +14,7 @@ from omni_stage.engine.requests.part_plan import PlannedPart
 from omni_stage.engine.requests.request import OmniEngineCoreRequest
 from omni_stage.engine.requests.sampling import lower_sampling
 from omni_stage.engine.requests.traits import EngineTraits
-from omni_stage.models.component import Component, StageInput, StageRequest, UserPrompt
+from omni_stage.models.component import Component, EngineInput, StageRequest, UserPrompt
 from omni_stage.vllm_adapter.core.interface import CorePart, Params
 from omni_stage.vllm_adapter.text.text_parsers import structured_sampling
 
@@ -29,13 +29,13 @@ class Lowering:
     captures_rows: bool
     """Whether the runner captures the rows that the stage publishes."""
 
-    def params(self, request: StageRequest, prepared: StageInput) -> Params:
+    def params(self, request: StageRequest, prepared: EngineInput) -> Params:
         """Returns vLLM's parameters of the whole request."""
         if self.component.facts.kind.is_one_shot:
             return PoolingParams()
         return self.sampling_params(request, prepared)
 
-    def sampling_params(self, request: StageRequest, prepared: StageInput) -> SamplingParams:
+    def sampling_params(self, request: StageRequest, prepared: EngineInput) -> SamplingParams:
         """Returns vLLM's parameters of an autoregressive request. max_tokens is always set if the prompt's length is
         known, that is, without media."""
         if prepared.reply is not None:
@@ -58,10 +58,10 @@ class Lowering:
         )
 
     def lower(
-        self, request: StageRequest, prepared: StageInput, params: Params, *, streamed: bool = False
+        self, request: StageRequest, prepared: EngineInput, params: Params, *, streamed: bool = False
     ) -> tuple[dict[str, Any], Params]:
         """Returns vLLM's prompt and parameters. Raises as OmniEngineCoreRequest.lower does."""
-        lowered = OmniEngineCoreRequest.from_stage_input(
+        lowered = OmniEngineCoreRequest.from_engine_input(
             request.request_id,
             prepared,
             params,
@@ -79,7 +79,7 @@ class Lowering:
         return CorePart(prompt, lowered, part.last)
 
 
-def _further(request: StageRequest, prepared: StageInput) -> dict[str, Any]:
+def _further(request: StageRequest, prepared: EngineInput) -> dict[str, Any]:
     """Returns `prepared.sampling` and the requested form of the text. The form is not added if a text parser has
     already put it into `prepared.sampling`."""
     structured = request.source.structured if isinstance(request.source, UserPrompt) else None

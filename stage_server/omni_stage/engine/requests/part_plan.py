@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from omni_stage.errors import ModelExecutionError
-from omni_stage.models.component import FinishReason, StageInput
+from omni_stage.models.component import EngineInput, FinishReason
 from omni_stage.models.edge_stream import InputPart
 
 
@@ -25,7 +25,7 @@ from omni_stage.models.edge_stream import InputPart
 class PlannedPart:
     """One part, ready to be lowered."""
 
-    input: StageInput
+    input: EngineInput
     max_tokens: int
     last: bool
 
@@ -45,11 +45,11 @@ class PartPlan:
         if self._part is not None:
             raise ModelExecutionError("a part of streamed input was made before the previous part had ended")
         tokens = self._left if part.max_tokens is None else min(part.max_tokens, self._left)
-        stage_input = part.input
+        engine_input = part.input
         if self._last_token is not None:
-            stage_input = replace(stage_input, prompt={"prompt_token_ids": [self._last_token]})
+            engine_input = replace(engine_input, prompt={"prompt_token_ids": [self._last_token]})
         # A part that may use up the budget is the last one, even if more rows could arrive.
-        self._part = PlannedPart(stage_input, tokens, last=part.last or tokens == self._left)
+        self._part = PlannedPart(engine_input, tokens, last=part.last or tokens == self._left)
         self._part_left = tokens
         return self._part
 

@@ -27,7 +27,7 @@ from omni_stage.errors import (
     PromptTooLongError,
     RequestTooLargeError,
 )
-from omni_stage.models.component import StageInput
+from omni_stage.models.component import EngineInput
 from omni_stage.payloads import (
     OMNI_PAYLOAD_KEY,
     OMNI_ROWS_KEY,
@@ -48,7 +48,7 @@ class OmniTokensPrompt(TokensPrompt, total=False):  # type: ignore[misc, call-ar
     """vLLM's TokensPrompt with the tensors and lists that travel with it to the engine's process.
 
     For code that creates an OmniEngineCoreRequest itself. Stages do not use it: their components return prompt and
-    payload as separate fields of a StageInput.
+    payload as separate fields of an EngineInput.
     """
 
     additional_information: AdditionalInformationPayload
@@ -79,10 +79,10 @@ class OmniEngineCoreRequest:
     """Only requests with the same salt share cached prefixes; requests with an empty salt share theirs."""
 
     @classmethod
-    def from_stage_input(
+    def from_engine_input(
         cls,
         request_id: str,
-        prepared: StageInput,
+        prepared: EngineInput,
         params: SamplingParams | PoolingParams,
         *,
         want_rows: bool = False,

@@ -36,7 +36,7 @@ from omni_stage.models.component.protocol import (
     TakesStreams,
     TakesVideo,
 )
-from omni_stage.models.component.request import EdgeInput, StageInput, StageRequest
+from omni_stage.models.component.request import EdgeInput, EngineInput, StageRequest
 from omni_stage.models.component.step import StageStep
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "ComponentFactory",
     "EdgeInput",
     "Emitter",
+    "EngineInput",
     "EngineStep",
     "FinishReason",
     "ImagePart",
@@ -55,7 +56,6 @@ __all__ = [
     "MediaCost",
     "MediaPart",
     "ServedComponent",
-    "StageInput",
     "StageRequest",
     "StageStep",
     "TakesMedia",

@@ -88,7 +88,7 @@ class UserPrompt(Brief):
     token_ids: Sequence[int] | None = None
     prompt_embeds: PromptEmbedsPayload | None = None
     """Embeddings [rows, hidden size] in place of tokens. Only for engines with enablePromptEmbeds; `prepare` returns
-    them as StageInput.prompt_embeds."""
+    them as EngineInput.prompt_embeds."""
     reply: GivenReply | None = None
     """A reply that the client gives, so that the model samples none. Set only if the component's facts say
     takes_reply."""

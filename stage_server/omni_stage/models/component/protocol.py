@@ -10,7 +10,7 @@ from omni_proto.pipeline.components import ComponentFacts
 from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_proto.tensors import TensorSchema
 from omni_stage.exchange.engine_step import EngineStep
-from omni_stage.models.component.request import StageInput, StageRequest
+from omni_stage.models.component.request import EngineInput, StageRequest
 from omni_stage.models.component.step import StageStep
 from omni_stage.models.edge_stream import InputFeed
 
@@ -47,14 +47,14 @@ class Component(ServedComponent, Protocol):
         """
         ...
 
-    def prepare(self, request: StageRequest) -> StageInput:
+    def prepare(self, request: StageRequest) -> EngineInput:
         """Returns the engine's input for a request. May take milliseconds (tokenizer, images): call it in a thread.
 
         Raises OmniStageError (InvalidRequestError, InvalidMediaError, InvalidTensorError, PromptTooLongError).
         """
         ...
 
-    def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
+    def emitter(self, request: StageRequest, prepared: EngineInput) -> Emitter:
         """Returns the request's emitter. For streamed input, `prepared` is the input of the first part."""
         ...
 

@@ -54,7 +54,7 @@ class StageRequest(Brief):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class StageInput(Brief):
+class EngineInput(Brief):
     """What a component passes to the engine: one vLLM prompt and the data that accompanies it."""
 
     prompt: Mapping[str, Any]

@@ -18,8 +18,8 @@ from omni_stage.exchange.reply_form import TextParse, ToolMode
 from omni_stage.models.component import (
     ChatMessage,
     Emitter,
+    EngineInput,
     EngineStep,
-    StageInput,
     StageRequest,
     StageStep,
     TextPart,
@@ -185,19 +185,19 @@ class GenericLlm:
             "language_model_only": True,
         }
 
-    def prepare(self, request: StageRequest) -> StageInput:
+    def prepare(self, request: StageRequest) -> EngineInput:
         """Tokenize the prompt; prompt embeddings are passed unchanged."""
         if not isinstance(request.source, UserPrompt):
             raise InvalidRequestError(f"component {LLM.id} reads a prompt, not tensors of another stage")
         if request.voice:
             raise InvalidRequestError(f"component {LLM.id} does not speak; leave the voice out", field="start.audio")
         if request.source.prompt_embeds is not None:
-            return StageInput(prompt={}, prompt_embeds=request.source.prompt_embeds)
+            return EngineInput(prompt={}, prompt_embeds=request.source.prompt_embeds)
         prompt: Mapping[str, Any] = {
             "prompt_token_ids": self._tokenizer.encode(request.source, request.max_prompt_tokens)
         }
         parse = self._open_parser(request.source)
-        return StageInput(prompt=prompt, parse=parse, sampling={} if parse is None else parse.sampling)
+        return EngineInput(prompt=prompt, parse=parse, sampling={} if parse is None else parse.sampling)
 
     def _open_parser(self, source: UserPrompt) -> ParserOfRequest | None:
         if self._parsers is None:
@@ -205,7 +205,7 @@ class GenericLlm:
         messages = [describe_message(message, dumps=json.dumps) for message in source.messages or ()]
         return self._parsers.open(source.tools, source.structured, messages, source.template_arguments)
 
-    def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
+    def emitter(self, request: StageRequest, prepared: EngineInput) -> Emitter:
         """Returns an emitter that uses the request's parser, if it has one."""
         return _TextEmitter(prepared.parse)
 

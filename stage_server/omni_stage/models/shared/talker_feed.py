@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from omni_stage.errors import InvalidRequestError, InvalidTensorError
-from omni_stage.models.component import EdgeInput, FinishReason, StageInput, StageRequest
+from omni_stage.models.component import EdgeInput, EngineInput, FinishReason, StageRequest
 from omni_stage.models.edge_stream import EdgeRows, InputPart
 from omni_stage.payloads import AdditionalInformationPayload
 
@@ -108,7 +108,7 @@ class TalkerFeed:
         if part is None:
             if not self._conditioning.ended:
                 return None
-            return InputPart(StageInput(prompt={}, finished=FinishReason.EMPTY_INPUT), last=True)
+            return InputPart(EngineInput(prompt={}, finished=FinishReason.EMPTY_INPUT), last=True)
         information: dict[str, torch.Tensor | list[Any]] = {"input_rows": part.rows}
         prompt: dict[str, Any] = {}
         if part.prompt is None:
@@ -118,17 +118,17 @@ class TalkerFeed:
             information["mrope_positions"] = part.prompt.mrope_positions
             information["mrope_delta"] = [part.prompt.mrope_delta]
             information |= self._settings
-        stage_input = StageInput(
+        engine_input = EngineInput(
             prompt=prompt,
             additional_information=AdditionalInformationPayload.from_mapping(information),
             suppress_token_ids=self._suppress,
             stop_token_ids=self._stop,
             repeat_limit=self._repeat_limit,
         )
-        return InputPart(stage_input, max_tokens=part.max_tokens, last=part.last)
+        return InputPart(engine_input, max_tokens=part.max_tokens, last=part.last)
 
 
-def prepare_whole(request: StageRequest, feed: TalkerFeed, *, component: str, missing: str) -> StageInput:
+def prepare_whole(request: StageRequest, feed: TalkerFeed, *, component: str, missing: str) -> EngineInput:
     """Returns a talker's input made from the thinker's complete tensors. A reply without text ends as EMPTY_INPUT.
 
     `component`: the talker's id; `missing`: the tensor that the error names if the tensors are empty. Raises

@@ -10,7 +10,7 @@ from omni_proto.pipeline.components import ComponentFacts
 from omni_proto.stage_config import SamplingDefaults
 from omni_proto.tensors import TensorSchema
 from omni_stage.errors import InvalidRequestError
-from omni_stage.models.component import MediaCost, StageInput, StageRequest, UserPrompt
+from omni_stage.models.component import EngineInput, MediaCost, StageRequest, UserPrompt
 from omni_stage.models.shared.media_cost import MediaCosts
 from omni_stage.models.shared.prompts import MAX_ASPECT_RATIO, SOUND_RATE_HZ, PromptBuilder
 from omni_stage.models.shared.stop_strings import SpokenTokens
@@ -86,7 +86,7 @@ class OmniThinker:
             "additional_config": captures if self._settings.feeds else {},
         }
 
-    def prepare(self, request: StageRequest) -> StageInput:
+    def prepare(self, request: StageRequest) -> EngineInput:
         """Build vLLM's prompt with the chat template, the tokenizer and the media. Embeddings are passed unchanged.
 
         If a later stage speaks the reply, the prompt is extended as speech requires (PromptBuilder).
@@ -97,14 +97,14 @@ class OmniThinker:
             pick_voice(request.voice, self.known_voices)
         ends = () if request.sampling.ignore_eos else self._settings.end_token_ids
         if request.source.prompt_embeds is not None:
-            return StageInput(prompt={}, prompt_embeds=request.source.prompt_embeds, stop_token_ids=ends)
+            return EngineInput(prompt={}, prompt_embeds=request.source.prompt_embeds, stop_token_ids=ends)
         reply = request.source.reply
         ends_text, most = self._settings.end_token_ids, request.max_prompt_tokens
         tokens = None if reply is None else self._prompts.encode_reply(reply, ends_text, most=most)
         prompt = self._prompts.build(request.source, speaks=request.want_tensors, reply=tokens, most=most)
         if request.want_tensors and request.source.token_ids is not None:
             self.check_spoken_ids(prompt["prompt_token_ids"])
-        return StageInput(prompt=prompt, stop_token_ids=ends, reply=tokens)
+        return EngineInput(prompt=prompt, stop_token_ids=ends, reply=tokens)
 
     def spoken_tokens(self, request: StageRequest) -> SpokenTokens:
         """Returns the object that counts how many tokens of the request's reply may be spoken."""

@@ -12,7 +12,7 @@ from vllm.sampling_params import SamplingParams
 
 from omni_stage.engine.requests.request import OmniEngineCoreRequest, OmniTokensPrompt
 from omni_stage.engine.requests.traits import EngineTraits
-from omni_stage.models.component import StageInput
+from omni_stage.models.component import EngineInput
 from omni_stage.payloads import (
     OMNI_PAYLOAD_KEY,
     OMNI_ROWS_KEY,
@@ -106,14 +106,14 @@ def test_omni_tokens_prompt_extends_vllms():
 
 
 @pytest.mark.parametrize("params", [SamplingParams(), PoolingParams()], ids=["sampling", "pooling"])
-def test_from_stage_input(params):
-    prepared = StageInput(
+def test_from_engine_input(params):
+    prepared = EngineInput(
         prompt={"prompt_token_ids": [1]},
         additional_information=INFORMATION,
         suppress_token_ids=[2],
         stop_token_ids=[3],
     )
-    request = OmniEngineCoreRequest.from_stage_input("id", prepared, params, cache_salt="s")
+    request = OmniEngineCoreRequest.from_engine_input("id", prepared, params, cache_salt="s")
     assert request.cache_salt == "s"
     assert (request.sampling_params or request.pooling_params) is params
     assert (request.sampling_params is None) != (request.pooling_params is None)

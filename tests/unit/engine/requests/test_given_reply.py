@@ -8,7 +8,7 @@ import torch
 from omni_stage.engine.requests.given_reply import as_if_sampled, check_room
 from omni_stage.errors import ModelExecutionError, PromptTooLongError
 from omni_stage.exchange.reply_form import ReplyTokens
-from omni_stage.models.component import EngineStep, FinishReason, StageInput
+from omni_stage.models.component import EngineInput, EngineStep, FinishReason
 
 REPLY = ReplyTokens((8, 9), "hi")
 TENSORS = {
@@ -53,11 +53,11 @@ def test_a_second_step_is_an_error(step: EngineStep) -> None:
 
 
 def test_prompt_and_reply_fit_together_or_are_refused() -> None:
-    def given(tokens: int) -> StageInput:
-        return StageInput(prompt={"prompt_token_ids": [1] * tokens}, reply=REPLY)
+    def given(tokens: int) -> EngineInput:
+        return EngineInput(prompt={"prompt_token_ids": [1] * tokens}, reply=REPLY)
 
     check_room(given(63), 64)
-    check_room(StageInput(prompt={"prompt_token_ids": [1] * 64}), 64)
+    check_room(EngineInput(prompt={"prompt_token_ids": [1] * 64}), 64)
     with pytest.raises(PromptTooLongError, match="at most 63 fit") as caught:
         check_room(given(64), 64)
     assert caught.value.details.field == "start.reply"

@@ -15,7 +15,7 @@ from omni_stage.engine.requests.part_plan import PartPlan
 from omni_stage.engine.requests.sampling import check_stage_sampling
 from omni_stage.engine.work import WorkLedger
 from omni_stage.errors import InvalidRequestError, ModelExecutionError
-from omni_stage.models.component import FinishReason, StageInput
+from omni_stage.models.component import EngineInput, FinishReason
 from omni_stage.models.edge_stream import InputPart
 from omni_stage.models.manifest import describe
 
@@ -24,7 +24,7 @@ STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
 
 def part(max_tokens: int | None, last: bool = False) -> InputPart:
-    return InputPart(StageInput(prompt={"prompt_token_ids": [9, 9]}), max_tokens, last)
+    return InputPart(EngineInput(prompt={"prompt_token_ids": [9, 9]}), max_tokens, last)
 
 
 def test_later_parts_begin_with_the_last_token() -> None:

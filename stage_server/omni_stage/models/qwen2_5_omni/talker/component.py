@@ -13,8 +13,8 @@ from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_stage.models.component import (
     EdgeInput,
     Emitter,
+    EngineInput,
     EngineStep,
-    StageInput,
     StageRequest,
     StageStep,
 )
@@ -71,7 +71,7 @@ class Talker:
             "additional_config": {PACE_KEY: self._pace},
         }
 
-    def prepare(self, request: StageRequest) -> StageInput:
+    def prepare(self, request: StageRequest) -> EngineInput:
         """Convert the thinker's tensors. A reply without text ends as EMPTY_INPUT."""
         return prepare_whole(request, self.open_feed(request), component=TALKER.id, missing="x")
 
@@ -87,7 +87,7 @@ class Talker:
             repeat_limit=REPEAT_LIMIT,
         )
 
-    def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
+    def emitter(self, request: StageRequest, prepared: EngineInput) -> Emitter:
         """Returns an emitter that leaves out the tokens that end the stream."""
         return TalkerEmitter(self._checkpoint.codec)
 

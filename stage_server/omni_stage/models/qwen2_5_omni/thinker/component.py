@@ -14,7 +14,7 @@ import torch
 from omni_proto.stage_config import StageConfig
 from omni_stage.errors import ModelExecutionError
 from omni_stage.exchange.arrays import Array
-from omni_stage.models.component import Emitter, EngineStep, StageInput, StageRequest, StageStep
+from omni_stage.models.component import Emitter, EngineInput, EngineStep, StageRequest, StageStep
 from omni_stage.models.qwen2_5_omni.checkpoint import OmniCheckpoint, read_checkpoint, read_voices
 from omni_stage.models.qwen2_5_omni.manifest import THINKER
 from omni_stage.models.qwen2_5_omni.model_configs import name_thinker
@@ -51,7 +51,7 @@ class Thinker(OmniThinker):
         # Each codec token needs one row of the reply, and the first step has only the prompt's rows.
         self.first_audio_steps = int(settings.pace["first_tokens"]) + 1
 
-    def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
+    def emitter(self, request: StageRequest, prepared: EngineInput) -> Emitter:
         """Returns an emitter that pairs rows with token ids."""
         spoken = self.spoken_tokens(request)
         return ThinkerEmitter(want_tensors=request.want_tensors, dtype=self._dtype, spoken=spoken)

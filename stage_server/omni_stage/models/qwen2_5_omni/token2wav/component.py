@@ -13,9 +13,9 @@ from omni_stage.errors import InvalidRequestError, ModelExecutionError
 from omni_stage.models.component import (
     EdgeInput,
     Emitter,
+    EngineInput,
     EngineStep,
     FinishReason,
-    StageInput,
     StageRequest,
     StageStep,
 )
@@ -76,15 +76,15 @@ class Token2Wav:
             "additional_config": {DIFFUSION_SETTINGS: {"step_work": STEP_WORK, "cpu_step_work": CPU_STEP_WORK}},
         }
 
-    def prepare(self, request: StageRequest) -> StageInput:
+    def prepare(self, request: StageRequest) -> EngineInput:
         """Convert the talker's codec tokens. A request without codec tokens ends as EMPTY_INPUT."""
         if not isinstance(request.source, EdgeInput):
             raise InvalidRequestError(f"component {TOKEN2WAV.id} reads tensors of a talker, not a prompt")
         settings = self._settings(request)
         codes = self._check_codes(request.source.tensors)
         if codes is None:
-            return StageInput(prompt={}, finished=FinishReason.EMPTY_INPUT)
-        return self._stage_input({"codes": codes, **settings})
+            return EngineInput(prompt={}, finished=FinishReason.EMPTY_INPUT)
+        return self._engine_input({"codes": codes, **settings})
 
     def open_feed(self, request: StageRequest) -> SoundFeed:
         """Returns a feed of windows of codes (windows.py).
@@ -94,10 +94,10 @@ class Token2Wav:
         """
         settings = self._settings(request)
 
-        def build(codes: torch.Tensor, window: Window) -> StageInput:
+        def build(codes: torch.Tensor, window: Window) -> EngineInput:
             tail = 0 if window.last else self._checkpoint.sound.frame
             place = {"first_code": [window.begin], "keep": [window.skip, window.keep, tail]}
-            return self._stage_input({"codes": codes, **settings, **place})
+            return self._engine_input({"codes": codes, **settings, **place})
 
         return SoundFeed(self._checkpoint.blocks, lambda codes: self._check_codes({"codes": codes}), build)
 
@@ -114,7 +114,7 @@ class Token2Wav:
     def _check_codes(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
         return talker2token2wav(tensors, self._checkpoint.code_limit, self._checkpoint.max_codes)
 
-    def _stage_input(self, values: dict[str, Any]) -> StageInput:
+    def _engine_input(self, values: dict[str, Any]) -> EngineInput:
         """Build the engine's input. Raises InvalidRequestError if its work exceeds the limit of a request."""
         (steps,) = values["steps"]
         work = count_work(len(values["codes"]), steps)
@@ -126,12 +126,12 @@ class Token2Wav:
                 field="sampling.num_inference_steps",
                 limit=self._max_work,
             )
-        return StageInput(
+        return EngineInput(
             prompt={"prompt_token_ids": [0] * work},
             additional_information=AdditionalInformationPayload.from_mapping(values),
         )
 
-    def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
+    def emitter(self, request: StageRequest, prepared: EngineInput) -> Emitter:
         """Returns an emitter that forwards the audio; for streamed input, one that joins the audio of windows."""
         if isinstance(request.source, EdgeStream):
             return WindowEmitter(self._checkpoint.sound)

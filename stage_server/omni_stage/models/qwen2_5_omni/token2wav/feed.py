@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from omni_stage.errors import ModelExecutionError
-from omni_stage.models.component import EngineStep, FinishReason, StageInput, StageStep
+from omni_stage.models.component import EngineInput, EngineStep, FinishReason, StageStep
 from omni_stage.models.edge_stream import EdgeRows, InputPart
 from omni_stage.models.qwen2_5_omni.checkpoint import Blocks, SoundShape
 from omni_stage.models.qwen2_5_omni.token2wav.windows import Window, next_window
@@ -20,7 +20,7 @@ class SoundFeed:
         self,
         blocks: Blocks,
         check: Callable[[torch.Tensor], torch.Tensor | None],
-        build: Callable[[torch.Tensor, Window], StageInput],
+        build: Callable[[torch.Tensor, Window], EngineInput],
     ) -> None:
         """`check` refuses codes without audio or too many codes; `build` makes a window's engine input."""
         self._blocks = blocks
@@ -44,7 +44,7 @@ class SoundFeed:
         If there are no codes at all, the request ends as EMPTY_INPUT.
         """
         if self._ended and not len(self._codes):
-            return InputPart(StageInput(prompt={}, finished=FinishReason.EMPTY_INPUT), last=True)
+            return InputPart(EngineInput(prompt={}, finished=FinishReason.EMPTY_INPUT), last=True)
         window = next_window(self._sounded, len(self._codes), ended=self._ended, blocks=self._blocks)
         if window is None:
             return None

@@ -12,9 +12,9 @@ from omni_stage.errors import InvalidRequestError, InvalidTensorError, ModelExec
 from omni_stage.models.component import (
     EdgeInput,
     Emitter,
+    EngineInput,
     EngineStep,
     FinishReason,
-    StageInput,
     StageRequest,
     StageStep,
 )
@@ -65,22 +65,22 @@ class Code2Wav:
             "additional_config": {DIFFUSION_SETTINGS: {"step_work": STEP_FRAMES}},
         }
 
-    def prepare(self, request: StageRequest) -> StageInput:
+    def prepare(self, request: StageRequest) -> EngineInput:
         """Convert the talker's frames. A request without frames ends as EMPTY_INPUT."""
         if not isinstance(request.source, EdgeInput):
             raise InvalidRequestError(f"component {CODE2WAV.id} reads tensors of a talker, not a prompt")
         codes = request.source.tensors.get("codes")
         if codes is None or codes.shape[0] == 0:
-            return StageInput(prompt={}, finished=FinishReason.EMPTY_INPUT)
+            return EngineInput(prompt={}, finished=FinishReason.EMPTY_INPUT)
         self._check_frames(codes, 0)
-        return self._stage_input({"codes": codes})
+        return self._engine_input({"codes": codes})
 
     def open_feed(self, request: StageRequest) -> CodesFeed:
         """Returns a feed of chunks of frames. The audio does not depend on the sizes of the chunks."""
         stream = request.request_id
 
-        def build(codes: torch.Tensor, first: int, last: bool) -> StageInput:
-            return self._stage_input({"codes": codes, "stream": [stream], "first_frame": [first], "last": [int(last)]})
+        def build(codes: torch.Tensor, first: int, last: bool) -> EngineInput:
+            return self._engine_input({"codes": codes, "stream": [stream], "first_frame": [first], "last": [int(last)]})
 
         return CodesFeed(self._check_frames, build)
 
@@ -108,15 +108,15 @@ class Code2Wav:
                 limit=self._max_frames,
             )
 
-    def _stage_input(self, values: dict[str, Any]) -> StageInput:
-        return StageInput(
+    def _engine_input(self, values: dict[str, Any]) -> EngineInput:
+        return EngineInput(
             prompt={"prompt_token_ids": [0] * len(values["codes"])},
             additional_information=AdditionalInformationPayload.from_mapping(
                 {**values, "codes": values["codes"].contiguous()}
             ),
         )
 
-    def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
+    def emitter(self, request: StageRequest, prepared: EngineInput) -> Emitter:
         """Returns an emitter that forwards the audio and checks its length."""
         return Code2WavEmitter(self._speech)
 

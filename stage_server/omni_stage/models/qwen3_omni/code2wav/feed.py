@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from omni_stage.models.component import FinishReason, StageInput
+from omni_stage.models.component import EngineInput, FinishReason
 from omni_stage.models.edge_stream import EdgeRows, InputPart
 
 MAX_CHUNK_FRAMES = 100
@@ -18,7 +18,7 @@ class CodesFeed:
     """An InputFeed of chunks. A chunk has all waiting frames, at least one and at most MAX_CHUNK_FRAMES."""
 
     def __init__(
-        self, check: Callable[[torch.Tensor, int], None], build: Callable[[torch.Tensor, int, bool], StageInput]
+        self, check: Callable[[torch.Tensor, int], None], build: Callable[[torch.Tensor, int, bool], EngineInput]
     ) -> None:
         """`check` refuses frames without audio, and too many frames. Its second argument is the number of earlier
         frames.
@@ -59,4 +59,4 @@ class CodesFeed:
 
     def _end(self) -> InputPart:
         reason = FinishReason.STOP if self._came else FinishReason.EMPTY_INPUT
-        return InputPart(StageInput(prompt={}, finished=reason), last=True)
+        return InputPart(EngineInput(prompt={}, finished=reason), last=True)

@@ -11,7 +11,7 @@ import torch
 
 from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_stage.exchange.arrays import Array
-from omni_stage.models.component import EdgeInput, Emitter, EngineStep, StageInput, StageRequest, StageStep
+from omni_stage.models.component import EdgeInput, Emitter, EngineInput, EngineStep, StageRequest, StageStep
 from omni_stage.models.qwen3_omni.checkpoint import OmniCheckpoint, SpeechFacts, read_speaking_checkpoint
 from omni_stage.models.qwen3_omni.manifest import TALKER
 from omni_stage.models.qwen3_omni.model_configs import pick_talker
@@ -60,7 +60,7 @@ class Talker:
             "additional_config": {"omni": {"capture_rows": True}, PACE_KEY: self._pace},
         }
 
-    def prepare(self, request: StageRequest) -> StageInput:
+    def prepare(self, request: StageRequest) -> EngineInput:
         """Convert the thinker's tensors. A reply without text ends as EMPTY_INPUT."""
         return prepare_whole(request, self.open_feed(request), component=TALKER.id, missing="token_ids")
 
@@ -82,7 +82,7 @@ class Talker:
             settings={GREEDY: [int(temperature == 0.0)], SEED: [seed]},
         )
 
-    def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
+    def emitter(self, request: StageRequest, prepared: EngineInput) -> Emitter:
         """Returns an emitter of frames."""
         return TalkerEmitter(self._speech)
 

@@ -16,7 +16,7 @@ import torch
 from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_stage.errors import ConfigurationError, InvalidRequestError, ModelExecutionError
 from omni_stage.exchange.arrays import Array
-from omni_stage.models.component import Emitter, EngineStep, StageInput, StageRequest, StageStep
+from omni_stage.models.component import Emitter, EngineInput, EngineStep, StageRequest, StageStep
 from omni_stage.models.qwen3_omni.checkpoint import OmniCheckpoint, read_checkpoint
 from omni_stage.models.qwen3_omni.manifest import THINKER
 from omni_stage.models.qwen3_omni.model_configs import name_thinker
@@ -68,7 +68,7 @@ class Thinker(OmniThinker):
                 field="start.token_ids",
             )
 
-    def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
+    def emitter(self, request: StageRequest, prepared: EngineInput) -> Emitter:
         """Returns an emitter of token ids, and of rows for the prompt's media."""
         return ThinkerEmitter(
             self._checkpoint,

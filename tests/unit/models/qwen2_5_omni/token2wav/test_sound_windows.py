@@ -15,7 +15,7 @@ from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5O
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavBigVGANModel
 
 from omni_stage.errors import InvalidTensorError, ModelExecutionError
-from omni_stage.models.component import EngineStep, FinishReason, StageInput
+from omni_stage.models.component import EngineInput, EngineStep, FinishReason
 from omni_stage.models.edge_stream import EdgeRows
 from omni_stage.models.qwen2_5_omni.checkpoint import Blocks, SoundShape, read_sound_shape
 from omni_stage.models.qwen2_5_omni.first_window import first_codes, lookahead_blocks
@@ -37,9 +37,9 @@ SOUND = SoundShape(240, 2)
 def feed_of(windows: list[tuple[list[int], Window]]) -> SoundFeed:
     """Returns a feed. For each input that it builds, it appends the codes and the window to `windows`."""
 
-    def build(codes: torch.Tensor, window: Window) -> StageInput:
+    def build(codes: torch.Tensor, window: Window) -> EngineInput:
         windows.append((codes.tolist(), window))
-        return StageInput(prompt={})
+        return EngineInput(prompt={})
 
     return SoundFeed(BLOCKS, lambda codes: talker2token2wav({"codes": codes}, 1000, 500), build)
 
