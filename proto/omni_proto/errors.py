@@ -1,14 +1,14 @@
-"""The base class of all errors of omni_proto, and the errors of schemas, messages and tensors.
+"""The errors that the protocol knows: of schemas and messages, and those with which a stage ends a request.
 
-Each tensor error says whether the transfer or the sender is at fault. This module imports nothing of the project, so
-that the control plane can use it too. The message of a tensor error names the tensor. No message contains tensor values
-or prompt text. Errors of a call are in `client/errors.py`.
+This module imports nothing of the project and no gRPC, so that the control plane can use it too. No message contains
+tensor values or prompt text. Errors of a client's call are in `client/errors.py`.
 """
 
 from __future__ import annotations
 
 import copyreg
-from enum import StrEnum
+from dataclasses import dataclass
+from typing import Self
 
 
 class OmniProtoError(Exception):
@@ -35,89 +35,75 @@ class WireError(OmniProtoError):
     """The received bytes are not a message of the protocol: truncated, damaged, or never protobuf."""
 
 
-class TensorErrorKind(StrEnum):
-    """Whether the transfer or the sender caused a tensor error; decides its gRPC code."""
+@dataclass(frozen=True)
+class ErrorDetails:
+    """What ErrorInfo, BadRequest and RetryInfo report in addition to the message."""
 
-    CORRUPT = "corrupt"
-    """The transfer lost, repeated or changed data: DATA_LOSS, reason CORRUPT_TENSOR."""
-    INVALID = "invalid"
-    """The sender announced or sent something that is not allowed: INVALID_ARGUMENT, reason INVALID_TENSOR."""
-    NON_FINITE = "non_finite"
-    """The values are NaN or infinite: INVALID_ARGUMENT, reason NON_FINITE_TENSOR."""
+    field: str = ""
+    """Path of the field in the request or configuration, e.g. "start.sampling[talker].top_p"."""
+    limit: str = ""
+    """The limit that was exceeded, with its unit if it has one."""
+    actual: str = ""
+    """What exceeded the limit, with its unit, such as "6027 tokens"."""
+    retry_after_s: float | None = None
+    """Seconds after which a retry may succeed; sent as RetryInfo."""
 
 
-class TensorError(OmniProtoError):
-    """Root of the errors of a tensor on an edge."""
+class OmniStageError(OmniProtoError):
+    """Root of the errors with which a stage ends a request. Each class states its gRPC code and its reason."""
 
-    kind: TensorErrorKind = TensorErrorKind.INVALID
+    code = "INTERNAL"
+    """Name of the gRPC code."""
+    reason = "INTERNAL"
+    """omni_proto.stage.v1.ErrorReason without its prefix."""
 
-    def __init__(self, tensor: str, message: str, *, limit: object = "") -> None:
-        super().__init__(f"tensor {tensor!r}: {message}")
-        self.tensor = tensor
-        """Name of the tensor; empty if it is not known."""
-        self.limit = str(limit)
-        """The limit that was exceeded, with its unit; empty if none."""
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str = "",
+        limit: object = "",
+        actual: str = "",
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.details = ErrorDetails(field=field, limit=str(limit), actual=actual, retry_after_s=retry_after_s)
+
+
+class InvalidRequestError(OmniStageError):
+    """A field of the request is wrong."""
+
+    code = "INVALID_ARGUMENT"
+    reason = "INVALID_REQUEST"
+
+
+class TensorError(OmniStageError):
+    """Root of the errors of a tensor: on an edge, in a prompt, or in a payload."""
+
+    @classmethod
+    def of(cls, tensor: str, message: str, *, limit: object = "") -> Self:
+        """Returns the error of a tensor on an edge; its name may be empty if it is not known."""
+        return cls(f"tensor {tensor!r}: {message}", field=f"tensor[{tensor}]", limit=limit)
 
 
 class CorruptTensorError(TensorError):
-    """The transfer lost, repeated or changed data."""
+    """The transfer lost, repeated or changed data: a checksum is wrong, or rows are missing or duplicated."""
 
-    kind = TensorErrorKind.CORRUPT
-
-
-class ChecksumError(CorruptTensorError):
-    """The CRC-32C of a chunk's data differs from the checksum in the chunk."""
+    code = "DATA_LOSS"
+    reason = "CORRUPT_TENSOR"
 
 
-class OutOfOrderChunkError(CorruptTensorError):
-    """A chunk begins after the next expected row: the rows before it are missing or late."""
+class InvalidTensorError(TensorError, InvalidRequestError):
+    """The sender announced or sent a tensor that does not fit its header, its schema or a limit."""
 
-
-class DuplicateChunkError(CorruptTensorError):
-    """A chunk holds only rows that were already received."""
-
-
-class OverlappingChunkError(CorruptTensorError):
-    """A chunk holds rows that were already received, and new ones."""
-
-
-class MissingRowsError(CorruptTensorError):
-    """The input ended before the tensor's last chunk."""
-
-
-class ChunkAfterLastError(CorruptTensorError):
-    """A chunk came after the one marked as the last."""
-
-
-class ChunkLengthError(CorruptTensorError):
-    """A chunk's data is not exactly rows x bytes per row long."""
-
-
-class InvalidTensorError(TensorError):
-    """The sender announced or sent something that is not allowed."""
+    reason = "INVALID_TENSOR"
 
 
 class OversizedTensorError(InvalidTensorError):
     """More rows or bytes than the header, the schema or the budget allow."""
 
 
-class WrongHeaderError(InvalidTensorError):
-    """A header contradicts the edge's schema, is missing, or came twice."""
-
-
-class UnknownTensorError(InvalidTensorError):
-    """A chunk names a tensor that no header announced."""
-
-
-class EmptyChunkError(InvalidTensorError):
-    """A chunk without rows that does not end its tensor."""
-
-
-class InvalidBoolError(InvalidTensorError):
-    """A bool tensor holds bytes other than 0 and 1."""
-
-
 class NonFiniteTensorError(InvalidTensorError):
     """A tensor holds NaN or infinity."""
 
-    kind = TensorErrorKind.NON_FINITE
+    reason = "NON_FINITE_TENSOR"

@@ -123,7 +123,7 @@ def read_edge(data: bytes) -> None:
         for message in split(data):
             reader.feed(deserialize_request(message))
         reader.end_of_stream()
-    except (OmniStageError, OmniProtoError) as error:
+    except OmniProtoError as error:
         check_told(error)
         return
     tensors = to_torch(reader.tensors)
@@ -154,7 +154,7 @@ def plan(data: bytes) -> None:
                 receive_media(planned.prompt.media, received, rules)
                 blank = ImagePart(Image.new("RGB", (1, 1)))
                 build_prompt(planned.prompt, [blank] * len(planned.prompt.media))
-        except (OmniStageError, OmniProtoError) as error:
+        except OmniProtoError as error:
             check_told(error)
 
 

@@ -11,20 +11,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from omni_proto.errors import (
-    ChecksumError,
-    ChunkAfterLastError,
-    ChunkLengthError,
-    DuplicateChunkError,
-    EmptyChunkError,
-    InvalidBoolError,
-    MissingRowsError,
+    CorruptTensorError,
+    InvalidTensorError,
     NonFiniteTensorError,
-    OutOfOrderChunkError,
-    OverlappingChunkError,
     OversizedTensorError,
     SchemaError,
-    UnknownTensorError,
-    WrongHeaderError,
 )
 from omni_proto.stage.v1.tensors_pb2 import TensorHeader
 from omni_proto.tensors.scan import TensorChunkView
@@ -80,7 +71,7 @@ class TensorAssembler:
         self, spec: TensorSpec, max_rows: int, *, check_finite: bool = True, reserve: Reserve | None = None
     ) -> None:
         if max_rows < 0:
-            raise OversizedTensorError(spec.name, f"max_rows must be 0 or more, got {max_rows}")
+            raise OversizedTensorError.of(spec.name, f"max_rows must be 0 or more, got {max_rows}")
         self.spec = spec
         self.max_rows = max_rows
         self._dtype = dtype_info(spec.dtype)
@@ -110,7 +101,7 @@ class TensorAssembler:
         """Add the next chunk, copying its data. Raises a TensorError, or the error that reserve raises."""
         self._check_place(chunk)
         if crc32c(chunk.data) != chunk.crc32c:
-            raise ChecksumError(
+            raise CorruptTensorError.of(
                 self.spec.name,
                 f"CRC-32C of rows {chunk.row_offset} to {chunk.row_offset + chunk.rows} is wrong; "
                 "the data was damaged on its way, or the sender set no checksum",
@@ -131,38 +122,42 @@ class TensorAssembler:
         return ReceivedTensor(self.spec, self._rows - first, part)
 
     def finish(self) -> ReceivedTensor:
-        """Returns the tensor and releases its buffer. Raises MissingRowsError if the last chunk is missing."""
+        """Returns the tensor and releases its buffer. Raises CorruptTensorError if the last chunk is missing."""
         if not self._complete:
-            raise MissingRowsError(self.spec.name, f"the input ended after {self._rows} rows, without a last chunk")
+            raise CorruptTensorError.of(
+                self.spec.name, f"the input ended after {self._rows} rows, without a last chunk"
+            )
         buffer, self._buffer = self._buffer, memoryview(b"")
         return ReceivedTensor(self.spec, self._rows, buffer[: self._rows * self._row_bytes])
 
     def _check_place(self, chunk: TensorChunkView) -> None:
         name, next_row, end = self.spec.name, self._rows, chunk.row_offset + chunk.rows
         if self._complete:
-            raise ChunkAfterLastError(name, f"a chunk of row {chunk.row_offset} came after the last one")
+            raise CorruptTensorError.of(name, f"a chunk of row {chunk.row_offset} came after the last one")
         if len(chunk.data) != chunk.rows * self._row_bytes:
-            raise ChunkLengthError(
+            raise CorruptTensorError.of(
                 name, f"{len(chunk.data)} bytes of data for {chunk.rows} rows of {self._row_bytes} bytes"
             )
         if chunk.row_offset > next_row:
-            raise OutOfOrderChunkError(name, f"row {chunk.row_offset} came when row {next_row} was due")
+            raise CorruptTensorError.of(name, f"row {chunk.row_offset} came when row {next_row} was due")
         if chunk.row_offset < next_row:
             if end <= next_row:
-                raise DuplicateChunkError(name, f"rows {chunk.row_offset} to {end} came again; row {next_row} was due")
-            raise OverlappingChunkError(name, f"rows {chunk.row_offset} to {next_row} came again, with new ones")
+                raise CorruptTensorError.of(
+                    name, f"rows {chunk.row_offset} to {end} came again; row {next_row} was due"
+                )
+            raise CorruptTensorError.of(name, f"rows {chunk.row_offset} to {next_row} came again, with new ones")
         if chunk.rows == 0 and not chunk.last:
-            raise EmptyChunkError(name, "a chunk without rows must be the last one")
+            raise InvalidTensorError.of(name, "a chunk without rows must be the last one")
         if end > self.max_rows:
-            raise OversizedTensorError(
+            raise OversizedTensorError.of(
                 name, f"row {end - 1} is beyond the {self.max_rows} rows announced", limit=f"{self.max_rows} rows"
             )
 
     def _check_values(self, data: memoryview, row: int) -> None:
         if self._check_finite and not is_finite(data, self._dtype):
-            raise NonFiniteTensorError(self.spec.name, f"the rows from {row} on hold NaN or infinity")
+            raise NonFiniteTensorError.of(self.spec.name, f"the rows from {row} on hold NaN or infinity")
         if self._dtype.name == "bool" and not is_boolean(data):
-            raise InvalidBoolError(self.spec.name, f"the rows from {row} on hold bytes other than 0 and 1")
+            raise InvalidTensorError.of(self.spec.name, f"the rows from {row} on hold bytes other than 0 and 1")
 
     def _grow(self, needed: int) -> None:
         capacity = len(self._buffer)
@@ -180,7 +175,7 @@ class TensorAssembler:
 class EdgeAssembler:
     """Reassembles every tensor of an edge.
 
-    headers come from Start. Raises WrongHeaderError if they do not match the schema exactly, and
+    headers come from Start. Raises InvalidTensorError if they do not match the schema exactly, and
     OversizedTensorError if a tensor announces more than max_rows rows, or all tensors together announce more than
     max_bytes.
     """
@@ -243,14 +238,14 @@ class EdgeAssembler:
         """Add the next chunk of any tensor. Raises a TensorError, or the error that reserve raises."""
         tensor = self._tensors.get(chunk.name)
         if tensor is None:
-            raise UnknownTensorError(
+            raise InvalidTensorError.of(
                 chunk.name[:64], f"no header announced it; known are {', '.join(self.schema.names)}"
             )
         tensor.add(chunk)
         self._received_bytes += len(chunk.data)
 
     def finish(self) -> dict[str, ReceivedTensor]:
-        """Returns the tensors by name, after End. Raises MissingRowsError that names the first incomplete one."""
+        """Returns the tensors by name, after End. Raises CorruptTensorError that names the first incomplete one."""
         return {name: tensor.finish() for name, tensor in self._tensors.items()}
 
 
@@ -263,38 +258,40 @@ def check_headers(
 ) -> dict[str, int]:
     """Check the headers of Start. Returns max_rows of each tensor; allocates no buffers.
 
-    Raises WrongHeaderError or OversizedTensorError.
+    Raises InvalidTensorError or OversizedTensorError.
     """
     rows: dict[str, int] = {}
     total = 0
     for header in headers:
         name = header.name[:64]
         if header.name not in schema.names:
-            raise WrongHeaderError(name, f"schema {schema.id!r} has no such tensor; it has {', '.join(schema.names)}")
+            raise InvalidTensorError.of(
+                name, f"schema {schema.id!r} has no such tensor; it has {', '.join(schema.names)}"
+            )
         if header.name in rows:
-            raise WrongHeaderError(name, "its header came twice")
+            raise InvalidTensorError.of(name, "its header came twice")
         spec = schema.spec(header.name)
         try:
             dtype = dtype_from_proto(header.dtype).name
         except SchemaError as error:
-            raise WrongHeaderError(name, str(error)) from error
+            raise InvalidTensorError.of(name, str(error)) from error
         if (dtype, tuple(header.row_shape)) != (spec.dtype, spec.row_shape):
-            raise WrongHeaderError(
+            raise InvalidTensorError.of(
                 name,
                 f"header says {dtype}{list(header.row_shape[:8])}, schema {schema.id!r} says {spec.dtype}"
                 f"{list(spec.row_shape)}",
             )
         if max_rows is not None and header.max_rows > max_rows:
-            raise OversizedTensorError(
+            raise OversizedTensorError.of(
                 name, f"max_rows {header.max_rows} is over {max_rows}; shorten the input", limit=f"{max_rows} rows"
             )
         total += header.max_rows * spec.row_bytes
         if max_bytes is not None and total > max_bytes:
-            raise OversizedTensorError(
+            raise OversizedTensorError.of(
                 name, f"the tensors announce over {max_bytes} bytes; shorten the input", limit=f"{max_bytes} bytes"
             )
         rows[header.name] = header.max_rows
     missing = [name for name in schema.names if name not in rows]
     if missing:
-        raise WrongHeaderError(missing[0], f"schema {schema.id!r} has it, but no header came")
+        raise InvalidTensorError.of(missing[0], f"schema {schema.id!r} has it, but no header came")
     return rows

@@ -11,27 +11,14 @@ from google.protobuf import duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc import StatusCode
 
-from omni_proto.errors import OmniProtoError, TensorError, TensorErrorKind, WireError
+from omni_proto.errors import OmniProtoError, WireError
 from omni_proto.pod_contract import DOMAIN
-from omni_proto.stage.v1 import errors_pb2 as reasons
-from omni_stage.errors import (
-    CorruptTensorError,
-    InvalidTensorError,
-    NonFiniteTensorError,
-    OmniStageError,
-    ProtocolViolationError,
-)
+from omni_stage.errors import OmniStageError, ProtocolViolationError
 
 MAX_MESSAGE_CHARS = 1024
 """Maximum length of an error message. Messages travel in HTTP/2 trailers, which peers limit to 8 KiB in total."""
 
-_TENSOR_ERRORS: dict[TensorErrorKind, type[OmniStageError]] = {
-    TensorErrorKind.CORRUPT: CorruptTensorError,
-    TensorErrorKind.INVALID: InvalidTensorError,
-    TensorErrorKind.NON_FINITE: NonFiniteTensorError,
-}
-
-
+_DOCUMENTED = (OmniStageError.__module__, ProtocolViolationError.__module__)
 OTHER_REASON = "OTHER"
 """Metrics label for reasons that this version does not know: a downstream stage may run another version."""
 
@@ -41,8 +28,8 @@ def documented_errors() -> frozenset[tuple[str, str]]:
     pending, found = [OmniStageError], {("OK", ""), ("CANCELLED", "CANCELLED")}
     while pending:
         kind = pending.pop()
-        pending += [child for child in kind.__subclasses__() if child.__module__ == OmniStageError.__module__]
-        found.add((kind.code.name, reason_name(kind.reason)))
+        pending += [child for child in kind.__subclasses__() if child.__module__ in _DOCUMENTED]
+        found.add((kind.code, kind.reason))
     return frozenset(found)
 
 
@@ -58,17 +45,10 @@ class CallerLeftError(OmniStageError):
     """The caller disconnected while a message was written to it. The call ends as if it had been cancelled."""
 
 
-def reason_name(reason: reasons.ErrorReason) -> str:
-    """Returns the value of ErrorInfo.reason: the enum's name without its prefix."""
-    return reasons.ErrorReason.Name(reason).removeprefix("ERROR_REASON_")
-
-
 def to_stage_error(error: BaseException) -> OmniStageError | None:
     """Returns the stage error that corresponds to an error, or None for an unexpected error."""
     if isinstance(error, OmniStageError):
         return error
-    if isinstance(error, TensorError):
-        return _TENSOR_ERRORS[error.kind](str(error), field=f"tensor[{error.tensor}]", limit=error.limit)
     if isinstance(error, WireError):
         return ProtocolViolationError(str(error), field="message")
     if isinstance(error, OmniProtoError):
@@ -84,15 +64,15 @@ def to_status(error: BaseException, *, stage: str, request_id: str) -> status_pb
     known = to_stage_error(error) or OmniStageError(
         f"internal error of stage {stage!r}; its log has the details under request id {request_id}"
     )
-    status = status_pb2.Status(code=known.code.value[0], message=str(known)[:MAX_MESSAGE_CHARS])
+    status = status_pb2.Status(code=StatusCode[known.code].value[0], message=str(known)[:MAX_MESSAGE_CHARS])
     details = known.details
     metadata = {"stage": stage, "request_id": request_id, "field": details.field}
     metadata |= {"limit": details.limit, "actual": details.actual}
     info = error_details_pb2.ErrorInfo(
-        domain=DOMAIN, reason=reason_name(known.reason), metadata={k: v for k, v in metadata.items() if v}
+        domain=DOMAIN, reason=known.reason, metadata={k: v for k, v in metadata.items() if v}
     )
     status.details.add().Pack(info)
-    if details.field and known.code is StatusCode.INVALID_ARGUMENT:
+    if details.field and known.code == StatusCode.INVALID_ARGUMENT.name:
         violation = error_details_pb2.BadRequest.FieldViolation(field=details.field, description=status.message)
         status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
     if details.retry_after_s is not None:

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from omni_proto.client import OmniRequestError, ProtocolError
-from omni_proto.errors import ArgumentError, ChecksumError, OmniProtoError
+from omni_proto.errors import ArgumentError, CorruptTensorError, OmniProtoError
 from omni_proto.pipeline import PipelineError
 from omni_proto.pipeline.problems import Problem
 
@@ -17,7 +17,7 @@ from omni_proto.pipeline.problems import Problem
     "error",
     [
         ArgumentError("timeout must be positive"),
-        ChecksumError("thinker_hidden", "rows 0 to 4 are damaged", limit="4 rows"),
+        CorruptTensorError.of("thinker_hidden", "rows 0 to 4 are damaged", limit="4 rows"),
         PipelineError("p.yaml", [Problem("spec", "is missing"), Problem("kind", "is missing")]),
         OmniRequestError(grpc.StatusCode.UNAVAILABLE, "draining", stage="talker", retry_after_s=2.5),
         ProtocolError("nothing came before accepted"),

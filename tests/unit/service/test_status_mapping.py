@@ -9,18 +9,19 @@ from google.rpc import error_details_pb2
 from omni_proto import errors as proto_errors
 from omni_proto.rpc.retry import may_retry
 from omni_proto.rpc.rich_status import read_status
+from omni_proto.stage.v1 import errors_pb2
 from omni_stage import errors
 from omni_stage.service.edges.downstream_protocol import explain_failure
-from omni_stage.service.errors import first_error, to_status
+from omni_stage.service.errors import documented_errors, first_error, to_status
 
 
 @pytest.mark.parametrize(
     ("error", "code", "reason"),
     [
-        (errors.NonFiniteTensorError("x"), "INVALID_ARGUMENT", "NON_FINITE_TENSOR"),
-        (proto_errors.NonFiniteTensorError("x", "NaN"), "INVALID_ARGUMENT", "NON_FINITE_TENSOR"),
-        (proto_errors.ChecksumError("x", "crc"), "DATA_LOSS", "CORRUPT_TENSOR"),
-        (proto_errors.WrongHeaderError("x", "no"), "INVALID_ARGUMENT", "INVALID_TENSOR"),
+        (proto_errors.NonFiniteTensorError("x"), "INVALID_ARGUMENT", "NON_FINITE_TENSOR"),
+        (proto_errors.CorruptTensorError.of("x", "crc"), "DATA_LOSS", "CORRUPT_TENSOR"),
+        (proto_errors.InvalidTensorError.of("x", "no"), "INVALID_ARGUMENT", "INVALID_TENSOR"),
+        (proto_errors.OversizedTensorError.of("x", "no"), "INVALID_ARGUMENT", "INVALID_TENSOR"),
         (proto_errors.WireError("no"), "INVALID_ARGUMENT", "PROTOCOL_VIOLATION"),
         (proto_errors.EncodeError("no"), "INTERNAL", "INTERNAL"),
         (KeyError("secret"), "INTERNAL", "INTERNAL"),
@@ -33,6 +34,13 @@ def test_errors_map_in_one_place(error: Exception, code: str, reason: str) -> No
     assert told.is_of_a_stage
     assert (status.code, told.reason) == (grpc.StatusCode[code].value[0], reason)
     assert "secret" not in str(status)
+
+
+def test_every_error_has_a_code_of_grpc_and_a_reason_of_the_protocol() -> None:
+    known = {name.removeprefix("ERROR_REASON_") for name in errors_pb2.ErrorReason.DESCRIPTOR.values_by_name}
+    for code, reason in documented_errors() - {("OK", "")}:
+        assert hasattr(grpc.StatusCode, code)
+        assert reason in known
 
 
 def test_retry_info_makes_a_refusal_retryable() -> None:

@@ -21,9 +21,8 @@ import grpc
 import prometheus_client
 
 from omni_proto.limits.token_bucket import TokenBucket
-from omni_proto.stage.v1 import errors_pb2 as reasons
 from omni_proto.stage_config import Limits
-from omni_stage.service.errors import reason_name
+from omni_stage.errors import PrepareTimeoutError
 
 REFUSALS_PER_SECOND: Final = 10
 MAX_WAIT_S: Final = 1.0
@@ -53,7 +52,7 @@ _REFUSED: Final = frozenset(
     )
 )
 _LEFT: Final = frozenset((grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED))
-_SLOW_MEDIA: Final = reason_name(reasons.ERROR_REASON_PREPARE_TIMEOUT)
+_SLOW_MEDIA: Final = PrepareTimeoutError.reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from omni_proto.rpc.rich_status import read_status
 from omni_proto.stage.v1 import events_pb2
 from omni_proto.stage_config import Modality
 from omni_stage.engine.protocol import StageEngine
-from omni_stage.errors import EngineDeadStageError, ModelExecutionError, OmniStageError
+from omni_stage.errors import EngineDeadStageError, ModelExecutionError
 from omni_stage.models.component import FinishReason, ServedComponent, StageRequest, StageStep
 from omni_stage.service.edges.downstream_call import EdgeCall
 from omni_stage.service.errors import first_error, to_status
@@ -105,7 +105,7 @@ class RequestRun:
         """Open a Stream edge's call. Under allow_partial, reports a failure and returns False instead of raising."""
         try:
             await call.open(self._rows_bound)
-        except (OmniStageError, OmniProtoError) as error:
+        except OmniProtoError as error:
             if not self._plan.allow_partial:
                 raise
             self._calls.remove(call)
@@ -156,7 +156,7 @@ class RequestRun:
                         await reading
                     await self._accepted.wait()
                     await self._finish(last, request.notes)
-                except (OmniStageError, OmniProtoError) as error:
+                except OmniProtoError as error:
                     # A dead engine ends all calls of the stage, whether the watchdog or this request notices it first.
                     if not self._plan.allow_partial or isinstance(error, EngineDeadStageError):
                         raise
@@ -180,12 +180,12 @@ class RequestRun:
             return
         try:
             await call.run(self._accepted)
-        except (OmniStageError, OmniProtoError) as error:
+        except OmniProtoError as error:
             if not self._plan.allow_partial:
                 raise
             await self._report(error, call.edge.stage)
 
-    async def _report(self, error: OmniStageError | OmniProtoError, stage: str) -> None:
+    async def _report(self, error: OmniProtoError, stage: str) -> None:
         status = to_status(error, stage=stage, request_id=self._request_id)
         reason = read_status(status).reason
         _log.warning("a stage failed; the request continues without it", extra={"reason": reason})

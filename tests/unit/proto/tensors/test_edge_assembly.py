@@ -7,11 +7,10 @@ import random
 import pytest
 
 from omni_proto.errors import (
+    InvalidTensorError,
     OversizedTensorError,
     TensorError,
-    TensorErrorKind,
     WireError,
-    WrongHeaderError,
 )
 from omni_proto.stage.v1.tensors_pb2 import DTYPE_FLOAT32, DTYPE_UNSPECIFIED, TensorHeader
 from omni_proto.tensors import (
@@ -53,26 +52,30 @@ def changed(index: int, **values: object) -> list[TensorHeader]:
 
 
 WRONG_HEADERS = {
-    "missing": (headers()[1:], WrongHeaderError),
-    "none": ([], WrongHeaderError),
-    "twice": ([*headers(), headers()[0]], WrongHeaderError),
-    "unknown": (changed(0, name="later"), WrongHeaderError),
-    "dtype": (changed(0, dtype=DTYPE_FLOAT32), WrongHeaderError),
-    "dtype unset": (changed(0, dtype=DTYPE_UNSPECIFIED), WrongHeaderError),
-    "dtype of a newer protocol": (changed(0, dtype=77), WrongHeaderError),
-    "row shape": (changed(0, row_shape=[4]), WrongHeaderError),
-    "dimensions": (changed(0, row_shape=[3, 1]), WrongHeaderError),
-    "too many rows": (headers(x=101), OversizedTensorError),
-    "rows of 64 bits": (headers(x=2**64 - 1), OversizedTensorError),
-    "too many bytes": (headers(x=100, token_ids=100, positions=100), OversizedTensorError),
+    "missing": (headers()[1:], InvalidTensorError, "has it, but no header came"),
+    "none": ([], InvalidTensorError, "has it, but no header came"),
+    "twice": ([*headers(), headers()[0]], InvalidTensorError, "its header came twice"),
+    "unknown": (changed(0, name="later"), InvalidTensorError, "has no such tensor"),
+    "dtype": (changed(0, dtype=DTYPE_FLOAT32), InvalidTensorError, "header says float32"),
+    "dtype unset": (changed(0, dtype=DTYPE_UNSPECIFIED), InvalidTensorError, "dtype number 0 is not known"),
+    "dtype of a newer protocol": (changed(0, dtype=77), InvalidTensorError, "dtype number 77 is not known"),
+    "row shape": (changed(0, row_shape=[4]), InvalidTensorError, "header says"),
+    "dimensions": (changed(0, row_shape=[3, 1]), InvalidTensorError, "header says"),
+    "too many rows": (headers(x=101), OversizedTensorError, "max_rows 101 is over 100"),
+    "rows of 64 bits": (headers(x=2**64 - 1), OversizedTensorError, "is over 100"),
+    "too many bytes": (
+        headers(x=100, token_ids=100, positions=100),
+        OversizedTensorError,
+        "the tensors announce over 2000 bytes",
+    ),
 }
 
 
-@pytest.mark.parametrize(("given", "error"), WRONG_HEADERS.values(), ids=WRONG_HEADERS.keys())
-def test_headers_must_be_those_of_the_schema(given: list[TensorHeader], error: type[TensorError]) -> None:
-    with pytest.raises(error) as caught:
+@pytest.mark.parametrize(("given", "error", "message"), WRONG_HEADERS.values(), ids=WRONG_HEADERS.keys())
+def test_headers_must_be_those_of_the_schema(given: list[TensorHeader], error: type[TensorError], message: str) -> None:
+    with pytest.raises(error, match=message) as caught:
         EdgeAssembler(SCHEMA, given, max_rows=100, max_bytes=2000)
-    assert caught.value.kind is TensorErrorKind.INVALID
+    assert (type(caught.value), caught.value.reason) == (error, "INVALID_TENSOR")
 
 
 def test_huge_announcements_reserve_nothing_yet() -> None:
@@ -136,20 +139,20 @@ def test_no_damage_is_ever_accepted() -> None:
     data = {spec.name: tensor_of(spec, 10, seed=5) for spec in SCHEMA.tensors}
     clean = [bytes(m) for spec in SCHEMA.tensors for m in encode_rows(spec, data[spec.name], chunk_bytes=48)]
     rng = random.Random(20)
-    outcomes: dict[str, int] = {}
+    messages: list[str] = []
+    harmless = 0
     for _ in range(3000):
         edge = EdgeAssembler(SCHEMA, headers(), max_rows=10)
         try:
             views = [decode_generate_request(message) for message in damage(clean, rng)]
             received = receive(edge, [view for view in views if isinstance(view, TensorChunkView)])
         except (TensorError, WireError) as error:
-            outcomes[type(error).__name__] = outcomes.get(type(error).__name__, 0) + 1
+            messages.append(str(error))
         else:
             # A harmless fault: it swapped chunks of two tensors, undid another fault, or hit what protobuf ignores.
             assert received == data
-            outcomes["harmless"] = outcomes.get("harmless", 0) + 1
-    assert outcomes.pop("harmless", 0) < 600
-    assert sum(outcomes.values()) > 2000
-    assert {"ChecksumError", "OutOfOrderChunkError", "DuplicateChunkError", "MissingRowsError", "WireError"} <= set(
-        outcomes
-    )
+            harmless += 1
+    assert harmless < 600
+    assert len(messages) > 2000
+    for fault in ("CRC-32C", "was due", "came again", "without a last chunk", "is not a GenerateRequest"):
+        assert any(fault in message for message in messages), fault
