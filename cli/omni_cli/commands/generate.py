@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import io
 import json
+import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from omni_cli.views.screen import Screen
-from omni_cli.views.timeline import compute_timeline
-from omni_cli.views.trace_file import render_trace
+from pydantic import ValidationError
+
+from omni_cli.timeline import compute_timeline, render_trace
 from omni_proto.client import (
     ArgumentError,
     ChatMessage,
@@ -31,6 +35,45 @@ from omni_proto.client import (
     image_part,
     video_part,
 )
+from omni_proto.stage_config import SamplingDefaults
+
+_FORM = re.compile(r"^(?P<stage>[a-z][a-z0-9]*)\.(?P<key>[A-Za-z_]+)=(?P<value>.+)$", re.DOTALL)
+_TEXT_LISTS = ("stop",)
+
+
+class Screen:
+    """A stream that shows text. Characters that its encoding does not have are written as escapes.
+
+    If text can no longer be written, because the disk is full or the reader has gone, `error` says why. Further text is
+    then dropped.
+    """
+
+    def __init__(self, stream: TextIO, *, required: bool) -> None:
+        """required: raise the error too, because the text is all that the user wants."""
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+        self._stream = stream
+        self._required = required
+        self.error: OSError | None = None
+
+    def write(self, text: str) -> None:
+        """Show the text immediately. Raises OSError if it is required and cannot be written."""
+        if self.error is not None:
+            return
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError as error:
+            self.error = error
+            self._discard()
+            if self._required:
+                raise
+
+    def _discard(self) -> None:
+        """Redirect the stream to /dev/null. Otherwise Python would try to write the rest when it exits, and fail."""
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, self._stream.fileno())
+        os.close(null)
 
 
 class InputFileError(RuntimeError):
@@ -178,7 +221,7 @@ def save_answer(answer: GenerationResult, outputs: Outputs) -> list[str]:
             outputs.trace.write_text(text, encoding="utf-8")
         lines.append(f"{outputs.trace}: trace of the stages, for ui.perfetto.dev")
     if outputs.timeline is not None:
-        from omni_cli.views.timeline_plot import draw_timeline
+        from omni_cli.timeline_plot import draw_timeline
 
         timings = {stage.stage: stage.timings for stage in list_finished(answer)}
         with _named(outputs.timeline):
@@ -262,3 +305,54 @@ def _read_media(path: Path, read: Callable[[Path], MediaPart]) -> MediaPart:
         raise InputFileError(f"cannot read {path}: {error.strerror}") from error
     except ArgumentError as error:
         raise InputFileError(f"{path}: {error}") from error
+
+
+class SamplingOptionError(ValueError):
+    """An option does not have the form STAGE.KEY=VALUE, names no sampling parameter, is repeated, or has a wrong
+    value."""
+
+
+def parse_sampling(options: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Returns the sampling parameters by stage, with the types of SamplingDefaults.
+
+    A list is a JSON list, or comma-separated; `stop` without brackets is one string. Raises SamplingOptionError, which
+    names the option and the problem.
+    """
+    sampling: dict[str, dict[str, Any]] = {}
+    for option in options:
+        match = _FORM.match(option)
+        if match is None:
+            raise SamplingOptionError(f"--sampling {option}: give it as STAGE.KEY=VALUE, e.g. thinker.temperature=0.7")
+        stage, key, text = match["stage"], match["key"], match["value"]
+        known = SamplingDefaults.model_fields
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+            raise SamplingOptionError(f"--sampling {option}: {key} is not a sampling parameter; {hint}")
+        if key in sampling.get(stage, {}):
+            raise SamplingOptionError(f"--sampling {option}: {stage}.{key} is given twice")
+        sampling.setdefault(stage, {})[key] = _parse_value(option, key, text)
+    return sampling
+
+
+def _parse_value(option: str, key: str, text: str) -> Any:
+    value: object = text
+    if "list" in str(SamplingDefaults.model_fields[key].annotation):
+        value = _parse_list(option, text, as_text=key in _TEXT_LISTS)
+    try:
+        return getattr(SamplingDefaults.model_validate({key: value}, by_name=True), key)
+    except ValidationError as error:
+        reason = error.errors(include_url=False)[0]["msg"]
+        raise SamplingOptionError(f"--sampling {option}: {reason[:1].lower() + reason[1:]}") from error
+
+
+def _parse_list(option: str, text: str, *, as_text: bool) -> list[Any]:
+    if not text.startswith("["):
+        return [text] if as_text else text.split(",")
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise SamplingOptionError(f"--sampling {option}: not a JSON list: {error}") from error
+    if not isinstance(value, list):
+        raise SamplingOptionError(f"--sampling {option}: not a JSON list")
+    return value

@@ -18,6 +18,9 @@ from omni_operator.rollout.replicas import first_replicas
 from omni_proto.pipeline import OmniPipeline
 from omni_proto.pipeline.read.strict_yaml import StrictLoader
 
+_TEXT: Final = "tag:yaml.org,2002:str"
+_KUBECTL: Final = StrictLoader("")
+
 
 def render_children(pipeline: OmniPipeline, namespace: str, settings: BuildSettings) -> list[Manifest]:
     """Returns every child of the pipeline, with the values that they have once its first revision serves.
@@ -44,10 +47,6 @@ class _ManifestDumper(yaml.SafeDumper):
 
     def ignore_aliases(self, data: object) -> bool:
         return True
-
-
-_TEXT: Final = "tag:yaml.org,2002:str"
-_KUBECTL: Final = StrictLoader("")
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

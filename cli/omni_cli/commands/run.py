@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 import os
 import signal
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
+from typing import Final
 
 from rich.console import Console
 
 from omni_cli.local.pipeline import LocalOptions, LocalPipeline, LocalRunError
 from omni_cli.local.progress import make_progress
 from omni_proto.pipeline import OmniPipeline, order_stages
+from omni_stage.errors import ConfigurationError
+from omni_stage.models.registry import installed_families
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+IMAGE_CODE: Final = Path("/opt/omnipipeline")
+"""Directory of the packages in the stage images (see the Dockerfile)."""
 
 
 class StopRequest:
@@ -126,3 +132,29 @@ def curl_example(running: LocalPipeline) -> str:
     """Returns a curl command that sends a chat request to the gateway."""
     body = {"model": running.pipeline.metadata.name, "messages": [{"role": "user", "content": "Hello"}]}
     return f"curl {running.http_url}/v1/chat/completions -H 'content-type: application/json' -d '{json.dumps(body)}'"
+
+
+def needs_vllm(pipeline: OmniPipeline) -> bool:
+    """Returns whether any stage needs vLLM, because its component has no engine of its own.
+
+    A stage with an unknown component counts as one that needs vLLM; it reports the problem when it starts.
+    """
+    families = installed_families()
+    try:
+        return not all((entry := families.find(stage.component)) and entry.engine for stage in pipeline.spec.stages)
+    except ConfigurationError:
+        return True
+
+
+def find_model(path: Path) -> Path:
+    """Returns the local directory for the path of a file:// uri.
+
+    A path inside IMAGE_CODE, which exists only in the stage images, is mapped to the installed package.
+    """
+    if path.exists() or not path.is_relative_to(IMAGE_CODE):
+        return path
+    package, *rest = path.relative_to(IMAGE_CODE).parts or ("",)
+    found = find_spec(package) if package.isidentifier() else None
+    if found is None or found.origin is None:
+        return path
+    return Path(found.origin).parent.joinpath(*rest)

@@ -8,6 +8,7 @@ gpus.py assigns their GPUs. Stages that share a GPU may start in any order: see 
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -16,9 +17,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
-from omni_cli.local.gateway import GATEWAY, gateway_command, gateway_settings, read_http_url
+import yaml
+
 from omni_cli.local.gpus import gpu_environments, list_gpus
 from omni_cli.local.guard import ProcessId
 from omni_cli.local.ports import LOOPBACK, NoFreePortError, is_free, pick_ports
@@ -27,6 +29,8 @@ from omni_cli.local.progress import StartProgress
 from omni_proto.pipeline import OmniPipeline, compile_stages, order_stages
 from omni_proto.stage_config import ClientCertificates, Listen, ServerTls, StageConfig
 
+GATEWAY: Final = "gateway"
+"""Name of the process, of its log and of its files."""
 STAGE_COMMAND = (*RUN_MODULE, "omni_stage", "serve")
 START_ATTEMPTS = 3
 """Maximum number of attempts to start the stages. Another attempt follows only if a program took a picked port."""
@@ -123,6 +127,32 @@ def _tls(pipeline: OmniPipeline, directory: Path) -> ServerTls:
     required = requires_client_certificates(pipeline)
     clients = ClientCertificates.REQUIRED if required else ClientCertificates.IGNORED
     return ServerTls(directory=str(directory), client_certificates=clients)
+
+
+def gateway_command(pipeline: str, endpoint: str, port: int) -> tuple[str, ...]:
+    """Returns the program and its arguments, without --config and --address-file, which StageProcess adds."""
+    url = endpoint if "://" in endpoint else f"grpc://{endpoint}"
+    command = (*RUN_MODULE, "omni_gateway", "--log-format", "text")
+    return (*command, "--endpoint", f"{pipeline}={url}", "--host", LOOPBACK, "--port", str(port))
+
+
+def gateway_settings(pipeline: OmniPipeline, options: LocalOptions) -> str:
+    """Returns the gateway's settings as YAML. The drain has no notice period, because there is no load balancer."""
+    aliases = pipeline.spec.aliases
+    settings: dict[str, object] = {
+        "drainNoticeSeconds": 0,
+        "drainSeconds": int(options.grace_s),
+        "modelAliases": dict.fromkeys(aliases.models, pipeline.metadata.name),
+        "voiceAliases": dict(aliases.voices),
+    }
+    if options.ca is not None:
+        settings["entryCa"] = str(options.ca)
+    return yaml.safe_dump(settings)
+
+
+def read_http_url(address: Path) -> str:
+    """Returns the gateway's URL from the address file that it writes once it is ready."""
+    return str(json.loads(address.read_text(encoding="utf-8"))["http"])
 
 
 class LocalPipeline:

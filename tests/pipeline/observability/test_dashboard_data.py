@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_cli.local.engines import find_model
+from omni_cli.commands.run import find_model
 from omni_proto.client import OmniClient, OmniRequestError
 from omni_proto.pipeline import load_pipeline, resolve_model_path
 from support.operator.operator_pipelines import build_all, labels_of_pods, pick

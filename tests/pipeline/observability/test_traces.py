@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from omni_cli.local.engines import find_model
+from omni_cli.commands.run import find_model
 from omni_gateway.entries.pipelines import ServedPipeline
 from omni_proto.pipeline import load_pipeline, resolve_model_path
 from omni_proto.process.otlp import ENDPOINTS

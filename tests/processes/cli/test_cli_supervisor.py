@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from omni_cli.commands.demo import tiny_model_command
-from omni_cli.local.gateway import gateway_command
 from omni_cli.local.guard import list_tree
-from omni_cli.local.pipeline import STAGE_COMMAND
+from omni_cli.local.pipeline import STAGE_COMMAND, gateway_command
 from omni_cli.local.processes import Guard, StageFiles, StageProcess
 from omni_proto.pod_contract import Termination, TerminationReason
 from support.processes.polling import wait_until

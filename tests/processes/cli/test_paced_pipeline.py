@@ -13,7 +13,7 @@ import pytest
 from observability.reference import VLLM
 from rich.console import Console
 
-from omni_cli.local.engines import find_model, needs_vllm
+from omni_cli.commands.run import find_model, needs_vllm
 from omni_cli.local.pipeline import LocalOptions, LocalPipeline
 from omni_cli.local.progress import make_progress
 from omni_proto.client import AudioChunk, OmniClient, TextDelta

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_cli.commands.generate import Outputs, run_generate
-from omni_cli.views.screen import Screen
+from omni_cli.commands.generate import Outputs, Screen, run_generate
 from support.peers.answering_entry import WORDS, serve_entry
 
 FULL = Path("/dev/full")

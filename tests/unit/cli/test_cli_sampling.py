@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from omni_cli.sampling import SamplingOptionError, parse_sampling
+from omni_cli.commands.generate import SamplingOptionError, parse_sampling
 
 GOOD: list[tuple[list[str], dict[str, dict[str, Any]]]] = [
     ([], {}),

@@ -15,9 +15,8 @@ import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
-from omni_cli.commands.status import StatusError, changes, follow
+from omni_cli.commands.status import StatusError, changes, draw_status, follow
 from omni_cli.main import app
-from omni_cli.views.status import draw_status
 from support.operator.operator_pipelines import make_stages
 
 Json = dict[str, Any]

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_cli.views.timeline import Lane, Phase, Span, Timeline, compute_timeline
-from omni_cli.views.trace_file import render_trace
+from omni_cli.timeline import Lane, Phase, Span, Timeline, compute_timeline, render_trace
 from omni_proto.client import StageTimings
 
 S = 1_000_000_000
@@ -102,7 +101,7 @@ def test_no_stages() -> None:
 
 @pytest.mark.parametrize("timings", [{}, {"thinker": FULL}, {"thinker": FULL, "nothing": StageTimings()}])
 def test_picture_is_written(timings: dict[str, StageTimings], tmp_path: Path) -> None:
-    from omni_cli.views.timeline_plot import draw_timeline
+    from omni_cli.timeline_plot import draw_timeline
 
     draw_timeline(compute_timeline(timings), tmp_path / "lanes.png", title="a request")
     assert (tmp_path / "lanes.png").read_bytes().startswith(b"\x89PNG")

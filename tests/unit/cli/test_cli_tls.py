@@ -11,8 +11,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from omni_cli.local.gateway import gateway_settings
-from omni_cli.local.pipeline import LocalOptions, LocalPipeline, compile_local
+from omni_cli.local.pipeline import LocalOptions, LocalPipeline, compile_local, gateway_settings
 from omni_cli.local.processes import StageAddress
 from omni_cli.main import app
 from omni_proto.pipeline import OmniPipeline, load_pipeline

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from omni_cli.options.checks import fail
+from omni_cli.checks import fail
 
 
 class ModalityOption(StrEnum):
@@ -104,8 +104,14 @@ def generate(
       omnipipe generate --endpoint 127.0.0.1:50051 --prompt-embeds rows.npy --priority 10
       omnipipe generate --endpoint grpcs://omni.models.svc:50051 --ca ca.crt --text Hi
     """
-    from omni_cli.commands.generate import InputFileError, Outputs, read_prompt, run_generate
-    from omni_cli.sampling import SamplingOptionError, parse_sampling
+    from omni_cli.commands.generate import (
+        InputFileError,
+        Outputs,
+        SamplingOptionError,
+        parse_sampling,
+        read_prompt,
+        run_generate,
+    )
     from omni_proto.client import ClientTls, GenerateArguments
 
     if sum(item is not None for item in (text, prompt_file, prompt_embeds)) != 1:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from omni_cli.views.timeline import Phase, Span, Timeline
+from omni_cli.timeline import Phase, Span, Timeline
 
 # The palette of Okabe and Ito, whose colours people with colour blindness can distinguish.
 COLOURS = {

@@ -1,1 +1,0 @@
-"""What the commands draw: the status of a pipeline, and the timeline of a request."""
