@@ -11,7 +11,7 @@ from prometheus_client.core import Metric
 
 from omni_operator.process.metrics import Metrics, Readings, condition_samples
 from omni_proto.stage_config import StageConfig
-from omni_stage.service.metering.metrics import StageMetrics
+from omni_stage.service.metering import StageMetrics
 from omni_stage.service.server.tls import CertificateMetrics
 
 _PREFIXES = ("omni_stage", "omni_pipeline", "omni_operator")

@@ -24,7 +24,7 @@ from omni_proto.stage.v1 import events_pb2, stage_service_pb2
 from omni_proto.tensors import EdgeAssembler, TensorChunkView, header_for
 from omni_stage.exchange.arrays import to_torch
 from omni_stage.service.edges.output import EdgeWriter
-from omni_stage.service.request.messages.reading import WireMessage, deserialize_request
+from omni_stage.service.request.reading import WireMessage, deserialize_request
 from omni_stage.service.wire import GENERATE, SERVICE_NAME, serialize_request
 
 MAX_ROWS = 1 << 14

@@ -38,10 +38,10 @@ from omni_stage.service.edges.downstream_protocol import DownstreamProtocol, exp
 from omni_stage.service.edges.input import check_edge
 from omni_stage.service.errors import MAX_MESSAGE_CHARS, to_status
 from omni_stage.service.media.planning import receive_media
-from omni_stage.service.request.messages.reading import RequestReader, deserialize_request
 from omni_stage.service.request.planning.plan import media_rules, plan_request
 from omni_stage.service.request.planning.prompt import build_prompt
 from omni_stage.service.request.planning.prompt_embeds import EMBEDS_COPIES
+from omni_stage.service.request.reading import RequestReader, deserialize_request
 from support.stages.scripted_stages import ScriptedComponent
 
 SCHEMA = TensorSchema(

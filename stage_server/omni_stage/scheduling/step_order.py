@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 FIRST_OUTPUTS: Final = 9
-"""The output with the prompt's rows, and the eight after it. `service/edges/pacing.py` sends their rows immediately."""
+"""The output with the prompt's rows, and the eight after it. `service/edges/outbox.py` sends their rows immediately."""
 _T = TypeVar("_T")
 
 

@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_stage.scheduling.step_order import FIRST_OUTPUTS, order_step
-from omni_stage.service.edges.pacing import EARLY_STEPS
+from omni_stage.service.edges.outbox import EARLY_STEPS
 
 AGES = st.lists(st.integers(0, 3 * FIRST_OUTPUTS), max_size=20)
 
 
 def test_it_covers_the_rows_that_are_sent_at_once() -> None:
-    """The outputs that are handled first are exactly those whose rows `service/edges/pacing.py` sends immediately."""
+    """The outputs that are handled first are exactly those whose rows `service/edges/outbox.py` sends immediately."""
     assert FIRST_OUTPUTS == EARLY_STEPS
 
 

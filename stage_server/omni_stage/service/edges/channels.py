@@ -1,4 +1,4 @@
-"""Opens calls to the downstream stages, on pooled channels."""
+"""Opens calls to the downstream stages, on pooled channels, within the time that a request has left."""
 
 from __future__ import annotations
 
@@ -15,7 +15,44 @@ import grpc
 from omni_proto.rpc.channels import open_aio_channel
 from omni_proto.rpc.pool import RENEW_AFTER_S, ChannelPool, Loan
 from omni_proto.stage.v1 import stage_service_pb2
+from omni_stage.errors import DeadlineExceededError
 from omni_stage.service.wire import GENERATE, SERVICE_NAME, serialize_request
+
+MIN_HOP_MARGIN_S = 0.05
+HOP_MARGIN_SHARE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """The time at which a request must have ended, in seconds of the monotonic clock."""
+
+    at: float
+
+    @classmethod
+    def of_call(cls, remaining_s: float | None, longest_s: float, now: float) -> Deadline:
+        """Returns the caller's deadline, but at most timeouts.request (longest_s) from now.
+
+        A drain waits for timeouts.request, so no request may take longer.
+        """
+        return cls(now + (longest_s if remaining_s is None else min(remaining_s, longest_s)))
+
+    def remaining(self, now: float) -> float:
+        """Returns the seconds that are left; negative after the deadline."""
+        return self.at - now
+
+
+def downstream_timeout(remaining_s: float, downstream: str) -> float:
+    """Returns the next stage's timeout in seconds: the remaining time minus 50 ms or 2 %, whichever is more.
+
+    The margin lets the next stage's error arrive in time. Raises DeadlineExceededError if nothing would be left.
+    """
+    timeout = remaining_s - max(MIN_HOP_MARGIN_S, HOP_MARGIN_SHARE * remaining_s)
+    if timeout <= 0:
+        raise DeadlineExceededError(
+            f"the deadline leaves no time to call stage {downstream!r}; retry with a later deadline"
+        )
+    return timeout
+
 
 TRUST_AFTER_S: Final = 5.0
 """Number of seconds after a refusal in which a stage is likely to refuse the next request too."""

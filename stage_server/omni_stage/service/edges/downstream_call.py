@@ -28,14 +28,12 @@ from omni_proto.stage_config import DownstreamStage, EdgeMode
 from omni_proto.tensors import TensorSchema, schema_hash, tensor_prompt
 from omni_stage.errors import DownstreamProtocolError
 from omni_stage.exchange.arrays import Array
-from omni_stage.service.edges.channels import DownstreamChannels, OpenCall
-from omni_stage.service.edges.deadlines import Deadline, downstream_timeout
+from omni_stage.service.edges.channels import Deadline, DownstreamChannels, OpenCall, downstream_timeout
 from omni_stage.service.edges.downstream_protocol import DownstreamProtocol, explain_failure
-from omni_stage.service.edges.outbox import Outbox
+from omni_stage.service.edges.outbox import ALIVE_S, Outbox
 from omni_stage.service.edges.output import EdgeWriter
-from omni_stage.service.edges.pacing import ALIVE_S
 from omni_stage.service.errors import RelayedError, first_error
-from omni_stage.service.metering.metrics import StageMetrics
+from omni_stage.service.metering import StageMetrics
 from omni_stage.service.wire import OutgoingChunk
 
 _log = logging.getLogger(__name__)
@@ -117,7 +115,7 @@ class EdgeCall:
         self.opened = False
         self._start = start
         self._context = context
-        self._outbox = Outbox(context.channels, heard=self.opens_early, early_steps=context.early_steps)
+        self._outbox = Outbox(context.channels, streamed=self.opens_early, early_steps=context.early_steps)
         self._writer = EdgeWriter(context.schema)
         self._count = context.metrics.chunk_counter(edge.stage)
         self._sending: Any = None

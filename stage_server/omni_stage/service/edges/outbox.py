@@ -3,12 +3,92 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 from omni_proto.stage.v1 import events_pb2
 from omni_stage.exchange.arrays import Array
-from omni_stage.service.edges.pacing import EARLY_STEPS, MOST_STEPS, Pacing
+from omni_stage.scheduling.step_order import FIRST_OUTPUTS
+
+EARLY_STEPS: Final = FIRST_OUTPUTS
+"""Number of steps, from a request's first one, whose rows do not wait: the step with the prompt, and the next eight.
+The number is higher for a component whose first audio needs more steps (KnowsFirstAudio)."""
+LONGEST_S: Final = 0.04
+A_CALL_S: Final = 0.000_625
+"""Seconds that each open call adds to the longest wait. With 64 open calls, the longest wait reaches LONGEST_S."""
+ROW_PLAYS_S: Final = 0.02
+"""Seconds of audio per row, at 50 codec tokens a second: the highest rate of a published talker."""
+MAX_STEPS: Final = 64
+"""Maximum number of steps in one message. At one row of 7 KiB per step, they fill less than half of the largest
+message."""
+QUIET_S: Final = 30.0
+"""Longest time between two messages of an upstream stage, and after the last data of a client. A stage that has no rows
+yet says every ALIVE_S seconds that they will follow, so only a caller that is no stage, or is gone, exceeds this."""
+ALIVE_S: Final = QUIET_S / 6
+
+
+@dataclass(slots=True)
+class Pacing:
+    """Decides how long rows may wait to be sent together with later rows. Pure; the clock is passed in.
+
+    A message costs about as much as the text of a token, whether the message carries one row or ten. So rows wait for
+    the rows of the next steps, but only if this saves time and causes no audible delay:
+
+    - The rows of a request's first steps are sent immediately, because speech cannot begin without them.
+    - Later rows wait no longer than the downstream stage can work on the rows that it has. A talker reads one row for
+      each codec token, so each row lasts for the playing time of one token. Rows of a stage that writes faster than
+      that may wait; rows of a slower stage never wait.
+    - The more calls are open, the longer rows may wait. A single request has the processor to itself, so waiting would
+      save it nothing.
+    """
+
+    streamed: bool = True
+    """Whether the downstream stage reads rows before the request ends (a Stream edge)."""
+    early_steps: int = EARLY_STEPS
+    """Number of first steps whose rows do not wait."""
+    _steps: int = 0
+    _rows: int = 0
+    _began: float = 0.0
+    _last: float = 0.0
+    _due: float = math.inf
+    """When the waiting rows must be sent."""
+
+    @property
+    def early(self) -> bool:
+        """Whether the latest step was one of the first `early_steps`, on a Stream edge."""
+        return self.streamed and self._steps <= self.early_steps
+
+    def add(self, rows: int, now: float, open_calls: int) -> float:
+        """Returns when the waiting rows, including those of this step, must be sent; `now` means immediately.
+
+        `rows`: number of rows of the step. `now`: seconds of any monotonic clock. A timer between two steps would wake
+        the process for one call only, but right after a step the process is awake for all calls. So rows are also sent
+        now if they would be due before the next step. The time to the next step is expected to equal the time since the
+        previous one.
+        """
+        self._steps += 1
+        gap, self._last = now - self._last, now
+        if self._steps == 1:
+            self._began = now
+            return now
+        self._rows += rows
+        self._due = min(self._due, now + self._longest_s(now, open_calls))
+        return now if now + gap > self._due else self._due
+
+    def sent(self) -> None:
+        """Record that the waiting rows are sent now."""
+        self._due = math.inf
+
+    def _longest_s(self, now: float, open_calls: int) -> float:
+        if not self.streamed:
+            return LONGEST_S
+        if self.early:
+            return 0.0
+        ahead_s = self._rows * ROW_PLAYS_S - (now - self._began) - ROW_PLAYS_S
+        return max(0.0, min(LONGEST_S, open_calls * A_CALL_S, ahead_s))
+
 
 Taken = tuple[list[Mapping[str, Array]], set[str], "events_pb2.FinishReason | None"]
 """The rows of some steps, in order; the names of the tensors that end with these rows; and the finish reason if no rows
@@ -27,13 +107,13 @@ class OpenCalls(Protocol):
 class Outbox:
     """The queued rows of one call. `put`, `end` and `take` never block; a single task calls `wait`."""
 
-    def __init__(self, calls: OpenCalls, *, heard: bool, early_steps: int = EARLY_STEPS) -> None:
-        """`heard`: whether the downstream stage reads rows before the request ends (a Stream edge).
+    def __init__(self, calls: OpenCalls, *, streamed: bool, early_steps: int = EARLY_STEPS) -> None:
+        """`streamed`: whether the downstream stage reads rows before the request ends (a Stream edge).
 
         `early_steps`: number of steps, from the first one, whose rows do not wait.
         """
         self._calls = calls
-        self._pacing = Pacing(heard, early_steps)
+        self._pacing = Pacing(streamed, early_steps)
         self._loop = asyncio.get_running_loop()
         self._steps: list[Mapping[str, Array]] = []
         self._complete: set[str] = set()
@@ -52,7 +132,7 @@ class Outbox:
         now = self._loop.time()
         rows = max((array.shape[0] for array in tensors.values()), default=0)
         due = self._pacing.add(rows, now, self._calls.open_calls)
-        if due <= now or len(self._steps) >= MOST_STEPS:
+        if due <= now or len(self._steps) >= MAX_STEPS:
             self._due.set()
         elif self._timer is None:
             self._timer = self._loop.call_at(due, self._due.set)
@@ -73,12 +153,12 @@ class Outbox:
         await self._due.wait()
 
     def take(self) -> Taken:
-        """Returns the queued steps, but at most the oldest MOST_STEPS. Call this when rows or the end are due."""
+        """Returns the queued steps, but at most the oldest MAX_STEPS. Call this when rows or the end are due."""
         self.close()
         self._pacing.sent()
         steps, self._steps = self._steps, []
-        if len(steps) > MOST_STEPS:
-            steps, self._steps = steps[:MOST_STEPS], steps[MOST_STEPS:]
+        if len(steps) > MAX_STEPS:
+            steps, self._steps = steps[:MAX_STEPS], steps[MAX_STEPS:]
             return steps, set(), None
         complete, self._complete = self._complete, set()
         if self._reason is None:

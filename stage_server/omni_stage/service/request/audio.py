@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from omni_proto.stage.v1 import events_pb2, sampling_pb2
 from omni_stage.exchange.arrays import Array, to_samples
-from omni_stage.service.metering.answer_meter import SAMPLE_BYTES
+from omni_stage.service.metering import SAMPLE_BYTES
 
 MAX_CHUNK_BYTES = 1 << 20
 CHUNK_S = 0.5

@@ -18,11 +18,11 @@ from omni_stage.errors import EngineDeadStageError, ModelExecutionError
 from omni_stage.models.component import FinishReason, ServedComponent, StageRequest, StageStep
 from omni_stage.service.edges.downstream_call import EdgeCall
 from omni_stage.service.errors import first_error, to_status
-from omni_stage.service.metering.metrics import StageMetrics
+from omni_stage.service.metering import StageMetrics
 from omni_stage.service.request.audio import AudioEncoder
-from omni_stage.service.request.messages.responses import ResponseWriter
 from omni_stage.service.request.planning.plan import RequestPlan, bound_rows
-from omni_stage.service.request.timeline import Timeline
+from omni_stage.service.request.responses import ResponseWriter
+from omni_stage.service.request.tracing import Timeline
 
 _log = logging.getLogger(__name__)
 ACCEPT_WRITE_S: Final = 0.5

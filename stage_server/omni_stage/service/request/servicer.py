@@ -31,22 +31,17 @@ from omni_stage.models.component import (
 )
 from omni_stage.models.edge_stream import EdgeStream
 from omni_stage.process.stage_log import request_id_var
-from omni_stage.service.edges.channels import DownstreamChannels
-from omni_stage.service.edges.deadlines import Deadline
+from omni_stage.service.edges.channels import Deadline, DownstreamChannels
 from omni_stage.service.edges.downstream_call import EdgeCall, EdgeContext
-from omni_stage.service.edges.pacing import EARLY_STEPS
+from omni_stage.service.edges.outbox import EARLY_STEPS
 from omni_stage.service.guard.admission import Admission
 from omni_stage.service.guard.planners import Planners
 from omni_stage.service.guard.quota import CallQuota, peer_address
 from omni_stage.service.media.decode_job import damage_note
 from omni_stage.service.media.planning import receive_media
 from omni_stage.service.media.worker_pool import MediaPool
-from omni_stage.service.metering.answer_meter import AnswerMeter
-from omni_stage.service.metering.metrics import StageMetrics, exemplar_var
-from omni_stage.service.request.call_metadata import forwarded_metadata, traceparent_of, user_of
+from omni_stage.service.metering import AnswerMeter, StageMetrics, exemplar_var
 from omni_stage.service.request.in_flight import InFlight
-from omni_stage.service.request.messages.reading import RequestReader, WireMessage, read_input, read_start
-from omni_stage.service.request.messages.responses import ResponseWriter
 from omni_stage.service.request.planning.plan import (
     RequestPlan,
     downstream_start,
@@ -56,10 +51,18 @@ from omni_stage.service.request.planning.plan import (
 )
 from omni_stage.service.request.planning.prompt import PromptPlan, build_prompt, is_light
 from omni_stage.service.request.planning.prompt_embeds import build_embeds
+from omni_stage.service.request.reading import RequestReader, WireMessage, read_input, read_start
+from omni_stage.service.request.responses import ResponseWriter
 from omni_stage.service.request.run import Reads, RequestRun
 from omni_stage.service.request.stage_info import describe_stage
-from omni_stage.service.request.timeline import Timeline
-from omni_stage.service.request.tracing import RequestTrace, Tracing
+from omni_stage.service.request.tracing import (
+    RequestTrace,
+    Timeline,
+    Tracing,
+    forwarded_metadata,
+    traceparent_of,
+    user_of,
+)
 
 _Source = RequestReader | EdgeStream
 

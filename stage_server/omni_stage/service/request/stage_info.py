@@ -14,7 +14,7 @@ from omni_stage.engine.protocol import StageEngine
 from omni_stage.models.component import KnowsVoices
 from omni_stage.models.manifest import RANDOM_WEIGHTS_MARKER
 from omni_stage.service.guard.admission import Admission
-from omni_stage.service.request.planning import modalities
+from omni_stage.service.request.planning.plan import declared_modalities, modality_numbers
 
 _DISTRIBUTIONS = {
     "omnipipeline": ("omnipipeline",),
@@ -56,7 +56,7 @@ def describe_stage(
         input_schema_hash=schema_hash(read) if read else "",
         output_schema=schema_to_proto(written) if written else None,
         output_schema_hash=schema_hash(written) if written else "",
-        outputs=modalities.to_proto(config.outputs),
+        outputs=modality_numbers(config.outputs),
         stages=config.stages,
         limits=stage_service_pb2.StageLimits(
             max_model_len=engine.max_model_len,
@@ -68,7 +68,7 @@ def describe_stage(
         voices=component.known_voices if isinstance(component, KnowsVoices) else component.voices,
         prompt_embeds=spec_to_proto(engine.prompt_embeds) if engine.prompt_embeds else None,
         text=_describe_text(config, component.facts),
-        pipeline_outputs=modalities.to_proto(modalities.declared(config)),
+        pipeline_outputs=modality_numbers(declared_modalities(config)),
         random_weights=_has_random_weights(config.model.path),
     )
 

@@ -1,8 +1,9 @@
-"""Records what a stage did for a request, as OpenTelemetry spans.
+"""The ids that a caller sends, when the steps of its request happened, and the OpenTelemetry spans made from both.
 
-Unless OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is set, tracing is off and OpenTelemetry is not
-imported. A span begins when a request is admitted. Its child spans are created after the request has ended, from
-timestamps that the stage records in any case (Timeline). So they cost nothing per token.
+Every stage forwards request id and traceparent. Unless OTEL_EXPORTER_OTLP_ENDPOINT or
+OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is set, tracing is off and OpenTelemetry is not imported. A span begins when a
+request is admitted. Its child spans are created after the request has ended, from timestamps that the stage records in
+any case (Timeline). So they cost nothing per token.
 
     stage thinker                      parent: the caller's traceparent, else none
       decode | input | queue | prefill | generate | transfer
@@ -13,17 +14,107 @@ Downstream stages get a traceparent that names the stage's span, so that all sta
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import re
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
 from omni_proto.process import otlp
+from omni_proto.rpc.metadata import USER_KEY
+from omni_proto.stage.v1 import events_pb2
 from omni_stage.errors import ConfigurationError
-from omni_stage.service.request.call_metadata import TRACEPARENT_KEY
-from omni_stage.service.request.timeline import Timeline
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
+
+REQUEST_ID_KEY: Final = "x-request-id"
+TRACEPARENT_KEY: Final = "traceparent"
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}\Z")
+_USER = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")
+
+
+def _first(metadata: Iterable[tuple[str, str | bytes]] | None, wanted: str) -> str:
+    return next((value for key, value in metadata or () if key == wanted and isinstance(value, str)), "")
+
+
+def request_id_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
+    """Returns the caller's x-request-id, or a new id if the caller sent none that is safe to log."""
+    given = _first(metadata, REQUEST_ID_KEY)
+    return given if _REQUEST_ID.match(given) else uuid.uuid4().hex
+
+
+def traceparent_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
+    """Returns the caller's traceparent, or "" if the caller sent no well-formed one."""
+    trace = _first(metadata, TRACEPARENT_KEY)
+    return trace if _TRACEPARENT.match(trace) else ""
+
+
+def user_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
+    """Returns the user that the caller named, or "" if the caller named no well-formed one."""
+    user = _first(metadata, USER_KEY)
+    return user if _USER.match(user) else ""
+
+
+def forwarded_metadata(request_id: str, traceparent: str) -> tuple[tuple[str, str], ...]:
+    """Returns the metadata for the next stage: the request id, and the traceparent if there is one."""
+    pairs = [(REQUEST_ID_KEY, request_id)]
+    if traceparent:
+        pairs.append((TRACEPARENT_KEY, traceparent))
+    return tuple(pairs)
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Times of one request in ns since Accepted; 0 means that the event did not happen."""
+
+    accepted_unix_ns: int = field(default_factory=time.time_ns)
+    accepted_ns: int = field(default_factory=time.monotonic_ns)
+    """Time of Accepted on the monotonic clock, from which the times below count."""
+    input_complete: int = 0
+    decode_start: int = 0
+    """When the media worker starts to decode the prompt's media."""
+    decode_end: int = 0
+    engine_submitted: int = 0
+    engine_scheduled: int = 0
+    first_output: int = 0
+    last_output: int = 0
+    transfer_start: int = 0
+    transfer_end: int = 0
+    first_audio: int = 0
+    finished: int = 0
+    steps: list[int] = field(default_factory=list)
+
+    def accept(self) -> None:
+        """Record that the request is accepted now."""
+        self.accepted_unix_ns, self.accepted_ns = time.time_ns(), time.monotonic_ns()
+
+    def now(self) -> int:
+        """Returns the ns since Accepted; at least 1, because 0 means that an event did not happen."""
+        return self.since(time.monotonic_ns())
+
+    def since(self, monotonic_ns: int) -> int:
+        """Returns the ns from Accepted to a time of the monotonic clock; at least 1."""
+        return max(1, monotonic_ns - self.accepted_ns)
+
+    def to_proto(self, *, with_steps: bool) -> events_pb2.StageTimings:
+        """Returns the times as the protocol's message."""
+        return events_pb2.StageTimings(
+            accepted_unix_ns=self.accepted_unix_ns,
+            input_complete_ns=self.input_complete,
+            engine_submitted_ns=self.engine_submitted,
+            engine_scheduled_ns=self.engine_scheduled,
+            first_output_ns=self.first_output,
+            last_output_ns=self.last_output,
+            transfer_start_ns=self.transfer_start,
+            transfer_end_ns=self.transfer_end,
+            first_audio_ns=self.first_audio,
+            finished_ns=self.finished,
+            step_ns=self.steps if with_steps else (),
+        )
 
 
 @dataclass(frozen=True, slots=True)

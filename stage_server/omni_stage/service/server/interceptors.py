@@ -19,8 +19,8 @@ from omni_stage.process.stage_log import request_id_var
 from omni_stage.service.errors import CallerLeftError, RelayedError, to_stage_error, to_status
 from omni_stage.service.guard.quota import peer_address
 from omni_stage.service.guard.refusals import Client, HeldRefusals
-from omni_stage.service.metering.metrics import StageMetrics
-from omni_stage.service.request.call_metadata import request_id_of, user_of
+from omni_stage.service.metering import StageMetrics
+from omni_stage.service.request.tracing import request_id_of, user_of
 from omni_stage.service.wire import SERVICE_NAME
 
 DISCARD_S = 0.05

@@ -8,8 +8,8 @@ from __future__ import annotations
 import grpc
 
 from omni_proto.stage.v1 import stage_service_pb2
-from omni_stage.service.request.messages.reading import deserialize_request
-from omni_stage.service.request.messages.responses import serialize_response
+from omni_stage.service.request.reading import deserialize_request
+from omni_stage.service.request.responses import serialize_response
 from omni_stage.service.request.servicer import StageServicer
 from omni_stage.service.wire import GENERATE, GET_STAGE, SERVICE_NAME
 

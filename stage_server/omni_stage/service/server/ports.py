@@ -23,7 +23,7 @@ from omni_stage.service.guard.side_calls import (
     MAIN_PER_PEER,
     SideCallInterceptor,
 )
-from omni_stage.service.metering.metrics import StageMetrics
+from omni_stage.service.metering import StageMetrics
 from omni_stage.service.request.servicer import StageServicer
 from omni_stage.service.server.health import StageHealth
 from omni_stage.service.server.interceptors import CallInterceptor

@@ -25,7 +25,7 @@ from omni_stage.service.edges.channels import DownstreamChannels
 from omni_stage.service.guard.admission import Admission
 from omni_stage.service.guard.quota import CallQuota, count_start_slots
 from omni_stage.service.guard.refusals import HeldRefusals
-from omni_stage.service.metering.metrics import StageMetrics
+from omni_stage.service.metering import StageMetrics
 from omni_stage.service.request.in_flight import InFlight
 from omni_stage.service.request.servicer import StageRuntime, StageServicer
 from omni_stage.service.request.stage_info import installed_versions

@@ -19,7 +19,7 @@ from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_proto.tensors import TensorSchema, TensorSpec, encode_rows, float32_to_bfloat16, schema_hash, tensor_prompt
 from omni_stage.service.edges.input import check_edge
 from omni_stage.service.errors import to_status
-from omni_stage.service.request.messages.reading import RequestReader, deserialize_request
+from omni_stage.service.request.reading import RequestReader, deserialize_request
 
 CASES, SEED = 10_000, 20_261_121
 SCHEMA = TensorSchema(

@@ -8,7 +8,7 @@ import pytest
 
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_stage.errors import DeadlineExceededError, DownstreamProtocolError
-from omni_stage.service.edges.deadlines import Deadline, downstream_timeout
+from omni_stage.service.edges.channels import Deadline, downstream_timeout
 from omni_stage.service.edges.downstream_protocol import DownstreamProtocol
 
 

@@ -10,7 +10,7 @@ import pytest
 from omni_proto.tensors import CHUNK_BYTES, EdgeAssembler, TensorSchema, TensorSpec, tensor_prompt
 from omni_stage.errors import ModelExecutionError
 from omni_stage.service.edges.output import EdgeWriter
-from omni_stage.service.request.messages.reading import deserialize_request
+from omni_stage.service.request.reading import deserialize_request
 from omni_stage.service.wire import OutgoingChunk, serialize_request
 
 SCHEMA = TensorSchema("test/output", 1, (TensorSpec("x", "int16", (256,)), TensorSpec("ids", "int64")))

@@ -12,8 +12,8 @@ from omni_proto.stage_config import EdgeMode
 from omni_stage.models.component import FinishReason, StageRequest, StageStep
 from omni_stage.service.edges import downstream_call
 from omni_stage.service.edges.downstream_call import EdgeCall
-from omni_stage.service.edges.pacing import EARLY_STEPS
-from omni_stage.service.request.messages.responses import ResponseWriter
+from omni_stage.service.edges.outbox import EARLY_STEPS
+from omni_stage.service.request.responses import ResponseWriter
 from omni_stage.service.wire import OutgoingChunk
 from support.processes.polling import until
 from support.stages import scripted_stages as lab

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_stage.service.edges.pacing import EARLY_STEPS, LONGEST_S, Pacing
+from omni_stage.service.edges.outbox import EARLY_STEPS, LONGEST_S, Pacing
 
 MANY = 64
 
@@ -68,7 +68,7 @@ def test_the_audio_that_the_reader_has_bounds_the_wait() -> None:
 
 def test_rows_that_nobody_reads_before_the_end_wait_even_alone() -> None:
     """Rows of a Full edge wait up to LONGEST_S, even with a single open call."""
-    waits = send_times(Pacing(heard=False), 0.005, 100, 1)
+    waits = send_times(Pacing(streamed=False), 0.005, 100, 1)
     assert waits[0] == 0.0, "the first row opens the call, so it does not wait"
     assert len(waits) <= 20
     assert max(waits) <= LONGEST_S + 1e-9

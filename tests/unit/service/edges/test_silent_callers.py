@@ -13,7 +13,7 @@ from omni_proto.stage.v1 import tensors_pb2
 from omni_proto.tensors import schema_hash, tensor_prompt
 from omni_stage.models.component import FinishReason, StageRequest, StageStep
 from omni_stage.service.edges import downstream_call
-from omni_stage.service.request.messages import reading
+from omni_stage.service.request import reading
 from support.processes.polling import until
 from support.stages import scripted_stages as lab
 from support.stages.streamed_pairs import step

@@ -8,7 +8,7 @@ from omni_proto.errors import WireError
 from omni_proto.stage.v1 import prompt_pb2
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_stage.service.guard.field_count import has_too_many_fields
-from omni_stage.service.request.messages.reading import deserialize_request
+from omni_stage.service.request.reading import deserialize_request
 
 NOTHING = prompt_pb2.ContentPart()
 

@@ -18,8 +18,8 @@ from omni_proto.stage_config import Limits
 from omni_stage.errors import InvalidRequestError
 from omni_stage.service.guard import refusals
 from omni_stage.service.guard.refusals import EARLY_S, USERS, Client, HeldRefusals, RefusalBuckets
-from omni_stage.service.request.call_metadata import user_of
-from omni_stage.service.request.messages.reading import RequestReader
+from omni_stage.service.request.reading import RequestReader
+from omni_stage.service.request.tracing import user_of
 from support.processes.polling import until
 from support.stages import scripted_stages as lab
 

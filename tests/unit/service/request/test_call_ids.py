@@ -6,7 +6,7 @@ import json
 import logging
 
 from omni_stage.process.stage_log import request_id_var, stage_formatter
-from omni_stage.service.request.call_metadata import forwarded_metadata, request_id_of, traceparent_of
+from omni_stage.service.request.tracing import forwarded_metadata, request_id_of, traceparent_of
 
 
 def test_logs_hold_ids_and_no_exception_text() -> None:

@@ -14,8 +14,7 @@ from omni_stage.exchange.reply_form import CalledTool, GivenReply, StructuredTex
 from omni_stage.models.component import UserPrompt
 from omni_stage.service.request.planning.plan import RequestPlan, plan_request
 from omni_stage.service.request.planning.prompt import build_prompt
-from omni_stage.service.request.planning.reply_form import MAX_FORM_BYTES, MAX_JSON_DEPTH, _read_arguments
-from omni_stage.service.request.planning.text_form import MAX_TOOLS
+from omni_stage.service.request.planning.reply_form import MAX_FORM_BYTES, MAX_JSON_DEPTH, MAX_TOOLS, _read_arguments
 from support.stages.scripted_component import ScriptedComponent
 
 TOO_MANY_CHARS = Limits().max_prompt_chars + 1

@@ -6,7 +6,7 @@ import pytest
 
 from omni_proto.stage.v1 import sampling_pb2
 from omni_stage.errors import InvalidRequestError
-from omni_stage.service.request.planning.sampling import sampling_from_proto
+from omni_stage.service.request.planning.plan import sampling_from_proto
 
 
 @pytest.mark.parametrize(

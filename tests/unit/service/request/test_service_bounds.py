@@ -13,7 +13,7 @@ from support.stages import scripted_stages as lab
 
 
 async def test_a_call_without_start_holds_no_place_for_long(kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omni_stage.service.request.messages.reading.START_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("omni_stage.service.request.reading.START_TIMEOUT_S", 0.3)
     stage = await kit.serve()
 
     async def nothing() -> AsyncIterator[Any]:

@@ -6,7 +6,7 @@ import pytest
 
 from omni_proto.stage.v1 import events_pb2
 from omni_proto.stage.v1 import stage_service_pb2 as pb
-from omni_stage.service.request.messages.responses import TextEncoder, serialize_response
+from omni_stage.service.request.responses import TextEncoder, serialize_response
 
 
 @pytest.mark.parametrize("size", [1, 2, 124, 125, 126, 127, 128, 129, 300, 20_000])

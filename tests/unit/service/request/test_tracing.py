@@ -10,8 +10,7 @@ from threading import Thread
 import pytest
 
 from omni_stage.errors import ConfigurationError
-from omni_stage.service.request.timeline import Timeline
-from omni_stage.service.request.tracing import SpanTimes, Tracing, list_spans, open_tracing
+from omni_stage.service.request.tracing import SpanTimes, Timeline, Tracing, list_spans, open_tracing
 from support.peers.otlp_collector import Collector, collecting
 
 pytest.importorskip("opentelemetry.sdk")

@@ -223,7 +223,7 @@ async def test_half_sent_starts_give_way_to_whole_ones(
     kit: Any, connect: Callable[..., RawConnection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When all slots are taken, the peer with the most half-sent Starts loses one to each call that needs a slot."""
-    monkeypatch.setattr("omni_stage.service.request.messages.reading.START_GRACE_S", 0.01)
+    monkeypatch.setattr("omni_stage.service.request.reading.START_GRACE_S", 0.01)
     stage = await kit.serve(limits={"maxConcurrentRequests": 3, "maxInflightBytes": MIB})
     peer, slow = [await asyncio.to_thread(connect, stage.server.ports.grpc, f"127.0.0.{number}") for number in (7, 8)]
     await hoard(peer, GENERATE, 5, grpc_message(b"x" * 1000, 8 * MIB))

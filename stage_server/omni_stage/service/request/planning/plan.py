@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
+
+from pydantic import ValidationError
 
 from omni_proto.stage.v1 import sampling_pb2, stage_service_pb2
 from omni_proto.stage_config import DownstreamStage, EdgeMode, Modality, SamplingDefaults, StageConfig, StructuredOutput
@@ -14,13 +17,9 @@ from omni_stage.errors import InvalidRequestError, PromptTooLongError
 from omni_stage.models.component import KnowsTokens, ServedComponent, TakesMedia
 from omni_stage.service.edges.input import check_edge
 from omni_stage.service.media.slots import MediaRules
-from omni_stage.service.request.planning import modalities
-from omni_stage.service.request.planning.modalities import plan_modalities
 from omni_stage.service.request.planning.prompt import PromptPlan, plan_prompt
 from omni_stage.service.request.planning.prompt_embeds import EMBEDS_COPIES, plan_embeds
-from omni_stage.service.request.planning.reply_form import bound_reply, check_reply_form
-from omni_stage.service.request.planning.sampling import check_sampling_names, sampling_from_proto
-from omni_stage.service.request.planning.text_form import check_setting
+from omni_stage.service.request.planning.reply_form import bound_reply, check_reply_form, check_setting
 
 _ENCODINGS = frozenset(
     (
@@ -161,7 +160,7 @@ def downstream_start(
 
 def requested_below(start: stage_service_pb2.Start, edge: DownstreamStage) -> list[sampling_pb2.Modality]:
     """Returns the requested modalities that a downstream stage, or a stage below it, declares."""
-    declared = modalities.to_proto(edge.outputs)
+    declared = modality_numbers(edge.outputs)
     return [number for number in declared if not start.modalities or number in start.modalities]
 
 
@@ -254,3 +253,111 @@ def _check_voice(voice: str, voices: Sequence[str]) -> str:
             f"the voice is not known; known voices: {listed}", field="start.audio.voice", limit=listed
         )
     return named
+
+
+_REPEATED = ("stop_token_ids", "stop")
+_FLOATS = frozenset(
+    ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "guidance_scale")
+)
+_ALIASES = {info.alias or name: name for name, info in SamplingDefaults.model_fields.items()}
+
+
+def sampling_from_proto(message: sampling_pb2.SamplingParams, field: str) -> SamplingDefaults:
+    """Returns the sampling parameters that a request sets.
+
+    Raises InvalidRequestError, whose field is the path of the wrong parameter: `field` plus the parameter's name.
+    """
+    data: dict[str, object] = {}
+    for descriptor, value in message.ListFields():
+        if descriptor.name in _REPEATED:
+            data[descriptor.name] = list(value)
+        elif descriptor.name in _FLOATS:
+            # The message holds 32-bit floats. Seven digits restore the number that the caller wrote (0.9, not
+            # 0.89999998).
+            data[descriptor.name] = float(format(value, ".7g"))
+        else:
+            data[descriptor.name] = value
+    try:
+        return SamplingDefaults.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        name = _ALIASES.get(str(first["loc"][0]), str(first["loc"][0])) if first["loc"] else ""
+        raise InvalidRequestError(f"{name}: {first['msg']}", field=f"{field}.{name}") from None
+
+
+def check_sampling_names(sampling: Mapping[str, sampling_pb2.SamplingParams], stages: Sequence[str]) -> None:
+    """Check every stage's parameters, so that a wrong one fails before any stage works. Raises InvalidRequestError."""
+    for name in sorted(sampling):
+        if name not in stages:
+            listed = ", ".join(stages)
+            # The name is the caller's text, so the message does not repeat it.
+            raise InvalidRequestError(
+                f"start.sampling names a stage that does not exist; known stages: {listed}",
+                field="start.sampling",
+                limit=listed,
+            )
+        sampling_from_proto(sampling[name], f"start.sampling[{name}]")
+
+
+MAX_MODALITIES: Final = 16
+"""Maximum number of modalities that a request may name, repetitions included."""
+_FROM_PROTO: dict[int, Modality] = {
+    sampling_pb2.MODALITY_TEXT: Modality.TEXT,
+    sampling_pb2.MODALITY_AUDIO: Modality.AUDIO,
+}
+_TO_PROTO = {Modality.TEXT: sampling_pb2.MODALITY_TEXT, Modality.AUDIO: sampling_pb2.MODALITY_AUDIO}
+
+
+@dataclass(frozen=True, slots=True)
+class ModalityPlan:
+    """What a request wants from this stage and from its downstream stages."""
+
+    own: frozenset[Modality]
+    """Modalities that this stage itself sends."""
+    edges: tuple[DownstreamStage, ...]
+    """Stages to call."""
+    requested: frozenset[Modality]
+    """All requested modalities, with defaults applied."""
+
+
+def modality_numbers(modalities: Iterable[Modality]) -> list[sampling_pb2.Modality]:
+    """Returns the protocol's numbers of modalities, sorted."""
+    return sorted(_TO_PROTO[modality] for modality in modalities)
+
+
+def declared_modalities(config: StageConfig) -> frozenset[Modality]:
+    """Returns the modalities that this stage and its downstream stages declare."""
+    return frozenset(config.outputs).union(*(edge.outputs for edge in config.downstream))
+
+
+def plan_modalities(config: StageConfig, requested: Sequence[int]) -> ModalityPlan:
+    """Decide which modalities this stage sends and which stages it calls. An empty list requests all declared ones.
+
+    Raises InvalidRequestError for a modality that is unknown, or that neither this nor a downstream stage declares, and
+    for more than MAX_MODALITIES.
+    """
+    if len(requested) > MAX_MODALITIES:
+        raise InvalidRequestError(
+            f"a request names at most {MAX_MODALITIES} modalities, got {len(requested)}",
+            field="start.modalities",
+            limit=MAX_MODALITIES,
+        )
+    known = declared_modalities(config)
+    wanted: set[Modality] = set()
+    for index, number in enumerate(requested):
+        modality = _FROM_PROTO.get(number)
+        if modality is None or modality not in known:
+            name = str(modality) if modality else f"number {number}"
+            listed = ", ".join(sorted(known)) or "none"
+            raise InvalidRequestError(
+                f"modality {name} is not declared from stage {config.stage!r} on; declared: {listed}",
+                field=f"start.modalities[{index}]",
+                limit=listed,
+            )
+        wanted.add(modality)
+    wanted = wanted or set(known)
+    return ModalityPlan(
+        own=frozenset(wanted.intersection(config.outputs)),
+        edges=tuple(edge for edge in config.downstream if wanted.intersection(edge.outputs)),
+        requested=frozenset(wanted),
+    )

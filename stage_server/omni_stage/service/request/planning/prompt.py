@@ -16,8 +16,13 @@ from omni_stage.exchange.reply_form import CalledTool, GivenReply, StructuredTex
 from omni_stage.models.component import ChatMessage, MediaPart, TextPart, UserPrompt
 from omni_stage.service.media.planning import check_media, plan_medium
 from omni_stage.service.media.slots import MediaRules, MediaSlot
-from omni_stage.service.request.planning.reply_form import read_called_tools, read_reply, read_template_arguments
-from omni_stage.service.request.planning.text_form import read_structured, read_tools
+from omni_stage.service.request.planning.reply_form import (
+    read_called_tools,
+    read_reply,
+    read_structured,
+    read_template_arguments,
+    read_tools,
+)
 
 ROLES = ("system", "user", "assistant", "tool")
 MAX_PARTS = 1024

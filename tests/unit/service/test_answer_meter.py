@@ -6,7 +6,7 @@ import pytest
 
 from omni_proto.stage.v1 import sampling_pb2
 from omni_proto.stage.v1 import stage_service_pb2 as pb
-from omni_stage.service.metering.answer_meter import AnswerMeter
+from omni_stage.service.metering import AnswerMeter
 
 RATE_HZ = 24_000
 

@@ -13,7 +13,7 @@ from grpc import StatusCode
 from omni_proto.rpc.rich_status import read_status
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2
 from omni_stage.service.errors import CallerLeftError
-from omni_stage.service.metering.answer_meter import AnswerMeter
+from omni_stage.service.metering import AnswerMeter
 
 EncodedResponse = NewType("EncodedResponse", bytes)
 """A whole GenerateResponse, as bytes."""

@@ -1,5 +1,7 @@
 """A stage's metrics in addition to vLLM's own: omni_stage_*, and omni_pipeline_* of the entry stage.
 
+AnswerMeter measures when each answer of the entry stage reaches its caller.
+
 Labels have a bounded number of values: codes and reasons of the protocol, and names from the configuration. The scrape
 (the operator's PodMonitor) adds the labels of pipeline and stage. Counters start at 0, so that a rate includes the
 first error. docs/observability.md lists all metrics; `python -m observability` writes that list.
@@ -7,25 +9,77 @@ first error. docs/observability.md lists all metrics; `python -m observability` 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
 
 from omni_proto.pod_contract import StageMetric
+from omni_proto.stage.v1 import events_pb2, sampling_pb2, stage_service_pb2
 from omni_proto.stage_config import StageConfig
 from omni_stage.service.errors import OTHER_REASON, documented_errors
 
-if TYPE_CHECKING:
-    from omni_stage.service.metering.answer_meter import AnswerMeter
-
+SAMPLE_BYTES: Final = {sampling_pb2.AUDIO_ENCODING_PCM_S16LE: 2, sampling_pb2.AUDIO_ENCODING_PCM_F32LE: 4}
+AUDIBLE_S: Final = 0.02
+"""A shorter gap is not an underrun, because players buffer at least one packet of 20 ms."""
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 CHUNK_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 REAL_TIME_FACTORS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1, 1.2, 1.5, 2, 3, 5, 10, 30)
 exemplar_var: ContextVar[dict[str, str] | None] = ContextVar("exemplar", default=None)
 """The trace of the request that a task serves. Histograms of requests record it as an exemplar."""
 RETRIED_CODES = ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "INTERNAL")
+
+
+@dataclass(slots=True)
+class AnswerMeter:
+    """What the caller received, and when. Times are seconds since the request's start. The time of the first text or
+    audio is None before that output was written; last_audio_s is 0 before any audio."""
+
+    clock: Callable[[], float] = time.monotonic
+    began: float = field(default_factory=time.monotonic)
+    first_text_s: float | None = None
+    first_audio_s: float | None = None
+    last_audio_s: float = 0.0
+    audio_s: float = 0.0
+    """Playing time of the audio in seconds."""
+    underruns: int = 0
+    """How often a listener who plays the audio as soon as it arrives had none left to play, for more than AUDIBLE_S."""
+    silence_s: float = 0.0
+    """Total length of the underruns in seconds."""
+    _played_until_s: float = 0.0
+    """When the playback of all audio that was written so far ends."""
+
+    def note_text(self) -> None:
+        """Record that text was written to the caller's connection."""
+        if self.first_text_s is None:
+            self.first_text_s = self.clock() - self.began
+
+    def note(self, response: stage_service_pb2.GenerateResponse) -> None:
+        """Record a message that was written to the caller's connection."""
+        kind = response.WhichOneof("message")
+        if kind == "text":
+            self.note_text()
+        elif kind == "audio" and response.audio.data:
+            self.last_audio_s = self.clock() - self.began
+            self.first_audio_s = self.last_audio_s if self.first_audio_s is None else self.first_audio_s
+            self._play(self.last_audio_s, chunk_seconds(response.audio))
+
+    def _play(self, now_s: float, seconds: float) -> None:
+        gap = now_s - self._played_until_s if self.audio_s else 0.0
+        if gap > AUDIBLE_S:
+            self.underruns += 1
+            self.silence_s += gap
+        self._played_until_s = max(self._played_until_s, now_s) + seconds
+        self.audio_s += seconds
+
+
+def chunk_seconds(chunk: events_pb2.AudioChunk) -> float:
+    """Returns how long a chunk plays, in seconds."""
+    frame = SAMPLE_BYTES.get(chunk.encoding, 0) * chunk.channels
+    return len(chunk.data) / (frame * chunk.sample_rate_hz) if frame and chunk.sample_rate_hz else 0.0
 
 
 class StageMetrics:

@@ -1,1 +1,0 @@
-"""Measurements: the stage's metrics, and the timing of each response."""

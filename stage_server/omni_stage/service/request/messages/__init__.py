@@ -1,1 +1,0 @@
-"""The messages of a call: reads the caller's messages, checks their order, and writes the responses."""
