@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 
-from support.controlplane.binaries import KUBERNETES_VERSION
 from support.controlplane.charts.helm import CHART, Helm, Manifest, pick_one, selectors_of
 
 pytestmark = pytest.mark.controlplane
@@ -20,14 +19,8 @@ SERVICE = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 OBJECT = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
-@pytest.fixture(scope="module")
-def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
-    return Helm(tmp_path_factory.mktemp("helm"))
-
-
 def render(helm: Helm, chart: Path, release: str = "omnipipeline", **values: Any) -> list[Manifest]:
-    text = helm.run("template", release, chart, f"--kube-version={KUBERNETES_VERSION}", values=values).stdout
-    return [document for document in yaml.safe_load_all(text) if document]
+    return helm.template(values, release=release, chart=chart)
 
 
 def copy_chart(directory: Path, **facts: str) -> Path:

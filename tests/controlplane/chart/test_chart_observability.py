@@ -22,11 +22,6 @@ pytestmark = pytest.mark.controlplane
 PAGE = (ROOT / "docs" / "observability.md").read_text()
 
 
-@pytest.fixture(scope="module")
-def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
-    return Helm(tmp_path_factory.mktemp("helm"))
-
-
 def flags_of_the_page() -> dict[str, Any]:
     """Returns the `--set a.b=true` flags of the page's helm command as chart values."""
     values: dict[str, Any] = {}

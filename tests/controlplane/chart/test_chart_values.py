@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from omni_gateway.settings import GatewaySettings, load_settings
-from support.controlplane.binaries import KUBERNETES_VERSION
 from support.controlplane.charts.helm import CHART, RELEASE, Helm, pick_one
 from support.controlplane.server.api_server import ApiServer
 
@@ -19,43 +18,37 @@ pytestmark = pytest.mark.controlplane
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
 
 
-@pytest.fixture(scope="module")
-def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
-    return Helm(tmp_path_factory.mktemp("helm"))
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"operator": {"workers": 100}}, "at '/operator/workers': maximum: got 100, want 64"),
+    ({"operator": {"maxPipelinesPerNamespace": 1_000_000}}, "at '/operator/maxPipelinesPerNamespace': maximum"),
+    ({"operator": {"resyncSeconds": 90_000}}, "at '/operator/resyncSeconds': maximum"),
+    ({"operator": {"leaseDurationSeconds": 301}}, "at '/operator/leaseDurationSeconds': maximum"),
+    ({"operator": {"apiQps": 200_000}}, "at '/operator/apiQps': maximum"),
+    ({"clusterDomain": "x" * 254}, "at '/clusterDomain'"),
+    ({"tracing": {"otlpEndpoint": "http://a:70000"}}, "at '/tracing/otlpEndpoint'"),
+    ({"metrics": {"podMonitors": {"labels": {"a b": "c"}}}}, "at '/metrics/podMonitors/labels'"),
+    ({"metrics": {"podMonitors": {"labels": {"a": "b,c"}}}}, "at '/metrics/podMonitors/labels/a'"),
+    ({"podLabels": {"a": "b c"}}, "at '/podLabels/a'"),
+    ({"gateway": {"settings": {"corsOrigin": ["x"]}}}, "'corsOrigin' not allowed"),
+    ({"gateway": {"settings": {"maxRequests": 0}}}, "at '/gateway/settings/maxRequests'"),
+    ({"gateway": {"settings": {"media": {"maxItems": 65}}}}, "at '/gateway/settings/media/maxItems'"),
+    ({"gateway": {"settings": {"keysFile": "/x"}}}, "'keysFile' not allowed"),
+    ({"gateway": {"settings": {"modelAliases": {"a": "b"}}}}, "'modelAliases' not allowed"),
+    ({"gateway": {"service": {"port": 70_000}}}, "at '/gateway/service/port': maximum"),
+    (
+        {"gateway": {"enabled": True, "replicas": 10, "autoscaling": {"enabled": True}}},
+        "gateway.replicas is 10, the minimum with gateway.autoscaling.enabled, and must not exceed "
+        "gateway.autoscaling.maxReplicas, which is 8",
+    ),
+    ({"podLabels": {"app.kubernetes.io/instance": "x"}}, "podLabels must not contain app.kubernetes.io/instance"),
+    ({"commonLabels": {"omnipipeline.io/installation": "x"}}, "commonLabels must not contain omnipipeline.io/inst"),
+]
 
 
-@pytest.mark.parametrize(
-    ("values", "says"),
-    [
-        ({"operator": {"workers": 100}}, "at '/operator/workers': maximum: got 100, want 64"),
-        ({"operator": {"maxPipelinesPerNamespace": 1_000_000}}, "at '/operator/maxPipelinesPerNamespace': maximum"),
-        ({"operator": {"resyncSeconds": 90_000}}, "at '/operator/resyncSeconds': maximum"),
-        ({"operator": {"leaseDurationSeconds": 301}}, "at '/operator/leaseDurationSeconds': maximum"),
-        ({"operator": {"apiQps": 200_000}}, "at '/operator/apiQps': maximum"),
-        ({"clusterDomain": "x" * 254}, "at '/clusterDomain'"),
-        ({"tracing": {"otlpEndpoint": "http://a:70000"}}, "at '/tracing/otlpEndpoint'"),
-        ({"metrics": {"podMonitors": {"labels": {"a b": "c"}}}}, "at '/metrics/podMonitors/labels'"),
-        ({"metrics": {"podMonitors": {"labels": {"a": "b,c"}}}}, "at '/metrics/podMonitors/labels/a'"),
-        ({"podLabels": {"a": "b c"}}, "at '/podLabels/a'"),
-        ({"gateway": {"settings": {"corsOrigin": ["x"]}}}, "'corsOrigin' not allowed"),
-        ({"gateway": {"settings": {"maxRequests": 0}}}, "at '/gateway/settings/maxRequests'"),
-        ({"gateway": {"settings": {"media": {"maxItems": 65}}}}, "at '/gateway/settings/media/maxItems'"),
-        ({"gateway": {"settings": {"keysFile": "/x"}}}, "'keysFile' not allowed"),
-        ({"gateway": {"settings": {"modelAliases": {"a": "b"}}}}, "'modelAliases' not allowed"),
-        ({"gateway": {"service": {"port": 70_000}}}, "at '/gateway/service/port': maximum"),
-        (
-            {"gateway": {"enabled": True, "replicas": 10, "autoscaling": {"enabled": True}}},
-            "gateway.replicas is 10, the minimum with gateway.autoscaling.enabled, and must not exceed "
-            "gateway.autoscaling.maxReplicas, which is 8",
-        ),
-        ({"podLabels": {"app.kubernetes.io/instance": "x"}}, "podLabels must not contain app.kubernetes.io/instance"),
-        ({"commonLabels": {"omnipipeline.io/installation": "x"}}, "commonLabels must not contain omnipipeline.io/inst"),
-    ],
-)
-def test_what_would_end_a_program_is_refused(helm: Helm, values: dict[str, Any], says: str) -> None:
-    done = helm.run("template", RELEASE, CHART, f"--kube-version={KUBERNETES_VERSION}", values=values, check=False)
-    assert done.returncode != 0
-    assert says in done.stdout, done.stdout
+def test_values_that_would_end_a_program_are_refused(helm: Helm, subtests: pytest.Subtests) -> None:
+    for values, says in REFUSED:
+        with subtests.test(says):
+            assert says in helm.refusal_of(values)
 
 
 def test_every_setting_of_the_gateway_is_known_to_the_chart() -> None:
@@ -120,20 +113,22 @@ def with_nulls(values: dict[str, Any], depth: int, prefix: str = "") -> dict[str
     return changed
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2, 3])
 @pytest.mark.parametrize("name", SWITCHED_ON)
-def test_null_leaves_every_default(helm: Helm, name: str, depth: int) -> None:
-    values = merge(with_nulls(DEFAULTS, depth), SWITCHED_ON[name])
-    assert helm.template(values) == helm.template(SWITCHED_ON[name])
+def test_null_leaves_every_default(helm: Helm, name: str, subtests: pytest.Subtests) -> None:
+    for depth in range(4):
+        with subtests.test(f"depth {depth}"):
+            values = merge(with_nulls(DEFAULTS, depth), SWITCHED_ON[name])
+            assert helm.template(values) == helm.template(SWITCHED_ON[name])
 
 
-@pytest.mark.parametrize("path", sorted(EMPTY_IF_NULL))
-def test_null_removes_a_list_or_map(helm: Helm, path: str) -> None:
-    values: Any = None
-    for key in reversed(path.split(".")):
-        values = {key: values}
+def test_null_removes_a_list_or_map(helm: Helm, subtests: pytest.Subtests) -> None:
     on = {"gateway": {"enabled": True}, "metrics": {"dashboards": {"enabled": True}}}
-    assert helm.template(merge(on, values)) != helm.template(on)
+    for path in sorted(EMPTY_IF_NULL):
+        values: Any = None
+        for key in reversed(path.split(".")):
+            values = {key: values}
+        with subtests.test(path):
+            assert helm.template(merge(on, values)) != helm.template(on)
 
 
 def merge(one: Any, other: Any) -> Any:

@@ -20,11 +20,6 @@ from support.operator.network_policies import AddressPeer, PodPeer, is_allowed
 pytestmark = pytest.mark.controlplane
 
 
-@pytest.fixture(scope="module")
-def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
-    return Helm(tmp_path_factory.mktemp("helm"))
-
-
 def test_the_gateway_reads_the_settings_that_the_chart_writes(helm: Helm, tmp_path: Path) -> None:
     manifests = helm.template(VARIANTS["gateway of two namespaces, with everything"])
     gateways = [item for item in manifests if item["metadata"]["name"].endswith("-gateway")]

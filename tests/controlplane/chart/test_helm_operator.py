@@ -25,11 +25,6 @@ pytestmark = pytest.mark.controlplane
 RBAC = ROOT / "manifests" / "rbac"
 
 
-@pytest.fixture(scope="module")
-def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
-    return Helm(tmp_path_factory.mktemp("helm"))
-
-
 def role_rules(file: str, kind: str) -> list[Any]:
     """Returns the plain manifests' rules for pipelines and children, and those for the Lease."""
     documents = list(yaml.safe_load_all((RBAC / file).read_text()))
@@ -75,17 +70,19 @@ def settings_of(manifests: list[Manifest]) -> OperatorSettings:
     return parse_settings(command[3:], environment)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_the_operator_understands_what_it_is_started_with(helm: Helm, name: str) -> None:
+def test_the_operator_understands_its_command_line(helm: Helm, subtests: pytest.Subtests) -> None:
     """The operator's settings match the Role for its Lease and the ports of its container."""
-    manifests = helm.template(VARIANTS[name])
-    settings = settings_of(manifests)
-    leases = [item for item in manifests if item["kind"] == "Role" and item["metadata"]["name"].endswith("-lease")]
-    assert len(leases) == (name != "nothing optional")
-    for role in leases:
-        assert [settings.lease_name] in [rule.get("resourceNames") for rule in role["rules"]]
-    ports = pick_operators(manifests, "Deployment")["spec"]["template"]["spec"]["containers"][0]["ports"]
-    assert [port["containerPort"] for port in ports] == [settings.health_port, settings.metrics_port]
+    for name, values in VARIANTS.items():
+        with subtests.test(name):
+            manifests = helm.template(values)
+            settings = settings_of(manifests)
+            roles = [item for item in manifests if item["kind"] == "Role"]
+            leases = [item for item in roles if item["metadata"]["name"].endswith("-lease")]
+            assert len(leases) == (name != "nothing optional")
+            for role in leases:
+                assert [settings.lease_name] in [rule.get("resourceNames") for rule in role["rules"]]
+            ports = pick_operators(manifests, "Deployment")["spec"]["template"]["spec"]["containers"][0]["ports"]
+            assert [port["containerPort"] for port in ports] == [settings.health_port, settings.metrics_port]
 
 
 def test_every_value_reaches_the_operator(helm: Helm) -> None:

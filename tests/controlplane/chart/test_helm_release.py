@@ -6,7 +6,6 @@ A local process with the command, environment and rights from the chart stands i
 from __future__ import annotations
 
 import base64
-import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -32,25 +31,15 @@ pytestmark = pytest.mark.controlplane
 CRD = "omnipipelines.omnipipeline.io"
 OLD_VERSION = "0.0.9"
 NEXT_VERSION = "0.2.0"
-_numbers = itertools.count()
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 Run = Callable[..., str]
 
 
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """Yields a control plane without our CRD."""
-    with ControlPlane(tmp_path_factory.mktemp("helm-plane")) as plane:
-        plane.create_namespace(NAMESPACE, labels=RESTRICTED)
-        yield plane
-
-
 @pytest.fixture
-def models(plane: ControlPlane) -> Iterator[Api]:
-    """Yields a client in a namespace for pipelines."""
-    api = plane.create_namespace(f"models-{next(_numbers)}", labels=RESTRICTED)
-    yield api
-    plane.admin.delete("Namespace", api.namespace)
+def models(plane: ControlPlane) -> Api:
+    """Returns a client in a namespace for pipelines, beside that of the operator."""
+    plane.create_namespace(NAMESPACE, labels=RESTRICTED)
+    return plane.create_namespace("models", labels=RESTRICTED)
 
 
 @pytest.fixture
@@ -60,11 +49,8 @@ def pods(plane: ControlPlane, tmp_path: Path) -> Iterator[OperatorPods]:
 
 
 @pytest.fixture
-def helm(plane: ControlPlane, models: Api, pods: OperatorPods, tmp_path: Path) -> Iterator[Run]:
-    """Yields helm(*arguments, fails=False), which returns Helm's output and starts or stops the operator's process.
-
-    All releases and the CRD are removed after the test.
-    """
+def helm(plane: ControlPlane, models: Api, pods: OperatorPods, tmp_path: Path) -> Run:
+    """Returns helm(*arguments, fails=False), which returns Helm's output and starts or stops the operator's process."""
     binary = Helm(tmp_path).binary
     environment = {**os.environ, "HOME": str(tmp_path), "KUBECONFIG": str(plane.kubeconfig)}
     environment["HELM_NAMESPACE"] = NAMESPACE
@@ -74,11 +60,7 @@ def helm(plane: ControlPlane, models: Api, pods: OperatorPods, tmp_path: Path) -
         assert (done.returncode != 0) == fails, done.stdout
         return done.stdout
 
-    yield run
-    for release in run("list", "--short", "--all").split():
-        run("uninstall", release, "--wait")
-    plane.admin.delete("CustomResourceDefinition", CRD)
-    eventually(lambda: plane.admin.find("CustomResourceDefinition", CRD) is None, why="the CRD is gone")
+    return run
 
 
 @pytest.fixture
@@ -308,7 +290,6 @@ def test_a_tenants_operator_serves_its_namespaces_alone(
     log = pods.operator(NAMESPACE).log.read_text()
     assert f"serving {models.namespace}" in log
     assert '"ERROR"' not in log
-    plane.admin.delete("Namespace", "others")
 
 
 def test_a_namespace_that_is_not_there_is_named(helm: Run) -> None:

@@ -7,14 +7,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from support.controlplane.charts.helm import CHART, NAMESPACE, ROOT, Helm, Manifest, operator_process, pick_one
+from support.controlplane.charts.helm import (
+    CHART,
+    NAMESPACE,
+    ROOT,
+    Helm,
+    Manifest,
+    operator_process,
+    pick_one,
+    read_manifests,
+)
 from support.controlplane.charts.operator_pods import OperatorPods
 from support.controlplane.control_plane import ControlPlane
 from support.controlplane.pipelines import build_pipeline, wait_settled
@@ -25,21 +33,6 @@ pytestmark = pytest.mark.controlplane
 INSTALL = ROOT / "manifests" / "install.yaml"
 OVERLAY = ROOT / "docs" / "examples" / "private-registry"
 CRD = "omnipipelines.omnipipeline.io"
-
-
-@pytest.fixture(scope="module")
-def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
-    return Helm(tmp_path_factory.mktemp("helm"))
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with ControlPlane(tmp_path_factory.mktemp("manifest-plane")) as plane:
-        yield plane
-
-
-def read_all(text: str) -> list[Manifest]:
-    return [document for document in yaml.safe_load_all(text) if document]
 
 
 def key_of(manifest: Manifest) -> tuple[str, str]:
@@ -58,7 +51,7 @@ def test_it_leaves_out_what_is_helms_alone(helm: Helm) -> None:
 
     This test does not use the script that writes the manifest.
     """
-    written = {key_of(item): item for item in read_all(INSTALL.read_text())}
+    written = {key_of(item): item for item in read_manifests(INSTALL.read_text())}
     rendered = {key_of(item): item for item in helm.template() if item["kind"] != "Pod"}
     assert written.keys() - rendered.keys() == {("Namespace", NAMESPACE)}
     assert rendered.keys() <= written.keys()
@@ -75,9 +68,9 @@ def without_metadata(manifest: Manifest) -> Any:
 
 
 def test_a_kustomization_changes_images_and_pull_secrets(plane: ControlPlane) -> None:
-    base = read_all(plane.kubectl("kustomize", ROOT / "manifests").stdout)
-    assert {key_of(item) for item in base} == {key_of(item) for item in read_all(INSTALL.read_text())}
-    overlaid = read_all(plane.kubectl("kustomize", OVERLAY).stdout)
+    base = read_manifests(plane.kubectl("kustomize", ROOT / "manifests").stdout)
+    assert {key_of(item) for item in base} == {key_of(item) for item in read_manifests(INSTALL.read_text())}
+    overlaid = read_manifests(plane.kubectl("kustomize", OVERLAY).stdout)
     deployment = pick_one(overlaid, "Deployment")
     pod = deployment["spec"]["template"]["spec"]
     assert pod["containers"][0]["image"] == "registry.example/omnipipeline-operator:0.1.0"
@@ -102,8 +95,6 @@ def test_the_tiny_manifests_are_taken_as_they_are(plane: ControlPlane) -> None:
     done = plane.kubectl("apply", *flags, "-f", ROOT / "manifests" / "tiny", namespace="tiny")
     assert len(done.stdout.splitlines()) == 3
     assert "Warning" not in done.stderr
-    plane.admin.delete("CustomResourceDefinition", CRD)
-    eventually(lambda: plane.admin.find("CustomResourceDefinition", CRD) is None, why="the CRD is gone")
 
 
 def test_apply_again_serve_and_delete_by_selector(plane: ControlPlane, tmp_path: Path) -> None:

@@ -21,12 +21,10 @@ from support.controlplane.binaries import find_binaries
 from support.controlplane.charts.helm import CHART, NAMESPACE, RELEASE, ROOT
 from support.controlplane.charts.operator_pods import OperatorPods
 from support.controlplane.control_plane import ControlPlane
-from support.controlplane.server.api import eventually
 from support.docs.doc_examples import console_commands
 
 pytestmark = pytest.mark.controlplane
 
-CRD = "omnipipelines.omnipipeline.io"
 # Commands that need a registry or build for minutes.
 NOT_RUN = ("make images", "docker push")
 # The volume that a StorageClass would provision for the claim of manifests/tiny.
@@ -48,13 +46,6 @@ SECTIONS = {
 }
 
 
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with ControlPlane(tmp_path_factory.mktemp("pages-plane")) as plane:
-        plane.admin.apply(VOLUME)
-        yield plane
-
-
 @pytest.fixture
 def environment(plane: ControlPlane, tmp_path: Path) -> dict[str, str]:
     """Returns a user's environment: helm and kubectl on the PATH, and a kubeconfig."""
@@ -66,18 +57,11 @@ def environment(plane: ControlPlane, tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def pods(plane: ControlPlane, environment: dict[str, str], tmp_path: Path) -> Iterator[OperatorPods]:
-    """Yields the operator's pods on an empty cluster. Removes what a section of the page leaves behind."""
+def pods(plane: ControlPlane, tmp_path: Path) -> Iterator[OperatorPods]:
+    """Yields the operator's pods on an empty cluster."""
+    plane.admin.apply(VOLUME)
     with OperatorPods(plane, tmp_path) as pods:
         yield pods
-        for manifest in plane.admin.call("GET", "/apis/apps/v1/deployments")["items"]:
-            where = manifest["metadata"]["namespace"]
-            if manifest["metadata"]["labels"].get("app.kubernetes.io/managed-by") == "Helm":
-                pods.run(f"helm uninstall --namespace {where} omnipipeline", environment)
-    plane.kubectl("delete", "--ignore-not-found", "-f", ROOT / "manifests" / "install.yaml", "--wait=false")
-    plane.kubectl("delete", "--ignore-not-found", "namespace", "speech", "--wait=false")
-    gone = (("CustomResourceDefinition", CRD), ("Namespace", NAMESPACE), ("Namespace", "speech"))
-    eventually(lambda: not any(plane.admin.find(*name) for name in gone), timeout_s=60, why="all is gone")
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ JOBS = [block.text for block in blocks_of(ROOT / "docs" / "pipelines.md") if "ki
 SHOWN = {**EXAMPLES, **sample_pipelines(), **{f"job {number}": text for number, text in enumerate(JOBS)}}
 
 
-@pytest.mark.parametrize("name", SHOWN)
-def test_kubectl_applies_what_the_pages_show(api_server: ApiServer, name: str) -> None:
-    output = api_server.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", stdin=SHOWN[name]).stdout
-    assert "created (server dry run)" in output
+def test_kubectl_applies_what_the_pages_show(api_server: ApiServer, subtests: pytest.Subtests) -> None:
+    for name, text in SHOWN.items():
+        with subtests.test(name):
+            done = api_server.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", stdin=text)
+            assert "created (server dry run)" in done.stdout

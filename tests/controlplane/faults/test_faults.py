@@ -25,7 +25,8 @@ from support.controlplane.server.fault_proxy import FaultProxy
 
 pytestmark = pytest.mark.controlplane
 
-AWAY_S = 60.0
+AWAY_S = 25.0
+"""Longer than a Lease lasts by default, and than the pauses between attempts to connect."""
 
 
 @pytest.mark.parametrize(

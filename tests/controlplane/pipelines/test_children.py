@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import itertools
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -102,12 +101,13 @@ def server(api_server: ApiServer) -> ApiServer:
 
 
 @pytest.fixture
-def namespace(server: ApiServer) -> Iterator[Api]:
-    """Yields a client in a namespace that enforces Pod Security `restricted` and warns of violations."""
-    name = f"children-{next(_numbers)}"
-    client = server.create_namespace(name, labels=RESTRICTED)
-    yield client
-    server.admin.delete("Namespace", name)
+def namespace(server: ApiServer) -> Api:
+    return make_namespace(server)
+
+
+def make_namespace(server: ApiServer) -> Api:
+    """Returns a client in a new namespace that enforces Pod Security `restricted` and warns of violations."""
+    return server.create_namespace(f"children-{next(_numbers)}", labels=RESTRICTED)
 
 
 def children_in(api: Api, pipeline: OmniPipeline) -> list[dict[str, Any]]:
@@ -118,37 +118,40 @@ def children_in(api: Api, pipeline: OmniPipeline) -> list[dict[str, Any]]:
     return children
 
 
-@pytest.mark.parametrize("pipeline", PIPELINES.values(), ids=PIPELINES)
-def test_children_are_accepted_strictly_and_kept_as_written(namespace: Api, pipeline: OmniPipeline) -> None:
+def test_children_are_accepted_strictly_and_kept_as_written(server: ApiServer, subtests: pytest.Subtests) -> None:
     """The server does not reject, drop or rewrite any field. Otherwise every resync would write."""
-    for child in children_in(namespace, pipeline):
-        live = namespace.apply(child, strict=True)
-        assert find_difference(child, live) is None
-        again = namespace.apply(child, strict=True)
-        assert again["metadata"]["resourceVersion"] == live["metadata"]["resourceVersion"]
+    for name, pipeline in PIPELINES.items():
+        namespace = make_namespace(server)
+        with subtests.test(name):
+            for child in children_in(namespace, pipeline):
+                live = namespace.apply(child, strict=True)
+                assert find_difference(child, live) is None
+                again = namespace.apply(child, strict=True)
+                assert again["metadata"]["resourceVersion"] == live["metadata"]["resourceVersion"]
 
 
-@pytest.mark.parametrize("pipeline", PIPELINES.values(), ids=PIPELINES)
-def test_pods_are_admitted_where_restricted_is_enforced_without_a_warning(
-    server: ApiServer, namespace: Api, pipeline: OmniPipeline
-) -> None:
-    children = children_in(namespace, pipeline)
-    namespace.apply(pick(children, "ServiceAccount"))
-    for deployment in (child for child in children if child["kind"] == "Deployment"):
-        template = deployment["spec"]["template"]
-        spec = {key: value for key, value in template["spec"].items() if key not in CLUSTER_SCOPED}
-        pod = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": deployment["metadata"]["name"], **template["metadata"]},
-            "spec": spec,
-        }
-        for manifest in (pod, {**deployment, "metadata": {**deployment["metadata"], "namespace": namespace.namespace}}):
+def test_restricted_namespaces_admit_pods_without_a_warning(server: ApiServer, subtests: pytest.Subtests) -> None:
+    for name, pipeline in PIPELINES.items():
+        namespace = make_namespace(server)
+        children = children_in(namespace, pipeline)
+        namespace.apply(pick(children, "ServiceAccount"))
+        deployments = [child for child in children if child["kind"] == "Deployment"]
+        manifests = [*deployments, *map(pod_of, deployments)]
+        with subtests.test(name):
             # kubectl prints the server's warnings.
-            result = server.kubectl(
-                "apply", "--server-side", "--dry-run=server", "-f", "-", stdin=manifest, namespace=namespace.namespace
-            )
+            flags = ("--server-side", "--dry-run=server", "-f", "-")
+            text = yaml.safe_dump_all(manifests)
+            result = server.kubectl("apply", *flags, stdin=text, namespace=namespace.namespace)
             assert "Warning" not in result.stderr
+            assert len(result.stdout.splitlines()) == len(manifests)
+
+
+def pod_of(deployment: dict[str, Any]) -> dict[str, Any]:
+    """Returns a pod as the Deployment's controller would make it."""
+    template = deployment["spec"]["template"]
+    metadata = {"name": deployment["metadata"]["name"], **template["metadata"]}
+    spec = {key: value for key, value in template["spec"].items() if key not in CLUSTER_SCOPED}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
 CLUSTER_SCOPED = ("runtimeClassName", "priorityClassName")
@@ -196,10 +199,11 @@ def render(pipeline: OmniPipeline) -> str:
     return format_manifests(render_children(pipeline, "default", SETTINGS))
 
 
-@pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: path.stem)
-def test_the_api_servers_defaults_lead_to_what_render_prints_offline(namespace: Api, sample: Path) -> None:
-    live = namespace.apply(yaml.safe_load(sample.read_text()), strict=True)
-    assert render(parse_live_pipeline(live)) == render(load_checked(sample))
+def test_render_prints_offline_what_the_api_servers_defaults_lead_to(namespace: Api, subtests: pytest.Subtests) -> None:
+    for sample in SAMPLES:
+        with subtests.test(sample.stem):
+            live = namespace.apply(yaml.safe_load(sample.read_text()), strict=True)
+            assert render(parse_live_pipeline(live)) == render(load_checked(sample))
 
 
 @pytest.mark.parametrize("name", ["namespaced", "cluster"])
@@ -225,12 +229,12 @@ class TestKubeconform:
         command = [str(program), "-strict", "-summary", "-schema-location", str(schemas / LOCATION), "-"]
         return subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=60)
 
-    @pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: path.stem)
-    def test_samples(self, schemas: Path, sample: Path) -> None:
-        text = render(load_checked(sample))
+    def test_samples(self, schemas: Path) -> None:
+        text = "---\n".join(render(load_checked(sample)) for sample in SAMPLES)
         result = self.check(schemas, text)
         assert result.returncode == 0, result.stdout + result.stderr
-        assert f"Valid: {len(list(yaml.safe_load_all(text)))}, Invalid: 0, Errors: 0, Skipped: 0" in result.stdout
+        count = len([document for document in yaml.safe_load_all(text) if document])
+        assert f"Valid: {count}, Invalid: 0, Errors: 0, Skipped: 0" in result.stdout
 
     @pytest.mark.parametrize(
         ("old", "new"),

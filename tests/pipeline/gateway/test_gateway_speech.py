@@ -17,7 +17,7 @@ import pytest
 
 from omni_gateway.media.encode import encode_whole
 from omni_proto.client import GenerationResult, OmniClient, audio_part, image_part, user, video_part
-from support.media.hostile_media import CORPUS, REFUSED, UNDECODABLE, Hostile
+from support.media.hostile_media import CORPUS, REFUSED, UNDECODABLE
 from support.media.videos import encode_video
 from support.processes.pipelines import RunningPipeline
 
@@ -219,16 +219,17 @@ def test_curl_gets_a_wav(tiny_gateway: str, tmp_path: Path) -> None:
 BAD = [one for one in CORPUS if one.fate in (REFUSED, UNDECODABLE)]
 
 
-@pytest.mark.parametrize("medium", BAD, ids=[one.name for one in BAD])
-def test_hostile_media_are_refused_by_name(client: openai.OpenAI, medium: Hostile) -> None:
-    data = base64.b64encode(medium.make()).decode()
-    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
-    audio = {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
-    video = {"type": "video_url", "video_url": {"url": f"data:video/mp4;base64,{data}"}}
-    part = {"image": image, "audio": audio, "video": video}[medium.kind]
-    messages: Any = [{"role": "user", "content": [part]}]
-    with pytest.raises(openai.APIStatusError) as caught:
-        client.chat.completions.create(model=MODEL, messages=messages, max_completion_tokens=1)
-    assert caught.value.status_code in (400, 413)
-    assert str(caught.value.param).startswith("messages")
-    assert caught.value.code in ("invalid_media", "request_too_large")
+def test_hostile_media_are_refused_by_name(client: openai.OpenAI, subtests: pytest.Subtests) -> None:
+    for medium in BAD:
+        data = base64.b64encode(medium.make()).decode()
+        image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+        audio = {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+        video = {"type": "video_url", "video_url": {"url": f"data:video/mp4;base64,{data}"}}
+        part = {"image": image, "audio": audio, "video": video}[medium.kind]
+        messages: Any = [{"role": "user", "content": [part]}]
+        with subtests.test(medium.name):
+            with pytest.raises(openai.APIStatusError) as caught:
+                client.chat.completions.create(model=MODEL, messages=messages, max_completion_tokens=1)
+            assert caught.value.status_code in (400, 413)
+            assert str(caught.value.param).startswith("messages")
+            assert caught.value.code in ("invalid_media", "request_too_large")

@@ -48,7 +48,7 @@ class Helm:
         check: bool = True,
         timeout_s: float = 120.0,
     ) -> subprocess.CompletedProcess[str]:
-        """Runs helm with `values` in a file. Returns the ended process, with stdout and stderr together in `stdout`.
+        """Runs helm with `values` in a file. Returns the ended process; if it failed, `stdout` ends with its stderr.
 
         Raises:
             AssertionError: helm failed and `check` is set. The message has helm's output.
@@ -59,31 +59,39 @@ class Helm:
             file.write_text(yaml.safe_dump(dict(values)))
             command += ["--values", str(file)]
         done = subprocess.run(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=timeout_s,
-            env=self._environment,
-            check=False,
+            command, capture_output=True, text=True, timeout=timeout_s, env=self._environment, check=False
         )
+        if done.returncode:
+            done.stdout += done.stderr
         if check and done.returncode:
             raise AssertionError(f"{' '.join(command)} -> {done.returncode}:\n{done.stdout}")
         return done
 
-    def template(self, values: Mapping[str, Any] | None = None, *arguments: str) -> list[Manifest]:
-        """Returns the rendered manifests, including hooks. helm runs only once for the same values and arguments.
+    def template(
+        self, values: Mapping[str, Any] | None = None, *, release: str = RELEASE, chart: Path = CHART
+    ) -> list[Manifest]:
+        """Returns the rendered manifests, including hooks. helm runs only once for the same values.
 
         Raises:
             ConstructorError: a map has a key twice, which helm accepts and kustomize refuses.
         """
-        key = repr((values or {}, arguments))
+        key = repr((values or {}, release, chart))
         if key not in self._rendered:
-            text = self.run(
-                "template", RELEASE, CHART, f"--kube-version={KUBERNETES_VERSION}", *arguments, values=values or {}
-            ).stdout
-            self._rendered[key] = [document for document in yaml.load_all(text, Loader=UniqueKeys) if document]
+            command = ("template", release, chart, f"--kube-version={KUBERNETES_VERSION}")
+            self._rendered[key] = read_manifests(self.run(*command, values=values or {}).stdout)
         return copy.deepcopy(self._rendered[key])
+
+    def refusal_of(self, values: Mapping[str, Any]) -> str:
+        """Returns what helm says when it refuses to render these values. Raises AssertionError if it renders them."""
+        done = self.run("template", RELEASE, CHART, f"--kube-version={KUBERNETES_VERSION}", values=values, check=False)
+        if not done.returncode:
+            raise AssertionError(f"rendered: {values}")
+        return done.stdout
+
+
+def read_manifests(text: str) -> list[Manifest]:
+    """Returns the documents of YAML text, without empty ones."""
+    return [document for document in yaml.load_all(text, Loader=UniqueKeys) if document]
 
 
 def pick_one(manifests: list[Manifest], kind: str, *, suffix: str = "") -> Manifest:
