@@ -20,7 +20,6 @@ from omni_kube.api.connection import load_connection
 from omni_kube.errors import CredentialsError
 from omni_operator.controller import Controller
 from omni_operator.kinds import FIELD_MANAGER
-from omni_operator.process.handlers import run_kopf
 from omni_operator.process.pipeline_log import configure_operator_logging
 from omni_operator.process.settings import OperatorSettings, SettingsError, parse_settings
 
@@ -48,7 +47,7 @@ async def run_operator(settings: OperatorSettings) -> int:
     try:
         if await _start(controller, stop):
             _log.info("serving %s", ", ".join(settings.namespaces) or "all namespaces")
-            await run_kopf(settings, controller, stop)
+            await controller.run(stop)
     finally:
         await controller.stop()
     if controller.failed.done():

@@ -1,6 +1,6 @@
 """Connects the parts of the process: watches fill the store and queue pipelines, and workers reconcile them.
 
-    kopf's watch of OmniPipelines --+
+    watch of OmniPipelines --------+
     reflectors of children, pods --+--> store, queue --> workers --> Reconciler --> API server
     resync, won leadership --------+
 
@@ -17,16 +17,15 @@ from collections.abc import Coroutine, Iterable
 from itertools import chain
 from typing import Any, Final
 
-import kopf
-
 from omni_kube.api.client import ApiClient
 from omni_kube.api.connection import Connection
 from omni_kube.api.pacing import RateLimiter
 from omni_kube.api.transport import Transport
 from omni_kube.errors import ApiError, NotLeaderError
 from omni_kube.lease import Leadership, LeaseTimes
-from omni_kube.objects import NamespacedName, ObjectKey
+from omni_kube.objects import Manifest, NamespacedName, ObjectKey
 from omni_operator.kinds import PIPELINE_KIND
+from omni_operator.process.kopf import PipelineWatch
 from omni_operator.process.liveness import HttpEndpoints, check_alive, check_ready
 from omni_operator.process.metrics import ConditionSample, Metrics, Readings, condition_samples
 from omni_operator.process.pipeline_log import log_subject
@@ -51,11 +50,10 @@ _log = logging.getLogger(__name__)
 
 
 class Controller:
-    """One operator process. Call `start`, then `pipeline_seen` for each event, then `stop`."""
+    """One operator process. Call `start`, then `run`, then `stop`."""
 
     def __init__(self, settings: OperatorSettings, connection: Connection) -> None:
         self._settings = settings
-        self._connection = connection
         self._metrics = Metrics(importlib.metadata.version("omnipipeline"))
         self._store = new_store()
         self._queue: WorkQueue[NamespacedName] = WorkQueue(
@@ -79,7 +77,8 @@ class Controller:
                 retry_s=settings.lease_duration_s * 2 / 15,
             ),
         )
-        self._watches = Watches(self._client, self._store, settings.namespaces, self._enqueue, self._spawn)
+        self._pipelines = PipelineWatch(connection, settings.namespaces, self._pipeline_seen)
+        self._watches = Watches(self._client, self._store, self._pipelines, self._enqueue, self._spawn)
         self._names = ModelNames(self._store, self._enqueue)
         self._reconciler = Reconciler(
             settings,
@@ -87,7 +86,7 @@ class Controller:
             self._transport.clock,
             self._store,
             self._metrics,
-            self._watches.scope_of,
+            self._pipelines.scope_of,
             self._names,
         )
         self._endpoints = HttpEndpoints(self._check_alive, self._check_ready, self._metrics.render)
@@ -116,6 +115,10 @@ class Controller:
             self._spawn(self._work())
         self._started = True
 
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until SIGTERM, SIGINT or stop, then stop. Raises the error if anything else ended it."""
+        await self._pipelines.run(self.stop, stop)
+
     async def stop(self) -> None:
         """End all work and release the lease. May be called twice."""
         tasks, self._tasks = self._tasks, []
@@ -127,13 +130,7 @@ class Controller:
         await self._endpoints.stop()
         await self._transport.close()
 
-    def new_kopf_session(self) -> kopf.AiohttpSession:
-        """Returns credentials for kopf's own calls. kopf calls this again when the API server refuses them."""
-        session = self._connection.new_session(self._watches.kopf_heard)
-        return kopf.AiohttpSession(server=self._connection.server, aiohttp_session=session)
-
-    def pipeline_seen(self, event_type: str | None, manifest: dict[str, Any]) -> None:
-        """Take in an event of kopf's watch, or an item of its list (type None). Queue the affected pipelines."""
+    def _pipeline_seen(self, event_type: str | None, manifest: Manifest) -> None:
         concerned = self._watches.take_pipeline(event_type, manifest)
         # A shorter debounce than for children: a user waits for the effect of an edit, and children change in bursts.
         self._enqueue(concerned, min(EDIT_PAUSE_S, self._settings.debounce_s))
@@ -185,7 +182,7 @@ class Controller:
         loop = asyncio.get_running_loop()
         due = loop.time() + self._settings.resync_s
         while True:
-            if await self._watches.wait_interrupted(max(0.0, due - loop.time())) and loop.time() < due:
+            if await self._pipelines.wait_interrupted(max(0.0, due - loop.time())) and loop.time() < due:
                 await asyncio.sleep(INTERRUPTION_PAUSE_S)
                 await self._watches.sweep()
                 continue

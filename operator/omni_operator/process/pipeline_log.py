@@ -5,7 +5,6 @@ The pipeline is in a context variable, so that functions need not pass it as an 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -32,13 +31,3 @@ def log_subject(namespace: str, name: str, generation: int | None = None) -> Ite
 def configure_operator_logging(log_format: LogFormat, level: str, stream: TextIO | None = None) -> None:
     """Write the lines of every logger of the process to stream (default: stderr); see configure_logging."""
     configure_logging(LineFormatter(log_format, about=_subject.get), level, stream)
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(is_not_kopfs_refusal)
-
-
-def is_not_kopfs_refusal(record: logging.LogRecord) -> bool:
-    """Returns False for kopf's records about refused (403) calls, one for each attempt; True for all other records.
-
-    `Watches` writes one warning for each outage instead.
-    """
-    return not (record.name.startswith("kopf") and "APIForbiddenError" in record.getMessage())

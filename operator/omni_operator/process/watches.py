@@ -1,16 +1,15 @@
 """The watches of one process: they fill the store and report which pipelines a change affects.
 
-kopf watches OmniPipelines; reflectors watch the objects that belong to them. kopf's watch does not report every
-deletion, so every resync also compares the pipelines with a list.
+PipelineWatch watches OmniPipelines; reflectors watch the objects that belong to them. The watch of pipelines does not
+report every deletion, so every resync also compares the pipelines with a list.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import aclosing
-from contextvars import ContextVar
 from typing import Any, Final
 
 from omni_kube.api.client import ApiClient
@@ -20,6 +19,7 @@ from omni_kube.objects import Manifest, NamespacedName, ObjectKind, parse_versio
 from omni_kube.reflector import Reflector
 from omni_kube.store import Store
 from omni_operator.kinds import PIPELINE_KIND, PIPELINES, WATCHED_KINDS
+from omni_operator.process.kopf import PipelineWatch
 from omni_proto.pod_contract import PIPELINE_LABEL
 
 API_POLL_S: Final = 2.0
@@ -27,19 +27,7 @@ API_POLL_S: Final = 2.0
 SYNC_POLL_S: Final = 0.05
 """Interval at which to check whether the lists of a scope are complete."""
 
-WATCH_TIMEOUT_S: Final = 60
-"""How long kopf's watch of the pipelines lasts before it is renewed."""
-WATCH_SLACK_S: Final = 5
-"""A watch that ends this much earlier than it should was interrupted."""
-FORBIDDEN: Final = 403
-
 _log = logging.getLogger(__name__)
-_refused: ContextVar[bool] = ContextVar("omni_operator_refused", default=False)
-
-
-def last_call_refused() -> bool:
-    """Returns whether the API server answered 403 to the last call that kopf made in this task."""
-    return _refused.get()
 
 
 class Watches:
@@ -53,27 +41,18 @@ class Watches:
         self,
         client: ApiClient,
         store: Store,
-        namespaces: Sequence[str],
+        pipelines: PipelineWatch,
         on_change: Callable[[Iterable[NamespacedName]], None],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
-        """If namespaces is empty, all namespaces are watched. on_change is called with the pipelines that a change
-        affects. spawn runs a task until the process ends."""
+        """on_change is called with the pipelines that a change affects. spawn runs a task until the process ends."""
         self._client = client
         self._store = store
-        self._scopes = tuple(namespaces) or ("",)
+        self._pipelines = pipelines
+        self._scopes = pipelines.scopes
         self._on_change = on_change
         self._spawn = spawn
         self._reflectors: list[Reflector] = []
-        now = asyncio.get_running_loop().time()
-        self._pipelines_heard = dict.fromkeys(self._scopes, now)  # when kopf's watches last received anything
-        self._watch_begun: dict[str, float] = {}  # when kopf's latest watch of a scope began
-        self._interrupted = asyncio.Event()
-        self._pipelines_refused: set[str] = set()  # scopes for which the API server answered 403 to kopf's last call
-
-    def scope_of(self, namespace: str) -> str:
-        """Returns the scope of the watch that covers a namespace."""
-        return "" if self._scopes == ("",) else namespace
 
     async def start(self) -> None:
         """Wait until the API server knows OmniPipelines, then watch every kind that is not optional."""
@@ -93,7 +72,7 @@ class Watches:
         They may once the first lists of all watches of the namespace's scope are complete, and while the API server
         refuses none of these watches. Refused watches of optional kinds do not matter.
         """
-        scope = self.scope_of(namespace)
+        scope = self._pipelines.scope_of(namespace)
         return all(
             reflector.kind.optional if reflector.refused else reflector.synced.is_set()
             for reflector in self._reflectors
@@ -129,67 +108,23 @@ class Watches:
         return found
 
     def take_pipeline(self, event_type: str | None, manifest: Manifest) -> set[NamespacedName]:
-        """Store an OmniPipeline that kopf reports, or remove it if it was deleted. Returns the affected pipelines.
+        """Store an OmniPipeline that its watch reports, or remove it if it was deleted. Returns the affected pipelines.
 
         event_type: None if the object comes from a list.
         """
-        scope = self.scope_of(manifest["metadata"]["namespace"])
-        self._pipelines_heard[scope] = asyncio.get_running_loop().time()
+        scope = self._pipelines.scope_of(manifest["metadata"]["namespace"])
         manifest = {"apiVersion": PIPELINES.api_version, "kind": PIPELINE_KIND} | manifest
         take = self._store.remove_seen if event_type == "DELETED" else self._store.put_seen
         return take(Seen.of(manifest), scope)
-
-    def kopf_heard(self, path: str, status: int) -> None:
-        """Note a response to one of kopf's calls: a successful one shows that the watch is alive."""
-        if f"/{PIPELINES.plural}?" not in path:
-            return
-        for scope in self._scopes:
-            if scope and f"/namespaces/{scope}/" not in path:
-                continue
-            _refused.set(status == FORBIDDEN)
-            if status < 300:
-                self._pipelines_heard[scope] = now = asyncio.get_running_loop().time()
-                if "watch=true" in path:
-                    if now - self._watch_begun.get(scope, float("-inf")) < WATCH_TIMEOUT_S - WATCH_SLACK_S:
-                        self._interrupted.set()
-                    self._watch_begun[scope] = now
-                if scope in self._pipelines_refused:
-                    _log.info("the pipelines %s can be watched again", _describe(scope))
-                self._pipelines_refused.discard(scope)
-            elif status == FORBIDDEN and scope not in self._pipelines_refused:
-                self._pipelines_refused.add(scope)
-                # One warning for each outage; kopf's own lines, one for each attempt, are not written.
-                _log.warning(
-                    "the API server does not let the operator watch the pipelines %s (403): %s; the operator keeps "
-                    "trying, with growing pauses", _describe(scope), _remedy(scope),
-                )  # fmt: skip
 
     def ages(self, *, refused: bool = True) -> dict[str, float]:
         """Returns the seconds since each watch last received anything, by its name.
 
         refused: whether to include the watches that the API server refuses.
         """
-        now = asyncio.get_running_loop().time()
-        ages = {
-            f"{PIPELINE_KIND}/{scope}" if scope else PIPELINE_KIND: now - heard
-            for scope, heard in self._pipelines_heard.items()
-            if refused or scope not in self._pipelines_refused
+        return self._pipelines.ages(refused=refused) | {
+            one.name: one.age_s for one in self._reflectors if refused or not one.refused
         }
-        return ages | {one.name: one.age_s for one in self._reflectors if refused or not one.refused}
-
-    async def wait_interrupted(self, timeout_s: float) -> bool:
-        """Wait until kopf's watch was interrupted since the last call, or for timeout_s. Returns whether it was.
-
-        The API server ends all watches of a kind when its CustomResourceDefinition changes. Only a new list shows how
-        that changed the pipelines: see Listing.put.
-        """
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._interrupted.wait()
-        except TimeoutError:
-            return False
-        self._interrupted.clear()
-        return True
 
     async def sweep(self) -> None:
         """Make the stored pipelines equal to a new list, scope by scope. If a list fails, continues with the next
@@ -198,7 +133,7 @@ class Watches:
             try:
                 await self._sweep(scope)
             except ForbiddenError as error:
-                if scope and scope in self._pipelines_refused:
+                if scope and self._pipelines.is_refused(scope):
                     self._forget(scope)
                 else:
                     _log.warning("resync of %s failed: %s", scope or "all namespaces", error)
@@ -206,10 +141,10 @@ class Watches:
                 _log.warning("resync of %s failed: %s", scope or "all namespaces", error)
 
     def _forget(self, scope: str) -> None:
-        """Forget the pipelines of a namespace in which both a list and kopf's watch are refused.
+        """Forget the pipelines of a namespace in which both a list and their watch are refused.
 
         If the namespace was deleted while the watch was interrupted, nothing else reports that its pipelines are gone,
-        and their conditions would stay in the metrics. If only the Role is missing, kopf lists the pipelines again as
+        and their conditions would stay in the metrics. If only the Role is missing, the watch lists them again as
         soon as it is back.
         """
         self._on_change(self._store.begin_list(PIPELINE_KIND, scope).end(0))
@@ -245,16 +180,3 @@ class Watches:
             )
             self._reflectors.append(reflector)
             self._spawn(reflector.run())
-
-
-def _describe(scope: str) -> str:
-    return f"of namespace {scope}" if scope else "of all namespaces"
-
-
-def _remedy(scope: str) -> str:
-    if not scope:
-        return "restore the operator's ClusterRole and its binding (helm upgrade)"
-    return (
-        "if the namespace was deleted, remove it from watchNamespaces (--namespace); otherwise restore the operator's "
-        "Role and RoleBinding in it (helm upgrade)"
-    )

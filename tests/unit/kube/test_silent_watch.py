@@ -25,10 +25,9 @@ from omni_kube.objects import ObjectKey
 from omni_kube.reflector import WATCH_TIMEOUT_S, Reflector
 from omni_kube.store import Store
 from omni_operator.kinds import KIND_BY_NAME
-from omni_operator.process.handlers import build_kopf_settings
+from omni_operator.process.kopf import build_kopf_settings
 from omni_operator.process.liveness import LONGEST_SILENCE_S
 from omni_operator.process.metrics import Metrics
-from omni_operator.process.settings import OperatorSettings
 from support.machine.tcp_proxy import TcpProxy, Toxics
 from support.processes.polling import until
 
@@ -128,7 +127,7 @@ async def test_a_silent_watch_is_given_up_and_nothing_is_missed(
 def test_no_watch_is_silent_for_longer_than_liveness_bears() -> None:
     """With the production timeouts, a silent watch of ours or kopf's ends before the liveness probe would fail."""
     assert WATCH_TIMEOUT_S + client_module.WATCH_SLACK_S < LONGEST_SILENCE_S
-    kopfs = build_kopf_settings(OperatorSettings()).watching
+    kopfs = build_kopf_settings().watching
     assert kopfs.server_timeout is not None
     assert kopfs.client_timeout is not None
     assert kopfs.server_timeout < kopfs.client_timeout < LONGEST_SILENCE_S

@@ -11,11 +11,10 @@ from collections.abc import Iterator
 import pytest
 
 from omni_kube.api.pacing import RateLimiter
-from omni_operator.process.handlers import EndlessBackoffs, build_kopf_settings
+from omni_operator.process.kopf import EndlessBackoffs, build_kopf_settings, hide_refusals
 from omni_operator.process.liveness import check_alive, check_ready
 from omni_operator.process.metrics import Metrics, Readings, condition_samples
 from omni_operator.process.pipeline_log import configure_operator_logging, log_subject
-from omni_operator.process.settings import OperatorSettings
 
 
 @pytest.fixture
@@ -159,6 +158,7 @@ def test_kopfs_lines_on_refused_calls_are_not_written(root_logger: logging.Logge
     """kopf writes an ERROR for each attempt. The operator's own warning, one for each outage, names the remedy."""
     stream = io.StringIO()
     configure_operator_logging("text", "info", stream)
+    hide_refusals()
     kopf_logger = logging.getLogger("kopf._cogs.clients.watching")
     kopf_logger.error("Request attempt #3 failed; will retry: GET https://api/x -> APIForbiddenError('no', {})")
     kopf_logger.error("Request attempt #3 failed; will retry: GET https://api/x -> APIServerError('busy', {})")
@@ -168,7 +168,7 @@ def test_kopfs_lines_on_refused_calls_are_not_written(root_logger: logging.Logge
 
 def test_kopf_does_no_peering_scanning_or_posting() -> None:
     """kopf's own peering, scanning and Events are turned off."""
-    settings = build_kopf_settings(OperatorSettings())
+    settings = build_kopf_settings()
     assert settings.peering.standalone
     assert settings.scanning.disabled
     assert not settings.posting.enabled

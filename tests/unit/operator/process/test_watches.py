@@ -16,12 +16,13 @@ from omni_kube.api.connection import Connection
 from omni_kube.api.pacing import RateLimiter
 from omni_kube.api.transport import Transport
 from omni_operator.kinds import PIPELINE_KIND, PIPELINES, WATCHED_KINDS
-from omni_operator.process.handlers import EndlessBackoffs
+from omni_operator.process.kopf import EndlessBackoffs, PipelineWatch
 from omni_operator.process.metrics import Metrics
 from omni_operator.process.watches import Watches
 from omni_operator.state.observe import new_store
 from support.processes.polling import until
 
+Started = tuple["Server", Watches, PipelineWatch]
 Refuses = Callable[[str, str], bool]
 """Returns whether the server refuses a request about a namespace and a plural."""
 
@@ -49,8 +50,8 @@ class Server:
 
 
 @pytest_asyncio.fixture
-async def server() -> AsyncIterator[tuple[Server, Watches]]:
-    """Yields the server, and the watches of the namespaces `kept` and `gone`, which are not started."""
+async def server() -> AsyncIterator[Started]:
+    """Yields the server, and watches of the namespaces `kept` and `gone`, which are not started."""
     server, tasks = Server(), set[asyncio.Task[None]]()
     app = web.Application()
     for root in ("/api/{version}", "/apis/{group}/{version}"):
@@ -61,13 +62,15 @@ async def server() -> AsyncIterator[tuple[Server, Watches]]:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     configuration = Configuration()
     configuration.host = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    transport = Transport(Connection(configuration, "test"), Metrics())
+    connection = Connection(configuration, "test")
+    transport = Transport(connection, Metrics())
 
     def spawn(work: Coroutine[Any, Any, None]) -> None:
         tasks.add(asyncio.create_task(work))
 
     client = ApiClient(transport, RateLimiter(1000.0, 100.0))
-    yield server, Watches(client, new_store(), ["kept", "gone"], lambda keys: None, spawn)
+    pipelines = PipelineWatch(connection, ["kept", "gone"], lambda event_type, manifest: None)
+    yield server, Watches(client, new_store(), pipelines, lambda keys: None, spawn), pipelines
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -75,8 +78,8 @@ async def server() -> AsyncIterator[tuple[Server, Watches]]:
     await runner.cleanup()
 
 
-async def test_a_refused_namespace_holds_up_no_other(server: tuple[Server, Watches]) -> None:
-    api, watches = server
+async def test_a_refused_namespace_holds_up_no_other(server: Started) -> None:
+    api, watches, pipelines = server
     api.refuses = lambda namespace, plural: namespace == "gone"
     await watches.start()
     async with asyncio.timeout(30):
@@ -85,19 +88,21 @@ async def test_a_refused_namespace_holds_up_no_other(server: tuple[Server, Watch
     assert watches.is_current("kept")
     assert not watches.is_current("gone")
 
-    watches.kopf_heard(f"/apis/{PIPELINES.api_version}/namespaces/gone/{PIPELINES.plural}?limit=500", 403)
+    pipelines.on_response(f"/apis/{PIPELINES.api_version}/namespaces/gone/{PIPELINES.plural}?limit=500", 403)
     assert {name.rpartition("/")[2] for name in watches.ages(refused=False)} == {"kept"}
     assert len(watches.ages()) == 2 * len(watches.ages(refused=False))
 
     api.refuses = lambda namespace, plural: False
     await until(lambda: watches.is_current("gone"), 30)
-    watches.kopf_heard(f"/apis/{PIPELINES.api_version}/namespaces/gone/{PIPELINES.plural}?limit=500", 200)
+    pipelines.on_response(f"/apis/{PIPELINES.api_version}/namespaces/gone/{PIPELINES.plural}?limit=500", 200)
     assert watches.ages(refused=False).keys() == watches.ages().keys()
 
 
-async def test_a_namespace_with_one_refused_kind_is_not_decided_about(server: tuple[Server, Watches]) -> None:
+async def test_a_namespace_with_one_refused_kind_is_not_decided_about(
+    server: Started,
+) -> None:
     """Without the pods, a decision could end stages that still have requests."""
-    api, watches = server
+    api, watches, _ = server
     api.refuses = lambda namespace, plural: (namespace, plural) == ("gone", "pods")
     await watches.start()
     await until(lambda: not watches.unsynced(), 30)
@@ -105,16 +110,16 @@ async def test_a_namespace_with_one_refused_kind_is_not_decided_about(server: tu
     assert not watches.is_current("gone")
 
 
-async def test_an_optional_kind_may_be_refused(server: tuple[Server, Watches]) -> None:
-    api, watches = server
+async def test_an_optional_kind_may_be_refused(server: Started) -> None:
+    api, watches, _ = server
     api.refuses = lambda namespace, plural: plural == "podmonitors"
     await watches.start()
     assert await watches.discover_optional()
     await until(lambda: watches.is_current("kept") and watches.is_current("gone"), 30)
 
 
-async def test_nothing_is_ready_if_all_is_refused(server: tuple[Server, Watches]) -> None:
-    api, watches = server
+async def test_nothing_is_ready_if_all_is_refused(server: Started) -> None:
+    api, watches, _ = server
     asked: set[tuple[str, str]] = set()
 
     def refuse(namespace: str, plural: str) -> bool:
@@ -132,10 +137,10 @@ REFUSED = f"/apis/{PIPELINES.api_version}/namespaces/gone/{PIPELINES.plural}?lim
 
 
 async def test_pipelines_of_a_namespace_that_can_no_longer_be_watched_are_forgotten(
-    server: tuple[Server, Watches],
+    server: Started,
 ) -> None:
     """Nothing reports the deletion of a namespace while the watch is cut; its pipelines must leave the metrics."""
-    api, watches = server
+    api, watches, pipelines = server
     for namespace in ("gone", "kept"):
         watches.take_pipeline("ADDED", pipeline_in(namespace))
     stored = watches._store
@@ -143,7 +148,7 @@ async def test_pipelines_of_a_namespace_that_can_no_longer_be_watched_are_forgot
     api.items = [pipeline_in("kept")]
     await watches.sweep()
     assert len(stored.keys(PIPELINE_KIND)) == 2, "a single refusal may pass"
-    watches.kopf_heard(REFUSED, 403)
+    pipelines.on_response(REFUSED, 403)
     await watches.sweep()
     assert [key.namespace for key in stored.keys(PIPELINE_KIND)] == ["kept"]
     assert watches.take_pipeline(None, pipeline_in("gone")), "kopf's next list brings it back"
@@ -151,12 +156,12 @@ async def test_pipelines_of_a_namespace_that_can_no_longer_be_watched_are_forgot
 
 
 async def test_a_refused_namespace_is_one_warning_with_its_remedy(
-    server: tuple[Server, Watches], caplog: pytest.LogCaptureFixture
+    server: Started, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _, watches = server
+    _, _, pipelines = server
     caplog.set_level("INFO", logger="omni_operator")
     for status in (403, 403, 403, 200, 200, 403):
-        watches.kopf_heard(REFUSED, status)
+        pipelines.on_response(REFUSED, status)
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING"]
     assert caplog.messages[0] == (
         "the API server does not let the operator watch the pipelines of namespace gone (403): if the namespace was "
@@ -165,29 +170,27 @@ async def test_a_refused_namespace_is_one_warning_with_its_remedy(
     )
 
 
-async def test_kopf_asks_less_and_less_often_while_it_is_refused(server: tuple[Server, Watches]) -> None:
-    _, watches = server
+async def test_kopf_asks_less_and_less_often_while_it_is_refused(server: Started) -> None:
+    _, _, pipelines = server
     pauses = iter(EndlessBackoffs())
-    watches.kopf_heard(REFUSED, 403)
+    pipelines.on_response(REFUSED, 403)
     assert [next(pauses) for _ in range(8)] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
-    watches.kopf_heard(REFUSED, 500)
+    pipelines.on_response(REFUSED, 500)
     assert next(pauses) == 5.0
 
 
-async def test_a_watch_that_ends_too_early_was_interrupted(
-    server: tuple[Server, Watches], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_watch_that_ends_too_early_was_interrupted(server: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     """The API server ends the watches when the CRD changes; a watch that ends in time is only renewed."""
-    _, watches = server
+    _, _, pipelines = server
     loop = asyncio.get_running_loop()
     path = f"/apis/{PIPELINES.api_version}/namespaces/kept/{PIPELINES.plural}?watch=true&resourceVersion=7"
     began = loop.time()
     for after, status, interrupted in ((0, 200, False), (60, 200, False), (61, 403, False), (70, 200, True)):
         with monkeypatch.context() as patch:
             patch.setattr(loop, "time", lambda after=after: began + after)
-            watches.kopf_heard(path, status)
-        assert await watches.wait_interrupted(0.0) is interrupted, after
-    assert not await watches.wait_interrupted(0.0), "it is told once"
+            pipelines.on_response(path, status)
+        assert await pipelines.wait_interrupted(0.0) is interrupted, after
+    assert not await pipelines.wait_interrupted(0.0), "it is told once"
 
 
 def pipeline_in(namespace: str) -> dict[str, Any]:
