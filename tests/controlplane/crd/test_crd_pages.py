@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from support.controlplane.server.api_server import ApiServer
-from support.docs.doc_blocks import ROOT, blocks_of
-from support.docs.doc_examples import EXAMPLES, sample_pipelines
+from support.docs.doc_examples import EXAMPLES, ROOT, blocks_of, sample_pipelines
 
 pytestmark = pytest.mark.controlplane
 JOBS = [block.text for block in blocks_of(ROOT / "docs" / "pipelines.md") if "kind: Job\n" in block.text]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,37 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+
+
+FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)$", re.MULTILINE)
+"""A command that a console block shows after `$`. A `\\` continues a command on the next line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A code block of a page."""
+
+    place: str
+    """PAGE:LINE, from the repository's root."""
+    language: str
+    text: str
+
+    @property
+    def commands(self) -> list[str]:
+        return COMMAND.findall(self.text) if self.language == "console" else []
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """Returns the fenced blocks of a page, in order."""
+    text = page.read_text(encoding="utf-8")
+    name = page.relative_to(ROOT).as_posix()
+    return [Block(f"{name}:{text.count(chr(10), 0, m.start()) + 1}", m[1], m[2]) for m in FENCE.finditer(text)]
+
+
+def all_blocks() -> list[Block]:
+    """Returns the blocks of README and of every page of docs."""
+    return [block for page in PAGES for block in blocks_of(page)]
 
 
 def pipelines_in(page: Path) -> dict[str, str]:
@@ -33,14 +65,11 @@ EXAMPLES = {name: text for page in PAGES for name, text in pipelines_in(page).it
 
 
 def console_commands(page: Path) -> dict[str, list[str]]:
-    """Returns heading -> the commands that the console blocks below it show after `$`.
-
-    A `\\` continues a command on the next line.
-    """
+    """Returns heading -> the commands that the console blocks below it show."""
     found: dict[str, list[str]] = {}
     for section in re.split(r"^## ", page.read_text(encoding="utf-8"), flags=re.MULTILINE):
         blocks = re.findall(r"^```console\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
-        commands = [command for block in blocks for command in re.findall(r"^\$ ((?:.*\\\n)*.*)$", block, re.MULTILINE)]
+        commands = [command for block in blocks for command in COMMAND.findall(block)]
         if commands:
             found[section.partition("\n")[0]] = commands
     return found

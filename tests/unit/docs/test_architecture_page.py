@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from support.docs.doc_names import ROOT, code_spans
+from support.docs.doc_examples import ROOT
 
 PAGE = ROOT / "docs" / "architecture.md"
 STAGE = ROOT / "stage_server" / "omni_stage"
@@ -25,10 +25,3 @@ def test_hops_are_numbered_in_order() -> None:
     second = numbers.index(1, 1)
     assert numbers == [*range(1, second + 1), *range(1, len(numbers) - second + 1)]
     assert f"These are {second} files" in PAGE.read_text()
-
-
-def test_paths_in_the_text_exist() -> None:
-    paths = [span for span in code_spans(PAGE) if re.fullmatch(r"[\w./]+/[\w./]+", span)]
-    missing = [path for path in paths if not (ROOT / path).exists() and not (STAGE / path).exists()]
-    assert paths
-    assert not missing

@@ -1,56 +1,83 @@
-"""Every code block of README and docs has a test that uses it, or a reason for none.
-
-The omnipipe commands, make targets and repository files in console blocks exist.
-"""
+"""Code blocks and code spans of README and docs: programs parse, and commands, paths and options exist."""
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
-import sys
+import textwrap
+from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import typer
 import yaml
 
 from omni_cli.main import app
-from support.docs.doc_blocks import ROOT, USES, Block, all_blocks, blocks_of, find_use, render_list
-from support.docs.doc_examples import EXAMPLES, console_commands
+from support.docs.doc_examples import EXAMPLES, FENCE, PAGES, ROOT, Block, all_blocks, blocks_of, console_commands
 
-COMMANDS = [(block, command) for block in all_blocks() for command in block.commands]
 MAKE_TARGETS = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+FOLDERS = (ROOT, ROOT / "tests", ROOT / "stage_server" / "omni_stage")
+"""Paths on pages begin at one of these."""
+PATH = re.compile(r"`((?:[\w.-]+/)+(?:[\w-]+(?:\.(?:md|proto|py|sh|toml|yaml))?)?)`")
+OF_OTHERS = {"scripts/qwen_omni_merge.py"}
+"""Files of other projects whose folders are named like ours."""
 
 
-def test_every_block_has_a_test_or_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    assert [f"{block.page}:{block.line}" for block in all_blocks() if find_use(block) is None] == []
-    with capsys.disabled():
-        sys.stdout.write(f"\n{render_list()}\n")
+def parse(block: Block) -> None:
+    """Raises SyntaxError or yaml.YAMLError unless a Python or YAML block can be parsed."""
+    if block.language == "python":
+        compile(textwrap.dedent(block.text), block.place, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    if block.language == "yaml":
+        list(yaml.safe_load_all(block.text))
 
 
-def test_every_use_fits_a_block_and_names_a_test_that_exists() -> None:
-    used = {use for block in all_blocks() if (use := find_use(block))}
-    assert [use for use in USES if use not in used] == []
-    for use in USES:
-        assert bool(use.test) != bool(use.reason), use
-        named = [use.test] if use.test else re.findall(r"[a-z_0-9/]+\.py", use.reason)
-        assert [path for path in named if not (ROOT / "tests" / path).is_file()] == []
+def test_programs_and_manifests_parse() -> None:
+    for block in all_blocks():
+        parse(block)
+    with pytest.raises(SyntaxError):
+        parse(Block("a.md:1", "python", "x ="))
 
 
-@pytest.mark.parametrize(("block", "command"), COMMANDS, ids=[f"{b.page}:{b.line}" for b, _ in COMMANDS])
-def test_commands_name_what_exists(block: Block, command: str) -> None:
+def find_mistakes(command: str) -> Iterator[str]:
+    """Yields the make targets and files that a command names but that do not exist. Raises for options of omnipipe."""
     words = shlex.split(command, comments=True)
     if words[0] == "omnipipe":
-        group = typer.main.get_command(app)
-        subcommand = group.commands[words[1]]  # type: ignore[attr-defined]
+        subcommand = typer.main.get_command(app).commands[words[1]]  # type: ignore[attr-defined]
         subcommand.make_context(words[1], [*words[2:]], resilient_parsing=False).close()
     if words[0] == "make":
-        targets = [word for word in words[1:] if "=" not in word]
-        assert set(targets) <= MAKE_TARGETS
-    named = [word for flag, word in pairwise(words) if flag in ("-f", "-k", "PIPELINE")]
-    named += [word for word in words if re.match(r"(manifests|helm|docs)/", word)]
-    missing = [path for path in named if path != "pipeline.yaml" and not (ROOT / path).exists()]
-    assert missing == [], block.page
+        yield from {word for word in words[1:] if "=" not in word} - MAKE_TARGETS
+    named = {word for flag, word in pairwise(words) if flag in ("-f", "-k", "PIPELINE")}
+    named |= {word for word in words if re.match(r"(manifests|helm|docs)/", word)}
+    yield from (path for path in named if path != "pipeline.yaml" and not (ROOT / path).exists())
+
+
+def test_commands_name_what_exists() -> None:
+    commands = [(block.place, command) for block in all_blocks() for command in block.commands]
+    assert len(commands) > 100
+    assert [(place, found) for place, command in commands for found in find_mistakes(command)] == []
+
+
+def test_mistakes_in_commands_are_found() -> None:
+    assert list(find_mistakes("make tea")) == ["tea"]
+    assert list(find_mistakes("kubectl apply -f manifests/none.yaml")) == ["manifests/none.yaml"]
+    with pytest.raises(Exception, match="--speed"):
+        list(find_mistakes("omnipipe generate --speed 2"))
+
+
+def find_missing(page: Path) -> list[str]:
+    """Returns the paths in a page's code spans that do not exist. Paths below folders that we lack are of others."""
+    paths = PATH.findall(FENCE.sub("", page.read_text(encoding="utf-8")))
+    ours = [path for path in paths if any((folder / path.partition("/")[0]).is_dir() for folder in FOLDERS)]
+    return [path for path in ours if not any((folder / path).exists() for folder in FOLDERS) and path not in OF_OTHERS]
+
+
+def test_paths_exist(tmp_path: Path) -> None:
+    current = [page for page in PAGES if page.parent.name not in ("adr", "history")]
+    assert {page.name: missing for page in current if (missing := find_missing(page))} == {}
+    (tmp_path / "a.md").write_text("`tests/unit/none.py` `tests/unit` `v1/core/of_vllm.py`")
+    assert find_missing(tmp_path / "a.md") == ["tests/unit/none.py"]
 
 
 def test_the_edge_of_the_streaming_page_is_valid() -> None:

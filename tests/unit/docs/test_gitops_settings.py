@@ -25,7 +25,7 @@ from omni_operator.status.conditions import (
     set_conditions,
 )
 from omni_proto.pipeline import API_VERSION, KIND
-from support.docs.doc_blocks import ROOT, blocks_of
+from support.docs.doc_examples import ROOT, blocks_of
 
 PAGE = ROOT / "docs" / "operations.md"
 ARGO_CD, FLUX = (yaml.safe_load(block.text) for block in blocks_of(PAGE) if block.language == "yaml")

@@ -9,8 +9,6 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
 from omni_stage.models.registry import FamilyRegistry
 
 ROOT = Path(__file__).parents[3]
@@ -18,7 +16,7 @@ MODELS = ROOT / "stage_server" / "omni_stage" / "models"
 FAMILIES = FamilyRegistry().built_in()
 SOURCES = sorted(
     file
-    for folder in ("cli/omni_cli", "operator/omni_operator", "proto/omni_proto", "scripts", "stage_server/omni_stage")
+    for folder in ("cli", "gateway", "kube", "operator", "proto", "scripts", "stage_server")
     for file in (ROOT / folder).rglob("*.py")
     if not any((MODELS / family.name) in file.parents for family in FAMILIES)
 )
@@ -33,7 +31,7 @@ NAMES = re.compile(
 )
 
 
-def said_in_code(source: str) -> list[str]:
+def find_texts(source: str) -> list[str]:
     """Returns a module's imports and string literals, without docstrings and literals with an example ("such as")."""
     tree = ast.parse(source)
     found: list[str] = []
@@ -49,11 +47,14 @@ def said_in_code(source: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_no_family_is_named(file: Path) -> None:
-    assert [text for text in said_in_code(file.read_text(encoding="utf-8")) if NAMES.search(text)] == []
+def test_no_family_is_named() -> None:
+    assert len(SOURCES) > 300
+    texts = [
+        (file.relative_to(ROOT), text) for file in SOURCES for text in find_texts(file.read_text(encoding="utf-8"))
+    ]
+    assert [(str(path), text) for path, text in texts if NAMES.search(text)] == []
 
 
-def test_the_check_sees_what_it_is_for() -> None:
+def test_names_in_code_are_found() -> None:
     source = '"""qwen2_5_omni/thinker"""\nimport omni_stage.models.generic.llm\nx = "Qwen2.5-Omni"\n'
-    assert [bool(NAMES.search(text)) for text in said_in_code(source)] == [True, True]
+    assert [bool(NAMES.search(text)) for text in find_texts(source)] == [True, True]
