@@ -12,17 +12,22 @@ from omni_proto.client.tools import ToolCall
 from omni_proto.errors import ArgumentError
 from omni_proto.media.media_header import FORMATS, Kind, sniff
 from omni_proto.stage.v1.stage_service_pb2 import GenerateRequest
-from omni_proto.stage.v1.tensors_pb2 import DTYPE_BFLOAT16, DTYPE_FLOAT16, DTYPE_FLOAT32, TensorChunk, TensorHeader
+from omni_proto.stage.v1.tensors_pb2 import TensorChunk, TensorHeader
+from omni_proto.tensors import (
+    CHUNK_BYTES,
+    MAX_ROW_BYTES,
+    PROMPT_EMBEDS,
+    MissingExtraError,
+    crc32c,
+    header_for,
+    prompt_embeds_spec,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 ROLES: Final = ("system", "user", "assistant", "tool")
-EMBEDS_TENSOR: Final = "prompt_embeds"
-EMBEDS_CHUNK_BYTES: Final = 1024 * 1024
-MAX_ROW_BYTES: Final = 4 * 1024 * 1024
-"""The protocol's limit for one row, because a row never spans messages."""
-_EMBEDS_DTYPES: Final = {"f": DTYPE_FLOAT32, "e": DTYPE_FLOAT16, "H": DTYPE_BFLOAT16}
+_EMBEDS_DTYPES: Final = {"f": "float32", "e": "float16", "H": "bfloat16"}
 """Element types by the format of a buffer's elements."""
 
 
@@ -141,19 +146,17 @@ class EmbedsPrompt:
 
     def messages(self) -> Iterator[GenerateRequest]:
         """Yields the rows in chunks of about 1 MiB. Each chunk has only complete rows, and a checksum."""
-        import google_crc32c
-
         rows = self.header.max_rows
         row_bytes = len(self.data) // rows
-        step = max(1, EMBEDS_CHUNK_BYTES // row_bytes)
+        step = max(1, CHUNK_BYTES // row_bytes)
         for begin in range(0, rows, step):
             end = min(begin + step, rows)
             part = bytes(self.data[begin * row_bytes : end * row_bytes])
             chunk = TensorChunk(
-                name=EMBEDS_TENSOR,
+                name=PROMPT_EMBEDS,
                 row_offset=begin,
                 rows=end - begin,
-                crc32c=google_crc32c.value(part),
+                crc32c=crc32c(part),
                 last=end == rows,
                 data=part,
             )
@@ -167,8 +170,8 @@ def embeds_prompt(array: Buffer) -> EmbedsPrompt:
     Raises ArgumentError.
     """
     try:
-        import google_crc32c  # noqa: F401 - reports a missing package before the call begins
-    except ImportError as error:
+        crc32c(b"")  # reports a missing package before the call begins
+    except MissingExtraError as error:
         raise ArgumentError("prompt_embeds needs the package google-crc32c; install omnipipeline[stage]") from error
     try:
         view = memoryview(array)
@@ -185,8 +188,7 @@ def embeds_prompt(array: Buffer) -> EmbedsPrompt:
     rows, hidden_size = (int(size) for size in view.shape or ())
     if view.nbytes // rows > MAX_ROW_BYTES:
         raise ArgumentError(f"a row of prompt_embeds has {view.nbytes // rows} bytes, at most {MAX_ROW_BYTES}")
-    header = TensorHeader(name=EMBEDS_TENSOR, dtype=dtype, row_shape=[hidden_size], max_rows=rows)
-    return EmbedsPrompt(header, view.cast("B"))
+    return EmbedsPrompt(header_for(prompt_embeds_spec(hidden_size, dtype), rows), view.cast("B"))
 
 
 def _read(source: bytes | str | Path) -> bytes:

@@ -23,18 +23,14 @@ from omni_proto.tensors.codec import (
     encode_tensor_chunks,
     serialize_generate_request,
 )
+from omni_proto.tensors.dtypes import DTYPES, PROMPT_EMBEDS_DTYPES, DTypeInfo, dtype_from_proto, dtype_info
 from omni_proto.tensors.scan import TensorChunkView
 from omni_proto.tensors.schema import (
-    DTYPES,
     MAX_ROW_BYTES,
     PROMPT_EMBEDS,
-    PROMPT_EMBEDS_DTYPES,
-    DTypeInfo,
     TensorSchema,
     TensorSpec,
     canonical_json,
-    dtype_from_proto,
-    dtype_info,
     header_for,
     prompt_embeds_spec,
     schema_from_proto,

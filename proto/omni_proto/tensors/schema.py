@@ -1,4 +1,4 @@
-"""Schemas of the tensors on an edge: element types, tensor specifications, and the hash that both sides compare.
+"""Schemas of the tensors on an edge: tensor specifications, and the hash that both sides compare.
 
 Pure data; needs only protobuf and the standard library, so that the operator can import it too.
 """
@@ -11,11 +11,11 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Final
 
 from omni_proto.errors import SchemaError
 from omni_proto.stage.v1 import tensors_pb2
+from omni_proto.tensors.dtypes import dtype_from_proto, dtype_info
 
 MAX_NAME_LENGTH: Final = 64
 MAX_ROW_DIMENSIONS: Final = 8
@@ -24,67 +24,9 @@ MAX_ROW_BYTES: Final = 4 * 1024 * 1024
 MAX_TENSORS: Final = 64
 PROMPT_EMBEDS: Final = "prompt_embeds"
 """Name of the tensor that `Start.prompt_embeds` announces."""
-PROMPT_EMBEDS_DTYPES: Final = ("float32", "float16", "bfloat16")
-"""Element types that this tensor may have, independent of the engine's dtype."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 _SCHEMA_ID = re.compile(r"[a-z0-9_]+/[a-z0-9_]+\Z")
-
-
-@dataclass(frozen=True, slots=True)
-class DTypeInfo:
-    """One element type of tensors on an edge."""
-
-    name: str
-    """torch's name of the type, e.g. "bfloat16"."""
-    size: int
-    """Bytes of one element."""
-    proto: tensors_pb2.DType
-    """Value of the protobuf enum."""
-    numpy_name: str
-    """numpy dtype of the raw bytes, little-endian; bfloat16 is viewed as "<u2"."""
-    is_float: bool
-    """Whether an element can be NaN or infinite."""
-
-
-def _dtype_table() -> MappingProxyType[str, DTypeInfo]:
-    rows = (
-        DTypeInfo("bfloat16", 2, tensors_pb2.DTYPE_BFLOAT16, "<u2", True),
-        DTypeInfo("float16", 2, tensors_pb2.DTYPE_FLOAT16, "<f2", True),
-        DTypeInfo("float32", 4, tensors_pb2.DTYPE_FLOAT32, "<f4", True),
-        DTypeInfo("float64", 8, tensors_pb2.DTYPE_FLOAT64, "<f8", True),
-        DTypeInfo("int8", 1, tensors_pb2.DTYPE_INT8, "|i1", False),
-        DTypeInfo("int16", 2, tensors_pb2.DTYPE_INT16, "<i2", False),
-        DTypeInfo("int32", 4, tensors_pb2.DTYPE_INT32, "<i4", False),
-        DTypeInfo("int64", 8, tensors_pb2.DTYPE_INT64, "<i8", False),
-        DTypeInfo("uint8", 1, tensors_pb2.DTYPE_UINT8, "|u1", False),
-        DTypeInfo("bool", 1, tensors_pb2.DTYPE_BOOL, "|b1", False),
-    )
-    return MappingProxyType({row.name: row for row in rows})
-
-
-DTYPES: Final = _dtype_table()
-"""Every element type by name."""
-_BY_PROTO: Final = MappingProxyType({int(info.proto): info for info in DTYPES.values()})
-
-
-def dtype_info(name: str) -> DTypeInfo:
-    """Returns the element type called name. Raises SchemaError that lists the known ones."""
-    info = DTYPES.get(name)
-    if info is None:
-        raise SchemaError(f"edges do not support dtype {name!r}; use one of {', '.join(DTYPES)}")
-    return info
-
-
-def dtype_from_proto(value: int) -> DTypeInfo:
-    """Returns the element type of an enum value.
-
-    Raises SchemaError for DTYPE_UNSPECIFIED and for values of a newer protocol.
-    """
-    info = _BY_PROTO.get(value)
-    if info is None:
-        raise SchemaError(f"dtype number {value} is not known here; the peer may be newer")
-    return info
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
-from omni_proto.tensors import ReceivedTensor, TensorSpec
+from omni_proto.tensors import ReceivedTensor, TensorSpec, dtype_info
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +29,7 @@ Array: TypeAlias = "npt.NDArray[Any] | torch.Tensor"
 def fits(array: Array, spec: TensorSpec) -> bool:
     """Returns whether an array has the element type and the row shape of its schema."""
     if isinstance(array, np.ndarray):
-        dtype, wanted = array.dtype.name, "uint16" if spec.dtype == "bfloat16" else spec.dtype
+        dtype, wanted = array.dtype.name, np.dtype(dtype_info(spec.dtype).numpy_name).name
     else:
         dtype, wanted = str(array.dtype).removeprefix("torch."), spec.dtype
     return bool(dtype == wanted and array.ndim > 0 and tuple(array.shape[1:]) == spec.row_shape)
@@ -99,12 +99,7 @@ def to_samples(audio: Array) -> npt.NDArray[np.float32]:
 
 def to_numpy(received: Mapping[str, ReceivedTensor]) -> dict[str, Array]:
     """Returns received tensors as numpy arrays [rows, *row_shape] that share the received buffers."""
-    return {
-        name: np.frombuffer(item.data, dtype=_numpy_name(item.spec)).reshape(item.shape)
-        if item.rows
-        else np.empty(item.shape, dtype=_numpy_name(item.spec))
-        for name, item in received.items()
-    }
+    return {name: item.to_numpy() for name, item in received.items()}
 
 
 def to_torch(received: Mapping[str, ReceivedTensor]) -> dict[str, torch.Tensor]:
@@ -119,7 +114,3 @@ def _to_torch(item: ReceivedTensor) -> torch.Tensor:
     if item.rows == 0:
         return torch.empty(item.shape, dtype=dtype)
     return torch.frombuffer(item.data, dtype=dtype).reshape(item.shape)
-
-
-def _numpy_name(spec: TensorSpec) -> str:
-    return "<u2" if spec.dtype == "bfloat16" else spec.dtype

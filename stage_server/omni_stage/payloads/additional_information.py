@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from omni_proto.tensors import crc32c
 from omni_stage.errors import InvalidTensorError
 from omni_stage.payloads.checks import (
     Scalar,
@@ -18,11 +19,13 @@ from omni_stage.payloads.checks import (
     check_name,
     check_scalars,
     check_size,
-    compute_checksum,
     decode_payload,
+    dtype_name,
+    is_tensor,
+    read_bytes,
+    write_bytes,
 )
 from omni_stage.payloads.limits import DEFAULT_LIMITS, PayloadLimits
-from omni_stage.payloads.tensor_bytes import dtype_name, is_tensor, read_bytes, write_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +40,7 @@ class AdditionalInformationEntry(msgspec.Struct, frozen=True, omit_defaults=True
     """Row-major, little-endian."""
     tensor_shape: list[int] | None = None
     tensor_dtype: str | None = None
-    """One of `omni_stage.payloads.checks.ITEM_BYTES`."""
+    """One of `omni_proto.tensors.DTYPES`."""
     tensor_checksum: int | None = None
     """CRC-32C of tensor_data."""
     list_data: list[Scalar] | None = None
@@ -73,7 +76,7 @@ class AdditionalInformationEntry(msgspec.Struct, frozen=True, omit_defaults=True
         data = write_bytes(tensor, field=field)
         if not limits.allow_non_finite:
             check_finite(data, dtype, field=field)
-        return cls(tensor_data=data, tensor_shape=shape, tensor_dtype=dtype, tensor_checksum=compute_checksum(data))
+        return cls(tensor_data=data, tensor_shape=shape, tensor_dtype=dtype, tensor_checksum=crc32c(data))
 
     @classmethod
     def from_list(

@@ -1,45 +1,22 @@
-"""Pure checks of tensor headers, values, names and checksums, without torch. Messages name the field."""
+"""Checks of tensor headers, values, names and checksums, and tensors as raw bytes. Messages name the field.
+
+torch is imported only in the functions that read or write its tensors.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, TypeGuard, TypeVar
 
-import google_crc32c
 import msgspec
-import numpy as np
 
+from omni_proto.tensors import DTYPES, crc32c, is_finite
 from omni_stage.errors import CorruptTensorError, InvalidTensorError, NonFiniteTensorError
 from omni_stage.payloads.limits import NAME_PATTERN, PayloadLimits
 
-ITEM_BYTES: Final[dict[str, int]] = {
-    "float64": 8,
-    "float32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "int64": 8,
-    "int32": 4,
-    "int16": 2,
-    "int8": 1,
-    "uint8": 1,
-    "bool": 1,
-}
-"""The dtypes that a payload may hold, each with the bytes of one value."""
-
-_EXPONENTS: Final[dict[str, tuple[type[np.unsignedinteger[Any]], int]]] = {
-    "float64": (np.uint64, 0x7FF0_0000_0000_0000),
-    "float32": (np.uint32, 0x7F80_0000),
-    "float16": (np.uint16, 0x7C00),
-    "bfloat16": (np.uint16, 0x7F80),
-}
-"""For each dtype, the unsigned type of the same size, and the mask of the exponent's bits. All bits of the exponent are
-set only in NaN and infinity."""
-
-_SCAN_BYTES: Final = 1 << 20
-"""Number of bytes that check_finite checks at a time, which bounds its memory."""
-
-EMBEDDING_DTYPES: Final = frozenset({"float32", "float16", "bfloat16"})
+if TYPE_CHECKING:
+    import torch
 
 Scalar = int | float | bool | str | None
 """The types of a list's values."""
@@ -69,21 +46,16 @@ def decode_payload(
         raise InvalidTensorError(f"{field}: is not a payload in msgpack", field=field) from error
 
 
-def compute_checksum(data: bytes) -> int:
-    """Returns the CRC-32C of the bytes. It detects corruption in transit but does not authenticate the sender."""
-    return int(google_crc32c.value(data))
-
-
 def count_bytes(shape: Sequence[int], dtype: str, *, field: str) -> int:
     """Returns a tensor's size in bytes. Raises InvalidTensorError for an unknown dtype or a dimension below 1."""
-    item = ITEM_BYTES.get(dtype)
-    if item is None:
+    known = DTYPES.get(dtype)
+    if known is None:
         # The value comes from the client and may hold anything, so the message does not repeat it.
-        raise InvalidTensorError(f"{field}: dtype must be one of {', '.join(ITEM_BYTES)}", field=field)
+        raise InvalidTensorError(f"{field}: dtype must be one of {', '.join(DTYPES)}", field=field)
     for size in shape:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise InvalidTensorError(f"{field}: every dimension must be an integer of at least 1", field=field, limit=1)
-    return math.prod(shape) * item
+    return math.prod(shape) * known.size
 
 
 def check_header(shape: Sequence[int], dtype: str, data_bytes: int, *, field: str) -> None:
@@ -97,21 +69,14 @@ def check_header(shape: Sequence[int], dtype: str, data_bytes: int, *, field: st
 
 def check_intact(data: bytes, checksum: int, *, field: str) -> None:
     """Check the bytes against their checksum. Raises CorruptTensorError."""
-    if compute_checksum(data) != checksum:
+    if crc32c(data) != checksum:
         raise CorruptTensorError(f"{field}: the checksum does not match, the data changed on its way", field=field)
 
 
 def check_finite(data: bytes, dtype: str, *, field: str) -> None:
     """Refuse NaN and infinity, without a copy of the data. Integers and booleans pass. Raises NonFiniteTensorError."""
-    if dtype not in _EXPONENTS:
-        return
-    kind, exponent = _EXPONENTS[dtype]
-    bits = np.frombuffer(data, dtype=kind)
-    mask = kind(exponent)
-    step = _SCAN_BYTES // bits.itemsize
-    for start in range(0, len(bits), step):
-        if bool(((bits[start : start + step] & mask) == mask).any()):
-            raise NonFiniteTensorError(f"{field}: holds NaN or infinity", field=field)
+    if not is_finite(data, DTYPES[dtype]):
+        raise NonFiniteTensorError(f"{field}: holds NaN or infinity", field=field)
 
 
 def check_size(shape: Sequence[int], dtype: str, limits: PayloadLimits, *, field: str) -> None:
@@ -180,3 +145,45 @@ def check_scalars(values: Sequence[object], *, field: str) -> None:
             raise InvalidTensorError(f"{field}: a list may hold numbers, booleans, strings and null only", field=field)
         if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
             raise InvalidTensorError(f"{field}: an integer does not fit 64 bits", field=field, limit="64 bits")
+
+
+def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
+    """Returns whether the value is a torch tensor."""
+    import torch
+
+    return isinstance(value, torch.Tensor)
+
+
+def dtype_name(tensor: torch.Tensor, *, field: str) -> str:
+    """Returns the name of the tensor's dtype in payloads. Raises InvalidTensorError if payloads cannot hold it."""
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise InvalidTensorError(f"{field}: dtype {name} must be one of {', '.join(DTYPES)}", field=field)
+    return name
+
+
+def write_bytes(tensor: torch.Tensor, *, field: str) -> bytes:
+    """Returns the tensor's values, row-major, in this machine's (little-endian) byte order.
+
+    The tensor may be on any device and have any strides, and is not changed. Its values are copied once, or twice if
+    the tensor is not contiguous on the CPU.
+    Raises InvalidTensorError for tensors without dense values: sparse, quantized, or on the meta device.
+    """
+    import torch
+
+    if tensor.layout != torch.strided or tensor.device.type == "meta" or tensor.is_quantized:
+        raise InvalidTensorError(f"{field}: only dense tensors that hold values can be sent", field=field)
+    dense = tensor.detach().resolve_neg().cpu().contiguous()
+    return bytes(dense.reshape(-1).view(torch.uint8).numpy().tobytes())
+
+
+def read_bytes(data: bytes, shape: Sequence[int], dtype: str, device: str | torch.device) -> torch.Tensor:
+    """Returns a tensor [*shape] that owns its memory on the device. Shape, dtype and length must have been checked.
+
+    torch.frombuffer over `bytes` would be a writable view of read-only memory. So the bytes are copied into a
+    bytearray, which the tensor owns and may write.
+    """
+    import torch
+
+    flat = torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype))
+    return flat.reshape(tuple(shape)).to(device)

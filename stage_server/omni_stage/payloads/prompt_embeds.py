@@ -6,18 +6,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from omni_proto.tensors import PROMPT_EMBEDS_DTYPES, crc32c
 from omni_stage.errors import InvalidTensorError
 from omni_stage.payloads.checks import (
-    EMBEDDING_DTYPES,
     check_finite,
     check_header,
     check_intact,
     check_size,
-    compute_checksum,
     decode_payload,
+    dtype_name,
+    read_bytes,
+    write_bytes,
 )
 from omni_stage.payloads.limits import DEFAULT_LIMITS, PayloadLimits
-from omni_stage.payloads.tensor_bytes import dtype_name, read_bytes, write_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -47,9 +48,9 @@ class PromptEmbedsPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
             raise InvalidTensorError(
                 f"{_FIELD}: must have 2 dimensions [rows, hidden size], not {len(self.shape)}", field=_FIELD, limit=2
             )
-        if self.dtype not in EMBEDDING_DTYPES:
+        if self.dtype not in PROMPT_EMBEDS_DTYPES:
             raise InvalidTensorError(
-                f"{_FIELD}: dtype must be one of {', '.join(sorted(EMBEDDING_DTYPES))}", field=_FIELD
+                f"{_FIELD}: dtype must be one of {', '.join(sorted(PROMPT_EMBEDS_DTYPES))}", field=_FIELD
             )
         check_header(self.shape, self.dtype, len(self.data), field=_FIELD)
         check_intact(self.data, self.checksum, field=_FIELD)
@@ -64,7 +65,7 @@ class PromptEmbedsPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         shape = list(tensor.shape)
         check_size(shape, dtype, limits, field=_FIELD)
         data = write_bytes(tensor, field=_FIELD)
-        payload = cls(data=data, shape=shape, dtype=dtype, checksum=compute_checksum(data))
+        payload = cls(data=data, shape=shape, dtype=dtype, checksum=crc32c(data))
         payload.check(limits)
         return payload
 

@@ -18,12 +18,13 @@ assert False, "asserts are on"
 from omni_stage.errors import CorruptTensorError, InvalidRequestError, InvalidTensorError, NonFiniteTensorError
 from omni_stage.engine.requests.conflicts import Feature, check_conflicts
 from omni_stage.payloads import AdditionalInformationEntry, AdditionalInformationPayload, PayloadLimits
-from omni_stage.payloads.checks import check_name, compute_checksum
+from omni_proto.tensors import crc32c
+from omni_stage.payloads.checks import check_name
 from omni_stage.vllm_adapter.diffusion.admission import DiffusionSettings
 from omni_stage.errors import ConfigurationError
 
 form = {"tensor_shape": [1], "tensor_dtype": "float32"}
-good = form | {"tensor_data": b"1234", "tensor_checksum": compute_checksum(b"1234")}
+good = form | {"tensor_data": b"1234", "tensor_checksum": crc32c(b"1234")}
 AdditionalInformationEntry(**good)
 cases = [
     (InvalidTensorError, lambda: AdditionalInformationEntry()),

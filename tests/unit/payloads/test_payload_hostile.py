@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from omni_proto.tensors import crc32c
 from omni_stage.errors import (
     CorruptTensorError,
     InvalidTensorError,
@@ -25,7 +26,7 @@ from omni_stage.payloads import (
     PayloadLimits,
     PromptEmbedsPayload,
 )
-from omni_stage.payloads.checks import compute_checksum, count_bytes
+from omni_stage.payloads.checks import count_bytes
 
 DATA = struct.pack("<6f", *range(6))
 
@@ -36,7 +37,7 @@ def entry(**changes: object) -> dict[str, object]:
         "tensor_data": DATA,
         "tensor_shape": [2, 3],
         "tensor_dtype": "float32",
-        "tensor_checksum": compute_checksum(DATA),
+        "tensor_checksum": crc32c(DATA),
     }
     return {name: value for name, value in (good | changes).items() if value is not None}
 
@@ -120,7 +121,7 @@ EMBEDS = {
 @pytest.mark.parametrize("name", EMBEDS)
 def test_hostile_prompt_embeds(name):
     changes, error = EMBEDS[name]
-    good = {"data": DATA, "shape": [2, 3], "dtype": "float32", "checksum": compute_checksum(DATA)}
+    good = {"data": DATA, "shape": [2, 3], "dtype": "float32", "checksum": crc32c(DATA)}
     assert PromptEmbedsPayload.from_bytes(msgspec.msgpack.encode(good)).shape == [2, 3]
     with pytest.raises(error):
         PromptEmbedsPayload.from_bytes(msgspec.msgpack.encode(good | changes))
@@ -249,6 +250,6 @@ def test_sizes_are_python_integers():
 
 def test_non_finite_values_are_found_on_the_way_in():
     data = struct.pack("<6f", 0, 1, 2, 3, 4, float("nan"))
-    raw = pack({"x": entry(tensor_data=data, tensor_checksum=compute_checksum(data))})
+    raw = pack({"x": entry(tensor_data=data, tensor_checksum=crc32c(data))})
     with pytest.raises(NonFiniteTensorError):
         AdditionalInformationPayload.from_bytes(raw)

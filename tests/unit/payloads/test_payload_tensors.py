@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import torch
 
+from omni_proto.tensors import DTYPES
 from omni_stage.errors import InvalidTensorError, NonFiniteTensorError
 from omni_stage.payloads import (
     AdditionalInformationEntry,
@@ -15,7 +16,6 @@ from omni_stage.payloads import (
     PayloadLimits,
     PromptEmbedsPayload,
 )
-from omni_stage.payloads.checks import ITEM_BYTES
 
 SHAPES = {"scalar": (), "vector": (5,), "matrix": (3, 4), "cube": (2, 3, 4), "one": (1, 1)}
 
@@ -26,7 +26,7 @@ def make_tensor(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", ITEM_BYTES)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_round_trip_of_every_dtype_and_shape(dtype, shape):
     tensor = make_tensor(getattr(torch, dtype), SHAPES[shape])
     sent = AdditionalInformationPayload.from_mapping({"x": tensor})
@@ -36,7 +36,7 @@ def test_round_trip_of_every_dtype_and_shape(dtype, shape):
     assert result.dtype == tensor.dtype
     assert result.shape == tensor.shape
     assert torch.equal(result, tensor)
-    assert received.nbytes == tensor.numel() * ITEM_BYTES[dtype]
+    assert received.nbytes == tensor.numel() * DTYPES[dtype].size
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

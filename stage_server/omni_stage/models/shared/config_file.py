@@ -58,7 +58,8 @@ def find_dtype(parts: Iterable[Mapping[str, Any]]) -> str:
 
 def torch_dtype(name: str) -> torch.dtype:
     """Returns the torch dtype of this name: bfloat16, float16 or float32."""
-    return {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[name]
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 def parse_config(

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import msgspec
 import torch
 
+from omni_proto.tensors import DTYPES
 from omni_stage.errors import CorruptTensorError, InvalidTensorError
 
 ROWS_NAME = "rows"
@@ -33,18 +34,7 @@ _PREFIX = struct.Struct("<8sI")
 _ALIGNMENT = 16
 _MAX_HEADER_BYTES = 1 << 20
 _MAX_MESSAGE_CHARACTERS = 2048
-_DTYPES: dict[str, torch.dtype] = {
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "int8": torch.int8,
-    "int16": torch.int16,
-    "int32": torch.int32,
-    "int64": torch.int64,
-    "uint8": torch.uint8,
-    "bool": torch.bool,
-}
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 

@@ -17,6 +17,7 @@ from omni_proto.tensors import (
     ReceivedTensor,
     TensorSchema,
     TensorSpec,
+    crc32c,
     dtype_from_proto,
     prompt_embeds_spec,
 )
@@ -79,12 +80,9 @@ def build_embeds(received: ReceivedTensor) -> PromptEmbedsPayload:
     if received.rows == 0:
         raise InvalidRequestError("no row of the prompt arrived; send at least one", field=_FIELD)
     from omni_stage.payloads import PromptEmbedsPayload
-    from omni_stage.payloads.checks import compute_checksum
 
     data = bytes(received.data)
-    return PromptEmbedsPayload(
-        data=data, shape=list(received.shape), dtype=received.spec.dtype, checksum=compute_checksum(data)
-    )
+    return PromptEmbedsPayload(data=data, shape=list(received.shape), dtype=received.spec.dtype, checksum=crc32c(data))
 
 
 def _dtype_name(value: int) -> str:
