@@ -23,7 +23,7 @@ from omni_stage.exchange.arrays import Array, to_torch
 from omni_stage.models.component import FinishReason, StageRequest, StageStep
 from omni_stage.models.edge_stream import EdgeStream
 from omni_stage.models.manifest import describe
-from omni_stage.scheduling.step_order import order_step
+from omni_stage.vllm_adapter.scheduling.step_order import order_step
 
 STEP_S = 0.01
 ROW = 3584

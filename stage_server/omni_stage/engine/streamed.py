@@ -18,9 +18,9 @@ from omni_stage.errors import InvalidRequestError
 from omni_stage.models.component import StageRequest, StageStep, TakesStreams
 from omni_stage.models.edge_stream import EdgeStream, InputFeed, InputPart, read_part
 from omni_stage.payloads.keys import OMNI_DUE_KEY
-from omni_stage.scheduling.playback import Playback
-from omni_stage.scheduling.session_queue import Sessions
 from omni_stage.vllm_adapter.core.interface import CorePart, EngineCore, Params
+from omni_stage.vllm_adapter.scheduling.playback import Playback
+from omni_stage.vllm_adapter.scheduling.sessions import Sessions
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,11 +51,11 @@ from omni_stage.models.component import (
 )
 from omni_stage.models.edge_stream import EdgeStream
 from omni_stage.payloads import PayloadLimits
-from omni_stage.scheduling.session_queue import Sessions
 from omni_stage.vllm_adapter.checks.gpu_driver import check_gpu, explain_cuda_failure
 from omni_stage.vllm_adapter.core.async_llm import AsyncEngineCore
 from omni_stage.vllm_adapter.core.inproc import InprocEngineCore
 from omni_stage.vllm_adapter.core.interface import EngineCore
+from omni_stage.vllm_adapter.scheduling.sessions import Sessions
 from omni_stage.vllm_adapter.structured.params import read_params
 from omni_stage.vllm_adapter.wiring import select
 from omni_stage.vllm_adapter.wiring.names import PAYLOAD_LIMITS

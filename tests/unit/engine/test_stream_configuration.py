@@ -14,8 +14,8 @@ from omni_stage.engine import factory
 from omni_stage.engine.vllm_engine import VllmStageEngine
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.component import TakesStreams
-from omni_stage.scheduling.session_queue import SessionRoom
 from omni_stage.vllm_adapter.core.properties import find_session_room
+from omni_stage.vllm_adapter.scheduling.sessions import SessionRoom
 
 
 def stage(checkpoint: Path, name: str, **settings: Any) -> StageConfig:
@@ -60,9 +60,9 @@ ROOMS = {
     "all blocks but vLLM's own": ((33, None), SessionRoom(8, 32, 32)),
     "vLLM's count says the same": ((33, 1056), SessionRoom(8, 32, 32)),
     "and where the longest sequence fills its last block partly": ((41, 41 * 250 // 8, 250), SessionRoom(8, 40, 32)),
-    "layers that differ: sequences of full length only": ((1000, 600), SessionRoom(8, 16, 32, at_least=256)),
-    "one block less where they would just fit": ((64, 1024), SessionRoom(8, 24, 32, at_least=256)),
-    "always one": ((1000, 200), SessionRoom(8, 8, 32, at_least=256)),
+    "layers that differ: sequences of full length only": ((1000, 600), SessionRoom(8, 16, 32, minimum_tokens=256)),
+    "one block less where they would just fit": ((64, 1024), SessionRoom(8, 24, 32, minimum_tokens=256)),
+    "always one": ((1000, 200), SessionRoom(8, 8, 32, minimum_tokens=256)),
     "no KV at all": ((None, None), SessionRoom(8)),
 }
 

@@ -18,7 +18,7 @@ from omni_stage.engine.work import WorkLedger
 from omni_stage.models.component import EngineInput, EngineStep, FinishReason, StageRequest, StageStep
 from omni_stage.models.edge_stream import EdgeRows, EdgeStream, InputPart
 from omni_stage.models.manifest import describe
-from omni_stage.scheduling.session_queue import SessionRoom, Sessions
+from omni_stage.vllm_adapter.scheduling.sessions import SessionRoom, Sessions
 from support.processes.polling import until
 
 ONE_BLOCK = SessionRoom(sessions=8, blocks=1, block_tokens=8)

@@ -13,7 +13,7 @@ from omni_stage.models.qwen2_5_omni.manifest import TALKER_TO_TOKEN2WAV, THINKER
 
 
 def find_pace(checkpoint: OmniCheckpoint, config: StageConfig) -> Mapping[str, Any]:
-    """Returns how fast playback consumes the tokens of a thinker or talker: fields of scheduling.pace.Pace.
+    """Returns how fast playback consumes the tokens of a thinker or talker: fields of scheduling.playback.Pace.
 
     The talker reads one row of the thinker for each codec token, so both have the same rate.
     """

@@ -12,7 +12,7 @@ from omni_stage.models.qwen3_omni.manifest import CODE2WAV, TALKER_TO_CODE2WAV, 
 
 
 def find_pace(speech: SpeechFacts | None, config: StageConfig) -> Mapping[str, Any]:
-    """Returns how fast playback consumes the tokens of a thinker or talker: fields of scheduling.pace.Pace.
+    """Returns how fast playback consumes the tokens of a thinker or talker: fields of scheduling.playback.Pace.
 
     The talker reads one row of the thinker for each frame of speech, so both have the same rate.
     The first audio needs one token, because code2wav decodes each frame as it arrives.

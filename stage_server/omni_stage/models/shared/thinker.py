@@ -15,7 +15,7 @@ from omni_stage.models.shared.media_cost import MediaCosts
 from omni_stage.models.shared.prompts import MAX_ASPECT_RATIO, SOUND_RATE_HZ, PromptBuilder
 from omni_stage.models.shared.stop_strings import SpokenTokens
 from omni_stage.models.shared.voices import pick_voice
-from omni_stage.vllm_adapter.scheduling.pace import PACE_KEY
+from omni_stage.vllm_adapter.scheduling.playback import PACE_KEY
 
 MAX_TOKENS: Final = 1024
 """thinker_max_new_tokens of transformers' generate(), in both families."""
@@ -36,7 +36,7 @@ class ThinkerSettings:
     """Tokens that end the text."""
     media_costs: MediaCosts
     pace: Mapping[str, Any]
-    """How fast speech consumes the thinker's rows: fields of scheduling.pace.Pace."""
+    """How fast speech consumes the thinker's rows: fields of scheduling.playback.Pace."""
     known_voices: Sequence[str] = ()
     """Voices of the stages downstream, so that an unknown voice is refused before any text is generated."""
 

@@ -31,7 +31,7 @@ from omni_stage.models.sim.stages.thinker import TextRun, Thinker
 from omni_stage.models.sim.tables import Table, read_table, token_cost
 from omni_stage.models.sim.virtual_time.clock import Limits, Made, Sequence, StepClock
 from omni_stage.models.sim.virtual_time.ticker import Mailbox, Ticker
-from omni_stage.scheduling.session_queue import SessionRoom, Sessions
+from omni_stage.vllm_adapter.scheduling.sessions import SessionRoom, Sessions
 
 DEFAULT_MODEL_LEN: Final = 32_768
 DEFAULT_SEQS: Final = 1024

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from omni_stage.errors import ByteBudgetExceededError, RequestTooLargeError, TooManyRequestsError
-from omni_stage.scheduling.session_queue import YIELDING_SHARE
+from omni_stage.vllm_adapter.scheduling.sessions import YIELDING_SHARE
 
 MEDIA_SHARE = 0.75
 """Share of the stage's bytes that media may fill; the rest stays free for text."""

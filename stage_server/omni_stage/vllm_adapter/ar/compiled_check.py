@@ -31,7 +31,7 @@ from vllm.v1.outputs import AsyncModelRunnerOutput
 
 from omni_stage.payloads import AdditionalInformationPayload
 from omni_stage.vllm_adapter.ar.input_rows import INPUT_ROWS
-from omni_stage.vllm_adapter.scheduling.scheduler_output import OmniNewRequestData
+from omni_stage.vllm_adapter.scheduling.payloads import OmniNewRequestData
 
 if TYPE_CHECKING:
     from omni_stage.vllm_adapter.ar.runner import OmniARRunnerMixin

@@ -14,7 +14,7 @@ import torch
 from vllm import PoolingParams, SamplingParams
 
 from omni_stage.exchange.engine_step import EngineStep
-from omni_stage.scheduling.session_queue import SessionRoom
+from omni_stage.vllm_adapter.scheduling.sessions import SessionRoom
 
 Params: TypeAlias = SamplingParams | PoolingParams
 

@@ -18,8 +18,8 @@ import torch
 from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
 
-from omni_stage.scheduling.step_order import order_step
 from omni_stage.vllm_adapter.core.outputs import Capture
+from omni_stage.vllm_adapter.scheduling.step_order import order_step
 
 
 class OmniOutputProcessor(OutputProcessor):

@@ -13,8 +13,8 @@ from vllm.exceptions import VLLMClientError
 from vllm.tokenizers import cached_tokenizer_from_config
 
 from omni_stage.errors import InvalidRequestError, NotReadyError
-from omni_stage.scheduling.session_queue import SessionRoom
 from omni_stage.vllm_adapter.core.executor import keep_worker_in_engine
+from omni_stage.vllm_adapter.scheduling.sessions import SessionRoom
 from omni_stage.vllm_adapter.structured.manager import MeteredBackend
 
 
@@ -108,4 +108,4 @@ def find_session_room(config: VllmConfig) -> SessionRoom:
     # Layers differ (sliding windows): vLLM reports how many tokens fit in sequences of full length, and a shorter
     # sequence needs more blocks per token. So each session counts as one of full length.
     fitting = max(1, tokens * (total - 1) // total // length)
-    return SessionRoom(most, fitting * full, size, at_least=length)
+    return SessionRoom(most, fitting * full, size, minimum_tokens=length)

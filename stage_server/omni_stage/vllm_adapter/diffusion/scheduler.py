@@ -7,7 +7,7 @@ and each ends with its first output. This class only
 - bounds the payload bytes, the work and the number of diffusion requests in flight, in queue order,
 - ends requests that waited too long (stop reason `queue_timeout`), requests with more tokens than a step takes, and
   requests whose output is missing or is not a dense CPU tensor,
-- orders requests of equal priority by when they are due (omni_stage/scheduling/playback.py computes that time),
+- orders requests of equal priority by when they are due (scheduling/playback.py computes that time),
 - sets the stop reason `diffusion_done` where vLLM leaves the stop reason empty,
 - gives a request without tokens the one placeholder token that scheduling needs.
 
@@ -16,14 +16,13 @@ returns empty blocks. In an engine with a KV cache, the placeholder token takes 
 
 A forward that hangs blocks the engine's process, and with it this scheduler. So the watchdog is in the stage server.
 
-Private interfaces of vLLM 0.32: the same as in `scheduling/scheduler.py`. There is no public hook for admission, but a
-step calls `Scheduler._handle_blocked_waiting_request` at most once for each waiting request, in queue order, before
-anything is allocated. `Request.arrival_time` orders `PriorityRequestQueue`, picks the request to preempt, and is used
-for nothing else.
+Private interfaces of vLLM 0.32: the same as in `scheduling/scheduler.py`, which describes those used for admission and
+order.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -38,9 +37,11 @@ from vllm.v1.request import Request, RequestStatus
 from omni_stage.exchange.engine_step import FinishReason
 from omni_stage.payloads.keys import OMNI_DUE_KEY
 from omni_stage.vllm_adapter.diffusion.admission import DiffusionSettings, StepAdmission, is_expired
-from omni_stage.vllm_adapter.scheduling.scheduler import OmniSchedulerMixin, logger
-from omni_stage.vllm_adapter.scheduling.scheduler_output import find_raw_payload
+from omni_stage.vllm_adapter.scheduling.payloads import find_raw_payload
+from omni_stage.vllm_adapter.scheduling.scheduler import OmniSchedulerMixin
 from omni_stage.vllm_adapter.wiring.names import QUEUE_TIMEOUT
+
+logger = logging.getLogger(__name__)
 
 INVALID_OUTPUT = "invalid_output"
 """Start of the stop reason of a request if its output from the worker is missing or cannot be sent."""
@@ -73,10 +74,10 @@ class DiffusionScheduler(OmniSchedulerMixin, Scheduler):
             _add_placeholder_token(request)
         super().add_request(request)
         self._queued_at[request.request_id] = self.clock()
-        most = self.max_num_scheduled_tokens
-        if request.num_tokens > most:
+        maximum = self.max_num_scheduled_tokens
+        if request.num_tokens > maximum:
             # It could never be scheduled, and would block all requests behind it.
-            self.reject(request.request_id, f"{PROMPT_TOO_LONG}: one step takes at most {most} tokens")
+            self.reject(request.request_id, f"{PROMPT_TOO_LONG}: one step takes at most {maximum} tokens")
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Schedule one step, with as many diffusion requests as the limits admit. vLLM schedules the other requests."""
@@ -111,7 +112,7 @@ class DiffusionScheduler(OmniSchedulerMixin, Scheduler):
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         """Returns whether a waiting request may join this step. If it may not, it keeps its place in the queue."""
-        if request.request_id in self._rejected:
+        if request.request_id in self._early_ends:
             return False
         if not super()._handle_blocked_waiting_request(request):
             return False

@@ -8,7 +8,7 @@ DIFFUSION_SETTINGS: Final = "omni_diffusion"
 """Key of vllm_config.additional_config: fields of DiffusionSettings."""
 MEDIA_SHARE: Final = "omni_media_share"
 """Key of vllm_config.additional_config: the largest share of the engine's time for media, above 0 and at most 1
-(MediaTurns)."""
+(MediaShare)."""
 PAYLOAD_LIMITS: Final = "omni_payload_limits"
 """Key of vllm_config.additional_config: fields of PayloadLimits, which every scheduler reads."""
 

@@ -111,12 +111,12 @@ def test_cache_of_processed_media(options: dict[str, Any], expected: float) -> N
 
 
 def test_share_of_media_reaches_the_scheduler() -> None:
-    from omni_stage.vllm_adapter.scheduling.media_turns import MediaTurns
+    from omni_stage.vllm_adapter.scheduling.media_turns import MediaShare
 
-    def turns(user: EngineArgs | None) -> MediaTurns:
+    def turns(user: EngineArgs | None) -> MediaShare:
         arguments = build(user, media=("image",)).vllm_kwargs(worker_cls="w", scheduler_cls="s")
         assert "max_media_share" not in arguments
-        return MediaTurns.from_additional_config(arguments.get("additional_config"))
+        return MediaShare.from_additional_config(arguments.get("additional_config"))
 
     assert turns(None).share == 0.5
     assert turns(EngineArgs(max_media_share=0.25)).share == 0.25

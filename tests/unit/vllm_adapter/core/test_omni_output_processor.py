@@ -12,9 +12,9 @@ from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, EngineCoreOutpu
 
 from omni_stage.errors import InvalidTensorError, ModelExecutionError, QueueTimeoutError
 from omni_stage.exchange.engine_step import FinishReason as StepEnd
-from omni_stage.scheduling.step_order import FIRST_OUTPUTS
 from omni_stage.vllm_adapter.core.output_processor import OmniOutputProcessor
 from omni_stage.vllm_adapter.core.outputs import convert_output, join_tensors
+from omni_stage.vllm_adapter.scheduling.step_order import FIRST_OUTPUTS
 from omni_stage.vllm_adapter.wiring.packing import pack_error, pack_tensors
 
 

@@ -11,7 +11,7 @@ from vllm.v1.request import Request, RequestStatus
 from omni_stage.errors import ConfigurationError
 from omni_stage.payloads.keys import OMNI_DUE_KEY
 from omni_stage.vllm_adapter.diffusion.scheduler import DiffusionScheduler, find_due, is_diffusion
-from omni_stage.vllm_adapter.scheduling.scheduler_output import OmniNewRequestData
+from omni_stage.vllm_adapter.scheduling.payloads import OmniNewRequestData
 
 
 def test_detection_is_by_what_the_request_says(ar_request, diffusion_request, payload):

@@ -14,7 +14,7 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 from omni_stage.errors import ConfigurationError
 from omni_stage.payloads import AdditionalInformationPayload
 from omni_stage.vllm_adapter.diffusion.runner import GPUDiffusionModelRunner
-from omni_stage.vllm_adapter.scheduling.scheduler_output import OmniNewRequestData
+from omni_stage.vllm_adapter.scheduling.payloads import OmniNewRequestData
 from omni_stage.vllm_adapter.wiring.packing import unpack
 
 

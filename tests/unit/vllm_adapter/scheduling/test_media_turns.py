@@ -10,14 +10,14 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 
 from omni_stage.errors import ConfigurationError
-from omni_stage.vllm_adapter.scheduling.media_turns import STEP_EMBEDS, MediaTurns, cap_budget
+from omni_stage.vllm_adapter.scheduling.media_turns import STEP_EMBEDS, MediaShare, cap_budget
 from omni_stage.vllm_adapter.wiring.names import MEDIA_SHARE
 from support.engines.scheduler_classes import BOTH
 
 STEP_S = 0.01
 
 
-def run(turns: MediaTurns, began: float, ended: float, *, encodes: bool = False, others: bool = True) -> None:
+def run(turns: MediaShare, began: float, ended: float, *, encodes: bool = False, others: bool = True) -> None:
     turns.end(turns.begin(began, encodes=encodes, others=others), ended)
 
 
@@ -30,7 +30,7 @@ def run(turns: MediaTurns, began: float, ended: float, *, encodes: bool = False,
     ],
 )
 def test_a_step_that_encodes_owes_time_to_the_others(share: float, owed: float) -> None:
-    turns = MediaTurns(share)
+    turns = MediaShare(share)
     assert turns.room(others=True) == STEP_EMBEDS
     run(turns, 0.0, 0.4, encodes=True)
     assert turns.owed == pytest.approx(owed)
@@ -42,7 +42,7 @@ def test_a_step_that_encodes_owes_time_to_the_others(share: float, owed: float) 
 
 
 def test_media_alone_have_no_bound_and_owe_nothing() -> None:
-    turns = MediaTurns(0.1)
+    turns = MediaShare(0.1)
     assert turns.room(others=False) is None
     run(turns, 0.0, 5.0, encodes=True, others=False)
     assert turns.room(others=True) == STEP_EMBEDS
@@ -55,13 +55,13 @@ def test_media_alone_have_no_bound_and_owe_nothing() -> None:
 
 def test_a_share_of_one_is_vllms_way() -> None:
     """With a share of 1 media have no limit, as in vLLM."""
-    turns = MediaTurns(1)
+    turns = MediaShare(1)
     run(turns, 0.0, 5.0, encodes=True)
     assert turns.room(others=True) is None
 
 
 def test_steps_that_are_planned_ahead_wait_for_the_one_that_encodes() -> None:
-    turns = MediaTurns(0.5)
+    turns = MediaShare(0.5)
     media = turns.begin(0.0, encodes=True, others=True)
     assert turns.room(others=True) == 0
     ahead = turns.begin(0.01, encodes=False, others=True)
@@ -89,7 +89,7 @@ def test_budget_of_a_request(room: int, next_embeds: int, budget: int, expected:
 @pytest.mark.parametrize("value", [0, -1, 1.5, "half", True, [0.5], float("nan")])
 def test_an_invalid_share_is_refused(value: object) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        MediaTurns.from_additional_config({MEDIA_SHARE: value})
+        MediaShare.from_additional_config({MEDIA_SHARE: value})
     assert caught.value.details.field == MEDIA_SHARE
 
 

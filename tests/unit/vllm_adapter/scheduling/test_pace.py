@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from vllm.v1.request import RequestStatus
 
 from omni_stage.errors import ConfigurationError
-from omni_stage.scheduling.playback import FIRST_AHEAD_S
-from omni_stage.vllm_adapter.scheduling.pace import PACE_KEY, Listener, Pace
+from omni_stage.vllm_adapter.scheduling.playback import FIRST_AHEAD_S, PACE_KEY, Listener, Pace
 from support.engines.scheduler_classes import BOTH
 
 PACE = Pace(tokens_per_second=10, first_tokens=4)
@@ -142,4 +141,4 @@ def test_ends_leave_nothing_behind(scheduler_class: type, paced: Any, ar_request
     for _ in range(6):
         advance(scheduler, run_step, 0.1)
     scheduler.finish_requests("aborted", RequestStatus.FINISHED_ABORTED)
-    assert scheduler._listeners == {}
+    assert len(scheduler._playback) == 0

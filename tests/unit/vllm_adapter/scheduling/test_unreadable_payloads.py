@@ -97,7 +97,7 @@ def test_client_that_left_is_not_told_again(make_scheduler, ar_request, run_step
     output = scheduler.schedule()
     scheduler.finish_requests("bad", RequestStatus.FINISHED_ABORTED)
     assert scheduler.update_from_output(output, run_step(scheduler, output)) == {}
-    assert scheduler._rejected == {}
+    assert "bad" not in scheduler._early_ends
 
 
 def test_rejecting_unknown_requests_is_ignored(make_scheduler, step):

@@ -32,7 +32,7 @@ from omni_stage.models.shared.config_file import torch_dtype
 from omni_stage.models.shared.embedding import THINKER_EMBEDDING, EmbeddingTable
 from omni_stage.models.shared.talker_feed import TalkerFeed, prepare_whole
 from omni_stage.models.shared.voices import pick_voice
-from omni_stage.vllm_adapter.scheduling.pace import PACE_KEY
+from omni_stage.vllm_adapter.scheduling.playback import PACE_KEY
 
 # The checkpoint's generation_config.json is for the thinker: its end-of-text ids are not codec tokens.
 _GENERATION_CONFIG = Path(__file__).parent / "codec_generation"

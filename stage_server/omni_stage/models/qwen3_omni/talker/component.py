@@ -21,7 +21,7 @@ from omni_stage.models.shared.config_file import torch_dtype
 from omni_stage.models.shared.embedding import THINKER_EMBEDDING, EmbeddingTable
 from omni_stage.models.shared.talker_feed import TalkerFeed, prepare_whole
 from omni_stage.models.shared.voices import pick_voice
-from omni_stage.vllm_adapter.scheduling.pace import PACE_KEY
+from omni_stage.vllm_adapter.scheduling.playback import PACE_KEY
 
 REPEAT_LIMIT = 125
 """The stream ends when this many frames in a row have the same first code: ten seconds of speech."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_stage.scheduling.playback import FIRST_AHEAD_S, Playback
+from omni_stage.vllm_adapter.scheduling.playback import FIRST_AHEAD_S, Playback
 
 NOW = 100.0
 

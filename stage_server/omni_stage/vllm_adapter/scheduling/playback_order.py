@@ -1,4 +1,7 @@
-"""Decides which prompts wait until earlier requests have their first audio. No vLLM, no clock.
+"""Orders requests by when their audio will run out, and lets prompts wait for the first audio of earlier requests.
+
+Requests of equal priority are ordered by due time (playback.py): if a step cannot hold all of them, the one whose audio
+runs out first goes first, and if the KV cache is full, the one with the most audio ahead is preempted.
 
 On a CPU, and for long prompts on a GPU, reading several prompts in one step saves no time over reading them one by one.
 A step that reads a prompt then delays the first audio of every other request in the step, and no client hears anything
@@ -16,12 +19,20 @@ step's fixed cost, so all short prompts join there. All prompts join until steps
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final
+
+from omni_stage.vllm_adapter.scheduling.playback import Listener, Pace
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
 
 _FADE: Final = 0.98
 """Each step multiplies the weight of earlier steps by this, so about the last 50 steps count."""
-_FEWEST_STEPS: Final = 8
+_MINIMUM_STEPS: Final = 8
 """Number of measured steps that an estimate needs."""
 
 
@@ -47,7 +58,7 @@ class StepCost:
 
     def line(self) -> tuple[float, float] | None:
         """Returns (seconds of a step without tokens, seconds per token), neither below 0; None while unknown."""
-        if self._steps < _FEWEST_STEPS:
+        if self._steps < _MINIMUM_STEPS:
             return None
         mean_x, mean_y = self._x / self._weight, self._y / self._weight
         variance = self._xx / self._weight - mean_x * mean_x
@@ -86,3 +97,62 @@ class Group:
     def _pays(self, prompt_tokens: int) -> bool:
         fixed, per_token = self.cost or (0.0, 0.0)
         return self.unheard * prompt_tokens * per_token <= self.waiting * self.steps_left * fixed
+
+
+class PlaybackOrder:
+    """What OmniScheduler does around a step for requests whose tokens are played as audio. Used from one thread."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._listeners: dict[str, Listener] = {}
+        self._cost = StepCost()
+        self._group: Group | None = None
+        self._last_end = -math.inf
+
+    def __len__(self) -> int:
+        return len(self._listeners)
+
+    def add(self, request: Request, now: float) -> None:
+        """Give a new request its place in the queue. The next part of a known request keeps the place."""
+        if request.request_id not in self._listeners:
+            listener = self._listeners[request.request_id] = Listener.at(now, request.num_tokens)
+            request.arrival_time = listener.due
+
+    def remove(self, request_id: str) -> None:
+        """Forget a request that has ended."""
+        self._listeners.pop(request_id, None)
+
+    def before_schedule(self, running: list[Request], waiting: Iterable[Request], now: float) -> None:
+        """Sort the running requests, and find the group that waiting prompts may join."""
+        for request in running:
+            request.arrival_time = self._listeners[request.request_id].note(self._pace, now, request.num_tokens)
+        # Python's sort is stable, and takes one pass over a list that is in order already.
+        running.sort(key=attrgetter("priority", "arrival_time"))
+        if self._pace.heard_early:
+            # Requests that wait for rows of the upstream stage are not in `running`, and delay no other request.
+            lacks = [self._listeners[request.request_id].unheard(self._pace, request.num_tokens) for request in running]
+            unheard = [steps for steps in lacks if steps]
+            new = sum(map(_is_new, waiting))
+            self._group = Group(self._cost.line(), len(unheard), new, max(unheard, default=0))
+
+    def admits(self, request: Request, running: Iterable[Request]) -> bool:
+        """Returns whether a waiting request may join this step."""
+        if self._group is None or not _is_new(request):
+            return True
+        if any(other.priority > request.priority for other in running):
+            # A more urgent request joins, whatever that costs the others.
+            return True
+        return self._group.admits(request.num_prompt_tokens, self._pace.first_tokens)
+
+    def after_step(self, tokens: int, scheduled: float, now: float) -> None:
+        """Record a step of so many tokens that was scheduled at `scheduled` and whose outputs arrived `now`."""
+        # With asynchronous scheduling steps overlap: count a step from when the previous step ended.
+        if tokens:
+            self._cost.add(tokens, now - max(scheduled, self._last_end))
+        self._last_end = now
+
+
+def _is_new(request: Request) -> bool:
+    """Returns whether none of the request's prompt was read. A preempted request, or a session's next part, is not
+    new."""
+    return request.num_computed_tokens == 0 and request.num_output_tokens == 0 and not request.num_preemptions

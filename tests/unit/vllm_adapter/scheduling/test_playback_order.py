@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from omni_stage.vllm_adapter.scheduling.groups import Group, StepCost
-from omni_stage.vllm_adapter.scheduling.pace import PACE_KEY
+from omni_stage.vllm_adapter.scheduling.playback import PACE_KEY
+from omni_stage.vllm_adapter.scheduling.playback_order import Group, StepCost
 from omni_stage.vllm_adapter.scheduling.scheduler import OmniAsyncScheduler, OmniScheduler
 
 CPU_COST = (0.023, 0.0011)

@@ -1,4 +1,4 @@
-"""OmniNewRequestData: what the scheduler sends the worker about a new request, payload included.
+"""Payloads: the scheduler decodes what a new request carries, and sends it to the worker as OmniNewRequestData.
 
 vLLM 0.32 builds NewRequestData by name inside Scheduler.schedule (`v1/core/sched/scheduler.py`, "new_reqs_data"), so it
 cannot build a subclass instead. `upgrade` turns its NewRequestData into the subclass afterwards.
@@ -7,6 +7,7 @@ cannot build a subclass instead. `upgrade` turns its NewRequestData into the sub
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -14,9 +15,11 @@ from typing import Any
 from vllm.v1.core.sched.output import NewRequestData
 from vllm.v1.request import Request
 
-from omni_stage.errors import ConfigurationError, InvalidTensorError
+from omni_stage.errors import ConfigurationError, InvalidTensorError, OmniStageError
 from omni_stage.payloads import DEFAULT_LIMITS, OMNI_PAYLOAD_KEY, AdditionalInformationPayload, PayloadLimits
-from omni_stage.vllm_adapter.wiring.names import PAYLOAD_LIMITS
+from omni_stage.vllm_adapter.wiring.names import INVALID_PAYLOAD, PAYLOAD_LIMITS
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -87,3 +90,41 @@ def read_limits(additional_config: object) -> PayloadLimits:
     if not isinstance(values, dict):
         raise ConfigurationError(f"additional_config.{PAYLOAD_LIMITS} must be a mapping", field=PAYLOAD_LIMITS)
     return PayloadLimits.from_mapping(values)
+
+
+class Payloads:
+    """Reads the payloads of a step's new requests.
+
+    A request whose payload cannot be read stays in the step that scheduled it, and ends after that step. Taking it out
+    of the step would be wrong: by then vLLM has entered its KV blocks into the prefix cache and its images into the
+    encoder cache, and other requests would hit entries that were never computed.
+    """
+
+    def __init__(self, additional_config: object) -> None:
+        # The front end checked every value before it admitted the request: here a checksum is enough.
+        self._limits = read_limits(additional_config).already_checked()
+
+    def after_schedule(self, new_requests: list[NewRequestData]) -> dict[str, str]:
+        """Replace the data of requests with a payload by OmniNewRequestData.
+
+        Returns the stop reasons of the requests whose payload cannot be read, by id.
+        """
+        unreadable: dict[str, str] = {}
+        for index, data in enumerate(new_requests):
+            # Read the payload from the data, not in add_request: each part of a resumable request brings its own.
+            raw = find_raw_payload(data.sampling_params, data.pooling_params)
+            if raw is None:
+                continue
+            try:
+                new_requests[index] = OmniNewRequestData.upgrade(data, decode_payload(raw, self._limits))
+                continue
+            except OmniStageError as error:
+                logger.warning("request %s ends, its payload cannot be read: %s", data.req_id, error)
+                message = str(error)
+            except Exception:
+                # One request must not take the engine down, whatever is wrong with it.
+                logger.exception("request %s ends, reading its payload failed", data.req_id)
+                message = "internal error while reading the payload"
+            new_requests[index] = OmniNewRequestData.upgrade(data, payload_error=message)
+            unreadable[data.req_id] = f"{INVALID_PAYLOAD}: {message}"
+        return unreadable

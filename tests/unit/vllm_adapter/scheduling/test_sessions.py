@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni_stage.scheduling.session_queue import Place, SessionQueue, SessionRoom, Sessions
+from omni_stage.vllm_adapter.scheduling.sessions import QueueEntry, SessionQueue, SessionRoom, Sessions
 
 
 @dataclass
 class Stream:
     """A session that has entered the engine: it grows token by token, and frees no block before its end."""
 
-    place: Place
+    place: QueueEntry
     tokens: int
     longest: int
 
@@ -45,14 +45,14 @@ def test_every_session_can_always_grow_to_its_end(
     assert room.blocks is not None
     queue, inside, done, chance = SessionQueue(room), {}, 0, seed
     longest: dict[int, int] = {}
-    order: list[Place] = []
+    order: list[QueueEntry] = []
 
-    def enter(places: list[Place]) -> None:
+    def enter(places: list[QueueEntry]) -> None:
         for place in places:
             inside[id(place)] = Stream(place, 0, longest[id(place)])
             order.append(place)
 
-    came: list[Place] = []
+    came: list[QueueEntry] = []
     for tokens, priority in asked:
         place, entered = queue.join(tokens, priority)
         came.append(place)
@@ -88,7 +88,7 @@ def test_reach_instead_of_the_longest_sequence() -> None:
 
 def test_layers_that_differ_count_at_full_length() -> None:
     """Where layers need different numbers of blocks, a short session counts as one of full length, here 256 tokens."""
-    room = SessionRoom(8, 16, 32, at_least=256)
+    room = SessionRoom(8, 16, 32, minimum_tokens=256)
     assert [room.blocks_for(tokens) for tokens in (1, 256, 257, 10_000)] == [8, 8, 9, 16]
 
 

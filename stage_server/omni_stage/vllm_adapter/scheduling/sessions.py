@@ -36,7 +36,7 @@ class SessionRoom:
     """Blocks of the KV cache that sessions can fill; None without a KV cache."""
     block_tokens: int = 1
     """Tokens per block."""
-    at_least: int = 0
+    minimum_tokens: int = 0
     """Minimum number of tokens that are counted for a session, however short it is. Where layers need different numbers
     of blocks, vLLM reports only how many sequences of full length fit, so each session is counted at full length."""
 
@@ -44,11 +44,11 @@ class SessionRoom:
         """Returns how many blocks a session of `tokens` tokens needs; never more than there are."""
         if self.blocks is None:
             return 0
-        return min(self.blocks, -(-max(tokens, self.at_least) // self.block_tokens))
+        return min(self.blocks, -(-max(tokens, self.minimum_tokens) // self.block_tokens))
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class QueueEntry:
     """A session that has entered the engine or waits to enter."""
 
     priority: int
@@ -66,42 +66,42 @@ class SessionQueue:
     """Number of sessions that have entered and have not left yet."""
     held: int = 0
     """Blocks that these sessions hold."""
-    waiting: list[Place] = field(default_factory=list)
+    waiting: list[QueueEntry] = field(default_factory=list)
     """In the order in which they will enter."""
 
-    def join(self, tokens: int, priority: int = 0) -> tuple[Place, list[Place]]:
-        """Returns the place of a new session that can grow to `tokens` tokens, and the places that enter now."""
-        place = Place(priority, self.room.blocks_for(tokens))
-        # insort inserts after the places of equal priority, which arrived earlier.
-        bisect.insort(self.waiting, place, key=attrgetter("priority"))
-        return place, self._enter()
+    def join(self, tokens: int, priority: int = 0) -> tuple[QueueEntry, list[QueueEntry]]:
+        """Returns the entry of a new session that can grow to `tokens` tokens, and the entries that enter now."""
+        entry = QueueEntry(priority, self.room.blocks_for(tokens))
+        # insort inserts after the entries of equal priority, which arrived earlier.
+        bisect.insort(self.waiting, entry, key=attrgetter("priority"))
+        return entry, self._enter()
 
-    def leave(self, place: Place) -> list[Place]:
-        """Remove a session that has ended or that stopped waiting. Returns the places that enter now."""
-        if place.entered:
+    def leave(self, entry: QueueEntry) -> list[QueueEntry]:
+        """Remove a session that has ended or that stopped waiting. Returns the entries that enter now."""
+        if entry.entered:
             self.open -= 1
-            self.held -= place.blocks
+            self.held -= entry.blocks
         else:
-            self.waiting.remove(place)
+            self.waiting.remove(entry)
         return self._enter()
 
-    def _enter(self) -> list[Place]:
-        entered: list[Place] = []
+    def _enter(self) -> list[QueueEntry]:
+        entered: list[QueueEntry] = []
         while self.waiting and self._fits(self.waiting[0]):
-            place = self.waiting.pop(0)
-            place.entered = True
+            entry = self.waiting.pop(0)
+            entry.entered = True
             self.open += 1
-            self.held += place.blocks
-            entered.append(place)
+            self.held += entry.blocks
+            entered.append(entry)
         return entered
 
-    def _fits(self, place: Place) -> bool:
+    def _fits(self, entry: QueueEntry) -> bool:
         if not self.open:
             return True
-        share = YIELDING_SHARE if place.priority > 0 else 1.0
+        share = YIELDING_SHARE if entry.priority > 0 else 1.0
         if self.open >= int(self.room.sessions * share):
             return False
-        return self.room.blocks is None or self.held + place.blocks <= int(self.room.blocks * share)
+        return self.room.blocks is None or self.held + entry.blocks <= int(self.room.blocks * share)
 
 
 class Sessions:
@@ -109,22 +109,22 @@ class Sessions:
 
     def __init__(self, room: SessionRoom) -> None:
         self.queue = SessionQueue(room)
-        self._waiters: dict[Place, asyncio.Event] = {}
+        self._waiters: dict[QueueEntry, asyncio.Event] = {}
 
     @asynccontextmanager
     async def enter(self, tokens: int, priority: int = 0) -> AsyncGenerator[None, None]:
         """Wait until a session that can grow to `tokens` tokens fits, and reserve its KV cache while the context is
         open."""
-        place, entered = self.queue.join(tokens, priority)
-        turn = self._waiters[place] = asyncio.Event()
+        entry, entered = self.queue.join(tokens, priority)
+        turn = self._waiters[entry] = asyncio.Event()
         self._wake(entered)
         try:
             await turn.wait()
             yield
         finally:
-            del self._waiters[place]
-            self._wake(self.queue.leave(place))
+            del self._waiters[entry]
+            self._wake(self.queue.leave(entry))
 
-    def _wake(self, entered: list[Place]) -> None:
-        for place in entered:
-            self._waiters[place].set()
+    def _wake(self, entered: list[QueueEntry]) -> None:
+        for entry in entered:
+            self._waiters[entry].set()
