@@ -6,7 +6,7 @@ This is the one place that knows both names. An error's param is always a field 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,12 +18,6 @@ _NAME: Final = re.compile(
 _PART: Final = re.compile(r"messages\[(\d+)\]\.parts(?:\[(\d+)\])?")
 _WORD: Final = re.compile(r"[a-z_]*")
 _SAMPLING: Final = re.compile(r"sampling(?:\[\w*\])?\.?")
-_SAMPLED: Final = (
-    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-    *("max_tokens", "min_tokens", "ignore_eos", "stop_token_ids", "stop"),
-)
-_SAME: Final = ("seed", "priority", "cache_salt", "modalities")
-"""Fields of Start that have the client's names."""
 _OF_FUNCTIONS: Final = re.compile(r"((?:tools|tool_calls)\[\d+\])\.(name|arguments|parameters|description|strict)")
 
 
@@ -41,17 +35,17 @@ class ClientPaths:
     max_tokens: str = "max_completion_tokens"
     has_messages: bool = False
     """Whether the messages of Start are the client's."""
+    own: Collection[str] = ()
+    """The client's fields that Start, or its sampling parameters of the entry stage, have under the same name."""
 
     def translate(self, field: str) -> str | None:
         """Returns the client's path of a field of Start, or of the engine's request; None if the client has none."""
         name = field.removeprefix("start.")
         if name.startswith("sampling"):
-            return self._sampled(_SAMPLING.sub("", name, count=1))
-        if name in _SAMPLED:
-            return self._sampled(name)
+            return self._of_own(_SAMPLING.sub("", name, count=1))
+        if (own := self._of_own(name)) is not None:
+            return own
         head, _, rest = name.partition(".")
-        if head.partition("[")[0] in _SAME:
-            return name
         if head == "chat":
             return self._of_chat(rest)
         if head == "audio":
@@ -67,8 +61,8 @@ class ClientPaths:
         """Returns a text about the request with the client's names of the fields."""
         return _NAME.sub(lambda found: self.translate(found[0]) or found[0].removeprefix("start."), text)
 
-    def _sampled(self, name: str) -> str | None:
-        if name.partition("[")[0] not in _SAMPLED or not self.has_messages:
+    def _of_own(self, name: str) -> str | None:
+        if name.partition("[")[0] not in self.own:
             return None
         return self.max_tokens if name == "max_tokens" else name
 
@@ -102,7 +96,7 @@ class ClientPaths:
         return known + name[len(kind) :].removeprefix(".texts")
 
 
-SPEECH: Final = ClientPaths(prompt="input", voice="voice")
+SPEECH: Final = ClientPaths(prompt="input", voice="voice", own=("seed",))
 """Of a speech request: its messages in Start are the gateway's own."""
 NO_PATHS: Final = ClientPaths(prompt="model", voice="model")
 """Of a request that the gateway makes by itself to describe a model."""

@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from omni_gateway.context import Call, Gateway, call_of, gateway_of
 from omni_gateway.errors import UnsupportedError
-from omni_gateway.openai.chat_unsupported import Unread, Without
+from omni_gateway.openai.body import Unread, Without
 from omni_gateway.openai.json_body import Hold, join_keys, parse_json
 from omni_gateway.settings import UnsupportedFields
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
-from typing import Final
+from typing import Final, cast
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
@@ -19,6 +19,7 @@ from omni_gateway.entries.pipelines import ServedPipeline, find_pipeline, pick_v
 from omni_gateway.errors import GatewayError, InternalError, InvalidRequestError
 from omni_gateway.media.encode import SILENT_RATE_HZ, AudioWriter, Base64Pieces, encode_whole
 from omni_gateway.media.read import read_media
+from omni_gateway.openai.body import Goes, read_fields
 from omni_gateway.openai.chat_events import NOTES_HEADER, ChatAnswer, read_usage
 from omni_gateway.openai.chat_prompt import (
     add_form,
@@ -30,8 +31,7 @@ from omni_gateway.openai.chat_prompt import (
     fold_seed,
     list_media,
 )
-from omni_gateway.openai.chat_request import AudioOutput, ChatRequest, NamedTool, VoiceId
-from omni_gateway.openai.chat_unsupported import find_unread
+from omni_gateway.openai.chat_request import AudioOutput, ChatRequest, NamedTool, VoiceId, find_unread_chat
 from omni_proto.client import (
     Accepted,
     AudioChunk,
@@ -53,7 +53,7 @@ ROUTE: Final = "/v1/chat/completions"
 async def create_chat_completion(request: Request, body: ChatRequest) -> Response:
     """Answers a conversation with text, and with speech if the request asks for it."""
     gateway, call = gateway_of(request), call_of(request)
-    check_unread(gateway, call, find_unread(body))
+    check_unread(gateway, call, find_unread_chat(body))
     call.rights.check(body)
     key, pipeline = find_pipeline(pipelines_of(request), body.model)
     call.model = key
@@ -92,9 +92,10 @@ async def read_arguments(
         )
     modalities = check_modalities(body, facts)
     media = await read_media(list_media(body.messages), gateway.settings.media, call.media_share.add)
-    arguments = GenerateArguments(
-        chat=build_chat(body.messages, media), modalities=modalities, sampling={facts.stage: entry_sampling(body)}
-    )
+    arguments = cast(GenerateArguments, read_fields(body, Goes.ARGUMENTS))
+    arguments["chat"] = build_chat(body.messages, media)
+    arguments["modalities"] = modalities
+    arguments["sampling"] = {facts.stage: entry_sampling(body)}
     if body.mm_processor_kwargs is not None and body.mm_processor_kwargs.use_audio_in_video:
         arguments["use_audio_in_video"] = True
     add_tools(arguments, body, facts)
@@ -103,12 +104,8 @@ async def read_arguments(
         arguments["seed"] = seed
     if body.audio is not None and "audio" in modalities:
         arguments["voice"] = read_voice(gateway, pipeline, facts, body.audio)
-    if body.priority is not None:
-        arguments["priority"] = body.priority
     if body.chat_template_kwargs:
         arguments["template_arguments"] = body.chat_template_kwargs
-    if body.cache_salt is not None:
-        arguments["cache_salt"] = body.cache_salt
     return arguments
 
 

@@ -18,10 +18,11 @@ from omni_gateway.context import Call, Gateway, call_of, gateway_of, pipelines_o
 from omni_gateway.entries.pipelines import find_pipeline, pick_voice
 from omni_gateway.errors import GatewayError, InvalidRequestError, SpeechCutError, UnsupportedError
 from omni_gateway.media.encode import MEDIA_TYPES, AudioWriter, Base64Pieces
+from omni_gateway.openai.body import find_unread
 from omni_gateway.openai.chat_events import finish_reason, read_usage
 from omni_gateway.openai.chat_prompt import fold_seed
 from omni_gateway.openai.chat_request import VoiceId
-from omni_gateway.openai.speech_request import SpeechRequest, find_unread
+from omni_gateway.openai.speech_request import SpeechRequest
 from omni_proto.client import Event, GenerateArguments
 
 router = APIRouter(tags=["speech"], route_class=BodyRoute)

@@ -1,7 +1,19 @@
-"""The base of all request models, and unions that report the error of the right branch."""
+"""What all request models share: their base, unions that report the error of the right branch, and marks of fields.
+
+A field is declared once, with its name, its type, and a mark that says where its value goes or why it is not honoured:
+
+    min_p: Annotated[float | None, Field(ge=0, le=1), Goes.SAMPLING] = None
+    store: Annotated[bool | None, Only(Without.MEANING, False)] = None
+
+A field without a mark is read by name, or has no effect, as its docstring says.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Tag, model_validator
@@ -61,3 +73,71 @@ OBJECT: Final = Tag(_KINDS[dict])
 
 Text = Annotated[str, TEXT]
 """The branch of a union for a text."""
+
+
+class Goes(Enum):
+    """Where the value of a field goes under the field's name, unless it is null."""
+
+    SAMPLING = "sampling parameters of the entry stage"
+    ARGUMENTS = "arguments of the call of the entry stage"
+
+
+class Without(Enum):
+    """What happens to a value that is not honoured."""
+
+    HINT = "always ignored: it says how to answer, not what"
+    MEANING = "refused, or ignored if the setting unsupportedFields is Ignore: the answer is another one without it"
+    NEED = "always refused: without it the conversation is another one, or the client relies on it for safety"
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A value that is not honoured."""
+
+    path: str
+    why: str
+    """The reason and the remedy, for people."""
+    without: Without
+
+
+class Only:
+    """Marks a field of which only the neutral values are honoured: those that have no effect anyway."""
+
+    def __init__(self, without: Without, *neutral: object, why: str = "") -> None:
+        """why: the reason and the remedy for other values; empty: those of not_supported."""
+        self.without = without
+        self.neutral = neutral
+        self.why = why
+
+
+@cache
+def fields_that_go(model: type[Body]) -> dict[str, Goes]:
+    """Returns the fields of a model that are marked with Goes, in their order."""
+    fields = model.model_fields.items()
+    return {name: mark for name, field in fields for mark in field.metadata if isinstance(mark, Goes)}
+
+
+@cache
+def _fields_with_only(model: type[Body]) -> dict[str, Only]:
+    fields = model.model_fields.items()
+    return {name: mark for name, field in fields for mark in field.metadata if isinstance(mark, Only)}
+
+
+def read_fields(body: Body, goes: Goes) -> dict[str, Any]:
+    """Returns the values that go there, by name, without nulls."""
+    values = {name: getattr(body, name) for name, mark in fields_that_go(type(body)).items() if mark is goes}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def find_unread(body: Body) -> Iterator[Unread]:
+    """Yields the values of fields that are marked with Only and are not neutral."""
+    for name, only in _fields_with_only(type(body)).items():
+        value = getattr(body, name)
+        if value is not None and value not in only.neutral:
+            yield Unread(name, only.why or not_supported(name, *only.neutral), only.without)
+
+
+def not_supported(name: str, *neutral: object) -> str:
+    """Returns the reason and the remedy for a field of which only the neutral values are allowed."""
+    taken = " or ".join(repr(one) for one in neutral)
+    return f"{name} is not supported here; leave it out" + (f" or send {taken}" if taken else "")

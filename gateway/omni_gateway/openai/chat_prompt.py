@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from omni_gateway.client_paths import ClientPaths
 from omni_gateway.entries.connections import EntryFacts
 from omni_gateway.errors import InvalidRequestError, UnsupportedError
+from omni_gateway.openai.body import Goes, fields_that_go, read_fields
 from omni_gateway.openai.chat_messages import (
     AssistantMessage,
     AudioPart,
@@ -32,12 +33,9 @@ from omni_proto.client import (
     ToolCall,
 )
 
-_ENTRY_SAMPLING: Final = (
-    *("temperature", "top_k", "min_p", "ignore_eos"),
-    *("repetition_penalty", "frequency_penalty", "presence_penalty", "min_tokens"),
-)
 _LEAST_TOP_P: Final = 1e-6
 """OpenAI's API allows a top_p of 0, and vLLM does not. This one, too, leaves only the most likely token."""
+_OWN: Final = frozenset((*fields_that_go(ChatRequest), "seed", "modalities"))
 _SEED_BITS: Final = (1 << 63) - 1
 
 
@@ -65,6 +63,7 @@ def chat_paths(body: ChatRequest) -> ClientPaths:
         form=form,
         max_tokens="max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",
         has_messages=True,
+        own=_OWN,
     )
 
 
@@ -111,14 +110,12 @@ def entry_sampling(request: ChatRequest) -> dict[str, Any]:
     limit, older = request.max_completion_tokens, request.max_tokens
     if limit is not None and older is not None and limit != older:
         raise InvalidRequestError("max_tokens is the older name of max_completion_tokens; send one", param="max_tokens")
-    values: Mapping[str, Any] = {
-        **{name: getattr(request, name) for name in _ENTRY_SAMPLING},
-        "top_p": None if request.top_p is None else max(request.top_p, _LEAST_TOP_P),
-        "max_tokens": older if limit is None else limit,
-        "stop": request.stop or None,
-        "stop_token_ids": request.stop_token_ids or None,
-    }
-    return {name: value for name, value in values.items() if value is not None}
+    values = read_fields(request, Goes.SAMPLING)
+    if limit is not None:
+        values["max_tokens"] = limit
+    if request.top_p is not None:
+        values["top_p"] = max(request.top_p, _LEAST_TOP_P)
+    return {name: value for name, value in values.items() if value not in ("", [])}
 
 
 def fold_seed(seed: int | None) -> int | None:

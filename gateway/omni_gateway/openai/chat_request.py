@@ -1,17 +1,31 @@
 """The body of POST /v1/chat/completions, with OpenAI's field names.
 
 Unknown fields are refused, and the error names them. OpenAI's fields that this gateway does not honour are declared as
-well: chat_unsupported.py says what becomes of them (ADR 0036).
+well, with what becomes of their values (ADR 0036).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from omni_gateway.openai.body import LIST, OBJECT, TEXT, Body, CacheHints, Text, by_kind
-from omni_gateway.openai.chat_messages import Message
+from omni_gateway.openai.body import (
+    LIST,
+    OBJECT,
+    TEXT,
+    Body,
+    CacheHints,
+    Goes,
+    Only,
+    Text,
+    Unread,
+    Without,
+    by_kind,
+    find_unread,
+)
+from omni_gateway.openai.chat_messages import AssistantMessage, ImagePart, Message, said_by
 
 
 class FunctionTool(CacheHints):
@@ -148,21 +162,22 @@ class ChatRequest(CacheHints):
     stream_options: StreamOptions | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     """Maximum number of text tokens. The length of the speech follows from the text."""
-    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    max_tokens: Annotated[int | None, Field(ge=1, le=2**31 - 1), Goes.SAMPLING] = None
     """Older name of max_completion_tokens."""
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    temperature: Annotated[float | None, Field(ge=0, le=2), Goes.SAMPLING] = None
+    top_p: Annotated[float | None, Field(ge=0, le=1), Goes.SAMPLING] = None
+    frequency_penalty: Annotated[float | None, Field(ge=-2, le=2), Goes.SAMPLING] = None
+    presence_penalty: Annotated[float | None, Field(ge=-2, le=2), Goes.SAMPLING] = None
     seed: Seed | None = None
     """-1, like null, lets each stage choose."""
-    stop: (
+    stop: Annotated[
         Annotated[
             Text | Annotated[list[str], Field(fail_fast=True, max_length=16), LIST],
             by_kind("a text or a list of texts"),
         ]
-        | None
-    ) = None
+        | None,
+        Goes.SAMPLING,
+    ] = None
 
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = None
     """Functions that the model may call. Only for models whose entry stage sets engineArgs.toolCallParser."""
@@ -178,23 +193,24 @@ class ChatRequest(CacheHints):
     response_format: ResponseFormat | None = None
     """Form of the text. Only for requests without the modality audio, and only for models that support it."""
 
-    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    top_k: Annotated[int | None, Field(ge=-1, le=2**31 - 1), Goes.SAMPLING] = None
     """vLLM extension: sample only from this number of most likely tokens."""
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    min_p: Annotated[float | None, Field(ge=0, le=1), Goes.SAMPLING] = None
     """vLLM extension: minimum probability of a token, relative to the most likely token."""
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float | None, Field(gt=0, le=10), Goes.SAMPLING] = None
     """vLLM extension: values above 1 discourage tokens of the prompt and the output."""
-    min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    min_tokens: Annotated[int | None, Field(ge=0, le=2**31 - 1), Goes.SAMPLING] = None
     """vLLM extension: minimum number of text tokens before the text may end."""
-    stop_token_ids: (
-        Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(fail_fast=True, max_length=128)] | None
-    ) = None
+    stop_token_ids: Annotated[
+        Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(fail_fast=True, max_length=128)] | None,
+        Goes.SAMPLING,
+    ] = None
     """vLLM extension: further token ids that end the text."""
-    ignore_eos: bool | None = None
+    ignore_eos: Annotated[bool | None, Goes.SAMPLING] = None
     """vLLM extension: continue after the end-of-sequence token."""
-    priority: Annotated[int, Field(ge=-1000, le=1000)] | None = None
+    priority: Annotated[int | None, Field(ge=-1000, le=1000), Goes.ARGUMENTS] = None
     """vLLM extension: requests with lower numbers are served earlier."""
-    cache_salt: Annotated[str, Field(max_length=128)] | None = None
+    cache_salt: Annotated[str | None, Field(max_length=128), Goes.ARGUMENTS] = None
     """vLLM extension: share cached prefixes only with requests that have the same salt."""
 
     structured_outputs: StructuredOutputs | None = None
@@ -216,31 +232,62 @@ class ChatRequest(CacheHints):
     """A hint; without effect."""
     prompt_cache_retention: Any = None
     """A hint; without effect."""
-    service_tier: str | None = None
+    service_tier: Annotated[str | None, Only(Without.HINT, "auto", "default")] = None
     """A hint; without effect, because there is one tier. `priority` sets the order of service."""
-    prediction: Any = None
-    """A hint; without effect, because it makes an answer only faster."""
-    reasoning_effort: str | None = None
+    reasoning_effort: Annotated[str | None, Only(Without.HINT)] = None
     """A hint; without effect. Some models read chat_template_kwargs instead, e.g. {"enable_thinking": false}."""
-    verbosity: str | None = None
+    verbosity: Annotated[str | None, Only(Without.HINT, "medium")] = None
     """A hint; without effect."""
-    include_reasoning: bool | None = None
-    """vLLM extension; only true: the answer contains the reasoning, if the model's is recognized."""
-    store: bool | None = None
+    prediction: Annotated[Any, Only(Without.HINT)] = None
+    """A hint; without effect, because it makes an answer only faster."""
+    store: Annotated[bool | None, Only(Without.MEANING, False)] = None
     """Only false."""
-    n: int | None = None
+    n: Annotated[int | None, Only(Without.MEANING, 1)] = None
     """Only 1."""
-    logprobs: bool | None = None
+    logprobs: Annotated[bool | None, Only(Without.MEANING, False)] = None
     """Only false."""
-    top_logprobs: int | None = None
+    top_logprobs: Annotated[int | None, Only(Without.MEANING, 0)] = None
     """Only 0."""
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float] | None, Only(Without.MEANING, {})] = None
     """Only empty."""
-    functions: Annotated[list[Any], Field(fail_fast=True)] | None = None
+    functions: Annotated[Annotated[list[Any], Field(fail_fast=True)] | None, Only(Without.MEANING, [])] = None
     """Not supported: the older form of tools."""
-    function_call: Any = None
+    function_call: Annotated[Any, Only(Without.MEANING, "none", "auto")] = None
     """Not supported: the older form of tool_choice."""
-    web_search_options: Any = None
+    web_search_options: Annotated[Any, Only(Without.MEANING)] = None
     """Not supported."""
-    moderation: Any = None
+    include_reasoning: Annotated[bool | None, Only(Without.MEANING, True)] = None
+    """vLLM extension; only true: the answer contains the reasoning, if the model's is recognized."""
+    moderation: Annotated[Any, Only(Without.NEED)] = None
     """Not supported."""
+
+
+def find_unread_chat(request: ChatRequest) -> Iterator[Unread]:
+    """Yields the values that are not honoured."""
+    yield from find_unread(request)
+    for index, message in enumerate(request.messages):
+        path = f"messages[{index}]"
+        if isinstance(message, AssistantMessage):
+            yield from _read_answer(path, message)
+        for place, part in enumerate(message.content if isinstance(message.content, list) else ()):
+            image = part.image_url if isinstance(part, ImagePart) else ""
+            if not isinstance(image, str) and image.detail not in (None, "auto"):
+                where = f"{path}.content[{place}].image_url.detail"
+                yield Unread(where, "the model decides by the image's size", Without.HINT)
+    if request.stream_options is not None:
+        if not request.stream:
+            yield Unread("stream_options", "stream_options needs stream: true", Without.HINT)
+        if request.stream_options.continuous_usage_stats:
+            path = "stream_options.continuous_usage_stats"
+            yield Unread(path, f"{path} is not supported; the usage comes at the end", Without.MEANING)
+
+
+def _read_answer(path: str, message: AssistantMessage) -> Iterator[Unread]:
+    if message.function_call is not None:
+        why = "function_call is not supported here; send tool_calls"
+        yield Unread(f"{path}.function_call", why, Without.NEED)
+    elif not said_by(message) and message.audio is not None:
+        why = "audio.id is not kept here; send the transcript as content"
+        yield Unread(f"{path}.audio", why, Without.NEED)
+    elif not said_by(message) and not message.tool_calls:
+        yield Unread(f"{path}.content", "an assistant message needs content", Without.NEED)

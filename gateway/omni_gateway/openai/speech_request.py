@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from omni_gateway.openai.body import Body
+from omni_gateway.openai.body import Body, Only, Without
 from omni_gateway.openai.chat_request import Seed, Voice
-from omni_gateway.openai.chat_unsupported import Unread, Without, not_supported
+
+_SPEED: Final = "speed must be 1.0: the models speak at one speed; change it when you play the audio"
+_INSTRUCTIONS: Final = "instructions are not supported: the model speaks input word for word; leave them out"
+_LANGUAGE: Final = "the model recognizes the language of the text"
 
 
 class SpeechRequest(Body):
@@ -25,32 +27,17 @@ class SpeechRequest(Body):
     """Default: audio."""
     stream: bool | None = None
     """Field of Kokoro-FastAPI and vLLM-Omni; without effect, because the audio is always sent while it is made."""
-    speed: Annotated[float, Field(ge=0.25, le=4.0)] | None = None
+    speed: Annotated[float | None, Field(ge=0.25, le=4.0), Only(Without.MEANING, 1.0, why=_SPEED)] = None
     """Only 1.0."""
-    instructions: str | None = None
+    instructions: Annotated[str | None, Only(Without.MEANING, "", why=_INSTRUCTIONS)] = None
     """Only empty: the model speaks the given text, and no stage reads instructions."""
-    language: str | None = None
-    """Field of vLLM-Omni, a hint; without effect, because the model recognizes the language of the text."""
-    lang_code: str | None = None
-    """Field of Kokoro-FastAPI, a hint; without effect, like `language`."""
-    volume_multiplier: float | None = None
+    volume_multiplier: Annotated[float | None, Only(Without.MEANING, 1.0)] = None
     """Field of Kokoro-FastAPI; only 1.0."""
+    language: Annotated[str | None, Only(Without.HINT, why=_LANGUAGE)] = None
+    """Field of vLLM-Omni, a hint; without effect, because the model recognizes the language of the text."""
+    lang_code: Annotated[str | None, Only(Without.HINT, why=_LANGUAGE)] = None
+    """Field of Kokoro-FastAPI, a hint; without effect, like `language`."""
     user: Any = None
     """A label; without effect."""
     seed: Seed | None = None
     """vLLM extension: seed of every stage. -1, like null, lets each stage choose."""
-
-
-def find_unread(request: SpeechRequest) -> Iterator[Unread]:
-    """Yields the values that are not honoured."""
-    if request.speed is not None and request.speed != 1.0:
-        why = "speed must be 1.0: the models speak at one speed; change it when you play the audio"
-        yield Unread("speed", why, Without.MEANING)
-    if request.instructions:
-        why = "instructions are not supported: the model speaks input word for word; leave them out"
-        yield Unread("instructions", why, Without.MEANING)
-    if request.volume_multiplier not in (None, 1.0):
-        yield Unread("volume_multiplier", not_supported("volume_multiplier", 1.0), Without.MEANING)
-    for name in ("language", "lang_code"):
-        if getattr(request, name) is not None:
-            yield Unread(name, "the model recognizes the language of the text", Without.HINT)
