@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
-from enum import StrEnum
 from typing import Final
 
 from omni_proto.errors import OmniProtoError
 from omni_proto.rpc.rich_status import read_status
 from omni_proto.stage.v1 import events_pb2
-from omni_proto.stage_config import Modality
-from omni_stage.engine.protocol import StageEngine
-from omni_stage.errors import EngineDeadStageError, ModelExecutionError
-from omni_stage.models.component import FinishReason, ServedComponent, StageRequest, StageStep
-from omni_stage.service.edges.downstream_call import EdgeCall
+from omni_stage.errors import ConfigurationError, EngineDeadStageError, ModelExecutionError
+from omni_stage.models.component import FinishReason, KnowsFirstAudio, ServedComponent, StageRequest, StageStep
+from omni_stage.process.stage_log import request_id_var
+from omni_stage.service.edges.channels import Deadline
+from omni_stage.service.edges.downstream_call import EdgeCall, EdgeContext
+from omni_stage.service.edges.outbox import EARLY_STEPS
 from omni_stage.service.errors import first_error, to_status
-from omni_stage.service.metering import StageMetrics
-from omni_stage.service.request.audio import AudioEncoder
-from omni_stage.service.request.planning.plan import RequestPlan, bound_rows
+from omni_stage.service.request.input import InputOrder, RequestInput
+from omni_stage.service.request.outputs import open_writers
+from omni_stage.service.request.planning.plan import RequestPlan, bound_rows, downstream_start, max_new_tokens
 from omni_stage.service.request.responses import ResponseWriter
-from omni_stage.service.request.tracing import Timeline
+from omni_stage.service.request.runtime import StageRuntime
+from omni_stage.service.request.tracing import Timeline, forwarded_metadata
 
 _log = logging.getLogger(__name__)
 ACCEPT_WRITE_S: Final = 0.5
@@ -35,47 +36,30 @@ _FINISH_REASONS = {
 }
 
 
-class Reads(StrEnum):
-    """When the input is read."""
-
-    BEFORE = "before"
-    """The input is read to its end before the engine starts."""
-    BESIDE = "beside"
-    """The input is read to its end while the engine runs: Start had all that the engine needs, and only End follows."""
-    WHILE_NEEDED = "while_needed"
-    """The input is read while the engine runs. The engine may end before the input does."""
-
-
 class RequestRun:
     """The work of one request in one stage, from its admission to StageFinished."""
 
     def __init__(
         self,
-        *,
-        stage: str,
-        request_id: str,
+        runtime: StageRuntime,
         plan: RequestPlan,
-        engine: StageEngine,
         calls: Sequence[EdgeCall],
-        writer: ResponseWriter,
+        responses: ResponseWriter,
         timeline: Timeline,
-        metrics: StageMetrics,
     ) -> None:
-        self._stage = stage
-        self._request_id = request_id
+        self._stage = runtime.config.stage
+        self._request_id = request_id_var.get()
         self._plan = plan
-        self._engine = engine
-        self._component = engine.component
+        self._allow_partial = plan.start.allow_partial
+        self._engine = runtime.engine
+        self._metrics = runtime.metrics
         self._calls = list(calls)
-        self._writer = writer
+        self._want_tensors = bool(calls)
+        self._responses = responses
         self._timeline = timeline
-        self._metrics = metrics
-        self._audio = AudioEncoder(plan.encoding, self._component.facts.sample_rate_hz)
+        self._writers = open_writers(plan, runtime.engine.component.facts, responses, timeline)
         self._prompt_tokens = 0
         self._completion_tokens = 0
-        self._sends_text = Modality.TEXT in plan.own
-        self._sends_audio = Modality.AUDIO in plan.own
-        self._sends_tokens = _wants_tokens(plan, self._component)
         self._rows_bound = plan.output_rows
         self._accepted = asyncio.Event()
         self._all_open = asyncio.Event()
@@ -84,11 +68,19 @@ class RequestRun:
         if not self._opening:
             self._all_open.set()
 
-    async def _accept(self, accept: Callable[[], Awaitable[None]]) -> None:
-        """Send Accepted once the stage of each Stream edge has accepted, or has failed under allow_partial."""
+    async def _accept(self) -> None:
+        """Send Accepted once the stage of each Stream edge has accepted, or has failed under allow_partial.
+
+        The caller must not retry after that.
+        """
         await self._all_open.wait()
+        accepted = events_pb2.Accepted(
+            request_id=self._request_id,
+            accepted_unix_ns=self._timeline.accepted_unix_ns,
+            max_tokens=max_new_tokens(self._plan, self._engine.component.facts, self._engine.max_model_len),
+        )
         # gRPC cannot end a call while a write is in progress, so a failure waits until this write is done.
-        writing = asyncio.ensure_future(accept())
+        writing = asyncio.ensure_future(self._responses.accept(accepted))
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
@@ -106,7 +98,7 @@ class RequestRun:
         try:
             await call.open(self._rows_bound)
         except OmniProtoError as error:
-            if not self._plan.allow_partial:
+            if not self._allow_partial:
                 raise
             self._calls.remove(call)
             await self._report(error, call.edge.stage)
@@ -120,37 +112,30 @@ class RequestRun:
         for call in self._calls:
             call.close()
 
-    async def execute(
-        self,
-        build: Callable[[], Awaitable[StageRequest]],
-        accept: Callable[[], Awaitable[None]],
-        read: Callable[[], Awaitable[None]],
-        reads: Reads,
-    ) -> None:
-        """Run the engine on the request that `build` returns, and the downstream calls, until all have ended.
+    async def execute(self, source: RequestInput) -> None:
+        """Run the engine on the request that `source` builds, and the downstream calls, until all have ended.
 
-        `accept` sends Accepted to the caller, after the stages of Stream edges have accepted the request. The engine
-        starts earlier, with two exceptions: it waits for Accepted if it needs the complete input first (Reads.BEFORE),
-        and if a stage of a Stream edge refused a request recently, so that the engine does no useless work. The
-        engine's rows are sent to the stage of a Stream edge as soon as that stage accepts. All other output is sent
-        after Accepted. `read` reads the input up to its end.
+        Accepted is sent after the stages of Stream edges have accepted the request. The engine starts earlier, with two
+        exceptions: it waits for Accepted if it needs the complete input first (InputOrder.BEFORE_ENGINE), and if a
+        stage of a Stream edge refused a request recently, so that the engine does no useless work. The engine's rows
+        are sent to the stage of a Stream edge as soon as that stage accepts. All other output is sent after Accepted.
 
         Ends everything at the first failure, and raises it. With allow_partial, a failure becomes a StageFailed event
         instead, and the other stages continue if they can.
         """
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._accept(accept))
+                group.create_task(self._accept())
                 tasks = {group.create_task(self._run_call(call)): call for call in self._calls}
-                reading = group.create_task(self._read(read))
+                reading = group.create_task(self._read(source))
                 try:
-                    if reads is Reads.BEFORE:
+                    if source.order is InputOrder.BEFORE_ENGINE:
                         await reading
                     if not all(call.is_trusted for call in self._calls if call.opens_early):
                         await self._accepted.wait()
-                    request = await build()
+                    request = await source.build(want_tensors=self._want_tensors)
                     last = await self._run_engine(request)
-                    if reads is Reads.WHILE_NEEDED:
+                    if source.order is InputOrder.UNTIL_ENGINE_ENDS:
                         reading.cancel()
                     else:
                         await reading
@@ -158,22 +143,22 @@ class RequestRun:
                     await self._finish(last, request.notes)
                 except OmniProtoError as error:
                     # A dead engine ends all calls of the stage, whether the watchdog or this request notices it first.
-                    if not self._plan.allow_partial or isinstance(error, EngineDeadStageError):
+                    if not self._allow_partial or isinstance(error, EngineDeadStageError):
                         raise
                     reading.cancel()
                     await self._accepted.wait()
-                    async with self._writer.quiet:
+                    async with self._responses.quiet:
                         for task, call in tasks.items():
                             task.cancel()
                             if call.opened and call in self._calls:
-                                self._writer.note_cancelled(call.edge.stage)
+                                self._responses.note_cancelled(call.edge.stage)
                     await self._report(error, self._stage)
         except BaseExceptionGroup as group_error:
             raise first_error(group_error) from None
 
-    async def _read(self, read: Callable[[], Awaitable[None]]) -> None:
+    async def _read(self, source: RequestInput) -> None:
         await self._accepted.wait()
-        await read()
+        await source.receive()
 
     async def _run_call(self, call: EdgeCall) -> None:
         if call.opens_early and not await self._open(call):
@@ -181,7 +166,7 @@ class RequestRun:
         try:
             await call.run(self._accepted)
         except OmniProtoError as error:
-            if not self._plan.allow_partial:
+            if not self._allow_partial:
                 raise
             await self._report(error, call.edge.stage)
 
@@ -189,7 +174,7 @@ class RequestRun:
         status = to_status(error, stage=stage, request_id=self._request_id)
         reason = read_status(status).reason
         _log.warning("a stage failed; the request continues without it", extra={"reason": reason})
-        await self._writer.send_failed(status, stage)
+        await self._responses.send_failed(status, stage)
 
     async def _run_engine(self, request: StageRequest) -> StageStep:
         """Process the engine's steps. Returns the last step."""
@@ -205,17 +190,8 @@ class RequestRun:
         return last
 
     async def _on_step(self, step: StageStep) -> None:
-        timeline = self._timeline
-        now = timeline.now()
-        timeline.first_output = timeline.first_output or now
-        timeline.last_output = now
-        if step.scheduled_ns is not None and not timeline.engine_scheduled:
-            timeline.engine_scheduled = timeline.since(step.scheduled_ns)
-            if step.submitted_ns is not None:
-                # The engine was called before its input arrived. That wait does not count as time in its queue.
-                timeline.engine_submitted = timeline.since(step.submitted_ns)
-        if self._plan.include.timings:
-            timeline.steps.append(now)
+        """Record the step, queue its rows for the downstream stages, and write its output to the caller."""
+        self._timeline.note_step(step.submitted_ns, step.scheduled_ns, keep_time=self._plan.start.include.timings)
         if step.prompt_token_ids is not None:
             self._on_prompt(len(step.prompt_token_ids))
         self._completion_tokens += len(step.token_ids)
@@ -224,19 +200,8 @@ class RequestRun:
                 call.feed(step.tensors, self._rows_bound, step.complete_tensors)
         if not self._accepted.is_set():
             await self._accepted.wait()
-        # Send in the order in which a model writes: a step of several tokens may hold reasoning, text and tool calls.
-        if step.reasoning and self._sends_text:
-            await self._writer.send(reasoning=events_pb2.ReasoningDelta(text=step.reasoning))
-        if step.text and self._sends_text:
-            await self._writer.send_text(step.text)
-        if step.tool_calls and self._sends_text:
-            await self._send_calls(step)
-        if self._sends_tokens and (step.token_ids or step.prompt_token_ids):
-            await self._send_tokens(step)
-        if self._sends_audio:
-            for chunk in self._audio.encode(step.audio, last=step.finish_reason is not None):
-                timeline.first_audio = timeline.first_audio or timeline.now()
-                await self._writer.send(audio=chunk)
+        for writer in self._writers:
+            await writer.write(step)
 
     def _on_prompt(self, tokens: int) -> None:
         self._prompt_tokens = tokens
@@ -244,17 +209,6 @@ class RequestRun:
         # reserve bytes for all announced rows.
         exact = bound_rows(tokens, self._plan.sampling.max_tokens, self._engine.max_model_len)
         self._rows_bound = min(self._rows_bound, exact)
-
-    async def _send_tokens(self, step: StageStep) -> None:
-        # For embeddings the engine reports zeros instead of token ids.
-        has_ids = self._component.facts.writes_text and not (self._plan.prompt and self._plan.prompt.embeds)
-        prompt = step.prompt_token_ids if has_ids else None
-        await self._writer.send(tokens=events_pb2.TokenDelta(ids=step.token_ids, prompt_ids=prompt or ()))
-
-    async def _send_calls(self, step: StageStep) -> None:
-        for piece in step.tool_calls:
-            delta = events_pb2.ToolCallDelta(index=piece.index, id=piece.id, name=piece.name, arguments=piece.arguments)
-            await self._writer.send(tool_call=delta)
 
     async def _finish(self, last: StageStep, notes: Sequence[str]) -> None:
         """Wait until the rows are sent, then report the end of this stage's own work."""
@@ -274,23 +228,49 @@ class RequestRun:
         usage = events_pb2.Usage(
             prompt_tokens=self._prompt_tokens,
             completion_tokens=self._completion_tokens,
-            audio_samples=self._audio.samples,
             tensor_bytes_sent=sum(call.bytes_sent for call in self._calls),
         )
+        for writer in self._writers:
+            writer.add_usage(usage)
         queued = timeline.engine_scheduled - timeline.engine_submitted if timeline.engine_scheduled else None
         self._metrics.stage_finished(
             timeline.finished / 1e9, None if queued is None else queued / 1e9, timeline.first_output / 1e9
         )
-        await self._writer.send(
+        await self._responses.send(
             finished=events_pb2.StageFinished(
                 finish_reason=reason,
                 stop_reason=last.stop_reason,
                 usage=usage,
-                timings=timeline.to_proto(with_steps=self._plan.include.timings),
+                timings=timeline.to_proto(with_steps=self._plan.start.include.timings),
                 notes=notes,
             )
         )
 
 
-def _wants_tokens(plan: RequestPlan, component: ServedComponent) -> bool:
-    return plan.include.token_ids if component.facts.writes_text else plan.include.codec_tokens
+def build_calls(
+    runtime: StageRuntime, plan: RequestPlan, responses: ResponseWriter, deadline: Deadline, traceparent: str
+) -> list[EdgeCall]:
+    """Returns the calls to the request's downstream stages, not opened."""
+    component, config = runtime.engine.component, runtime.config
+    if not plan.calls:
+        return []
+    if component.output_schema is None:
+        raise ConfigurationError(f"component {config.component} publishes no tensors", field="downstream")
+    common = EdgeContext(
+        pipeline=config.pipeline,
+        source_stage=config.stage,
+        schema=component.output_schema,
+        early_steps=_count_early_steps(component),
+        request_id=request_id_var.get(),
+        metadata=forwarded_metadata(request_id_var.get(), traceparent),
+        deadline=deadline,
+        channels=runtime.channels,
+        metrics=runtime.metrics,
+        relay=responses.relay,
+    )
+    return [EdgeCall(edge, downstream_start(plan.start, edge), common) for edge in plan.calls]
+
+
+def _count_early_steps(component: ServedComponent) -> int:
+    """Returns how many of a request's first steps send their rows immediately."""
+    return max(EARLY_STEPS, component.first_audio_steps) if isinstance(component, KnowsFirstAudio) else EARLY_STEPS

@@ -17,7 +17,8 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -96,6 +97,22 @@ class Timeline:
         """Returns the ns since Accepted; at least 1, because 0 means that an event did not happen."""
         return self.since(time.monotonic_ns())
 
+    def note_step(self, submitted_ns: int | None, scheduled_ns: int | None, *, keep_time: bool) -> None:
+        """Record an output of the engine. Its other arguments are times of the monotonic clock, in ns, if known.
+
+        keep_time: whether to keep the time of every step.
+        """
+        now = self.now()
+        self.first_output = self.first_output or now
+        self.last_output = now
+        if scheduled_ns is not None and not self.engine_scheduled:
+            self.engine_scheduled = self.since(scheduled_ns)
+            if submitted_ns is not None:
+                # The engine was called before its input arrived. That wait does not count as time in its queue.
+                self.engine_submitted = self.since(submitted_ns)
+        if keep_time:
+            self.steps.append(now)
+
     def since(self, monotonic_ns: int) -> int:
         """Returns the ns from Accepted to a time of the monotonic clock; at least 1."""
         return max(1, monotonic_ns - self.accepted_ns)
@@ -153,6 +170,18 @@ class RequestTrace:
 
     def end(self, timeline: Timeline, error: BaseException | None) -> None:
         """End the trace when the request has ended."""
+
+    @contextmanager
+    def ended_with(self, timeline: Timeline) -> Iterator[None]:
+        """End the request's spans with the context, whether it succeeds or fails."""
+        error: BaseException | None = None
+        try:
+            yield
+        except BaseException as caught:
+            error = caught
+            raise
+        finally:
+            self.end(timeline, error)
 
 
 class SpanTrace(RequestTrace):

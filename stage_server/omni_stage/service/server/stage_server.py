@@ -27,7 +27,8 @@ from omni_stage.service.guard.quota import CallQuota, count_start_slots
 from omni_stage.service.guard.refusals import HeldRefusals
 from omni_stage.service.metering import StageMetrics
 from omni_stage.service.request.in_flight import InFlight
-from omni_stage.service.request.servicer import StageRuntime, StageServicer
+from omni_stage.service.request.runtime import StageRuntime
+from omni_stage.service.request.servicer import StageServicer
 from omni_stage.service.request.stage_info import installed_versions
 from omni_stage.service.request.tracing import Tracing, open_tracing
 from omni_stage.service.server.drain import drain

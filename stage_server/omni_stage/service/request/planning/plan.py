@@ -8,6 +8,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
+from omni_proto.pipeline.components import ComponentFacts
 from omni_proto.stage.v1 import sampling_pb2, stage_service_pb2
 from omni_proto.stage_config import DownstreamStage, EdgeMode, Modality, SamplingDefaults, StageConfig, StructuredOutput
 from omni_proto.tensors import EdgeAssembler, TensorSpec
@@ -37,6 +38,7 @@ MAX_CACHE_SALT_BYTES = 128
 class RequestPlan:
     """What a stage does for one request. It is validated, and `sampling` has every default applied."""
 
+    start: stage_service_pb2.Start
     prompt: PromptPlan | None
     """The user's prompt; None if the input is an edge."""
     edge: EdgeAssembler | None
@@ -47,11 +49,7 @@ class RequestPlan:
     own: frozenset[Modality]
     calls: tuple[DownstreamStage, ...]
     voice: str
-    encoding: sampling_pb2.AudioEncoding
-    include: sampling_pb2.Include
-    allow_partial: bool
-    priority: int
-    cache_salt: str
+    """The requested voice by its full name; empty if none is requested, or if the stage does not speak."""
     input_bytes: int
     """Maximum number of bytes that the input can use: the tensors' sizes as declared in their headers (doubled for
     prompt embeddings, which are copied), plus media_bytes, text and token ids."""
@@ -101,6 +99,7 @@ def plan_request(
     schema = component.output_schema if plan.edges else None
     row_bytes = sum(spec.row_bytes for spec in schema.tensors) if schema else 0
     return RequestPlan(
+        start=start,
         prompt=prompt,
         edge=edge,
         streamed=reads_stream(config),
@@ -108,11 +107,6 @@ def plan_request(
         own=plan.own,
         calls=plan.edges,
         voice=_check_voice(start.audio.voice, component.voices),
-        encoding=start.audio.encoding,
-        include=start.include,
-        allow_partial=start.allow_partial,
-        priority=start.priority,
-        cache_salt=start.cache_salt,
         input_bytes=_input_bytes(prompt, edge),
         output_rows=rows,
         output_bytes=rows * row_bytes,
@@ -138,17 +132,24 @@ def bound_rows(prompt_rows: int, max_tokens: int | None, max_model_len: int) -> 
     return min(max_model_len, prompt_rows + (max_model_len if max_tokens is None else max_tokens))
 
 
-def downstream_start(
-    start: stage_service_pb2.Start, plan: RequestPlan, edge: DownstreamStage, requested: Sequence[sampling_pb2.Modality]
-) -> stage_service_pb2.Start:
+def max_new_tokens(plan: RequestPlan, facts: ComponentFacts, max_model_len: int) -> int:
+    """Returns an upper bound of the tokens that the stage will generate; 0 if its engine generates none."""
+    if facts.kind.is_one_shot:
+        return 0
+    wanted = plan.sampling.max_tokens
+    return max_model_len if wanted is None else min(wanted, max_model_len)
+
+
+def downstream_start(start: stage_service_pb2.Start, edge: DownstreamStage) -> stage_service_pb2.Start:
     """Returns the Start for a downstream stage: all that it and the stages below it need, except its input."""
     message = stage_service_pb2.Start(
-        modalities=requested,
+        # The requested modalities that the stage, or a stage below it, declares.
+        modalities=[it for it in modality_numbers(edge.outputs) if not start.modalities or it in start.modalities],
         audio=start.audio,
         include=start.include,
-        allow_partial=plan.allow_partial,
-        priority=plan.priority,
-        cache_salt=plan.cache_salt,
+        allow_partial=start.allow_partial,
+        priority=start.priority,
+        cache_salt=start.cache_salt,
     )
     if start.HasField("seed"):
         message.seed = start.seed
@@ -156,12 +157,6 @@ def downstream_start(
         if name in start.sampling:
             message.sampling[name].CopyFrom(start.sampling[name])
     return message
-
-
-def requested_below(start: stage_service_pb2.Start, edge: DownstreamStage) -> list[sampling_pb2.Modality]:
-    """Returns the requested modalities that a downstream stage, or a stage below it, declares."""
-    declared = modality_numbers(edge.outputs)
-    return [number for number in declared if not start.modalities or number in start.modalities]
 
 
 def _check_queueing(start: stage_service_pb2.Start) -> None:
@@ -186,13 +181,13 @@ def _input_bytes(prompt: PromptPlan | None, edge: EdgeAssembler | None) -> int:
 
 def _check_fits(prompt: PromptPlan, component: ServedComponent, max_model_len: int) -> None:
     """Refuse text that cannot fit the engine, whatever its tokens are. Raises PromptTooLongError."""
-    most_chars = component.chars_per_token if isinstance(component, KnowsTokens) else None
-    if most_chars is None:
+    max_chars = component.chars_per_token if isinstance(component, KnowsTokens) else None
+    if max_chars is None:
         return
     reply = (prompt.reply.text or "") if prompt.reply is not None else ""
     field = "start.text" if prompt.text is not None else "start.chat"
     for path, chars in ((field, prompt.chars), ("start.reply", len(reply))):
-        if chars > (max_model_len - 1) * most_chars:
+        if chars > (max_model_len - 1) * max_chars:
             raise PromptTooLongError(
                 f"{path}: {chars} characters are more than {max_model_len - 1} tokens, and at most "
                 f"{max_model_len - 1} fit; shorten the prompt",
