@@ -31,10 +31,11 @@ def each_row(
         def run_all(*args: Any, subtests: pytest.Subtests, **fixtures: Any) -> None:
             for number, row in enumerate(table):
                 with subtests.test(label(number, row)):
-                    test(*args, **row, **fixtures)
+                    test(*args, **row, **fixtures, **({"subtests": subtests} if nested else {}))
 
         signature = inspect.signature(test)
-        kept = [parameter for parameter in signature.parameters.values() if parameter.name not in keys]
+        nested = "subtests" in signature.parameters
+        kept = [one for one in signature.parameters.values() if one.name not in {*keys, "subtests"}]
         wanted = inspect.Parameter("subtests", inspect.Parameter.KEYWORD_ONLY)
         run_all.__signature__ = signature.replace(parameters=[*kept, wanted])  # type: ignore[attr-defined]
         return run_all

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from omni_stage.forms.schema import ANNOTATIONS, MAX_ONE_OF, UnsupportedSchemaError, admit_schema
+from support.tables import each_row
 
 OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
@@ -16,7 +17,7 @@ def tagged(kind: str) -> dict[str, Any]:
     return {"type": "object", "properties": {"kind": {"const": kind}}, "required": ["kind"]}
 
 
-@pytest.mark.parametrize(
+@each_row(
     "schema",
     [
         True,
@@ -61,8 +62,8 @@ def test_enforced_schemas_pass(schema: Any) -> None:
     assert json.dumps(schema) == before
 
 
-@pytest.mark.parametrize(
-    ("schema", "says"),
+@each_row(
+    "schema, says",
     [
         (False, "false"),
         ({"type": "object", "properties": {"a": False}}, "properties/a"),

@@ -14,6 +14,7 @@ from omni_gateway.errors import answer_error, to_error
 from omni_gateway.openai.chat_prompt import chat_paths
 from omni_gateway.openai.chat_request import ChatRequest
 from omni_proto.client import OmniRequestError
+from support.tables import each_row
 
 URL = {"url": "data:,"}
 MESSAGES: list[dict[str, Any]] = [
@@ -38,8 +39,8 @@ def request(**fields: Any) -> ChatRequest:
     return ChatRequest.model_validate({"model": "m", "messages": MESSAGES, **fields})
 
 
-@pytest.mark.parametrize(
-    ("field", "param"),
+@each_row(
+    "field, param",
     [
         ("start.chat.messages[2].parts[0]", "messages[2].content[0]"),
         ("start.chat.messages[2].parts[1].image", "messages[2].content[1].image_url.url"),

@@ -10,6 +10,7 @@ from starlette.testclient import TestClient
 from omni_gateway.entries.pipelines import StaticPipelines
 from omni_gateway.http_server.app import create_app
 from omni_gateway.settings import GatewaySettings, UnsupportedFields
+from support.tables import each_row
 
 PART = "messages[0].content[0]"
 URL = {"url": "data:image/png;base64,AAAA"}
@@ -137,7 +138,7 @@ def test_with_ignore_no_error_is_about_an_unknown_field(fields: dict[str, Any], 
     assert answer.json()["error"]["code"] == "invalid_json"
 
 
-@pytest.mark.parametrize(
+@each_row(
     "name",
     [
         *("documents", "partial", "guided_json", "guided_regex", "safety_settings"),

@@ -23,6 +23,7 @@ from omni_kube.errors import (
     UnauthorizedError,
     api_error,
 )
+from support.tables import each_row
 
 TERMINATING = {
     "message": 'deployments.apps "x" is forbidden: unable to create new content in namespace n because it is being '
@@ -88,7 +89,7 @@ CASES: dict[str, tuple[int, dict[str, Any], type[ApiError], RetryClass]] = {
 }
 
 
-@pytest.mark.parametrize(("status", "document", "kind", "retry"), CASES.values(), ids=CASES)
+@each_row("status, document, kind, retry", CASES.values(), ids=CASES)
 def test_class_and_retry_class_of_an_answer(
     status: int, document: dict[str, Any], kind: type[ApiError], retry: RetryClass
 ) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from omni_kube.matching import find_difference, parse_quantity
+from support.tables import each_row
 
 Json = dict[str, Any]
 
@@ -218,7 +219,7 @@ EDITS: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", EDITS)
+@each_row("name", EDITS)
 def test_hand_edits_are_seen(name: str) -> None:
     edit, path = EDITS[name]
     changed = live()

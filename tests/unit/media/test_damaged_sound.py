@@ -20,6 +20,7 @@ from omni_proto.media.media_header import read_header
 from omni_stage.media.audio import AudioRules, decode_audio
 from omni_stage.media.decode import UndecodableError
 from support.media.samples import encode_wav, make_sound
+from support.tables import each_row
 
 FOLDER = Path(__file__).parents[2] / "data" / "sounds"
 HZ = 16_000
@@ -106,7 +107,7 @@ def chunked(chunk: bytes) -> bytes:
     return data[:36] + chunk + data[36:]
 
 
-@pytest.mark.parametrize("name", HARMLESS)
+@each_row("name", HARMLESS)
 def test_what_joiners_and_recorders_do_is_heard(name: str) -> None:
     make, expected = HARMLESS[name]
     seconds, frequency, _ = hear(make())

@@ -12,6 +12,7 @@ import pytest
 from PIL import ExifTags, Image, ImageOps
 
 from omni_stage.media.decode import decode_image
+from support.tables import each_row
 
 WIDTH, HEIGHT = 5, 3
 
@@ -48,8 +49,8 @@ def decode(data: bytes, kind: str) -> np.ndarray:
     return decode_image(data, kind, np.zeros((HEIGHT, WIDTH, 3), np.uint8)).copy()
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
-@pytest.mark.parametrize("orientation", [None, *range(10)])
+@each_row("kind", ["PNG", "JPEG"])
+@each_row("orientation", [None, *range(10)])
 def test_every_orientation_is_applied(orientation: int | None, kind: str) -> None:
     data = encode(Image.fromarray(random_pixels(3)), kind, orientation)
     with Image.open(io.BytesIO(data)) as image:

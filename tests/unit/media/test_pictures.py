@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from omni_proto.media.image_header import ImageHeader
 from omni_proto.media.media_header import read_header
 from omni_stage.media.decode import decode_image
+from support.tables import each_row
 
 FOLDER = Path(__file__).parents[2] / "data" / "pictures"
 EXPECTED = np.load(FOLDER / "expected.npz")
@@ -31,7 +31,7 @@ def test_every_picture_is_expected() -> None:
     assert len(files) > 60
 
 
-@pytest.mark.parametrize("name", EXPECTED.files)
+@each_row("name", EXPECTED.files)
 def test_a_picture_is_shown_as_by_imagemagick(name: str) -> None:
     difference = np.abs(decode(FOLDER / name).astype(int) - EXPECTED[name])
     assert difference.max() <= TOLERANCE

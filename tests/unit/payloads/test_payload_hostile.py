@@ -27,6 +27,7 @@ from omni_stage.payloads import (
     PromptEmbedsPayload,
 )
 from omni_stage.payloads.checks import count_bytes
+from support.tables import each_row
 
 DATA = struct.pack("<6f", *range(6))
 
@@ -97,7 +98,7 @@ INVALID = {
 }
 
 
-@pytest.mark.parametrize("name", INVALID)
+@each_row("name", INVALID)
 def test_invalid_payload_is_refused_by_name(name):
     entries, text = INVALID[name]
     with pytest.raises(InvalidTensorError, match=text):

@@ -16,6 +16,7 @@ from omni_stage.payloads import (
     PayloadLimits,
     PromptEmbedsPayload,
 )
+from support.tables import each_row
 
 SHAPES = {"scalar": (), "vector": (5,), "matrix": (3, 4), "cube": (2, 3, 4), "one": (1, 1)}
 
@@ -25,8 +26,8 @@ def make_tensor(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     return values > 0 if dtype == torch.bool else values.to(dtype)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", DTYPES)
+@each_row("shape", SHAPES)
+@each_row("dtype", DTYPES)
 def test_round_trip_of_every_dtype_and_shape(dtype, shape):
     tensor = make_tensor(getattr(torch, dtype), SHAPES[shape])
     sent = AdditionalInformationPayload.from_mapping({"x": tensor})

@@ -7,6 +7,7 @@ import ast
 import pytest
 
 from mutation.table import ROOT, Mutation, StaleMutationError, read_table
+from support.tables import each_row
 
 TABLE = read_table()
 
@@ -15,7 +16,7 @@ def test_thirty_behaviours_with_names_of_their_own() -> None:
     assert len({mutation.name for mutation in TABLE}) == len(TABLE) >= 30
 
 
-@pytest.mark.parametrize("mutation", TABLE, ids=[mutation.name for mutation in TABLE])
+@each_row("mutation", TABLE, ids=[mutation.name for mutation in TABLE])
 def test_a_mutation_changes_code_that_is_there(mutation: Mutation) -> None:
     source = (ROOT / mutation.file).read_text(encoding="utf-8")
     broken = mutation.apply(source)

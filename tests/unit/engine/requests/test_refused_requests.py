@@ -26,6 +26,7 @@ from omni_stage.payloads import (
     PromptEmbedsPayload,
 )
 from support.engines.engine_requests import EMBEDS, INFORMATION, TRAITS, embedded, pooled, sampled
+from support.tables import each_row
 
 STREAMED = EngineTraits(max_model_len=16, vocab_size=100, stream_fed=True)
 
@@ -181,7 +182,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@each_row("name", REFUSED)
 def test_refused_before_the_engine(name):
     request, traits, error, field = REFUSED[name]
     with pytest.raises(error) as caught:

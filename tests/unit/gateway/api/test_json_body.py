@@ -27,6 +27,7 @@ from omni_gateway.http_server.app import create_app
 from omni_gateway.openai.chat_request import ChatRequest
 from omni_gateway.openai.json_body import VALUE_BYTES, VALUES, count_values, parse_json
 from omni_gateway.openai.speech_request import SpeechRequest
+from support.tables import each_row
 
 JSON = {"content-type": "application/json"}
 TEXT_BYTES = 8 << 20
@@ -87,8 +88,8 @@ WRONG: dict[str, tuple[str, str | None, str]] = {
 }
 
 
-@pytest.mark.parametrize("model", [ChatRequest, SpeechRequest], ids=["chat", "speech"])
-@pytest.mark.parametrize("name", WRONG)
+@each_row("model", [ChatRequest, SpeechRequest], ids=["chat", "speech"])
+@each_row("name", WRONG)
 def test_what_is_too_much_is_refused_by_path_limit_and_remedy(name: str, model: type[BaseModel]) -> None:
     text, param, said = WRONG[name]
     with pytest.raises(InvalidRequestError) as caught:
@@ -112,8 +113,8 @@ PROBLEMS: dict[str, str] = {
 }
 
 
-@pytest.mark.parametrize("model", [ChatRequest, SpeechRequest], ids=["chat", "speech"])
-@pytest.mark.parametrize("name", PROBLEMS)
+@each_row("model", [ChatRequest, SpeechRequest], ids=["chat", "speech"])
+@each_row("name", PROBLEMS)
 def test_pydantic_stops_early(name: str, model: type[BaseModel]) -> None:
     """pydantic makes one error for each problem, which costs far more than the value. A list ends at its first wrong
     item."""

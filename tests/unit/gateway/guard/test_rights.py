@@ -13,6 +13,7 @@ from omni_gateway.errors import GatewayError
 from omni_gateway.guard.keys import ApiKey, KeyFileError, hash_key, parse_keys
 from omni_gateway.openai.chat_request import ChatRequest
 from omni_gateway.rights import KeyRights, matches
+from support.tables import each_row
 
 HASH = "a" * 64
 CHAT = ServedPipeline("chat", "grpc://a:1", namespace="team-a", aliases=("gpt-4o", "Qwen/Qwen2.5-Omni-7B"))
@@ -21,8 +22,8 @@ LOOKALIKE = ServedPipeline("x", "grpc://c:1", namespace="evil", aliases=("team-a
 LOCAL = ServedPipeline("omni", "grpc://d:1", aliases=("tts-1",))
 
 
-@pytest.mark.parametrize(
-    ("pattern", "selected"),
+@each_row(
+    "pattern, selected",
     [
         ("*", "CHAT SECOND LOOKALIKE LOCAL"),
         ("chat", "CHAT"),

@@ -8,6 +8,7 @@ import random
 import pytest
 
 from omni_gateway.media.fetch import is_public
+from support.tables import each_row
 
 PUBLIC = ("1.1.1.1", "8.8.8.8", "93.184.215.14", "126.255.255.255", "192.0.1.0", "198.20.0.0", "223.255.255.255")
 NOT_PUBLIC = (
@@ -38,7 +39,7 @@ def test_public_addresses(address: str) -> None:
     assert not any(is_public(in_hex(template, address)) for template in REFUSED_EMBEDDINGS)
 
 
-@pytest.mark.parametrize("address", NOT_PUBLIC)
+@each_row("address", NOT_PUBLIC)
 def test_addresses_that_are_not_public(address: str) -> None:
     assert not is_public(address)
     for template in (*EMBEDDINGS, *ISATAP_OF_GROUPS, *REFUSED_EMBEDDINGS):
@@ -54,8 +55,8 @@ def test_tunnels_to_private_addresses(private: str) -> None:
     assert not is_public(str(ipaddress.IPv6Address(0x20010000 << 96 | 0x08080808 << 64 | 0xFFFFFFFF ^ number)))
 
 
-@pytest.mark.parametrize(
-    ("address", "public"),
+@each_row(
+    "address, public",
     [
         ("2606:2800:21f:cb07:6820:80da:af6b:8b2c", True),
         ("2a00:1450:4001:80b::200e", True),

@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 from omni_gateway.entries.pipelines import StaticPipelines
 from omni_gateway.http_server.app import create_app
 from omni_gateway.pages.page_files import FOLDER
+from support.tables import each_row
 
 FILES = sorted(path.name for path in FOLDER.iterdir())
 SCRIPTS = [name for name in FILES if name.endswith(".js")]
@@ -47,7 +48,7 @@ class Tags(HTMLParser):
         self._script = False
 
 
-@pytest.mark.parametrize("path", ["/", *(f"/{name}" for name in FILES)])
+@each_row("path", ["/", *(f"/{name}" for name in FILES)])
 def test_each_file_comes_with_the_policy(client: TestClient, path: str) -> None:
     answer = client.get(path)
     assert answer.status_code == 200

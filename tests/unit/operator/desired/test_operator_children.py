@@ -27,6 +27,7 @@ from support.operator.operator_pipelines import (
     make_single,
     make_stages,
 )
+from support.tables import each_row
 
 HASH = names.DESIRED_HASH_ANNOTATION
 LONGEST_PIPELINE_AND_STAGE = 54
@@ -54,7 +55,7 @@ class TestEveryChild:
     def test_keys_are_unique(self) -> None:
         assert len({key_of(child) for child in self.CHILDREN}) == len(self.CHILDREN)
 
-    @pytest.mark.parametrize("child", CHILDREN, ids=lambda child: f"{child['kind']}/{child['metadata']['name']}")
+    @each_row("child", CHILDREN, ids=lambda child: f"{child['kind']}/{child['metadata']['name']}")
     def test_metadata(self, child: dict[str, Any]) -> None:
         metadata = child["metadata"]
         assert child["apiVersion"] == KIND_BY_NAME[child["kind"]].api_version

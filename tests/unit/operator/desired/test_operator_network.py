@@ -18,6 +18,7 @@ from omni_operator.desired.build_settings import BuildSettings
 from omni_operator.desired.revision import compute_revision
 from support.operator.network_policies import AddressPeer, Peer, PodPeer, is_allowed
 from support.operator.operator_pipelines import OWNER, SETTINGS, build_all, make_pipeline, make_stages
+from support.tables import each_row
 
 PIPELINE = make_pipeline()
 REVISION = compute_revision(PIPELINE, SETTINGS.default_image)
@@ -69,14 +70,14 @@ MATRIX: dict[str, tuple[Peer, Peer, int, bool]] = {
 }
 
 
-@pytest.mark.parametrize(("source", "destination", "port", "allowed"), MATRIX.values(), ids=MATRIX)
+@each_row("source, destination, port, allowed", MATRIX.values(), ids=MATRIX)
 def test_matrix(source: Peer, destination: Peer, port: int, allowed: bool) -> None:
     assert is_allowed(policies_of(build_all(PIPELINE)), source, destination, port) is allowed
 
 
-@pytest.mark.parametrize("protocol", ["UDP", "TCP"])
-@pytest.mark.parametrize(
-    ("resolver", "allowed"),
+@each_row("protocol", ["UDP", "TCP"])
+@each_row(
+    "resolver, allowed",
     [
         (RESOLVER, True),
         (NODE, True),
@@ -87,7 +88,7 @@ def test_matrix(source: Peer, destination: Peer, port: int, allowed: bool) -> No
     ],
     ids=["pod", "node", "node-local cache", "IPv6", "outside", "outside by IPv6"],
 )
-@pytest.mark.parametrize("stage", [THINKER, TALKER, TOKEN2WAV], ids=["thinker", "talker", "token2wav"])
+@each_row("stage", [THINKER, TALKER, TOKEN2WAV], ids=["thinker", "talker", "token2wav"])
 def test_names_are_resolved_within_the_network(stage: Peer, resolver: Peer, allowed: bool, protocol: str) -> None:
     policies = policies_of(build_all(PIPELINE))
     assert is_allowed(policies, stage, resolver, 53, protocol) is allowed

@@ -17,6 +17,7 @@ from omni_operator.names import REVISION_LENGTH
 from omni_operator.rollout.replicas import first_replicas
 from omni_proto.pipeline import PipelineError, load_pipeline
 from support.operator.operator_pipelines import OWNER, SETTINGS, Spec, build_set, make_pipeline, make_stages, pick
+from support.tables import each_row
 
 IMAGE = "stage:1"
 Edit = Callable[[Spec], None]
@@ -81,7 +82,7 @@ NEW_REVISION = {
 }
 
 
-@pytest.mark.parametrize("edit", SAME_REVISION.values(), ids=SAME_REVISION)
+@each_row("edit", SAME_REVISION.values(), ids=SAME_REVISION)
 def test_compatible_edits_keep_the_revision(edit: Edit) -> None:
     assert revision_after(edit) == revision_after(NOTHING)
 

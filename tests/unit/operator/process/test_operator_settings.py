@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from omni_operator.process.settings import ENV_PREFIX, OperatorSettings, SettingsError, parse_settings
+from support.tables import each_row
 
 
 def test_defaults() -> None:
@@ -77,8 +78,8 @@ def test_the_lease_lies_in_the_first_namespace_that_is_served() -> None:
     assert parse_settings([], {}).lease_namespace == "default"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "environ", "words"),
+@each_row(
+    "arguments, environ, words",
     [
         ("--nonsense", {}, "--help"),
         ("--log-for text", {}, "--help"),

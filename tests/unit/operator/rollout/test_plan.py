@@ -13,6 +13,7 @@ from omni_operator.kinds import ChildKey, key_of
 from omni_operator.rollout.plan import Prune, Verified, compute_plan
 from omni_operator.state.observed import Observed
 from support.operator.operator_pipelines import OWNER, SETTINGS, build_all, make_pipeline, make_stages
+from support.tables import each_row
 
 PIPELINE = {
     "metadata": {"name": OWNER.name, "namespace": OWNER.namespace, "uid": OWNER.uid, "generation": 1},
@@ -165,8 +166,8 @@ MOUNTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", MOUNTS)
-@pytest.mark.parametrize("holder", ["pod", "ReplicaSet", "idle ReplicaSet", "Deployment", "nobody"])
+@each_row("name", MOUNTS)
+@each_row("holder", ["pod", "ReplicaSet", "idle ReplicaSet", "Deployment", "nobody"])
 def test_a_config_map_stays_as_long_as_it_is_read(name: str, holder: str) -> None:
     live = make_live()
     old = {**copy.deepcopy(next(child for child in DESIRED if child["kind"] == "ConfigMap"))}

@@ -14,7 +14,6 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
@@ -26,6 +25,7 @@ from support.operator.ready_checks import check_conditions, is_held
 from support.operator.rollout_machine import GRAPHS, MACHINE_SETTINGS, Rollouts
 from support.operator.rollout_scenarios import make_cluster, step
 from support.operator.simulated_cluster import SimulatedCluster
+from support.tables import each_row
 
 KINDS = ["ConfigMap", "ControllerRevision", "Deployment", "NetworkPolicy", "Service", "ServiceAccount"]
 
@@ -172,8 +172,8 @@ AFFECTED = {turn: ["Service"], lose_with_snapshots: ["Deployment", "Service"]}
 """The kinds of child that a disturbance is about; all by default."""
 
 
-@pytest.mark.parametrize("disturb", [lose, hold, turn, lose_with_snapshots], ids=lambda one: one.__name__)
-@pytest.mark.parametrize("phase", PHASES)
+@each_row("disturb", [lose, hold, turn, lose_with_snapshots], ids=lambda one: one.__name__)
+@each_row("phase", PHASES)
 def test_every_child_in_every_phase(phase: str, disturb: Callable[[SimulatedCluster, ChildKey], None]) -> None:
     edit, rounds = PHASES[phase]
     base = make_cluster(stages=GRAPHS["two"])

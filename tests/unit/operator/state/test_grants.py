@@ -7,13 +7,12 @@ from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
 
-import pytest
-
 from omni_kube.api.seen import Seen
 from omni_kube.objects import NamespacedName
 from omni_operator.state.model_names import ModelNames
 from omni_operator.state.observe import new_store
 from omni_proto.model_names import NameClaims, read_claims, resolve_names
+from support.tables import each_row
 
 NAMES = ("b", "X/y", "one/b")
 KEYS = [NamespacedName("one", "a"), NamespacedName("two", "a"), NamespacedName("two", "b")]
@@ -138,7 +137,7 @@ def identity(claims: NameClaims) -> tuple[str, str, str]:
     return claims.namespace, claims.name, claims.created
 
 
-@pytest.mark.parametrize("seed", range(60))
+@each_row("seed", range(60))
 def test_a_holder_keeps_his_name_while_he_claims_it(seed: int) -> None:
     random, world = Random(seed), World()
     before: dict[str, NameClaims] = {}

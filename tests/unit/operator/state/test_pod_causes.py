@@ -8,9 +8,10 @@ from omni_operator.state.container_causes import shorten_termination
 from omni_operator.state.pod_causes import find_cause
 from support.operator.pod_cases import POD_CASES
 from support.operator.pod_statuses import NOW, said, stage_of
+from support.tables import each_row
 
 
-@pytest.mark.parametrize("name", POD_CASES)
+@each_row("name", POD_CASES)
 def test_cause_of_a_pod(name: str) -> None:
     given, reason, words, hard = POD_CASES[name]
     cause = find_cause(stage_of(given), NOW)

@@ -30,6 +30,7 @@ from support.operator.pod_statuses import (
     unscheduled,
     waiting,
 )
+from support.tables import each_row
 
 NODES = "0/4 nodes are available: "
 PREEMPTION = " preemption: 0/4 nodes are available: 4 Preemption is not helpful for scheduling."
@@ -101,7 +102,7 @@ PLACEMENTS: dict[str, tuple[str, Reason, str, bool]] = {
 }
 
 
-@pytest.mark.parametrize("name", PLACEMENTS)
+@each_row("name", PLACEMENTS)
 def test_why_no_node_runs_a_pod(name: str) -> None:
     why, reason, words, capacity = PLACEMENTS[name]
     stage = stage_of(pod(conditions=unscheduled(NODES + why + PREEMPTION)))
@@ -246,7 +247,7 @@ PULL_MESSAGES: dict[str, tuple[str, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", PULL_MESSAGES)
+@each_row("name", PULL_MESSAGES)
 def test_why_an_image_cannot_be_pulled(name: str) -> None:
     message, detail, remedy = PULL_MESSAGES[name]
     cause = find_cause(stage_of(pod([container(waiting=waiting("ErrImagePull", message))])), NOW)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from omni_operator.kinds import ChildKey
 from omni_operator.reasons import Reason
 from omni_operator.rollout.plan import Altered, Conflict
@@ -14,6 +12,7 @@ from omni_operator.rollout.rollout import Phase
 from omni_operator.state.container_causes import Cause
 from omni_operator.status.assessment import Assessment, ChildError, Halt, StageState
 from omni_operator.status.verdicts import judge
+from support.tables import each_row
 
 PULL = Cause(Reason.IMAGE_PULL_BACK_OFF, "image x cannot be pulled")
 ROOM = Cause(Reason.UNSCHEDULABLE, "no node with 1 free GPU", hard=False)
@@ -382,7 +381,7 @@ CASES: dict[str, tuple[Assessment, str, str, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@each_row("name", CASES)
 def test_verdicts(name: str) -> None:
     assessment, ready, progressing, degraded, words = CASES[name]
     verdicts = judge(assessment)

@@ -9,6 +9,7 @@ from omni_proto.client import Accepted, OmniRequestError, ProtocolError, TextDel
 from omni_proto.client.attempts import Attempts
 from omni_proto.stage.v1 import events_pb2
 from omni_proto.stage.v1.stage_service_pb2 import GenerateResponse
+from support.tables import each_row
 
 ACCEPTED = GenerateResponse(stage="s", accepted=events_pb2.Accepted(request_id="r", accepted_unix_ns=1))
 TEXT = GenerateResponse(stage="s", text=events_pb2.TextDelta(text="hi"))
@@ -88,9 +89,9 @@ def test_a_call_that_ends_well_must_have_been_accepted() -> None:
     request.finish()
 
 
-@pytest.mark.parametrize("accepted", [False, True])
-@pytest.mark.parametrize(
-    ("code", "details"),
+@each_row("accepted", [False, True])
+@each_row(
+    "code, details",
     [
         (grpc.StatusCode.UNAVAILABLE, "Socket closed"),
         (grpc.StatusCode.UNAVAILABLE, ""),

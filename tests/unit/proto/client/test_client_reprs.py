@@ -12,6 +12,7 @@ import omnipipeline
 from omni_proto.brief import brief
 from omni_proto.client import MediaPart, ToolCall, events, user
 from omni_proto.client.events import AudioChunk, StageTimings, TextDelta, TokenDelta
+from support.tables import each_row
 
 MIB = bytes(1 << 20)
 LONGEST = 10_000
@@ -43,7 +44,7 @@ PUBLIC = [
 ]
 
 
-@pytest.mark.parametrize("kind", sorted(set(PUBLIC), key=lambda one: one.__name__), ids=lambda one: one.__name__)
+@each_row("kind", sorted(set(PUBLIC), key=lambda one: one.__name__), ids=lambda one: one.__name__)
 def test_every_public_dataclass_has_a_short_repr(kind: Any) -> None:
     if kind in (omnipipeline.ChatMessage, omnipipeline.StructuredOutput, omnipipeline.ClientTls, omnipipeline.Problem):
         return  # they check their fields, and hold nothing large; ChatMessage is below

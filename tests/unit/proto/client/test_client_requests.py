@@ -26,6 +26,7 @@ from omni_proto.rpc.options import MAX_MESSAGE_BYTES, channel_options, server_op
 from omni_proto.stage.v1 import sampling_pb2, tensors_pb2
 from omni_proto.tensors import TensorAssembler, TensorChunkView, decode_generate_request, prompt_embeds_spec
 from support.peers.client_requests import PNG, WAV, prepare, sent
+from support.tables import each_row
 
 HALF = "ab\ud83d"
 
@@ -167,7 +168,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("arguments", "message"), BAD.values(), ids=BAD.keys())
+@each_row("arguments, message", BAD.values(), ids=BAD.keys())
 def test_wrong_arguments_are_refused_before_anything_is_sent(arguments: dict[str, Any], message: str) -> None:
     with OmniClient("localhost:1") as client, pytest.raises(ArgumentError, match=message):
         client.generate(**arguments)

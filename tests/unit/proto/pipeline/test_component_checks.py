@@ -23,9 +23,10 @@ from support.specs.odd_components import ODD_COMPONENTS_BAD, ODD_COMPONENTS_GOOD
 from support.specs.spec_edits import edit
 from support.specs.spec_mutations import mutated
 from support.specs.spec_table import GOOD, make
+from support.tables import each_row
 
 
-@pytest.mark.parametrize("case", ODD_COMPONENTS_BAD, ids=lambda name: name.replace(" ", "-"))
+@each_row("case", ODD_COMPONENTS_BAD, ids=lambda name: name.replace(" ", "-"))
 def test_what_the_rules_refuse_is_an_invalid_spec_to_the_operator(case: str) -> None:
     """The operator, too, refuses every spec that the CRD's rules on components refuse."""
     bad = ODD_COMPONENTS_BAD[case]
@@ -39,7 +40,7 @@ def test_what_the_rules_refuse_is_an_invalid_spec_to_the_operator(case: str) -> 
     assert all(";" in problem.message or ":" in problem.message for problem in caught.value.problems)
 
 
-@pytest.mark.parametrize("case", GOOD, ids=lambda name: name.replace(" ", "-"))
+@each_row("case", GOOD, ids=lambda name: name.replace(" ", "-"))
 def test_what_the_rules_accept_is_accepted(case: str) -> None:
     assert check_components(parse_checked(json.dumps(make(*GOOD[case])))) == []
 

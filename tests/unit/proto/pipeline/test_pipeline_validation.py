@@ -23,6 +23,7 @@ from omni_proto.pipeline.types.forms import FORMS
 from omni_proto.pipeline.types.object_meta import OBJECT_META_SCHEMA
 from support.specs.spec_edits import BASE, YAML_WORDS, Edit, edit, first, second, stages, third
 from support.specs.spec_table import BAD, BAD_FIELDS, GOOD, make
+from support.tables import each_row
 
 SAMPLES = sorted((Path(__file__).parents[4] / "manifests" / "samples").glob("*.yaml"))
 
@@ -38,7 +39,7 @@ def problems(text: str, parse: Callable[[str], OmniPipeline] = parse_checked) ->
     return [str(problem) for problem in caught.value.problems]
 
 
-@pytest.mark.parametrize("case", BAD, ids=lambda name: name.replace(" ", "-"))
+@each_row("case", BAD, ids=lambda name: name.replace(" ", "-"))
 def test_bad_field_is_named_with_the_remedy(case: str) -> None:
     bad = BAD[case]
     found = problems(dump(*bad.edits))
@@ -46,7 +47,7 @@ def test_bad_field_is_named_with_the_remedy(case: str) -> None:
     assert any(problem.startswith(f"{bad.field}: ") and words in problem for problem in found), found
 
 
-@pytest.mark.parametrize("case", GOOD, ids=lambda name: name.replace(" ", "-"))
+@each_row("case", GOOD, ids=lambda name: name.replace(" ", "-"))
 def test_good_pipeline_is_accepted(case: str) -> None:
     assert parse_checked(dump(*GOOD[case])).spec.stages
 
@@ -76,7 +77,7 @@ def test_wrong_kind_and_metadata_are_refused(case: str) -> None:
     assert found.startswith(expected)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "case",
     # Left out: cases that the CRD's schema refuses but the types do not, such as duplicate items of a list.
     sorted(
@@ -183,8 +184,8 @@ def test_keys_are_compared_once_each() -> None:
         loader.construct_mapping(yaml.MappingNode("tag:yaml.org,2002:map", [*nodes, nodes[7]]))
 
 
-@pytest.mark.parametrize("case", NOT_A_PIPELINE, ids=lambda name: name.replace(" ", "-"))
-@pytest.mark.parametrize("parse", [parse_checked, parse_pipeline])
+@each_row("case", NOT_A_PIPELINE, ids=lambda name: name.replace(" ", "-"))
+@each_row("parse", [parse_checked, parse_pipeline])
 def test_text_that_is_no_pipeline(case: str, parse: Callable[[str], OmniPipeline]) -> None:
     text, expected = NOT_A_PIPELINE[case]
     found = problems(text, parse)
@@ -249,7 +250,7 @@ def test_dates_stay_text() -> None:
 
 
 # tests/controlplane/crd/test_crd_api.py compares the same words with kubectl.
-@pytest.mark.parametrize(("word", "value"), YAML_WORDS.items())
+@each_row("word, value", YAML_WORDS.items())
 def test_plain_words_of_yaml_are_what_they_are_to_kubectl(word: str, value: Any) -> None:
     """A YAML word without quotes gets the same value and type as in kubectl."""
     found = parse_document(f"key: {word}\n", "test")["key"]

@@ -30,10 +30,11 @@ from omni_proto.tensors import (
     tensor_prompt,
 )
 from support.stages.tensor_chunks import I16, chunk, receive, tensor_of
+from support.tables import each_row
 
 
-@pytest.mark.parametrize("row_shape", [(), (3,), (2, 3, 2)], ids=str)
-@pytest.mark.parametrize("dtype", DTYPES)
+@each_row("row_shape", [(), (3,), (2, 3, 2)], ids=str)
+@each_row("dtype", DTYPES)
 def test_every_dtype_arrives_bit_for_bit(dtype: str, row_shape: tuple[int, ...]) -> None:
     spec = TensorSpec("x", dtype, row_shape)
     data = tensor_of(spec, 37, seed=1)

@@ -17,6 +17,7 @@ from omni_proto.tensors import (
     serialize_generate_request,
 )
 from support.stages.chunk_messages import PIECES, UNKNOWN, as_view, fields, varint, wrap
+from support.tables import each_row
 
 CHUNKS = {
     "plain": fields("x", 5, 3, 0xDEADBEEF, False, b"abcdef"),
@@ -64,8 +65,8 @@ def test_every_field_order_reads_the_same() -> None:
         assert decode_generate_request(wrap(b"".join(order))) == EXPECTED
 
 
-@pytest.mark.parametrize("unknown", UNKNOWN.values(), ids=UNKNOWN.keys())
-@pytest.mark.parametrize("place", range(7))
+@each_row("unknown", UNKNOWN.values(), ids=UNKNOWN.keys())
+@each_row("place", range(7))
 def test_unknown_fields_are_ignored(unknown: bytes, place: int) -> None:
     pieces = list(PIECES.values())
     pieces.insert(place, unknown)

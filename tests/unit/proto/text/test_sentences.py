@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_proto.text.sentences import split_sentences
+from support.tables import each_row
 
 ODD = " .!?…\n\r,;:\"'”)(「」。！？、abAB12５．😀👍🏽🇩🇪\u200d\ufe0fเก่ำक्षि한국"
 TEXTS = st.text(st.one_of(st.sampled_from(ODD), st.characters(exclude_categories=["Cs"])), max_size=100)
@@ -60,7 +61,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("cut", CASES.values(), ids=CASES)
+@each_row("cut", CASES.values(), ids=CASES)
 def test_sentences(cut: str) -> None:
     assert split_sentences(cut.replace("|", "")) == [piece for piece in cut.split("|") if piece]
 

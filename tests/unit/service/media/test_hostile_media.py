@@ -30,6 +30,7 @@ from omni_stage.service.media.worker_pool import MediaPool
 from support.media.hostile_media import CORPUS, REFUSED, TAKEN, Hostile, taken
 from support.processes.polling import until
 from support.stages.scripted_stages import ScriptedComponent
+from support.tables import each_row
 
 RULES = MediaRules(Limits(), MediaLimits(), ScriptedComponent(), 4096, hear_videos=True)
 PATIENCE_S = 200.0
@@ -62,7 +63,7 @@ def held_by_jobs() -> list[str]:
     return mapped + [str(link) for link in Path("/proc/self/fd").iterdir() if "memfd:media" in os.path.realpath(link)]
 
 
-@pytest.mark.parametrize("medium", [m for m in CORPUS if m.fate == REFUSED], ids=lambda m: m.name)
+@each_row("medium", [m for m in CORPUS if m.fate == REFUSED], ids=lambda m: m.name)
 def test_header_is_enough_to_refuse(medium: Hostile) -> None:
     with pytest.raises((InvalidRequestError, RequestTooLargeError)) as caught:
         judge(medium)

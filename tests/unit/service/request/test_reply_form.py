@@ -16,6 +16,7 @@ from omni_stage.service.request.planning.plan import RequestPlan, plan_request
 from omni_stage.service.request.planning.prompt import build_prompt
 from omni_stage.service.request.planning.reply_form import MAX_FORM_BYTES, MAX_JSON_DEPTH, MAX_TOOLS, _read_arguments
 from support.stages.scripted_component import ScriptedComponent
+from support.tables import each_row
 
 TOO_MANY_CHARS = Limits().max_prompt_chars + 1
 
@@ -268,7 +269,7 @@ REFUSED: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize(("start", "error", "field", "changes"), REFUSED)
+@each_row("start, error, field, changes", REFUSED)
 def test_refusals_name_their_field(
     start: dict[str, Any], error: type[OmniStageError], field: str, changes: dict[str, Any]
 ) -> None:

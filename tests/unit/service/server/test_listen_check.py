@@ -9,11 +9,12 @@ import pytest
 from omni_proto.stage_config import Listen
 from omni_stage.errors import ConfigurationError
 from omni_stage.service.server.listen_check import check_ports
+from support.tables import each_row
 
 
-@pytest.mark.parametrize("field", ["grpc_port", "health_port", "metrics_port"])
-@pytest.mark.parametrize("host", ["127.0.0.1", "[::]", "0.0.0.0"])
-@pytest.mark.parametrize("other", ["127.0.0.1", "0.0.0.0"])
+@each_row("field", ["grpc_port", "health_port", "metrics_port"])
+@each_row("host", ["127.0.0.1", "[::]", "0.0.0.0"])
+@each_row("other", ["127.0.0.1", "0.0.0.0"])
 def test_each_declared_port(field: str, host: str, other: str) -> None:
     free = {"grpc_port": 0, "health_port": 0, "metrics_port": 0}
     with socket.create_server((other, 0)) as program:
