@@ -166,7 +166,8 @@ def gateway_key(
     require_gateway()
     from pydantic import ValidationError
 
-    from omni_gateway.guard.keys import ApiKey, make_key
+    from omni_gateway.guard.keys import make_key
+    from omni_gateway.rights import ApiKey
 
     key, digest = make_key()
     try:

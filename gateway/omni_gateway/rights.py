@@ -1,10 +1,12 @@
-"""What an API key may do: its models, priorities, cache salt, and the forms of text that it may ask for.
+"""API keys, and what they may do: models, priorities, cache salt, forms of text, and limits.
 
 A model that a key may not use does not exist for it, under whatever name it asks.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from collections.abc import Iterable
 from typing import Annotated, Final, Literal
 
@@ -14,8 +16,10 @@ from pydantic.alias_generators import to_camel
 from omni_gateway.entries.pipelines import ServedPipeline
 from omni_gateway.errors import InvalidRequestError, UnsupportedError
 from omni_gateway.openai.chat_request import ChatRequest
+from omni_proto.client import GenerateArguments
 
 ANY: Final = "*"
+_SALT_OF: Final = b"omnipipeline cache salt\0"
 MOST_PATTERNS: Final = 64
 
 ModelPattern = Annotated[str, StringConstraints(min_length=1, max_length=192, pattern=r"^[A-Za-z0-9._:/*-]+$")]
@@ -89,6 +93,11 @@ class KeyRights(FileModel):
             return "response_format"
         return "tools" if body.tools and self.structured_output == "None" else None
 
+    def apply(self, arguments: GenerateArguments) -> None:
+        """Set the priority and the cache salt of a call as the key allows."""
+        arguments["priority"] = self.priority_of(arguments.get("priority"))
+        arguments["cache_salt"] = self.salt_of(arguments.get("cache_salt"))
+
     def priority_of(self, given: int | None) -> int:
         """Returns the priority to send for a request's priority."""
         return min(max(given or 0, self.priority.min), self.priority.max)
@@ -96,6 +105,41 @@ class KeyRights(FileModel):
     def salt_of(self, given: str | None) -> str:
         """Returns the cache salt to send for a request's salt; empty for none."""
         return given or ""
+
+
+class KeyLimits(FileModel):
+    """Limits of one key, for all replicas together. None means no limit."""
+
+    requests_per_minute: Annotated[int, Field(ge=1)] | None = None
+    """Requests per minute; the same number may arrive in one burst."""
+    concurrent_requests: Annotated[int, Field(ge=1)] | None = None
+    """Requests in progress at the same time."""
+    audio_seconds_per_minute: Annotated[int, Field(ge=1)] | None = None
+    """Seconds of returned audio per minute, counted when a request ends."""
+
+
+class ApiKey(KeyRights):
+    """One key."""
+
+    name: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9._-]+$")]
+    """Shown in logs."""
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    """Hash of the key, lower-case hex."""
+    limits: KeyLimits = KeyLimits()
+    cache_salt: Literal["Key", "Caller"] = "Key"
+    """Key: requests share cached prefixes only with requests of the same key. Caller: as the request's salt says, so
+    also with requests of other keys of this kind."""
+
+    def salt_of(self, given: str | None) -> str:
+        """Returns the cache salt to send for a request's salt; empty for none.
+
+        Nobody but the gateway can compute a key's salt, because it depends on the hash of the key. So no other caller
+        can send the same one.
+        """
+        if self.cache_salt == "Caller":
+            return super().salt_of(given)
+        message = _SALT_OF + (given or "").encode("utf-8", "surrogatepass")
+        return hmac.new(bytes.fromhex(self.sha256), message, hashlib.sha256).hexdigest()
 
 
 _JSON_FORMS: Final = frozenset({"json_schema", "json_object"})

@@ -24,8 +24,7 @@ async def open_answer(
     An error before Accepted can still be sent as an HTTP status. Closing the generator cancels the request in all
     stages. Raises GatewayError, here and while the events are read.
     """
-    arguments["priority"] = call.rights.priority_of(arguments.get("priority"))
-    arguments["cache_salt"] = call.rights.salt_of(arguments.get("cache_salt"))
+    call.rights.apply(arguments)
     arguments.setdefault("timeout", gateway.settings.request_seconds)
     arguments.setdefault("request_id", call.id)
     arguments.setdefault("traceparent", call.traceparent)

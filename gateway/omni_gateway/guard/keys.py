@@ -21,13 +21,13 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Final
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import ValidationError, model_validator
 
 from omni_gateway.errors import AuthenticationError
-from omni_gateway.rights import FileModel, KeyRights
+from omni_gateway.rights import ApiKey, FileModel
 from omni_gateway.settings import SettingsError
 
 log = logging.getLogger(__name__)
@@ -37,46 +37,10 @@ CHECK_S: Final = 2.0
 MOST_BYTES: Final = 1 << 20
 """Maximum size of the file: that of a Secret."""
 PREFIX: Final = "sk-omni-"
-_SALT_OF: Final = b"omnipipeline cache salt\0"
 
 
 class KeyFileError(ValueError):
     """The key file is not YAML, or has a wrong field. The message names the field, but not its value."""
-
-
-class KeyLimits(FileModel):
-    """Limits of one key, for all replicas together. None means no limit."""
-
-    requests_per_minute: Annotated[int, Field(ge=1)] | None = None
-    """Requests per minute; the same number may arrive in one burst."""
-    concurrent_requests: Annotated[int, Field(ge=1)] | None = None
-    """Requests in progress at the same time."""
-    audio_seconds_per_minute: Annotated[int, Field(ge=1)] | None = None
-    """Seconds of returned audio per minute, counted when a request ends."""
-
-
-class ApiKey(KeyRights):
-    """One key."""
-
-    name: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9._-]+$")]
-    """Shown in logs."""
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    """Hash of the key, lower-case hex."""
-    limits: KeyLimits = KeyLimits()
-    cache_salt: Literal["Key", "Caller"] = "Key"
-    """Key: requests share cached prefixes only with requests of the same key. Caller: as the request's salt says, so
-    also with requests of other keys of this kind."""
-
-    def salt_of(self, given: str | None) -> str:
-        """Returns the cache salt to send for a request's salt; empty for none.
-
-        Nobody but the gateway can compute a key's salt, because it depends on the hash of the key. So no other caller
-        can send the same one.
-        """
-        if self.cache_salt == "Caller":
-            return super().salt_of(given)
-        message = _SALT_OF + (given or "").encode("utf-8", "surrogatepass")
-        return hmac.new(bytes.fromhex(self.sha256), message, hashlib.sha256).hexdigest()
 
 
 class KeyFile(FileModel):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from omni_gateway.errors import RateLimitError
-from omni_gateway.guard.keys import ApiKey
+from omni_gateway.rights import ApiKey
 from omni_proto.limits.token_bucket import TokenBucket
 
 

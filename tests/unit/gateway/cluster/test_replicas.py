@@ -13,8 +13,8 @@ import pytest
 
 from omni_gateway.cluster.replicas import ReadyReplicas, count_addresses
 from omni_gateway.errors import RateLimitError
-from omni_gateway.guard.keys import ApiKey, KeyLimits
 from omni_gateway.guard.limits import KeyLimiter
+from omni_gateway.rights import ApiKey, KeyLimits
 from omni_gateway.telemetry import GatewayMetrics
 
 KEY = ApiKey(name="alice", sha256="0" * 64, limits=KeyLimits(requests_per_minute=30))

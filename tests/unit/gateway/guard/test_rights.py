@@ -10,9 +10,9 @@ import pytest
 from omni_gateway import context
 from omni_gateway.entries.pipelines import ServedPipeline
 from omni_gateway.errors import GatewayError
-from omni_gateway.guard.keys import ApiKey, KeyFileError, hash_key, parse_keys
+from omni_gateway.guard.keys import KeyFileError, hash_key, parse_keys
 from omni_gateway.openai.chat_request import ChatRequest
-from omni_gateway.rights import KeyRights, matches
+from omni_gateway.rights import ApiKey, KeyRights, matches
 from support.tables import each_row
 
 HASH = "a" * 64
