@@ -52,7 +52,7 @@ class ClientPaths:
             return self.voice
         if head in ("structured_output", "structured_outputs"):
             return self._of_form(rest)
-        if head == "template_arguments":
+        if head.partition("[")[0] in ("template_arguments", "tools", "tool_choice", "use_audio_in_video"):
             return self._of_chat(name)
         is_prompt = head in ("reply", "input", "text", "token_ids", "prompt", "prompt_token_ids", "multi_modal_data")
         return self.prompt if is_prompt else None

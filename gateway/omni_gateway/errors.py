@@ -218,7 +218,8 @@ def to_error(
     stage's name, as far as they are known. pipeline: name of the pipeline, for errors that are not the client's.
     """
     if isinstance(error, ArgumentError):
-        return InvalidRequestError(paths.translate_text(str(error)))
+        wrong = paths.translate(error.field) if error.field else None
+        return InvalidRequestError(paths.translate_text(str(error)), param=wrong)
     kind, code = _BY_REASON.get(error.reason, (_BY_CODE.get(error.code.name, InternalError), None))
     places = [f"stage {error.stage}"] if error.stage else []
     if pipeline and kind.status >= 500:

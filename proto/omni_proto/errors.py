@@ -30,6 +30,11 @@ class EncodeError(OmniProtoError):
 class ArgumentError(OmniProtoError, ValueError):
     """The client was called with arguments that no server could serve."""
 
+    def __init__(self, message: str, *, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
+        """Path of the wrong argument, such as sampling[thinker].top_k; empty if it is none of a request."""
+
 
 class WireError(OmniProtoError):
     """The received bytes are not a message of the protocol: truncated, damaged, or never protobuf."""

@@ -75,9 +75,11 @@ def prepare_call(arguments: GenerateArguments) -> PreparedCall:
     try:
         request = prepare_request(arguments)
     except UnicodeEncodeError as error:
-        field = next((name for name, value in arguments.items() if value is error.object), "a text of the request")
+        field = next((name for name, value in arguments.items() if value is error.object), "")
+        named = field or "a text of the request"
         raise ArgumentError(
-            f"{field} holds half of a surrogate pair (character {error.start}), which UTF-8 does not have; replace it"
+            f"{named} holds half of a surrogate pair (character {error.start}), which UTF-8 does not have; replace it",
+            field=field,
         ) from error
     metadata = call_metadata(arguments.get("request_id"), arguments.get("traceparent"), arguments.get("metadata", ()))
     return PreparedCall(request, metadata, check_timeout(arguments.get("timeout")))
@@ -103,23 +105,25 @@ def prepare_request(arguments: GenerateArguments) -> PreparedRequest:
         try:
             start.token_ids.ids.extend(token_ids)
         except (TypeError, ValueError) as error:
-            raise ArgumentError("token_ids must be integers from 0 to 4294967295") from error
+            raise ArgumentError("token_ids must be integers from 0 to 4294967295", field="token_ids") from error
         if not start.token_ids.ids:
-            raise ArgumentError("token_ids must hold at least one id")
+            raise ArgumentError("token_ids must hold at least one id", field="token_ids")
     elif prompt_embeds is not None:
         embeds = embeds_prompt(prompt_embeds)
         start.prompt_embeds.CopyFrom(embeds.header)
     _set_template(start, arguments, is_templated=text is not None or chat is not None)
     size = start.ByteSize()
     if size > MAX_MESSAGE_BYTES - 64:
-        raise ArgumentError(f"the prompt takes {size} bytes, at most {MAX_MESSAGE_BYTES} fit one message; shorten it")
+        raise ArgumentError(
+            f"the prompt takes {size} bytes, at most {MAX_MESSAGE_BYTES} fit one message; shorten it", field="prompt"
+        )
     return PreparedRequest(start, media, embeds)
 
 
 def check_timeout(timeout: float | None) -> float | None:
     """Returns timeout, at most LONGEST_S. Raises ArgumentError unless it is None or a positive number of seconds."""
     if timeout is not None and not (timeout > 0 and math.isfinite(timeout)):
-        raise ArgumentError(f"timeout must be a positive number of seconds or None, got {timeout}")
+        raise ArgumentError(f"timeout must be a positive number of seconds or None, got {timeout}", field="timeout")
     return None if timeout is None else min(timeout, LONGEST_S)
 
 
@@ -148,7 +152,7 @@ def sampling_params(stage: str, values: Mapping[str, Any]) -> sampling_pb2.Sampl
         if name not in _SAMPLING_FIELDS:
             close = difflib.get_close_matches(str(name), _SAMPLING_FIELDS, n=1)
             hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(_SAMPLING_FIELDS)}"
-            raise ArgumentError(f"{field} is not a sampling parameter; {hint}")
+            raise ArgumentError(f"{field} is not a sampling parameter; {hint}", field=field)
         if value is None:
             continue
         try:
@@ -158,7 +162,9 @@ def sampling_params(stage: str, values: Mapping[str, Any]) -> sampling_pb2.Sampl
                 setattr(params, name, value)
         except (TypeError, ValueError) as error:
             kind = sampling_type(name)
-            raise ArgumentError(f"{field} must be {kind}, got {type(value).__name__}, or is out of range") from error
+            raise ArgumentError(
+                f"{field} must be {kind}, got {type(value).__name__}, or is out of range", field=field
+            ) from error
     return params
 
 
@@ -183,21 +189,26 @@ def _start(arguments: GenerateArguments) -> Start:
         raise ArgumentError("priority must be an integer from -1000 to 1000, and cache_salt must be text") from error
     for stage, values in (arguments.get("sampling") or {}).items():
         if not isinstance(values, Mapping):
-            raise ArgumentError(f"sampling[{stage}] must map parameter names to values, got {type(values).__name__}")
+            raise ArgumentError(
+                f"sampling[{stage}] must map parameter names to values, got {type(values).__name__}",
+                field=f"sampling[{stage}]",
+            )
         start.sampling[stage].CopyFrom(sampling_params(stage, values))
     seed = arguments.get("seed")
     if seed is not None:
         if not 0 <= seed < 2**64:
-            raise ArgumentError(f"seed must be 0 or more and fit 64 bits, got {seed}")
+            raise ArgumentError(f"seed must be 0 or more and fit 64 bits, got {seed}", field="seed")
         start.seed = seed
     modalities = arguments.get("modalities", ())
     for modality in (modalities,) if isinstance(modalities, str) else modalities:
         if modality.lower() not in _MODALITIES:
-            raise ArgumentError(f"modality {modality[:32]!r} is unknown; use {' or '.join(_MODALITIES)}")
+            raise ArgumentError(
+                f"modality {modality[:32]!r} is unknown; use {' or '.join(_MODALITIES)}", field="modalities"
+            )
         start.modalities.append(_MODALITIES[modality.lower()])
     encoding = arguments.get("encoding", PCM_S16LE)
     if encoding not in _ENCODINGS:
-        raise ArgumentError(f"encoding {encoding[:32]!r} is unknown; use {' or '.join(_ENCODINGS)}")
+        raise ArgumentError(f"encoding {encoding[:32]!r} is unknown; use {' or '.join(_ENCODINGS)}", field="encoding")
     start.audio.voice = arguments.get("voice", "")
     start.audio.encoding = _ENCODINGS[encoding]
     start.include.token_ids = arguments.get("include_token_ids", False)
@@ -217,15 +228,19 @@ def _set_template(start: Start, arguments: GenerateArguments, *, is_templated: b
     tools, tool_choice = arguments.get("tools", ()), arguments.get("tool_choice")
     if tools or tool_choice is not None:
         if not is_templated:
-            raise ArgumentError("tools and tool_choice need the chat template: give text or chat")
+            raise ArgumentError("tools and tool_choice need the chat template: give text or chat", field="tools")
         add_tools(start.chat, tools, tool_choice)
     if arguments.get("use_audio_in_video"):
         if arguments.get("chat") is None:
-            raise ArgumentError("use_audio_in_video is about the videos of a chat: give chat")
+            raise ArgumentError(
+                "use_audio_in_video is about the videos of a chat: give chat", field="use_audio_in_video"
+            )
         start.chat.use_audio_in_video = True
     if template_arguments := arguments.get("template_arguments"):
         if not is_templated:
-            raise ArgumentError("template_arguments need the chat template: give text or chat")
+            raise ArgumentError(
+                "template_arguments need the chat template: give text or chat", field="template_arguments"
+            )
         start.chat.template_arguments = as_json(template_arguments, "template_arguments")
 
 

@@ -68,12 +68,14 @@ class ChatMessage(Brief):
         object.__setattr__(self, "parts", parts)
         object.__setattr__(self, "tool_calls", tuple(self.tool_calls))
         if self.role not in ROLES:
-            raise ArgumentError(f"chat role {self.role[:32]!r} is unknown; use one of {', '.join(ROLES)}")
+            raise ArgumentError(f"chat role {self.role[:32]!r} is unknown; use one of {', '.join(ROLES)}", field="chat")
         if not parts and not self.tool_calls:
-            raise ArgumentError(f"a chat message of {self.role!r} needs at least one part")
+            raise ArgumentError(f"a chat message of {self.role!r} needs at least one part", field="chat")
         for part in parts:
             if not isinstance(part, str | MediaPart):
-                raise ArgumentError(f"a part of a chat message must be str or MediaPart, got {type(part).__name__}")
+                raise ArgumentError(
+                    f"a part of a chat message must be str or MediaPart, got {type(part).__name__}", field="chat"
+                )
 
 
 def system(*parts: Part) -> ChatMessage:
@@ -125,13 +127,15 @@ def video_part(source: bytes | str | Path) -> MediaPart:
 def as_chat(chat: ChatMessage | Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
     """Returns the messages of a conversation. Raises ArgumentError."""
     if isinstance(chat, str):
-        raise ArgumentError("chat must hold ChatMessage, got str; for one text of the user give text=")
+        raise ArgumentError("chat must hold ChatMessage, got str; for one text of the user give text=", field="chat")
     messages = (chat,) if isinstance(chat, ChatMessage) else tuple(chat)
     if not messages:
-        raise ArgumentError("chat must hold at least one message")
+        raise ArgumentError("chat must hold at least one message", field="chat")
     for message in messages:
         if not isinstance(message, ChatMessage):
-            raise ArgumentError(f"chat must hold ChatMessage, got {type(message).__name__}; see user() and system()")
+            raise ArgumentError(
+                f"chat must hold ChatMessage, got {type(message).__name__}; see user() and system()", field="chat"
+            )
     return messages
 
 
@@ -172,22 +176,27 @@ def embeds_prompt(array: Buffer) -> EmbedsPrompt:
     try:
         crc32c(b"")  # reports a missing package before the call begins
     except MissingExtraError as error:
-        raise ArgumentError("prompt_embeds needs the package google-crc32c; install omnipipeline[stage]") from error
+        raise ArgumentError(
+            "prompt_embeds needs the package google-crc32c; install omnipipeline[stage]", field="prompt_embeds"
+        ) from error
     try:
         view = memoryview(array)
     except TypeError as error:
         raise ArgumentError(
-            f"prompt_embeds must be a buffer such as a numpy array, got {type(array).__name__}"
+            f"prompt_embeds must be a buffer such as a numpy array, got {type(array).__name__}", field="prompt_embeds"
         ) from error
     dtype = _EMBEDS_DTYPES.get(view.format.removeprefix("<"))
     if dtype is None or view.ndim != 2 or not view.c_contiguous or not view.nbytes:
         raise ArgumentError(
             "prompt_embeds must be [rows, hidden size], C-contiguous and not empty, of float32, float16, or uint16 for "
-            "the bits of bfloat16"
+            "the bits of bfloat16",
+            field="prompt_embeds",
         )
     rows, hidden_size = (int(size) for size in view.shape or ())
     if view.nbytes // rows > MAX_ROW_BYTES:
-        raise ArgumentError(f"a row of prompt_embeds has {view.nbytes // rows} bytes, at most {MAX_ROW_BYTES}")
+        raise ArgumentError(
+            f"a row of prompt_embeds has {view.nbytes // rows} bytes, at most {MAX_ROW_BYTES}", field="prompt_embeds"
+        )
     return EmbedsPrompt(header_for(prompt_embeds_spec(hidden_size, dtype), rows), view.cast("B"))
 
 

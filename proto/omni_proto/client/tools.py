@@ -72,13 +72,13 @@ class StructuredOutput(Brief):
         given = [name for name in self.__slots__ if getattr(self, name) not in (None, False)]
         if len(given) != 1:
             names, got = ", ".join(self.__slots__), " and ".join(given) or "none"
-            raise ArgumentError(f"structured_output takes exactly one of {names}, got {got}")
+            raise ArgumentError(f"structured_output takes exactly one of {names}, got {got}", field="structured_output")
 
     def to_proto(self) -> sampling_pb2.StructuredOutput:
         """Returns the protobuf message. Raises ArgumentError if a value has the wrong type."""
         if self.choice is not None:
             if isinstance(self.choice, str):
-                raise ArgumentError("structured_output.choice must be a list of str")
+                raise ArgumentError("structured_output.choice must be a list of str", field="structured_output.choice")
             return sampling_pb2.StructuredOutput(choice=sampling_pb2.Choices(texts=self.choice))
         if self.json_schema is not None:
             schema = as_json(self.json_schema, "structured_output.json_schema")
@@ -94,7 +94,7 @@ def add_tools(chat: prompt_pb2.ChatPrompt, tools: Sequence[Tool], choice: ToolCh
     """Add the tools and the choice to the message. Raises ArgumentError."""
     for index, tool in enumerate(tools):
         if not isinstance(tool, Tool):
-            raise ArgumentError(f"tools[{index}] must be a Tool, got {type(tool).__name__}")
+            raise ArgumentError(f"tools[{index}] must be a Tool, got {type(tool).__name__}", field=f"tools[{index}]")
         chat.tools.add(
             name=tool.name,
             description=tool.description,
@@ -105,7 +105,10 @@ def add_tools(chat: prompt_pb2.ChatPrompt, tools: Sequence[Tool], choice: ToolCh
         chat.tool_choice.function = choice.name
     elif choice is not None:
         if choice not in _MODES:
-            raise ArgumentError(f"tool_choice must be {', '.join(_MODES)} or CallTool(NAME), got {str(choice)[:32]!r}")
+            raise ArgumentError(
+                f"tool_choice must be {', '.join(_MODES)} or CallTool(NAME), got {str(choice)[:32]!r}",
+                field="tool_choice",
+            )
         chat.tool_choice.mode = _MODES[choice]
 
 
@@ -116,7 +119,7 @@ def given_reply(reply: str | Sequence[int]) -> prompt_pb2.GivenReply:
     try:
         return prompt_pb2.GivenReply(token_ids=prompt_pb2.TokenPrompt(ids=reply))
     except (TypeError, ValueError) as error:
-        raise ArgumentError("reply must be text, or token ids from 0 to 4294967295") from error
+        raise ArgumentError("reply must be text, or token ids from 0 to 4294967295", field="reply") from error
 
 
 def as_json(value: Mapping[str, Any] | str, field: str) -> str:
@@ -126,4 +129,4 @@ def as_json(value: Mapping[str, Any] | str, field: str) -> str:
     try:
         return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ArgumentError(f"{field} must be a value that JSON has: {error}") from error
+        raise ArgumentError(f"{field} must be a value that JSON has: {error}", field=field) from error

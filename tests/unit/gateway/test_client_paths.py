@@ -13,7 +13,7 @@ from omni_gateway.client_paths import SPEECH
 from omni_gateway.errors import answer_error, to_error
 from omni_gateway.openai.chat_prompt import chat_paths
 from omni_gateway.openai.chat_request import ChatRequest
-from omni_proto.client import OmniRequestError
+from omni_proto.client import ArgumentError, OmniRequestError
 from support.tables import each_row
 
 URL = {"url": "data:,"}
@@ -130,6 +130,22 @@ def test_no_text_of_the_stage_server_keeps_a_name_of_its_own() -> None:
         param = paths.translate(name)
         assert param is None or not OWN.search(param), name
         assert not OWN.search(paths.translate_text(f"{name}: is wrong")), name
+
+
+@pytest.mark.parametrize(
+    ("field", "param"),
+    [
+        ("prompt", "messages"),
+        ("sampling[thinker].top_k", "top_k"),
+        ("tools[1].parameters", "tools[1].function.parameters"),
+        ("template_arguments", "chat_template_kwargs"),
+        ("structured_output.json_schema", "response_format.json_schema.schema"),
+        ("timeout", None),
+        ("", None),
+    ],
+)
+def test_an_argument_of_the_client_library_is_a_field_of_the_body(field: str, param: str | None) -> None:
+    assert to_error(ArgumentError("it is wrong", field=field), chat_paths(request())).param == param
 
 
 def too_long(**fields: Any) -> OmniRequestError:

@@ -174,6 +174,24 @@ def test_wrong_arguments_are_refused_before_anything_is_sent(arguments: dict[str
         client.generate(**arguments)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({}, ""),
+        ({"token_ids": []}, "token_ids"),
+        ({"raw_text": "a", "sampling": {"thinker": {"top_k": "ten"}}}, "sampling[thinker].top_k"),
+        ({"raw_text": "a", "seed": -1}, "seed"),
+        ({"text": "a", "tools": ["look_up"]}, "tools[0]"),
+        ({"text": "a", "template_arguments": {"depth": float("nan")}}, "template_arguments"),
+        ({"text": "a" * (9 << 20)}, "prompt"),
+    ],
+)
+def test_an_error_has_the_path_of_the_wrong_argument(arguments: dict[str, Any], field: str) -> None:
+    with pytest.raises(ArgumentError) as wrong:
+        prepare(**arguments)
+    assert wrong.value.field == field
+
+
 def test_an_unknown_argument_is_refused_at_once() -> None:
     """An unknown argument raises TypeError before anything is sent."""
     with OmniClient("localhost:1") as client, pytest.raises(TypeError, match="unknown arguments: sede"):
