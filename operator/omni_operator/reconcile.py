@@ -8,30 +8,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
 from omni_kube.api.client import ApiClient
 from omni_kube.api.clock import ServerClock
-from omni_kube.errors import ConflictError, NotFoundError
+from omni_kube.errors import ApiError, ConflictError, DeniedError, NotFoundError, RetryClass
 from omni_kube.objects import NamespacedName, ObjectKey, is_terminating, version_of
 from omni_kube.store import Store
 from omni_operator.desired.build_settings import BuildSettings
-from omni_operator.kinds import PIPELINE_KIND
+from omni_operator.kinds import PIPELINE_KIND, ChildKey
 from omni_operator.process.metrics import Metrics
 from omni_operator.process.pipeline_log import log_subject
 from omni_operator.process.settings import OperatorSettings
 from omni_operator.reasons import Reason
-from omni_operator.report import ALTERED_RECHECK_S, Report, describe_failure, result_of, schedule
-from omni_operator.rollout.apply import Outcome, apply_plan
+from omni_operator.rollout.apply import Applier, Outcome
 from omni_operator.rollout.decide import Decision, decide
 from omni_operator.rollout.live_spec import read_live_spec
-from omni_operator.rollout.plan import Verified
+from omni_operator.rollout.plan import Plan, Verified
 from omni_operator.state.model_names import ModelNames
 from omni_operator.state.observe import (
-    Unlabelled,
     add_children,
     observe_live_pipeline,
     observe_pipeline,
@@ -40,7 +38,7 @@ from omni_operator.state.observe import (
 )
 from omni_operator.state.observed import Observed
 from omni_operator.state.slim import can_slim, slim_child
-from omni_operator.status.assessment import Halt
+from omni_operator.status.assessment import ChildError, Halt
 from omni_operator.status.events import EventGate, compute_events
 from omni_operator.status.publish import is_minor, live_status, write_events, write_status
 from omni_operator.status.status import (
@@ -50,14 +48,43 @@ from omni_operator.status.status import (
     refuse_excess,
     refuse_spec,
 )
-from omni_proto.pipeline import OmniPipeline
 
 MAX_PASSES: Final = 5
 """Maximum passes of one reconcile. Each continues after the writes of the previous one, or with a newer pipeline."""
 LIMIT_RECHECK_S: Final = 60.0
 """Pause before a pipeline beyond its namespace's limit is checked again: others may have been deleted by then."""
+CONFLICT_RECHECK_S: Final = 30.0
+"""Pause before checking whether another object still has a child's name: no watch reports that object's deletion."""
+ALTERED_RECHECK_S: Final = 60.0
+"""Pause before a child that admission changed is applied again: no watch reports that a webhook or policy is gone."""
+REPORTED_FAILURES: Final = 4
+"""Consecutive failures after which the status reports even transient errors."""
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The result of a reconcile."""
+
+    result: str
+    """unchanged, changed, conflict, refused (the pipeline, by the operator), denied (an object, by a quota or policy),
+    error or gone."""
+    retry: bool = False
+    """Whether it failed and must be retried with growing pauses."""
+    again_after_s: float | None = None
+    """Seconds after which to reconcile again even if no event arrives; with retry, the shortest pause."""
+    progressed: bool = False
+    """With retry: whether some of its writes succeeded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What one pass did."""
+
+    done: Report | None = None
+    """The result of the reconcile; None if another pass must follow."""
+    wrote: bool = False
 
 
 class Reconciler:
@@ -89,6 +116,7 @@ class Reconciler:
         # name before they are created. A restarted operator fills this set again, because creating the child fails.
         self._taken: set[NamespacedName] = set()
         self._verified = Verified()
+        self._applier = Applier(client, store, scope_of, self._verified, metrics)
         self._tried_again: dict[NamespacedName, float] = {}
         self._events = EventGate()
         self._records_names = True  # False after a CRD that is older than the operator did not take them
@@ -100,8 +128,8 @@ class Reconciler:
 
         failures: number of consecutive failures before this call.
         """
-        changed = False
-        for is_last in (*[False] * (MAX_PASSES - 1), True):
+        wrote = False
+        for number in range(1, MAX_PASSES + 1):
             observed = observe_pipeline(self._store, key)
             if observed is None:
                 # The garbage collector deletes its children.
@@ -110,85 +138,55 @@ class Reconciler:
                 self._tried_again.pop(key, None)
                 return Report("gone")
             with log_subject(key.namespace, key.name, observed.generation):
-                step = await self._pass(key, observed, failures, is_last)
-            if isinstance(step, Report):
-                failed = step.result in ("denied", "error")
-                return Report("changed", step.retry, step.again_after_s) if changed and not failed else step
-            changed |= step
+                step = await self._pass(key, observed, failures, is_last=number == MAX_PASSES)
+            if (report := step.done) is not None:
+                failed = report.result in ("denied", "error")
+                return Report("changed", report.retry, report.again_after_s) if wrote and not failed else report
+            wrote |= step.wrote
         return Report("changed", again_after_s=self._settings.debounce_s)
 
-    async def _pass(self, key: NamespacedName, observed: Observed, failures: int, is_last: bool) -> Report | bool:
-        """Run one pass on the observed state. Returns its Report.
-
-        If another pass must follow, returns instead whether this one wrote.
-        """
+    async def _pass(self, key: NamespacedName, observed: Observed, failures: int, is_last: bool) -> Pass:
         now = self._clock.now(time.monotonic())
-        scope = self._scope_of(key.namespace)
         # 1. Observe: done by the caller, except for children that no watch reports.
         if (stop := self._find_stop(key, observed)) is not None:
-            return await self._publish_stopped(key, observed, compute_lost_status(observed, stop, now), stop, now)
+            lost = compute_lost_status(observed, stop, now)
+            return Pass(await self._publish_stopped(key, observed, lost, stop, now))
         # 2. Read the spec that is in force.
         spec = read_live_spec(observed, self._settings.default_image)
         halt = refuse_spec(spec.problem) if spec.problem else None
         if spec.pipeline is None:
             lost = compute_lost_status(observed, refuse_spec(spec.problem), now)
-            return await self._publish(key, observed, lost, now, "refused")
-        # 3. to 5. Decide the rollout, build what is desired, plan the writes.
-        decision = self._decide(spec.pipeline, spec.revision, observed, now)
-        if decision.plan.altered and self._must_try_again(key):
-            for altered in decision.plan.altered:
-                self._verified.forget(altered.uid)
-            decision = self._decide(spec.pipeline, spec.revision, observed, now)
-        if decision.plan.unread:
-            observed = await observe_unread(self._client, observed, decision.plan.unread)
-            decision = self._decide(spec.pipeline, spec.revision, observed, now)
+            return Pass(await self._publish(key, observed, lost, now, "refused"))
+        # 3. Decide the rollout, build what is desired, plan the writes.
+        settings = self._build_settings()
+        self._try_altered_again(key, observed)
+        decision = decide(spec.pipeline, observed, settings, now, self._verified, spec.revision)
+        known, unknown = await self._observe_more(key, observed, decision.plan)
+        if known is not observed:
+            observed = known
+            decision = decide(spec.pipeline, observed, settings, now, self._verified, spec.revision)
         self._slim(observed)
-        unlabelled = Unlabelled()
-        if decision.plan.apply and key in self._taken:
-            unlabelled = await observe_unlabelled(self._client, observed, decision.plan.apply)
-            if unlabelled.found:
-                observed = add_children(observed, unlabelled.found)
-                decision = self._decide(spec.pipeline, spec.revision, observed, now)
-            if not unlabelled.found and not unlabelled.unknown:
-                self._taken.discard(key)
-        # 6. and 7. Apply, then prune.
+        # 4. Apply, then prune.
         outcome = Outcome()
         if not decision.plan.is_empty:
             if not await self._is_fresh(key, observed):
-                return False
-            outcome = await apply_plan(
-                self._client,
-                self._store,
-                scope,
-                key.namespace,
-                decision.plan,
-                observed.children,
-                unlabelled.unknown,
-                self._verified,
-                self._metrics,
-            )
+                return Pass()
+            outcome = await self._applier.execute(decision.plan, observed, unknown)
             if outcome.taken:
                 self._taken.add(key)
             if (outcome.error is None or outcome.taken) and not is_last:
                 # The queue gets no event for the operator's own writes, and they may make further writes possible.
-                return True
-        # 8. and 9. Status and events.
+                return Pass(wrote=True)
+        # 5. Write the status and Events.
         errors = describe_failure(outcome, failures)
         status = compute_status(
-            decision.pipeline,
-            observed,
-            decision.rollout,
-            decision.plan,
-            now,
-            errors,
-            ignored=spec.ignored,
-            halt=halt,
+            decision.pipeline, observed, decision.rollout, decision.plan, now, errors, ignored=spec.ignored, halt=halt
         )
         result = result_of(decision.plan, outcome)
         report = await self._publish(
             key, observed, status, now, "refused" if halt and result == "unchanged" else result
         )
-        return schedule(report, decision, outcome, now)
+        return Pass(schedule(report, decision, outcome, now))
 
     def _find_stop(self, key: NamespacedName, observed: Observed) -> Halt | None:
         """Returns why the operator does nothing for a pipeline, whatever its spec; None if it acts."""
@@ -197,16 +195,31 @@ class Reconciler:
         is_excess = self._store.rank(key, self._settings.max_pipelines) >= self._settings.max_pipelines
         return refuse_excess(self._settings.max_pipelines) if is_excess else None
 
-    def _decide(self, pipeline: OmniPipeline, revision: str, observed: Observed, now: datetime) -> Decision:
-        return decide(pipeline, observed, self._build_settings(), now, self._verified, revision)
-
-    def _must_try_again(self, key: NamespacedName) -> bool:
-        """Returns whether it is time to apply again what admission changed: no event reports that a policy is gone."""
+    def _try_altered_again(self, key: NamespacedName, observed: Observed) -> None:
+        """Let the plan compare again what admission changed: no event reports that a webhook or policy is gone."""
+        altered = [child for child in observed.children.values() if self._verified.altered(child)]
         clock = asyncio.get_running_loop().time()
-        if clock - self._tried_again.setdefault(key, clock) < ALTERED_RECHECK_S:
-            return False
+        if not altered or clock - self._tried_again.setdefault(key, clock) < ALTERED_RECHECK_S:
+            return
         self._tried_again[key] = clock
-        return True
+        for child in altered:
+            self._verified.forget(child["metadata"]["uid"])
+
+    async def _observe_more(
+        self, key: NamespacedName, observed: Observed, plan: Plan
+    ) -> tuple[Observed, Mapping[ChildKey, ApiError]]:
+        """Read from the API server the children that the plan is about and the store does not have. Returns observed
+        itself if there are none. Also returns the children that cannot be read, with the error."""
+        if plan.unread:
+            observed = await observe_unread(self._client, observed, plan.unread)
+        if not plan.apply or key not in self._taken:
+            return observed, {}
+        unlabelled = await observe_unlabelled(self._client, observed, plan.apply)
+        if unlabelled.found:
+            observed = add_children(observed, unlabelled.found)
+        elif not unlabelled.unknown:
+            self._taken.discard(key)
+        return observed, unlabelled.unknown
 
     def _slim(self, observed: Observed) -> None:
         """Drop the unused fields of stored children that were found to match the desired state; see slim_child."""
@@ -278,6 +291,41 @@ class Reconciler:
         self._names.update(key)
         # Nothing can be created in a namespace that is being deleted with the pipeline.
         changes = [] if is_terminating(observed.pipeline) else compute_events(before, status)
-        told = [event for found in changes if (event := self._events.admit(observed.uid, found, clock)) is not None]
-        await write_events(self._client, observed, told, self._settings.identity, now)
+        admitted = [event for found in changes if (event := self._events.admit(observed.uid, found, clock)) is not None]
+        await write_events(self._client, observed, admitted, self._settings.identity, now)
         return Report(result if result != "unchanged" else "changed")
+
+
+def describe_failure(outcome: Outcome, failures: int) -> list[ChildError]:
+    """Returns what the status reports about a failed write: a refusal immediately, other errors only if they last."""
+    error = outcome.error
+    if error is None or error.retry is RetryClass.NEVER:
+        return []
+    if error.retry is not RetryClass.SLOWLY and failures < REPORTED_FAILURES:
+        return []
+    return [ChildError(outcome.failed, error.message)]
+
+
+def result_of(plan: Plan, outcome: Outcome) -> str:
+    """Returns the result of a reconcile that executed the plan; see Report.result."""
+    if outcome.error is not None:
+        return "denied" if isinstance(outcome.error, DeniedError) else "error"
+    if plan.conflicts:
+        return "conflict"
+    return "changed" if outcome.writes else "unchanged"
+
+
+def schedule(report: Report, decision: Decision, outcome: Outcome, now: datetime) -> Report:
+    """Returns the report with the time of the next reconcile."""
+    error = outcome.error
+    if error is not None:
+        _log.info("failed on %s: %s", outcome.failed, error)
+        return Report(report.result, error.retry is not RetryClass.NEVER, error.retry_after_s, outcome.writes > 0)
+    pauses = [report.again_after_s] if report.again_after_s is not None else []
+    if decision.plan.conflicts:
+        pauses.append(CONFLICT_RECHECK_S)
+    if decision.plan.altered:
+        pauses.append(ALTERED_RECHECK_S)
+    if decision.rollout.recheck_at is not None:
+        pauses.append(max(1.0, (decision.rollout.recheck_at - now).total_seconds() + 1.0))
+    return Report(report.result, again_after_s=min(pauses, default=None))

@@ -21,7 +21,7 @@ from omni_kube.errors import ConflictError, ForbiddenError, NotLeaderError
 from omni_kube.objects import Manifest
 from omni_operator.kinds import FIELD_MANAGER, KIND_BY_NAME, ChildKey, key_of
 from omni_operator.process.metrics import Metrics
-from omni_operator.rollout.apply import Outcome, apply_plan
+from omni_operator.rollout.apply import Applier, Outcome
 from omni_operator.rollout.plan import Plan, Verified, compute_plan
 from omni_operator.state.observe import new_store
 from omni_operator.state.observed import Observed
@@ -80,17 +80,9 @@ async def carry_out(
     server: Server, plan: Plan, verified: Verified | None = None, *, leads: bool = True, **more: Any
 ) -> Outcome:
     async with serving(server, leads) as client:
-        return await apply_plan(
-            client,
-            new_store(),
-            "",
-            OWNER.namespace,
-            plan,
-            more.get("seen", {}),
-            more.get("unknown", {}),
-            verified or Verified(),
-            Metrics(),
-        )
+        applier = Applier(client, new_store(), lambda namespace: "", verified or Verified(), Metrics())
+        observed = Observed(pipeline=PIPELINE, children=more.get("seen", {}))
+        return await applier.execute(plan, observed, more.get("unknown", {}))
 
 
 def plan_of(desired: list[Manifest], live: Mapping[ChildKey, Manifest] | None = None) -> Plan:
