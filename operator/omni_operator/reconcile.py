@@ -25,8 +25,7 @@ from omni_operator.process.pipeline_log import log_subject
 from omni_operator.process.settings import OperatorSettings
 from omni_operator.reasons import Reason
 from omni_operator.rollout.apply import Applier, Outcome
-from omni_operator.rollout.decide import Decision, decide
-from omni_operator.rollout.live_spec import read_live_spec
+from omni_operator.rollout.decide import Decision, decide, read_live_spec
 from omni_operator.rollout.plan import Plan, Verified
 from omni_operator.state.model_names import ModelNames
 from omni_operator.state.observe import (

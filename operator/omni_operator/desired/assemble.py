@@ -7,18 +7,21 @@ from collections.abc import Mapping
 from omni_kube.objects import Manifest
 from omni_operator import names
 from omni_operator.desired.build_settings import BuildSettings, Owner
-from omni_operator.desired.children.config_map import build_config_map
-from omni_operator.desired.children.controller_revision import build_controller_revision
-from omni_operator.desired.children.deployment import build_deployment
-from omni_operator.desired.children.disruption_budget import build_disruption_budget
-from omni_operator.desired.children.network_policy import build_network_policy
-from omni_operator.desired.children.pod_monitor import build_pod_monitor
-from omni_operator.desired.children.service_account import build_service_account
-from omni_operator.desired.children.services import build_entry_services, build_stage_service
+from omni_operator.desired.children import (
+    build_config_map,
+    build_controller_revision,
+    build_disruption_budget,
+    build_entry_services,
+    build_pod_monitor,
+    build_service_account,
+    build_stage_service,
+)
+from omni_operator.desired.deployment import build_deployment
 from omni_operator.desired.model_files import locate_model
-from omni_operator.desired.pod.volumes import TLS_MOUNT
+from omni_operator.desired.network_policy import build_network_policy
 from omni_operator.desired.revision import pin_images
 from omni_operator.desired.stage_build import StageBuild
+from omni_operator.desired.volumes import TLS_MOUNT
 from omni_proto.pipeline import OmniPipeline, Stage, compile_stages
 from omni_proto.stage_config import Listen, ServerTls, StageConfig
 

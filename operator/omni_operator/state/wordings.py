@@ -263,4 +263,4 @@ REFUSALS: Final = (
     ),
     wording(r"^spec\.|is invalid", "correct the field in the spec", "pkg/apis/core/validation/validation.go"),
 )
-"""Why the API server does not create pods. Quotas that are used up are apart (capacity.py)."""
+"""Why the API server does not create pods. Quotas that are used up are apart (pod_causes.py)."""

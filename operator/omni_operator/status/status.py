@@ -14,13 +14,11 @@ from omni_operator.rollout.plan import Plan
 from omni_operator.rollout.replicas import Fate, decide_replicas
 from omni_operator.rollout.rollout import Phase, Rollout
 from omni_operator.state.live import LiveSet, compute_live_sets, live_serving_revision
-from omni_operator.state.observed import Observed
+from omni_operator.state.observed import Observed, find_service_problem, find_stage_problem, has_endpoints, is_reachable
 from omni_operator.state.pod_causes import find_cause
-from omni_operator.state.services import find_service_problem, find_stage_problem, has_endpoints, is_reachable
 from omni_operator.status.assessment import Assessment, ChildError, Halt, StageState
 from omni_operator.status.conditions import PROGRESSING, bound, set_conditions
-from omni_operator.status.progress import AFTER_COMPLETION
-from omni_operator.status.verdicts import judge
+from omni_operator.status.verdicts import AFTER_COMPLETION, judge
 from omni_proto.pipeline import OmniPipeline
 from omni_proto.pipeline.rules.component_checks import list_likely_mistakes
 from omni_proto.pod_contract import GRPC_PORT

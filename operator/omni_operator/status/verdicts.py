@@ -3,23 +3,24 @@
 Ready        a client can connect and is served: every stage of the serving revision has a ready pod that can be
              reached, and the stable Services lead to the entry stage. It stays True during a healthy rollout, because
              the old revision serves until the new one can.
-Progressing  the live state does not match the spec yet, and the operator is changing the live state (progress.py).
+Progressing  the live state does not match the spec yet, and the operator is changing the live state.
 Degraded     something failed, or fewer replicas run than before. The steps of a healthy rollout are not failures.
 SpecUnderstood  written only while it is False: the operator does not know a field or a value of the spec.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
 
-from omni_operator.names import entry_service_name, headless_service_name
+from omni_operator.kinds import FIELD_MANAGER
+from omni_operator.names import MANAGED_BY_LABEL, entry_service_name, headless_service_name
 from omni_operator.reasons import Reason
+from omni_operator.rollout.plan import Altered
 from omni_operator.rollout.rollout import Phase
 from omni_operator.state.container_causes import Cause
-from omni_operator.status.assessment import Assessment, StageState, worst_of
-from omni_operator.status.blockers import describe_altered, describe_conflicts, describe_errors, find_blockers
+from omni_operator.status.assessment import Assessment, ChildError, StageState, worst_of
 from omni_operator.status.conditions import DEGRADED, PROGRESSING, READY, SPEC_UNDERSTOOD, Verdict
-from omni_operator.status.progress import describe_progress, judge_progressing
 
 
 def judge(assessment: Assessment) -> dict[str, Verdict]:
@@ -175,3 +176,152 @@ def _stages(names: Sequence[str]) -> str:
 
 def _have(names: Sequence[str]) -> str:
     return "have" if len(names) > 1 else "has"
+
+
+_PROGRESS: Final[Mapping[Phase, Reason]] = {
+    Phase.STARTING: Reason.STARTING,
+    Phase.UPDATING: Reason.UPDATING,
+    Phase.ROLLING_OUT: Reason.ROLLING_OUT,
+    Phase.NEEDS_CAPACITY: Reason.ROLLOUT_NEEDS_CAPACITY,
+    Phase.WAITING: Reason.WAITING_FOR_OLD_REVISION,
+    Phase.DRAINING: Reason.DRAINING_OLD_REVISION,
+    Phase.SUSPENDING: Reason.SUSPENDING,
+}
+AFTER_COMPLETION: Final = frozenset(
+    {
+        Reason.ROLLOUT_COMPLETE,
+        Reason.CHILD_CONFLICT,
+        Reason.APPLY_FAILED,
+        Reason.CHANGED_BY_ADMISSION,
+        Reason.UPDATING,
+        Reason.ENTRY_NOT_READY,
+    }
+)
+"""Reasons of Progressing=False for a generation that was rolled out. All but the first say what is wrong since then."""
+
+
+def judge_progressing(assessment: Assessment) -> Verdict:
+    """Returns the verdict on Progressing: whether the live state is still changing towards the spec."""
+    phase, halt, target = assessment.phase, assessment.halt, assessment.target
+    if halt is not None:
+        return Verdict(halt.reason is Reason.TERMINATING, halt.reason, halt.message)
+    blockers = find_blockers(assessment)
+    if phase is Phase.SUSPENDED:
+        return Verdict(False, Reason.SUSPENDED, "; ".join(["spec.suspend is true, no pods run", *_messages(blockers)]))
+    if phase is Phase.COMPLETE or (phase is Phase.INCOMPLETE and assessment.settled):
+        if blockers:
+            return Verdict(not assessment.settled, blockers[0].reason, f"revision {target}: {blockers[0].message}")
+        return Verdict(False, Reason.ROLLOUT_COMPLETE, f"revision {target} is rolled out")
+    if phase is Phase.INCOMPLETE:
+        # The pods start for the first time, or there are more of them than before.
+        reason = Reason.UPDATING if assessment.serves else Reason.STARTING
+    else:
+        reason = _PROGRESS[phase]
+    return Verdict(True, reason, "; ".join([describe_progress(assessment), *_messages(blockers)]))
+
+
+def describe_progress(assessment: Assessment) -> str:
+    """Returns what the phase waits for, and the worst known cause of the wait."""
+    target, serving, waiting = assessment.target, assessment.serving, ", ".join(assessment.waiting_for)
+    rising = _describe_cause(worst_of(assessment.rising))
+    cause = _describe_cause(worst_of([*assessment.stages, *assessment.rising, *assessment.ending]))
+    match assessment.phase:
+        case Phase.ROLLING_OUT:
+            serves = ", which serves" if assessment.serves else ""
+            return f"revision {target} starts beside {serving}{serves}; waiting for {waiting}{rising}"
+        case Phase.NEEDS_CAPACITY:
+            serves = ", which keeps serving" if assessment.serves else ""
+            return (
+                f"revision {target} does not fit beside {serving}{serves}{rising}; add nodes or quota, or set "
+                "spec.rollout.strategy: Recreate, which pauses serving"
+            )
+        case Phase.WAITING:
+            return f"revision {target} starts once requests to the old one have ended; waiting for {waiting}{cause}"
+        case Phase.DRAINING:
+            return f"revision {target} serves; the old one drains" + (f": {waiting}" if waiting else "") + cause
+        case Phase.SUSPENDING:
+            return f"spec.suspend is true, pods drain: {waiting}{cause}"
+        case _ if assessment.serves:
+            return f"pods of revision {target} are being updated to the spec: {waiting}{cause}"
+        case _:
+            # Only Ready names the missing stages, so that a change of these stages changes only one message.
+            return f"pods of revision {target} are starting{cause}"
+
+
+def _messages(blockers: Sequence[Blocker]) -> list[str]:
+    return [blocker.message for blocker in blockers]
+
+
+def _describe_cause(stage: StageState | None) -> str:
+    return f"; stage {stage.name}: {stage.cause.message}" if stage is not None and stage.cause is not None else ""
+
+
+MOST_NAMED: Final = 8
+"""Largest number of objects that one message names."""
+_DECISIVE: Final = ("spec.replicas", "spec.selector", "spec.ports", "metadata.ownerReferences", "metadata.labels")
+"""Fields without which the operator cannot do what the spec says. A webhook that changes another one, such as a mirror
+of images, usually does so on purpose."""
+
+
+class Blocker(NamedTuple):
+    """A reason for which the live state does not match the spec."""
+
+    reason: Reason
+    message: str
+
+
+def find_blockers(assessment: Assessment) -> list[Blocker]:
+    """Returns everything that stands in the way, the most severe first."""
+    blockers: list[Blocker] = []
+    if assessment.foreign:
+        blockers.append(Blocker(Reason.CHILD_CONFLICT, describe_conflicts(assessment)))
+    if assessment.errors:
+        blockers.append(Blocker(Reason.APPLY_FAILED, describe_errors(assessment.errors)))
+    if decisive := [item for item in assessment.altered if is_decisive(item)]:
+        blockers.append(Blocker(Reason.CHANGED_BY_ADMISSION, describe_altered(decisive)))
+    if assessment.unwritten and not assessment.errors:
+        blockers.append(Blocker(Reason.UPDATING, assessment.unwritten))
+    if assessment.entry_problem:
+        blockers.append(Blocker(Reason.ENTRY_NOT_READY, f"{assessment.entry_problem}: clients cannot connect"))
+    return blockers
+
+
+def is_decisive(item: Altered) -> bool:
+    """Returns whether a change by admission keeps the operator from doing what the spec says."""
+    return any(path.startswith(_DECISIVE) for path in item.paths)
+
+
+def describe_altered(items: Sequence[Altered]) -> str:
+    """Returns what admission changed, and what to check."""
+    parts = [f"{item.key.kind} {item.key.name} ({', '.join(item.paths)})" for item in items]
+    return (
+        f"admission (a webhook or policy) changes what the operator writes: {_some(parts)}; see kubectl get "
+        f"mutatingwebhookconfigurations, and exempt objects with the label {MANAGED_BY_LABEL}={FIELD_MANAGER}"
+    )
+
+
+def describe_conflicts(assessment: Assessment) -> str:
+    """Returns which names are taken, by whom, and the command that frees them."""
+    found = assessment.foreign
+    first, more = found[0], len(found) - 1
+    owner = f"belongs to {first.owner}" if first.owner else "was not made by the operator"
+    others = f", and {more} more of the pipeline's names are taken" if more else ""
+    named = " ".join(f"{item.key.kind.lower()}/{item.key.name}" for item in found[:MOST_NAMED])
+    again = f" and so on for all {len(found)}" if len(found) > MOST_NAMED else ""
+    it = "them" if more else "it"
+    return (
+        f"{first.key.kind} {first.key.name} {owner}{others}; the operator does not change {it}. Give the pipeline "
+        f"another name, or, if nobody needs {it}: kubectl delete -n {assessment.namespace} {named}{again}"
+    )
+
+
+def describe_errors(errors: Sequence[ChildError]) -> str:
+    """Returns which write failed, with the API server's message."""
+    first = errors[0]
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return f"writing {first.what}{more} failed: {' '.join(first.message.split())}; the operator retries"
+
+
+def _some(parts: Sequence[str]) -> str:
+    rest = len(parts) - MOST_NAMED
+    return ", ".join(parts[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")

@@ -8,7 +8,7 @@ import pytest
 
 from omni_cli.commands.render import format_manifests, render_children
 from omni_operator.desired.build_settings import BuildSettings
-from omni_operator.rollout.live_spec import parse_live_pipeline
+from omni_operator.rollout.decide import parse_live_pipeline
 from omni_proto.pipeline import PipelineError
 from omni_proto.pipeline.read.offline import fill_in, parse_checked
 from support.controlplane.server.api import ApiError, Manifest, path_of

@@ -18,7 +18,7 @@ from omni_cli.commands.render import format_manifests, render_children
 from omni_kube.matching import find_difference
 from omni_operator.desired.build_settings import BuildSettings
 from omni_operator.kinds import CHILD_KINDS
-from omni_operator.rollout.live_spec import parse_live_pipeline
+from omni_operator.rollout.decide import parse_live_pipeline
 from omni_proto.pipeline import OmniPipeline, load_pipeline
 from omni_proto.pipeline.read.offline import load_checked
 from support.controlplane.binaries import find_binaries

@@ -23,15 +23,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from omni_kube.objects import Manifest
-from omni_operator.desired import build_revision_set, build_shared
+from omni_operator.desired.assemble import build_revision_set, build_shared
 from omni_operator.desired.build_settings import BuildSettings, Owner
 from omni_operator.desired.revision import compute_revision
 from omni_operator.kinds import ChildKey, key_of
 from omni_operator.names import stage_name
-from omni_operator.rollout.live_spec import parse_live_pipeline, read_snapshots
+from omni_operator.rollout.decide import parse_live_pipeline, read_snapshots
 from omni_operator.rollout.plan import Prune
 from omni_operator.rollout.replicas import first_replicas
-from omni_operator.rollout.rollout_view import RolloutView
+from omni_operator.rollout.rollout import RolloutView
 from omni_operator.state.live import compute_live_sets
 from omni_proto.pipeline import OmniPipeline
 from omni_proto.pod_contract import REVISION_LABEL

@@ -14,8 +14,7 @@ from datetime import timedelta
 
 from omni_operator.desired.build_settings import BuildSettings
 from omni_operator.kinds import key_of
-from omni_operator.rollout.decide import Decision, decide
-from omni_operator.rollout.live_spec import read_live_spec
+from omni_operator.rollout.decide import Decision, decide, read_live_spec
 from omni_operator.rollout.plan import Prune
 from omni_operator.state.observed import Observed, is_sealed
 from omni_operator.state.slim import slim_seen

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_operator.desired import model_files
-from omni_operator.desired.children import deployment
-from omni_operator.desired.pod import containers, probes
+from omni_operator.desired import containers, deployment, model_files
 from omni_operator.kinds import CHILD_KINDS
 from omni_proto.pod_contract import GRPC_PORT, HEALTH_PORT, METRICS_PORT
 from support.operator.operator_pipelines import build_all, make_single, pod_spec
@@ -44,11 +42,11 @@ def test_every_volume_is_listed_with_its_place_and_size(page: str) -> None:
 
 def test_times_are_those_of_the_probes(page: str) -> None:
     listed = {row[0]: row[1] for row in rows(page, "## Times")}
-    made = probes.build_probes(0)
+    made = containers.build_probes(0)
     ready, alive = made["readinessProbe"], made["livenessProbe"]
     assert listed == {
-        "startup": f"{probes.STARTUP_S} s, and {probes.STARTUP_PER_GPU_S} s for each GPU, "
-        f"at most {probes.STARTUP_MOST_S} s",
+        "startup": f"{containers.STARTUP_S} s, and {containers.STARTUP_PER_GPU_S} s for each GPU, "
+        f"at most {containers.STARTUP_MOST_S} s",
         "readiness": f"every {ready['periodSeconds']} s, fails after {ready['failureThreshold']}",
         "liveness": f"every {alive['periodSeconds']} s, fails after {alive['failureThreshold']}; "
         f"killed after {alive['terminationGracePeriodSeconds']} s",

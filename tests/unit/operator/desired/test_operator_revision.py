@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni_operator.desired import build_revision_set
+from omni_operator.desired.assemble import build_revision_set
 from omni_operator.desired.build_settings import BuildSettings
 from omni_operator.desired.revision import compute_revision, dump_spec, latest_snapshots, read_snapshot, revision_of
 from omni_operator.names import REVISION_LENGTH

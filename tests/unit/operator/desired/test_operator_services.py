@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from omni_operator import names
-from omni_operator.desired import build_shared
+from omni_operator.desired.assemble import build_shared
 from omni_operator.desired.build_settings import BuildSettings
 from omni_operator.desired.revision import compute_revision
 from omni_operator.kinds import key_of

@@ -11,23 +11,21 @@ from typing import Any
 import pytest
 
 from omni_kube.objects import Manifest, content_hash
-from omni_operator.desired import build_revision_set, build_shared
+from omni_operator.desired.assemble import build_revision_set, build_shared
 from omni_operator.desired.build_settings import BuildSettings, Owner
 from omni_operator.desired.revision import compute_revision
 from omni_operator.kinds import key_of
 from omni_operator.rollout import decide as module
-from omni_operator.rollout import live_spec
-from omni_operator.rollout.decide import REMEMBERED_SETS, Decision, decide
-from omni_operator.rollout.live_spec import parse_live_pipeline
+from omni_operator.rollout.decide import REMEMBERED_SETS, Decision, decide, parse_live_pipeline
 from omni_operator.rollout.replicas import Fate, first_replicas
-from omni_operator.rollout.rollout_view import RolloutView
+from omni_operator.rollout.rollout import RolloutView
 from omni_operator.state.observed import Observed
 from omni_proto.pipeline import PipelineError
 from support.operator.operator_pipelines import make_pipeline, make_stages
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 SETTINGS = BuildSettings(default_image="stage:1")
-CACHES = (module._facts_of, live_spec._type_checked, module._build_set, module._build_shared)
+CACHES = (module._facts_of, module._type_checked, module._build_set, module._build_shared)
 
 
 @pytest.fixture(autouse=True)

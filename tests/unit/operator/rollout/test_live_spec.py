@@ -10,7 +10,7 @@ import pytest
 from omni_kube.objects import Manifest
 from omni_operator.desired.revision import compute_revision
 from omni_operator.kinds import ChildKey
-from omni_operator.rollout.live_spec import parse_live_pipeline, read_live_spec
+from omni_operator.rollout.decide import parse_live_pipeline, read_live_spec
 from omni_operator.state.observed import Observed
 from omni_proto.pod_contract import REVISION_LABEL
 from support.operator.rollout_scenarios import make_cluster, settled, step

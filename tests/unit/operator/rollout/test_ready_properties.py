@@ -19,7 +19,7 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from omni_operator.desired.revision import compute_revision
 from omni_operator.kinds import ChildKey
-from omni_operator.rollout.live_spec import parse_live_pipeline
+from omni_operator.rollout.decide import parse_live_pipeline
 from omni_proto.pod_contract import PIPELINE_LABEL, REVISION_LABEL
 from support.operator.ready_checks import check_conditions, is_held
 from support.operator.rollout_machine import GRAPHS, MACHINE_SETTINGS, Rollouts

@@ -14,8 +14,7 @@ from omni_operator.desired.build_settings import BuildSettings
 from omni_operator.kinds import ChildKey, key_of
 from omni_operator.reconcile import REPORTED_FAILURES, describe_failure, result_of
 from omni_operator.rollout.apply import Outcome
-from omni_operator.rollout.decide import decide
-from omni_operator.rollout.live_spec import parse_live_pipeline
+from omni_operator.rollout.decide import decide, parse_live_pipeline
 from omni_operator.rollout.plan import Plan, Verified, compute_plan
 from omni_operator.state.observe import add_children, count_ready_endpoints, new_store, observe_pipeline
 from omni_operator.state.observed import Observed

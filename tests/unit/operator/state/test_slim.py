@@ -13,7 +13,7 @@ import yaml
 from omni_kube.api.seen import Seen
 from omni_kube.objects import NamespacedName, ObjectKey, ObjectKind
 from omni_operator.kinds import CHILD_KINDS, ENDPOINT_SLICES, KIND_BY_NAME, PODS, REPLICA_SETS, key_of
-from omni_operator.rollout.live_spec import parse_live_pipeline
+from omni_operator.rollout.decide import parse_live_pipeline
 from omni_operator.rollout.plan import Verified, compute_plan
 from omni_operator.state.observe import count_ready_endpoints, new_store
 from omni_operator.state.observed import Observed

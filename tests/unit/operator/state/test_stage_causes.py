@@ -8,9 +8,8 @@ from datetime import timedelta
 import pytest
 
 from omni_operator.reasons import Reason
-from omni_operator.state.capacity import lacks_capacity, lost_capacity_at
 from omni_operator.state.live import LiveStage
-from omni_operator.state.pod_causes import find_cause, next_check
+from omni_operator.state.pod_causes import find_cause, lacks_capacity, lost_capacity_at, next_check
 from omni_operator.state.slim import slim_child
 from support.operator.pod_cases import POD_CASES
 from support.operator.pod_statuses import (

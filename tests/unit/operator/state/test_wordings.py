@@ -12,9 +12,8 @@ from datetime import timedelta
 import pytest
 
 from omni_operator.reasons import Reason
-from omni_operator.state.capacity import lacks_capacity
 from omni_operator.state.container_wordings import ENDS, PULLS, STARTS
-from omni_operator.state.pod_causes import find_cause, next_check
+from omni_operator.state.pod_causes import find_cause, lacks_capacity, next_check
 from omni_operator.state.wordings import REFUSALS, SCHEDULER
 from support.operator.pod_statuses import (
     IMAGE,

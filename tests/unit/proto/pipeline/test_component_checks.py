@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from omni_operator.rollout.live_spec import parse_live_pipeline
+from omni_operator.rollout.decide import parse_live_pipeline
 from omni_proto.pipeline import PipelineError, load_pipeline, parse_pipeline
 from omni_proto.pipeline.read.offline import parse_checked
 from omni_proto.pipeline.rules.component_checks import (

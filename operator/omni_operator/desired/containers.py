@@ -1,4 +1,13 @@
-"""Containers of a stage's pod: the stage server, and an init container that downloads an hf:// checkpoint."""
+"""Containers of a stage's pod: the stage server with its probes, and an init container for an hf:// checkpoint.
+
+The probes call gRPC on the health-only port:
+
+startup      `readiness`: the engine is loaded and warm. Until then the other probes do not run. A failed load ends
+             the process by itself; the limit is for a load that hangs, so it is generous.
+readiness    `readiness`: whether the stage accepts requests (its engine works and it does not drain). It does not
+             depend on the health of downstream stages.
+liveness     `liveness`: whether a restart is needed, because the watchdog has detected that the engine hangs.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +16,8 @@ from typing import Final
 from omni_kube.objects import Manifest
 from omni_operator import names
 from omni_operator.desired.model_files import MODELS_MOUNT, MODELS_VOLUME, ModelFetch
-from omni_operator.desired.pod.probes import build_probes
-from omni_operator.desired.pod.volumes import (
+from omni_operator.desired.stage_build import CONFIG_KEY, StageBuild
+from omni_operator.desired.volumes import (
     CACHE_MOUNT,
     CONFIG_MOUNT,
     HOME_MOUNT,
@@ -19,7 +28,6 @@ from omni_operator.desired.pod.volumes import (
     TOKEN_VOLUME,
     writable_mounts,
 )
-from omni_operator.desired.stage_build import CONFIG_KEY, StageBuild
 from omni_proto.pipeline.types.kubernetes import GPU_RESOURCES
 from omni_proto.pod_contract import (
     DEFAULT_TERMINATION_LOG,
@@ -27,8 +35,10 @@ from omni_proto.pod_contract import (
     GRPC_PORT_NAME,
     HEALTH_PORT,
     HEALTH_PORT_NAME,
+    LIVENESS,
     METRICS_PORT,
     METRICS_PORT_NAME,
+    READINESS,
     TERMINATION_LOG_VARIABLE,
 )
 from omni_proto.process.otlp import ENDPOINT as OTLP_ENDPOINT
@@ -153,3 +163,44 @@ def _resources(build: StageBuild, only: tuple[str, ...] | None) -> Manifest:
         if kept:
             resources[field] = kept
     return {"resources": resources} if resources else {}
+
+
+STARTUP_S: Final = 600
+"""Startup time on the CPU: imports (tens of seconds where cores are shared), a small model, one warm-up request."""
+STARTUP_PER_GPU_S: Final = 1200
+"""More time for each GPU: about 80 GB of weights from a network volume at 100 MB/s, compilation, graph capture."""
+STARTUP_MOST_S: Final = 3600
+_STARTUP_PERIOD_S: Final = 2
+_HUNG_GRACE_S: Final = 30
+"""Grace period of a process that hangs. It cannot drain, so it need not be given the pod's longer grace period."""
+
+
+def startup_seconds(gpus: int) -> int:
+    """Returns the longest time in seconds that a stage with that many GPUs may take to become ready."""
+    return min(STARTUP_S + STARTUP_PER_GPU_S * gpus, STARTUP_MOST_S)
+
+
+def build_probes(gpus: int) -> Manifest:
+    """Returns the startupProbe, readinessProbe and livenessProbe of a container with that many GPUs."""
+    return {
+        "startupProbe": {
+            "grpc": {"port": HEALTH_PORT, "service": READINESS},
+            "periodSeconds": _STARTUP_PERIOD_S,
+            "timeoutSeconds": 3,
+            "failureThreshold": startup_seconds(gpus) // _STARTUP_PERIOD_S,
+            "terminationGracePeriodSeconds": _HUNG_GRACE_S,
+        },
+        "readinessProbe": {
+            "grpc": {"port": HEALTH_PORT, "service": READINESS},
+            "periodSeconds": 5,
+            "timeoutSeconds": 3,
+            "failureThreshold": 2,
+        },
+        "livenessProbe": {
+            "grpc": {"port": HEALTH_PORT, "service": LIVENESS},
+            "periodSeconds": 10,
+            "timeoutSeconds": 5,
+            "failureThreshold": 3,
+            "terminationGracePeriodSeconds": _HUNG_GRACE_S,
+        },
+    }

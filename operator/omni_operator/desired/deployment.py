@@ -11,12 +11,11 @@ from typing import Final
 
 from omni_kube.objects import Manifest
 from omni_operator import names
+from omni_operator.desired.containers import build_fetch_container, build_stage_container, startup_seconds
 from omni_operator.desired.metadata import build_child
-from omni_operator.desired.pod.containers import build_fetch_container, build_stage_container
-from omni_operator.desired.pod.placement import build_placement, pod_setting
-from omni_operator.desired.pod.probes import startup_seconds
-from omni_operator.desired.pod.volumes import build_volumes
+from omni_operator.desired.placement import build_placement, pod_setting
 from omni_operator.desired.stage_build import StageBuild
+from omni_operator.desired.volumes import build_volumes
 
 USER_ID: Final = 10001
 """User and group of the image."""

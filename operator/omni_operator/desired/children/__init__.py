@@ -1,1 +1,0 @@
-"""Builders of child objects, one file for each kind."""

@@ -1,1 +1,0 @@
-"""Builders of the parts of a stage's pod template."""
