@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from omni_proto.stage_config import DownstreamStage, Modality, ModelSource, SamplingDefaults, StageConfig
-from omni_stage.models.component import StageRequest, UserPrompt
-from omni_stage.models.edge_stream import EdgeRows, EdgeStream
+from omni_stage.models.component import EdgeRows, EdgeStream, StageRequest, UserPrompt
 from omni_stage.models.sim.stages.talker import CodecRun, Talker
 from omni_stage.models.sim.stages.thinker import TextRun, Thinker
 from omni_stage.models.sim.tables import Table, sound_cost, token_cost

@@ -15,8 +15,15 @@ from omni_stage.engine.requests.part_plan import PartPlan
 from omni_stage.engine.steps import finish_reason
 from omni_stage.engine.work import Work, WorkLedger
 from omni_stage.errors import InvalidRequestError
-from omni_stage.models.component import StageRequest, StageStep, TakesStreams
-from omni_stage.models.edge_stream import EdgeStream, InputFeed, InputPart, read_part
+from omni_stage.models.component import (
+    EdgeStream,
+    InputFeed,
+    InputPart,
+    StageRequest,
+    StageStep,
+    TakesStreams,
+    read_part,
+)
 from omni_stage.payloads.keys import OMNI_DUE_KEY
 from omni_stage.vllm_adapter.core.interface import CorePart, EngineCore, Params
 from omni_stage.vllm_adapter.scheduling.playback import Playback

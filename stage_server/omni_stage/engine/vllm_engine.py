@@ -45,11 +45,11 @@ from omni_stage.exchange.arrays import Array, to_torch
 from omni_stage.forms.trial_pool import TrialPool
 from omni_stage.models.component import (
     Component,
+    EdgeStream,
     StageRequest,
     StageStep,
     UserPrompt,
 )
-from omni_stage.models.edge_stream import EdgeStream
 from omni_stage.payloads import PayloadLimits
 from omni_stage.vllm_adapter.checks.gpu_driver import check_gpu, explain_cuda_failure
 from omni_stage.vllm_adapter.core.async_llm import AsyncEngineCore

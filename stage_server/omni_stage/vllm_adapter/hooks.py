@@ -8,7 +8,7 @@
     one shot          OneShotModel          a whole output from a whole input: diffusion, codec decoders, vocoders
                       KeepsStreams          it keeps state of a stream from one part to the next
 
-A one-shot model streams when its component cuts its input into parts (models/edge_stream.py): each part is a request.
+A one-shot model streams when its component cuts its input into parts (InputPart): each part is a request.
 
 The runners call `publish_positions`, `after_sampling` and `generate` under inference mode, once for all requests of a
 step. An autoregressive model's hooks must not wait for the device (no `.item()`, `.cpu()`, `nonzero`), because that

@@ -16,8 +16,7 @@ import pytest
 import torch
 
 from omni_stage.exchange.reply_form import StructuredText
-from omni_stage.models.component import FinishReason
-from omni_stage.models.edge_stream import EdgeStream
+from omni_stage.models.component import EdgeStream, FinishReason
 from support.engines.omni_stages import OmniStages, receive, run_omni_stages
 from support.engines.streams import stage_request
 from support.media.samples import make_image, make_sound

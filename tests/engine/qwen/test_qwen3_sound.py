@@ -17,8 +17,7 @@ import torch
 from transformers import Qwen3OmniMoeForConditionalGeneration
 
 from omni_stage.errors import InvalidTensorError
-from omni_stage.models.component import FinishReason
-from omni_stage.models.edge_stream import EdgeStream
+from omni_stage.models.component import EdgeStream, FinishReason
 from support.engines.omni_stages import Collected, OmniStages, run_omni_stages
 from support.engines.streams import stage_request
 

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from omni_stage.exchange.reply_form import GivenReply
-from omni_stage.models.component import UserPrompt
-from omni_stage.models.edge_stream import EdgeStream
+from omni_stage.models.component import EdgeStream, UserPrompt
 from support.engines.omni_stages import run_omni_stages
 from support.engines.streams import (
     HEAD,

@@ -14,8 +14,7 @@ import pytest_asyncio
 import torch
 
 from omni_stage.errors import InvalidRequestError, InvalidTensorError, PromptTooLongError
-from omni_stage.models.component import FinishReason, StageRequest
-from omni_stage.models.edge_stream import EdgeStream
+from omni_stage.models.component import EdgeStream, FinishReason, StageRequest
 from support.engines.async_on_cpu import SCHEDULING, stage_scheduling
 from support.engines.omni_stages import Collected, OmniStages, run_omni_stages
 from support.engines.streams import (

@@ -15,8 +15,7 @@ import pytest
 import pytest_asyncio
 import torch
 
-from omni_stage.models.component import FinishReason
-from omni_stage.models.edge_stream import EdgeRows, EdgeStream
+from omni_stage.models.component import EdgeRows, EdgeStream, FinishReason
 from support.engines.omni_stages import Collected, OmniStages, receive, run_omni_stages
 from support.engines.streams import collect, stage_request
 from support.models.reference import ReferencePrompt

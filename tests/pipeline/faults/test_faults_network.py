@@ -19,8 +19,7 @@ import torch
 
 from omni_proto.client import AsyncOmniClient, OmniRequestError
 from omni_proto.stage_config import EdgeMode
-from omni_stage.models.component import FinishReason, StageRequest, StageStep
-from omni_stage.models.edge_stream import EdgeRows, EdgeStream
+from omni_stage.models.component import EdgeRows, EdgeStream, FinishReason, StageRequest, StageStep
 from support.machine.tcp_proxy import TcpProxy, Toxics
 from support.stages.scripted_stages import EDGE_A, Kit, ScriptedComponent, Stage, rows
 

@@ -13,8 +13,7 @@ import torch
 from omni_proto.stage_config import SamplingDefaults
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.engine.requests.sampling import resolve_sampling
-from omni_stage.models.component import StageRequest, UserPrompt
-from omni_stage.models.edge_stream import EdgeStream
+from omni_stage.models.component import EdgeStream, StageRequest, UserPrompt
 from support.engines.omni_stages import Collected
 from support.processes.polling import until
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from omni_stage.models.component import UserPrompt
-from omni_stage.models.edge_stream import EdgeStream
+from omni_stage.models.component import EdgeStream, UserPrompt
 from support.engines.omni_stages import SOUND_TOLERANCE, Collected, OmniStages, receive
 from support.engines.streams import stage_request
 from support.models.reference import ReferencePrompt

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from omni_stage.models.component import StageStep
-from omni_stage.models.edge_stream import EdgeRows
+from omni_stage.models.component import EdgeRows, StageStep
 from support.stages import scripted_stages as lab
 
 

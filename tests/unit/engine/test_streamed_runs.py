@@ -15,8 +15,16 @@ from omni_proto.pipeline.components import EngineKind
 from omni_proto.stage_config import SamplingDefaults
 from omni_stage.engine.streamed import StreamedRuns
 from omni_stage.engine.work import WorkLedger
-from omni_stage.models.component import EngineInput, EngineStep, FinishReason, StageRequest, StageStep
-from omni_stage.models.edge_stream import EdgeRows, EdgeStream, InputPart
+from omni_stage.models.component import (
+    EdgeRows,
+    EdgeStream,
+    EngineInput,
+    EngineStep,
+    FinishReason,
+    InputPart,
+    StageRequest,
+    StageStep,
+)
 from omni_stage.models.manifest import describe
 from omni_stage.vllm_adapter.scheduling.sessions import SessionRoom, Sessions
 from support.processes.polling import until

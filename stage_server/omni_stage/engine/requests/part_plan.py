@@ -17,8 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from omni_stage.errors import ModelExecutionError
-from omni_stage.models.component import EngineInput, FinishReason
-from omni_stage.models.edge_stream import InputPart
+from omni_stage.models.component import EngineInput, FinishReason, InputPart
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,6 @@ A Component knows one stage of one checkpoint. It defines how the engine is buil
 stage's tensors become the engine's input, and how the engine's outputs become the outputs of the stage. It runs in the
 stage server's process. The model class and the worker run in the engine's process.
 
-prompt.py    the parts of a user's prompt
-request.py   a request to a stage, and the engine's input that `prepare` makes from it
-step.py      the outputs of a stage
-protocol.py  the methods that every component has, and those that are optional
-
 This package imports neither vLLM nor gRPC, so that a component can be described and tested without them. All families,
 built-in or installed, import these names from here.
 """
@@ -27,6 +22,7 @@ from omni_stage.models.component.protocol import (
     Component,
     ComponentFactory,
     Emitter,
+    InputFeed,
     KnowsFirstAudio,
     KnowsTokens,
     KnowsVoices,
@@ -35,9 +31,17 @@ from omni_stage.models.component.protocol import (
     TakesMedia,
     TakesStreams,
     TakesVideo,
+    read_part,
 )
-from omni_stage.models.component.request import EdgeInput, EngineInput, StageRequest
-from omni_stage.models.component.step import StageStep
+from omni_stage.models.component.request import (
+    EdgeInput,
+    EdgeRows,
+    EdgeStream,
+    EngineInput,
+    InputPart,
+    StageRequest,
+    StageStep,
+)
 
 __all__ = [
     "AudioPart",
@@ -45,11 +49,15 @@ __all__ = [
     "Component",
     "ComponentFactory",
     "EdgeInput",
+    "EdgeRows",
+    "EdgeStream",
     "Emitter",
     "EngineInput",
     "EngineStep",
     "FinishReason",
     "ImagePart",
+    "InputFeed",
+    "InputPart",
     "KnowsFirstAudio",
     "KnowsTokens",
     "KnowsVoices",
@@ -64,4 +72,5 @@ __all__ = [
     "TextPart",
     "UserPrompt",
     "VideoPart",
+    "read_part",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -10,9 +11,14 @@ from omni_proto.pipeline.components import ComponentFacts
 from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_proto.tensors import TensorSchema
 from omni_stage.exchange.engine_step import EngineStep
-from omni_stage.models.component.request import EngineInput, StageRequest
-from omni_stage.models.component.step import StageStep
-from omni_stage.models.edge_stream import InputFeed
+from omni_stage.models.component.request import (
+    EdgeRows,
+    EdgeStream,
+    EngineInput,
+    InputPart,
+    StageRequest,
+    StageStep,
+)
 
 
 class Emitter(Protocol):
@@ -61,6 +67,33 @@ class Component(ServedComponent, Protocol):
     def warmup_request(self) -> StageRequest:
         """Returns a small request that uses every kernel. It runs once, before the stage is ready."""
         ...
+
+
+class InputFeed(Protocol):
+    """Turns one request's rows into parts; made by TakesStreams.open_feed. Holds the request's state; never waits."""
+
+    def add(self, rows: EdgeRows) -> None:
+        """Append rows. Raises OmniStageError."""
+        ...
+
+    def next_part(self) -> InputPart | None:
+        """Returns the next part of the added rows; None while there are too few for the engine to use.
+
+        After the end of the rows it returns a part at every call, up to the last part. Raises OmniStageError.
+        """
+        ...
+
+
+async def read_part(stream: EdgeStream, feed: InputFeed, *, in_thread: bool = False) -> InputPart:
+    """Returns the next part as soon as its rows have arrived. `in_thread`: compute the part in a thread.
+
+    Raises OmniStageError.
+    """
+    while True:
+        part = await asyncio.to_thread(feed.next_part) if in_thread else feed.next_part()
+        if part is not None:
+            return part
+        feed.add(await stream.read())
 
 
 @runtime_checkable

@@ -1,17 +1,18 @@
-"""One request to a stage, and the engine's input that a component makes from it."""
+"""One request to a stage, the engine's input that a component makes from it, and the outputs of the stage."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from omni_proto.brief import Brief
 from omni_proto.stage_config import SamplingDefaults
-from omni_stage.exchange.engine_step import FinishReason
-from omni_stage.exchange.reply_form import ReplyTokens, TextParse
+from omni_stage.exchange.arrays import Array, join
+from omni_stage.exchange.engine_step import EngineStep, FinishReason
+from omni_stage.exchange.reply_form import ReplyTokens, TextParse, ToolCallPiece
 from omni_stage.models.component.prompt import UserPrompt
-from omni_stage.models.edge_stream import EdgeStream
 
 if TYPE_CHECKING:
     from omni_stage.payloads import AdditionalInformationPayload, PromptEmbedsPayload
@@ -23,6 +24,61 @@ class EdgeInput(Brief):
 
     tensors: Mapping[str, Any]
     """By name, each [rows, *row_shape] as the input schema defines, of the type from StageEngine.open_tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeRows:
+    """Rows that arrived since the previous read."""
+
+    tensors: Mapping[str, Any] = field(default_factory=dict)
+    """By name, each [rows, *row_shape] as the input schema defines, of the type that StageEngine.open_tensors returns;
+    tensors without new rows are left out."""
+    complete: frozenset[str] = frozenset()
+    """Names of all tensors that get no more rows, including those that earlier reads already reported."""
+    ended: bool = False
+    """Whether the input has ended, so that every tensor is complete."""
+
+
+class EdgeStream:
+    """Queues one request's rows between one producer and one consumer on the same event loop.
+
+    The producer (the stage server's reader, or a test) puts rows. The consumer (the engine) reads when it can use more
+    rows, and gets all rows that have arrived since its last read. So a slow consumer gets a few large batches, and a
+    fast consumer many small ones. The producer never waits for the consumer: the memory for queued rows was reserved
+    when the request was admitted.
+    """
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[Array]] = {}
+        self._complete: set[str] = set()
+        self._ended = False
+        self._changed = asyncio.Event()
+
+    def put(self, tensors: Mapping[str, Array], complete: Iterable[str] = ()) -> None:
+        """Append rows, on the CPU. `complete` names tensors that get no more rows. Never blocks."""
+        before = len(self._complete)
+        self._complete.update(complete)
+        for name, rows in tensors.items():
+            if rows.shape[0]:
+                self._parts.setdefault(name, []).append(rows)
+                self._changed.set()
+        if len(self._complete) != before:
+            self._changed.set()
+
+    def end(self) -> None:
+        """Mark every tensor as complete."""
+        self._ended = True
+        self._changed.set()
+
+    async def read(self) -> EdgeRows:
+        """Returns all rows that arrived since the last read. Waits for rows, a tensor's completion or the end."""
+        await self._changed.wait()
+        # After the end nothing changes, but every further read reports the end again.
+        if not self._ended:
+            self._changed.clear()
+        parts, self._parts = self._parts, {}
+        tensors = {name: join(rows) for name, rows in parts.items()}
+        return EdgeRows(tensors, frozenset(self._complete), self._ended)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -80,3 +136,64 @@ class EngineInput(Brief):
     finished: FinishReason | None = None
     """Set if there is nothing to run (no text to speak, no codec tokens). The request then ends immediately with this
     reason, without a call to the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputPart:
+    """A part of the engine's input, which a component made from rows.
+
+    An autoregressive engine treats all parts as one request: with each part the request continues where it stopped. A
+    diffusion engine treats each part as a separate request. The parts' outputs keep the order of the parts.
+    """
+
+    input: EngineInput
+    """Complete in the first part. From later parts, an autoregressive engine reads only additional_information."""
+    max_tokens: int | None = None
+    """Autoregressive engines: how many tokens can be sampled with this part's rows; None if the input is complete."""
+    last: bool = False
+    """Whether no part follows."""
+
+
+@dataclass(slots=True, repr=False)
+class StageStep(Brief):
+    """One output of a stage for one request, for the client and for downstream stages. Deltas, not totals."""
+
+    text: str = ""
+    reasoning: str = ""
+    """The reasoning that precedes the text, if a parser separates the two."""
+    tool_calls: Sequence[ToolCallPiece] = ()
+    token_ids: list[int] = field(default_factory=list)
+    prompt_token_ids: list[int] | None = None
+    tensors: Mapping[str, Array] = field(default_factory=dict)
+    """Rows by name, as the output schema defines them, contiguous, on the CPU."""
+    complete_tensors: frozenset[str] = frozenset()
+    """Tensors that are known to get no more rows after this step, although the request continues."""
+    audio: Array | None = None
+    """float32 [samples] in [-1, 1] at the sample_rate_hz of the component's facts."""
+    finish_reason: FinishReason | None = None
+    stop_reason: str = ""
+    submitted_ns: int | None = None
+    """time.monotonic_ns() when a request with streamed input could start, because its first part had arrived; None if
+    its input was complete."""
+    scheduled_ns: int | None = None
+
+    @classmethod
+    def of(cls, step: EngineStep) -> StageStep:
+        """Returns a new step with an engine step's text, token ids and finish reason.
+
+        Assign further fields to the result. Do not use `dataclasses.replace`: this method is called for every token,
+        and `replace` would take longer than everything else here.
+        """
+        made = cls.of_audio(step, None)
+        made.text, made.token_ids, made.prompt_token_ids = step.text, step.token_ids, step.prompt_token_ids
+        return made
+
+    @classmethod
+    def of_audio(cls, step: EngineStep, audio: Array | None) -> StageStep:
+        """Returns a step with audio and an engine step's finish reason. The engine step's token ids have no meaning."""
+        return cls(
+            audio=audio,
+            finish_reason=step.finish_reason,
+            stop_reason=step.stop_reason,
+            scheduled_ns=step.scheduled_ns,
+        )

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 
 from omni_stage.errors import InvalidTensorError
-from omni_stage.models.edge_stream import EdgeRows
+from omni_stage.models.component import EdgeRows
 from omni_stage.models.qwen2_5_omni.checkpoint import CodecTokens
 from omni_stage.models.shared.talker_feed import TalkerPart, TalkerPrompt
 

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from omni_stage.errors import InvalidRequestError, InvalidTensorError
-from omni_stage.models.component import EdgeInput, EngineInput, FinishReason, StageRequest
-from omni_stage.models.edge_stream import EdgeRows, InputPart
+from omni_stage.models.component import EdgeInput, EdgeRows, EngineInput, FinishReason, InputPart, StageRequest
 from omni_stage.payloads import AdditionalInformationPayload
 
 

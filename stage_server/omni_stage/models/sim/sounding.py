@@ -7,8 +7,7 @@ import time
 from collections.abc import AsyncGenerator
 
 from omni_stage.errors import InvalidRequestError, InvalidTensorError, ModelExecutionError
-from omni_stage.models.component import EdgeInput, FinishReason, StageRequest, StageStep
-from omni_stage.models.edge_stream import EdgeStream
+from omni_stage.models.component import EdgeInput, EdgeStream, FinishReason, StageRequest, StageStep
 from omni_stage.models.sim.content import Sound
 from omni_stage.models.sim.gauges import Load
 from omni_stage.models.sim.manifest import DECODER

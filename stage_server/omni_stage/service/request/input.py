@@ -9,8 +9,7 @@ from enum import StrEnum
 
 from omni_proto.tensors import PROMPT_EMBEDS
 from omni_stage.errors import ConfigurationError
-from omni_stage.models.component import EdgeInput, MediaPart, StageRequest, UserPrompt
-from omni_stage.models.edge_stream import EdgeStream
+from omni_stage.models.component import EdgeInput, EdgeStream, MediaPart, StageRequest, UserPrompt
 from omni_stage.service.media.decode_job import damage_note
 from omni_stage.service.media.planning import receive_media
 from omni_stage.service.request.planning.plan import RequestPlan, media_rules

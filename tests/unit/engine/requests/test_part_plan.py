@@ -15,8 +15,7 @@ from omni_stage.engine.requests.part_plan import PartPlan
 from omni_stage.engine.requests.sampling import check_stage_sampling
 from omni_stage.engine.work import WorkLedger
 from omni_stage.errors import InvalidRequestError, ModelExecutionError
-from omni_stage.models.component import EngineInput, FinishReason
-from omni_stage.models.edge_stream import InputPart
+from omni_stage.models.component import EngineInput, FinishReason, InputPart
 from omni_stage.models.manifest import describe
 
 TEXT = describe(id="test/text", kind=EngineKind.AUTOREGRESSIVE, writes_text=True, streams_input=True)

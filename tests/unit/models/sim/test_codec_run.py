@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from omni_stage.errors import PromptTooLongError
-from omni_stage.models.edge_stream import EdgeRows
+from omni_stage.models.component import EdgeRows
 from omni_stage.models.sim.stages.talker import CodecRun
 
 PROMPT = 4

@@ -19,13 +19,13 @@ from omni_stage.exchange.arrays import fits
 from omni_stage.models.component import (
     ChatMessage,
     EdgeInput,
+    EdgeStream,
     FinishReason,
     StageRequest,
     StageStep,
     TextPart,
     UserPrompt,
 )
-from omni_stage.models.edge_stream import EdgeStream
 from omni_stage.models.sim.content import END_OF_TEXT
 from support.stages.fast_table import write_fast_table
 

@@ -13,8 +13,7 @@ import pytest
 
 from omni_proto.stage_config import ModelSource, SamplingDefaults, StageConfig
 from omni_stage.engine.factory import build_stage_engine
-from omni_stage.models.component import StageRequest, StageStep
-from omni_stage.models.edge_stream import EdgeStream
+from omni_stage.models.component import EdgeStream, StageRequest, StageStep
 from support.processes.polling import until
 from support.stages.fast_table import write_fast_table
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from omni_proto.stage_config import EdgeMode
-from omni_stage.models.component import FinishReason, StageRequest, StageStep
-from omni_stage.models.edge_stream import EdgeRows, EdgeStream
+from omni_stage.models.component import EdgeRows, EdgeStream, FinishReason, StageRequest, StageStep
 from support.stages import scripted_stages as lab
 from support.stages.streamed_pairs import Gates, Pair
 

@@ -12,6 +12,7 @@ from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_stage.errors import InvalidRequestError, ModelExecutionError
 from omni_stage.models.component import (
     EdgeInput,
+    EdgeStream,
     Emitter,
     EngineInput,
     EngineStep,
@@ -19,7 +20,6 @@ from omni_stage.models.component import (
     StageRequest,
     StageStep,
 )
-from omni_stage.models.edge_stream import EdgeStream
 from omni_stage.models.qwen2_5_omni.checkpoint import OmniCheckpoint, read_checkpoint, read_voices
 from omni_stage.models.qwen2_5_omni.manifest import DEFAULT_STEPS, TOKEN2WAV
 from omni_stage.models.qwen2_5_omni.model_configs import pick_token2wav

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import torch
 
 from omni_stage.errors import ModelExecutionError
-from omni_stage.models.component import EngineInput, EngineStep, FinishReason, StageStep
-from omni_stage.models.edge_stream import EdgeRows, InputPart
+from omni_stage.models.component import EdgeRows, EngineInput, EngineStep, FinishReason, InputPart, StageStep
 from omni_stage.models.qwen2_5_omni.checkpoint import Blocks, SoundShape
 from omni_stage.models.qwen2_5_omni.token2wav.windows import Window, next_window
 

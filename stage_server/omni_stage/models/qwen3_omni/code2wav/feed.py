@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from omni_stage.models.component import EngineInput, FinishReason
-from omni_stage.models.edge_stream import EdgeRows, InputPart
+from omni_stage.models.component import EdgeRows, EngineInput, FinishReason, InputPart
 
 MAX_CHUNK_FRAMES = 100
 """Maximum number of frames in a chunk: 8 s of audio. This bounds how long a request with many waiting frames delays the

@@ -22,7 +22,7 @@ from itertools import pairwise
 import torch
 
 from omni_stage.errors import InvalidTensorError
-from omni_stage.models.edge_stream import EdgeRows
+from omni_stage.models.component import EdgeRows
 from omni_stage.models.qwen3_omni.checkpoint import OmniCheckpoint, SpeechFacts
 from omni_stage.models.qwen3_omni.turns import find_media, find_reply, find_user_tokens
 from omni_stage.models.shared.embedding import EmbeddingTable

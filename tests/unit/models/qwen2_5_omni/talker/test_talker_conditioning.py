@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni_stage.errors import InvalidTensorError
-from omni_stage.models.component import EngineStep, FinishReason
-from omni_stage.models.edge_stream import EdgeRows, EdgeStream, InputPart
+from omni_stage.models.component import EdgeRows, EdgeStream, EngineStep, FinishReason, InputPart
 from omni_stage.models.qwen2_5_omni.checkpoint import CodecTokens
 from omni_stage.models.qwen2_5_omni.processors import TalkerConditioning, TextRows, thinker2talker
 from omni_stage.models.qwen2_5_omni.talker.component import REPEAT_LIMIT

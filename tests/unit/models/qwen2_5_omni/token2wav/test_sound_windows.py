@@ -15,8 +15,7 @@ from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5O
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavBigVGANModel
 
 from omni_stage.errors import InvalidTensorError, ModelExecutionError
-from omni_stage.models.component import EngineInput, EngineStep, FinishReason
-from omni_stage.models.edge_stream import EdgeRows
+from omni_stage.models.component import EdgeRows, EngineInput, EngineStep, FinishReason
 from omni_stage.models.qwen2_5_omni.checkpoint import Blocks, SoundShape, read_sound_shape
 from omni_stage.models.qwen2_5_omni.first_window import first_codes, lookahead_blocks
 from omni_stage.models.qwen2_5_omni.processors import talker2token2wav
