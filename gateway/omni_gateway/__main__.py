@@ -13,8 +13,8 @@ from omni_gateway.entries.pipelines import Pipelines, ServedPipeline, StaticPipe
 from omni_gateway.http_server.app import Running
 from omni_gateway.http_server.server import Listen, serve
 from omni_gateway.settings import GatewaySettings, SettingsError, load_settings
-from omni_proto.process.logs import LineFormatter, configure_logging
-from omni_proto.process.malloc import M_MMAP_THRESHOLD, set_malloc_options
+from omni_proto.runtime.logs import LineFormatter, configure_logging
+from omni_proto.runtime.process import M_MMAP_THRESHOLD, set_malloc_options
 
 LARGE_BYTES: Final = 1 << 20
 """Larger buffers, such as a request's body, are mapped separately, and returned to the system when they are freed. By

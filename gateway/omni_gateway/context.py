@@ -29,7 +29,7 @@ class Pseudonyms:
     """Makes the pseudonyms of users that the gateway sends to entry stages, with a random secret of this process.
 
     An entry stage delays its refusals to a client whose calls it refuses often. To the stage, all users of a gateway
-    have the gateway's address. So the gateway adds a pseudonym to each call (omni_proto.rpc.metadata), and one user's
+    have the gateway's address. So the gateway adds a pseudonym to each call (omni_proto.rpc.options), and one user's
     refused calls do not delay another user's.
     """
 

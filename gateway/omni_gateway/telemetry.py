@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from omni_gateway.settings import SettingsError
-from omni_proto.process import otlp
+from omni_proto.runtime import otlp
 
 SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 SERVICE: Final = "omnipipeline-gateway"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from omni_proto.pod_contract import ExitCode, TerminationReason
-from omni_proto.process.logs import adopt_logger
+from omni_proto.runtime.logs import adopt_logger
 from omni_proto.stage_config import StageConfig, StageConfigError, load_stage_config
 from omni_stage.errors import ConfigurationError
 from omni_stage.process.protobuf_backend import require_upb

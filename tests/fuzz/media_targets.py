@@ -13,8 +13,8 @@ from typing import get_args
 import numpy as np
 from av.error import FFmpegError
 
-from omni_proto.media.image_header import ImageHeader
-from omni_proto.media.video_header import VideoHeader
+from omni_proto.media_headers.image import ImageHeader
+from omni_proto.media_headers.video import VideoHeader
 from omni_proto.stage_config import Limits, MediaLimits
 from omni_stage.errors import InvalidRequestError, RequestTooLargeError
 from omni_stage.media.audio import AudioRules, decode_audio
@@ -121,7 +121,7 @@ def decode_both(data: bytes, header: VideoHeader, slot: MediaSlot) -> None:
     count, _ = decode_video(
         data, header.media_type, seconds=header.seconds, max_frames=RULES.media.max_video_frames, out=seen
     )
-    heard = np.zeros(header.sound_samples, np.float32)
+    heard = np.zeros(header.audio_samples, np.float32)
     samples, _ = decode_sound(data, header.media_type, sound_rules(header.seconds), heard)
     if not 2 <= count <= len(seen) or not samples <= heard.size or not np.isfinite(heard).all():
         raise AssertionError("a decoded video has too few or too many frames, or audio that is too long or not finite")

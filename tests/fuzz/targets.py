@@ -15,7 +15,7 @@ from omni_proto.client.errors import OmniRequestError, error_from_rpc, error_fro
 from omni_proto.client.events import event_from_response
 from omni_proto.errors import OmniProtoError, WireError
 from omni_proto.rpc.retry import may_retry
-from omni_proto.rpc.rich_status import STATUS_DETAILS_KEY, read_status
+from omni_proto.rpc.status import STATUS_DETAILS_KEY, read_status
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_proto.stage.v1.tensors_pb2 import TensorChunk
 from omni_proto.stage_config import StageConfig

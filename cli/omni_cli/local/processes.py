@@ -21,7 +21,7 @@ from typing import IO
 
 from omni_cli.local.guard import ProcessId, end_tree, list_running, list_tree
 from omni_proto.pod_contract import TERMINATION_LOG_VARIABLE, Termination, TerminationReason, parse_termination
-from omni_proto.process.confinement import ParentDeathSignal
+from omni_proto.runtime.process import ParentDeathSignal
 
 RUN_MODULE = (sys.executable, "-P", "-m")
 """Runs a module as a program. Without -P, modules of the current directory would take the place of installed ones."""

@@ -10,8 +10,8 @@ from typing import Final, Unpack
 from omni_gateway.context import Call, Gateway
 from omni_gateway.entries.pipelines import ServedPipeline
 from omni_proto.client import ArgumentError, AudioChunk, Event, GenerateArguments, OmniRequestError, TextDelta
-from omni_proto.process.otlp import exemplar_of
-from omni_proto.rpc.metadata import USER_KEY
+from omni_proto.rpc.options import USER_KEY
+from omni_proto.runtime.otlp import exemplar_of
 
 BYTES_PER_SAMPLE: Final = 2
 

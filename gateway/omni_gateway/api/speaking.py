@@ -21,7 +21,7 @@ from typing import Final
 
 from omni_gateway.errors import InternalError, RateLimitError, UnavailableError
 from omni_proto.client import Accepted, AudioChunk, Event, Summary
-from omni_proto.text.parts import (
+from omni_proto.text import (
     LONGEST_UNITS,
     SHORTEST_UNITS,
     measure,

@@ -124,8 +124,8 @@ class Entries:
     async def _describe(self, pipeline: ServedPipeline) -> GetStageResponse:
         """Returns the entry stage's answer to GetStage; a second call follows if the first reaches no pod.
 
-        After a rollout a channel may know only pods that no longer exist. The client then replaces it (rpc/pool.py),
-        and the second call uses the new channel, which resolves the name again. Raises OmniRequestError.
+        After a rollout a channel may know only pods that no longer exist. The client then replaces it, and the second
+        call uses the new channel, which resolves the name again. Raises OmniRequestError.
         """
         client = self._client(pipeline)
         try:

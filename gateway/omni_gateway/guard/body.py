@@ -11,7 +11,7 @@ from starlette.types import Receive
 
 from omni_gateway.context import Share
 from omni_gateway.errors import ClientLeftError, InvalidRequestError, TooLargeError, UnavailableError
-from omni_proto.limits.peer_table import PeerTable
+from omni_proto.runtime.limits import PeerTable
 
 STALLED_S: Final = 1.0
 """A body of which nothing has arrived for so long gives way to others."""

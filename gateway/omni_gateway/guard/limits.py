@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from omni_gateway.errors import RateLimitError
 from omni_gateway.rights import ApiKey
-from omni_proto.limits.token_bucket import TokenBucket
+from omni_proto.runtime.limits import TokenBucket
 
 
 @dataclass(slots=True)

@@ -27,7 +27,7 @@ from omni_gateway.guard.limits import KeyLimiter
 from omni_gateway.guard.record import PROBES, Recorder
 from omni_gateway.guard.reply import CUT, Reply
 from omni_gateway.telemetry import RequestSpan
-from omni_proto.limits.peer_table import PeerTable
+from omni_proto.runtime.limits import PeerTable
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from omni_gateway.context import Call, Gateway
-from omni_proto.process.otlp import exemplar_of
+from omni_proto.runtime.otlp import exemplar_of
 
 log = logging.getLogger(__name__)
 

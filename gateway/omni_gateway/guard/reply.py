@@ -14,7 +14,7 @@ from starlette.types import Message, Send
 from omni_gateway.context import Call, Gateway
 from omni_gateway.errors import GatewayError, answer_error
 from omni_gateway.guard.body import STALLED_S
-from omni_proto.limits.peer_table import PeerTable
+from omni_proto.runtime.limits import PeerTable
 
 IGNORED_HEADER: Final = "x-omnipipeline-ignored"
 """Header of an answer: the paths of the request's fields that were ignored, with commas between them."""

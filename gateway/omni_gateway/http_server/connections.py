@@ -23,7 +23,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from omni_gateway.errors import GatewayError, HeaderTooLargeError, MalformedRequestError, answer_error
 from omni_gateway.guard.reply import CUT
-from omni_proto.limits.bounded_connections import ConnectionTable
+from omni_proto.runtime.connections import ConnectionTable
 
 PIPELINED: Final = 8
 """Maximum number of requests that may wait on a connection for the answers to earlier ones."""

@@ -26,7 +26,7 @@ from omni_gateway.entries.pipelines import Pipelines
 from omni_gateway.http_server.app import Running, create_app
 from omni_gateway.http_server.connections import ConnectionBounds, bounded_http
 from omni_gateway.settings import GatewaySettings, SettingsError
-from omni_proto.limits.bounded_connections import explain_taken, open_listener
+from omni_proto.runtime.connections import explain_taken, open_listener
 
 log = logging.getLogger(__name__)
 CHECK_S: Final = 5.0

@@ -13,7 +13,7 @@ from omni_gateway.media.fetch import fetch_media
 from omni_gateway.openai.chat_messages import AudioPart, AudioUrlPart, ImagePart, Media, VideoPart, url_of
 from omni_gateway.settings import MediaSettings
 from omni_proto.client import ArgumentError, MediaPart, audio_part, image_part, video_part
-from omni_proto.media.media_header import FORMATS
+from omni_proto.media_headers import FORMATS
 
 IMAGE_TYPES: Final = ("image/png", "image/jpeg", "image/webp", "image/gif", "image/jpg", "image/pjpeg", "image/x-png")
 """Registered and common names, here and below. Programs also take a file's suffix for its type. Only the bytes decide

@@ -41,7 +41,7 @@ from omni_proto.pod_contract import (
     READINESS,
     TERMINATION_LOG_VARIABLE,
 )
-from omni_proto.process.otlp import ENDPOINT as OTLP_ENDPOINT
+from omni_proto.runtime.otlp import ENDPOINT as OTLP_ENDPOINT
 
 PRE_STOP_SLEEP_S: Final = 5
 """Pause between the pod's removal from its Services and SIGTERM, in which callers learn of the removal."""

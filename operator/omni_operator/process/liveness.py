@@ -16,7 +16,7 @@ from pathlib import Path
 from aiohttp import web
 
 from omni_operator.process.settings import SettingsError
-from omni_proto.limits.bounded_connections import BACKLOG, BoundedConnections, open_listener
+from omni_proto.runtime.connections import BACKLOG, BoundedConnections, open_listener
 
 LONGEST_SILENCE_S = 180.0
 LONGEST_WORK_S = 180.0

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TextIO
 
-from omni_proto.process.logs import LineFormatter, LogFormat, configure_logging
+from omni_proto.runtime.logs import LineFormatter, LogFormat, configure_logging
 
 _subject: ContextVar[dict[str, object]] = ContextVar("omni_operator_subject", default={})  # noqa: B039 - never mutated
 

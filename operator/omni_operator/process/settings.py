@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, NoReturn, TypeAlias
 
 from omni_operator.desired.build_settings import DEFAULT_IMAGE
 from omni_proto.pipeline.types.entry import OTLP_PATTERN
-from omni_proto.process.logs import LogFormat
+from omni_proto.runtime.logs import LogFormat
 
 ENV_PREFIX: Final = "OMNI_OPERATOR_"
 SERVICE_ACCOUNT_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")

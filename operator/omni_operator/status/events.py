@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from omni_operator.reasons import Reason
 from omni_operator.status.conditions import DEGRADED, PROGRESSING, READY, SPEC_UNDERSTOOD
-from omni_proto.limits.token_bucket import TokenBucket
+from omni_proto.runtime.limits import TokenBucket
 
 EQUAL_PAUSE_S: Final = 600.0
 """Shortest time between two equal Events of one pipeline. Events in between are added to the count of the next one."""

@@ -19,9 +19,8 @@ from omni_proto.client.errors import closed_error, error_from_rpc
 from omni_proto.client.events import Event
 from omni_proto.client.messages import PreparedRequest, check_timeout, prepare_call
 from omni_proto.client.result import GenerationResult, ResultBuilder
-from omni_proto.rpc.channels import open_channel
+from omni_proto.rpc.channels import ChannelPool, Loan, borrow, open_channel
 from omni_proto.rpc.options import Options
-from omni_proto.rpc.pool import ChannelPool, Loan, borrow
 from omni_proto.rpc.retry import is_unreached
 from omni_proto.stage.v1 import stage_service_pb2, stage_service_pb2_grpc
 from omni_proto.stage.v1.stage_service_pb2 import GenerateRequest

@@ -9,7 +9,7 @@ from google.rpc import status_pb2
 
 from omni_proto.client.connection import explain_refusal
 from omni_proto.errors import OmniProtoError
-from omni_proto.rpc.rich_status import read_status, status_of_call
+from omni_proto.rpc.status import read_status, status_of_call
 
 
 class OmniRequestError(OmniProtoError):

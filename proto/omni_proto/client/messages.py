@@ -15,8 +15,8 @@ from omni_proto.client.events import PCM_F32LE, PCM_S16LE
 from omni_proto.client.prompt import ChatMessage, EmbedsPrompt, MediaPart, Part, as_chat, embeds_prompt, user
 from omni_proto.client.tools import add_tools, as_json, given_reply
 from omni_proto.errors import ArgumentError
-from omni_proto.media.header_error import MediaHeaderError
-from omni_proto.media.media_header import read_header
+from omni_proto.media_headers import read_header
+from omni_proto.media_headers.container import MediaHeaderError
 from omni_proto.rpc.options import MAX_MESSAGE_BYTES
 from omni_proto.stage.v1 import prompt_pb2, sampling_pb2
 from omni_proto.stage.v1.stage_service_pb2 import End, GenerateRequest, Start

@@ -1,8 +1,21 @@
-"""The one place where channels to stages are opened, so that each has the options that every channel needs."""
+"""Channels to stages: the only place where they are opened, and the pool that lends one to each call.
+
+Every caller of a stage gets its channel from `ChannelPool.take`: both clients, the gateway (through a client), and a
+stage that calls the next one. Calls share a channel, which is replaced after a call that could not reach its stage: a
+name may not resolve, for example while the only pod of a stage is replaced. gRPC's DNS resolver then retries after
+1 s, and after pauses that grow by a factor of 1.6 up to two minutes (gRPC core 1.85, `polling_resolver.cc`). No channel
+option shortens them, so a stage that returns after a minute might stay unreachable for another minute. A new channel
+has a new resolver, which resolves the name immediately.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
 
 import grpc
 import grpc.aio
@@ -42,3 +55,106 @@ def open_aio_channel(
     if credentials is None:
         return grpc.aio.insecure_channel(target, options=complete)
     return grpc.aio.secure_channel(target, credentials, options=complete)
+
+
+Channel = TypeVar("Channel")
+
+RENEW_AFTER_S: Final = 2.0
+"""Minimum age, in seconds, of a channel that is replaced because a call could not reach its stage."""
+
+
+@dataclass(slots=True, eq=False)
+class _Opened(Generic[Channel]):
+    """A channel and the number of calls that use it."""
+
+    channel: Channel
+    since: float
+    """When it was opened: time.monotonic() in seconds."""
+    calls: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Loan(Generic[Channel]):
+    """A channel, lent to one call."""
+
+    channel: Channel
+    opened: _Opened[Channel]
+    unreached: bool = False
+    """Set by the borrower if the call did not reach its stage: `retry.is_unreached`."""
+    over: bool = False
+
+
+class ChannelPool(Generic[Channel]):
+    """Holds the channel for new calls, and replaced channels until their calls have ended. Threads may share it.
+
+    The first call opens the first channel, because a channel of grpc.aio belongs to the event loop that runs then.
+    """
+
+    def __init__(self, open_channel: Callable[[], Channel], *, renew_after_s: float = RENEW_AFTER_S) -> None:
+        self._open = open_channel
+        self._renew_after_s = renew_after_s
+        self._lock = threading.Lock()
+        self._current: _Opened[Channel] | None = None
+        self._retired: list[_Opened[Channel]] = []
+        self.closed = False
+        """Whether the pool is closed: no more calls can be made."""
+
+    def take(self) -> Loan[Channel]:
+        """Returns a channel for a call; give_back must follow."""
+        with self._lock:
+            if self._current is None:
+                self._current = self._new()
+            self._current.calls += 1
+            return Loan(self._current.channel, self._current)
+
+    def give_back(self, loan: Loan[Channel]) -> Channel | None:
+        """Release a channel after its call has ended. Idempotent.
+
+        Returns a replaced channel that no call uses any more, which the caller must close, or None.
+        """
+        with self._lock:
+            if loan.over:
+                return None
+            loan.over = True
+            opened = loan.opened
+            opened.calls -= 1
+            old_enough = time.monotonic() - opened.since >= self._renew_after_s
+            if loan.unreached and old_enough and opened is self._current and not self.closed:
+                self._retired.append(opened)
+                self._current = self._new()
+            if opened.calls or opened not in self._retired:
+                return None
+            self._retired.remove(opened)
+            return opened.channel
+
+    def close(self) -> list[Channel]:
+        """Close the pool. Returns all its channels, which the caller must close."""
+        with self._lock:
+            self.closed = True
+            retired, self._retired = self._retired, []
+            return [opened.channel for opened in (*retired, self._current) if opened is not None]
+
+    def _new(self) -> _Opened[Channel]:
+        return _Opened(self._open(), time.monotonic())
+
+
+@contextmanager
+def borrow(pool: ChannelPool[grpc.Channel]) -> Iterator[Loan[grpc.Channel]]:
+    """Lends a blocking channel to one call. Afterwards closes it if it was replaced and no other call uses it."""
+    loan = pool.take()
+    try:
+        yield loan
+    finally:
+        if (unused := pool.give_back(loan)) is not None:
+            unused.close()
+
+
+@asynccontextmanager
+async def borrow_aio(pool: ChannelPool[grpc.aio.Channel]) -> AsyncIterator[Loan[grpc.aio.Channel]]:
+    """Lends an asyncio channel to one call. Afterwards closes it if it was replaced and no other call uses it."""
+    loan = pool.take()
+    try:
+        yield loan
+    finally:
+        if (unused := pool.give_back(loan)) is not None:
+            await unused.close()

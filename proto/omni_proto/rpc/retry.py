@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 import grpc
 
-from omni_proto.rpc.rich_status import status_of_call
+from omni_proto.rpc.status import status_of_call
 
 MAX_ATTEMPTS: Final = 3
 MAX_WAIT_S: Final = 30.0

@@ -6,7 +6,7 @@ import logging
 import re
 from typing import Final
 
-from omni_proto.process.logs import adopt_logger
+from omni_proto.runtime.logs import adopt_logger
 
 _QUERY: Final = re.compile(r"(https?://[^\s?'\"]*)\?[^\s'\"]*")
 

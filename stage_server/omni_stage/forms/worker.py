@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import xgrammar as xgr
 
-from omni_proto.process.confinement import ParentDeathSignal, confine, discard_output, used_address_space
+from omni_proto.runtime.process import ParentDeathSignal, confine, discard_output, used_address_space
 from omni_stage.forms.grammar import WrongFormError
 from omni_stage.forms.trial import END_S, Form, Tokens, try_form
 

@@ -16,9 +16,9 @@ import av
 import numpy as np
 from av.error import FFmpegError
 
-from omni_proto.media.audio_header import split_joined
-from omni_proto.media.container import MAX_TRACKS
-from omni_proto.media.mpeg_frames import count_frames
+from omni_proto.media_headers.audio import split_joined
+from omni_proto.media_headers.container import MAX_TRACKS
+from omni_proto.media_headers.mpeg_frames import count_frames
 from omni_stage.media.decode import UndecodableError
 from omni_stage.media.resample import resample_blocks
 

@@ -16,8 +16,8 @@ import numpy as np
 from av.video.frame import VideoFrame
 from PIL import Image
 
-from omni_proto.media.container import MAX_TRACKS
-from omni_proto.media.video_header import sample_count
+from omni_proto.media_headers.container import MAX_TRACKS
+from omni_proto.media_headers.video import sample_count
 from omni_stage.media.audio import CODECS, MAX_DAMAGE, AudioRules, Damage, decode_track, read_frames, read_packets
 from omni_stage.media.decode import UndecodableError
 

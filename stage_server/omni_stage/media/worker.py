@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from omni_proto.process.confinement import confine, discard_output, used_address_space
+from omni_proto.runtime.process import confine, discard_output, used_address_space
 from omni_stage.media.decode import UndecodableError, decode_image
 
 PACKET_BYTES: Final = 128 << 10

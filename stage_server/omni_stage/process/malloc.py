@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from omni_proto.process.malloc import M_MMAP_THRESHOLD, M_TOP_PAD, M_TRIM_THRESHOLD, set_malloc_options
+from omni_proto.runtime.process import M_MMAP_THRESHOLD, M_TOP_PAD, M_TRIM_THRESHOLD, set_malloc_options
 
 _OPTIONS: Final = {M_MMAP_THRESHOLD: 1 << 30, M_TRIM_THRESHOLD: (1 << 31) - 1, M_TOP_PAD: 64 << 20}
 

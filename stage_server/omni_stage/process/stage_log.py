@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import TextIO
 
-from omni_proto.process.logs import LineFormatter, LogFormat, configure_logging, describe_by_frames
+from omni_proto.runtime.logs import LineFormatter, LogFormat, configure_logging, describe_by_frames
 
 request_id_var: ContextVar[str] = ContextVar("omni_request_id", default="")
 

@@ -16,7 +16,7 @@ from omni_stage.media.video import decode_sound, decode_video
 from support.media.samples import make_image, make_sound
 from support.media.videos import encode_video
 from support.models.grpc_parity import EXACT, check_each_alone_and_all_at_once, check_text_and_audio, media_parts
-from support.models.reference import SOUND_RATE_HZ, ReferencePrompt
+from support.models.reference import AUDIO_RATE_HZ, ReferencePrompt
 from support.models.reference_qwen3 import Qwen3Settings, load_qwen3_reference
 from support.processes.pipelines import SAMPLES, RunningPipeline, run_pipeline
 
@@ -39,8 +39,8 @@ def seen(*, heard: bool) -> dict[str, Any]:
     """Returns FILE's frames, and its audio if `heard`, decoded by the stage's own decoder."""
     frames = np.empty((4, 10 * 32, 14 * 32, 3), np.uint8)
     assert decode_video(FILE, "video/mp4", seconds=2.0, max_frames=20, out=frames) == (4, 0.0)
-    sound = np.empty(3 * SOUND_RATE_HZ, np.float32)
-    rules = AudioRules(to_hz=SOUND_RATE_HZ, stated_s=2.0, max_rate_hz=192_000, max_channels=8)
+    sound = np.empty(3 * AUDIO_RATE_HZ, np.float32)
+    rules = AudioRules(to_hz=AUDIO_RATE_HZ, stated_s=2.0, max_rate_hz=192_000, max_channels=8)
     length, damage = decode_sound(FILE, "video/mp4", rules, sound)
     assert not damage
     return {"videos": [frames], "heard": [sound[:length]] if heard else []}

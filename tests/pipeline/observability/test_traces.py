@@ -15,7 +15,7 @@ import pytest
 from omni_cli.commands.run import find_model
 from omni_gateway.entries.pipelines import ServedPipeline
 from omni_proto.pipeline import load_pipeline, resolve_model_path
-from omni_proto.process.otlp import ENDPOINTS
+from omni_proto.runtime.otlp import ENDPOINTS
 from support.media.samples import encode_wav, make_sound
 from support.peers.gateways import serve_gateway
 from support.peers.otel_collector import CollectedSpan, OtelCollector, run_collector

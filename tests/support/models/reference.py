@@ -25,7 +25,7 @@ from transformers import (
 
 from omni_stage.models.component import AudioPart, ChatMessage, ImagePart, TextPart, UserPrompt, VideoPart
 
-SOUND_RATE_HZ = 16_000
+AUDIO_RATE_HZ = 16_000
 SPEECH_SYSTEM_PROMPT = (
     "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving auditory and "
     "visual inputs, as well as generating text and speech."
@@ -55,9 +55,9 @@ class ReferencePrompt:
     def to_user_prompt(self) -> UserPrompt:
         """Returns the same prompt in the form that our stages accept."""
         parts: list[Any] = [ImagePart(image) for image in self.images]
-        parts += [AudioPart(sound, SOUND_RATE_HZ) for sound in self.sounds]
+        parts += [AudioPart(sound, AUDIO_RATE_HZ) for sound in self.sounds]
         for index, frames in enumerate(self.videos):
-            sound = AudioPart(self.heard[index], SOUND_RATE_HZ) if self.heard else None
+            sound = AudioPart(self.heard[index], AUDIO_RATE_HZ) if self.heard else None
             parts.append(VideoPart(frames, sound))
         system = [] if self.system is None else [ChatMessage("system", [TextPart(self.system)])]
         earlier = [ChatMessage(turn["role"], [TextPart(turn["content"])]) for turn in self.describe_history()]

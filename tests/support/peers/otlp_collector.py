@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from omni_proto.process.otlp import ENDPOINTS
+from omni_proto.runtime.otlp import ENDPOINTS
 
 
 class Collector:

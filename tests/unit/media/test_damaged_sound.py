@@ -15,8 +15,8 @@ import soundfile
 from av.error import FFmpegError
 
 from omni_gateway.media.encode import encode_whole, make_encoder
-from omni_proto.media.audio_header import AudioHeader
-from omni_proto.media.media_header import read_header
+from omni_proto.media_headers import read_header
+from omni_proto.media_headers.audio import AudioHeader
 from omni_stage.media.audio import AudioRules, decode_audio
 from omni_stage.media.decode import UndecodableError
 from support.media.samples import encode_wav, make_sound

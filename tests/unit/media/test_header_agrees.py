@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from omni_proto.media.audio_header import AudioHeader
-from omni_proto.media.header_error import MediaHeaderError
-from omni_proto.media.image_header import ImageHeader
-from omni_proto.media.media_header import read_header, sniff
+from omni_proto.media_headers import read_header, sniff
+from omni_proto.media_headers.audio import AudioHeader
+from omni_proto.media_headers.container import MediaHeaderError
+from omni_proto.media_headers.image import ImageHeader
 from omni_stage.media.audio import AudioRules, decode_audio
 from omni_stage.media.decode import UndecodableError, decode_image
 from support.media.sounds import COMPRESSED, encode_sound

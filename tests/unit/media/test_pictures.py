@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from omni_proto.media.image_header import ImageHeader
-from omni_proto.media.media_header import read_header
+from omni_proto.media_headers import read_header
+from omni_proto.media_headers.image import ImageHeader
 from omni_stage.media.decode import decode_image
 from support.tables import each_row
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_proto.process.otlp import GRPC, HTTP, TraceExportError, read_protocol
+from omni_proto.runtime.otlp import GRPC, HTTP, TraceExportError, read_protocol
 
 TRACES, ALL = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"
 

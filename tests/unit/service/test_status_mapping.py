@@ -8,7 +8,7 @@ from google.rpc import error_details_pb2
 
 from omni_proto import errors as proto_errors
 from omni_proto.rpc.retry import may_retry
-from omni_proto.rpc.rich_status import read_status
+from omni_proto.rpc.status import read_status
 from omni_proto.stage.v1 import errors_pb2
 from omni_stage import errors
 from omni_stage.service.edges.downstream_protocol import explain_failure

@@ -11,7 +11,7 @@ import torch
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni, processing_qwen2_5_omni
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe, processing_qwen3_omni_moe
 
-from omni_proto.media.video_header import sample_count
+from omni_proto.media_headers.video import sample_count
 from omni_stage.media.video import spread
 from omni_stage.vllm_adapter.media.places import (
     AUDIO,

@@ -9,7 +9,7 @@ from typing import Final
 from transformers import Qwen2VLImageProcessor
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
-from omni_proto.media.video_header import FRAMES_PER_GRID
+from omni_proto.media_headers.video import FRAMES_PER_GRID
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.component import MediaCost
 from omni_stage.models.shared.prompts import check_aspect, check_sound_length
@@ -43,7 +43,7 @@ class MediaCosts:
     min_pixels: int
     max_pixels: int
     max_samples: int
-    """Length of the longest audio, at SOUND_RATE_HZ."""
+    """Length of the longest audio, at AUDIO_RATE_HZ."""
     patch: int
     """Side, in pixels, of the image square that becomes one token."""
     samples_per_token: int

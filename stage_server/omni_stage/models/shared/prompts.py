@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from omni_proto.media.video_header import FRAMES_PER_SECOND
+from omni_proto.media_headers.video import FRAMES_PER_SECOND
 from omni_stage.errors import ConfigurationError, InvalidMediaError, InvalidRequestError, in_field
 from omni_stage.exchange.reply_form import GivenReply, ReplyTokens
 from omni_stage.media.resample import resample
@@ -17,7 +17,7 @@ from omni_stage.models.shared.text.chat_template import ChatTemplate
 from omni_stage.models.shared.text.encoder import TextEncoder
 from omni_stage.models.shared.text.tokenizer import load_tokenizer, read_chat_template
 
-SOUND_RATE_HZ = 16_000
+AUDIO_RATE_HZ = 16_000
 """Sample rate of the audio encoder's input."""
 MIN_SOUND_SAMPLES = 800
 """Shortest audio, 50 ms. From shorter audio, the encoder's strides leave no output."""
@@ -61,7 +61,7 @@ class PromptBuilder:
         speech_system_prompt: str = "",
         speech_needs_chat: bool = False,
     ) -> None:
-        """`max_audio_samples`: length of the longest audio, at SOUND_RATE_HZ.
+        """`max_audio_samples`: length of the longest audio, at AUDIO_RATE_HZ.
 
         The other two settings apply only if the reply is to be spoken. `speech_system_prompt`: the system message for a
         chat that has none. `speech_needs_chat`: whether to turn plain text into a user's message, because the talker
@@ -193,7 +193,7 @@ class PromptBuilder:
             media["image"] = [_check_image(image, field) for field, image in images]
         if sounds:
             media["audio"] = [
-                (prepare_sound(sound, self._max_audio_samples, field), SOUND_RATE_HZ) for field, sound in sounds
+                (prepare_sound(sound, self._max_audio_samples, field), AUDIO_RATE_HZ) for field, sound in sounds
             ]
         if not media:
             return {"prompt_token_ids": self._encode(text, most, field)}
@@ -210,7 +210,7 @@ class PromptBuilder:
         audio, video = self._placeholders[0], self._placeholders[-1]
         begin, *rest = text.split(video)
         return begin + "".join(
-            video + (audio if has_sound else "") + piece for has_sound, piece in zip(heard, rest, strict=True)
+            video + (audio if has_audio else "") + piece for has_audio, piece in zip(heard, rest, strict=True)
         )
 
     def _describe_message(self, index: int, message: ChatMessage) -> dict[str, Any]:
@@ -274,22 +274,22 @@ def prepare_sound(sound: AudioPart, max_samples: int, field: str) -> np.ndarray:
     Raises InvalidMediaError, of the given field, if these are fewer than MIN_SOUND_SAMPLES or more than max_samples.
     """
     with in_field(field):
-        check_sound_length(sound.samples.size * SOUND_RATE_HZ / sound.sampling_rate_hz, max_samples)
-    samples = resample(sound.samples, sound.sampling_rate_hz, SOUND_RATE_HZ)
+        check_sound_length(sound.samples.size * AUDIO_RATE_HZ / sound.sampling_rate_hz, max_samples)
+    samples = resample(sound.samples, sound.sampling_rate_hz, AUDIO_RATE_HZ)
     if samples.size < MIN_SOUND_SAMPLES:
         raise InvalidMediaError(
-            f"the audio is shorter than {1000 * MIN_SOUND_SAMPLES // SOUND_RATE_HZ} ms; send longer audio",
+            f"the audio is shorter than {1000 * MIN_SOUND_SAMPLES // AUDIO_RATE_HZ} ms; send longer audio",
             field=field,
-            limit=f"{1000 * MIN_SOUND_SAMPLES // SOUND_RATE_HZ} ms",
+            limit=f"{1000 * MIN_SOUND_SAMPLES // AUDIO_RATE_HZ} ms",
         )
     return samples
 
 
 def check_sound_length(samples: float, max_samples: int) -> None:
-    """Refuse audio of more samples, at SOUND_RATE_HZ, than the model reads in one clip. Raises InvalidMediaError, whose
+    """Refuse audio of more samples, at AUDIO_RATE_HZ, than the model reads in one clip. Raises InvalidMediaError, whose
     field the caller adds (in_field)."""
     if samples > max_samples:
-        limit_s = max_samples / SOUND_RATE_HZ
+        limit_s = max_samples / AUDIO_RATE_HZ
         # The feature extractor would cut off the rest silently.
         raise InvalidMediaError(
             f"the audio is longer than {limit_s:g} s, the most that the model reads in one clip; send it in parts",

@@ -12,7 +12,7 @@ from omni_proto.tensors import TensorSchema
 from omni_stage.errors import InvalidRequestError
 from omni_stage.models.component import EngineInput, MediaCost, StageRequest, UserPrompt
 from omni_stage.models.shared.media_cost import MediaCosts
-from omni_stage.models.shared.prompts import MAX_ASPECT_RATIO, SOUND_RATE_HZ, PromptBuilder
+from omni_stage.models.shared.prompts import AUDIO_RATE_HZ, MAX_ASPECT_RATIO, PromptBuilder
 from omni_stage.models.shared.stop_strings import SpokenTokens
 from omni_stage.models.shared.voices import pick_voice
 from omni_stage.vllm_adapter.scheduling.playback import PACE_KEY
@@ -47,7 +47,7 @@ class OmniThinker:
     facts: ComponentFacts
     input_schema = None
     voices: Sequence[str] = ()
-    audio_rate_hz = SOUND_RATE_HZ
+    audio_rate_hz = AUDIO_RATE_HZ
     max_aspect_ratio = MAX_ASPECT_RATIO
 
     def __init__(

@@ -12,8 +12,7 @@ from typing import Any, Final
 
 import grpc
 
-from omni_proto.rpc.channels import open_aio_channel
-from omni_proto.rpc.pool import RENEW_AFTER_S, ChannelPool, Loan
+from omni_proto.rpc.channels import RENEW_AFTER_S, ChannelPool, Loan, open_aio_channel
 from omni_proto.stage.v1 import stage_service_pb2
 from omni_stage.errors import DeadlineExceededError
 from omni_stage.service.wire import GENERATE, SERVICE_NAME, serialize_request

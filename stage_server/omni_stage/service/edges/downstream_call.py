@@ -20,9 +20,8 @@ from typing import Any, Generic, TypeVar, cast
 import grpc
 from google.rpc import status_pb2
 
-from omni_proto.rpc.aio_status import StatusKeeper
 from omni_proto.rpc.retry import compute_retry_wait_s, is_unreached
-from omni_proto.rpc.rich_status import read_status
+from omni_proto.rpc.status import StatusKeeper, read_status
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2, tensors_pb2
 from omni_proto.stage_config import DownstreamStage, EdgeMode
 from omni_proto.tensors import TensorSchema, schema_hash, tensor_prompt

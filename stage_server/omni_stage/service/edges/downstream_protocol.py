@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import grpc
 from google.rpc import status_pb2
 
-from omni_proto.rpc.rich_status import read_status, status_of_call
+from omni_proto.rpc.status import read_status, status_of_call
 from omni_proto.stage.v1 import stage_service_pb2
 from omni_stage.errors import (
     DeadlineExceededError,

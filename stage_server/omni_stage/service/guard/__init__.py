@@ -3,7 +3,7 @@
 | bound | maximum | where |
 |---|---|---|
 | connections of a port | 16,384; idle for 60 s, handshake 10 s | `server/ports.py` |
-| connections of the metrics port | in all, per address and in time | `omni_proto/limits/bounded_connections.py` |
+| connections of the metrics port | in all, per address and in time | `omni_proto/runtime/connections.py` |
 | size of a message | `limits.maxMessageBytes`; on the health port 64 KiB | `server/ports.py` |
 | streams of one connection | more than the bounds below, so that a call is refused with a reason | `server/ports.py` |
 | calls other than Generate | 512, per address 64 (health port: 128, 16), each for a bounded time | `side_calls.py` |

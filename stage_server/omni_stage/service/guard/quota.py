@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from omni_proto.limits.peer_table import PeerTable
+from omni_proto.runtime.limits import PeerTable
 from omni_stage.errors import TooManyRequestsError
 from omni_stage.service.guard.admission import RETRY_AFTER_S
 

@@ -20,7 +20,7 @@ from typing import Final
 import grpc
 import prometheus_client
 
-from omni_proto.limits.token_bucket import TokenBucket
+from omni_proto.runtime.limits import TokenBucket
 from omni_proto.stage_config import Limits
 from omni_stage.errors import PrepareTimeoutError
 

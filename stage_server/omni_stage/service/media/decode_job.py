@@ -11,9 +11,9 @@ from typing import Any, Final
 import numpy as np
 from PIL import Image
 
-from omni_proto.media.audio_header import BYTES_PER_SAMPLE, AudioHeader
-from omni_proto.media.image_header import ImageHeader
-from omni_proto.media.video_header import VideoHeader
+from omni_proto.media_headers.audio import BYTES_PER_SAMPLE, AudioHeader
+from omni_proto.media_headers.image import ImageHeader
+from omni_proto.media_headers.video import VideoHeader
 from omni_stage.errors import InvalidMediaError
 from omni_stage.media.decode import WORK_BYTES_PER_PIXEL
 from omni_stage.models.component import AudioPart, ImagePart, MediaPart, VideoPart
@@ -156,7 +156,7 @@ def _describe(slot: MediaSlot, rules: MediaRules) -> tuple[int, int, dict[str, A
         return 3 * size, size, described | heard
     if isinstance(header, VideoHeader) and slot.frames is not None:
         plan = slot.frames
-        samples = header.sound_samples if plan.is_heard else 0
+        samples = header.audio_samples if plan.is_heard else 0
         return (
             VIDEO_WORK_BYTES_PER_PIXEL * header.pixels + 3 * samples * BYTES_PER_SAMPLE,
             _paged(plan.bytes) + samples * BYTES_PER_SAMPLE,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from omni_proto.media.audio_header import AudioHeader
-from omni_proto.media.image_header import ImageHeader
-from omni_proto.media.video_header import VideoHeader
+from omni_proto.media_headers.audio import AudioHeader
+from omni_proto.media_headers.image import ImageHeader
+from omni_proto.media_headers.video import VideoHeader
 from omni_proto.stage_config import MediaLimits
 from omni_stage.errors import InvalidMediaError
 

@@ -13,16 +13,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from omni_proto.media.audio_header import BYTES_PER_SAMPLE, AudioHeader
-from omni_proto.media.header_error import MediaHeaderError
-from omni_proto.media.image_header import BYTES_PER_PIXEL, ImageHeader
-from omni_proto.media.media_header import read_header
-from omni_proto.media.video_header import (
+from omni_proto.media_headers import read_header
+from omni_proto.media_headers.audio import BYTES_PER_SAMPLE, AudioHeader
+from omni_proto.media_headers.container import MediaHeaderError
+from omni_proto.media_headers.image import BYTES_PER_PIXEL, ImageHeader
+from omni_proto.media_headers.video import (
+    AUDIO_RATE_HZ,
     FRAME_PIXELS,
     FRAMES_PER_SECOND,
     MAX_FRAMES,
     MIN_FRAMES,
-    SOUND_RATE_HZ,
     VideoHeader,
 )
 from omni_proto.stage.v1 import prompt_pb2
@@ -202,14 +202,14 @@ def _judge_video(slot: MediaSlot, header: VideoHeader, rules: MediaRules) -> Med
     count = header.kept_frames
     shown = (header.height, header.width) if header.quarter_turns % 2 else (header.width, header.height)
     width, height = rules.takes.frame_size(*shown, count)
-    plan = FramePlan(width, height, count, rules.hear_videos and header.has_sound)
+    plan = FramePlan(width, height, count, rules.hear_videos and header.has_audio)
     seen = rules.takes.video_cost(width, height, count)
     heard = _cost_of_track(header, rules) if plan.is_heard else MediaCost(0, 0)
     held = (
         ENCODED_COPIES * slot.size
         + plan.bytes * FRAME_COPIES
         + header.pixels * VIDEO_WORK_BYTES_PER_PIXEL
-        + (_audio_copies(header.sound_samples) if plan.is_heard else 0)
+        + (_audio_copies(header.audio_samples) if plan.is_heard else 0)
         + seen.engine_input_bytes
         + heard.engine_input_bytes
     )
@@ -220,7 +220,7 @@ def _judge_video(slot: MediaSlot, header: VideoHeader, rules: MediaRules) -> Med
 
 
 def _cost_of_track(header: VideoHeader, rules: MediaRules) -> MediaCost:
-    return rules.takes.audio_cost(min(header.sound_samples, rules.max_audio_samples))
+    return rules.takes.audio_cost(min(header.audio_samples, rules.max_audio_samples))
 
 
 def _receive_medium(slot: MediaSlot, data: bytes | bytearray, rules: MediaRules) -> MediaSlot:
@@ -267,7 +267,7 @@ def _bound_unseen(slot: MediaSlot, rules: MediaRules) -> tuple[int, int]:
 def _bound_unseen_video(slot: MediaSlot, rules: MediaRules) -> tuple[int, int]:
     frames = min(MAX_FRAMES, max(MIN_FRAMES, FRAMES_PER_SECOND * rules.media.max_video_seconds))
     seen = frames * max(FRAME_PIXELS)
-    samples = (rules.media.max_video_seconds + 1) * SOUND_RATE_HZ
+    samples = (rules.media.max_video_seconds + 1) * AUDIO_RATE_HZ
     decoded = min(3 * seen + 4 * samples, rules.media.max_decoded_bytes)
     if slot.declared_bytes:
         decoded = min(decoded, slot.declared_bytes)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from omni_proto.media.audio_header import AudioHeader
-from omni_proto.media.image_header import ImageHeader
-from omni_proto.media.video_header import VideoHeader
+from omni_proto.media_headers.audio import AudioHeader
+from omni_proto.media_headers.image import ImageHeader
+from omni_proto.media_headers.video import VideoHeader
 from omni_proto.stage_config import Limits, MediaLimits
 from omni_stage.models.component import TakesMedia
 from omni_stage.service.media.kinds import FramePlan, MediaKind

@@ -10,7 +10,7 @@ import grpc
 from google.rpc import status_pb2
 from grpc import StatusCode
 
-from omni_proto.rpc.rich_status import read_status
+from omni_proto.rpc.status import read_status
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2
 from omni_stage.service.errors import CallerLeftError
 from omni_stage.service.metering import AnswerMeter

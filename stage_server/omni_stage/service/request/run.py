@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import Final
 
 from omni_proto.errors import OmniProtoError
-from omni_proto.rpc.rich_status import read_status
+from omni_proto.rpc.status import read_status
 from omni_proto.stage.v1 import events_pb2
 from omni_stage.errors import ConfigurationError, EngineDeadStageError, ModelExecutionError
 from omni_stage.models.component import FinishReason, KnowsFirstAudio, ServedComponent, StageRequest, StageStep

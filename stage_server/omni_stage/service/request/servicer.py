@@ -14,7 +14,7 @@ from functools import partial
 
 from grpc.aio import ServicerContext
 
-from omni_proto.process.otlp import exemplar_of
+from omni_proto.runtime.otlp import exemplar_of
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2
 from omni_stage.errors import DeadlineExceededError, EngineDeadStageError, NotReadyError
 from omni_stage.process.stage_log import request_id_var

@@ -22,8 +22,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from omni_proto.process import otlp
-from omni_proto.rpc.metadata import USER_KEY
+from omni_proto.rpc.options import USER_KEY
+from omni_proto.runtime import otlp
 from omni_proto.stage.v1 import events_pb2
 from omni_stage.errors import ConfigurationError
 

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 from google.rpc import status_pb2
 
-from omni_proto.rpc.rich_status import STATUS_DETAILS_KEY, grpc_code, read_status
+from omni_proto.rpc.status import STATUS_DETAILS_KEY, grpc_code, read_status
 from omni_stage.process.stage_log import request_id_var
 from omni_stage.service.errors import CallerLeftError, RelayedError, to_stage_error, to_status
 from omni_stage.service.guard.quota import peer_address

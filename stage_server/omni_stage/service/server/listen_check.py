@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omni_proto.limits.bounded_connections import explain_taken, open_listener
+from omni_proto.runtime.connections import explain_taken, open_listener
 from omni_proto.stage_config import Listen
 from omni_stage.errors import ConfigurationError
 

@@ -14,7 +14,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from omni_proto.limits.bounded_connections import BACKLOG, BoundedConnections, explain_taken, open_listener
+from omni_proto.runtime.connections import BACKLOG, BoundedConnections, explain_taken, open_listener
 from omni_stage.errors import ConfigurationError
 
 STOP_S = 1.0

@@ -25,7 +25,7 @@ from vllm.multimodal.parse import VideoProcessorItems
 from vllm.multimodal.processing.processor import PlaceholderFeaturesInfo
 from vllm.multimodal.utils import set_mm_embedding_modality
 
-from omni_proto.media.video_header import FRAMES_PER_GRID, FRAMES_PER_SECOND
+from omni_proto.media_headers.video import FRAMES_PER_GRID, FRAMES_PER_SECOND
 from omni_stage.vllm_adapter.media.places import (
     AUDIO,
     IMAGE,

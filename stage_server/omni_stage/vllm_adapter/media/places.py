@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from omni_proto.media.video_header import FRAMES_PER_GRID, FRAMES_PER_SECOND
+from omni_proto.media_headers.video import FRAMES_PER_GRID, FRAMES_PER_SECOND
 
 IMAGE, VIDEO, AUDIO = "image", "video", "audio"
 

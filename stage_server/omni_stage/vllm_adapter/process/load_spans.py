@@ -4,7 +4,7 @@ vLLM 0.32 sends spans of every process of an engine (`EngineCoreProc init`, `Loa
 OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is set: `v1/engine/core.py` and `v1/executor/multiproc_executor.py` call
 `vllm.tracing.maybe_init_worker_tracer` unconditionally. Its gRPC exporter supports no TLS and sets no service name, and
 the spans belong to no request. The stage sends its own spans to the endpoint in the same variable
-(omni_proto.process.otlp).
+(omni_proto.runtime.otlp).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from omni_proto.process.otlp import ENDPOINTS
+from omni_proto.runtime.otlp import ENDPOINTS
 
 _READ_BY_VLLM = ENDPOINTS[0]
 

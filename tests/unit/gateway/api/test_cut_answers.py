@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from omni_gateway.entries.pipelines import ServedPipeline
-from omni_proto.text.parts import split_parts
+from omni_proto.text import split_parts
 from support.peers.answering_entry import CUT_SEED, PCM, serve_entry
 from support.peers.gateways import serve_gateway
 

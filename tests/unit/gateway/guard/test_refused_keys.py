@@ -19,7 +19,7 @@ from omni_gateway.entries.pipelines import ServedPipeline
 from omni_gateway.guard.keys import hash_key
 from omni_gateway.guard.record import PERIOD_S, RefusedKeys
 from omni_gateway.settings import GatewaySettings
-from omni_proto.rpc.metadata import USER_KEY
+from omni_proto.rpc.options import USER_KEY
 from omni_stage.service.request.tracing import user_of
 from support.peers.answering_entry import serve_entry
 from support.peers.gateways import serve_gateway

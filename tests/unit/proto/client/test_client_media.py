@@ -15,7 +15,7 @@ from omni_proto.client import (
 from omni_proto.client.messages import (
     MAX_INLINE_BYTES,
 )
-from omni_proto.media.media_header import sniff
+from omni_proto.media_headers import sniff
 from omni_proto.rpc.options import MAX_MESSAGE_BYTES
 from support.peers.client_requests import FLAC, JPEG, PNG, WAV, prepare, sent
 

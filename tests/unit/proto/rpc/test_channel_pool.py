@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from omni_proto.client import AsyncOmniClient, OmniClient, OmniRequestError
-from omni_proto.rpc.pool import ChannelPool, Loan
+from omni_proto.rpc.channels import ChannelPool, Loan
 from omni_proto.stage.v1 import stage_service_pb2_grpc
 from omni_proto.stage.v1.stage_service_pb2 import GetStageRequest, GetStageResponse
 

@@ -8,7 +8,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from omni_proto.client import OmniRequestError
 from omni_proto.rpc.retry import MAX_WAIT_S, Failure, compute_retry_wait_s, is_unreached, may_retry
-from omni_proto.rpc.rich_status import STATUS_DETAILS_KEY, RichStatus, read_status, status_of_call
+from omni_proto.rpc.status import STATUS_DETAILS_KEY, RichStatus, read_status, status_of_call
 
 UNAVAILABLE, EXHAUSTED, CANCELLED = (
     grpc.StatusCode.UNAVAILABLE,

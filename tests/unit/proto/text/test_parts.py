@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_proto.text.parts import (
+from omni_proto.text import (
     LONGEST_UNITS,
     measure,
     pause_after,

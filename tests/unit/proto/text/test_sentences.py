@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_proto.text.sentences import split_sentences
+from omni_proto.text import split_sentences
 from support.tables import each_row
 
 ODD = " .!?…\n\r,;:\"'”)(「」。！？、abAB12５．😀👍🏽🇩🇪\u200d\ufe0fเก่ำक्षि한국"

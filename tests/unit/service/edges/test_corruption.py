@@ -14,7 +14,7 @@ from itertools import count
 import numpy as np
 import pytest
 
-from omni_proto.rpc.rich_status import read_status
+from omni_proto.rpc.status import read_status
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_proto.tensors import TensorSchema, TensorSpec, encode_rows, float32_to_bfloat16, schema_hash, tensor_prompt
 from omni_stage.service.edges.input import check_edge

@@ -13,7 +13,7 @@ import pytest
 from grpc import StatusCode
 
 from omni_proto.pod_contract import ExitCode, StageMetric
-from omni_proto.rpc.metadata import USER_KEY
+from omni_proto.rpc.options import USER_KEY
 from omni_proto.stage_config import Limits
 from omni_stage.errors import InvalidRequestError
 from omni_stage.service.guard import refusals

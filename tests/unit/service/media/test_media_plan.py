@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 import pytest
 
-from omni_proto.media.image_header import ImageHeader
-from omni_proto.media.media_header import read_header
+from omni_proto.media_headers import read_header
+from omni_proto.media_headers.image import ImageHeader
 from omni_proto.stage.v1 import prompt_pb2
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_proto.stage_config import Limits, MediaLimits

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry, Gauge
 
-from omni_proto.limits.bounded_connections import BoundedConnections, ConnectionTable, open_listener
+from omni_proto.runtime.connections import BoundedConnections, ConnectionTable, open_listener
 from omni_stage.errors import ConfigurationError
 from omni_stage.service.server.metrics_server import MetricsServer
 

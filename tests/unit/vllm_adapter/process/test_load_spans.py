@@ -7,7 +7,7 @@ import os
 import pytest
 from vllm.tracing import otel
 
-from omni_proto.process.otlp import ENDPOINTS
+from omni_proto.runtime.otlp import ENDPOINTS
 from omni_stage.vllm_adapter.process.load_spans import without_load_spans
 
 pytest.importorskip("opentelemetry.sdk")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from omni_stage.errors import ConfigurationError
-from omni_stage.models.shared.prompts import SOUND_RATE_HZ
+from omni_stage.models.shared.prompts import AUDIO_RATE_HZ
 
 SPEECH_SYSTEM_PROMPT = (
     "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving auditory and "
@@ -34,4 +34,4 @@ def read_audio_limit(path: Path) -> int:
             "hold its preprocessor_config.json",
             field="model.path",
         ) from error
-    return int(extractor.chunk_length) * SOUND_RATE_HZ
+    return int(extractor.chunk_length) * AUDIO_RATE_HZ

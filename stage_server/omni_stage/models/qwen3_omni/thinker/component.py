@@ -24,13 +24,13 @@ from omni_stage.models.qwen3_omni.schemas import find_pace, thinker2talker_schem
 from omni_stage.models.qwen3_omni.turns import find_media, find_reply, find_user_tokens
 from omni_stage.models.shared.config_file import read_if_there, torch_dtype
 from omni_stage.models.shared.media_cost import MediaCosts
-from omni_stage.models.shared.prompts import SOUND_RATE_HZ, PromptBuilder
+from omni_stage.models.shared.prompts import AUDIO_RATE_HZ, PromptBuilder
 from omni_stage.models.shared.stop_strings import SpokenTokens
 from omni_stage.models.shared.thinker import MAX_TOKENS, OmniThinker, ThinkerSettings
 
-_FRAME_SAMPLES: Final = SOUND_RATE_HZ // 100
+_FRAME_SAMPLES: Final = AUDIO_RATE_HZ // 100
 """Samples of one frame of the audio encoder's input, 10 ms."""
-MAX_SAMPLES: Final = 300 * SOUND_RATE_HZ
+MAX_SAMPLES: Final = 300 * AUDIO_RATE_HZ
 """Samples of the longest audio. The published preprocessor_config.json names 300 s (`n_samples`). The file is not read,
 because its value is unreliable: a checkpoint that transformers has saved again names 30 s, although transformers does
 not cut the audio at that length."""

@@ -27,7 +27,7 @@ import jinja2.parser
 from jinja2.exceptions import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from omni_proto.process.confinement import confine, used_address_space
+from omni_proto.runtime.process import confine, used_address_space
 
 
 class TemplateTooSlowError(Exception):

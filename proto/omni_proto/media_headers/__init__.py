@@ -10,10 +10,10 @@ from __future__ import annotations
 import struct
 from typing import Literal
 
-from omni_proto.media.audio_header import AudioHeader, read_audio_header, sniff_audio
-from omni_proto.media.header_error import MediaHeaderError
-from omni_proto.media.image_header import ImageHeader, read_image_header, sniff_image
-from omni_proto.media.video_header import VideoHeader, read_video_header, sniff_video
+from omni_proto.media_headers.audio import AudioHeader, read_audio_header, sniff_audio
+from omni_proto.media_headers.container import MediaHeaderError
+from omni_proto.media_headers.image import ImageHeader, read_image_header, sniff_image
+from omni_proto.media_headers.video import VideoHeader, read_video_header, sniff_video
 
 Kind = Literal["image", "audio", "video"]
 FORMATS = {

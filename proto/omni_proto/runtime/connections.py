@@ -13,7 +13,7 @@ import socket
 from collections.abc import Callable
 from typing import Final, TypeVar, cast
 
-from omni_proto.limits.peer_table import PeerTable
+from omni_proto.runtime.limits import PeerTable
 
 IN_ALL: Final = 256
 """Maximum connections of a port."""

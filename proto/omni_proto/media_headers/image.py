@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from omni_proto.media.header_error import MAX_SECTIONS, MediaHeaderError, too_many_sections
+from omni_proto.media_headers.container import MAX_SECTIONS, MediaHeaderError, too_many_sections
 
 BYTES_PER_PIXEL: Final = 3
 

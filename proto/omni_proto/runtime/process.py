@@ -1,4 +1,7 @@
-"""What processes that work on a caller's input give up at their start. Their parent may kill them. Unix only."""
+"""What a process sets for itself: a worker gives up rights at its start, a server sets options of glibc's allocator.
+
+A worker that handles a caller's input may be killed by its parent. Unix only.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Mapping
 from typing import Final
 
 _PAGE: Final = resource.getpagesize()
@@ -53,3 +57,20 @@ class ParentDeathSignal:
             _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != self.parent:
             os._exit(1)
+
+
+M_TRIM_THRESHOLD: Final = -1
+M_TOP_PAD: Final = -2
+M_MMAP_THRESHOLD: Final = -3
+
+
+def set_malloc_options(options: Mapping[int, int]) -> bool:
+    """Set each option to its value. Call at start-up. Returns whether it worked; it needs glibc."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    mallopt.argtypes = (ctypes.c_int, ctypes.c_int)
+    mallopt.restype = ctypes.c_int
+    taken = [mallopt(option, value) == 1 for option, value in options.items()]
+    return all(taken)

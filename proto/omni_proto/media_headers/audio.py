@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from omni_proto.media.header_error import MAX_SECTIONS, MediaHeaderError, too_many_sections
-from omni_proto.media.mpeg_frames import begins_mpeg, skip_id3
-from omni_proto.media.video_header import read_sound_seconds, sniff_video
+from omni_proto.media_headers.container import MAX_SECTIONS, MediaHeaderError, too_many_sections
+from omni_proto.media_headers.mpeg_frames import begins_mpeg, skip_id3
+from omni_proto.media_headers.video import read_audio_seconds, sniff_video
 
 BYTES_PER_SAMPLE: Final = 4
 MAX_JOINED: Final = 256
@@ -132,7 +132,7 @@ def _continues(view: memoryview, begin: int, end: int) -> bool:
 
 def _read_container(media_type: str, view: memoryview) -> AudioHeader:
     try:
-        seconds = read_sound_seconds(view)
+        seconds = read_audio_seconds(view)
     except (MediaHeaderError, struct.error, IndexError):
         # The decoder finds its way through many damaged containers, and reports the rest.
         seconds = 0.0

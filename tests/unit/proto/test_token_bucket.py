@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_proto.limits.token_bucket import TokenBucket
+from omni_proto.runtime.limits import TokenBucket
 
 
 def test_it_refills_evenly_and_no_higher_than_its_capacity() -> None:

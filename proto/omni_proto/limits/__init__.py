@@ -1,1 +1,0 @@
-"""Limits of rates and of connections, for servers."""

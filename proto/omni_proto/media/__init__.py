@@ -1,1 +1,0 @@
-"""Headers of media files, read without decoding the media."""

@@ -1,1 +1,0 @@
-"""What every process sets up: logs, the allocator, and a collector of spans."""

@@ -1,0 +1,1 @@
+"""What every server and worker process needs: logs, spans, the allocator, confinement, limits."""
