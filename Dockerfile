@@ -38,7 +38,7 @@ COPY constraints/uv.txt /opt/uv.txt
 RUN python3 -m venv /opt/uv \
     && /opt/uv/bin/pip install --no-cache-dir --disable-pip-version-check --require-hashes --requirement /opt/uv.txt
 # install-venv installs into /opt/venv in the calling stage's layer, so that gigabytes are written once and never copied.
-COPY scripts/images-venv.sh /opt/uv/install-venv
+COPY tools/images-venv.sh /opt/uv/install-venv
 WORKDIR /src
 
 # The pinned requirements of each image. The layers that install them depend only on these lists: an edit of pyproject.toml or
@@ -47,7 +47,7 @@ FROM builder AS requirements
 ARG HASHES
 COPY pyproject.toml ./
 COPY constraints constraints
-COPY scripts/add-hashes.sh ./
+COPY tools/add-hashes.sh ./
 RUN export UV_NO_CACHE=1; /opt/uv/bin/uv pip compile --quiet --no-header --no-annotate --constraint constraints/cpu.txt \
         pyproject.toml --extra operator --extra gateway --extra otel --output-file /requirements/operator.txt \
     && /opt/uv/bin/uv pip compile --quiet --no-header --no-annotate --constraint constraints/cpu.txt \

@@ -10,36 +10,36 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## Install everything into .venv (other targets do it when needed; LIGHT=1: without vLLM and torch, also on macOS)
-	@LIGHT='$(LIGHT)' scripts/setup.sh
+	@LIGHT='$(LIGHT)' tools/setup.sh
 
 .PHONY: check check-code check-tests docs docs-serve
 check: ## Lint, types and the light unit tests: no engine, no torch (90 seconds on two idle cores)
-	@LIGHT=1 scripts/setup.sh
+	@LIGHT=1 tools/setup.sh
 	@$(MAKE) --no-print-directory -j2 check-code check-tests
 
 check-code:
 	@.venv/bin/ruff check --quiet .
 	@.venv/bin/ruff format --quiet --check .
 	@.venv/bin/lint-imports --no-logo >/dev/null || .venv/bin/lint-imports --no-logo
-	@$(PY) scripts/check_words.py
+	@$(PY) tools/check_words.py
 	@.venv/bin/mypy $(addprefix -p ,omni_proto omnipipeline omni_kube omni_operator omni_gateway omni_cli)
 
 check-tests:
-	@$(PY) -m pytest -q -p no:cacheprovider -m 'not full and not needs_vllm' $$($(PY) scripts/light_tests.py)
+	@$(PY) -m pytest -q -p no:cacheprovider -m 'not full and not needs_vllm' $$($(PY) tools/light_tests.py)
 
 docs: ## Build the documentation site into site/; fails on a broken link
-	@LIGHT=1 scripts/setup.sh docs
-	@$(PY) scripts/build_docs.py
+	@LIGHT=1 tools/setup.sh docs
+	@$(PY) tools/build_docs.py
 
 docs-serve: ## Serve the documentation site on http://localhost:8001, and rebuild it when a page changes
-	@LIGHT=1 scripts/setup.sh docs
+	@LIGHT=1 tools/setup.sh docs
 	@.venv/bin/mkdocs serve --dev-addr localhost:8001
 
 demo: setup ## Run a tiny Qwen2.5-Omni as three processes: text, audio and image in, text and speech out (FAMILY=qwen3_omni: Qwen3-Omni)
 	@.venv/bin/omnipipe demo --out demo-output $(if $(FAMILY),--family $(FAMILY))
 
 RUN_TESTS = PYTHONPATH=tests $(PY) -m runner --workers $${WORKERS:-5}
-WITH_GRPCURL = GRPCURL="$$(scripts/grpcurl.sh)" && export GRPCURL
+WITH_GRPCURL = GRPCURL="$$(tools/grpcurl.sh)" && export GRPCURL
 
 test: setup ## Run unit tests, one engine of each kind and one pipeline of each family (10 minutes with set-up); logs in test-logs
 	@rm -rf test-logs .coverage
@@ -54,13 +54,13 @@ test-all: test ## Run all tests except whole matrices (make full) and e2e (needs
 coverage: setup controlplane ## Run the tests of `make test-all` with coverage, in twice the time; fails if a package is below its minimum
 	@rm -rf test-logs .coverage
 	@$(WITH_GRPCURL) && $(RUN_TESTS) -- -p no:cacheprovider --cov --cov-report=
-	@$(PY) scripts/check_coverage.py test-logs
+	@$(PY) tools/check_coverage.py test-logs
 
 controlplane: setup ## Build etcd, the API server, controllers, kwok and helm for the tests (once, 9 to 16 minutes)
 	@PYTHONPATH=tests $(PY) -m support.controlplane.binaries >/dev/null
 
 images: ## Build the images of the operator and of CPU stages with docker, podman or buildah (TARGETS=stage-gpu: of GPU stages)
-	@scripts/images.sh $(TARGETS)
+	@tools/images.sh $(TARGETS)
 
 cluster-up: setup ## Start a real Kubernetes node on this machine with our images (needs root)
 	@PYTHONPATH=tests $(PY) -m support.cluster.command up
@@ -79,7 +79,7 @@ full: coverage ## Run all that takes too long for `make test-all`: coverage, lon
 	@$(MAKE) mutations
 
 mutations: setup ## Break thirty behaviours, one at a time, and check that the unit tests notice (about half an hour)
-	@PYTHONPATH=tests $(PY) -m mutation
+	@PYTHONPATH=tests $(PY) -m checks.mutation
 
 test-unit: setup ## Run only the tests without real engines and server processes (two to four minutes)
 	@PYTHONPATH=tests $(PY) -m runner --logs test-logs --only unit-stage --only unit-models --only unit -- -p no:cacheprovider
@@ -89,7 +89,7 @@ lint: setup ## Check code with ruff, the layers of imports, the Dockerfile, and 
 	@.venv/bin/ruff format --check .
 	@.venv/bin/lint-imports
 	@.venv/bin/hadolint Dockerfile
-	@$(PY) scripts/check_words.py
+	@$(PY) tools/check_words.py
 
 typecheck: setup ## Check types with mypy, in strict mode
 	@.venv/bin/mypy
@@ -105,26 +105,26 @@ proto: setup ## Regenerate the protobuf and gRPC stubs
 	@sh proto/generate.sh
 
 schemas: setup ## Regenerate the CRD, docs/reference, and the facts of the built-in components (components.json)
-	@$(PY) scripts/export_schemas.py
+	@$(PY) tools/export_schemas.py
 
 chart: setup ## Regenerate the chart's values.schema.json and README, and its copy of the operator's RBAC rules
-	@$(PY) scripts/chart_docs.py
+	@$(PY) tools/chart_docs.py
 
 manifests: chart ## Regenerate manifests/install.yaml from the chart (builds helm once)
-	@helm="$$(PYTHONPATH=tests $(PY) -m support.controlplane.binaries helm)" && $(PY) scripts/render_manifests.py --helm "$$helm"
+	@helm="$$(PYTHONPATH=tests $(PY) -m support.controlplane.binaries helm)" && $(PY) tools/render_manifests.py --helm "$$helm"
 
 dashboards: setup ## Regenerate dashboards, alert rules and the tables of docs/observability.md
-	@$(PY) -m observability
+	@$(PY) -m tools.observability
 
 goldens: setup ## Regenerate tests/golden/operator: the objects that the operator creates for samples, or their digest
-	@$(PY) scripts/render_goldens.py
+	@$(PY) tools/render_goldens.py
 
 bench: ## Measure our speed as ratios to peers, stock vLLM and transformers; fails if a ratio misses a required bound or became worse (CASE=name runs one case)
-	@scripts/setup.sh bench
+	@tools/setup.sh bench
 	@$(PY) -m benchmarks $(CASE)
 
 gpu: ## Check that the stages answer correctly, fit and are fast on this GPU (docs/gpu-check.md; MODEL=/models/Qwen2.5-Omni-7B)
-	@[ -n "$${PYTHON:-}" ] || scripts/setup.sh
+	@[ -n "$${PYTHON:-}" ] || tools/setup.sh
 	@PYTHONPATH=tests:.:stage_server:proto:cli:operator "$${PYTHON:-$(PY)}" -m benchmarks.gpu $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 bench-operator: controlplane ## Measure the operator with 500 pipelines, compared with budgets and a bare loop (about 10 minutes)
@@ -134,27 +134,27 @@ bench-pods: setup ## Compare a stage's start in a pod with its start outside, on
 	@PYTHONPATH=tests:. $(PY) -m benchmarks.pod_start
 
 oracle: setup ## Compare our answers with transformers' generate(), both in the version of the model's release and in the installed one (6 GB, 5 minutes)
-	@PYTHONPATH=tests $(PY) -m oracle --json benchmarks/results/oracle.json
+	@PYTHONPATH=tests $(PY) -m checks.oracle --json benchmarks/results/oracle.json
 
 fuzz: ## Pass a million random inputs to the code that reads a peer's bytes, and a million to the media decoders; results in benchmarks/results/fuzz*.json
-	@scripts/setup.sh fuzz
-	@$(PY) tests/fuzz/fuzz_edge.py --runs $${RUNS:-1000000} --json benchmarks/results/fuzz.json
-	@$(PY) tests/fuzz/fuzz_edge.py --media --runs $${RUNS:-1000000} --json benchmarks/results/fuzz-media.json
+	@tools/setup.sh fuzz
+	@PYTHONPATH=tests $(PY) -m checks.fuzz.fuzz_edge --runs $${RUNS:-1000000} --json benchmarks/results/fuzz.json
+	@PYTHONPATH=tests $(PY) -m checks.fuzz.fuzz_edge --media --runs $${RUNS:-1000000} --json benchmarks/results/fuzz-media.json
 
 sbom: ## Write a bill of materials of each image's packages (CycloneDX) into sbom/; fails on a licence that is not allowed
-	@scripts/setup.sh sbom
-	@$(PY) scripts/sbom.py
+	@tools/setup.sh sbom
+	@$(PY) tools/sbom.py
 
 soak: setup ## Run mixed load with random faults for half an hour (MINUTES=30); HOSTILE=1: for 5 minutes, with hostile clients instead of faults
 	@if [ -n "$(HOSTILE)" ]; then \
-	  PYTHONPATH=tests:. $(PY) -m soak --hostile --minutes $${MINUTES:-5} --json benchmarks/results/soak-hostile.json; \
-	else PYTHONPATH=tests:. $(PY) -m soak --minutes $${MINUTES:-30} --json benchmarks/results/soak.json; fi
+	  PYTHONPATH=tests:. $(PY) -m checks.soak --hostile --minutes $${MINUTES:-5} --json benchmarks/results/soak-hostile.json; \
+	else PYTHONPATH=tests:. $(PY) -m checks.soak --minutes $${MINUTES:-30} --json benchmarks/results/soak.json; fi
 
 soak-leaks: setup ## Run mixed load for three hours without killing a process, to find memory leaks (MINUTES=180)
-	@PYTHONPATH=tests:. $(PY) -m soak --no-kills --minutes $${MINUTES:-180} --json benchmarks/results/soak-leaks.json
+	@PYTHONPATH=tests:. $(PY) -m checks.soak --no-kills --minutes $${MINUTES:-180} --json benchmarks/results/soak-leaks.json
 
 soak-cluster: setup ## Run each kind of rollout and scaling ten times on a real node under load (needs root; about 50 minutes; TIMES=10, ONLY='rolling update')
-	@PYTHONPATH=tests:. $(PY) -m soak.changes --times $${TIMES:-10} $(if $(ONLY),--only '$(ONLY)',--json benchmarks/results/soak-changes.json)
+	@PYTHONPATH=tests:. $(PY) -m checks.soak.changes --times $${TIMES:-10} $(if $(ONLY),--only '$(ONLY)',--json benchmarks/results/soak-changes.json)
 
 constraints: setup ## Pin the newest dependencies that pyproject.toml allows, in constraints/
 	@uv pip compile pyproject.toml --extra operator --extra stage --extra gateway --extra cpu --extra cli --extra dev --extra bench --quiet \
@@ -163,7 +163,7 @@ constraints: setup ## Pin the newest dependencies that pyproject.toml allows, in
 	  --python-platform x86_64-manylinux_2_28 --upgrade -o constraints/gpu.txt
 	@$(PY) -m benchmarks.peer.environment | uv pip compile - --quiet --no-annotate --no-header --python-version 3.11 \
 	  --upgrade --override constraints/overrides-cpu.txt -o constraints/peer.txt
-	@$(PY) scripts/hash_constraints.py uv
+	@$(PY) tools/hash_constraints.py uv
 
 clean: ## Remove .venv, test logs, demo output and the tools' caches in this folder; downloads and builds in ~/.cache stay
 	rm -rf .venv site demo-output .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis test-logs .coverage .coverage.* htmlcov

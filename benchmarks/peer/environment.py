@@ -71,7 +71,7 @@ def _cache() -> Path:
 
 
 def _find_uv() -> str:
-    """Returns the uv that scripts/setup.sh uses."""
+    """Returns the uv that tools/setup.sh uses."""
     return shutil.which("uv") or str(_cache() / "uv" / "bin" / "uv")
 
 

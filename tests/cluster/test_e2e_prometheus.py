@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from observability.alerts import list_alerts
-from observability.operator_dashboard import OPERATOR_DASHBOARD
-from observability.pipeline_dashboard import PIPELINE_DASHBOARD
+from tools.observability.alerts import list_alerts
+from tools.observability.operator_dashboard import OPERATOR_DASHBOARD
+from tools.observability.pipeline_dashboard import PIPELINE_DASHBOARD
 
 from omni_proto.pipeline import parse_pipeline
 from support.cluster.client_pod import TARGET, ClientPod, Load

@@ -1,4 +1,4 @@
-"""omni_operator_*: the operator's metrics. `python -m observability` writes their list in docs/observability.md.
+"""omni_operator_*: the operator's metrics. `python -m tools.observability` writes their list in docs/observability.md.
 Label values are bounded: fixed words, RBAC verbs, HTTP statuses, watches, and the existing pipelines.
 """
 

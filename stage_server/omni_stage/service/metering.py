@@ -4,7 +4,7 @@ AnswerMeter measures when each answer of the entry stage reaches its caller.
 
 Labels have a bounded number of values: codes and reasons of the protocol, and names from the configuration. The scrape
 (the operator's PodMonitor) adds the labels of pipeline and stage. Counters start at 0, so that a rate includes the
-first error. docs/observability.md lists all metrics; `python -m observability` writes that list.
+first error. docs/observability.md lists all metrics; `python -m tools.observability` writes that list.
 """
 
 from __future__ import annotations

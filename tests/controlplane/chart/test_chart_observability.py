@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from observability.alerts import gone
+from tools.observability.alerts import gone
 
 from support.controlplane.charts.helm import CHART, ROOT, Helm
 from support.peers.prometheus import RULES, run_promtool

@@ -40,7 +40,7 @@ def key_of(manifest: Manifest) -> tuple[str, str]:
 
 
 def test_it_is_the_charts_render(helm: Helm) -> None:
-    script = ROOT / "scripts" / "render_manifests.py"
+    script = ROOT / "tools" / "render_manifests.py"
     command = [sys.executable, str(script), "--helm", str(helm.binary), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

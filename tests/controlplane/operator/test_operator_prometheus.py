@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from observability.alerts import list_alerts
-from observability.operator_dashboard import OPERATOR_DASHBOARD
+from tools.observability.alerts import list_alerts
+from tools.observability.operator_dashboard import OPERATOR_DASHBOARD
 
 from support.controlplane.operators import OperatorProcess
 from support.controlplane.pipelines import build_pipeline, wait_settled

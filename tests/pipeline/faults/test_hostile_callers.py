@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from soak.hostile import run_hostile
+from checks.soak.hostile import run_hostile
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.full]
 

@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from observability.alerts import list_alerts
-from observability.pipeline_dashboard import PIPELINE_DASHBOARD
+from tools.observability.alerts import list_alerts
+from tools.observability.pipeline_dashboard import PIPELINE_DASHBOARD
 
 from omni_proto.client import OmniClient, OmniRequestError
 from omni_proto.pipeline import parse_pipeline

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from observability.reference import VLLM
 from rich.console import Console
+from tools.observability.reference import VLLM
 
 from omni_cli.commands.run import find_model, needs_vllm
 from omni_cli.local.pipeline import LocalOptions, LocalPipeline

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from observability.alerts import list_alerts
+from tools.observability.alerts import list_alerts
 
 from support.peers.prometheus import RULES, run_promtool
 

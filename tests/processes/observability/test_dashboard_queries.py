@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import yaml
-from observability.operator_dashboard import OPERATOR_DASHBOARD
+from tools.observability.operator_dashboard import OPERATOR_DASHBOARD
 
 from support.peers.prometheus import panel_queries, run_promtool
 

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from benchmarks.harness.memory import find_engines, peak_mib, reset_peak, rss_mib
-
-from soak.memory import (
+from checks.soak.memory import (
     ENGINE,
     GROWTH_LIMIT_MIB,
     HELPER,

@@ -25,7 +25,7 @@ def start_client(cluster: Cluster, namespace: str) -> ClientPod:
     """Returns a running client pod. Also makes the claim `tools`, which the pod mounts."""
     tools = cluster.layout.run / "tools"
     tools.mkdir(exist_ok=True)
-    grpcurl = subprocess.run([ROOT / "scripts/grpcurl.sh"], capture_output=True, text=True, check=True).stdout.strip()
+    grpcurl = subprocess.run([ROOT / "tools/grpcurl.sh"], capture_output=True, text=True, check=True).stdout.strip()
     shutil.copy(grpcurl, tools / "grpcurl")
     add_volume(cluster, namespace, TOOLS, tools)
     pod = ClientPod(cluster, namespace)

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Self
 
 import yaml
-from observability.alerts import Alert
-from observability.grafana import Dashboard
+from tools.observability.alerts import Alert
+from tools.observability.grafana import Dashboard
 
 from omni_cli.local.ports import pick_ports
 from support.processes.process import ChildProcess
@@ -37,7 +37,7 @@ def prometheus_program(name: str) -> str:
 
     Raises AssertionError if the download fails; the message says what to install.
     """
-    done = subprocess.run(["sh", str(ROOT / "scripts" / "prometheus.sh")], capture_output=True, text=True, check=False)
+    done = subprocess.run(["sh", str(ROOT / "tools" / "prometheus.sh")], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return str(Path(done.stdout.strip()) / name)
 

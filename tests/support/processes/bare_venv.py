@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def find_uv() -> str:
-    """Returns the path of the uv that scripts/setup.sh used: from PATH, or else from the project's cache."""
+    """Returns the path of the uv that tools/setup.sh used: from PATH, or else from the project's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "omnipipeline"
     return shutil.which("uv") or str(cache / "uv" / "bin" / "uv")
 

@@ -27,7 +27,7 @@ def test_the_dockerfile_installs_into_the_stages_environment() -> None:
     *_, become_root, install, become_user = block.splitlines()
     assert become_root == "USER root"
     assert install.startswith("RUN pip --python /opt/venv/bin/python install ")
-    assert "-m venv --without-pip /opt/venv\n" in (ROOT / "scripts" / "images-venv.sh").read_text(encoding="utf-8")
+    assert "-m venv --without-pip /opt/venv\n" in (ROOT / "tools" / "images-venv.sh").read_text(encoding="utf-8")
     assert become_user in (ROOT / "Dockerfile").read_text(encoding="utf-8").split(" AS stage-gpu\n")[1].splitlines()
 
 

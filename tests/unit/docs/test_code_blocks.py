@@ -21,8 +21,6 @@ MAKE_TARGETS = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text()
 FOLDERS = (ROOT, ROOT / "tests", ROOT / "stage_server" / "omni_stage")
 """Paths on pages begin at one of these."""
 PATH = re.compile(r"`((?:[\w.-]+/)+(?:[\w-]+(?:\.(?:md|proto|py|sh|toml|yaml))?)?)`")
-OF_OTHERS = {"scripts/qwen_omni_merge.py"}
-"""Files of other projects whose folders are named like ours."""
 
 
 def parse(block: Block) -> None:
@@ -70,7 +68,7 @@ def find_missing(page: Path) -> list[str]:
     """Returns the paths in a page's code spans that do not exist. Paths below folders that we lack are of others."""
     paths = PATH.findall(FENCE.sub("", page.read_text(encoding="utf-8")))
     ours = [path for path in paths if any((folder / path.partition("/")[0]).is_dir() for folder in FOLDERS)]
-    return [path for path in ours if not any((folder / path).exists() for folder in FOLDERS) and path not in OF_OTHERS]
+    return [path for path in ours if not any((folder / path).exists() for folder in FOLDERS)]
 
 
 def test_paths_exist(tmp_path: Path) -> None:

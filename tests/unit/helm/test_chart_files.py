@@ -18,7 +18,7 @@ CHART = ROOT / "helm" / "omnipipeline"
 
 def test_generated_files_are_not_stale() -> None:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "chart_docs.py"), "--check"],
+        [sys.executable, str(ROOT / "tools" / "chart_docs.py"), "--check"],
         capture_output=True,
         text=True,
         check=False,

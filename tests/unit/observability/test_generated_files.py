@@ -1,4 +1,4 @@
-"""The files that observability/ generates are up to date, and their queries, metrics and runbook pages agree."""
+"""The files that tools/observability/ generates are up to date, and their queries, metrics and runbook pages agree."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from observability.__main__ import CHART_FILES, DASHBOARDS, ROOT, main
-from observability.alerts import GROUPS, Alert, list_alerts, render_rules
-from observability.grafana import COLUMNS, Dashboard, render_dashboard
-from observability.reference import VLLM, collect_operator_metrics, collect_stage_metrics, fill_page, sample_name
+from tools.observability.__main__ import CHART_FILES, DASHBOARDS, ROOT, main
+from tools.observability.alerts import GROUPS, Alert, list_alerts, render_rules
+from tools.observability.grafana import COLUMNS, Dashboard, render_dashboard
+from tools.observability.reference import VLLM, collect_operator_metrics, collect_stage_metrics, fill_page, sample_name
 
 from support.peers.prometheus import alert_signals, expand, is_about_operator, panel_queries
 

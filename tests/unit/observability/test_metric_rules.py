@@ -7,10 +7,10 @@ import re
 from contextlib import AsyncExitStack
 
 import pytest
-from observability.__main__ import ROOT
-from observability.reference import collect_operator_metrics, collect_stage_metrics
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import GaugeMetricFamily
+from tools.observability.__main__ import ROOT
+from tools.observability.reference import collect_operator_metrics, collect_stage_metrics
 
 from omni_operator.process.metrics import Metrics, Readings, condition_samples
 from omni_stage.service.server.metrics_server import MetricsServer

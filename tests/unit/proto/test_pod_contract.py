@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from observability.__main__ import DASHBOARDS
-from observability.alerts import GROUPS, render_rules
-from observability.grafana import render_dashboard
-from observability.reference import collect_stage_metrics, sample_name
+from tools.observability.__main__ import DASHBOARDS
+from tools.observability.alerts import GROUPS, render_rules
+from tools.observability.grafana import render_dashboard
+from tools.observability.reference import collect_stage_metrics, sample_name
 
 from omni_cli.commands.render import render_children
 from omni_operator.desired.build_settings import BuildSettings

@@ -11,8 +11,8 @@ import pytest
 from runner.__main__ import FOLDERS, ROOT, find_test_files
 from runner.groups import CONTROL_PLANE, RULES, Rule, UngroupedTestError, choose_tier, list_groups
 
-# Folders whose tests run on a real node (make e2e), and folders without test files, such as fuzz and soak.
-NOT_RUN_HERE = {"cluster", "data", "fuzz", "golden", "mutation", "oracle", "runner", "soak", "support"}
+# Folders whose tests run on a real node (make e2e), and folders without test files.
+NOT_RUN_HERE = {"cluster", "data", "golden", "runner", "support"}
 
 
 def test_every_test_file_is_in_one_group() -> None:

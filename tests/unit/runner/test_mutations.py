@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 
 import pytest
+from checks.mutation.table import ROOT, Mutation, StaleMutationError, read_table
 
-from mutation.table import ROOT, Mutation, StaleMutationError, read_table
 from support.tables import each_row
 
 TABLE = read_table()

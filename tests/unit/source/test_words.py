@@ -1,9 +1,9 @@
-"""scripts/check_words.py: what counts as prose, and which words it finds."""
+"""tools/check_words.py: what counts as prose, and which words it finds."""
 
 from __future__ import annotations
 
 import pytest
-from scripts.check_words import WORDS, find_identifiers, find_words, read_rules
+from tools.check_words import WORDS, find_identifiers, find_words, read_rules
 
 RULES = """
 [files]

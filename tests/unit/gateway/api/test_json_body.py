@@ -1,6 +1,6 @@
 """A body costs no more than its limits allow, whatever is wrong with it, and what is right is read as json.loads does.
 
-The tests of time are in tests/soak: here the limits are checked, and that each check comes before the work.
+The tests of time are in checks/soak: here the limits are checked, and that each check comes before the work.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from omni_proto.pipeline.read.strict_yaml import StrictLoader
 
 @pytest.fixture(scope="module")
 def script(request: pytest.FixtureRequest) -> ModuleType:
-    path = request.config.rootpath / "scripts" / "render_goldens.py"
+    path = request.config.rootpath / "tools" / "render_goldens.py"
     spec = importlib.util.spec_from_file_location("render_goldens", path)
     assert spec is not None
     assert spec.loader is not None

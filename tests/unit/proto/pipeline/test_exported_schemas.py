@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[4]
 
 
 def test_exported_schemas_are_not_stale() -> None:
-    spec = importlib.util.spec_from_file_location("export_schemas", ROOT / "scripts" / "export_schemas.py")
+    spec = importlib.util.spec_from_file_location("export_schemas", ROOT / "tools" / "export_schemas.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,0 +1,139 @@
+"""The dashboard of pipelines: first what clients see, then the rows about stages."""
+
+from __future__ import annotations
+
+from tools.observability.grafana import Dashboard, Panel, Query, Row, Variable
+from tools.observability.queries import BY_PIPELINE, BY_STAGE, FAULTS, SELECTOR, STAGES, rate, ratio
+from tools.observability.stage_rows import EDGES_ROW, ENGINES_ROW, STAGE, STAGES_ROW, quantiles
+
+_PIPELINE = "{{namespace}}/{{pipeline}}"
+
+_CALLERS = Row(
+    "What callers see",
+    [
+        Panel(
+            "Requests",
+            [Query(rate(f"omni_pipeline_requests_total{{{SELECTOR}}}", BY_PIPELINE), _PIPELINE)],
+            "Requests that ended per second.",
+            unit="reqps",
+        ),
+        Panel(
+            "Errors",
+            [
+                Query(
+                    rate(f'omni_pipeline_requests_total{{{SELECTOR}, code!="OK"}}', f"{BY_PIPELINE}, code, reason"),
+                    f"{_PIPELINE} {{{{code}}}} {{{{reason}}}}",
+                )
+            ],
+            "Requests per second that did not end OK, by gRPC code and reason; docs/errors.md explains each.",
+            unit="reqps",
+            stacked=True,
+        ),
+        Panel(
+            "Error ratio",
+            [
+                Query(
+                    ratio(
+                        rate(f'omni_pipeline_requests_total{{{SELECTOR}, code=~"{FAULTS}"}}', BY_PIPELINE),
+                        rate(f"omni_pipeline_requests_total{{{SELECTOR}}}", BY_PIPELINE),
+                    ),
+                    _PIPELINE,
+                )
+            ],
+            "Share of requests that ended with a gRPC code that counts as the pipeline's fault, not the client's.",
+            unit="percentunit",
+            thresholds=[(0.01, "orange"), (0.05, "red")],
+        ),
+        Panel(
+            "Time of a request",
+            quantiles("omni_pipeline_request_seconds", SELECTOR, BY_PIPELINE, _PIPELINE),
+            "Time from a request's start to its end, through all stages, for requests that ended with OK.",
+            unit="s",
+        ),
+        Panel(
+            "Time to first text",
+            quantiles("omni_pipeline_first_text_seconds", SELECTOR, BY_PIPELINE, _PIPELINE),
+            "Time from a request's start to the first text for the client.",
+            unit="s",
+        ),
+        Panel(
+            "Requests in progress",
+            [Query(f"sum by ({BY_STAGE}) (omni_stage_inflight_requests{{{STAGES}}})", STAGE)],
+            "Calls that each stage works on. A call counts until the stages downstream have completed it, too.",
+        ),
+    ],
+)
+
+_SPEECH = Row(
+    "Speech",
+    [
+        Panel(
+            "Time to first audio",
+            quantiles("omni_pipeline_first_audio_seconds", SELECTOR, BY_PIPELINE, _PIPELINE),
+            "Time from a request's start to the first audio for the client.",
+            unit="s",
+        ),
+        Panel(
+            "Real-time factor",
+            quantiles("omni_pipeline_real_time_factor_ratio", SELECTOR, BY_PIPELINE, _PIPELINE),
+            "Time until the last audio, divided by the audio's playing time. Above 1, clients wait for audio "
+            "while they listen.",
+            unit="short",
+            thresholds=[(1, "red")],
+        ),
+        Panel(
+            "Audio",
+            [Query(rate(f"omni_pipeline_audio_seconds_total{{{SELECTOR}}}", BY_PIPELINE), _PIPELINE)],
+            "Seconds of audio returned per second.",
+            unit="short",
+        ),
+        Panel(
+            "Continuity",
+            [
+                Query(
+                    ratio(
+                        rate(f'omni_pipeline_spoken_answers_total{{{SELECTOR}, continuous="true"}}', BY_PIPELINE),
+                        rate(f"omni_pipeline_spoken_answers_total{{{SELECTOR}}}", BY_PIPELINE),
+                    ),
+                    _PIPELINE,
+                )
+            ],
+            "Share of the spoken answers that play without a pause of more than 20 ms, if playback starts with the "
+            "first audio.",
+            unit="percentunit",
+        ),
+        Panel(
+            "Silence",
+            [
+                Query(
+                    ratio(
+                        rate(f"omni_pipeline_audio_silence_seconds_total{{{SELECTOR}}}", BY_PIPELINE),
+                        rate(f"omni_pipeline_audio_seconds_total{{{SELECTOR}}}", BY_PIPELINE),
+                    ),
+                    f"{_PIPELINE} silence",
+                )
+            ],
+            "Seconds of pauses per second of audio, if playback starts with the first audio.",
+            unit="percentunit",
+            thresholds=[(0.01, "orange"), (0.05, "red")],
+        ),
+        Panel(
+            "Underruns",
+            [Query(rate(f"omni_pipeline_audio_underruns_total{{{SELECTOR}}}", BY_PIPELINE), _PIPELINE)],
+            "Pauses of more than 20 ms, per second, if playback starts with the first audio.",
+            unit="ops",
+        ),
+    ],
+)
+
+PIPELINE_DASHBOARD = Dashboard(
+    uid="omnipipeline-pipelines",
+    title="omnipipeline / Pipelines",
+    description="What callers of omni pipelines see, and what each stage does.",
+    rows=[_CALLERS, _SPEECH, STAGES_ROW, ENGINES_ROW, EDGES_ROW],
+    variables=[
+        Variable("namespace", "label_values(omni_stage_info, namespace)"),
+        Variable("pipeline", 'label_values(omni_stage_info{namespace=~"$namespace"}, pipeline)'),
+        Variable("stage", f"label_values(omni_stage_info{{{SELECTOR}}}, stage)"),
+    ],
+)
