@@ -45,13 +45,15 @@ class Component:
         self.input_schema = SCHEMA if config.input else None
         self.output_schema = SCHEMA if config.downstream else None
         self.facts: ComponentFacts = describe(
-            id="bench/tokens",
-            kind=EngineKind.AUTOREGRESSIVE,
-            outputs=(Modality.TEXT,),
-            reads=self.input_schema and self.input_schema.id,
-            publishes=self.output_schema and self.output_schema.id,
-            streams_input=config.input is not None,
-            writes_text=True,
+            ComponentFacts(
+                id="bench/tokens",
+                kind=EngineKind.AUTOREGRESSIVE,
+                outputs=(Modality.TEXT,),
+                reads=self.input_schema and self.input_schema.id,
+                publishes=self.output_schema and self.output_schema.id,
+                streams_input=config.input is not None,
+                writes_text=True,
+            )
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omni_proto.pipeline.components import EngineKind
+from omni_proto.pipeline.components import ComponentFacts, EngineKind
 from omni_proto.stage_config import Modality
 from omni_stage.models.manifest import ComponentEntry, FamilyManifest, TinyCheckpoint, describe
 
@@ -11,10 +11,12 @@ ARCHITECTURE = "ToneModel"
 """The name of the architecture in a checkpoint's config.json."""
 
 PLAYER = describe(
-    id="tones/player",
-    kind=EngineKind.DECODER,
-    outputs=(Modality.AUDIO,),
-    sample_rate_hz=SAMPLE_RATE_HZ,
+    ComponentFacts(
+        id="tones/player",
+        kind=EngineKind.DECODER,
+        outputs=(Modality.AUDIO,),
+        sample_rate_hz=SAMPLE_RATE_HZ,
+    )
 )
 
 FAMILY = FamilyManifest(

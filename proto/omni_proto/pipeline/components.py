@@ -95,8 +95,6 @@ class ComponentFacts(ConfigModel):
     """Id of the tensor schema that it reads from its upstream stage; None: it reads a prompt."""
     publishes: str | None = None
     """Id of the tensor schema that it offers to other stages; None: no stage can read it."""
-    is_entry: bool
-    """Whether it may be the entry stage; if not, it needs an input."""
     media: tuple[str, ...] = ()
     """Kinds of media that its prompts may hold: image, audio, video."""
     streams_input: bool = False
@@ -127,6 +125,11 @@ class ComponentFacts(ConfigModel):
     """Sampling parameters that it cannot support."""
     refused_timeouts: tuple[Refusal, ...] = ()
     """Fields of timeouts that it cannot support."""
+
+    @property
+    def is_entry(self) -> bool:
+        """Whether it may be the entry stage; if not, it needs an input."""
+        return self.reads is None
 
 
 @dataclass(frozen=True, slots=True)

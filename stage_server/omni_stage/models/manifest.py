@@ -4,9 +4,10 @@ The registry, vLLM's plugin hook, the download of checkpoints, prepare_image.py 
 manifest of a family. A manifest names code as "module:attribute". That module is imported when the code is needed. Such
 a name never comes from a user. This module imports neither torch nor vLLM, and a manifest must not import them either.
 
+    LLM = describe(ComponentFacts(id="my_family/llm", kind=EngineKind.AUTOREGRESSIVE, ...))
     FAMILY = FamilyManifest(
         name="my_family",
-        components=(ComponentEntry(facts=describe(id="my_family/llm", ...), factory="my_package.llm:build_component"),),
+        components=(ComponentEntry(facts=LLM, factory="my_package.llm:build_component"),),
     )
 
 A separate package provides its manifest through the entry point group `omnipipeline.families` (registry.py).
@@ -21,7 +22,7 @@ from types import MappingProxyType
 from typing import Final
 
 from omni_proto.pipeline.components import ComponentFacts, EngineKind, Refusal, When
-from omni_proto.stage_config import Modality, SamplingDefaults
+from omni_proto.stage_config import SamplingDefaults
 from omni_stage.errors import ConfigurationError
 
 _NAME = re.compile(r"[a-z0-9_]+")
@@ -108,68 +109,32 @@ class FamilyManifest:
 
 
 def describe(
-    *,
-    id: str,
-    kind: EngineKind,
-    outputs: tuple[Modality, ...] = (),
-    reads: str | None = None,
-    publishes: str | None = None,
-    publishes_rows: bool = False,
-    media: tuple[str, ...] = (),
-    streams_input: bool = False,
-    writes_text: bool = False,
-    takes_prompt_embeds: bool = False,
-    takes_reply: bool = False,
-    structures_text: bool = False,
-    takes_tools: bool = False,
-    voices: tuple[str, ...] = (),
-    sample_rate_hz: int = 0,
-    step_timeout_s: float = 30.0,
-    max_gpus: int | None = None,
-    queue_timeout_s: float | None = None,
-    default_sampling: SamplingDefaults | None = None,
-    refused_engine_args: tuple[Refusal, ...] = (),
-    refused_sampling: tuple[Refusal, ...] = (),
+    facts: ComponentFacts, *, publishes_rows: bool = False, takes_prompt_embeds: bool = False
 ) -> ComponentFacts:
-    """Returns a component's facts. Adds the refusals that follow from the kind and from the other arguments.
+    """Returns the facts, with the refusals that follow from them and from the other arguments before their own.
 
     `publishes_rows`: whether the component makes its published tensors from the model's hidden states or embeddings,
     with one row for each position.
     """
-    return ComponentFacts(
-        id=id,
-        kind=kind,
-        outputs=outputs,
-        reads=reads,
-        publishes=publishes,
-        is_entry=reads is None,
-        media=media,
-        streams_input=streams_input,
-        writes_text=writes_text,
-        takes_reply=takes_reply,
-        structures_text=structures_text,
-        takes_tools=takes_tools,
-        voices=voices,
-        sample_rate_hz=sample_rate_hz,
-        step_timeout_s=step_timeout_s,
-        max_gpus=max_gpus,
-        queue_timeout_s=queue_timeout_s,
-        default_sampling=default_sampling or SamplingDefaults(),
-        refused_engine_args=(
-            *_engine_args_of_kind(kind),
-            *_prompt_embeds(reads, takes_prompt_embeds, publishes_rows),
-            *_parsers(takes_tools),
-            *(() if structures_text else _OF_STRUCTURED_TEXT),
-            *(() if media else _OF_MEDIA),
-            *(_OF_PUBLISHED_ROWS if publishes_rows else ()),
-            *refused_engine_args,
-        ),
-        refused_sampling=(
-            *_sampling_of_kind(kind, writes_text),
-            *(_SAMPLING_OF_STREAMS if streams_input and kind is EngineKind.AUTOREGRESSIVE else ()),
-            *refused_sampling,
-        ),
-        refused_timeouts=() if kind.is_one_shot else (_QUEUE_TIMEOUT,),
+    kind = facts.kind
+    return facts.model_copy(
+        update={
+            "refused_engine_args": (
+                *_engine_args_of_kind(kind),
+                *_prompt_embeds(facts.reads, takes_prompt_embeds, publishes_rows),
+                *_parsers(facts.takes_tools),
+                *(() if facts.structures_text else _OF_STRUCTURED_TEXT),
+                *(() if facts.media else _OF_MEDIA),
+                *(_OF_PUBLISHED_ROWS if publishes_rows else ()),
+                *facts.refused_engine_args,
+            ),
+            "refused_sampling": (
+                *_sampling_of_kind(kind, facts.writes_text),
+                *(_SAMPLING_OF_STREAMS if facts.streams_input and kind is EngineKind.AUTOREGRESSIVE else ()),
+                *facts.refused_sampling,
+            ),
+            "refused_timeouts": () if kind.is_one_shot else (_QUEUE_TIMEOUT,),
+        }
     )
 
 

@@ -31,14 +31,16 @@ class Described:
     @property
     def facts(self) -> ComponentFacts:
         return describe(
-            id=self.id,
-            kind=self.kind,
-            reads=self.reads,
-            publishes="test/rows",
+            ComponentFacts(
+                id=self.id,
+                kind=self.kind,
+                reads=self.reads,
+                publishes="test/rows",
+                queue_timeout_s=self.queue_timeout_s,
+                media=self.media,
+            ),
             publishes_rows=not self.kind.is_one_shot,
-            queue_timeout_s=self.queue_timeout_s,
             takes_prompt_embeds=self.takes_prompt_embeds,
-            media=self.media,
         )
 
     def engine_kwargs(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omni_proto.pipeline.components import EngineKind
+from omni_proto.pipeline.components import ComponentFacts, EngineKind
 from omni_stage.models.manifest import ComponentEntry, FamilyManifest, describe
 
 NO_MANIFEST = {"name": "n"}
@@ -10,7 +10,15 @@ NO_MANIFEST = {"name": "n"}
 
 def make_entry(component_id: str, factory: str = "omni_stage.models.generic.llm:build_component") -> ComponentEntry:
     """Returns an autoregressive component that reads a prompt."""
-    return ComponentEntry(facts=describe(id=component_id, kind=EngineKind.AUTOREGRESSIVE), factory=factory)
+    return ComponentEntry(
+        facts=describe(
+            ComponentFacts(
+                id=component_id,
+                kind=EngineKind.AUTOREGRESSIVE,
+            )
+        ),
+        factory=factory,
+    )
 
 
 A = FamilyManifest(

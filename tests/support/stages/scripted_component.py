@@ -41,19 +41,21 @@ class ScriptedComponent:
     @property
     def facts(self) -> ComponentFacts:
         return describe(
-            id=self.id,
-            kind=self.kind,
-            outputs=self.outputs,
-            reads=self.input_schema.id if self.input_schema else None,
-            publishes=self.output_schema.id if self.output_schema else None,
-            streams_input=self.input_schema is not None,
-            writes_text=self.writes_text,
-            takes_reply=self.takes_reply,
-            structures_text=self.structures_text,
-            takes_tools=self.takes_tools,
-            sample_rate_hz=self.sample_rate_hz,
-            step_timeout_s=self.step_timeout_s,
-            queue_timeout_s=self.queue_timeout_s,
+            ComponentFacts(
+                id=self.id,
+                kind=self.kind,
+                outputs=self.outputs,
+                reads=self.input_schema.id if self.input_schema else None,
+                publishes=self.output_schema.id if self.output_schema else None,
+                streams_input=self.input_schema is not None,
+                writes_text=self.writes_text,
+                takes_reply=self.takes_reply,
+                structures_text=self.structures_text,
+                takes_tools=self.takes_tools,
+                sample_rate_hz=self.sample_rate_hz,
+                step_timeout_s=self.step_timeout_s,
+                queue_timeout_s=self.queue_timeout_s,
+            )
         )
 
     def image_cost(self, width: int, height: int) -> MediaCost:

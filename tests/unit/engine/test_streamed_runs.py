@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from vllm import SamplingParams
 
-from omni_proto.pipeline.components import EngineKind
+from omni_proto.pipeline.components import ComponentFacts, EngineKind
 from omni_proto.stage_config import SamplingDefaults
 from omni_stage.engine.streamed import StreamedRuns
 from omni_stage.engine.work import WorkLedger
@@ -49,7 +49,13 @@ class Component:
     """A component whose requests have one part each."""
 
     def __init__(self, kind: EngineKind) -> None:
-        self.facts = describe(id="test/streamed", kind=kind, streams_input=True)
+        self.facts = describe(
+            ComponentFacts(
+                id="test/streamed",
+                kind=kind,
+                streams_input=True,
+            )
+        )
         self.feeds: dict[str, Feed] = {}
 
     def open_feed(self, request: StageRequest) -> Feed:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import Final
 
-from omni_proto.pipeline.components import EngineKind
+from omni_proto.pipeline.components import ComponentFacts, EngineKind
 from omni_proto.stage_config import Modality
 from omni_stage.models.manifest import ComponentEntry, FamilyManifest, describe
 
 LLM: Final = describe(
-    id="generic/llm",
-    kind=EngineKind.AUTOREGRESSIVE,
-    outputs=(Modality.TEXT,),
-    writes_text=True,
+    ComponentFacts(
+        id="generic/llm",
+        kind=EngineKind.AUTOREGRESSIVE,
+        outputs=(Modality.TEXT,),
+        writes_text=True,
+        structures_text=True,
+        takes_tools=True,
+    ),
     takes_prompt_embeds=True,
-    structures_text=True,
-    takes_tools=True,
 )
 
 FAMILY: Final = FamilyManifest(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from omni_proto.pipeline.components import EngineKind, Refusal
+from omni_proto.pipeline.components import ComponentFacts, EngineKind, Refusal
 from omni_proto.stage_config import Modality, SamplingDefaults
 from omni_stage.models.manifest import ComponentEntry, FamilyManifest, TinyCheckpoint, describe
 
@@ -21,54 +21,64 @@ DEFAULT_STEPS: Final = 10
 _VOICES: Final = ("Chelsie", "Ethan")
 
 THINKER: Final = describe(
-    id="qwen2_5_omni/thinker",
-    kind=EngineKind.AUTOREGRESSIVE,
-    outputs=(Modality.TEXT,),
-    publishes=THINKER_TO_TALKER,
+    ComponentFacts(
+        id="qwen2_5_omni/thinker",
+        kind=EngineKind.AUTOREGRESSIVE,
+        outputs=(Modality.TEXT,),
+        publishes=THINKER_TO_TALKER,
+        media=("image", "audio", "video"),
+        writes_text=True,
+        takes_reply=True,
+        structures_text=True,
+    ),
     publishes_rows=True,
-    media=("image", "audio", "video"),
-    writes_text=True,
     takes_prompt_embeds=True,
-    takes_reply=True,
-    structures_text=True,
 )
 TALKER: Final = describe(
-    id="qwen2_5_omni/talker",
-    kind=EngineKind.AUTOREGRESSIVE,
-    reads=THINKER_TO_TALKER,
-    publishes=TALKER_TO_TOKEN2WAV,
-    streams_input=True,
-    voices=_VOICES,
-    # The defaults of transformers' Qwen2_5OmniForConditionalGeneration.generate().
-    default_sampling=SamplingDefaults(temperature=0.9, top_k=40, top_p=0.8, repetition_penalty=1.05, max_tokens=4096),
-    refused_engine_args=(
-        # The prompts consist of mask tokens. A prefix cache cannot see that the input rows of equal prompts differ.
-        Refusal(field="enable_prefix_caching", why="this component cannot reuse cached prefixes", allows_empty=True),
-    ),
+    ComponentFacts(
+        id="qwen2_5_omni/talker",
+        kind=EngineKind.AUTOREGRESSIVE,
+        reads=THINKER_TO_TALKER,
+        publishes=TALKER_TO_TOKEN2WAV,
+        streams_input=True,
+        voices=_VOICES,
+        # The defaults of transformers' Qwen2_5OmniForConditionalGeneration.generate().
+        default_sampling=SamplingDefaults(
+            temperature=0.9, top_k=40, top_p=0.8, repetition_penalty=1.05, max_tokens=4096
+        ),
+        refused_engine_args=(
+            # The prompts consist of mask tokens. A prefix cache cannot see that the input rows of equal prompts differ.
+            Refusal(
+                field="enable_prefix_caching", why="this component cannot reuse cached prefixes", allows_empty=True
+            ),
+        ),
+    )
 )
 TOKEN2WAV: Final = describe(
-    id="qwen2_5_omni/token2wav",
-    kind=EngineKind.DIFFUSION,
-    outputs=(Modality.AUDIO,),
-    reads=TALKER_TO_TOKEN2WAV,
-    streams_input=True,
-    voices=_VOICES,
-    # No configuration file states the rate.
-    sample_rate_hz=24_000,
-    step_timeout_s=120.0,
-    queue_timeout_s=120.0,
-    # The model is not sharded: a second GPU would only repeat the work of the first.
-    max_gpus=1,
-    # The defaults of num_steps and guidance_scale in transformers' Qwen2_5OmniToken2WavModel.forward().
-    default_sampling=SamplingDefaults(num_inference_steps=DEFAULT_STEPS, guidance_scale=0.5),
-    refused_sampling=(
-        Refusal(
-            field="num_inference_steps",
-            why="must be at least 2, the first and the last point of the solver",
-            remedy="raise it",
-            minimum=2,
+    ComponentFacts(
+        id="qwen2_5_omni/token2wav",
+        kind=EngineKind.DIFFUSION,
+        outputs=(Modality.AUDIO,),
+        reads=TALKER_TO_TOKEN2WAV,
+        streams_input=True,
+        voices=_VOICES,
+        # No configuration file states the rate.
+        sample_rate_hz=24_000,
+        step_timeout_s=120.0,
+        queue_timeout_s=120.0,
+        # The model is not sharded: a second GPU would only repeat the work of the first.
+        max_gpus=1,
+        # The defaults of num_steps and guidance_scale in transformers' Qwen2_5OmniToken2WavModel.forward().
+        default_sampling=SamplingDefaults(num_inference_steps=DEFAULT_STEPS, guidance_scale=0.5),
+        refused_sampling=(
+            Refusal(
+                field="num_inference_steps",
+                why="must be at least 2, the first and the last point of the solver",
+                remedy="raise it",
+                minimum=2,
+            ),
         ),
-    ),
+    )
 )
 
 FAMILY: Final = FamilyManifest(

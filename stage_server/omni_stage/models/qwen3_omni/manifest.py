@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from omni_proto.pipeline.components import EngineKind, Refusal
+from omni_proto.pipeline.components import ComponentFacts, EngineKind, Refusal
 from omni_proto.stage_config import Modality, SamplingDefaults
 from omni_stage.models.manifest import ComponentEntry, FamilyManifest, TinyCheckpoint, describe
 
@@ -18,43 +18,53 @@ THINKER_TO_TALKER: Final = "qwen3_omni/thinker2talker"
 TALKER_TO_CODE2WAV: Final = "qwen3_omni/talker2code2wav"
 
 THINKER: Final = describe(
-    id="qwen3_omni/thinker",
-    kind=EngineKind.AUTOREGRESSIVE,
-    outputs=(Modality.TEXT,),
-    publishes=THINKER_TO_TALKER,
+    ComponentFacts(
+        id="qwen3_omni/thinker",
+        kind=EngineKind.AUTOREGRESSIVE,
+        outputs=(Modality.TEXT,),
+        publishes=THINKER_TO_TALKER,
+        media=("image", "audio", "video"),
+        writes_text=True,
+        takes_reply=True,
+        structures_text=True,
+    ),
     publishes_rows=True,
-    media=("image", "audio", "video"),
-    writes_text=True,
-    takes_reply=True,
     takes_prompt_embeds=True,
-    structures_text=True,
 )
 TALKER: Final = describe(
-    id="qwen3_omni/talker",
-    kind=EngineKind.AUTOREGRESSIVE,
-    reads=THINKER_TO_TALKER,
-    publishes=TALKER_TO_CODE2WAV,
-    streams_input=True,
-    voices=("Ethan", "Chelsie", "Aiden"),
-    # The defaults of the published generation_config.json and of transformers' generate().
-    default_sampling=SamplingDefaults(temperature=0.9, top_k=50, top_p=1.0, repetition_penalty=1.05, max_tokens=4096),
-    refused_engine_args=(
-        # The prompts consist of placeholders. A prefix cache cannot see that the input rows of equal prompts differ.
-        Refusal(field="enable_prefix_caching", why="this component cannot reuse cached prefixes", allows_empty=True),
-    ),
+    ComponentFacts(
+        id="qwen3_omni/talker",
+        kind=EngineKind.AUTOREGRESSIVE,
+        reads=THINKER_TO_TALKER,
+        publishes=TALKER_TO_CODE2WAV,
+        streams_input=True,
+        voices=("Ethan", "Chelsie", "Aiden"),
+        # The defaults of the published generation_config.json and of transformers' generate().
+        default_sampling=SamplingDefaults(
+            temperature=0.9, top_k=50, top_p=1.0, repetition_penalty=1.05, max_tokens=4096
+        ),
+        refused_engine_args=(
+            # The prompts are placeholders. A prefix cache cannot see that the input rows of equal prompts differ.
+            Refusal(
+                field="enable_prefix_caching", why="this component cannot reuse cached prefixes", allows_empty=True
+            ),
+        ),
+    )
 )
 CODE2WAV: Final = describe(
-    id="qwen3_omni/code2wav",
-    kind=EngineKind.DECODER,
-    outputs=(Modality.AUDIO,),
-    reads=TALKER_TO_CODE2WAV,
-    streams_input=True,
-    # 12.5 frames a second, 1,920 samples each. No configuration file states the rate.
-    sample_rate_hz=24_000,
-    step_timeout_s=60.0,
-    queue_timeout_s=120.0,
-    # The model is not sharded: a second GPU would only repeat the work of the first.
-    max_gpus=1,
+    ComponentFacts(
+        id="qwen3_omni/code2wav",
+        kind=EngineKind.DECODER,
+        outputs=(Modality.AUDIO,),
+        reads=TALKER_TO_CODE2WAV,
+        streams_input=True,
+        # 12.5 frames a second, 1,920 samples each. No configuration file states the rate.
+        sample_rate_hz=24_000,
+        step_timeout_s=60.0,
+        queue_timeout_s=120.0,
+        # The model is not sharded: a second GPU would only repeat the work of the first.
+        max_gpus=1,
+    )
 )
 
 FAMILY: Final = FamilyManifest(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from omni_proto.pipeline.components import EngineKind
+from omni_proto.pipeline.components import ComponentFacts, EngineKind
 from omni_proto.stage_config import SamplingDefaults
 from omni_stage.engine.requests.part_plan import PartPlan
 from omni_stage.engine.requests.sampling import check_stage_sampling
@@ -18,7 +18,14 @@ from omni_stage.errors import InvalidRequestError, ModelExecutionError
 from omni_stage.models.component import EngineInput, FinishReason, InputPart
 from omni_stage.models.manifest import describe
 
-TEXT = describe(id="test/text", kind=EngineKind.AUTOREGRESSIVE, writes_text=True, streams_input=True)
+TEXT = describe(
+    ComponentFacts(
+        id="test/text",
+        kind=EngineKind.AUTOREGRESSIVE,
+        writes_text=True,
+        streams_input=True,
+    )
+)
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
 

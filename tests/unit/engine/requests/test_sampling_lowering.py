@@ -51,7 +51,14 @@ AR, DIFFUSION, DECODER = EngineKind
 
 
 def facts(kind: EngineKind, writes_text: bool) -> ComponentFacts:
-    return describe(id="test/stage", kind=kind, writes_text=writes_text, streams_input=True)
+    return describe(
+        ComponentFacts(
+            id="test/stage",
+            kind=kind,
+            writes_text=writes_text,
+            streams_input=True,
+        )
+    )
 
 
 @pytest.mark.parametrize(
