@@ -14,8 +14,7 @@ from omni_stage.models.component import EdgeRows, EdgeStream, StageRequest, User
 from omni_stage.models.sim.stages.talker import CodecRun, Talker
 from omni_stage.models.sim.stages.thinker import TextRun, Thinker
 from omni_stage.models.sim.tables import Table, sound_cost, token_cost
-from omni_stage.models.sim.virtual_time.clock import Limits, Made, StepClock
-from omni_stage.models.sim.virtual_time.clock import Sequence as Queued
+from omni_stage.models.sim.virtual_time.clock import Limits, Made, Sequence as Queued, StepClock
 from omni_stage.models.sim.virtual_time.windows import Job, Window, WindowClock, next_window
 
 _MODEL_LEN = 32_768

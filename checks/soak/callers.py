@@ -22,8 +22,7 @@ import grpc
 from omni_proto.rpc.channels import open_aio_channel
 from omni_proto.rpc.options import channel_options
 from omni_proto.rpc.status import STATUS_DETAILS_KEY
-from omni_proto.stage.v1 import prompt_pb2, sampling_pb2
-from omni_proto.stage.v1 import stage_service_pb2 as pb
+from omni_proto.stage.v1 import prompt_pb2, sampling_pb2, stage_service_pb2 as pb
 from support.media.hostile_files import flac, flat_png, many_scans
 from support.media.hostile_media import CORPUS
 

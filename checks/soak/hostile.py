@@ -28,8 +28,7 @@ from typing import Any
 import psutil
 from benchmarks.pipeline.breakdown import PARTS, split
 from checks.soak.attackers import Attackers
-from checks.soak.http_attacks import ATTACKS, measure
-from checks.soak.http_attacks import judge as judge_gateway
+from checks.soak.http_attacks import ATTACKS, judge as judge_gateway, measure
 from checks.soak.load import KINDS
 
 from omni_proto.client import AsyncOmniClient, OmniRequestError

@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from omni_proto.errors import CorruptTensorError as CorruptTensorError
-from omni_proto.errors import InvalidRequestError as InvalidRequestError
-from omni_proto.errors import InvalidTensorError as InvalidTensorError
-from omni_proto.errors import NonFiniteTensorError as NonFiniteTensorError
-from omni_proto.errors import OmniStageError as OmniStageError
+from omni_proto.errors import (
+    CorruptTensorError as CorruptTensorError,
+    InvalidRequestError as InvalidRequestError,
+    InvalidTensorError as InvalidTensorError,
+    NonFiniteTensorError as NonFiniteTensorError,
+    OmniStageError as OmniStageError,
+)
 
 
 @contextmanager

@@ -7,8 +7,14 @@ from datetime import datetime
 from typing import Any
 
 from omni_kube.objects import find_condition, value_at
-from omni_operator.names import entry_selector, entry_service_name, headless_service_name, pipeline_url, stage_name
-from omni_operator.names import serving_revision as revision_in
+from omni_operator.names import (
+    entry_selector,
+    entry_service_name,
+    headless_service_name,
+    pipeline_url,
+    serving_revision as revision_in,
+    stage_name,
+)
 from omni_operator.reasons import Reason
 from omni_operator.rollout.plan import Plan
 from omni_operator.rollout.replicas import Fate, decide_replicas

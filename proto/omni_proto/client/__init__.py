@@ -10,90 +10,56 @@ collects the events into one GenerationResult.
         result.write_wav("hello.wav")
 """
 
-from __future__ import annotations
-
-from omni_proto.client.aio import AsyncOmniClient
-from omni_proto.client.arguments import GenerateArguments
-from omni_proto.client.blocking import OmniClient
-from omni_proto.client.connection import ClientTls
-from omni_proto.client.errors import OmniRequestError, ProtocolError, error_from_rpc, error_from_status
+from omni_proto.client.aio import AsyncOmniClient as AsyncOmniClient
+from omni_proto.client.arguments import GenerateArguments as GenerateArguments
+from omni_proto.client.blocking import OmniClient as OmniClient
+from omni_proto.client.connection import ClientTls as ClientTls
+from omni_proto.client.errors import (
+    OmniRequestError as OmniRequestError,
+    ProtocolError as ProtocolError,
+    error_from_rpc as error_from_rpc,
+    error_from_status as error_from_status,
+)
 from omni_proto.client.events import (
-    LENGTH,
-    PCM_F32LE,
-    PCM_S16LE,
-    Accepted,
-    AudioChunk,
-    Event,
-    ReasoningDelta,
-    StageFailed,
-    StageFinished,
-    StageOutcome,
-    StageTimings,
-    Summary,
-    TextDelta,
-    TokenDelta,
-    ToolCallDelta,
-    Usage,
-    event_from_response,
+    LENGTH as LENGTH,
+    PCM_F32LE as PCM_F32LE,
+    PCM_S16LE as PCM_S16LE,
+    Accepted as Accepted,
+    AudioChunk as AudioChunk,
+    Event as Event,
+    ReasoningDelta as ReasoningDelta,
+    StageFailed as StageFailed,
+    StageFinished as StageFinished,
+    StageOutcome as StageOutcome,
+    StageTimings as StageTimings,
+    Summary as Summary,
+    TextDelta as TextDelta,
+    TokenDelta as TokenDelta,
+    ToolCallDelta as ToolCallDelta,
+    Usage as Usage,
+    event_from_response as event_from_response,
 )
 from omni_proto.client.prompt import (
-    ChatMessage,
-    MediaPart,
-    Part,
-    assistant,
-    audio_part,
-    image_part,
-    system,
-    tool_result,
-    user,
-    video_part,
+    ChatMessage as ChatMessage,
+    MediaPart as MediaPart,
+    Part as Part,
+    assistant as assistant,
+    audio_part as audio_part,
+    image_part as image_part,
+    system as system,
+    tool_result as tool_result,
+    user as user,
+    video_part as video_part,
 )
-from omni_proto.client.result import GenerationResult, ResultBuilder, write_wav
-from omni_proto.client.tools import CallTool, StructuredOutput, Tool, ToolCall
-from omni_proto.errors import ArgumentError
-
-__all__ = [
-    "LENGTH",
-    "PCM_F32LE",
-    "PCM_S16LE",
-    "Accepted",
-    "ArgumentError",
-    "AsyncOmniClient",
-    "AudioChunk",
-    "CallTool",
-    "ChatMessage",
-    "ClientTls",
-    "Event",
-    "GenerateArguments",
-    "GenerationResult",
-    "MediaPart",
-    "OmniClient",
-    "OmniRequestError",
-    "Part",
-    "ProtocolError",
-    "ReasoningDelta",
-    "ResultBuilder",
-    "StageFailed",
-    "StageFinished",
-    "StageOutcome",
-    "StageTimings",
-    "StructuredOutput",
-    "Summary",
-    "TextDelta",
-    "TokenDelta",
-    "Tool",
-    "ToolCall",
-    "ToolCallDelta",
-    "Usage",
-    "assistant",
-    "audio_part",
-    "error_from_rpc",
-    "error_from_status",
-    "event_from_response",
-    "image_part",
-    "system",
-    "tool_result",
-    "user",
-    "video_part",
-    "write_wav",
-]
+from omni_proto.client.result import (
+    GenerationResult as GenerationResult,
+    ResultBuilder as ResultBuilder,
+    write_wav as write_wav,
+)
+from omni_proto.client.tools import (
+    CallTool as CallTool,
+    StructuredOutput as StructuredOutput,
+    Tool as Tool,
+    ToolCall as ToolCall,
+)
+from omni_proto.errors import ArgumentError as ArgumentError

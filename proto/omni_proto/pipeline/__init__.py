@@ -8,42 +8,31 @@ compile.py compiles a pipeline to one StageConfig per stage
 """
 
 from omni_proto.pipeline.compile import (
-    ModelPathError,
-    compile_stages,
-    gpus_of,
-    order_stages,
-    outputs_from,
-    readers_of,
-    resolve_model_path,
-    stages_for_outputs,
-    stages_from,
+    ModelPathError as ModelPathError,
+    compile_stages as compile_stages,
+    gpus_of as gpus_of,
+    order_stages as order_stages,
+    outputs_from as outputs_from,
+    readers_of as readers_of,
+    resolve_model_path as resolve_model_path,
+    stages_for_outputs as stages_for_outputs,
+    stages_from as stages_from,
 )
-from omni_proto.pipeline.problems import PipelineError, Problem
-from omni_proto.pipeline.read.load import load_pipeline, parse_pipeline, type_document, type_live_document
-from omni_proto.pipeline.types.entry import EntryTls
-from omni_proto.pipeline.types.kubernetes import GPU_RESOURCES
-from omni_proto.pipeline.types.resource import API_VERSION, KIND, OmniPipeline, Stage
-
-__all__ = [
-    "API_VERSION",
-    "GPU_RESOURCES",
-    "KIND",
-    "EntryTls",
-    "ModelPathError",
-    "OmniPipeline",
-    "PipelineError",
-    "Problem",
-    "Stage",
-    "compile_stages",
-    "gpus_of",
-    "load_pipeline",
-    "order_stages",
-    "outputs_from",
-    "parse_pipeline",
-    "readers_of",
-    "resolve_model_path",
-    "stages_for_outputs",
-    "stages_from",
-    "type_document",
-    "type_live_document",
-]
+from omni_proto.pipeline.problems import (
+    PipelineError as PipelineError,
+    Problem as Problem,
+)
+from omni_proto.pipeline.read.load import (
+    load_pipeline as load_pipeline,
+    parse_pipeline as parse_pipeline,
+    type_document as type_document,
+    type_live_document as type_live_document,
+)
+from omni_proto.pipeline.types.entry import EntryTls as EntryTls
+from omni_proto.pipeline.types.kubernetes import GPU_RESOURCES as GPU_RESOURCES
+from omni_proto.pipeline.types.resource import (
+    API_VERSION as API_VERSION,
+    KIND as KIND,
+    OmniPipeline as OmniPipeline,
+    Stage as Stage,
+)

@@ -6,21 +6,17 @@ into tensors. A PromptEmbedsPayload becomes vLLM's own prompt_embeds. For the co
 docs/payload-memory.md.
 """
 
-from __future__ import annotations
-
-from omni_stage.payloads.additional_information import AdditionalInformationEntry, AdditionalInformationPayload
-from omni_stage.payloads.checks import Scalar
-from omni_stage.payloads.keys import OMNI_PAYLOAD_KEY, OMNI_ROWS_KEY
-from omni_stage.payloads.limits import DEFAULT_LIMITS, PayloadLimits
-from omni_stage.payloads.prompt_embeds import PromptEmbedsPayload
-
-__all__ = [
-    "DEFAULT_LIMITS",
-    "OMNI_PAYLOAD_KEY",
-    "OMNI_ROWS_KEY",
-    "AdditionalInformationEntry",
-    "AdditionalInformationPayload",
-    "PayloadLimits",
-    "PromptEmbedsPayload",
-    "Scalar",
-]
+from omni_stage.payloads.additional_information import (
+    AdditionalInformationEntry as AdditionalInformationEntry,
+    AdditionalInformationPayload as AdditionalInformationPayload,
+)
+from omni_stage.payloads.checks import Scalar as Scalar
+from omni_stage.payloads.keys import (
+    OMNI_PAYLOAD_KEY as OMNI_PAYLOAD_KEY,
+    OMNI_ROWS_KEY as OMNI_ROWS_KEY,
+)
+from omni_stage.payloads.limits import (
+    DEFAULT_LIMITS as DEFAULT_LIMITS,
+    PayloadLimits as PayloadLimits,
+)
+from omni_stage.payloads.prompt_embeds import PromptEmbedsPayload as PromptEmbedsPayload

@@ -22,8 +22,7 @@ from grpc_status import rpc_status
 
 from omni_proto.client import AsyncOmniClient, OmniRequestError
 from omni_proto.rpc.options import server_options
-from omni_proto.stage.v1 import events_pb2, stage_service_pb2_grpc
-from omni_proto.stage.v1 import stage_service_pb2 as pb
+from omni_proto.stage.v1 import events_pb2, stage_service_pb2 as pb, stage_service_pb2_grpc
 from support.machine.tcp_proxy import TcpProxy
 from support.stages.scripted_stages import EDGE_A, Kit, ScriptedComponent
 

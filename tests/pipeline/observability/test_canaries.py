@@ -14,8 +14,7 @@ import grpc
 import pytest
 
 from omni_proto.client import AsyncOmniClient, OmniRequestError, StageFailed, audio_part, image_part, system, user
-from omni_proto.stage.v1 import stage_service_pb2 as pb
-from omni_proto.stage.v1 import stage_service_pb2_grpc
+from omni_proto.stage.v1 import stage_service_pb2 as pb, stage_service_pb2_grpc
 from omni_proto.tensors import crc32c, encode_tensor_chunk, schema_from_proto, schema_hash, tensor_prompt
 from support.media.samples import encode_png, encode_wav, make_image, make_sound
 from support.processes.pipelines import RunningPipeline

@@ -18,8 +18,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from hypothesis import HealthCheck, assume, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, assume, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from omni_kube.objects import Manifest

@@ -18,8 +18,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from omni_proto.rpc.options import USER_KEY
-from omni_proto.stage.v1 import events_pb2, prompt_pb2, sampling_pb2, stage_service_pb2_grpc
-from omni_proto.stage.v1 import stage_service_pb2 as pb
+from omni_proto.stage.v1 import events_pb2, prompt_pb2, sampling_pb2, stage_service_pb2 as pb, stage_service_pb2_grpc
 
 WORDS = ("Hello", " there")
 PCM = b"\x00\x01" * 2400

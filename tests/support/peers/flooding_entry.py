@@ -10,8 +10,7 @@ from typing import Any, Final
 
 import grpc.aio
 
-from omni_proto.stage.v1 import events_pb2, sampling_pb2, stage_service_pb2_grpc
-from omni_proto.stage.v1 import stage_service_pb2 as pb
+from omni_proto.stage.v1 import events_pb2, sampling_pb2, stage_service_pb2 as pb, stage_service_pb2_grpc
 
 WORDS: Final = ("Hello", " there")
 ENDLESS: Final = "Never stop."

@@ -9,8 +9,7 @@ import grpc
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from omni_proto.stage.v1 import stage_service_pb2 as pb
-from omni_proto.stage.v1 import stage_service_pb2_grpc
+from omni_proto.stage.v1 import stage_service_pb2 as pb, stage_service_pb2_grpc
 from support.peers.certificates import Authority, MountedSecret, Pair, tls_files
 
 CA = Authority("ours")

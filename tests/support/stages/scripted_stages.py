@@ -21,8 +21,7 @@ from prometheus_client import CollectorRegistry
 from omni_proto.pipeline.components import EngineKind
 from omni_proto.rpc.channels import open_aio_channel
 from omni_proto.rpc.status import StatusKeeper
-from omni_proto.stage.v1 import stage_service_pb2 as pb
-from omni_proto.stage.v1 import stage_service_pb2_grpc
+from omni_proto.stage.v1 import stage_service_pb2 as pb, stage_service_pb2_grpc
 from omni_proto.stage_config import DownstreamStage, EdgeMode, Modality, SamplingDefaults, StageConfig
 from omni_proto.tensors import TensorSchema, TensorSpec
 from omni_stage.models.component import FinishReason, StageRequest, StageStep

@@ -17,8 +17,7 @@ from benchmarks.diffusion.figures import (
 )
 from benchmarks.harness.interleave import median_ratio, quantile, time_rounds
 from benchmarks.harness.report import format_table
-from benchmarks.pipeline.breakdown import PARTS as REQUEST_PARTS
-from benchmarks.pipeline.breakdown import first_row_unix_ns, split
+from benchmarks.pipeline.breakdown import PARTS as REQUEST_PARTS, first_row_unix_ns, split
 from benchmarks.pipeline.edges import EdgeTotals, parse_edges
 from benchmarks.startup.parts import LAST_PART, PARTS, Mark, cpu_seconds, split_start
 

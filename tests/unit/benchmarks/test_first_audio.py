@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from benchmarks.dear.measure import Outcome, least_rows, shorten
-from benchmarks.dear.measure import find_ratios as find_dear_ratios
+from benchmarks.dear.measure import Outcome, find_ratios as find_dear_ratios, least_rows, shorten
 from benchmarks.dear.usage import Usage
 from benchmarks.first_audio.families import QWEN3
 from benchmarks.first_audio.measure import find_ratios

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from av.error import FFmpegError
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from PIL import Image
 
 from omni_proto.media_headers import read_header, sniff

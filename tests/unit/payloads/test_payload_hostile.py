@@ -10,8 +10,7 @@ import tracemalloc
 import msgspec
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from omni_proto.tensors import crc32c
 from omni_stage.errors import (

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_proto.stage.v1 import sampling_pb2
-from omni_proto.stage.v1 import stage_service_pb2 as pb
+from omni_proto.stage.v1 import sampling_pb2, stage_service_pb2 as pb
 from omni_stage.service.metering import AnswerMeter
 
 RATE_HZ = 24_000

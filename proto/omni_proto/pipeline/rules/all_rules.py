@@ -20,9 +20,7 @@ from omni_proto.pipeline.rules.resources import (
     STAGE_BUDGET_RULES,
 )
 from omni_proto.pipeline.rules.rule import Rule, matches, quote
-from omni_proto.pipeline.types import entry
-from omni_proto.pipeline.types import kubernetes as k8s
-from omni_proto.pipeline.types import resource as api
+from omni_proto.pipeline.types import entry, kubernetes as k8s, resource as api
 from omni_proto.pipeline.types.forms import FORMS
 from omni_proto.stage_config import COMPONENT_PATTERN, STAGE_NAME_PATTERN, EngineArgs, Limits, SamplingDefaults
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from omni_proto.pipeline.types import entry
-from omni_proto.pipeline.types import kubernetes as k8s
-from omni_proto.pipeline.types import resource as api
+from omni_proto.pipeline.types import entry, kubernetes as k8s, resource as api
 from omni_proto.stage_config import COMPONENT_PATTERN, PARSER_PATTERN, STAGE_NAME_PATTERN
 
 KEY_FORM: Final = "such as team or example.com/team"

@@ -31,8 +31,7 @@ from omni_stage.models.shared.text.encoder import TextEncoder
 from omni_stage.models.shared.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
-    from omni_stage.vllm_adapter.text.text_parsers import TextParse as ParserOfRequest
-    from omni_stage.vllm_adapter.text.text_parsers import TextParsers
+    from omni_stage.vllm_adapter.text.text_parsers import TextParse as ParserOfRequest, TextParsers
 
 _WARMUP_TOKENS = 4
 

@@ -43,8 +43,7 @@ from omni_stage.vllm_adapter.worker.model_hooks import ModelHooks
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
-    from vllm.v1.worker.gpu_model_runner import ExecuteModelState
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as _Base
+    from vllm.v1.worker.gpu_model_runner import ExecuteModelState, GPUModelRunner as _Base
 else:
     _Base = object
 

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from pydantic import BaseModel
 from starlette.testclient import TestClient
 

@@ -15,8 +15,7 @@ from omni_gateway.context import Budget, Gateway, Share
 from omni_gateway.entries.connections import Entries
 from omni_gateway.entries.pipelines import StaticPipelines
 from omni_gateway.errors import UnavailableError
-from omni_gateway.guard import body as guard_body
-from omni_gateway.guard import reply as guard_reply
+from omni_gateway.guard import body as guard_body, reply as guard_reply
 from omni_gateway.guard.body import BodyReader
 from omni_gateway.guard.middleware import Guard
 from omni_gateway.http_server.app import create_app

@@ -16,8 +16,7 @@ from typing import Any
 import httptools
 import pytest
 import uvicorn
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from omni_gateway.http_server.connections import BoundedHttp, bounded_http
 

@@ -31,10 +31,12 @@ from omni_stage.models.qwen2_5_omni.schemas import thinker2talker_schema as qwen
 from omni_stage.models.qwen3_omni.checkpoint import read_checkpoint
 from omni_stage.models.qwen3_omni.manifest import TALKER
 from omni_stage.models.qwen3_omni.schemas import thinker2talker_schema
-from omni_stage.models.qwen3_omni.talker.component import GREEDY, SEED
-from omni_stage.models.qwen3_omni.talker.component import build_component as build_talker
-from omni_stage.models.qwen3_omni.thinker.component import ThinkerEmitter, read_text_sampling
-from omni_stage.models.qwen3_omni.thinker.component import build_component as build_thinker
+from omni_stage.models.qwen3_omni.talker.component import GREEDY, SEED, build_component as build_talker
+from omni_stage.models.qwen3_omni.thinker.component import (
+    ThinkerEmitter,
+    build_component as build_thinker,
+    read_text_sampling,
+)
 from omni_stage.models.shared.stop_strings import SpokenTokens
 from support.engines.omni_stages import stage_config
 from support.models.published import DATA, write_published, write_published_qwen3

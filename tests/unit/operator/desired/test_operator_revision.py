@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from omni_operator.desired.assemble import build_revision_set
 from omni_operator.desired.build_settings import BuildSettings

@@ -16,8 +16,7 @@ from omni_cli.local.ports import pick_ports
 from omni_proto.client import ArgumentError, AsyncOmniClient, ClientTls, OmniClient, OmniRequestError
 from omni_proto.client.connection import explain_refusal, plan_connection
 from omni_proto.rpc.options import channel_options
-from omni_proto.stage.v1 import stage_service_pb2 as pb
-from omni_proto.stage.v1 import stage_service_pb2_grpc
+from omni_proto.stage.v1 import stage_service_pb2 as pb, stage_service_pb2_grpc
 from support.peers.certificates import DAY, Authority, Pair
 
 CA = Authority("ours")

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from omni_proto.pipeline import PipelineError, type_document, type_live_document
 from omni_proto.pipeline.crd.crd import object_schema

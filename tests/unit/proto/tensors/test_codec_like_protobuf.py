@@ -6,8 +6,7 @@ import random
 
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from omni_proto.errors import WireError
 from omni_proto.stage.v1.stage_service_pb2 import GenerateRequest

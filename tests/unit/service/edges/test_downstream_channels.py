@@ -16,8 +16,7 @@ import pytest
 
 from omni_proto.rpc.options import server_options
 from omni_proto.rpc.retry import is_unreached
-from omni_proto.stage.v1 import events_pb2, stage_service_pb2_grpc
-from omni_proto.stage.v1 import stage_service_pb2 as pb
+from omni_proto.stage.v1 import events_pb2, stage_service_pb2 as pb, stage_service_pb2_grpc
 from omni_stage.service.edges.channels import DownstreamChannels, OpenCall
 from support.machine.tcp_proxy import TcpProxy
 

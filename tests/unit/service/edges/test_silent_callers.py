@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from omni_proto.stage.v1 import stage_service_pb2 as pb
-from omni_proto.stage.v1 import tensors_pb2
+from omni_proto.stage.v1 import stage_service_pb2 as pb, tensors_pb2
 from omni_proto.tensors import schema_hash, tensor_prompt
 from omni_stage.models.component import FinishReason, StageRequest, StageStep
 from omni_stage.service.edges import downstream_call

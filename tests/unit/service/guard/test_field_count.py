@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from omni_proto.errors import WireError
-from omni_proto.stage.v1 import prompt_pb2
-from omni_proto.stage.v1 import stage_service_pb2 as pb
+from omni_proto.stage.v1 import prompt_pb2, stage_service_pb2 as pb
 from omni_stage.service.guard.field_count import has_too_many_fields
 from omni_stage.service.request.reading import deserialize_request
 

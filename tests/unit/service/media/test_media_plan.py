@@ -14,8 +14,7 @@ import pytest
 
 from omni_proto.media_headers import read_header
 from omni_proto.media_headers.image import ImageHeader
-from omni_proto.stage.v1 import prompt_pb2
-from omni_proto.stage.v1 import stage_service_pb2 as pb
+from omni_proto.stage.v1 import prompt_pb2, stage_service_pb2 as pb
 from omni_proto.stage_config import Limits, MediaLimits
 from omni_stage.errors import (
     ByteBudgetExceededError,

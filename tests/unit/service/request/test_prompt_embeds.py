@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from omni_proto.client import AsyncOmniClient, OmniRequestError
-from omni_proto.stage.v1 import stage_service_pb2 as pb
-from omni_proto.stage.v1 import tensors_pb2
+from omni_proto.stage.v1 import stage_service_pb2 as pb, tensors_pb2
 from omni_proto.tensors import prompt_embeds_spec, spec_from_proto
 from omni_stage.errors import ByteBudgetExceededError, TooManyRequestsError
 from omni_stage.service.guard.admission import Admission

@@ -11,8 +11,7 @@ import pytest
 import torch
 from google.rpc import error_details_pb2
 
-from omni_proto.stage.v1 import sampling_pb2
-from omni_proto.stage.v1 import stage_service_pb2 as pb
+from omni_proto.stage.v1 import sampling_pb2, stage_service_pb2 as pb
 from omni_proto.tensors import encode_tensor_chunk, schema_hash, tensor_prompt
 from omni_stage import errors
 from omni_stage.process.stage_log import configure_stage_logging

@@ -15,8 +15,7 @@ from typing import Any
 import grpc
 import pytest
 
-from omni_proto.stage.v1 import prompt_pb2
-from omni_proto.stage.v1 import stage_service_pb2 as pb
+from omni_proto.stage.v1 import prompt_pb2, stage_service_pb2 as pb
 from omni_stage.errors import ConfigurationError
 from omni_stage.process.protobuf_backend import require_upb
 from support.machine.raw_http2 import RawConnection, grpc_message

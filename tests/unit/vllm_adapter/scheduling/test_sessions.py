@@ -6,8 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from omni_stage.vllm_adapter.scheduling.sessions import QueueEntry, SessionQueue, SessionRoom, Sessions
 

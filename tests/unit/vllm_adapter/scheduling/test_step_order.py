@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from omni_stage.service.edges.outbox import EARLY_STEPS
 from omni_stage.vllm_adapter.scheduling.step_order import FIRST_OUTPUTS, order_step

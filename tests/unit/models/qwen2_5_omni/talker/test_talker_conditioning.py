@@ -7,8 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from omni_stage.errors import InvalidTensorError
 from omni_stage.models.component import EdgeRows, EdgeStream, EngineStep, FinishReason, InputPart
