@@ -29,7 +29,7 @@ check-tests:
 
 docs: ## Build the documentation site into site/; fails on a broken link
 	@LIGHT=1 tools/setup.sh docs
-	@$(PY) tools/build_docs.py
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet
 
 docs-serve: ## Serve the documentation site on http://localhost:8001, and rebuild it when a page changes
 	@LIGHT=1 tools/setup.sh docs

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("proto", "kube", "operator", "stage_server", "gateway", "cli", "tests", ".")
 HEAVY = {"torch", "transformers", "vllm", "xgrammar"}
 """Packages that only vLLM brings."""
-CHOSEN = ("proto", "kube", "operator", "gateway", "cli", "docs", "helm", "source")
+CHOSEN = ("proto", "kube", "operator", "gateway", "cli", "docs", "helm")
 """Folders of tests/unit. Those of the stage server are left to `make test`: most of their files need torch."""
 
 

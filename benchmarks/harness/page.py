@@ -31,24 +31,25 @@ def replace_section(page: str, name: str, body: str) -> str:
 
 
 def render_result(result: Row) -> str:
-    """Returns a result file as Markdown: the date and the machine, the ratios, and the tables."""
+    """Returns a result file as Markdown: the date, the machine, and the ratios that have a bound (if none has: all).
+
+    The result file has the rest: all tables, earlier values and tolerances.
+    """
     machine = result["machine"]
     lines = [
         f"{result['date']}, {machine['cores']} cores of {machine['cpu']}, {result['seconds']} s; load before and "
         f"after: {machine['load_before'][0]} and {machine['load_after'][0]} (1 minute).",
         "",
     ]
-    if result["ratios"]:
-        lines += [*_table([_ratio(row) for row in result["ratios"]]), ""]
-    for title, rows in result["tables"].items():
-        lines += [f"{title[0].upper()}{title[1:]}:", "", *_table(rows), ""]
+    if rows := [row for row in result["ratios"] if row["bound"]] or result["ratios"]:
+        lines += [*_table([_ratio(row) for row in rows]), ""]
     return "\n".join(lines)
 
 
 def _ratio(row: Row) -> Row:
     """Returns the page's row for a judged ratio. If its bound is not met, the row has a bold "no"."""
-    shown = {key: row[key] for key in ("name", "value", "bound", "met", "last")}
-    return {**shown, "met": "**no**" if row["met"] is False else row["met"], "tolerance": f"{row['tolerance']:.0%}"}
+    shown = {key: row[key] for key in ("name", "value", "bound", "met")}
+    return {**shown, "met": "**no**" if row["met"] is False else row["met"]}
 
 
 def _table(rows: list[Row]) -> list[str]:
@@ -61,8 +62,6 @@ def _table(rows: list[Row]) -> list[str]:
 def _cell(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, list):
-        return " to ".join(map(str, value))
     if isinstance(value, float) and value != round(value, 5):
         return str(round(value, 3))
     return "-" if value is None else str(value)

@@ -24,7 +24,7 @@ STREAMED, LATENCY = "streams of tensors", "round trip of one row"
 FLOORS = {"1 MB": 0.4, "8 MB": 0.5, "32 MB": 0.5}
 """Lower bounds of our stream's speed relative to raw TCP, by size."""
 FLIGHT_GOAL = 1.0
-"""Goal for our stream's speed relative to Arrow Flight. It is missed; docs/performance/transport.md says why."""
+"""Goal for our stream's speed relative to Arrow Flight. It is missed; docs/performance says why."""
 TOLERANCE = 0.3
 """It is large, because each side's two processes share two cores and single runs differ by a fifth."""
 

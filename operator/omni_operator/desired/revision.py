@@ -2,7 +2,7 @@
 
 The hash covers the model's uri and revision, the graph, and every stage's image, component, dtype, quantization and
 outputs. It depends only on the resource and on the operator's default image. Pods call only pods of their own revision,
-so incompatible stages never exchange a request. See docs/adr/0010-a-set-for-each-revision.md.
+so incompatible stages never exchange a request. See docs/adr/kubernetes.md (0010).
 """
 
 from __future__ import annotations

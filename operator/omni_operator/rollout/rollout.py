@@ -10,7 +10,7 @@ exist, and which of them the entry Service selects. So a restarted operator deci
               scaled to zero once its upstream stage has no pods: until then, requests in flight need it. When no pod
               is left, the set is pruned.
 
-docs/adr/0012-rollout-from-the-api-alone.md has a table of the cases.
+docs/adr/kubernetes.md (0012) has a table of the cases.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The stage server builds an AdditionalInformationPayload with `from_mapping`, and puts `to_bytes()` into the request's
 parameters under OMNI_PAYLOAD_KEY. The scheduler reads it back with `from_bytes`, and the model runner turns its entries
 into tensors. A PromptEmbedsPayload becomes vLLM's own prompt_embeds. For the cost in memory, see
-docs/payload-memory.md.
+docs/performance/transport-and-tokens.md.
 """
 
 from omni_stage.payloads.additional_information import (

@@ -18,7 +18,7 @@ def calm_pollers() -> int:
 
     Every write wakes the poller. While no core is idle, the poller takes the core from the writing thread for a few
     microseconds. On two busy cores, these preemptions, with two context switches each, took about 15 % of a token's
-    processor time (docs/performance/tokens.md). A SCHED_BATCH thread waits until a core is idle or the running thread's
+    processor time (docs/performance). A SCHED_BATCH thread waits until a core is idle or the running thread's
     slice is over. Call this after the first server or channel was created.
     """
     threads = [thread.native_id for thread in threading.enumerate() if _POLLER in thread.name]

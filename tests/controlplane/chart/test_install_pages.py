@@ -44,6 +44,13 @@ SECTIONS = {
     for page in ("install", "upgrade")
     for section, commands in console_commands(ROOT / "docs" / f"{page}.md").items()
 }
+# What the reader has installed before a section.
+BEFORE = {
+    "install: Uninstall": [
+        "helm install omnipipeline helm/omnipipeline --namespace omnipipeline-system --create-namespace --wait"
+    ],
+    "install: Uninstall with plain manifests": ["kubectl apply -f manifests/install.yaml"],
+}
 
 
 @pytest.fixture
@@ -85,7 +92,7 @@ def run_all(commands: list[str], pods: OperatorPods, environment: dict[str, str]
 
 @pytest.mark.parametrize("name", [name for name in SECTIONS if name.startswith("install") and "Images" not in name])
 def test_install_page(name: str, pods: OperatorPods, environment: dict[str, str]) -> None:
-    run_all(SECTIONS[name], pods, environment)
+    run_all([*BEFORE.get(name, ()), *SECTIONS[name]], pods, environment)
 
 
 @pytest.mark.usefixtures("old_release")

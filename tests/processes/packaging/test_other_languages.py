@@ -1,4 +1,4 @@
-"""Go and TypeScript clients call a stage, with stubs that the commands of docs/other-languages.md generate."""
+"""Go and TypeScript clients call a stage, with stubs that the commands of docs/client.md generate."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from support.docs.doc_examples import console_commands
+from support.docs.doc_examples import blocks_of
 from support.peers.answering_entry import WORDS, serve_entry
 from support.processes.bare_venv import ROOT, build_distributions, make_venv, run_bare
 
 CLIENTS = ROOT / "tests" / "data" / "clients"
-PAGE = console_commands(ROOT / "docs" / "other-languages.md")
-((FIND_PROTOS,), GO, TYPESCRIPT) = PAGE.values()
+PAGE = [block.commands for block in blocks_of(ROOT / "docs" / "client.md") if block.language == "console"]
+((FIND_PROTOS,), GO, TYPESCRIPT) = PAGE
 pytestmark = pytest.mark.full  # needs compilers and a package registry
 
 

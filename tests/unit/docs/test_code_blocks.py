@@ -86,5 +86,5 @@ def test_the_edge_of_the_streaming_page_is_valid() -> None:
 
 
 def test_kind_installs_and_serves_as_the_readme_does() -> None:
-    readme, kind = (console_commands(ROOT / page) for page in ("README.md", "docs/kind.md"))
+    readme, kind = (console_commands(ROOT / page) for page in ("README.md", "docs/tutorials/kind.md"))
     assert kind["Install and serve"] == readme["In a cluster"]

@@ -263,7 +263,7 @@ def peak_bytes(call) -> tuple[int, int]:
 
 
 def test_each_step_costs_one_copy():
-    """Every conversion makes one copy of the data and no more, as docs/payload-memory.md says."""
+    """Every conversion makes one copy of the data and no more, as docs/performance/transport-and-tokens.md says."""
     tensor = torch.ones(1024, 1024)
     payload = AdditionalInformationPayload.from_mapping({"x": tensor})
     raw = payload.to_bytes()

@@ -65,7 +65,7 @@ EVERYTHING: dict[str, Any] = {
         "dashboards": {"enabled": True, "annotations": {"grafana_folder": "omnipipeline"}},
     },
 }
-_INGRESS_PAGE = (ROOT / "docs" / "page.md").read_text(encoding="utf-8")
+_INGRESS_PAGE = (ROOT / "docs" / "gateway-operations.md").read_text(encoding="utf-8")
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
     "everything": EVERYTHING,
@@ -113,7 +113,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "networkPolicy": {"from": [{"namespaceSelector": {}}], "apiServerPorts": [9443]},
         },
     },
-    "the Ingress of docs/page.md": yaml.safe_load(_INGRESS_PAGE.split("```yaml\n")[1].split("```")[0]),
+    "the Ingress of docs/gateway-operations.md": yaml.safe_load(_INGRESS_PAGE.split("```yaml\n")[1].split("```")[0]),
     "bare pods": {"resources": None, "podSecurityContext": None, "securityContext": None},
     "below a chart with globals": {"global": {"imageRegistry": "elsewhere"}},
 }

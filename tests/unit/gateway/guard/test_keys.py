@@ -104,6 +104,6 @@ def test_a_changed_file_counts_and_a_damaged_one_does_not(tmp_path: Path, caplog
 
 
 def test_the_file_in_the_docs_is_taken() -> None:
-    page = (Path(__file__).parents[4] / "docs/gateway.md").read_text()
-    (key,) = parse_keys(page.partition("```yaml\n")[2].partition("```")[0])
+    page = (Path(__file__).parents[4] / "docs/gateway-operations.md").read_text()
+    (key,) = parse_keys("keys:" + page.partition("```yaml\nkeys:")[2].partition("```")[0])
     assert (key.name, key.sha256, key.limits.requests_per_minute) == ("alice", hash_key("foo"), 60)
