@@ -166,7 +166,7 @@ def test_kwok_is_started_again_when_it_crashes(control_plane: ControlPlane, api:
 
 def test_kubectl_is_the_pinned_one(control_plane: ControlPlane, api: Api) -> None:
     version = control_plane.kubectl("version").stdout
-    assert version.count("v1.34.4") == 2, version
+    assert version.count("v1.34.") == 2, version
     manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"a": "b"}}
     control_plane.kubectl("apply", "-f", "-", stdin=manifest, namespace=api.namespace)
     assert api.get("ConfigMap", "c")["data"] == {"a": "b"}

@@ -1,9 +1,9 @@
 """The Go programs of the test control plane and the test node, and an OpenTelemetry collector: found or built.
 
-A program is looked up in $KUBEBUILDER_ASSETS, then in the cache
-`${XDG_CACHE_HOME:-~/.cache}/omnipipeline/go/MODULE-HASH`, and otherwise built into that cache. Each module below
-tests/controlplane/go has its own cache folder. HASH covers the module's files, programs and flags, so a changed version
-gets a new folder and does not affect other modules. This module uses only the standard library.
+A program is looked up in $KUBEBUILDER_ASSETS, then in the cache `${XDG_CACHE_HOME:-~/.cache}/omnipipeline/go`.
+Otherwise setup-envtest's archive is downloaded, if it has the program and the network allows it, and what is still
+missing is built with Go. A cache folder's name has a hash of the Go module's files, the programs and their flags, so a
+changed version gets a new folder. This module uses only the standard library.
 
     python -m support.controlplane.binaries [NAME ...]     builds missing programs, prints one path a line
 """
@@ -14,10 +14,11 @@ import hashlib
 import os
 import platform
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from support.controlplane import envtest
 from support.controlplane.go_build import BuildError, Program, build_programs
 from support.processes.build_cache import cache_root, say
 
@@ -27,15 +28,22 @@ KUBERNETES_VERSION = "v1.34.4"
 
 @dataclass(frozen=True)
 class Module:
-    """A folder below tests/controlplane/go whose go.mod pins versions, and the programs that are built from it.
+    """Programs that are built together, from a folder below tests/controlplane/go whose go.mod pins versions.
 
-    With `by_name`, its programs are built only when requested by name, because only a real node (tests/cluster) or
-    `make full` needs them.
+    With `by_name`, they are built only when requested by name, because only a real node (tests/cluster) or `make full`
+    needs them.
     """
 
     name: str
     programs: tuple[Program, ...]
     by_name: bool = False
+    folder: str = ""
+    """The folder's name, if it is not `name`."""
+
+    @property
+    def path(self) -> Path:
+        """Returns the folder of go.mod."""
+        return GO_MODULES / (self.folder or self.name)
 
 
 _KUBERNETES_LDFLAGS = f"-s -w -X k8s.io/component-base/version.gitVersion={KUBERNETES_VERSION}"
@@ -46,8 +54,9 @@ def _kubernetes(*names: str) -> tuple[Program, ...]:
 
 
 MODULES = (
-    # The API server is first, because the other programs share most of its packages.
-    Module("kubernetes", _kubernetes("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")),
+    # Two modules, because setup-envtest has the first one's programs.
+    Module("api-server", _kubernetes("kube-apiserver", "kubectl"), folder="kubernetes"),
+    Module("controllers", _kubernetes("kube-controller-manager", "kube-scheduler"), folder="kubernetes"),
     Module("etcd", (Program("etcd", "go.etcd.io/etcd/server/v3"),)),
     Module("kwok", (Program("kwok", "sigs.k8s.io/kwok/cmd/kwok"),)),
     Module("kubeconform", (Program("kubeconform", "github.com/yannh/kubeconform/cmd/kubeconform"),)),
@@ -81,40 +90,39 @@ def find_binaries(*names: str, build: bool = True) -> dict[str, Path]:
     wanted = names or CONTROL_PLANE
     if unknown := set(wanted) - set(NAMES):
         raise ValueError(f"not built here: {', '.join(sorted(unknown))}; known: {', '.join(NAMES)}")
-    found = _from_assets(wanted, os.environ)
-    missing = [name for name in wanted if name not in found]
-    modules = {_MODULE_OF[name].name: _MODULE_OF[name] for name in missing}
-    if absent := [module for module in modules.values() if not cache_directory(module).is_dir()]:
+    found = {name: path for name in wanted if (path := _find(name))}
+    if missing := [name for name in wanted if name not in found]:
         if not build:
-            lacking = ", ".join(name for name in missing if _MODULE_OF[name] in absent)
-            raise BinariesMissingError(f"{lacking} not found: run `make controlplane` (once, about 9 minutes)")
-        _build(absent)
-    found |= {name: cache_directory(_MODULE_OF[name]) / name for name in missing}
+            raise BinariesMissingError(f"{', '.join(missing)} not found: run `make controlplane` (once, minutes)")
+        if set(missing) & set(envtest.PROGRAMS):
+            envtest.download()
+        modules = {_MODULE_OF[name].name: _MODULE_OF[name] for name in missing if not _find(name)}
+        _build(list(modules.values()))
+        found |= {name: path for name in missing if (path := _find(name))}
     return {name: found[name] for name in wanted}
 
 
 def list_missing(names: Iterable[str]) -> set[str]:
-    """Returns the programs that find_binaries would have to build."""
-    return {
-        name
-        for name in names
-        if not _from_assets((name,), os.environ) and not cache_directory(_MODULE_OF[name]).is_dir()
-    }
+    """Returns the programs that find_binaries would have to download or build."""
+    return {name for name in names if not _find(name)}
 
 
 def cache_directory(module: Module) -> Path:
     """Returns the cache folder of these versions of a module. The folder exists only if it is complete."""
     digest = hashlib.sha256(f"{platform.machine()} {module.programs}".encode())
-    for file in sorted((GO_MODULES / module.name).iterdir()):
+    for file in sorted(module.path.iterdir()):
         digest.update(f"{file.name}\n".encode() + file.read_bytes())
     return cache_root() / "go" / f"{module.name}-{digest.hexdigest()[:16]}"
 
 
-def _from_assets(names: tuple[str, ...], environment: Mapping[str, str]) -> dict[str, Path]:
-    assets = environment.get("KUBEBUILDER_ASSETS")
-    if not assets:
-        return {}
-    return {name: path for name in names if os.access(path := Path(assets).resolve() / name, os.X_OK)}
+def _find(name: str) -> Path | None:
+    """Returns the path of a program from $KUBEBUILDER_ASSETS or the cache: built, or else downloaded."""
+    folders = [cache_directory(_MODULE_OF[name])]
+    if assets := os.environ.get("KUBEBUILDER_ASSETS"):
+        folders.insert(0, Path(assets).resolve())
+    if name in envtest.PROGRAMS:
+        folders.append(envtest.folder())
+    return next((folder / name for folder in folders if os.access(folder / name, os.X_OK)), None)
 
 
 def _build(modules: list[Module]) -> None:
@@ -124,7 +132,7 @@ def _build(modules: list[Module]) -> None:
     )
     for module in modules:
         try:
-            build_programs(GO_MODULES / module.name, module.programs, cache_directory(module))
+            build_programs(module.path, module.programs, cache_directory(module))
         except BuildError as error:
             raise BinariesMissingError(f"{error} {remedy}") from error
 
