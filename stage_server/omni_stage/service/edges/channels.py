@@ -83,10 +83,18 @@ class OpenCall:
 class DownstreamChannels:
     """A pool of channels for each downstream stage. Belongs to one event loop."""
 
-    def __init__(self, targets: Mapping[str, str], *, renew_after_s: float = RENEW_AFTER_S) -> None:
-        """targets: stage -> gRPC target."""
+    def __init__(
+        self,
+        targets: Mapping[str, str],
+        *,
+        credentials: Mapping[str, grpc.ChannelCredentials] | None = None,
+        renew_after_s: float = RENEW_AFTER_S,
+    ) -> None:
+        """targets: stage -> gRPC target. credentials: stage -> TLS; a stage without is called in plaintext."""
+        trust = credentials or {}
         self._pools = {
-            stage: ChannelPool(partial(_open, target), renew_after_s=renew_after_s) for stage, target in targets.items()
+            stage: ChannelPool(partial(_open, target, trust.get(stage)), renew_after_s=renew_after_s)
+            for stage, target in targets.items()
         }
         self._closing: set[asyncio.Task[None]] = set()
         self.open_calls = 0
@@ -125,8 +133,8 @@ class DownstreamChannels:
         await asyncio.gather(*self._closing, return_exceptions=True)
 
 
-def _open(target: str) -> _StageChannel:
-    channel = open_aio_channel(target)
+def _open(target: str, credentials: grpc.ChannelCredentials | None) -> _StageChannel:
+    channel = open_aio_channel(target, credentials=credentials)
     generate = channel.stream_stream(
         f"/{SERVICE_NAME}/{GENERATE}",
         request_serializer=serialize_request,

@@ -19,6 +19,7 @@ from omni_proto.rpc.retry import is_unreached
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2 as pb, stage_service_pb2_grpc
 from omni_stage.service.edges.channels import DownstreamChannels, OpenCall
 from support.machine.tcp_proxy import TcpProxy
+from support.peers.certificates import Authority, Pair
 
 A, NO_ERROR, NAME_ERROR = 1, 0x8180, 0x8183
 TIMEOUT_S = 20.0
@@ -63,10 +64,13 @@ async def name_server() -> AsyncIterator[tuple[NameServer, int]]:
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[tuple[Stage, grpc.aio.Server, int]]:
+async def serving(pair: Pair | None = None) -> AsyncIterator[tuple[Stage, grpc.aio.Server, int]]:
     stage, server = Stage(), grpc.aio.server(options=server_options())
     stage_service_pb2_grpc.add_StageServiceServicer_to_server(stage, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    if pair is None:
+        port = server.add_insecure_port("127.0.0.1:0")
+    else:
+        port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(pair.key, pair.certificate)]))
     await server.start()
     yield stage, server, port
     await server.stop(None)
@@ -142,3 +146,17 @@ async def test_channels_share_no_connection() -> None:
             assert proxy.connections == len(both)
             for channels in both:
                 await channels.close()
+
+
+async def test_each_stage_is_called_with_its_own_credentials() -> None:
+    authority = Authority("ours")
+    async with serving(authority.issue()) as (_, _, secure), serving() as (_, _, plain):
+        channels = DownstreamChannels(
+            {"talker": f"localhost:{secure}", "decoder": f"127.0.0.1:{plain}"},
+            credentials={"talker": grpc.ssl_channel_credentials(authority.certificate)},
+        )
+        for stage in ("talker", "decoder"):
+            opened = channels.generate(stage, timeout=TIMEOUT_S, metadata=())
+            assert await first_message(opened) == "accepted"
+            opened.end()
+        await channels.close()
