@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NoReturn, TypeAlias
 
 from omni_operator.desired.build_settings import DEFAULT_IMAGE
-from omni_proto.pipeline.types.entry import OTLP_PATTERN
+from omni_proto.pipeline.types.resource import OTLP_PATTERN
 from omni_proto.runtime.logs import LogFormat
 
 ENV_PREFIX: Final = "OMNI_OPERATOR_"

@@ -3,7 +3,7 @@
 types/     pydantic models of the spec and of the status
 rules/     rules that types cannot express, in CEL; some of them use the facts of components in components.py
 read/      reads a pipeline from text, and runs the API server's checks without an API server
-crd/       generates the CustomResourceDefinition and the reference page
+schema.py  the schema of the CustomResourceDefinition, which tools/export_schemas.py writes
 compile.py compiles a pipeline to one StageConfig per stage
 """
 
@@ -28,11 +28,11 @@ from omni_proto.pipeline.read.load import (
     type_document as type_document,
     type_live_document as type_live_document,
 )
-from omni_proto.pipeline.types.entry import EntryTls as EntryTls
 from omni_proto.pipeline.types.kubernetes import GPU_RESOURCES as GPU_RESOURCES
 from omni_proto.pipeline.types.resource import (
     API_VERSION as API_VERSION,
     KIND as KIND,
+    EntryTls as EntryTls,
     OmniPipeline as OmniPipeline,
     Stage as Stage,
 )

@@ -8,8 +8,8 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from tools.export_schemas import build_crd
 
-from omni_proto.pipeline.crd.crd import build_crd
 from omni_proto.pipeline.types.status import MAX_STAGE_MESSAGE
 from support.controlplane.server.api import Api, ApiError, Manifest, eventually
 from support.controlplane.server.api_server import ApiServer

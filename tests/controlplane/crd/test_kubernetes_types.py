@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tools.export_schemas import GROUP, PLURAL
 
-from omni_proto.pipeline.crd.crd import GROUP, PLURAL
 from support.controlplane.server.api_server import ApiServer
 
 pytestmark = pytest.mark.controlplane

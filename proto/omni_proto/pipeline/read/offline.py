@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Container, Iterator, Mapping
+import re
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import cel
 import jsonschema
 
-from omni_proto.pipeline.crd.crd import object_schema
-from omni_proto.pipeline.crd.schema import Schema
+from omni_proto.errors import OmniProtoError
 from omni_proto.pipeline.problems import FieldPath, PipelineError, Problem, format_path
-from omni_proto.pipeline.read.cel import evaluate
 from omni_proto.pipeline.read.explain import NO_SPACE, explain
 from omni_proto.pipeline.read.load import parse_document, read_file, type_document
-from omni_proto.pipeline.types.object_meta import OBJECT_META_SCHEMA
+from omni_proto.pipeline.schema import Schema, object_schema
+from omni_proto.pipeline.types import kubernetes as k8s
 from omni_proto.pipeline.types.resource import API_VERSION, KIND, OmniPipeline
 
 
@@ -185,3 +186,112 @@ def _broken_rules(
 def _message(rule: Mapping[str, str], value: Any) -> str:
     text = str(evaluate(rule["messageExpression"], value)).strip() if "messageExpression" in rule else ""
     return text if text and "\n" not in text else rule["message"]
+
+
+class RuleError(OmniProtoError, RuntimeError):
+    """An expression could not be evaluated: a fault of this package, not of the pipeline."""
+
+
+def evaluate(expression: str, value: Any) -> Any:
+    """Returns the result of a CEL expression in which `self` is the value. Raises RuleError."""
+    try:
+        return _compile(expression).execute(cel.Context({"self": value}, _FUNCTIONS))
+    except (ValueError, TypeError, LookupError, RuntimeError) as error:
+        raise RuleError(f"{expression}: {error}") from error
+
+
+@cache
+def _compile(expression: str) -> cel.Program:
+    return cel.compile(expression)
+
+
+def _index_of(items: Sequence[Any], item: Any) -> int:
+    """Returns the index of the first item equal to `item`, or -1: Kubernetes' list.indexOf(item)."""
+    return list(items).index(item) if item in items else -1
+
+
+def _format(template: str, arguments: Sequence[Any]) -> str:
+    """Returns the template with its %s and %d replaced: Kubernetes' text.format(list)."""
+    rest = iter(arguments)
+    return re.sub(r"%[sd]", lambda match: _show(next(rest)), template)
+
+
+def _show(value: Any) -> str:
+    """Returns a value as text. As in Kubernetes, texts are quoted only inside lists."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(json.dumps(item) if isinstance(item, str) else _show(item) for item in value)}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+_SUFFIXES: Final = {
+    "m": 1e-3,
+    "": 1.0,
+    **{letter: 1e3**power for power, letter in enumerate("kMGTP", start=1)},
+    **{f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTP", start=1)},
+}
+
+
+def _quantity(text: str) -> float:
+    """Returns a quantity as a plain number: 500m is 0.5. Replaces Kubernetes' quantity(text)."""
+    number = text.rstrip("mkMGTPKi")
+    return float(number) * _SUFFIXES[text[len(number) :]]
+
+
+def _compare_to(one: float, other: float) -> int:
+    return (one > other) - (one < other)
+
+
+_FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
+    "indexOf": _index_of,
+    "format": _format,
+    "quantity": _quantity,
+    "compareTo": _compare_to,
+    "asApproximateFloat": float,
+    "isInteger": float.is_integer,
+    "asInteger": int,
+    "substring": lambda text, start: text[start:],
+}
+
+
+_KEY: Final = {"pattern": k8s.LABEL_KEY_PATTERN.removesuffix("$") + r"\Z", "maxLength": 317}
+_VALUE: Final = {"type": "string", "pattern": k8s.LABEL_VALUE_PATTERN.removesuffix("$") + r"\Z", "maxLength": 63}
+
+OBJECT_META_SCHEMA: Final[dict[str, Any]] = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {
+        "name": {"type": "string", "minLength": 1, "maxLength": 63},
+        "namespace": {
+            "type": "string",
+            "minLength": 1,
+            "maxLength": 63,
+            "pattern": k8s.NAMESPACE_PATTERN.removesuffix("$") + r"\Z",
+        },
+        "labels": {"type": ["object", "null"], "propertyNames": _KEY, "additionalProperties": _VALUE},
+        "annotations": {
+            "type": ["object", "null"],
+            # Unlike in the keys of labels, the domain may contain upper-case letters.
+            "propertyNames": {**_KEY, "pattern": f"(?i){_KEY['pattern']}"},
+            "additionalProperties": {"type": "string"},
+        },
+        "finalizers": {"type": ["array", "null"], "items": {"type": "string"}},
+        "ownerReferences": {"type": ["array", "null"], "items": {"type": "object"}},
+        # Fields that the API server writes; files exported from it contain them.
+        **{
+            name: {}
+            for name in (
+                "creationTimestamp",
+                "deletionGracePeriodSeconds",
+                "deletionTimestamp",
+                "generateName",
+                "generation",
+                "managedFields",
+                "resourceVersion",
+                "selfLink",
+                "uid",
+            )
+        },
+    },
+    "additionalProperties": False,
+}
+"""JSON schema of metadata (https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/object-meta/)."""

@@ -20,7 +20,7 @@ from omni_proto.pipeline.rules.resources import (
     STAGE_BUDGET_RULES,
 )
 from omni_proto.pipeline.rules.rule import Rule, matches, quote
-from omni_proto.pipeline.types import entry, kubernetes as k8s, resource as api
+from omni_proto.pipeline.types import kubernetes as k8s, resource as api
 from omni_proto.pipeline.types.forms import FORMS
 from omni_proto.stage_config import COMPONENT_PATTERN, STAGE_NAME_PATTERN, EngineArgs, Limits, SamplingDefaults
 
@@ -44,7 +44,7 @@ TEXT_RULES: Final[Mapping[str, tuple[Rule, ...]]] = {
         for pattern in (
             api.IMAGE_PATTERN,
             api.REVISION_PATTERN,
-            entry.OTLP_PATTERN,
+            api.OTLP_PATTERN,
             STAGE_NAME_PATTERN,
             COMPONENT_PATTERN,
         )

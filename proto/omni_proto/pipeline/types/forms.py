@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from omni_proto.pipeline.types import entry, kubernetes as k8s, resource as api
+from omni_proto.pipeline.types import kubernetes as k8s, resource as api
 from omni_proto.stage_config import COMPONENT_PATTERN, PARSER_PATTERN, STAGE_NAME_PATTERN
 
 KEY_FORM: Final = "such as team or example.com/team"
@@ -28,11 +28,11 @@ FORMS: Final[Mapping[str, str]] = {
     k8s.LABEL_VALUE_PATTERN: "a short text of letters, digits, dashes, dots and underscores",
     k8s.SUBDOMAIN_PATTERN: "the name of an object: lower-case letters, digits, dashes and dots",
     api.PERCENT_PATTERN: "a percentage such as 25%, or a whole number without quotes",
-    entry.MODEL_ALIAS_PATTERN: "a name such as tts-1 or org/model",
-    entry.OTLP_PATTERN: "an address with its port (1 to 65535) such as http://collector.observability.svc:4317",
-    entry.VOICE_PATTERN: f"a name of {_VOICE}",
+    api.MODEL_ALIAS_PATTERN: "a name such as tts-1 or org/model",
+    api.OTLP_PATTERN: "an address with its port (1 to 65535) such as http://collector.observability.svc:4317",
+    api.VOICE_PATTERN: f"a name of {_VOICE}",
 }
 """Descriptions by pattern."""
 
-KEY_FORMS: Final[Mapping[str, str]] = {k8s.LABEL_KEY_PATTERN: KEY_FORM, entry.VOICE_PATTERN: f"names of {_VOICE}"}
+KEY_FORMS: Final[Mapping[str, str]] = {k8s.LABEL_KEY_PATTERN: KEY_FORM, api.VOICE_PATTERN: f"names of {_VOICE}"}
 """Descriptions of the keys of maps, by pattern."""

@@ -11,15 +11,13 @@ from typing import Annotated, Any
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from tools.export_schemas import build_crd, render_reference
 
 from omni_proto.pipeline import OmniPipeline
-from omni_proto.pipeline.crd.crd import build_crd, object_schema
-from omni_proto.pipeline.crd.reference import render_reference
-from omni_proto.pipeline.crd.schema import structural_schema
-from omni_proto.pipeline.read.cel import RuleError, evaluate
-from omni_proto.pipeline.read.offline import check_document, fill_in
+from omni_proto.pipeline.read.offline import RuleError, check_document, evaluate, fill_in
 from omni_proto.pipeline.rules.all_rules import RULES, TEXT_RULES
 from omni_proto.pipeline.rules.graph import MAX_JOINED_NAME, OBJECT_RULES
+from omni_proto.pipeline.schema import object_schema, structural_schema
 from omni_proto.pipeline.types.kubernetes import GPU_RESOURCES
 from omni_proto.pipeline.types.status import PipelineStatus
 from support.specs.spec_table import BAD, make

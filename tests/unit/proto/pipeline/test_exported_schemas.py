@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from tools.export_schemas import list_stale
 
 from omni_proto.pipeline import OmniPipeline
 from omni_proto.stage_config import StageConfig
@@ -15,12 +16,7 @@ ROOT = Path(__file__).parents[4]
 
 
 def test_exported_schemas_are_not_stale() -> None:
-    spec = importlib.util.spec_from_file_location("export_schemas", ROOT / "tools" / "export_schemas.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert module.list_stale() == [], "run `make schemas`"
+    assert list_stale() == [], "run `make schemas`"
 
 
 def test_stage_config_schema_is_closed() -> None:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from omni_proto.pipeline import PipelineError, type_document, type_live_document
-from omni_proto.pipeline.crd.crd import object_schema
 from omni_proto.pipeline.problems import format_path
+from omni_proto.pipeline.schema import object_schema
 
 DOCUMENT: dict[str, Any] = {
     "apiVersion": "omnipipeline.io/v1alpha1",

@@ -1,17 +1,24 @@
-"""Converts types to a structural schema: the part of OpenAPI v3 that a CustomResourceDefinition supports."""
+"""Converts types to a structural schema: the part of OpenAPI v3 that a CustomResourceDefinition supports.
+
+tools/export_schemas.py writes it into the CRD, and read/offline.py checks files with it.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, Final, TypeAlias
 
 from pydantic import BaseModel
 
 from omni_proto.pipeline.rules.all_rules import RULES, TEXT_RULES
+from omni_proto.pipeline.rules.graph import OBJECT_RULES
 from omni_proto.pipeline.rules.rule import Rule, keys_match
 from omni_proto.pipeline.types.forms import KEY_FORMS
+from omni_proto.pipeline.types.resource import API_VERSION, KIND, Metadata, OmniPipeline, PipelineSpec
+from omni_proto.pipeline.types.status import PipelineStatus
 
 Schema: TypeAlias = dict[str, Any]
 
@@ -27,6 +34,28 @@ _HANDLED: Final = {
     *("items", "properties", "additionalProperties", "patternProperties", "propertyNames"),
     *("x-rules", "x-server-default"),
 }
+
+
+@cache
+def object_schema() -> Schema:
+    """Returns the schema of a whole OmniPipeline. The result is cached: do not change it."""
+    return {
+        "description": " ".join((OmniPipeline.__doc__ or "").split()),
+        "type": "object",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"description": f"Version of the API: {API_VERSION}", "type": "string"},
+            "kind": {"description": f"Kind of the object: {KIND}", "type": "string"},
+            # The name is the only field of metadata that Kubernetes lets a CRD restrict.
+            "metadata": {
+                "type": "object",
+                "properties": {"name": structural_schema(Metadata)["properties"]["name"]},
+            },
+            "spec": structural_schema(PipelineSpec),
+            "status": structural_schema(PipelineStatus),
+        },
+        "x-kubernetes-validations": [rule.to_schema() for rule in OBJECT_RULES],
+    }
 
 
 def structural_schema(model: type[BaseModel]) -> Schema:

@@ -1,1 +1,0 @@
-"""Generates the CustomResourceDefinition, its schema and the reference page from the types."""
