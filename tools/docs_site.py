@@ -63,11 +63,11 @@ def paths_of(nav: Any) -> list[str]:
 
 def url_of(path: str) -> str:
     """Returns the address of a page on the site, relative to its root."""
-    return re.sub(r"(^|/)README\.md$", r"\1", path) if path.endswith("README.md") else path.removesuffix(".md") + "/"
+    return path.removesuffix("README.md") or "./" if path.endswith("README.md") else path.removesuffix(".md") + "/"
 
 
 def first_sentence(text: str) -> str:
     """Returns the first sentence of a page's first paragraph, without links."""
-    paragraph = next((part for part in text.split("\n\n")[1:] if re.match(r"[A-Z`*]", part)), "")
+    paragraph = next((part for part in text.split("\n\n")[1:] if re.match(r"[A-Z\[*`](?!``)", part)), "")
     plain = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", " ".join(paragraph.split()))
     return re.split(r"(?<=[.:]) (?=[A-Z])", plain, maxsplit=1)[0]
