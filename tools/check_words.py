@@ -51,9 +51,10 @@ class Finding:
 def read_rules(text: str) -> tuple[list[str], list[Rule]]:
     """Returns the globs of the files to check, and the rules. Raises KeyError, re.error or tomllib.TOMLDecodeError."""
     document = tomllib.loads(text)
+    allowed = document["allow"]
     rules = [
-        Rule(re.compile(rf"\b(?:{item['word']})\b", re.IGNORECASE), item["use"], frozenset(item.get("allow", ())))
-        for item in document["rule"]
+        Rule(re.compile(rf"\b(?:{word})\b", re.IGNORECASE), use, frozenset(f for f in allowed if word in allowed[f]))
+        for word, use in document["words"].items()
     ]
     return document["files"]["check"], rules
 

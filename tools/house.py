@@ -173,7 +173,7 @@ def measure(files: list[File]) -> Iterator[tuple[str, int | float, int | float, 
     servicer = next(file for file in modules if file.path.endswith("service/request/servicer.py"))
     imports = [node for node in servicer.tree.body if isinstance(node, ast.ImportFrom)]
     ours = [alias.name for node in imports if (node.module or "").startswith("omni_") for alias in node.names]
-    yield "names of ours that servicer.py imports", len(ours), 35, ours
+    yield "our own names that servicer.py imports", len(ours), 35, ours
     pages = [file for file in files if file.path.endswith(".md")]
     yield "pages", len(pages), 65, []
     yield "pages, words", count_words(pages), 65_000, []

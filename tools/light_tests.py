@@ -27,7 +27,7 @@ def list_light(chosen: tuple[str, ...] = CHOSEN) -> list[str]:
 
 
 def is_heavy(test: Path) -> bool:
-    """Says whether importing or running a test file imports a package of HEAVY, as far as its source tells."""
+    """Says whether importing or running a test file imports a package of HEAVY, as far as its source shows."""
     tree = ast.parse(test.read_text(encoding="utf-8"))
     waiting = [*imported(ast.walk(tree))]
     seen = set[str]()

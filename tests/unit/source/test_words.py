@@ -9,10 +9,11 @@ RULES = """
 [files]
 check = ["docs/*.md"]
 
-[[rule]]
-word = "sounds?"
-use = "audio"
-allow = ["allowed.md"]
+[words]
+"sounds?" = "audio"
+
+[allow]
+"allowed.md" = ["sounds?"]
 """
 
 
