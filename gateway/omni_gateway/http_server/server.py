@@ -216,7 +216,9 @@ def serve(
 
     If the address is in use, this is logged, and SystemExit is raised.
     """
-    server = make_server(create_app(pipelines, settings, replicas=replicas, running=running), settings, listen)
+    app = create_app(pipelines, settings, replicas=replicas, running=running)
+    app.openapi()  # takes 0.3 s, in which nobody would be answered if the first request for it had to wait
+    server = make_server(app, settings, listen)
     # Later collections skip the imported modules. Traversing them takes tens of milliseconds in each collection.
     gc.collect()
     gc.freeze()
