@@ -22,7 +22,7 @@ _WORK, _TRANSFER = 1, 2
 """Threads of a lane: the phases of the stage's work, and the transfer of tensors downstream."""
 
 
-class Phase(StrEnum):
+class StagePhase(StrEnum):
     """What a stage does during a span; the value is the legend's text."""
 
     INPUT = "input"
@@ -37,7 +37,7 @@ class Phase(StrEnum):
 class Span:
     """A phase from start to end, in seconds since the request's first Accepted."""
 
-    phase: Phase
+    phase: StagePhase
     start: float
     end: float
 
@@ -58,7 +58,7 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class RequestTimeline:
     """All stages of one request."""
 
     lanes: tuple[Lane, ...] = field(default_factory=tuple)
@@ -70,10 +70,10 @@ class Timeline:
         return max((span.end for span in spans), default=0.0)
 
 
-def compute_timeline(timings: Mapping[str, StageTimings]) -> Timeline:
+def compute_timeline(timings: Mapping[str, StageTimings]) -> RequestTimeline:
     """Returns the lanes of the stages, in the order given, on one axis that begins at the earliest Accepted."""
     origin = min((timing.accepted_unix_ns for timing in timings.values()), default=0)
-    return Timeline(tuple(_compute_lane(stage, timing, origin) for stage, timing in timings.items()))
+    return RequestTimeline(tuple(_compute_lane(stage, timing, origin) for stage, timing in timings.items()))
 
 
 def _compute_lane(stage: str, timing: StageTimings, origin_ns: int) -> Lane:
@@ -87,15 +87,15 @@ def _compute_lane(stage: str, timing: StageTimings, origin_ns: int) -> Lane:
     # prefill cannot be separated from generation, and is left out.
     single = timing.first_output_ns == timing.last_output_ns
     events = (
-        (Phase.INPUT, timing.engine_submitted_ns or timing.input_complete_ns),
-        (Phase.QUEUE, timing.engine_scheduled_ns),
-        (Phase.PREFILL, 0 if single else timing.first_output_ns),
-        (Phase.GENERATE, timing.last_output_ns),
-        (Phase.FINISH, timing.finished_ns),
+        (StagePhase.INPUT, timing.engine_submitted_ns or timing.input_complete_ns),
+        (StagePhase.QUEUE, timing.engine_scheduled_ns),
+        (StagePhase.PREFILL, 0 if single else timing.first_output_ns),
+        (StagePhase.GENERATE, timing.last_output_ns),
+        (StagePhase.FINISH, timing.finished_ns),
     )
     begun = [(phase, end) for phase, end in events if end > 0]
     borders = [0]
-    phases: list[Phase] = []
+    phases: list[StagePhase] = []
     for phase, end in begun:
         if end > borders[-1]:
             phases.append(phase)
@@ -105,7 +105,7 @@ def _compute_lane(stage: str, timing: StageTimings, origin_ns: int) -> Lane:
     )
     transfer = None
     if timing.transfer_start_ns and timing.transfer_end_ns >= timing.transfer_start_ns:
-        transfer = Span(Phase.TRANSFER, seconds(timing.transfer_start_ns), seconds(timing.transfer_end_ns))
+        transfer = Span(StagePhase.TRANSFER, seconds(timing.transfer_start_ns), seconds(timing.transfer_end_ns))
     return Lane(
         stage=stage,
         work=work,
@@ -115,7 +115,7 @@ def _compute_lane(stage: str, timing: StageTimings, origin_ns: int) -> Lane:
     )
 
 
-def render_trace(timeline: Timeline, *, request_id: str) -> str:
+def render_trace(timeline: RequestTimeline, *, request_id: str) -> str:
     """Returns the text of the file. Each stage is a process; times count from the request's first Accepted."""
     events = [event for number, lane in enumerate(timeline.lanes, 1) for event in _lane_events(number, lane)]
     document = {"displayTimeUnit": "ms", "otherData": {"request_id": request_id}, "traceEvents": events}

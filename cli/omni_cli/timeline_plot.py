@@ -12,25 +12,25 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from omni_cli.timeline import Phase, Span, Timeline
+from omni_cli.timeline import RequestTimeline, Span, StagePhase
 
 # The palette of Okabe and Ito, whose colours people with colour blindness can distinguish.
 COLOURS = {
-    Phase.INPUT: "#bbbbbb",
-    Phase.QUEUE: "#e69f00",
-    Phase.PREFILL: "#0072b2",
-    Phase.GENERATE: "#56b4e9",
-    Phase.FINISH: "#dddddd",
-    Phase.TRANSFER: "#009e73",
+    StagePhase.INPUT: "#bbbbbb",
+    StagePhase.QUEUE: "#e69f00",
+    StagePhase.PREFILL: "#0072b2",
+    StagePhase.GENERATE: "#56b4e9",
+    StagePhase.FINISH: "#dddddd",
+    StagePhase.TRANSFER: "#009e73",
 }
 AUDIO_COLOUR = "#d55e00"
-LEAST_WIDTH = 0.002
+MIN_WIDTH = 0.002
 """Minimum width of a span, as a share of the axis, so that short spans can be seen."""
 WORK_BOTTOM, WORK_HEIGHT = -0.18, 0.5
 TRANSFER_BOTTOM, TRANSFER_HEIGHT = -0.36, 0.12
 
 
-def draw_timeline(timeline: Timeline, path: Path, title: str = "") -> None:
+def draw_timeline(timeline: RequestTimeline, path: Path, title: str = "") -> None:
     """Write the timeline as an image. The suffix of the path selects the format."""
     unit, factor = ("s", 1.0) if timeline.end >= 1 else ("ms", 1000.0)
     end = max(timeline.end, 1e-6) * factor
@@ -38,10 +38,10 @@ def draw_timeline(timeline: Timeline, path: Path, title: str = "") -> None:
     axes = figure.add_subplot()
 
     def draw(span: Span, row: int, bottom: float, height: float) -> None:
-        width = max((span.end - span.start) * factor, end * LEAST_WIDTH)
+        width = max((span.end - span.start) * factor, end * MIN_WIDTH)
         axes.broken_barh([(span.start * factor, width)], (row + bottom, height), facecolors=COLOURS[span.phase])
 
-    seen: set[Phase] = set()
+    seen: set[StagePhase] = set()
     for row, lane in enumerate(reversed(timeline.lanes)):
         for span in lane.work:
             draw(span, row, WORK_BOTTOM, WORK_HEIGHT)
@@ -53,7 +53,9 @@ def draw_timeline(timeline: Timeline, path: Path, title: str = "") -> None:
             axes.vlines([step * factor for step in lane.steps], low, high, colors="black", linewidth=0.6)
         if lane.first_audio is not None:
             axes.plot(lane.first_audio * factor, row + WORK_BOTTOM + WORK_HEIGHT + 0.07, "v", color=AUDIO_COLOUR)
-    handles: list[Patch | Line2D] = [Patch(color=COLOURS[phase], label=phase.value) for phase in Phase if phase in seen]
+    handles: list[Patch | Line2D] = [
+        Patch(color=COLOURS[phase], label=phase.value) for phase in StagePhase if phase in seen
+    ]
     if any(lane.steps for lane in timeline.lanes):
         handles.append(Line2D([], [], color="black", marker="|", linestyle="", label="engine output"))
     if any(lane.first_audio is not None for lane in timeline.lanes):

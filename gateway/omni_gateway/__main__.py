@@ -11,8 +11,8 @@ from typing import Final
 from omni_gateway.cluster.replicas import ReadyReplicas
 from omni_gateway.entries.pipelines import Pipelines, ServedPipeline, StaticPipelines, entry_tls, unix_seconds
 from omni_gateway.http_server.app import Running
-from omni_gateway.http_server.server import Listen, serve
-from omni_gateway.settings import GatewaySettings, SettingsError, load_settings
+from omni_gateway.http_server.server import ListenOptions, serve
+from omni_gateway.settings import GatewaySettings, GatewaySettingsError, load_settings
 from omni_proto.runtime.logs import LineFormatter, configure_logging
 from omni_proto.runtime.process import M_MMAP_THRESHOLD, set_malloc_options
 
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = load_settings(options.config)
         pipelines = [parse_endpoint(text, settings) for text in options.endpoint]
-    except ValueError as error:  # SettingsError is one
+    except ValueError as error:  # GatewaySettingsError is one
         sys.stderr.write(f"error: {error}\n")
         return 2
     if options.replicas < 1 or bool(options.namespace and not options.cluster) or bool(options.cluster and pipelines):
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "pipelines of a cluster have their aliases in spec.aliases.models"
         )
     set_malloc_options({M_MMAP_THRESHOLD: LARGE_BYTES})
-    listen = Listen(options.host, options.port, options.tls_dir, options.address_file)
+    listen = ListenOptions(options.host, options.port, options.tls_dir, options.address_file)
     found: Pipelines = StaticPipelines(pipelines)
     running: list[Running] = []
     if options.cluster:
@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         running.append(replicas.run)
     try:
         serve(found, settings, listen, replicas=replicas.count, running=running)
-    except SettingsError as error:  # raised before it serves
+    except GatewaySettingsError as error:  # raised before it serves
         sys.stderr.write(f"error: {error}\n")
         return 2
     return 0

@@ -19,7 +19,7 @@ from omni_gateway.entries.pipelines import Pipelines, ServedPipeline
 from omni_gateway.errors import GatewayError, TooLargeError, UnavailableError, to_error
 from omni_gateway.rights import KeyRights
 from omni_gateway.settings import GatewaySettings
-from omni_gateway.telemetry import GatewayMetrics, RequestSpan, Tracing
+from omni_gateway.telemetry import GatewayMetrics, GatewayTracing, RequestSpan
 from omni_proto.client import ArgumentError, OmniRequestError
 
 _BYTES: Final = 12
@@ -93,7 +93,7 @@ class Gateway:
     pipelines: Pipelines
     entries: Entries
     metrics: GatewayMetrics
-    tracing: Tracing = field(default_factory=Tracing)
+    tracing: GatewayTracing = field(default_factory=GatewayTracing)
     pseudonyms: Pseudonyms = field(default_factory=Pseudonyms)
     reading: tuple[asyncio.Lock, asyncio.Lock] = field(default_factory=lambda: (asyncio.Lock(), asyncio.Lock()))
     """Held while a body is parsed in a thread: the first for short bodies, the second for long ones. Further threads

@@ -187,7 +187,7 @@ class StageTimeoutError(GatewayError):
     code = "timeout"
 
 
-class ClientLeftError(Exception):
+class ClientDisconnectedError(Exception):
     """The client closed its connection, or read nothing of the answer for too long. No more can be sent."""
 
 

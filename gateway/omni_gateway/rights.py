@@ -20,7 +20,7 @@ from omni_proto.client import GenerateArguments
 
 ANY: Final = "*"
 _SALT_OF: Final = b"omnipipeline cache salt\0"
-MOST_PATTERNS: Final = 64
+MAX_PATTERNS: Final = 64
 
 ModelPattern = Annotated[str, StringConstraints(min_length=1, max_length=192, pattern=r"^[A-Za-z0-9._:/*-]+$")]
 Priority = Annotated[int, Field(ge=-1000, le=1000, strict=True)]
@@ -50,7 +50,7 @@ class PriorityBounds(FileModel):
 class KeyRights(FileModel):
     """What requests of one key may use. The defaults are also those of a gateway without keys."""
 
-    models: Annotated[tuple[ModelPattern, ...], Field(min_length=1, max_length=MOST_PATTERNS)] | None = None
+    models: Annotated[tuple[ModelPattern, ...], Field(min_length=1, max_length=MAX_PATTERNS)] | None = None
     """Patterns of models; see `matches`. None: every model."""
     priority: PriorityBounds = PriorityBounds()
     """Bounds of `priority`. A request without one gets 0, or the bound that is nearest to 0."""

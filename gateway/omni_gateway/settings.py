@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 
-class SettingsError(ValueError):
+class GatewaySettingsError(ValueError):
     """The settings file cannot be read or has a wrong field, or tracing is requested but OpenTelemetry is not
     installed."""
 
@@ -98,14 +98,14 @@ class GatewaySettings(_Model):
 
 
 def load_settings(path: Path | None) -> GatewaySettings:
-    """Returns the settings in a file, or the defaults if path is None. Raises SettingsError."""
+    """Returns the settings in a file, or the defaults if path is None. Raises GatewaySettingsError."""
     if path is None:
         return GatewaySettings()
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
         return GatewaySettings.model_validate(data)
     except (OSError, yaml.YAMLError) as error:
-        raise SettingsError(f"{path}: {error}") from error
+        raise GatewaySettingsError(f"{path}: {error}") from error
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
-        raise SettingsError(f"{path}: {wrong}") from error
+        raise GatewaySettingsError(f"{path}: {wrong}") from error

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from omni_gateway.settings import SettingsError
+from omni_gateway.settings import GatewaySettingsError
 from omni_proto.runtime import otlp
 
 SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -143,7 +143,7 @@ class OtlpSpan(RequestSpan):
         self._span.end()
 
 
-class Tracing:
+class GatewayTracing:
     """The traces of one gateway. This base class does nothing and is used if tracing is off."""
 
     def begin(self, method: str, scheme: str, path: str, traceparent: str | None) -> RequestSpan:
@@ -154,7 +154,7 @@ class Tracing:
         """Send the remaining spans."""
 
 
-class OtlpTracing(Tracing):
+class OtlpGatewayTracing(GatewayTracing):
     """Sends spans to an OTLP collector."""
 
     def __init__(self, provider: TracerProvider) -> None:
@@ -162,7 +162,7 @@ class OtlpTracing(Tracing):
         self._tracer = provider.get_tracer("omnipipeline.gateway")
 
     def begin(self, method: str, scheme: str, path: str, traceparent: str | None) -> RequestSpan:
-        """See Tracing."""
+        """See GatewayTracing."""
         request = {"http.request.method": method, "url.scheme": scheme, "url.path": path}
         return OtlpSpan(self._tracer, request, traceparent)
 
@@ -171,11 +171,14 @@ class OtlpTracing(Tracing):
         self._provider.shutdown()
 
 
-def open_tracing(environment: Mapping[str, str] = os.environ) -> Tracing:
-    """Returns the traces of a gateway, which are on if the environment names a collector. Raises SettingsError."""
+def open_tracing(environment: Mapping[str, str] = os.environ) -> GatewayTracing:
+    """Returns the traces of a gateway, which are on if the environment names a collector.
+
+    Raises GatewaySettingsError.
+    """
     if not otlp.is_wanted(environment):
-        return Tracing()
+        return GatewayTracing()
     try:
-        return OtlpTracing(otlp.open_provider(SERVICE, environment))
+        return OtlpGatewayTracing(otlp.open_provider(SERVICE, environment))
     except otlp.TraceExportError as error:
-        raise SettingsError(str(error)) from error
+        raise GatewaySettingsError(str(error)) from error

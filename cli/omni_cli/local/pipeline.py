@@ -24,7 +24,7 @@ import yaml
 from omni_cli.local.gpus import gpu_environments, list_gpus
 from omni_cli.local.guard import ProcessId
 from omni_cli.local.ports import LOOPBACK, NoFreePortError, is_free, pick_ports
-from omni_cli.local.processes import RUN_MODULE, Guard, StageAddress, StageFiles, StageProcess, stop_processes
+from omni_cli.local.processes import RUN_MODULE, SessionGuard, StageAddress, StageFiles, StageProcess, stop_processes
 from omni_cli.local.progress import StartProgress
 from omni_proto.pipeline import OmniPipeline, compile_stages, order_stages
 from omni_proto.stage_config import ClientCertificates, Listen, ServerTls, StageConfig
@@ -165,7 +165,7 @@ class LocalPipeline:
         self.http_url = ""
         """URL of the gateway once it is ready; empty without a gateway."""
         self._processes: list[StageProcess] = []
-        self._guard: Guard | None = None
+        self._guard: SessionGuard | None = None
         self._directory = Path(tempfile.mkdtemp(prefix=f"omnipipe-{pipeline.metadata.name}-"))
         self._failed = False
         self.log_dir = options.log_dir or self._directory
@@ -203,7 +203,7 @@ class LocalPipeline:
             self.log_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise LocalRunError(f"cannot make {self.log_dir}: {error.strerror}; choose another --log-dir") from error
-        self._guard = Guard()
+        self._guard = SessionGuard()
         attempts_left = START_ATTEMPTS
         while True:
             attempts_left -= 1

@@ -49,7 +49,7 @@ class StageFiles:
     termination: Path
 
 
-class Guard:
+class SessionGuard:
     """The guard process. When `omnipipe` ends, for any reason, it kills the sessions that are registered with it."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class StageProcess:
         name: str,
         argv: Sequence[str],
         files: StageFiles,
-        guard: Guard,
+        guard: SessionGuard,
         extra_environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.name = name

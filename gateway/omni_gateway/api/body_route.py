@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from omni_gateway.context import Call, Gateway, call_of, gateway_of
 from omni_gateway.errors import UnsupportedError
-from omni_gateway.openai.body import Unread, Without
+from omni_gateway.openai.body import UnsupportedValue, Without
 from omni_gateway.openai.json_body import Hold, join_keys, parse_json
 from omni_gateway.settings import UnsupportedFields
 
@@ -127,7 +127,7 @@ def read_model(
         raise RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in problems], body=value) from None
 
 
-def check_unread(gateway: Gateway, call: Call, found: Iterable[Unread]) -> None:
+def check_unsupported(gateway: Gateway, call: Call, found: Iterable[UnsupportedValue]) -> None:
     """Note the values that are ignored. Raises UnsupportedError for the first one that is not."""
     lenient = gateway.settings.unsupported_fields is UnsupportedFields.IGNORE
     for one in found:

@@ -11,15 +11,15 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from omni_gateway.api.answer import open_answer
-from omni_gateway.api.body_route import BodyRoute, check_unread
+from omni_gateway.api.body_route import BodyRoute, check_unsupported
 from omni_gateway.api.live import DONE, EVENT_STREAM, DeferredResponse, LiveResponse, Template, error_event, event
 from omni_gateway.context import Call, Gateway, call_of, gateway_of, pipelines_of
 from omni_gateway.entries.connections import EntryFacts
 from omni_gateway.entries.pipelines import ServedPipeline, find_pipeline, pick_voice, unix_seconds
 from omni_gateway.errors import GatewayError, InternalError, InvalidRequestError
-from omni_gateway.media.encode import SILENT_RATE_HZ, AudioWriter, Base64Pieces, encode_whole
+from omni_gateway.media.encode import SILENT_RATE_HZ, AnswerEncoder, Base64Pieces, encode_whole
 from omni_gateway.media.read import read_media
-from omni_gateway.openai.body import Goes, read_fields
+from omni_gateway.openai.body import Target, read_fields
 from omni_gateway.openai.chat_events import NOTES_HEADER, ChatAnswer, read_usage
 from omni_gateway.openai.chat_prompt import (
     add_form,
@@ -31,7 +31,7 @@ from omni_gateway.openai.chat_prompt import (
     fold_seed,
     list_media,
 )
-from omni_gateway.openai.chat_request import AudioOutput, ChatRequest, NamedTool, VoiceId, find_unread_chat
+from omni_gateway.openai.chat_request import AudioOutput, ChatRequest, NamedTool, VoiceId, find_unsupported_in_chat
 from omni_proto.client import (
     Accepted,
     AudioChunk,
@@ -53,7 +53,7 @@ ROUTE: Final = "/v1/chat/completions"
 async def create_chat_completion(request: Request, body: ChatRequest) -> Response:
     """Answers a conversation with text, and with speech if the request asks for it."""
     gateway, call = gateway_of(request), call_of(request)
-    check_unread(gateway, call, find_unread_chat(body))
+    check_unsupported(gateway, call, find_unsupported_in_chat(body))
     call.rights.check(body)
     key, pipeline = find_pipeline(pipelines_of(request), body.model)
     call.model = key
@@ -92,7 +92,7 @@ async def read_arguments(
         )
     modalities = check_modalities(body, facts)
     media = await read_media(list_media(body.messages), gateway.settings.media, call.media_share.add)
-    arguments = cast(GenerateArguments, read_fields(body, Goes.ARGUMENTS))
+    arguments = cast(GenerateArguments, read_fields(body, Target.ARGUMENTS))
     arguments["chat"] = build_chat(body.messages, media)
     arguments["modalities"] = modalities
     arguments["sampling"] = {facts.stage: entry_sampling(body)}
@@ -155,7 +155,7 @@ async def stream_chat(
     gateway: Gateway, events: AsyncGenerator[Event, None], answer: ChatAnswer, audio_format: str
 ) -> AsyncGenerator[bytes, None]:
     """Yields the server-sent events of an answer. If the answer fails, the last event is an error instead of [DONE]."""
-    writer = AudioWriter(audio_format) if audio_format else None
+    writer = AnswerEncoder(audio_format) if audio_format else None
     texts, pieces = Template(answer.text), Base64Pieces()
     async with aclosing(events):
         yield event(answer.first())

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from omni_gateway.errors import ClientLeftError, GatewayError, answer_error
+from omni_gateway.errors import ClientDisconnectedError, GatewayError, answer_error
 
 EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
 DONE: Final = b"data: [DONE]\n\n"
@@ -41,8 +41,8 @@ class DeferredResponse(Response):
         self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer. Raises ClientLeftError, and any error of the work."""
-        response = await run_until_gone(receive, self._work)
+        """Send the answer. Raises ClientDisconnectedError, and any error of the work."""
+        response = await run_while_connected(receive, self._work)
         await response(scope, receive, send)
 
 
@@ -91,8 +91,8 @@ class LiveResponse(Response):
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer. Raises ClientLeftError, and any error of the generator."""
-        tasks = [asyncio.ensure_future(self._pump(send)), asyncio.ensure_future(_wait_gone(receive))]
+        """Send the answer. Raises ClientDisconnectedError, and any error of the generator."""
+        tasks = [asyncio.ensure_future(self._pump(send)), asyncio.ensure_future(_wait_disconnect(receive))]
         tasks.append(asyncio.ensure_future(self._watch()))
         if self._comment_s is not None:
             tasks.append(asyncio.ensure_future(self._comment(send, self._comment_s)))
@@ -106,7 +106,7 @@ class LiveResponse(Response):
         for task in done:
             task.result()
         if tasks[0] not in done:
-            raise ClientLeftError
+            raise ClientDisconnectedError
 
     async def _pump(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -122,18 +122,18 @@ class LiveResponse(Response):
         try:
             await send({"type": "http.response.body", "body": chunk, "more_body": more})
         except OSError as error:
-            raise ClientLeftError from error
+            raise ClientDisconnectedError from error
         self._sending_since = None
         self._sent_at = loop.time()
 
     async def _watch(self) -> None:
-        """Raises ClientLeftError when a chunk has taken too long to be sent."""
+        """Raises ClientDisconnectedError when a chunk has taken too long to be sent."""
         loop = asyncio.get_running_loop()
         while True:
             since = self._sending_since
             wait_s = self._send_s if since is None else since + self._send_s - loop.time()
             if wait_s <= 0:
-                raise ClientLeftError
+                raise ClientDisconnectedError
             await asyncio.sleep(wait_s)
 
     async def _comment(self, send: Send, every_s: float) -> None:
@@ -149,23 +149,24 @@ class LiveResponse(Response):
                 await asyncio.sleep(every_s)
 
 
-async def run_until_gone(receive: Receive, work: Awaitable[Result]) -> Result:
+async def run_while_connected(receive: Receive, work: Awaitable[Result]) -> Result:
     """Returns the result of work, or raises its error.
 
-    If the client disconnects, cancels work and raises ClientLeftError. The request's body must have been read before.
+    If the client disconnects, cancels work and raises ClientDisconnectedError. The request's body must have been read
+    before.
     """
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_wait_gone(receive))
+    disconnected = asyncio.ensure_future(_wait_disconnect(receive))
     try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task, disconnected), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise ClientLeftError
+        raise ClientDisconnectedError
     finally:
-        await _end([task, gone])
+        await _end([task, disconnected])
 
 
-async def _wait_gone(receive: Callable[[], Awaitable[Any]]) -> None:
+async def _wait_disconnect(receive: Callable[[], Awaitable[Any]]) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 

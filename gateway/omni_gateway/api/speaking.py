@@ -35,7 +35,7 @@ FADE_S: Final = 0.005
 """Too short to be heard as a fade, and long enough that no step between two samples is heard as a click."""
 AHEAD_BYTES: Final = 256 << 10
 """Maximum bytes of a part's audio that wait to be sent: 5 s at 24 kHz. Then its stages wait, too."""
-AGAIN_S: Final = 1.0
+RETRY_S: Final = 1.0
 """Pause before a part that a full pipeline refused is requested again, if the pipeline names none."""
 OpenPart = Callable[[str], Awaitable[AsyncGenerator[Event, None]]]
 """Requests the speech of a text; see open_answer."""
@@ -93,7 +93,7 @@ def _scale(pcm: bytes, gains: list[float], channels: int) -> bytes:
     return samples.tobytes()
 
 
-class Part:
+class SpeechPart:
     """One part that is being spoken. Its events are read ahead, at most AHEAD_BYTES of audio."""
 
     def __init__(self, text: str, spoken: str, open_part: OpenPart, patience_s: float) -> None:
@@ -176,7 +176,7 @@ class Part:
             try:
                 return await open_part(self._spoken)
             except (RateLimitError, UnavailableError) as error:
-                wait_s = error.retry_after_s or AGAIN_S
+                wait_s = error.retry_after_s or RETRY_S
                 if time.monotonic() + wait_s - begun > patience_s:
                     raise
             await asyncio.sleep(wait_s)
@@ -197,7 +197,7 @@ class Part:
                 await self._changed.wait_for(lambda: self._held < AHEAD_BYTES)
 
 
-class Speech:
+class SpeechStream:
     """The speech of one text. Iterate over `chunks` once; then the other fields describe all of it."""
 
     def __init__(self, text: str, open_part: OpenPart, *, patience_s: float) -> None:
@@ -213,7 +213,7 @@ class Speech:
         self._waiting = deque(_list_spoken(split_parts(text)))
         self._is_first = True
         self._current = self._start()
-        self._ahead: Part | None = None
+        self._ahead: SpeechPart | None = None
 
     async def begin(self, *, accepted: bool) -> None:
         """Wait until the first part has audio; with `accepted`, only until its entry stage has accepted it.
@@ -258,12 +258,12 @@ class Speech:
             if part is not None:
                 await part.close()
 
-    def _start(self) -> Part:
+    def _start(self) -> SpeechPart:
         text = self._waiting.popleft()
         patience_s = 0.0 if self._is_first else self._patience_s
         self._is_first = False
         # A text that needs no cut is spoken exactly as it is written.
-        return Part(text, text if text == self._text else text.strip(), self._open_part, patience_s)
+        return SpeechPart(text, text if text == self._text else text.strip(), self._open_part, patience_s)
 
     async def _prepare(self) -> None:
         """Wait for the current part's first audio. Cuts the part finer while it does not fit and nothing was sent."""
@@ -297,7 +297,7 @@ class Speech:
         self._ahead = None
         self._current = self._start()
 
-    def _note(self, part: Part) -> None:
+    def _note(self, part: SpeechPart) -> None:
         if part.summary is None:
             raise InternalError("The answer ended without a summary.")
         self.summaries.append(part.summary)

@@ -10,15 +10,15 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from omni_gateway.api.answer import open_answer
-from omni_gateway.api.body_route import BodyRoute, check_unread
-from omni_gateway.api.live import EVENT_STREAM, LiveResponse, error_event, event, run_until_gone
-from omni_gateway.api.speaking import Speech
+from omni_gateway.api.body_route import BodyRoute, check_unsupported
+from omni_gateway.api.live import EVENT_STREAM, LiveResponse, error_event, event, run_while_connected
+from omni_gateway.api.speaking import SpeechStream
 from omni_gateway.client_paths import SPEECH
 from omni_gateway.context import Call, Gateway, call_of, gateway_of, pipelines_of
 from omni_gateway.entries.pipelines import find_pipeline, pick_voice
 from omni_gateway.errors import GatewayError, InvalidRequestError, SpeechCutError, UnsupportedError
-from omni_gateway.media.encode import MEDIA_TYPES, AudioWriter, Base64Pieces
-from omni_gateway.openai.body import find_unread
+from omni_gateway.media.encode import MEDIA_TYPES, AnswerEncoder, Base64Pieces
+from omni_gateway.openai.body import find_unsupported
 from omni_gateway.openai.chat_events import finish_reason, read_usage
 from omni_gateway.openai.chat_prompt import fold_seed
 from omni_gateway.openai.chat_request import VoiceId
@@ -39,7 +39,7 @@ PROMPT: Final = "Read the text aloud."
 async def create_speech(request: Request, body: SpeechRequest) -> Response:
     """Speaks a text. The audio is sent while it is generated: as bytes, or as server-sent events."""
     gateway, call = gateway_of(request), call_of(request)
-    check_unread(gateway, call, find_unread(body))
+    check_unsupported(gateway, call, find_unsupported(body))
     if len(body.input) > gateway.settings.max_speech_chars:
         raise InvalidRequestError(
             f"input holds {len(body.input)} characters, at most {gateway.settings.max_speech_chars} are allowed.",
@@ -66,12 +66,12 @@ async def create_speech(request: Request, body: SpeechRequest) -> Response:
         part: GenerateArguments = {**arguments, "reply": text}
         return await open_answer(gateway, call, ROUTE, pipeline, **part)
 
-    speech = Speech(body.input, open_part, patience_s=gateway.settings.request_seconds)
+    speech = SpeechStream(body.input, open_part, patience_s=gateway.settings.request_seconds)
     as_events = body.stream_format == "sse"
     # Bytes begin with the first audio: if a stage fails before that, the error still gets an HTTP status.
-    await run_until_gone(request.receive, speech.begin(accepted=as_events))
+    await run_while_connected(request.receive, speech.begin(accepted=as_events))
     form = body.response_format or "mp3"
-    writer = AudioWriter(form)
+    writer = AnswerEncoder(form)
     return LiveResponse(
         stream_events(gateway, speech, writer) if as_events else stream_bytes(gateway, call, speech, writer),
         media_type=EVENT_STREAM if as_events else MEDIA_TYPES[form],
@@ -82,7 +82,7 @@ async def create_speech(request: Request, body: SpeechRequest) -> Response:
 
 
 async def stream_bytes(
-    gateway: Gateway, call: Call, speech: Speech, writer: AudioWriter
+    gateway: Gateway, call: Call, speech: SpeechStream, writer: AnswerEncoder
 ) -> AsyncGenerator[bytes, None]:
     """Yields the encoded audio. After a GatewayError the connection is closed before the body is complete.
 
@@ -101,7 +101,7 @@ async def stream_bytes(
         raise error
 
 
-async def stream_events(gateway: Gateway, speech: Speech, writer: AudioWriter) -> AsyncGenerator[bytes, None]:
+async def stream_events(gateway: Gateway, speech: SpeechStream, writer: AnswerEncoder) -> AsyncGenerator[bytes, None]:
     """Yields OpenAI's events speech.audio.delta, and at the end speech.audio.done or an error.
 
     speech.audio.done has the finish_reason of chats: "length" if words are missing.

@@ -39,7 +39,7 @@ CALLS_PER_S: Final = 5.0
 """Rate limit of the calls to the API server."""
 
 
-def keep_what_matters(manifest: Manifest) -> Manifest:
+def slim_manifest(manifest: Manifest) -> Manifest:
     """Returns the part of an OmniPipeline that is kept in memory: without its stages and managedFields."""
     metadata = {
         name: value
@@ -117,7 +117,7 @@ class ClusterPipelines:
         self._namespaces = tuple(namespaces) or ("",)
         self._kubeconfig = kubeconfig
         self._settings = settings or GatewaySettings()
-        self._store = Store(Root(PIPELINES.kind, PIPELINE_LABEL), keep_what_matters)
+        self._store = Store(Root(PIPELINES.kind, PIPELINE_LABEL), slim_manifest)
         self._reflectors: list[Reflector] = []
         self._served: tuple[ServedPipeline, ...] = ()
 

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 FACTS_S: Final = 30.0
 """How long an answer of GetStage is cached, in seconds."""
 DESCRIBE_TIMEOUT_S: Final = 5.0
-AGAIN_S: Final = 0.2
+RETRY_S: Final = 0.2
 """Pause before another call to an entry stage that could not be reached."""
 AHEAD_BYTES: Final = 64 << 10
 """Maximum bytes of an answer that gRPC reads ahead. The 4 MiB of channel_options are meant for tensors; here they would
@@ -133,7 +133,7 @@ class Entries:
         except OmniRequestError as error:
             if error.code is not grpc.StatusCode.UNAVAILABLE:
                 raise
-        await asyncio.sleep(AGAIN_S)
+        await asyncio.sleep(RETRY_S)
         return await client.get_stage(timeout=DESCRIBE_TIMEOUT_S)
 
     def _client(self, pipeline: ServedPipeline) -> AsyncOmniClient:

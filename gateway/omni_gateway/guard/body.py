@@ -10,7 +10,7 @@ from typing import Final
 from starlette.types import Receive
 
 from omni_gateway.context import Share
-from omni_gateway.errors import ClientLeftError, InvalidRequestError, TooLargeError, UnavailableError
+from omni_gateway.errors import ClientDisconnectedError, InvalidRequestError, TooLargeError, UnavailableError
 from omni_proto.runtime.limits import PeerTable
 
 STALLED_S: Final = 1.0
@@ -54,7 +54,7 @@ class BodyReader:
 
         Raises TooLargeError if the body exceeds the limit (before it reads anything, if content-length says so),
         InvalidRequestError if the body takes too long, UnavailableError if memory is short or the body gave way to
-        others, and ClientLeftError if the client disconnects.
+        others, and ClientDisconnectedError if the client disconnects.
         """
         if length is not None and length.isdecimal() and int(length) > self._max_bytes:
             raise self._too_large()
@@ -68,7 +68,7 @@ class BodyReader:
                 while more:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise ClientLeftError
+                        raise ClientDisconnectedError
                     piece = message.get("body", b"")
                     if len(body) + len(piece) > self._max_bytes:
                         raise self._too_large()

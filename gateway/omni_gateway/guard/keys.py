@@ -28,13 +28,13 @@ from pydantic import ValidationError, model_validator
 
 from omni_gateway.errors import AuthenticationError
 from omni_gateway.rights import ApiKey, FileModel
-from omni_gateway.settings import SettingsError
+from omni_gateway.settings import GatewaySettingsError
 
 log = logging.getLogger(__name__)
 
 CHECK_S: Final = 2.0
 """Minimum time between two checks of the file, in seconds."""
-MOST_BYTES: Final = 1 << 20
+MAX_FILE_BYTES: Final = 1 << 20
 """Maximum size of the file: that of a Secret."""
 PREFIX: Final = "sk-omni-"
 
@@ -69,8 +69,8 @@ def hash_key(key: str) -> str:
 
 def parse_keys(text: str | bytes) -> tuple[ApiKey, ...]:
     """Returns the keys of a file. Raises KeyFileError."""
-    if len(text) > MOST_BYTES:
-        raise KeyFileError(f"the file of keys has more than {MOST_BYTES} bytes")
+    if len(text) > MAX_FILE_BYTES:
+        raise KeyFileError(f"the file of keys has more than {MAX_FILE_BYTES} bytes")
     try:
         document = yaml.safe_load(text)
         repeated = find_repeated(yaml.compose(text, Loader=yaml.SafeLoader))
@@ -118,11 +118,11 @@ def find_key(keys: Sequence[ApiKey], presented: str) -> ApiKey | None:
 
 
 def open_keys(path: Path) -> KeyRing:
-    """Returns the keys of a file. Raises SettingsError: a gateway does not start without its keys."""
+    """Returns the keys of a file. Raises GatewaySettingsError: a gateway does not start without its keys."""
     try:
         return KeyRing(path)
     except (KeyFileError, OSError) as error:
-        raise SettingsError(f"keysFile {path}: {error}") from error
+        raise GatewaySettingsError(f"keysFile {path}: {error}") from error
 
 
 class KeyRing:
@@ -165,7 +165,7 @@ class KeyRing:
 
     def _read(self) -> tuple[ApiKey, ...]:
         with self._path.open("rb") as file:
-            return parse_keys(file.read(MOST_BYTES + 1))
+            return parse_keys(file.read(MAX_FILE_BYTES + 1))
 
     def _stamp(self) -> tuple[int, int, int]:
         # stat() follows links: kubelet updates a mounted Secret by changing a link.

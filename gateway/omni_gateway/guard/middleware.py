@@ -1,6 +1,6 @@
 """The guard, through which every request passes before a route sees it. It decides who may have what:
 
-1. `plain_path`, `Call`: what is asked for, with an id and a span
+1. `normalize_path`, `Call`: what is asked for, with an id and a span
 2. `_admit`: places are left, the key is valid, its limits are not used up
 3. `_pass`: the body arrives in time, in one piece, and fits the memory
 4. Recorder: the metrics, the span and the log line of the end
@@ -20,7 +20,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omni_gateway.context import Budget, Call, Gateway, Share
-from omni_gateway.errors import ClientLeftError, EncodingError, GatewayError, InternalError, UnavailableError
+from omni_gateway.errors import ClientDisconnectedError, EncodingError, GatewayError, InternalError, UnavailableError
 from omni_gateway.guard.body import BodyReader
 from omni_gateway.guard.keys import KeyRing
 from omni_gateway.guard.limits import KeyLimiter
@@ -37,7 +37,7 @@ VOICE_LISTS: Final = ("/v1/audio/voices", "/v1/audio/models")
 """Paths that need no key if the setting voicesWithoutKey is true."""
 POLICY_VIOLATION: Final = 1008
 """RFC 6455's code for a WebSocket that is refused."""
-LEFT_STATUS: Final = 499
+DISCONNECTED_STATUS: Final = 499
 """nginx's status for clients that disconnected, used in logs and metrics."""
 _SLASHES: Final = re.compile("/{2,}")
 _ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
@@ -58,7 +58,7 @@ class Guard:
         self.budget = Budget(gateway.settings.max_held_bytes)
         self._running = 0
         """Requests whose body has arrived."""
-        self._unread: PeerTable[Reply] = PeerTable()
+        self._sending: PeerTable[Reply] = PeerTable()
         """Answers of which the client takes nothing at the moment, by key or address."""
         self._recorder = Recorder(gateway)
 
@@ -69,11 +69,11 @@ class Guard:
         elif scope["type"] == "http":
             await self._serve(scope, receive, send)
         elif scope["type"] == "websocket":
-            await self._shake_hands(send)
+            await self._refuse_handshake(send)
         else:
             raise ValueError(f"unknown ASGI scope {scope['type'][:64]!r}")
 
-    async def _shake_hands(self, send: Send) -> None:
+    async def _refuse_handshake(self, send: Send) -> None:
         """Refuse a WebSocket, because no API uses one.
 
         An API that does passes here the steps 1, 2 and 4 of a request: it gets a Call and a span, is admitted, counts
@@ -83,10 +83,10 @@ class Guard:
         await send({"type": "websocket.close", "code": POLICY_VIOLATION})  # before it is accepted: a server answers 403
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["path"] = plain_path(scope["path"])
+        scope["path"] = normalize_path(scope["path"])
         headers = Headers(scope=scope)
         call = scope["omni_call"] = self._begin(scope, headers)
-        reply = Reply(send, call, self._gateway, self._unread, scope.get("extensions", {}).get(CUT, {}).get("cut"))
+        reply = Reply(send, call, self._gateway, self._sending, scope.get("extensions", {}).get(CUT, {}).get("cut"))
         self._gateway.metrics.inflight.inc()
         try:
             reply.headers, reply.before_last = self._admit(scope, headers.get("authorization"), call)
@@ -94,8 +94,8 @@ class Guard:
                 await self._pass(scope, headers, receive, reply, call)
             finally:
                 reply.end()
-        except ClientLeftError:
-            reply.status = LEFT_STATUS
+        except ClientDisconnectedError:
+            reply.status = DISCONNECTED_STATUS
             self._gateway.metrics.left.inc()
         except GatewayError as error:
             await reply.refuse(error)
@@ -146,7 +146,7 @@ class Guard:
         return is_list and self._gateway.settings.voices_without_key and authorization is None
 
     async def _pass(self, scope: Scope, headers: Headers, receive: Receive, reply: Reply, call: Call) -> None:
-        """Pass a request on to the app, with its body read. Raises GatewayError, ClientLeftError."""
+        """Pass a request on to the app, with its body read. Raises GatewayError, ClientDisconnectedError."""
         if scope["method"] in ("POST", "PUT", "PATCH") and scope["path"].startswith(PROTECTED):
             encoding = headers.get("content-encoding", "").strip()
             if encoding.lower() not in ("", "identity"):
@@ -166,7 +166,7 @@ class Guard:
         the one that has waited longest. Raises UnavailableError if there is none."""
         if scope["path"] in PROBES or self._running < self._gateway.settings.max_requests:
             return
-        stalled = [(self._unread.held_by(peer), -one.since, one) for peer, one in self._unread if one.is_stalled]
+        stalled = [(self._sending.held_by(peer), -one.since, one) for peer, one in self._sending if one.is_stalled]
         if stalled:
             *_, reply = max(stalled, key=lambda item: item[:2])
             reply.cut()
@@ -186,7 +186,7 @@ class _Replay:
         return await self._receive() if body is None else {"type": "http.request", "body": body, "more_body": False}
 
 
-def plain_path(path: str) -> str:
+def normalize_path(path: str) -> str:
     """Returns the path without doubled slashes and without one at its end, if it is a path of the API.
 
     Programs append /chat/completions or /models/ to a base URL that their user typed, with or without a slash.

@@ -33,7 +33,7 @@ class Reply:
     ) -> None:
         """cut: closes the connection immediately."""
         self._send = send
-        self._unread = unread
+        self._sending = unread
         self._close = cut
         self.since = 0.0
         """When the piece began to be sent that is being sent."""
@@ -66,11 +66,11 @@ class Reply:
         elif not message.get("more_body", False):
             self.end()
         holder, self.since = self._call.key or self._call.address, time.monotonic()
-        self._unread.add(holder, self)
+        self._sending.add(holder, self)
         try:
             await self._send(message)  # waits while the client reads nothing
         finally:
-            self._unread.remove(holder, self)
+            self._sending.remove(holder, self)
 
     @property
     def is_stalled(self) -> bool:
@@ -79,7 +79,7 @@ class Reply:
 
     def cut(self) -> None:
         """Close the connection immediately."""
-        self._unread.remove(self._call.key or self._call.address, self)
+        self._sending.remove(self._call.key or self._call.address, self)
         if self._close is not None:
             self._close()
 

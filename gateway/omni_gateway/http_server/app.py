@@ -61,8 +61,8 @@ def create_app(
     """Returns the app that serves the pipelines in `pipelines`, which may change at any time.
 
     running: functions whose context managers keep pipelines and replicas up to date while the app serves. replicas:
-    returns the number of the gateway's ready replicas, which share the limits of keys. Raises SettingsError if the key
-    file cannot be used, or if tracing is requested without OpenTelemetry.
+    returns the number of the gateway's ready replicas, which share the limits of keys. Raises GatewaySettingsError if
+    the key file cannot be used, or if tracing is requested without OpenTelemetry.
     """
     settings = settings or GatewaySettings()
     gateway = Gateway(

@@ -25,7 +25,7 @@ from omni_gateway.context import Gateway
 from omni_gateway.entries.pipelines import Pipelines
 from omni_gateway.http_server.app import Running, create_app
 from omni_gateway.http_server.connections import ConnectionBounds, bounded_http
-from omni_gateway.settings import GatewaySettings, SettingsError
+from omni_gateway.settings import GatewaySettings, GatewaySettingsError
 from omni_proto.runtime.connections import explain_taken, open_listener
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ UNSENT_BYTES: Final = 64 << 10
 """Maximum unsent bytes that the kernel buffers for a slow reader. The event loop's transport buffers about as many."""
 
 
-class Certificate:
+class ServerCertificate:
     """tls.crt and tls.key of a directory, e.g. of a mounted Secret, whose files kubelet replaces together."""
 
     def __init__(self, directory: Path) -> None:
@@ -47,13 +47,13 @@ class Certificate:
         """Modification times of the files that could not be used, so that the problem is reported only once."""
 
     def check(self) -> None:
-        """Raises SettingsError if the files cannot be used."""
+        """Raises GatewaySettingsError if the files cannot be used."""
         try:
             # An empty passphrase: without one, OpenSSL would ask at the terminal.
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key, password=b"")
         except (OSError, ssl.SSLError) as error:
             files = f"{self.certificate} and {self.key.name}"
-            raise SettingsError(f"{files} cannot be used as certificate and key: {error}") from error
+            raise GatewaySettingsError(f"{files} cannot be used as certificate and key: {error}") from error
 
     def renew(self, context: ssl.SSLContext) -> bool:
         """Use the files for new connections, if they have changed. Returns whether changed files were loaded.
@@ -91,7 +91,7 @@ class Certificate:
 
 
 @dataclass(frozen=True, slots=True)
-class Listen:
+class ListenOptions:
     """The address at which a gateway listens."""
 
     host: str = "127.0.0.1"
@@ -112,7 +112,7 @@ class GatewayServer(uvicorn.Server):
     """
 
     def __init__(
-        self, config: uvicorn.Config, gateway: Gateway, address_file: Path | None, certificate: Certificate | None
+        self, config: uvicorn.Config, gateway: Gateway, address_file: Path | None, certificate: ServerCertificate | None
     ) -> None:
         super().__init__(config)
         self._gateway = gateway
@@ -180,9 +180,9 @@ def bound_unsent(listener: socket.socket, longest_s: float) -> None:
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(longest_s * 1000))
 
 
-def make_server(app: FastAPI, settings: GatewaySettings, listen: Listen) -> GatewayServer:
-    """Returns the server of an app. Raises SettingsError if the TLS files cannot be used."""
-    certificate = None if listen.tls_dir is None else Certificate(listen.tls_dir)
+def make_server(app: FastAPI, settings: GatewaySettings, listen: ListenOptions) -> GatewayServer:
+    """Returns the server of an app. Raises GatewaySettingsError if the TLS files cannot be used."""
+    certificate = None if listen.tls_dir is None else ServerCertificate(listen.tls_dir)
     if certificate is not None:
         certificate.check()
     config = uvicorn.Config(
@@ -207,7 +207,7 @@ def make_server(app: FastAPI, settings: GatewaySettings, listen: Listen) -> Gate
 def serve(
     pipelines: Pipelines,
     settings: GatewaySettings,
-    listen: Listen,
+    listen: ListenOptions,
     *,
     replicas: Callable[[], int] = lambda: 1,
     running: Sequence[Running] = (),

@@ -220,7 +220,7 @@ def _padded(pcm: bytes, size: int) -> bytes:
     return pcm.ljust(size, b"\0")
 
 
-class AudioWriter:
+class AnswerEncoder:
     """Encodes the audio of one answer. The first chunk gives the sample rate and channels of the encoder."""
 
     def __init__(self, name: str) -> None:

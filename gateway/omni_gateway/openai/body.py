@@ -2,15 +2,15 @@
 
 A field is declared once, with its name, its type, and a mark that says where its value goes or why it is not honoured:
 
-    min_p: Annotated[float | None, Field(ge=0, le=1), Goes.SAMPLING] = None
-    store: Annotated[bool | None, Only(Without.MEANING, False)] = None
+    min_p: Annotated[float | None, Field(ge=0, le=1), Target.SAMPLING] = None
+    store: Annotated[bool | None, Unsupported(Without.MEANING, neutral=[False])] = None
 
 A field without a mark is read by name, or has no effect, as its docstring says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -75,7 +75,7 @@ Text = Annotated[str, TEXT]
 """The branch of a union for a text."""
 
 
-class Goes(Enum):
+class Target(Enum):
     """Where the value of a field goes under the field's name, unless it is null."""
 
     SAMPLING = "sampling parameters of the entry stage"
@@ -91,7 +91,7 @@ class Without(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
+class UnsupportedValue:
     """A value that is not honoured."""
 
     path: str
@@ -100,10 +100,10 @@ class Unread:
     without: Without
 
 
-class Only:
-    """Marks a field of which only the neutral values are honoured: those that have no effect anyway."""
+class Unsupported:
+    """Marks a field whose values are not honoured, except for the neutral ones, which have no effect anyway."""
 
-    def __init__(self, without: Without, *neutral: object, why: str = "") -> None:
+    def __init__(self, without: Without, neutral: Sequence[object] = (), *, why: str = "") -> None:
         """why: the reason and the remedy for other values; empty: those of not_supported."""
         self.without = without
         self.neutral = neutral
@@ -111,30 +111,30 @@ class Only:
 
 
 @cache
-def fields_that_go(model: type[Body]) -> dict[str, Goes]:
-    """Returns the fields of a model that are marked with Goes, in their order."""
+def fields_with_target(model: type[Body]) -> dict[str, Target]:
+    """Returns the fields of a model that are marked with Target, in their order."""
     fields = model.model_fields.items()
-    return {name: mark for name, field in fields for mark in field.metadata if isinstance(mark, Goes)}
+    return {name: mark for name, field in fields for mark in field.metadata if isinstance(mark, Target)}
 
 
 @cache
-def _fields_with_only(model: type[Body]) -> dict[str, Only]:
+def _unsupported_fields(model: type[Body]) -> dict[str, Unsupported]:
     fields = model.model_fields.items()
-    return {name: mark for name, field in fields for mark in field.metadata if isinstance(mark, Only)}
+    return {name: mark for name, field in fields for mark in field.metadata if isinstance(mark, Unsupported)}
 
 
-def read_fields(body: Body, goes: Goes) -> dict[str, Any]:
+def read_fields(body: Body, target: Target) -> dict[str, Any]:
     """Returns the values that go there, by name, without nulls."""
-    values = {name: getattr(body, name) for name, mark in fields_that_go(type(body)).items() if mark is goes}
+    values = {name: getattr(body, name) for name, mark in fields_with_target(type(body)).items() if mark is target}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def find_unread(body: Body) -> Iterator[Unread]:
-    """Yields the values of fields that are marked with Only and are not neutral."""
-    for name, only in _fields_with_only(type(body)).items():
+def find_unsupported(body: Body) -> Iterator[UnsupportedValue]:
+    """Yields the values of fields that are marked with Unsupported and are not neutral."""
+    for name, mark in _unsupported_fields(type(body)).items():
         value = getattr(body, name)
-        if value is not None and value not in only.neutral:
-            yield Unread(name, only.why or not_supported(name, *only.neutral), only.without)
+        if value is not None and value not in mark.neutral:
+            yield UnsupportedValue(name, mark.why or not_supported(name, *mark.neutral), mark.without)
 
 
 def not_supported(name: str, *neutral: object) -> str:

@@ -198,30 +198,31 @@ Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class MessagePart:
     """One part of what a message says."""
 
     path: str
     """Path of the part below its message, such as ".content[0]"."""
-    what: str | Media
+    content: str | Media
 
 
-def said_by(message: Message) -> list[Said]:
+def parts_of(message: Message) -> list[MessagePart]:
     """Returns what the model reads of a message. Of an earlier answer without content, this is its refusal or the
     transcript of its audio."""
     content = message.content
     if not content and isinstance(message, AssistantMessage):
         # LangChain sends content "" with the audio or the refusal of an answer.
         if message.refusal is not None:
-            return [Said(".refusal", message.refusal)]
+            return [MessagePart(".refusal", message.refusal)]
         if message.audio is not None:
-            return [Said(".audio.transcript", message.audio.transcript)] if message.audio.transcript else []
+            return [MessagePart(".audio.transcript", message.audio.transcript)] if message.audio.transcript else []
     if isinstance(content, list):
-        return [Said(f".content[{place}]", _what(part)) for place, part in enumerate(content)] or [Said(".content", "")]
-    return [] if content is None else [Said(".content", content)]
+        parts = [MessagePart(f".content[{index}]", _content_of(part)) for index, part in enumerate(content)]
+        return parts or [MessagePart(".content", "")]
+    return [] if content is None else [MessagePart(".content", content)]
 
 
-def _what(part: str | TextPart | RefusalPart | Media) -> str | Media:
+def _content_of(part: str | TextPart | RefusalPart | Media) -> str | Media:
     if isinstance(part, TextPart):
         return part.text
     return part.refusal if isinstance(part, RefusalPart) else part

@@ -9,7 +9,7 @@ from typing import Any, Final
 from omni_gateway.client_paths import ClientPaths
 from omni_gateway.entries.connections import EntryFacts
 from omni_gateway.errors import InvalidRequestError, UnsupportedError
-from omni_gateway.openai.body import Goes, fields_that_go, read_fields
+from omni_gateway.openai.body import Target, fields_with_target, read_fields
 from omni_gateway.openai.chat_messages import (
     AssistantMessage,
     AudioPart,
@@ -17,7 +17,7 @@ from omni_gateway.openai.chat_messages import (
     Media,
     Message,
     ToolMessage,
-    said_by,
+    parts_of,
     url_of,
 )
 from omni_gateway.openai.chat_request import ChatRequest, JsonObjectFormat, NamedTool, StructuredOutputs, TextFormat
@@ -33,19 +33,19 @@ from omni_proto.client import (
     ToolCall,
 )
 
-_LEAST_TOP_P: Final = 1e-6
+_MIN_TOP_P: Final = 1e-6
 """OpenAI's API allows a top_p of 0, and vLLM does not. This one, too, leaves only the most likely token."""
-_OWN: Final = frozenset((*fields_that_go(ChatRequest), "seed", "modalities"))
+_OWN: Final = frozenset((*fields_with_target(ChatRequest), "seed", "modalities"))
 _SEED_BITS: Final = (1 << 63) - 1
 
 
 def list_media(messages: Sequence[Message]) -> list[tuple[str, Media]]:
     """Returns the media of the messages in order, each with the path of its part."""
     return [
-        (f"messages[{index}]{said.path}", said.what)
+        (f"messages[{index}]{part.path}", part.content)
         for index, message in enumerate(messages)
-        for said in said_by(message)
-        if not isinstance(said.what, str)
+        for part in parts_of(message)
+        if not isinstance(part.content, str)
     ]
 
 
@@ -57,7 +57,7 @@ def chat_paths(body: ChatRequest) -> ClientPaths:
         form = {name: f"structured_outputs.{alias}" for name, alias in names.items()}
     return ClientPaths(
         parts=[
-            [f"messages[{index}]{said.path}{_bytes_of(said.what)}" for said in said_by(one)]
+            [f"messages[{index}]{part.path}{_bytes_of(part.content)}" for part in parts_of(one)]
             for index, one in enumerate(body.messages)
         ],
         form=form,
@@ -79,7 +79,9 @@ def build_chat(messages: Sequence[Message], media: Sequence[MediaPart]) -> list[
     rest = iter(media)
     chat = []
     for message in messages:
-        parts: list[Part] = [said.what if isinstance(said.what, str) else next(rest) for said in said_by(message)]
+        parts: list[Part] = [
+            part.content if isinstance(part.content, str) else next(rest) for part in parts_of(message)
+        ]
         calls = (isinstance(message, AssistantMessage) and message.tool_calls) or ()
         chat.append(
             ChatMessage(
@@ -100,7 +102,7 @@ def _arguments(function: FunctionCall) -> str:
 def count_chars(messages: Sequence[Message]) -> int:
     """Returns the number of characters of text in the messages."""
     return sum(
-        len(message.name or "") + sum(len(said.what) for said in said_by(message) if isinstance(said.what, str))
+        len(message.name or "") + sum(len(part.content) for part in parts_of(message) if isinstance(part.content, str))
         for message in messages
     )
 
@@ -110,11 +112,11 @@ def entry_sampling(request: ChatRequest) -> dict[str, Any]:
     limit, older = request.max_completion_tokens, request.max_tokens
     if limit is not None and older is not None and limit != older:
         raise InvalidRequestError("max_tokens is the older name of max_completion_tokens; send one", param="max_tokens")
-    values = read_fields(request, Goes.SAMPLING)
+    values = read_fields(request, Target.SAMPLING)
     if limit is not None:
         values["max_tokens"] = limit
     if request.top_p is not None:
-        values["top_p"] = max(request.top_p, _LEAST_TOP_P)
+        values["top_p"] = max(request.top_p, _MIN_TOP_P)
     return {name: value for name, value in values.items() if value not in ("", [])}
 
 

@@ -17,15 +17,15 @@ from omni_gateway.openai.body import (
     TEXT,
     Body,
     CacheHints,
-    Goes,
-    Only,
+    Target,
     Text,
-    Unread,
+    Unsupported,
+    UnsupportedValue,
     Without,
     by_kind,
-    find_unread,
+    find_unsupported,
 )
-from omni_gateway.openai.chat_messages import AssistantMessage, ImagePart, Message, said_by
+from omni_gateway.openai.chat_messages import AssistantMessage, ImagePart, Message, parts_of
 
 
 class FunctionTool(CacheHints):
@@ -162,12 +162,12 @@ class ChatRequest(CacheHints):
     stream_options: StreamOptions | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     """Maximum number of text tokens. The length of the speech follows from the text."""
-    max_tokens: Annotated[int | None, Field(ge=1, le=2**31 - 1), Goes.SAMPLING] = None
+    max_tokens: Annotated[int | None, Field(ge=1, le=2**31 - 1), Target.SAMPLING] = None
     """Older name of max_completion_tokens."""
-    temperature: Annotated[float | None, Field(ge=0, le=2), Goes.SAMPLING] = None
-    top_p: Annotated[float | None, Field(ge=0, le=1), Goes.SAMPLING] = None
-    frequency_penalty: Annotated[float | None, Field(ge=-2, le=2), Goes.SAMPLING] = None
-    presence_penalty: Annotated[float | None, Field(ge=-2, le=2), Goes.SAMPLING] = None
+    temperature: Annotated[float | None, Field(ge=0, le=2), Target.SAMPLING] = None
+    top_p: Annotated[float | None, Field(ge=0, le=1), Target.SAMPLING] = None
+    frequency_penalty: Annotated[float | None, Field(ge=-2, le=2), Target.SAMPLING] = None
+    presence_penalty: Annotated[float | None, Field(ge=-2, le=2), Target.SAMPLING] = None
     seed: Seed | None = None
     """-1, like null, lets each stage choose."""
     stop: Annotated[
@@ -176,7 +176,7 @@ class ChatRequest(CacheHints):
             by_kind("a text or a list of texts"),
         ]
         | None,
-        Goes.SAMPLING,
+        Target.SAMPLING,
     ] = None
 
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = None
@@ -193,24 +193,24 @@ class ChatRequest(CacheHints):
     response_format: ResponseFormat | None = None
     """Form of the text. Only for requests without the modality audio, and only for models that support it."""
 
-    top_k: Annotated[int | None, Field(ge=-1, le=2**31 - 1), Goes.SAMPLING] = None
+    top_k: Annotated[int | None, Field(ge=-1, le=2**31 - 1), Target.SAMPLING] = None
     """vLLM extension: sample only from this number of most likely tokens."""
-    min_p: Annotated[float | None, Field(ge=0, le=1), Goes.SAMPLING] = None
+    min_p: Annotated[float | None, Field(ge=0, le=1), Target.SAMPLING] = None
     """vLLM extension: minimum probability of a token, relative to the most likely token."""
-    repetition_penalty: Annotated[float | None, Field(gt=0, le=10), Goes.SAMPLING] = None
+    repetition_penalty: Annotated[float | None, Field(gt=0, le=10), Target.SAMPLING] = None
     """vLLM extension: values above 1 discourage tokens of the prompt and the output."""
-    min_tokens: Annotated[int | None, Field(ge=0, le=2**31 - 1), Goes.SAMPLING] = None
+    min_tokens: Annotated[int | None, Field(ge=0, le=2**31 - 1), Target.SAMPLING] = None
     """vLLM extension: minimum number of text tokens before the text may end."""
     stop_token_ids: Annotated[
         Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(fail_fast=True, max_length=128)] | None,
-        Goes.SAMPLING,
+        Target.SAMPLING,
     ] = None
     """vLLM extension: further token ids that end the text."""
-    ignore_eos: Annotated[bool | None, Goes.SAMPLING] = None
+    ignore_eos: Annotated[bool | None, Target.SAMPLING] = None
     """vLLM extension: continue after the end-of-sequence token."""
-    priority: Annotated[int | None, Field(ge=-1000, le=1000), Goes.ARGUMENTS] = None
+    priority: Annotated[int | None, Field(ge=-1000, le=1000), Target.ARGUMENTS] = None
     """vLLM extension: requests with lower numbers are served earlier."""
-    cache_salt: Annotated[str | None, Field(max_length=128), Goes.ARGUMENTS] = None
+    cache_salt: Annotated[str | None, Field(max_length=128), Target.ARGUMENTS] = None
     """vLLM extension: share cached prefixes only with requests that have the same salt."""
 
     structured_outputs: StructuredOutputs | None = None
@@ -232,62 +232,64 @@ class ChatRequest(CacheHints):
     """A hint; without effect."""
     prompt_cache_retention: Any = None
     """A hint; without effect."""
-    service_tier: Annotated[str | None, Only(Without.HINT, "auto", "default")] = None
+    service_tier: Annotated[str | None, Unsupported(Without.HINT, neutral=["auto", "default"])] = None
     """A hint; without effect, because there is one tier. `priority` sets the order of service."""
-    reasoning_effort: Annotated[str | None, Only(Without.HINT)] = None
+    reasoning_effort: Annotated[str | None, Unsupported(Without.HINT)] = None
     """A hint; without effect. Some models read chat_template_kwargs instead, e.g. {"enable_thinking": false}."""
-    verbosity: Annotated[str | None, Only(Without.HINT, "medium")] = None
+    verbosity: Annotated[str | None, Unsupported(Without.HINT, neutral=["medium"])] = None
     """A hint; without effect."""
-    prediction: Annotated[Any, Only(Without.HINT)] = None
+    prediction: Annotated[Any, Unsupported(Without.HINT)] = None
     """A hint; without effect, because it makes an answer only faster."""
-    store: Annotated[bool | None, Only(Without.MEANING, False)] = None
+    store: Annotated[bool | None, Unsupported(Without.MEANING, neutral=[False])] = None
     """Only false."""
-    n: Annotated[int | None, Only(Without.MEANING, 1)] = None
+    n: Annotated[int | None, Unsupported(Without.MEANING, neutral=[1])] = None
     """Only 1."""
-    logprobs: Annotated[bool | None, Only(Without.MEANING, False)] = None
+    logprobs: Annotated[bool | None, Unsupported(Without.MEANING, neutral=[False])] = None
     """Only false."""
-    top_logprobs: Annotated[int | None, Only(Without.MEANING, 0)] = None
+    top_logprobs: Annotated[int | None, Unsupported(Without.MEANING, neutral=[0])] = None
     """Only 0."""
-    logit_bias: Annotated[dict[str, float] | None, Only(Without.MEANING, {})] = None
+    logit_bias: Annotated[dict[str, float] | None, Unsupported(Without.MEANING, neutral=[{}])] = None
     """Only empty."""
-    functions: Annotated[Annotated[list[Any], Field(fail_fast=True)] | None, Only(Without.MEANING, [])] = None
+    functions: Annotated[
+        Annotated[list[Any], Field(fail_fast=True)] | None, Unsupported(Without.MEANING, neutral=[[]])
+    ] = None
     """Not supported: the older form of tools."""
-    function_call: Annotated[Any, Only(Without.MEANING, "none", "auto")] = None
+    function_call: Annotated[Any, Unsupported(Without.MEANING, neutral=["none", "auto"])] = None
     """Not supported: the older form of tool_choice."""
-    web_search_options: Annotated[Any, Only(Without.MEANING)] = None
+    web_search_options: Annotated[Any, Unsupported(Without.MEANING)] = None
     """Not supported."""
-    include_reasoning: Annotated[bool | None, Only(Without.MEANING, True)] = None
+    include_reasoning: Annotated[bool | None, Unsupported(Without.MEANING, neutral=[True])] = None
     """vLLM extension; only true: the answer contains the reasoning, if the model's is recognized."""
-    moderation: Annotated[Any, Only(Without.NEED)] = None
+    moderation: Annotated[Any, Unsupported(Without.NEED)] = None
     """Not supported."""
 
 
-def find_unread_chat(request: ChatRequest) -> Iterator[Unread]:
+def find_unsupported_in_chat(request: ChatRequest) -> Iterator[UnsupportedValue]:
     """Yields the values that are not honoured."""
-    yield from find_unread(request)
+    yield from find_unsupported(request)
     for index, message in enumerate(request.messages):
         path = f"messages[{index}]"
         if isinstance(message, AssistantMessage):
-            yield from _read_answer(path, message)
+            yield from _unsupported_in_answer(path, message)
         for place, part in enumerate(message.content if isinstance(message.content, list) else ()):
             image = part.image_url if isinstance(part, ImagePart) else ""
             if not isinstance(image, str) and image.detail not in (None, "auto"):
                 where = f"{path}.content[{place}].image_url.detail"
-                yield Unread(where, "the model decides by the image's size", Without.HINT)
+                yield UnsupportedValue(where, "the model decides by the image's size", Without.HINT)
     if request.stream_options is not None:
         if not request.stream:
-            yield Unread("stream_options", "stream_options needs stream: true", Without.HINT)
+            yield UnsupportedValue("stream_options", "stream_options needs stream: true", Without.HINT)
         if request.stream_options.continuous_usage_stats:
             path = "stream_options.continuous_usage_stats"
-            yield Unread(path, f"{path} is not supported; the usage comes at the end", Without.MEANING)
+            yield UnsupportedValue(path, f"{path} is not supported; the usage comes at the end", Without.MEANING)
 
 
-def _read_answer(path: str, message: AssistantMessage) -> Iterator[Unread]:
+def _unsupported_in_answer(path: str, message: AssistantMessage) -> Iterator[UnsupportedValue]:
     if message.function_call is not None:
         why = "function_call is not supported here; send tool_calls"
-        yield Unread(f"{path}.function_call", why, Without.NEED)
-    elif not said_by(message) and message.audio is not None:
+        yield UnsupportedValue(f"{path}.function_call", why, Without.NEED)
+    elif not parts_of(message) and message.audio is not None:
         why = "audio.id is not kept here; send the transcript as content"
-        yield Unread(f"{path}.audio", why, Without.NEED)
-    elif not said_by(message) and not message.tool_calls:
-        yield Unread(f"{path}.content", "an assistant message needs content", Without.NEED)
+        yield UnsupportedValue(f"{path}.audio", why, Without.NEED)
+    elif not parts_of(message) and not message.tool_calls:
+        yield UnsupportedValue(f"{path}.content", "an assistant message needs content", Without.NEED)

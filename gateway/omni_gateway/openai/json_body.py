@@ -45,15 +45,15 @@ _PATH_CHARS: Final = 256
 
 Hold = Callable[[int], None]
 """Counts bytes before they are kept. May raise a GatewayError."""
-Place = tuple[Any, ...]
-"""Where a value is: () for the whole body, else (the place of its container, its key or index)."""
+Location = tuple[Any, ...]
+"""Where a value is: () for the whole body, else (the location of its container, its key or index)."""
 _TAGS: Final[Mapping[str, str]] = {"messages": "role", "content": "type", "response_format": "type"}
 """Fields that may hold several kinds of objects, each with the name of the object's field that gives the kind. pydantic
 puts this kind into the path of a problem."""
 
 
 def parse_json(body: bytes | bytearray, text_bytes: int, hold: Hold) -> Any:
-    """Returns the value of a JSON text. text_bytes: the most that a body may have besides long base64.
+    """Returns the value of a JSON text. text_bytes: the maximum that a body may have besides long base64.
 
     Raises InvalidRequestError, which names the field, the limit and the remedy; and the errors of `hold`.
     """
@@ -79,21 +79,21 @@ def parse_json(body: bytes | bytearray, text_bytes: int, hold: Hold) -> Any:
     return _Check(mark, body, cut).run(found)
 
 
-def count_values(text: bytes | bytearray, most: int) -> int:
+def count_values(text: bytes | bytearray, maximum: int) -> int:
     """Returns an upper bound of the number of values inside a JSON object or list, without parsing it: if it is at most
-    `most`, commas in texts may count as well; otherwise the number is exact, or `most` + 1.
+    `maximum`, commas in texts may count as well; otherwise the number is exact, or `maximum` + 1.
 
     Counts commas and opening brackets: each value follows one of its own.
     """
     count = _count_marks(text)
-    if count <= most:
+    if count <= maximum:
         return count
     # Without escaped quotes, each second piece between quotes is outside of texts. A key has a value, so there are at
     # most twice as many texts as values.
     text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-    if text.count(b'"') > 4 * most:
-        return most + 1
-    return min(most + 1, _count_marks(b"".join(text.split(b'"')[::2])))
+    if text.count(b'"') > 4 * maximum:
+        return maximum + 1
+    return min(maximum + 1, _count_marks(b"".join(text.split(b'"')[::2])))
 
 
 def _count_marks(text: bytes | bytearray) -> int:
@@ -157,20 +157,20 @@ class _Check:
     def run(self, found: Any) -> Any:
         """Returns the value with its base64. Raises InvalidRequestError."""
         whole = [found]
-        rest: list[tuple[Place, int, Any]] = [((), 0, whole)]
+        rest: list[tuple[Location, int, Any]] = [((), 0, whole)]
         while rest:
-            place, depth, container = rest.pop()
+            location, depth, container = rest.pop()
             if depth > DEPTH:
-                _refuse(place, f"nests more than {DEPTH} lists and objects; nest fewer")
+                _refuse(location, f"nests more than {DEPTH} lists and objects; nest fewer")
             if isinstance(container, dict):
-                self._check_keys(place, container)
+                self._check_keys(location, container)
                 items: Any = container.items()
             else:
                 if len(container) > ITEMS:
-                    _refuse(place, f"has {len(container)} items, at most {ITEMS} are read; send fewer")
+                    _refuse(location, f"has {len(container)} items, at most {ITEMS} are read; send fewer")
                 items = enumerate(container)
             for key, item in items:
-                here = place if container is whole else (place, key)
+                here = location if container is whole else (location, key)
                 if isinstance(item, str):
                     if self._mark is not None and self._mark.search(item):
                         container[key] = self._restore(item)
@@ -183,20 +183,20 @@ class _Check:
                     _refuse(here, "is NaN or infinite, or too large for a number; send a finite number")
         return whole[0]
 
-    def _check_keys(self, place: Place, found: dict[str, Any]) -> None:
+    def _check_keys(self, location: Location, found: dict[str, Any]) -> None:
         if len(found) > KEYS:
-            _refuse(place, f"has {len(found)} fields, at most {KEYS} are read; send fewer")
+            _refuse(location, f"has {len(found)} fields, at most {KEYS} are read; send fewer")
         for key in found:
             if len(key) > KEY_CHARS or (self._mark is not None and self._mark.search(key)):
-                _refuse(place, f"has a field whose name is longer than {KEY_CHARS} characters; shorten it")
+                _refuse(location, f"has a field whose name is longer than {KEY_CHARS} characters; shorten it")
             if not key.isascii() and _SURROGATE.search(key):
-                _refuse_half(place)
+                _refuse_half(location)
 
     def _restore(self, text: str) -> str:
         pieces = self._mark.split(text) if self._mark else [text]
-        for place in range(1, len(pieces), 2):
-            start, end = self._cut[int(pieces[place])]
-            pieces[place] = "".join(self._read(at) for at in range(start, end, _BLOCK))
+        for index in range(1, len(pieces), 2):
+            start, end = self._cut[int(pieces[index])]
+            pieces[index] = "".join(self._read(at) for at in range(start, end, _BLOCK))
         return "".join(pieces)
 
     def _read(self, at: int) -> str:
@@ -207,13 +207,13 @@ class _Check:
         return block
 
 
-def _refuse(place: Place, why: str) -> None:
-    path = _path(place)
+def _refuse(location: Location, why: str) -> None:
+    path = _path(location)
     raise InvalidRequestError(f"{path or 'The body'} {why}.", param=path or None)
 
 
-def _refuse_half(place: Place) -> None:
-    path = _path(place)
+def _refuse_half(location: Location) -> None:
+    path = _path(location)
     raise InvalidRequestError(
         f"{path or 'body'}: the text contains half of a surrogate pair, which is not a character; cut texts "
         "between characters.",
@@ -221,11 +221,11 @@ def _refuse_half(place: Place) -> None:
     )
 
 
-def _path(place: Place) -> str:
+def _path(location: Location) -> str:
     """Returns a path such as messages[0].content, of at most 256 characters."""
     steps = []
-    while place:
-        place, step = place
+    while location:
+        location, step = location
         steps.append(f"[{step}]" if isinstance(step, int) else f".{step[:_PATH_CHARS]}")
     return "".join(reversed(steps)).removeprefix(".")[:_PATH_CHARS]
 
@@ -237,18 +237,18 @@ def body_keys(loc: Sequence[str | int], body: Any, *, missing: bool) -> list[str
     """
     keys: list[str | int] = []
     here, tag = body, ""
-    for place, item in enumerate(loc):
+    for index, item in enumerate(loc):
         if isinstance(item, int):
             if isinstance(here, list) and item < len(here):
                 keys.append(item)
                 here = here[item]
             continue
-        if tag and place < len(loc) - 1 and isinstance(here, dict) and here.get(tag) == item:
+        if tag and index < len(loc) - 1 and isinstance(here, dict) and here.get(tag) == item:
             tag = ""  # a part of the type image_url also has a field image_url, which is the next item
         elif isinstance(here, dict) and item in here:
             keys.append(item)
             here, tag = here[item], _TAGS.get(item, "")
-        elif missing and place == len(loc) - 1:
+        elif missing and index == len(loc) - 1:
             keys.append(item)
     return keys
 

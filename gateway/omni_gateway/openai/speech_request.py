@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from omni_gateway.openai.body import Body, Only, Without
+from omni_gateway.openai.body import Body, Unsupported, Without
 from omni_gateway.openai.chat_request import Seed, Voice
 
 _SPEED: Final = "speed must be 1.0: the models speak at one speed; change it when you play the audio"
@@ -27,15 +27,17 @@ class SpeechRequest(Body):
     """Default: audio."""
     stream: bool | None = None
     """Field of Kokoro-FastAPI and vLLM-Omni; without effect, because the audio is always sent while it is made."""
-    speed: Annotated[float | None, Field(ge=0.25, le=4.0), Only(Without.MEANING, 1.0, why=_SPEED)] = None
+    speed: Annotated[float | None, Field(ge=0.25, le=4.0), Unsupported(Without.MEANING, neutral=[1.0], why=_SPEED)] = (
+        None
+    )
     """Only 1.0."""
-    instructions: Annotated[str | None, Only(Without.MEANING, "", why=_INSTRUCTIONS)] = None
+    instructions: Annotated[str | None, Unsupported(Without.MEANING, neutral=[""], why=_INSTRUCTIONS)] = None
     """Only empty: the model speaks the given text, and no stage reads instructions."""
-    volume_multiplier: Annotated[float | None, Only(Without.MEANING, 1.0)] = None
+    volume_multiplier: Annotated[float | None, Unsupported(Without.MEANING, neutral=[1.0])] = None
     """Field of Kokoro-FastAPI; only 1.0."""
-    language: Annotated[str | None, Only(Without.HINT, why=_LANGUAGE)] = None
+    language: Annotated[str | None, Unsupported(Without.HINT, why=_LANGUAGE)] = None
     """Field of vLLM-Omni, a hint; without effect, because the model recognizes the language of the text."""
-    lang_code: Annotated[str | None, Only(Without.HINT, why=_LANGUAGE)] = None
+    lang_code: Annotated[str | None, Unsupported(Without.HINT, why=_LANGUAGE)] = None
     """Field of Kokoro-FastAPI, a hint; without effect, like `language`."""
     user: Any = None
     """A label; without effect."""

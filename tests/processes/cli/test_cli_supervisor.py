@@ -16,7 +16,7 @@ import pytest
 from omni_cli.commands.demo import tiny_model_command
 from omni_cli.local.guard import list_tree
 from omni_cli.local.pipeline import STAGE_COMMAND, gateway_command
-from omni_cli.local.processes import Guard, StageFiles, StageProcess
+from omni_cli.local.processes import SessionGuard, StageFiles, StageProcess
 from omni_proto.pod_contract import Termination, TerminationReason
 from support.processes.polling import wait_until
 
@@ -158,7 +158,7 @@ def test_no_process_imports_modules_of_the_current_directory(tmp_path: Path, mon
     for command in (STAGE_COMMAND, gateway_command("omni", "127.0.0.1:1", 0), tiny_model_command(tmp_path, "tones")):
         done = subprocess.run([*command, "--help"], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
         assert done.returncode == 0, done.stderr
-    guard = Guard()
+    guard = SessionGuard()
     guard.close()
     assert guard._process.returncode == 0
 
@@ -167,7 +167,7 @@ def test_no_process_imports_modules_of_the_current_directory(tmp_path: Path, mon
 def test_what_a_stage_leaves_for_kubelet_is_told(reason: TerminationReason, tmp_path: Path) -> None:
     files = StageFiles(*(tmp_path / name for name in ("config", "address", "log", "termination")))
     files.termination.write_text(Termination(reason, "said so", "model.path").encode())
-    guard = Guard()
+    guard = SessionGuard()
     stage = StageProcess("talker", ["sh", "-c", "exit 70"], files, guard)
     wait_until(lambda: stage.poll() is not None)
     assert stage.describe_end() == f"ended with exit code 70: {reason} (model.path) said so"

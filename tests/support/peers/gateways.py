@@ -16,7 +16,7 @@ import psutil
 
 from omni_gateway.entries.pipelines import ServedPipeline, StaticPipelines
 from omni_gateway.http_server.app import create_app
-from omni_gateway.http_server.server import Listen, make_server
+from omni_gateway.http_server.server import ListenOptions, make_server
 from omni_gateway.settings import GatewaySettings
 
 
@@ -27,7 +27,7 @@ def serve_gateway(
     """Serves the pipelines inside the block, on a thread. Yields the gateway's URL."""
     settings = settings or GatewaySettings()
     app = create_app(StaticPipelines(pipelines), settings)
-    server = make_server(app, settings, Listen(port=0, tls_dir=tls_dir))
+    server = make_server(app, settings, ListenOptions(port=0, tls_dir=tls_dir))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_cli.timeline import Lane, Phase, Span, Timeline, compute_timeline, render_trace
+from omni_cli.timeline import Lane, RequestTimeline, Span, StagePhase, compute_timeline, render_trace
 from omni_proto.client import StageTimings
 
 S = 1_000_000_000
@@ -89,14 +89,14 @@ def test_a_later_stage_may_accept_first() -> None:
 
 def test_transfer_and_steps() -> None:
     (lane,) = compute_timeline({"thinker": FULL}).lanes
-    assert lane.transfer == Span(Phase.TRANSFER, 9, 10)
+    assert lane.transfer == Span(StagePhase.TRANSFER, 9, 10)
     assert lane.steps == (5, 7, 9)
     assert lane.first_audio is None
 
 
 def test_no_stages() -> None:
-    assert compute_timeline({}) == Timeline()
-    assert Timeline().end == 0
+    assert compute_timeline({}) == RequestTimeline()
+    assert RequestTimeline().end == 0
 
 
 @pytest.mark.parametrize("timings", [{}, {"thinker": FULL}, {"thinker": FULL, "nothing": StageTimings()}])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from omni_gateway.api.live import COMMENT, ClientLeftError, LiveResponse, Template, event
+from omni_gateway.api.live import COMMENT, ClientDisconnectedError, LiveResponse, Template, event
 
 Message = dict[str, Any]
 
@@ -79,7 +79,7 @@ async def test_silence_is_filled_with_comments() -> None:
 async def test_a_reader_that_stalls_is_left() -> None:
     """If a chunk takes longer than send_s to send, the client counts as disconnected."""
     client, source = Client(takes=3), Source(endless=True)
-    with pytest.raises(ClientLeftError):
+    with pytest.raises(ClientDisconnectedError):
         await respond(source, send_s=0.05)({}, client.receive, client.send)
     assert len(client.got) == 3
     assert source.closed
@@ -90,7 +90,7 @@ async def test_nothing_is_left_of_a_client_that_leaves(endless: bool) -> None:
     client, source = Client(), Source(silence_until=None if endless else asyncio.Event(), endless=endless)
     tasks = asyncio.all_tasks()
     asyncio.get_running_loop().call_later(0.05, client.gone.set)
-    with pytest.raises(ClientLeftError):
+    with pytest.raises(ClientDisconnectedError):
         await respond(source, comment_s=600)({}, client.receive, client.send)
     assert source.closed
     assert asyncio.all_tasks() == tasks
@@ -122,6 +122,6 @@ def test_a_template_s_events_are_those_that_are_encoded_whole(text: str) -> None
 async def test_a_comment_does_not_keep_a_reader_that_stalls() -> None:
     """SSE comments do not keep the answer open for a client that has stopped reading."""
     client, source = Client(takes=2), Source(endless=True)
-    with pytest.raises(ClientLeftError):
+    with pytest.raises(ClientDisconnectedError):
         await respond(source, send_s=0.3, comment_s=0.02)({}, client.receive, client.send)
     assert source.closed

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from omni_gateway.api.speaking import AHEAD_BYTES, Speech
+from omni_gateway.api.speaking import AHEAD_BYTES, SpeechStream
 from omni_gateway.errors import GatewayError, InternalError, RateLimitError
 from omni_proto.client import PCM_S16LE, Accepted, AudioChunk, Event, StageOutcome, Summary, Usage
 
@@ -72,8 +72,8 @@ class Pipeline:
             self.in_flight -= 1
             self.ended.append(text)
 
-    async def speak(self, text: str) -> tuple[Speech, list[AudioChunk]]:
-        speech = Speech(text, self.open, patience_s=5)
+    async def speak(self, text: str) -> tuple[SpeechStream, list[AudioChunk]]:
+        speech = SpeechStream(text, self.open, patience_s=5)
         await speech.begin(accepted=False)
         chunks = [chunk async for chunk in speech.chunks()]
         return speech, chunks
@@ -161,7 +161,7 @@ async def test_a_full_pipeline_is_asked_again_for_later_parts() -> None:
 
 async def test_a_failure_ends_the_stream_after_the_audio_before_it() -> None:
     pipeline = Pipeline(fails_at="Zebra")
-    speech = Speech(SENTENCE * 30 + "Zebra.", pipeline.open, patience_s=5)
+    speech = SpeechStream(SENTENCE * 30 + "Zebra.", pipeline.open, patience_s=5)
     await speech.begin(accepted=False)
     chunks: list[AudioChunk] = []
 
@@ -177,7 +177,7 @@ async def test_a_failure_ends_the_stream_after_the_audio_before_it() -> None:
 
 async def test_a_failure_before_the_first_audio_is_raised_at_once() -> None:
     pipeline = Pipeline(fails_at="quick")
-    speech = Speech(SENTENCE * 30, pipeline.open, patience_s=5)
+    speech = SpeechStream(SENTENCE * 30, pipeline.open, patience_s=5)
     with pytest.raises(GatewayError, match="engine died"):
         await speech.begin(accepted=False)
     assert pipeline.in_flight == 0
@@ -186,7 +186,7 @@ async def test_a_failure_before_the_first_audio_is_raised_at_once() -> None:
 @pytest.mark.parametrize("read", [0, 1, 30])
 async def test_leaving_cancels_all_that_is_in_flight(read: int) -> None:
     pipeline = Pipeline()
-    speech = Speech(SENTENCE * 60, pipeline.open, patience_s=5)
+    speech = SpeechStream(SENTENCE * 60, pipeline.open, patience_s=5)
     await speech.begin(accepted=True)
     chunks = speech.chunks()
     for _ in range(read):
@@ -199,7 +199,7 @@ async def test_leaving_cancels_all_that_is_in_flight(read: int) -> None:
 
 async def test_a_client_that_reads_nothing_holds_little_audio() -> None:
     pipeline = Pipeline(samples=24_000)
-    speech = Speech(SENTENCE * 60, pipeline.open, patience_s=5)
+    speech = SpeechStream(SENTENCE * 60, pipeline.open, patience_s=5)
     await speech.begin(accepted=False)
     chunks = speech.chunks()
     await anext(chunks)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from omni_gateway.cluster.watch import REFUSED, keep_what_matters, read_pipeline, read_pipelines
+from omni_gateway.cluster.watch import REFUSED, read_pipeline, read_pipelines, slim_manifest
 from omni_gateway.settings import GatewaySettings
 from omni_operator.reasons import Reason
 
@@ -32,7 +32,7 @@ def test_a_pipeline_without_a_stage_still_gets_requests(
 ) -> None:
     """Ready is False if any stage has no pod. Requests that do not need this stage are served, so all are sent."""
     found = manifest({"type": "Ready", "status": status, "reason": reason})
-    read = read_pipeline(keep_what_matters(found), GatewaySettings(), {})
+    read = read_pipeline(slim_manifest(found), GatewaySettings(), {})
     assert read is not None
     assert (read.ready, read.accepts) == (ready, accepts)
 
@@ -52,7 +52,7 @@ def named(namespace: str, name: str, *aliases: str, created: str, names: list[di
     found["metadata"] = {"name": name, "namespace": namespace, "creationTimestamp": created}
     found["spec"] = {"aliases": {"models": list(aliases)}}
     found["status"] |= {"url": f"grpc://{name}.{namespace}.svc:50051", "names": names}
-    return keep_what_matters(found)
+    return slim_manifest(found)
 
 
 def test_a_pipeline_gets_only_the_names_that_it_was_granted() -> None:

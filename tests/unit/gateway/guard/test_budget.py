@@ -79,7 +79,7 @@ async def test_bodies_are_counted_while_they_arrive() -> None:
     held.release()
 
 
-class Said(Body):
+class MessagePart(Body):
     """A body of one text."""
 
     text: str
@@ -99,7 +99,7 @@ async def test_a_body_is_freed_before_the_answer_is_made() -> None:
     router = APIRouter(route_class=BodyRoute)
 
     @router.post("/v1/said")
-    async def said(body: Said) -> Response:
+    async def said(body: MessagePart) -> Response:
         assert body.text == TEXT
         lefts.append(guards[0].budget.left)
         return DeferredResponse(left())

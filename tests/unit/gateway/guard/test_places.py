@@ -157,10 +157,10 @@ async def test_an_answer_that_nobody_reads_gives_way(monkeypatch: pytest.MonkeyP
     word = b"GET /word HTTP/1.1\r\nhost: x\r\n\r\n"
     async with serve(guard) as port:
         hoard = [await send(port, b"GET /long HTTP/1.1\r\nhost: x\r\n\r\n", "127.0.0.2") for _ in range(4)]
-        await until(lambda: len(guard._unread) == 4, 20)
+        await until(lambda: len(guard._sending) == 4, 20)
         assert await status_of(port, word) == b"503", "they have read until now"
         monkeypatch.setattr(guard_reply, "STALLED_S", 0.0)
         assert await status_of(port, word) == b"200"
-        assert len(guard._unread) == 3, "one was enough"
+        assert len(guard._sending) == 3, "one was enough"
         for _, writer in hoard:
             writer.transport.abort()

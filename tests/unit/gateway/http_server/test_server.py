@@ -16,7 +16,7 @@ from starlette.routing import Route
 from omni_gateway import __main__ as program
 from omni_gateway.entries.pipelines import StaticPipelines
 from omni_gateway.http_server.app import create_app
-from omni_gateway.http_server.server import GatewayServer, Listen, make_server
+from omni_gateway.http_server.server import GatewayServer, ListenOptions, make_server
 from omni_gateway.settings import GatewaySettings
 
 
@@ -44,7 +44,7 @@ async def serve(settings: GatewaySettings, host: str) -> AsyncIterator[GatewaySe
     """Yields a server with the two routes above."""
     app = create_app(StaticPipelines(()), settings)
     app.router.routes[:0] = [Route("/much", answer_much), Route("/address", tell_address)]
-    server = make_server(app, settings, Listen(host, 0))
+    server = make_server(app, settings, ListenOptions(host, 0))
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
     running = asyncio.create_task(server.serve())
     try:
@@ -82,7 +82,7 @@ async def test_a_client_that_reads_nothing_of_a_complete_answer_is_disconnected(
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 async def test_it_listens_on_every_address_of_both_families(monkeypatch: pytest.MonkeyPatch) -> None:
     """This is the default of --host. The address of an IPv4 client has its usual form, as in FORWARDED_ALLOW_IPS."""
-    given: list[Listen] = []
+    given: list[ListenOptions] = []
     monkeypatch.setattr(program, "serve", lambda pipelines, settings, listen, **rest: given.append(listen))
     program.main(["--endpoint", "m=grpc://127.0.0.1:1"])
     async with serve(GatewaySettings(), given[0].host) as server, httpx.AsyncClient() as client:
@@ -94,7 +94,7 @@ async def test_it_listens_on_every_address_of_both_families(monkeypatch: pytest.
 async def test_a_port_that_is_taken_ends_the_gateway(caplog: pytest.LogCaptureFixture) -> None:
     async with serve(GatewaySettings(), "127.0.0.1") as server:
         app = create_app(StaticPipelines(()))
-        second = make_server(app, GatewaySettings(), Listen("127.0.0.1", port_of(server)))
+        second = make_server(app, GatewaySettings(), ListenOptions("127.0.0.1", port_of(server)))
         with pytest.raises(SystemExit):
             await second.startup()
         assert f"port {port_of(server)} is taken by another program; end that program" in caplog.text

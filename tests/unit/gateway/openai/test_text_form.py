@@ -11,7 +11,7 @@ from omni_gateway.entries.connections import EntryFacts
 from omni_gateway.errors import GatewayError
 from omni_gateway.openai.chat_messages import UserMessage
 from omni_gateway.openai.chat_prompt import add_form, add_tools, entry_sampling
-from omni_gateway.openai.chat_request import ChatRequest, find_unread_chat
+from omni_gateway.openai.chat_request import ChatRequest, find_unsupported_in_chat
 from omni_proto.client import CallTool, GenerateArguments, StructuredOutput, Tool
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -62,7 +62,7 @@ class Text(str):
 def test_a_long_text_is_not_searched_for_parts() -> None:
     """Reading a text of 48 MiB one character at a time would block the event loop, and so /health, for 8 s."""
     message = UserMessage.model_construct(role="user", content=Text("hi"))
-    assert list(find_unread_chat(request().model_copy(update={"messages": [message]}))) == []
+    assert list(find_unsupported_in_chat(request().model_copy(update={"messages": [message]}))) == []
 
 
 def test_without_strict_any_json_will_do() -> None:
