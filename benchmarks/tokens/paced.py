@@ -19,7 +19,7 @@ import torch
 from omni_proto.pipeline.components import ComponentFacts, EngineKind
 from omni_proto.stage_config import Modality, SamplingDefaults, StageConfig
 from omni_proto.tensors import TensorSchema, TensorSpec
-from omni_stage.exchange.arrays import Array, to_torch
+from omni_stage.exchange import Array, to_torch
 from omni_stage.models.component import EdgeStream, FinishReason, StageRequest, StageStep
 from omni_stage.models.manifest import describe
 from omni_stage.vllm_adapter.scheduling.step_order import order_step

@@ -22,7 +22,7 @@ from omni_proto.rpc.channels import open_aio_channel
 from omni_proto.rpc.options import channel_options, server_options
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2
 from omni_proto.tensors import EdgeAssembler, TensorChunkView, header_for
-from omni_stage.exchange.arrays import to_torch
+from omni_stage.exchange import to_torch
 from omni_stage.service.edges.output import EdgeWriter
 from omni_stage.service.request.reading import WireMessage, deserialize_request
 from omni_stage.service.wire import GENERATE, SERVICE_NAME, serialize_request

@@ -31,7 +31,7 @@ from omni_proto.tensors import (
     tensor_prompt,
 )
 from omni_stage.errors import CorruptTensorError, DownstreamProtocolError, InvalidTensorError, OmniStageError
-from omni_stage.exchange.arrays import to_torch
+from omni_stage.exchange import to_torch
 from omni_stage.models.component import ImagePart
 from omni_stage.payloads import AdditionalInformationPayload, PayloadLimits, PromptEmbedsPayload
 from omni_stage.service.edges.downstream_protocol import DownstreamProtocol, explain_failure

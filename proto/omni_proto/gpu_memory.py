@@ -51,7 +51,7 @@ class KvShape:
 
 
 @dataclass(frozen=True, slots=True)
-class TextShape:
+class TransformerShape:
     """The dimensions of a text decoder that determine the size of its activations."""
 
     hidden: int

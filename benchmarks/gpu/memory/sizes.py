@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from omni_proto.gpu_memory import DEFAULT_SHARE, GIB, MIB, KvShape, StageMemory, TextShape
+from omni_proto.gpu_memory import DEFAULT_SHARE, GIB, MIB, KvShape, StageMemory, TransformerShape
 from omni_proto.pipeline import OmniPipeline, Stage
 
 DOCUMENTED = {
@@ -56,9 +56,9 @@ class Release:
     module_bytes: Mapping[str, int]
 
 
-def text_shape(config: Mapping[str, Any]) -> TextShape:
+def text_shape(config: Mapping[str, Any]) -> TransformerShape:
     """Returns the sizes that a decoder's part of config.json gives."""
-    return TextShape(
+    return TransformerShape(
         hidden=max(config["hidden_size"], config.get("embedding_size", 0)),
         intermediate=max(
             config["intermediate_size"], config.get("moe_intermediate_size", 0) * config.get("num_experts_per_tok", 0)

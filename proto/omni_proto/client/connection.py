@@ -74,7 +74,7 @@ class ClientTls:
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class ChannelArguments:
     """The arguments of a channel."""
 
     target: str
@@ -90,7 +90,7 @@ def plan_connection(
     tls: ClientTls | bool | None = None,
     credentials: grpc.ChannelCredentials | None = None,
     options: Options | None = None,
-) -> Connection:
+) -> ChannelArguments:
     """Returns the connection for a client's arguments.
 
     Raises ArgumentError if they contradict one another, or a file is wrong.
@@ -109,13 +109,13 @@ def plan_connection(
     if secure and tls is False:
         raise ArgumentError(f"{target} is TLS; for plaintext begin it with {PLAINTEXT_SCHEME}")
     if credentials is not None:
-        return Connection(address, credentials, used)
+        return ChannelArguments(address, credentials, used)
     if not (tls or secure):
-        return Connection(address, None, used)
+        return ChannelArguments(address, None, used)
     wanted = tls if isinstance(tls, ClientTls) else ClientTls()
     if wanted.server_name:
         used = (*used, ("grpc.ssl_target_name_override", wanted.server_name))
-    return Connection(address, wanted.to_credentials(), used)
+    return ChannelArguments(address, wanted.to_credentials(), used)
 
 
 def explain_refusal(message: str) -> str:

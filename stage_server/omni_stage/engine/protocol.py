@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Protocol
 
 from omni_proto.tensors import ReceivedTensor, TensorSpec
-from omni_stage.exchange.arrays import Array
+from omni_stage.exchange import Array
 from omni_stage.models.component import ServedComponent, StageRequest, StageStep
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from omni_proto.pipeline.components import EngineKind
-from omni_stage.exchange.engine_step import EngineStep, FinishReason
+from omni_stage.exchange import EngineStep, FinishReason
 
 
 def finish_reason(step: EngineStep, kind: EngineKind) -> FinishReason | None:

@@ -41,7 +41,7 @@ from omni_stage.errors import (
     NotReadyError,
     OmniStageError,
 )
-from omni_stage.exchange.arrays import Array, to_torch
+from omni_stage.exchange import Array, to_torch
 from omni_stage.forms.trial_pool import TrialPool
 from omni_stage.models.component import (
     Component,

@@ -15,7 +15,7 @@ from omni_proto.stage_config import EngineArgs, Modality, ModelSource, SamplingD
 from omni_stage.engine.factory import build_stage_engine
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.errors import InvalidRequestError
-from omni_stage.exchange.reply_form import StructuredText, Tool, ToolMode, Tools
+from omni_stage.exchange import OfferedTool, StructuredText, ToolMode, Tools
 from omni_stage.models.component import ChatMessage, StageRequest, TextPart, UserPrompt
 from support.models.generic_checkpoint import write_tiny_text_checkpoint
 
@@ -83,8 +83,10 @@ async def test_refused_forms_change_nothing_for_later_requests(engine: StageEngi
 
 async def test_only_the_parameters_of_tools_that_are_enforced_are_refused(engine: StageEngine) -> None:
     parameters = {"type": "object", "properties": {"x": {"type": "integer", "multipleOf": 2}}, "required": ["x"]}
-    tool = Tool("double", "Doubles.", parameters)
+    tool = OfferedTool("double", "Doubles.", parameters)
     await ask(engine, "shown", None, Tools((tool,), ToolMode.AUTO))
     with pytest.raises(InvalidRequestError, match="multipleOf") as refused:
-        await ask(engine, "forced", None, Tools((Tool("double", "Doubles.", parameters, strict=True),), ToolMode.AUTO))
+        await ask(
+            engine, "forced", None, Tools((OfferedTool("double", "Doubles.", parameters, strict=True),), ToolMode.AUTO)
+        )
     assert refused.value.details.field == "start.chat.tools"

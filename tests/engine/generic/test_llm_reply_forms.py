@@ -21,7 +21,7 @@ from omni_proto.stage_config import EngineArgs, Modality, ModelSource, SamplingD
 from omni_stage.engine.factory import build_stage_engine
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.errors import ConfigurationError, InvalidRequestError
-from omni_stage.exchange.reply_form import CalledTool, StructuredText, Tool, ToolMode, Tools
+from omni_stage.exchange import CalledTool, OfferedTool, StructuredText, ToolMode, Tools
 from omni_stage.models.component import ChatMessage, FinishReason, StageRequest, StageStep, TextPart, UserPrompt
 from support.models.generic_checkpoint import write_tiny_text_checkpoint
 
@@ -33,8 +33,8 @@ CITY = {
     "required": ["city", "days"],
     "additionalProperties": False,
 }
-WEATHER = Tool("weather", "Looks at the sky.", CITY, strict=True)
-CLOCK = Tool(
+WEATHER = OfferedTool("weather", "Looks at the sky.", CITY, strict=True)
+CLOCK = OfferedTool(
     "clock", "Looks at the clock.", {"type": "object", "properties": {}, "additionalProperties": False}, strict=True
 )
 SAMPLING = SamplingDefaults(temperature=1.0, max_tokens=400)

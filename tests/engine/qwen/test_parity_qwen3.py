@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from omni_stage.exchange.reply_form import StructuredText
+from omni_stage.exchange import StructuredText
 from omni_stage.models.component import EdgeStream, FinishReason
 from support.engines.omni_stages import OmniStages, receive, run_omni_stages
 from support.engines.streams import stage_request

@@ -16,7 +16,7 @@ from vllm import PoolingParams
 from vllm.engine.arg_utils import EngineArgs
 
 from omni_stage.errors import ConfigurationError, InvalidTensorError, ModelExecutionError, OmniStageError
-from omni_stage.exchange.engine_step import FinishReason
+from omni_stage.exchange import FinishReason
 from omni_stage.payloads import OMNI_PAYLOAD_KEY, AdditionalInformationPayload
 from omni_stage.vllm_adapter.core.inproc import InprocEngineCore
 from omni_stage.vllm_adapter.wiring.select import scheduler_cls, worker_cls

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from omni_stage.exchange.reply_form import GivenReply
+from omni_stage.exchange import GivenReply
 from omni_stage.models.component import EdgeStream, UserPrompt
 from support.engines.omni_stages import run_omni_stages
 from support.engines.streams import (

@@ -31,7 +31,7 @@ from omni_proto.pipeline.components import EngineKind
 from omni_proto.stage_config import SamplingDefaults, StageConfig, load_stage_config
 from omni_proto.tensors import TensorSchema, TensorSpec
 from omni_proto.tensors.values import float32_to_bfloat16
-from omni_stage.exchange.arrays import to_numpy
+from omni_stage.exchange import to_numpy
 from omni_stage.models.component import FinishReason, StageRequest, StageStep
 from omni_stage.process.malloc import tune_malloc
 from omni_stage.process.stage_log import configure_stage_logging

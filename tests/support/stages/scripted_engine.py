@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from omni_proto.tensors import TensorSpec
-from omni_stage.exchange.arrays import to_torch
+from omni_stage.exchange import to_torch
 from omni_stage.models.component import StageRequest, StageStep
 from support.stages.scripted_component import Script, ScriptedComponent
 

@@ -203,7 +203,7 @@ def test_lists_keep_their_types():
     assert [type(value) for value in received] == [type(value) for value in values]
 
 
-def test_value_tells_tensors_from_lists():
+def test_value_returns_a_tensor_or_a_list():
     assert AdditionalInformationEntry.from_list([1]).value() == [1]
     assert torch.equal(AdditionalInformationEntry.from_tensor(torch.ones(2)).value(), torch.ones(2))
 

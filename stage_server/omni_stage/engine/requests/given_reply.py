@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from omni_stage.errors import ModelExecutionError, PromptTooLongError
-from omni_stage.exchange.reply_form import ReplyTokens
+from omni_stage.exchange import ReplyTokens
 from omni_stage.models.component import EngineInput, EngineStep, FinishReason
 
 

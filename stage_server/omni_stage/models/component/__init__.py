@@ -8,7 +8,7 @@ This package imports neither vLLM nor gRPC, so that a component can be described
 built-in or installed, import these names from here.
 """
 
-from omni_stage.exchange.engine_step import EngineStep, FinishReason
+from omni_stage.exchange import EngineStep, FinishReason
 from omni_stage.models.component.prompt import (
     AudioPart,
     ChatMessage,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from omni_proto.brief import Brief
-from omni_stage.exchange.reply_form import CalledTool, GivenReply, StructuredText, Tools
+from omni_stage.exchange import CalledTool, GivenReply, StructuredText, Tools
 
 if TYPE_CHECKING:
     import numpy as np

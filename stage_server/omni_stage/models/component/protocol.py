@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 from omni_proto.pipeline.components import ComponentFacts
 from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_proto.tensors import TensorSchema
-from omni_stage.exchange.engine_step import EngineStep
+from omni_stage.exchange import EngineStep
 from omni_stage.models.component.request import (
     EdgeRows,
     EdgeStream,

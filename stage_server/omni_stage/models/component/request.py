@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from omni_proto.brief import Brief
 from omni_proto.stage_config import SamplingDefaults
-from omni_stage.exchange.arrays import Array, join
-from omni_stage.exchange.engine_step import EngineStep, FinishReason
-from omni_stage.exchange.reply_form import ReplyTokens, TextParse, ToolCallPiece
+from omni_stage.exchange import Array, EngineStep, FinishReason, ReplyTokens, TextParse, ToolCallPiece, join
 from omni_stage.models.component.prompt import UserPrompt
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_proto.tensors import TensorSchema
 from omni_stage.errors import ConfigurationError, InvalidRequestError
-from omni_stage.exchange.reply_form import TextParse, ToolMode
+from omni_stage.exchange import TextParse, ToolMode
 from omni_stage.models.component import (
     ChatMessage,
     Emitter,

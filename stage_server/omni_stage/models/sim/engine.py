@@ -19,7 +19,7 @@ from typing import Final
 from omni_proto.stage_config import StageConfig
 from omni_proto.tensors import ReceivedTensor, TensorSpec
 from omni_stage.errors import ConfigurationError, ModelExecutionError
-from omni_stage.exchange.arrays import Array, to_numpy
+from omni_stage.exchange import Array, to_numpy
 from omni_stage.models.component import EdgeStream, FinishReason, ServedComponent, StageRequest, StageStep
 from omni_stage.models.sim.gauges import EngineGauges, Load
 from omni_stage.models.sim.manifest import DECODER, THINKER

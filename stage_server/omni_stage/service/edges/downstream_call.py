@@ -26,7 +26,7 @@ from omni_proto.stage.v1 import events_pb2, stage_service_pb2, tensors_pb2
 from omni_proto.stage_config import DownstreamStage, EdgeMode
 from omni_proto.tensors import TensorSchema, schema_hash, tensor_prompt
 from omni_stage.errors import DownstreamProtocolError
-from omni_stage.exchange.arrays import Array
+from omni_stage.exchange import Array
 from omni_stage.service.edges.channels import Deadline, DownstreamChannels, OpenCall, downstream_timeout
 from omni_stage.service.edges.downstream_protocol import DownstreamProtocol, explain_failure
 from omni_stage.service.edges.outbox import ALIVE_S, Outbox

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from omni_proto.stage.v1 import events_pb2
-from omni_stage.exchange.arrays import Array
+from omni_stage.exchange import Array
 from omni_stage.vllm_adapter.scheduling.step_order import FIRST_OUTPUTS
 
 EARLY_STEPS: Final = FIRST_OUTPUTS

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from omni_proto.tensors import CHUNK_BYTES, TensorChunkView, TensorSchema, TensorSpec, crc32c, encode_tensor_chunks
 from omni_stage.errors import ModelExecutionError
-from omni_stage.exchange.arrays import Array, describe_array, fits, join_bytes
+from omni_stage.exchange import Array, describe_array, fits, join_bytes
 from omni_stage.service.wire import OutgoingChunk
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from omni_proto.pipeline.components import ComponentFacts
 from omni_proto.stage.v1 import events_pb2, sampling_pb2
 from omni_proto.stage_config import Modality
-from omni_stage.exchange.arrays import Array, to_samples
+from omni_stage.exchange import Array, to_samples
 from omni_stage.models.component import StageStep
 from omni_stage.service.metering import SAMPLE_BYTES
 from omni_stage.service.request.planning.plan import RequestPlan

@@ -25,7 +25,7 @@ from vllm.engine.protocol import StreamingInput
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_stage.errors import ConfigurationError, EngineDeadStageError, NotReadyError
-from omni_stage.exchange.engine_step import EngineStep
+from omni_stage.exchange import EngineStep
 from omni_stage.vllm_adapter.core.interface import COMPARE_WITH_EAGER, END_STREAM, CorePart, Params
 from omni_stage.vllm_adapter.core.output_processor import OmniOutputProcessor
 from omni_stage.vllm_adapter.core.outputs import Capture, convert_output, translate_error

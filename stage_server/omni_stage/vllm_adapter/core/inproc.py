@@ -15,7 +15,7 @@ from typing import Any
 from vllm.config import VllmConfig
 
 from omni_stage.errors import NotReadyError
-from omni_stage.exchange.engine_step import EngineStep
+from omni_stage.exchange import EngineStep
 from omni_stage.vllm_adapter.core.inproc_llm import InprocOmniLLM, Sink
 from omni_stage.vllm_adapter.core.interface import COMPARE_WITH_EAGER, END_STREAM, CorePart, Params
 from omni_stage.vllm_adapter.core.outputs import Capture, translate_error

@@ -23,7 +23,7 @@ from vllm.v1.executor import Executor
 from vllm.v1.metrics.stats import IterationStats
 
 from omni_stage.errors import EngineDeadStageError, ModelExecutionError
-from omni_stage.exchange.engine_step import EngineStep
+from omni_stage.exchange import EngineStep
 from omni_stage.vllm_adapter.core.interface import CorePart, Params
 from omni_stage.vllm_adapter.core.output_processor import OmniOutputProcessor
 from omni_stage.vllm_adapter.core.outputs import Capture, convert_output

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from vllm import PoolingParams, SamplingParams
 
-from omni_stage.exchange.engine_step import EngineStep
+from omni_stage.exchange import EngineStep
 from omni_stage.vllm_adapter.scheduling.sessions import SessionRoom
 
 Params: TypeAlias = SamplingParams | PoolingParams

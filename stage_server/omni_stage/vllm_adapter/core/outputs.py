@@ -24,7 +24,7 @@ from omni_stage.errors import (
     PromptTooLongError,
     QueueTimeoutError,
 )
-from omni_stage.exchange.engine_step import EngineStep, FinishReason
+from omni_stage.exchange import EngineStep, FinishReason
 from omni_stage.vllm_adapter.wiring.names import FORM_COST, INVALID_PAYLOAD, QUEUE_TIMEOUT
 from omni_stage.vllm_adapter.wiring.packing import OUTPUT_NAME, ROWS_NAME, unpack
 

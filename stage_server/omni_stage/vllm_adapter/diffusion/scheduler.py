@@ -34,7 +34,7 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from omni_stage.exchange.engine_step import FinishReason
+from omni_stage.exchange import FinishReason
 from omni_stage.payloads.keys import OMNI_DUE_KEY
 from omni_stage.vllm_adapter.diffusion.admission import DiffusionSettings, StepAdmission, is_expired
 from omni_stage.vllm_adapter.scheduling.payloads import find_raw_payload

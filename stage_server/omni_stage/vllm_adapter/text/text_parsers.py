@@ -28,7 +28,7 @@ from vllm.tokenizers.hf import get_cached_tokenizer
 from vllm.tool_parsers import ToolParserManager
 
 from omni_stage.errors import ConfigurationError, InvalidRequestError, ModelExecutionError
-from omni_stage.exchange.reply_form import ParsedText, StructuredText, ToolCallPiece, ToolMode, Tools
+from omni_stage.exchange import ParsedText, StructuredText, ToolCallPiece, ToolMode, Tools
 
 _log = logging.getLogger(__name__)
 _HARMONY = frozenset({"openai", "openai_gptoss"})

@@ -7,7 +7,7 @@ import torch
 
 from omni_stage.engine.requests.given_reply import as_if_sampled, check_room
 from omni_stage.errors import ModelExecutionError, PromptTooLongError
-from omni_stage.exchange.reply_form import ReplyTokens
+from omni_stage.exchange import ReplyTokens
 from omni_stage.models.component import EngineInput, EngineStep, FinishReason
 
 REPLY = ReplyTokens((8, 9), "hi")

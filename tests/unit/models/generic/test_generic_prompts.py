@@ -12,7 +12,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from omni_proto.stage_config import StageConfig
 from omni_stage.errors import ConfigurationError, InvalidRequestError
-from omni_stage.exchange.reply_form import CalledTool, Tool, Tools
+from omni_stage.exchange import CalledTool, OfferedTool, Tools
 from omni_stage.models.component import ChatMessage, TextPart, UserPrompt
 from omni_stage.models.generic.llm import TextTokenizer, build_component
 from omni_stage.models.shared.text.chat_template import ChatTemplate
@@ -126,7 +126,7 @@ def test_a_template_that_fails_refuses_what_it_fails_on(
     template: str, arguments: dict[str, Any], says: str, field: str
 ) -> None:
     """The template's own sentence is passed on. A large conversation is rendered in a process of its own."""
-    tools = Tools((Tool("look", "", {}),))
+    tools = Tools((OfferedTool("look", "", {}),))
     cheap = "too much" not in says
     for size in (1, 20_000) if cheap else (1,):
         with pytest.raises(InvalidRequestError, match=says) as caught:
@@ -139,7 +139,7 @@ def test_a_template_renders_the_same_in_a_process_of_its_own() -> None:
     template = (
         "{% for m in messages %}{{ m.role }}{{ m.content | tojson }}{{ tools | tojson(indent=1) }}{% endfor %}{{ n }}"
     )
-    tools = Tools((Tool("look", "at \u2603 <b>", {"type": "object", "properties": {"a": {"type": "string"}}}),))
+    tools = Tools((OfferedTool("look", "at \u2603 <b>", {"type": "object", "properties": {"a": {"type": "string"}}}),))
     short = render(template, message("user", "h\u00e9 <a> 'q'"), tools=tools, n="[1, 2.5, None]")
     assert render(template, message("user", "h\u00e9 <a> 'q'"), tools=tools, n=[1, 2.5, None]) == short
     long = render(template, message("user", "h\u00e9 <a> 'q'" * 2000), tools=tools, n=7)

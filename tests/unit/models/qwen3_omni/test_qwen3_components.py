@@ -15,8 +15,7 @@ from transformers import AutoProcessor, WhisperFeatureExtractor
 from omni_proto.stage_config import SamplingDefaults
 from omni_proto.tensors import encode_rows
 from omni_stage.errors import InvalidMediaError, InvalidRequestError, InvalidTensorError
-from omni_stage.exchange.arrays import view_bytes
-from omni_stage.exchange.reply_form import GivenReply
+from omni_stage.exchange import GivenReply, view_bytes
 from omni_stage.models.component import (
     AudioPart,
     ChatMessage,

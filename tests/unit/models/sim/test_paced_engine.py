@@ -15,7 +15,7 @@ import pytest
 from omni_proto.stage_config import DownstreamStage, Modality, ModelSource, SamplingDefaults, StageConfig
 from omni_stage.engine.factory import build_stage_engine, needs_vllm
 from omni_stage.errors import ConfigurationError, InvalidRequestError, ModelExecutionError, PromptTooLongError
-from omni_stage.exchange.arrays import fits
+from omni_stage.exchange import fits
 from omni_stage.models.component import (
     ChatMessage,
     EdgeInput,

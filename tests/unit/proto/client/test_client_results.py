@@ -78,11 +78,11 @@ def test_every_message_is_an_event() -> None:
         GenerateResponse(stage="s", failed=events_pb2.StageFailed(status=status_pb2.Status(code=13, message="m"))),
         GenerateResponse(stage="s", summary=events_pb2.Summary(request_id="r", stages=[outcome], total_ns=8)),
     ]
-    accepted, text, tokens, sound, finished, failed, summary = map(event_from_response, messages)
+    accepted, text, tokens, audio, finished, failed, summary = map(event_from_response, messages)
     assert accepted == Accepted("s", "r", 5)
     assert text == TextDelta("s", "hi")
     assert tokens == TokenDelta("s", (1,), (2, 3))
-    assert sound == AudioChunk("s", b"\0" * 4, "pcm_f32le", 24000, 1, 0, True)
+    assert audio == AudioChunk("s", b"\0" * 4, "pcm_f32le", 24000, 1, 0, True)
     assert isinstance(finished, StageFinished)
     assert (finished.finish_reason, finished.stop_reason) == ("length", "x")
     assert (finished.usage.prompt_tokens, finished.usage.tensor_bytes_sent) == (1, 4)
@@ -134,14 +134,14 @@ def test_result_puts_events_together(tmp_path: Path) -> None:
     [audio(99, 1), audio(101, 1), audio(100, 1, rate=16000), audio(100, 1, channels=2), audio(100, 1, stage="other")],
     ids=["overlap", "gap", "rate", "channels", "stage"],
 )
-def test_sound_with_a_gap_or_another_format_is_an_error(second: AudioChunk) -> None:
+def test_audio_with_a_gap_or_another_format_is_an_error(second: AudioChunk) -> None:
     builder = ResultBuilder()
     builder.add(audio(0, 100))
     with pytest.raises(ProtocolError):
         builder.add(second)
 
 
-def test_an_answer_without_sound_writes_no_file(tmp_path: Path) -> None:
+def test_an_answer_without_audio_writes_no_file(tmp_path: Path) -> None:
     result = ResultBuilder().result()
     assert result.audio_seconds == 0
     with pytest.raises(ArgumentError, match="no audio"):

@@ -204,5 +204,5 @@ async def test_plaintext_to_tls_says_what_to_do(serve: Any) -> None:
 @pytest.mark.parametrize(
     "message", ["", "Socket closed", "failed to connect to all addresses; last error: Connection refused"]
 )
-def test_other_failures_stay_as_gRPC_tells_them(message: str) -> None:
+def test_other_failures_keep_the_message_of_gRPC(message: str) -> None:
     assert explain_refusal(message) == message

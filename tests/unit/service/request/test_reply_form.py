@@ -10,7 +10,7 @@ import pytest
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_proto.stage_config import Limits, StageConfig
 from omni_stage.errors import InvalidRequestError, OmniStageError, PromptTooLongError, RequestTooLargeError
-from omni_stage.exchange.reply_form import CalledTool, GivenReply, StructuredText, Tool, ToolMode, Tools
+from omni_stage.exchange import CalledTool, GivenReply, OfferedTool, StructuredText, ToolMode, Tools
 from omni_stage.models.component import UserPrompt
 from omni_stage.service.request.planning.plan import RequestPlan, plan_request
 from omni_stage.service.request.planning.prompt import build_prompt
@@ -129,13 +129,13 @@ def test_structured_output_is_read(form: dict[str, Any], read: StructuredText) -
 
 
 def test_tools_are_read_with_their_choice() -> None:
-    weather = Tool("weather", "Looks.", {"type": "object"})
+    weather = OfferedTool("weather", "Looks.", {"type": "object"})
     assert prompt(tools(WEATHER)).tools == Tools((weather,))
     assert prompt(tools(WEATHER, mode="TOOL_MODE_NONE")).tools == Tools((weather,), ToolMode.NONE)
     assert prompt(tools(WEATHER, mode="TOOL_MODE_REQUIRED")).tools == Tools((weather,), ToolMode.REQUIRED)
     assert prompt(tools(WEATHER, function="weather")).tools == Tools((weather,), ToolMode.REQUIRED, "weather")
     bare = prompt(tools({"name": "now"})).tools
-    assert bare == Tools((Tool("now", "", {"type": "object", "properties": {}}),))
+    assert bare == Tools((OfferedTool("now", "", {"type": "object", "properties": {}}),))
 
 
 def test_tool_messages_of_a_conversation_are_read() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from omni_proto.stage.v1 import events_pb2, sampling_pb2, stage_service_pb2 as pb
-from omni_stage.exchange.reply_form import ToolCallPiece
+from omni_stage.exchange import ToolCallPiece
 from omni_stage.models.component import AudioPart, FinishReason, ImagePart, StageRequest, StageStep
 from support.media.samples import encode_png, encode_wav, make_image
 from support.stages import scripted_stages as lab

@@ -11,7 +11,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, EngineCoreOutput, EngineCoreRequest, FinishReason
 
 from omni_stage.errors import InvalidTensorError, ModelExecutionError, QueueTimeoutError
-from omni_stage.exchange.engine_step import FinishReason as StepEnd
+from omni_stage.exchange import FinishReason as StepEnd
 from omni_stage.vllm_adapter.core.output_processor import OmniOutputProcessor
 from omni_stage.vllm_adapter.core.outputs import convert_output, join_tensors
 from omni_stage.vllm_adapter.scheduling.step_order import FIRST_OUTPUTS

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from omni_stage.errors import ConfigurationError, InvalidRequestError
-from omni_stage.exchange.reply_form import Tool, ToolMode, Tools
+from omni_stage.exchange import OfferedTool, ToolMode, Tools
 from omni_stage.vllm_adapter.text.text_parsers import TextParsers
 from support.models.generic_checkpoint import THINK, TOOL_CALL, train_tokenizer
 
@@ -16,7 +16,7 @@ SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "require
 
 
 def weather(*, strict: bool, mode: ToolMode = ToolMode.AUTO) -> Tools:
-    return Tools((Tool("weather", "Looks at the sky.", SCHEMA, strict=strict),), mode)
+    return Tools((OfferedTool("weather", "Looks at the sky.", SCHEMA, strict=strict),), mode)
 
 
 def tokenizer_with_tools() -> Any:

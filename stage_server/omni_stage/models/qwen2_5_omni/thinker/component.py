@@ -13,7 +13,7 @@ import torch
 
 from omni_proto.stage_config import StageConfig
 from omni_stage.errors import ModelExecutionError
-from omni_stage.exchange.arrays import Array
+from omni_stage.exchange import Array
 from omni_stage.models.component import Emitter, EngineInput, EngineStep, StageRequest, StageStep
 from omni_stage.models.qwen2_5_omni.checkpoint import OmniCheckpoint, read_checkpoint, read_voices
 from omni_stage.models.qwen2_5_omni.manifest import THINKER

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from omni_proto.stage_config import SamplingDefaults, StageConfig
-from omni_stage.exchange.arrays import Array
+from omni_stage.exchange import Array
 from omni_stage.models.component import EdgeInput, Emitter, EngineInput, EngineStep, StageRequest, StageStep
 from omni_stage.models.qwen3_omni.checkpoint import OmniCheckpoint, SpeechFacts, read_speaking_checkpoint
 from omni_stage.models.qwen3_omni.manifest import TALKER

@@ -15,7 +15,7 @@ import torch
 
 from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_stage.errors import ConfigurationError, InvalidRequestError, ModelExecutionError
-from omni_stage.exchange.arrays import Array
+from omni_stage.exchange import Array
 from omni_stage.models.component import Emitter, EngineInput, EngineStep, StageRequest, StageStep
 from omni_stage.models.qwen3_omni.checkpoint import OmniCheckpoint, read_checkpoint
 from omni_stage.models.qwen3_omni.manifest import THINKER

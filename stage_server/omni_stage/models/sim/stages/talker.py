@@ -10,7 +10,7 @@ import numpy as np
 from omni_proto.stage_config import StageConfig
 from omni_proto.tensors import TensorSchema
 from omni_stage.errors import InvalidRequestError, InvalidTensorError, PromptTooLongError
-from omni_stage.exchange.arrays import Array
+from omni_stage.exchange import Array
 from omni_stage.models.component import EdgeInput, EdgeRows, EdgeStream, FinishReason, StageRequest, StageStep
 from omni_stage.models.shared.voices import pick_voice
 from omni_stage.models.sim.content import mix

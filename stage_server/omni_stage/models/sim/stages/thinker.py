@@ -10,7 +10,7 @@ import numpy as np
 from omni_proto.stage_config import StageConfig
 from omni_proto.tensors import TensorSchema
 from omni_stage.errors import InvalidRequestError, PromptTooLongError
-from omni_stage.exchange.arrays import Array
+from omni_stage.exchange import Array
 from omni_stage.models.component import FinishReason, StageRequest, StageStep, UserPrompt
 from omni_stage.models.sim.content import END_OF_TEXT, RowBank, prompt_ids, reply_length, word_id, word_text
 from omni_stage.models.sim.manifest import THINKER

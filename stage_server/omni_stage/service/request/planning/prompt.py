@@ -12,7 +12,7 @@ from typing import Any
 from omni_proto.stage.v1 import prompt_pb2, stage_service_pb2
 from omni_proto.stage_config import Limits
 from omni_stage.errors import InvalidRequestError, PromptTooLongError, RequestTooLargeError
-from omni_stage.exchange.reply_form import CalledTool, GivenReply, StructuredText, Tools
+from omni_stage.exchange import CalledTool, GivenReply, StructuredText, Tools
 from omni_stage.models.component import ChatMessage, MediaPart, TextPart, UserPrompt
 from omni_stage.service.media.planning import check_media, plan_medium
 from omni_stage.service.media.slots import MediaRules, MediaSlot

@@ -15,7 +15,7 @@ from omni_proto.pipeline.components import ComponentFacts
 from omni_proto.stage.v1 import prompt_pb2, sampling_pb2, stage_service_pb2
 from omni_proto.stage_config import Limits, StageConfig, StructuredOutput
 from omni_stage.errors import InvalidRequestError, PromptTooLongError, RequestTooLargeError
-from omni_stage.exchange.reply_form import CalledTool, GivenReply, StructuredText, Tool, ToolMode, Tools
+from omni_stage.exchange import CalledTool, GivenReply, OfferedTool, StructuredText, ToolMode, Tools
 from omni_stage.forms.regex import UnsupportedRegexError, check_regex
 from omni_stage.forms.schema import UnsupportedSchemaError, admit_schema
 
@@ -319,7 +319,7 @@ def _read_choice(choice: sampling_pb2.Choices, field: str) -> tuple[str, ...]:
     return tuple(choice.texts)
 
 
-def _read_tool(tool: prompt_pb2.Tool, field: str) -> Tool:
+def _read_tool(tool: prompt_pb2.Tool, field: str) -> OfferedTool:
     if not TOOL_NAME.fullmatch(tool.name):
         raise InvalidRequestError(NAME_RULE, field=f"{field}.name")
     parameters: Mapping[str, Any] = {"type": "object", "properties": {}}
@@ -327,7 +327,7 @@ def _read_tool(tool: prompt_pb2.Tool, field: str) -> Tool:
         parameters = read_json_object(tool.parameters, f"{field}.parameters", "a JSON Schema")
         if tool.strict:
             _check_schema(parameters, f"{field}.parameters")
-    return Tool(tool.name, tool.description, parameters, tool.strict)
+    return OfferedTool(tool.name, tool.description, parameters, tool.strict)
 
 
 def _check_schema(schema: Mapping[str, Any], field: str) -> None:

@@ -11,7 +11,7 @@ from PIL import Image
 from transformers import AutoTokenizer, Qwen2_5OmniProcessor
 
 from omni_stage.errors import ConfigurationError, InvalidMediaError, InvalidRequestError, OmniStageError
-from omni_stage.exchange.reply_form import GivenReply, ReplyTokens
+from omni_stage.exchange import GivenReply, ReplyTokens
 from omni_stage.models.component import AudioPart, ChatMessage, ImagePart, TextPart, UserPrompt
 from omni_stage.models.qwen2_5_omni.checkpoint import read_checkpoint
 from omni_stage.models.qwen2_5_omni.thinker.prompts import SPEECH_SYSTEM_PROMPT, read_audio_limit
