@@ -1,6 +1,6 @@
 """Our model classes load the tensors of Qwen3-Omni-30B-A3B-Instruct: names, shapes and dtypes, without its weights.
 
-vLLM builds the models of the published config.json on the meta device. tests/data/published/README.md names the
+vLLM builds the models of the published config.json on the meta device. tests/data/README.md names the
 sources of all facts.
 """
 

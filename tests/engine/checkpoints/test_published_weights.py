@@ -1,6 +1,6 @@
 """Our model classes load the tensors of Qwen2.5-Omni 7B and 3B: names, shapes and dtypes, without their weights.
 
-vLLM builds the models of the published config.json on the meta device. tests/data/published/README.md names the
+vLLM builds the models of the published config.json on the meta device. tests/data/README.md names the
 sources of all facts.
 """
 

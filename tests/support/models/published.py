@@ -55,7 +55,7 @@ class PublishedTensor:
 
 
 def read_table(size: str) -> dict[str, Any]:
-    """Returns the table of the checkpoint's shards and tensors. tests/data/published/README.md describes it."""
+    """Returns the table of the checkpoint's shards and tensors. tests/data/README.md describes it."""
     table: dict[str, Any] = json.loads((DATA / f"{_FILES[size]}_tensors.json").read_text())
     return table
 
