@@ -101,6 +101,10 @@ class Gateway:
     draining: bool = False
     """Set on SIGTERM or SIGINT. From then on /ready fails, and each connection is closed after its answer."""
 
+    def voice_aliases(self, pipeline: ServedPipeline) -> Mapping[str, str]:
+        """Returns the names of voices in other APIs that requests for a pipeline may use, with the pipeline's names."""
+        return pipeline.voice_aliases or self.settings.voice_aliases
+
 
 @dataclass(slots=True)
 class Call:

@@ -31,7 +31,7 @@ from omni_gateway.openai.chat_prompt import (
     fold_seed,
     list_media,
 )
-from omni_gateway.openai.chat_request import AudioOutput, ChatRequest, NamedTool, VoiceId, find_unsupported_in_chat
+from omni_gateway.openai.chat_request import ChatRequest, NamedTool, find_unsupported_in_chat, voice_name
 from omni_proto.client import (
     Accepted,
     AudioChunk,
@@ -103,7 +103,8 @@ async def read_arguments(
     if (seed := fold_seed(body.seed)) is not None:
         arguments["seed"] = seed
     if body.audio is not None and "audio" in modalities:
-        arguments["voice"] = read_voice(gateway, pipeline, facts, body.audio)
+        wanted, aliases = voice_name(body.audio.voice), gateway.voice_aliases(pipeline)
+        arguments["voice"] = pick_voice(wanted, facts.voices, aliases, param="audio.voice")
     if body.chat_template_kwargs:
         arguments["template_arguments"] = body.chat_template_kwargs
     return arguments
@@ -127,13 +128,6 @@ def check_modalities(body: ChatRequest, facts: EntryFacts) -> list[str]:
         # The transcript is part of OpenAI's audio answer.
         modalities.append("text")
     return modalities
-
-
-def read_voice(gateway: Gateway, pipeline: ServedPipeline, facts: EntryFacts, audio: AudioOutput) -> str:
-    """Returns the pipeline's name of the requested voice. Raises InvalidRequestError."""
-    wanted = audio.voice.id if isinstance(audio.voice, VoiceId) else audio.voice or ""
-    aliases = pipeline.voice_aliases or gateway.settings.voice_aliases
-    return pick_voice(wanted, facts.voices, aliases, param="audio.voice")
 
 
 async def respond_live(

@@ -16,8 +16,9 @@ from omni_gateway.errors import ClientDisconnectedError, GatewayError, answer_er
 EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
 DONE: Final = b"data: [DONE]\n\n"
 COMMENT: Final = b": keep-alive\n\n"
-_PLACE: Final = "\ue000here\ue000"
-"""Marks the place in a template where events differ. It occurs in no other field."""
+_PLACEHOLDER: Final = "\ue000placeholder\ue000"
+"""Stands in a template for the string by which events differ. No other field contains it: they are ids and names, in
+ASCII."""
 
 encode_json: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 """Encodes compact JSON. json.dumps with these options would create a new encoder in each call."""
@@ -48,11 +49,16 @@ class DeferredResponse(Response):
 
 class Template:
     """Makes events that differ in one string. Everything else is encoded only once, because a stream has an event per
-    token."""
+    token: encoding a chunk of a chat as a whole takes 17 times as long.
+
+        make("x") -> {"choices": [{"delta": {"content": "x"}}], ...}
+        data: {"choices":[{"delta":{"content":  | "x" |  }}],...}      encoded once | per event | encoded once
+    """
 
     def __init__(self, make: Callable[[str], Mapping[str, Any]]) -> None:
         """make: returns the value of the event that contains the given string."""
-        self._before, self._after = event(make(_PLACE)).split(encode_json(_PLACE).encode())
+        encoded = event(make(_PLACEHOLDER))
+        self._before, self._after = encoded.split(encode_json(_PLACEHOLDER).encode())
 
     def event(self, text: str) -> bytes:
         """Returns the event that contains the given string."""

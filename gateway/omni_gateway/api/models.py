@@ -96,7 +96,7 @@ def _list_models(shown: dict[str, ServedPipeline], all_ids: Mapping[str, ServedP
 
 def _voices(gateway: Gateway, key: str, pipeline: ServedPipeline, facts: EntryFacts) -> list[dict[str, Any]]:
     voices = facts.voices
-    aliases = list_aliases(pipeline.voice_aliases or gateway.settings.voice_aliases, voices)
+    aliases = list_aliases(gateway.voice_aliases(pipeline), voices)
     return [
         {"id": voice, "object": "voice", "name": voice, "model": key, "aliases": aliases.get(voice, [])}
         for voice in voices

@@ -21,7 +21,7 @@ from omni_gateway.media.encode import MEDIA_TYPES, AnswerEncoder, Base64Pieces
 from omni_gateway.openai.body import find_unsupported
 from omni_gateway.openai.chat_events import finish_reason, read_usage
 from omni_gateway.openai.chat_prompt import fold_seed
-from omni_gateway.openai.chat_request import VoiceId
+from omni_gateway.openai.chat_request import voice_name
 from omni_gateway.openai.speech_request import SpeechRequest
 from omni_proto.client import Event, GenerateArguments
 
@@ -54,8 +54,7 @@ async def create_speech(request: Request, body: SpeechRequest) -> Response:
     call.paths, call.max_model_lens = SPEECH, {facts.stage: facts.max_model_len}
     if not facts.reads_aloud:
         raise UnsupportedError(f"The model {key!r} does not speak a given text.", param="model", code="invalid_value")
-    wanted = body.voice.id if isinstance(body.voice, VoiceId) else body.voice or ""
-    aliases = pipeline.voice_aliases or gateway.settings.voice_aliases
+    wanted, aliases = voice_name(body.voice), gateway.voice_aliases(pipeline)
     arguments = GenerateArguments(
         text=PROMPT, modalities=["audio"], voice=pick_voice(wanted, facts.voices, aliases, param="voice")
     )

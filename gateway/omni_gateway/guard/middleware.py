@@ -22,8 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from omni_gateway.context import Budget, Call, Gateway, Share
 from omni_gateway.errors import ClientDisconnectedError, EncodingError, GatewayError, InternalError, UnavailableError
 from omni_gateway.guard.body import BodyReader
-from omni_gateway.guard.keys import KeyRing
-from omni_gateway.guard.limits import KeyLimiter
+from omni_gateway.guard.keys import KeyLimiter, KeyRing
 from omni_gateway.guard.record import PROBES, Recorder
 from omni_gateway.guard.reply import CUT, Reply
 from omni_gateway.telemetry import RequestSpan

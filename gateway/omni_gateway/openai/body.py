@@ -2,7 +2,7 @@
 
 A field is declared once, with its name, its type, and a mark that says where its value goes or why it is not honoured:
 
-    min_p: Annotated[float | None, Field(ge=0, le=1), Target.SAMPLING] = None
+    temperature: Annotated[float | None, Field(ge=0, le=2), Target.SAMPLING] = None
     store: Annotated[bool | None, Unsupported(Without.MEANING, neutral=[False])] = None
 
 A field without a mark is read by name, or has no effect, as its docstring says.

@@ -116,6 +116,13 @@ class VoiceId(Body):
 
 
 Voice = Annotated[Text | Annotated[VoiceId, OBJECT], by_kind("a name or an object with id")]
+
+
+def voice_name(voice: str | VoiceId | None) -> str:
+    """Returns the name that a request gives to a voice; empty for the default."""
+    return voice.id if isinstance(voice, VoiceId) else voice or ""
+
+
 Seed = Annotated[int, Field(ge=-(2**63), le=2**64)]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from omni_gateway.cluster.replicas import ReadyReplicas, count_addresses
 from omni_gateway.errors import RateLimitError
-from omni_gateway.guard.limits import KeyLimiter
+from omni_gateway.guard.keys import KeyLimiter
 from omni_gateway.rights import ApiKey, KeyLimits
 from omni_gateway.telemetry import GatewayMetrics
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from omni_gateway.errors import RateLimitError, answer_error
-from omni_gateway.guard.limits import KeyLimiter
+from omni_gateway.guard.keys import KeyLimiter
 from omni_gateway.rights import ApiKey, KeyLimits
 
 
