@@ -15,6 +15,7 @@ from omni_proto.tensors.assembly import (
 from omni_proto.tensors.codec import (
     CHUNK_BYTES as CHUNK_BYTES,
     EncodedChunk as EncodedChunk,
+    TensorChunkView as TensorChunkView,
     decode_generate_request as decode_generate_request,
     encode_rows as encode_rows,
     encode_tensor_chunk as encode_tensor_chunk,
@@ -28,7 +29,6 @@ from omni_proto.tensors.dtypes import (
     dtype_from_proto as dtype_from_proto,
     dtype_info as dtype_info,
 )
-from omni_proto.tensors.scan import TensorChunkView as TensorChunkView
 from omni_proto.tensors.schema import (
     MAX_ROW_BYTES as MAX_ROW_BYTES,
     PROMPT_EMBEDS as PROMPT_EMBEDS,

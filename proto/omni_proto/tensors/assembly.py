@@ -18,8 +18,8 @@ from omni_proto.errors import (
     SchemaError,
 )
 from omni_proto.stage.v1.tensors_pb2 import TensorHeader
+from omni_proto.tensors.codec import TensorChunkView
 from omni_proto.tensors.dtypes import dtype_from_proto, dtype_info
-from omni_proto.tensors.scan import TensorChunkView
 from omni_proto.tensors.schema import TensorSchema, TensorSpec
 from omni_proto.tensors.values import allocate, bfloat16_to_float32, crc32c, is_boolean, is_finite, to_array
 

@@ -1,13 +1,15 @@
 """Encodes and decodes GenerateRequest; the data of TensorChunks is copied at most once.
 
 The bytes are ordinary protobuf. `data` is the last field of TensorChunk. So the writer joins each chunk's head (its
-fields before `data`) with the caller's buffer. The reader scans the heads and slices the data (scan.py). This is faster
-than message objects: `make bench CASE=codec` measures it.
+fields before `data`) with the caller's buffer. The reader scans the heads and slices the data, without message objects;
+whatever the scan does not expect - other messages, another field order, unknown or repeated fields - is left to the
+protobuf parser. This is faster than message objects: `make bench CASE=codec` measures it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NewType
 
 from google.protobuf.message import DecodeError
@@ -16,18 +18,6 @@ from omni_proto.errors import EncodeError, WireError
 from omni_proto.rpc.options import MAX_MESSAGE_BYTES
 from omni_proto.stage.v1.stage_service_pb2 import GenerateRequest
 from omni_proto.stage.v1.tensors_pb2 import TensorChunk
-from omni_proto.tensors.scan import (
-    KEY_15_BYTES,
-    KEY_CHUNKS,
-    KEY_CRC32C,
-    KEY_LAST,
-    KEY_NAME,
-    KEY_ROW_OFFSET,
-    KEY_ROWS,
-    KEY_TENSORS,
-    TensorChunkView,
-    scan,
-)
 from omni_proto.tensors.schema import TensorSpec
 from omni_proto.tensors.values import crc32c
 
@@ -40,11 +30,134 @@ EncodedChunk = NewType("EncodedChunk", bytes)
 CHUNK_BYTES: Final = 1024 * 1024
 """Size of a chunk's data. It had the highest throughput in measurements from 128 KiB to 32 MiB."""
 
-_OUTER: Final = bytes((KEY_15_BYTES,))
-_OUTER_CHUNKS: Final = bytes((KEY_TENSORS,))
-_CHUNK: Final = bytes((KEY_CHUNKS,))
-_LAST: Final = bytes((KEY_LAST, 1))
+# Keys of the fields: (number << 3) | wire type. Each fits in one byte.
+_KEY_NAME: Final = 0x0A
+_KEY_ROW_OFFSET: Final = 0x10
+_KEY_ROWS: Final = 0x18
+_KEY_CRC32C: Final = 0x25
+_KEY_LAST: Final = 0x28
+_KEY_15_BYTES: Final = 0x7A
+"""GenerateRequest.tensor and TensorChunk.data: both have field number 15."""
+_KEY_TENSORS: Final = 0x72
+"""GenerateRequest.tensors."""
+_KEY_CHUNKS: Final = 0x0A
+"""TensorChunks.chunks."""
+
+_OUTER: Final = bytes((_KEY_15_BYTES,))
+_OUTER_CHUNKS: Final = bytes((_KEY_TENSORS,))
+_CHUNK: Final = bytes((_KEY_CHUNKS,))
+_LAST: Final = bytes((_KEY_LAST, 1))
 _ONE_BYTE: Final = tuple(bytes((value,)) for value in range(0x80))
+
+
+@dataclass(slots=True)
+class TensorChunkView:
+    """A TensorChunk whose data is a slice: of the received message, or of the sender's buffer.
+
+    Not frozen: a frozen dataclass takes three times as long to make, and there may be one for every row.
+    """
+
+    name: str
+    """Name of the tensor."""
+    row_offset: int
+    """Number of the first row."""
+    rows: int
+    """Number of rows in data."""
+    crc32c: int
+    """CRC-32C of data, as the sender computed it."""
+    last: bool
+    """Whether this is the tensor's last chunk."""
+    data: memoryview
+    """The rows as bytes, not aligned. Keeps the whole message or buffer alive. Read-only if sliced from a message."""
+
+
+def _read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """Returns the value and the position after it. Raises IndexError at the end of data, ValueError over 64 bits."""
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            break
+        shift += 7
+        if shift > 63:
+            raise ValueError("varint is longer than 64 bits")
+    if value >= 2**64:
+        raise ValueError("varint is longer than 64 bits")
+    return value, position
+
+
+def scan(data: bytes) -> TensorChunkView | tuple[TensorChunkView, ...] | None:
+    """Returns the chunk or chunks in data.
+
+    Returns None if data contains anything else, or if the fields of a chunk are not in order or repeated.
+    """
+    if not data or data[0] not in (_KEY_15_BYTES, _KEY_TENSORS):
+        return None
+    try:
+        length, position = _read_varint(data, 1)
+        if position + length != len(data):
+            return None
+        return _scan_chunk(data, position, len(data)) if data[0] == _KEY_15_BYTES else _scan_chunks(data, position)
+    except (IndexError, ValueError):  # UnicodeDecodeError is a ValueError
+        return None  # leave it to the protobuf parser
+
+
+def _scan_chunks(data: bytes, position: int) -> tuple[TensorChunkView, ...] | None:
+    chunks = []
+    while position < len(data):
+        if data[position] != _KEY_CHUNKS:
+            return None
+        length, position = _read_varint(data, position + 1)
+        end = position + length
+        chunk = _scan_chunk(data, position, end) if end <= len(data) else None
+        if chunk is None:
+            return None
+        chunks.append(chunk)
+        position = end
+    return tuple(chunks)
+
+
+def _scan_chunk(data: bytes, position: int, size: int) -> TensorChunkView | None:
+    """Returns the chunk in data[position:size], or None if it does not have the expected form."""
+    name, row_offset, rows, checksum, last = "", 0, 0, 0, False
+    previous = 0
+    while position < size:
+        key = data[position]
+        if key <= previous:
+            return None
+        previous = key
+        position += 1
+        if key == _KEY_15_BYTES:
+            length, position = _read_varint(data, position)
+            if position + length != size:
+                return None
+            return TensorChunkView(name, row_offset, rows, checksum, last, memoryview(data)[position:size])
+        if key == _KEY_NAME:
+            length, position = _read_varint(data, position)
+            if position + length > size:
+                return None
+            name = data[position : position + length].decode("utf-8")
+            position += length
+        elif key == _KEY_ROW_OFFSET:
+            row_offset, position = _read_varint(data, position)
+        elif key == _KEY_ROWS:
+            rows, position = _read_varint(data, position)
+            if rows >= 2**32:
+                return None
+        elif key == _KEY_CRC32C:
+            if position + 4 > size:
+                return None
+            checksum = int.from_bytes(data[position : position + 4], "little")
+            position += 4
+        elif key == _KEY_LAST:
+            number, position = _read_varint(data, position)
+            last = number != 0
+        else:
+            return None
+    # A truncated varint would have been read past the end of the chunk.
+    return TensorChunkView(name, row_offset, rows, checksum, last, memoryview(b"")) if position == size else None
 
 
 def as_byte_view(data: Buffer) -> memoryview:
@@ -100,22 +213,22 @@ def _encode_head(chunk: TensorChunkView) -> bytearray:
     raw_name = chunk.name.encode("utf-8")
     head = bytearray()
     if raw_name:
-        head.append(KEY_NAME)
+        head.append(_KEY_NAME)
         head += _varint(len(raw_name))
         head += raw_name
     if row_offset:
-        head.append(KEY_ROW_OFFSET)
+        head.append(_KEY_ROW_OFFSET)
         head += _varint(row_offset)
     if rows:
-        head.append(KEY_ROWS)
+        head.append(_KEY_ROWS)
         head += _varint(rows)
     if crc32c:
-        head.append(KEY_CRC32C)
+        head.append(_KEY_CRC32C)
         head += crc32c.to_bytes(4, "little")
     if chunk.last:
         head += _LAST
     if chunk.data.nbytes:
-        head.append(KEY_15_BYTES)
+        head.append(_KEY_15_BYTES)
         head += _varint(chunk.data.nbytes)
     return head
 
