@@ -30,12 +30,11 @@ from benchmarks.harness.report import Report, Row
 from benchmarks.harness.stored import RESULTS
 from benchmarks.harness.verdict import Ratio
 from omni_kube.api.client import ApiClient
-from omni_kube.api.connection import load_connection
-from omni_kube.api.pacing import RateLimiter
-from omni_kube.api.transport import Transport
+from omni_kube.api.timing import RateLimiter
+from omni_kube.api.transport import Transport, load_connection
 from omni_kube.objects import Manifest
-from omni_operator.desired.assemble import build_revision_set, build_shared
 from omni_operator.desired.build_settings import BuildSettings, Owner
+from omni_operator.desired.children import build_revision_set, build_shared
 from omni_operator.desired.revision import compute_revision
 from omni_operator.kinds import FIELD_MANAGER, KIND_BY_NAME
 from omni_operator.process.metrics import Metrics

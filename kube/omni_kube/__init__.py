@@ -3,6 +3,6 @@
 It uses plain JSON, server-side apply, a Lease, and watches. A collection's first watch follows a list, which replaces
 the stored objects. The package does not depend on OmniPipelines.
 
-    reflector --> api: client --> transport --> connection     parsing of responses: api.wire, api.seen
-        +-------> store                                        comparison and decisions: matching, lease, api.pacing
+    reflector --> api: client --> transport     parsing of responses: api.wire
+        +-------> store                         comparison and decisions: matching, lease, api.timing
 """

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from contextlib import aclosing
 
 from omni_kube.api.client import ApiClient
-from omni_kube.api.pacing import Backoff
+from omni_kube.api.timing import Backoff
 from omni_kube.api.wire import WatchEvent
 from omni_kube.errors import ApiError, ForbiddenError, GoneError
 from omni_kube.objects import NamespacedName, ObjectKind, parse_version

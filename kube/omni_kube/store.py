@@ -21,7 +21,7 @@ from typing import Final
 
 import msgspec
 
-from omni_kube.api.seen import Root, Seen
+from omni_kube.api.wire import Root, Seen
 from omni_kube.objects import Manifest, NamespacedName, ObjectKey
 
 UNREAD_BYTES: Final = 4 * 2**20

@@ -16,7 +16,7 @@ from typing import Final
 
 import uvloop
 
-from omni_kube.api.connection import load_connection
+from omni_kube.api.transport import load_connection
 from omni_kube.errors import CredentialsError
 from omni_operator.controller import Controller
 from omni_operator.kinds import FIELD_MANAGER

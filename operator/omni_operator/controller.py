@@ -18,9 +18,8 @@ from itertools import chain
 from typing import Any, Final
 
 from omni_kube.api.client import ApiClient
-from omni_kube.api.connection import Connection
-from omni_kube.api.pacing import RateLimiter
-from omni_kube.api.transport import Transport
+from omni_kube.api.timing import RateLimiter
+from omni_kube.api.transport import Connection, Transport
 from omni_kube.errors import ApiError, NotLeaderError
 from omni_kube.lease import Leadership, LeaseTimes
 from omni_kube.objects import Manifest, NamespacedName, ObjectKey
@@ -59,7 +58,7 @@ class Controller:
         self._queue: WorkQueue[NamespacedName] = WorkQueue(
             debounce_s=settings.debounce_s,
             group_of=lambda key: key.namespace,
-            most_of_group=max(1, settings.workers - 1),
+            max_per_group=max(1, settings.workers - 1),
         )
         self._conditions: dict[NamespacedName, tuple[ConditionSample, ...]] = {}
         limiter = RateLimiter(settings.api_qps, 2 * settings.api_qps)

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from omni_kube.api.client import ApiClient
-from omni_kube.api.clock import ServerClock
+from omni_kube.api.timing import ServerClock
 from omni_kube.errors import ApiError, ConflictError, DeniedError, NotFoundError, RetryClass
 from omni_kube.objects import NamespacedName, ObjectKey, is_terminating, version_of
 from omni_kube.store import Store

@@ -11,8 +11,8 @@ from typing import Final
 import yaml
 
 from omni_kube.objects import Manifest
-from omni_operator.desired.assemble import build_revision_set, build_shared
 from omni_operator.desired.build_settings import BuildSettings, Owner
+from omni_operator.desired.children import build_revision_set, build_shared
 from omni_operator.desired.revision import compute_revision
 from omni_operator.rollout.replicas import first_replicas
 from omni_proto.pipeline import OmniPipeline

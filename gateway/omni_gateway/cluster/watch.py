@@ -12,10 +12,9 @@ from omni_gateway.entries.pipelines import ServedPipeline, entry_tls
 from omni_gateway.settings import GatewaySettings
 from omni_gateway.telemetry import GatewayMetrics
 from omni_kube.api.client import ApiClient
-from omni_kube.api.connection import load_connection
-from omni_kube.api.pacing import RateLimiter
-from omni_kube.api.seen import Root
-from omni_kube.api.transport import Transport
+from omni_kube.api.timing import RateLimiter
+from omni_kube.api.transport import Transport, load_connection
+from omni_kube.api.wire import Root
 from omni_kube.objects import (
     Manifest,
     NamespacedName,

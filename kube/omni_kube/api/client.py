@@ -14,9 +14,8 @@ from typing import Any, Final
 
 import aiohttp
 
-from omni_kube.api.connection import CONNECT_TIMEOUT_S, iter_lines
-from omni_kube.api.pacing import RateLimiter
-from omni_kube.api.transport import JSON, REQUEST_TIMEOUT_S, TIMEOUT, Transport
+from omni_kube.api.timing import RateLimiter
+from omni_kube.api.transport import CONNECT_TIMEOUT_S, JSON, REQUEST_TIMEOUT_S, TIMEOUT, Transport, iter_lines
 from omni_kube.api.wire import Page, WatchEvent, parse_events, parse_page
 from omni_kube.errors import (
     ApiError,

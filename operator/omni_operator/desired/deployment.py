@@ -1,21 +1,55 @@
 """Deployment of a stage: its pod template, and its rolling update for a compatible change.
 
 The template does not depend on the operator's version, so an upgrade of the operator restarts no pod unless the default
-image changes.
+image changes. Its containers are the stage server, and an init container that downloads an hf:// checkpoint. A stage's
+setting of the pod replaces the pipeline's setting completely; they are not merged.
+
+The probes of the stage server call gRPC on the health-only port:
+
+startup      `readiness`: the engine is loaded and warm. Until then the other probes do not run. A failed load ends
+             the process by itself; the limit is for a load that hangs, so it is generous.
+readiness    `readiness`: whether the stage accepts requests (its engine works and it does not drain). It does not
+             depend on the health of downstream stages.
+liveness     `liveness`: whether a restart is needed, because the watchdog has detected that the engine hangs.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Any, Final
 
 from omni_kube.objects import Manifest
 from omni_operator import names
-from omni_operator.desired.containers import build_fetch_container, build_stage_container, startup_seconds
 from omni_operator.desired.metadata import build_child
-from omni_operator.desired.placement import build_placement, pod_setting
-from omni_operator.desired.stage_build import StageBuild
-from omni_operator.desired.volumes import build_volumes
+from omni_operator.desired.model_files import MODELS_MOUNT, MODELS_VOLUME, ModelFetch
+from omni_operator.desired.stage_build import CONFIG_KEY, StageBuild
+from omni_operator.desired.volumes import (
+    CACHE_MOUNT,
+    CONFIG_MOUNT,
+    HOME_MOUNT,
+    TLS_MOUNT,
+    TLS_VOLUME,
+    TOKEN_FILE,
+    TOKEN_MOUNT,
+    TOKEN_VOLUME,
+    build_volumes,
+    writable_mounts,
+)
+from omni_proto.pipeline.types.kubernetes import GPU_RESOURCES, TopologySpread
+from omni_proto.pod_contract import (
+    DEFAULT_TERMINATION_LOG,
+    GRPC_PORT,
+    GRPC_PORT_NAME,
+    HEALTH_PORT,
+    HEALTH_PORT_NAME,
+    LIVENESS,
+    METRICS_PORT,
+    METRICS_PORT_NAME,
+    READINESS,
+    TERMINATION_LOG_VARIABLE,
+)
+from omni_proto.runtime.otlp import ENDPOINT as OTLP_ENDPOINT
+from omni_proto.stage_config import ConfigModel
 
 USER_ID: Final = 10001
 """User and group of the image."""
@@ -86,3 +120,243 @@ def _pod_security() -> Manifest:
         "fsGroupChangePolicy": "OnRootMismatch",
         "seccompProfile": {"type": "RuntimeDefault"},
     }
+
+
+PRE_STOP_SLEEP_S: Final = 5
+"""Pause between the pod's removal from its Services and SIGTERM, in which callers learn of the removal."""
+_COMMAND: Final = ("python", "-m", "omni_stage")
+_INIT_RESOURCES: Final = ("cpu", "memory", "ephemeral-storage")
+
+_CACHES: Final = {
+    "HF_HOME": "huggingface",
+    "VLLM_CACHE_ROOT": "vllm",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_CACHE_DIR": "triton",
+    "CUDA_CACHE_PATH": "cuda",
+    "NUMBA_CACHE_DIR": "numba",
+    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+}
+"""Variables that place caches, and code that is compiled at run time, on a volume, because the root file system is
+read-only."""
+
+
+def build_stage_container(build: StageBuild) -> Manifest:
+    """Returns the container of the stage server."""
+    mounts = [{"name": "config", "mountPath": CONFIG_MOUNT, "readOnly": True}, *writable_mounts()]
+    mounts.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108 - a volume of the pod
+    if build.model.volume is not None:
+        mounts.append({"name": MODELS_VOLUME, "mountPath": MODELS_MOUNT, "readOnly": True})
+    if build.tls is not None:
+        # A directory, not single files by subPath, because those are not updated when the Secret changes.
+        mounts.append({"name": TLS_VOLUME, "mountPath": TLS_MOUNT, "readOnly": True})
+    return {
+        **_container(build, names.STAGE_CONTAINER),
+        "args": ["serve", "--config", f"{CONFIG_MOUNT}/{CONFIG_KEY}", "--log-format", "json"],
+        "env": [*_common_env(), *_stage_env(build)],
+        "ports": [
+            {"name": GRPC_PORT_NAME, "containerPort": GRPC_PORT, "protocol": "TCP"},
+            {"name": HEALTH_PORT_NAME, "containerPort": HEALTH_PORT, "protocol": "TCP"},
+            {"name": METRICS_PORT_NAME, "containerPort": METRICS_PORT, "protocol": "TCP"},
+        ],
+        **_resources(build, only=None),
+        **build_probes(build.gpus),
+        "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_SLEEP_S}}},
+        "volumeMounts": mounts,
+    }
+
+
+def build_fetch_container(build: StageBuild, fetch: ModelFetch) -> Manifest:
+    """Returns the init container that downloads the files of the stage's component.
+
+    Of the pod's containers, only this one can read the token.
+    """
+    args = ["fetch", "--uri", fetch.uri, "--revision", fetch.revision, "--component", fetch.component]
+    args += ["--dest", fetch.destination, "--commit-file", fetch.commit_file, "--log-format", "json"]
+    mounts: list[Manifest] = [*writable_mounts(), {"name": MODELS_VOLUME, "mountPath": MODELS_MOUNT}]
+    if fetch.token is not None:
+        args += ["--token-file", f"{TOKEN_MOUNT}/{TOKEN_FILE}"]
+        mounts.append({"name": TOKEN_VOLUME, "mountPath": TOKEN_MOUNT, "readOnly": True})
+    # The image may set HF_HUB_OFFLINE=1 for the stage server.
+    env = [*_common_env(), _variable("HF_HUB_OFFLINE", "0"), _variable("HF_HUB_DISABLE_TELEMETRY", "1")]
+    if build.settings.hub_endpoint is not None:
+        env.append(_variable("HF_ENDPOINT", build.settings.hub_endpoint))
+    return {
+        **_container(build, names.FETCH_CONTAINER),
+        "args": args,
+        "env": env,
+        # Quotas may require limits. Equal resources of both containers do not increase the pod's total.
+        **_resources(build, only=_INIT_RESOURCES),
+        "volumeMounts": mounts,
+    }
+
+
+def _container(build: StageBuild, name: str) -> Manifest:
+    container: Manifest = {
+        "name": name,
+        "image": build.image,
+        "command": list(_COMMAND),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "terminationMessagePath": DEFAULT_TERMINATION_LOG,
+        "terminationMessagePolicy": "File",
+    }
+    if build.settings.image_pull_policy is not None:
+        container["imagePullPolicy"] = build.settings.image_pull_policy
+    return container
+
+
+def _common_env() -> list[Manifest]:
+    return [
+        _variable("HOME", HOME_MOUNT),
+        # torch needs a user name, and the user id may have none in the image.
+        _variable("USER", "omni"),
+        _variable(TERMINATION_LOG_VARIABLE, DEFAULT_TERMINATION_LOG),
+        *(_variable(name, f"{CACHE_MOUNT}/{folder}") for name, folder in _CACHES.items()),
+    ]
+
+
+def _stage_env(build: StageBuild) -> list[Manifest]:
+    env = [_variable("HF_HUB_OFFLINE", "1"), _variable("TRANSFORMERS_OFFLINE", "1")]
+    if (collector := build.collector) is not None:
+        env.append(_variable(OTLP_ENDPOINT, collector))
+    limits = build.stage.resources.limits
+    # Not with a GPU: vLLM then chooses the numbers of threads for loading and serving, unless OMP_NUM_THREADS is set.
+    if "cpu" in limits and not any(name in limits for name in GPU_RESOURCES):
+        # The default number of threads comes from the affinity mask, which a limit on CPU time does not change.
+        limit = {"containerName": names.STAGE_CONTAINER, "resource": "limits.cpu"}
+        env.append({"name": "OMP_NUM_THREADS", "valueFrom": {"resourceFieldRef": limit}})
+    return env
+
+
+def _variable(name: str, value: str) -> Manifest:
+    return {"name": name, "value": value}
+
+
+def _resources(build: StageBuild, only: tuple[str, ...] | None) -> Manifest:
+    resources: Manifest = {}
+    for field, values in (("limits", build.stage.resources.limits), ("requests", build.stage.resources.requests)):
+        kept = {name: str(value) for name, value in values.items() if only is None or name in only}
+        if kept:
+            resources[field] = kept
+    return {"resources": resources} if resources else {}
+
+
+STARTUP_S: Final = 600
+"""Startup time on the CPU: imports (tens of seconds where cores are shared), a small model, one warm-up request."""
+STARTUP_PER_GPU_S: Final = 1200
+"""More time for each GPU: about 80 GB of weights from a network volume at 100 MB/s, compilation, graph capture."""
+MAX_STARTUP_S: Final = 3600
+_STARTUP_PERIOD_S: Final = 2
+_HUNG_GRACE_S: Final = 30
+"""Grace period of a process that hangs. It cannot drain, so it need not be given the pod's longer grace period."""
+
+
+def startup_seconds(gpus: int) -> int:
+    """Returns the longest time in seconds that a stage with that many GPUs may take to become ready."""
+    return min(STARTUP_S + STARTUP_PER_GPU_S * gpus, MAX_STARTUP_S)
+
+
+def build_probes(gpus: int) -> Manifest:
+    """Returns the startupProbe, readinessProbe and livenessProbe of a container with that many GPUs."""
+    return {
+        "startupProbe": {
+            "grpc": {"port": HEALTH_PORT, "service": READINESS},
+            "periodSeconds": _STARTUP_PERIOD_S,
+            "timeoutSeconds": 3,
+            "failureThreshold": startup_seconds(gpus) // _STARTUP_PERIOD_S,
+            "terminationGracePeriodSeconds": _HUNG_GRACE_S,
+        },
+        "readinessProbe": {
+            "grpc": {"port": HEALTH_PORT, "service": READINESS},
+            "periodSeconds": 5,
+            "timeoutSeconds": 3,
+            "failureThreshold": 2,
+        },
+        "livenessProbe": {
+            "grpc": {"port": HEALTH_PORT, "service": LIVENESS},
+            "periodSeconds": 10,
+            "timeoutSeconds": 5,
+            "failureThreshold": 3,
+            "terminationGracePeriodSeconds": _HUNG_GRACE_S,
+        },
+    }
+
+
+_FIELDS: Final = (
+    "image_pull_secrets",
+    "runtime_class_name",
+    "node_selector",
+    "tolerations",
+    "affinity",
+    "priority_class_name",
+)
+_DEFAULT_SPREAD: Final = (TopologySpread(),)
+_EMPTY_MEANS_ALL: Final = frozenset({"labelSelector", "preference"})
+
+
+def pod_setting(build: StageBuild, field: str) -> Any:
+    """Returns a pod setting of the stage, else of the pipeline's defaults; None if neither sets it."""
+    own = getattr(build.stage, field)
+    return own if own is not None else getattr(build.pipeline.spec.defaults, field)
+
+
+def build_placement(build: StageBuild) -> Manifest:
+    """Returns the fields of the pod spec that place the pod and pull its image."""
+    placement = {_camel(field): _plain(pod_setting(build, field)) for field in _FIELDS}
+    # The API server drops empty values, so a toleration that keeps one would always differ from the live object.
+    placement["tolerations"] = [
+        {key: value for key, value in toleration.items() if value != ""}
+        for toleration in placement["tolerations"] or ()
+    ]
+    placement["topologySpreadConstraints"] = _spread(build)
+    kept: Manifest = drop_empty(placement)
+    return kept
+
+
+def drop_empty(value: Any) -> Any:
+    """Returns JSON without the fields that the API server drops: null, empty lists and empty maps.
+
+    Items of lists are kept. An empty label selector or node preference is kept too, because it matches everything. (An
+    absent label selector matches nothing.)
+    """
+    if isinstance(value, list):
+        return [drop_empty(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    cleaned = {key: drop_empty(item) for key, item in value.items()}
+    return {
+        key: item
+        for key, item in cleaned.items()
+        if item is not None and (item not in ([], {}) or key in _EMPTY_MEANS_ALL)
+    }
+
+
+def _spread(build: StageBuild) -> list[Manifest]:
+    configured = pod_setting(build, "topology")
+    return [
+        {
+            "topologyKey": spread.topology_key,
+            "maxSkew": spread.max_skew,
+            "whenUnsatisfiable": spread.when_unsatisfiable,
+            "labelSelector": {"matchLabels": build.selector},
+            # Spread only pods of the same template: during a rollout, old pods do not count.
+            "matchLabelKeys": ["pod-template-hash"],
+        }
+        for spread in (_DEFAULT_SPREAD if configured is None else configured)
+    ]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, ConfigModel):
+        return value.model_dump(mode="json", by_alias=True, exclude_none=True)
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _camel(field: str) -> str:
+    head, *tail = field.split("_")
+    return head + "".join(part.capitalize() for part in tail)

@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 
 import kopf
 
-from omni_kube.api.connection import Connection
+from omni_kube.api.transport import Connection
 from omni_kube.objects import Manifest
 from omni_operator.kinds import PIPELINE_KIND, PIPELINES
 
@@ -45,7 +45,7 @@ class PipelineWatch:
         self._namespaces = tuple(namespaces)
         self._on_event = on_event
         self.scopes = self._namespaces or ("",)
-        self._heard = dict.fromkeys(self.scopes, asyncio.get_running_loop().time())  # when it last received anything
+        self._last_received = dict.fromkeys(self.scopes, asyncio.get_running_loop().time())
         self._begun: dict[str, float] = {}  # when the latest watch of a scope began
         self._refused: set[str] = set()  # scopes for which the API server answered 403 to the last call
         self._interrupted = asyncio.Event()
@@ -76,8 +76,8 @@ class PipelineWatch:
         """
         now = asyncio.get_running_loop().time()
         return {
-            f"{PIPELINE_KIND}/{scope}" if scope else PIPELINE_KIND: now - heard
-            for scope, heard in self._heard.items()
+            f"{PIPELINE_KIND}/{scope}" if scope else PIPELINE_KIND: now - received
+            for scope, received in self._last_received.items()
             if refused or scope not in self._refused
         }
 
@@ -104,7 +104,7 @@ class PipelineWatch:
                 continue
             _refused.set(status == FORBIDDEN)
             if status < 300:
-                self._heard[scope] = now = asyncio.get_running_loop().time()
+                self._last_received[scope] = now = asyncio.get_running_loop().time()
                 if "watch=true" in path:
                     if now - self._begun.get(scope, float("-inf")) < WATCH_TIMEOUT_S - WATCH_SLACK_S:
                         self._interrupted.set()
@@ -132,7 +132,7 @@ class PipelineWatch:
         @kopf.on.event(PIPELINES.group, PIPELINES.api_version.rpartition("/")[2], PIPELINES.plural, registry=registry)
         async def on_pipeline_event(event: Any, **_: object) -> None:
             namespace = event["object"]["metadata"]["namespace"]
-            self._heard[self.scope_of(namespace)] = asyncio.get_running_loop().time()
+            self._last_received[self.scope_of(namespace)] = asyncio.get_running_loop().time()
             self._on_event(event["type"], event["object"])
 
         @kopf.on.cleanup(registry=registry)

@@ -18,20 +18,20 @@ from aiohttp import web
 from omni_operator.process.settings import SettingsError
 from omni_proto.runtime.connections import BACKLOG, BoundedConnections, open_listener
 
-LONGEST_SILENCE_S = 180.0
-LONGEST_WORK_S = 180.0
+MAX_SILENCE_S = 180.0
+MAX_WORK_S = 180.0
 """Well above the time limit of one reconcile (RECONCILE_TIMEOUT_S)."""
 
 
 def check_alive(watch_ages: Mapping[str, float], stuck_s: float) -> list[str]:
     """Returns the problems of the process; empty if there are none."""
     problems = [
-        f"watch of {name}: nothing heard for {age_s:.0f} s (limit {LONGEST_SILENCE_S:.0f} s)"
+        f"watch of {name}: nothing heard for {age_s:.0f} s (limit {MAX_SILENCE_S:.0f} s)"
         for name, age_s in sorted(watch_ages.items())
-        if age_s > LONGEST_SILENCE_S
+        if age_s > MAX_SILENCE_S
     ]
-    if stuck_s > LONGEST_WORK_S:
-        problems.append(f"no reconcile has ended for {stuck_s:.0f} s (limit {LONGEST_WORK_S:.0f} s)")
+    if stuck_s > MAX_WORK_S:
+        problems.append(f"no reconcile has ended for {stuck_s:.0f} s (limit {MAX_WORK_S:.0f} s)")
     return problems
 
 

@@ -13,7 +13,7 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from omni_kube.api.client import ApiClient
-from omni_kube.api.seen import Seen
+from omni_kube.api.wire import Seen
 from omni_kube.errors import ApiError, ForbiddenError
 from omni_kube.objects import Manifest, NamespacedName, ObjectKind, parse_version
 from omni_kube.reflector import Reflector
@@ -160,7 +160,7 @@ class Watches:
         self._on_change(listing.end(parse_version(version)))
 
     async def _wait_for_api(self) -> None:
-        told = False
+        warned = False
         while True:
             try:
                 if await self._client.serves(PIPELINES):
@@ -168,9 +168,9 @@ class Watches:
                 problem = f"the API server does not know {PIPELINES.plural}.{PIPELINES.group}: apply manifests/crd"
             except ApiError as error:
                 problem = str(error)
-            if not told:
+            if not warned:
                 _log.warning("waiting: %s", problem)
-                told = True
+                warned = True
             await asyncio.sleep(API_POLL_S)
 
     def _add(self, kind: ObjectKind) -> None:

@@ -6,7 +6,7 @@ something about a pipeline may have changed, and does not say what. A key that i
 more.
 
 The queue is fair between groups of keys (e.g. tenants): groups with ready keys are served round-robin, and a group may
-have at most most_of_group keys in work. So a group with thousands of keys delays only its own keys.
+have at most max_per_group keys in work. So a group with thousands of keys delays only its own keys.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from omni_kube.api.pacing import Backoff
+from omni_kube.api.timing import Backoff
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -45,13 +45,13 @@ class WorkQueue(Generic[Key]):
         debounce_s: float = 0.05,
         backoff: Backoff | None = None,
         group_of: Callable[[Key], Hashable] = lambda key: None,
-        most_of_group: int | None = None,
+        max_per_group: int | None = None,
     ) -> None:
-        """most_of_group: how many keys of a group may be in work at the same time; None: no limit."""
+        """max_per_group: how many keys of a group may be in work at the same time; None: no limit."""
         self._debounce_s = debounce_s
         self._backoff = backoff or Backoff()
         self._group_of = group_of
-        self._most_of_group = most_of_group
+        self._max_per_group = max_per_group
         # Groups in round-robin order, and the keys of each in order; the value is when the key became ready.
         self._ready: dict[Hashable, dict[Key, float]] = {}
         self._busy: dict[Key, float] = {}
@@ -116,7 +116,7 @@ class WorkQueue(Generic[Key]):
 
     def _next_group(self) -> Hashable:
         for group in self._ready:
-            if self._most_of_group is None or self._busy_of_group[group] < self._most_of_group:
+            if self._max_per_group is None or self._busy_of_group[group] < self._max_per_group:
                 return group
         return _NONE
 
@@ -185,7 +185,7 @@ class WorkQueue(Generic[Key]):
         if not self._busy_of_group[group]:
             del self._busy_of_group[group]
         self._progress = asyncio.get_running_loop().time()
-        self._wakeup.set()  # a worker may wait because the group had most_of_group keys in work
+        self._wakeup.set()  # a worker may wait because the group had max_per_group keys in work
         if delay_s is not None:
             self.add(key, delay_s)
         if key in self._again:

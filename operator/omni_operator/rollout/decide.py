@@ -21,8 +21,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from omni_kube.objects import Manifest
-from omni_operator.desired.assemble import build_revision_set, build_shared
 from omni_operator.desired.build_settings import BuildSettings, Owner
+from omni_operator.desired.children import build_revision_set, build_shared
 from omni_operator.desired.revision import compute_revision, latest_snapshots, read_snapshot, revision_of
 from omni_operator.rollout.plan import Plan, Verified, compute_plan
 from omni_operator.rollout.rollout import Rollout, decide_rollout

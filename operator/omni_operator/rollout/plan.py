@@ -30,7 +30,7 @@ class Prune(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Conflict:
+class ChildConflict:
     """An object that has the name of a child but does not belong to the pipeline; the operator never changes it."""
 
     key: ChildKey
@@ -58,7 +58,7 @@ class Plan:
     revision only when all its objects exist."""
     prune: tuple[Prune, ...] = ()
     """Children to delete."""
-    conflicts: tuple[Conflict, ...] = ()
+    conflicts: tuple[ChildConflict, ...] = ()
     """Names that are taken."""
     waiting: tuple[ChildKey, ...] = ()
     """Children that are being deleted, to be applied again when they no longer exist."""
@@ -145,7 +145,7 @@ def compute_plan(
     object. keep: children that must not be pruned (Rollout.keep). Versions in verified are not compared again.
     """
     apply: list[tuple[Manifest, str]] = []
-    conflicts: list[Conflict] = []
+    conflicts: list[ChildConflict] = []
     waiting: list[ChildKey] = []
     unread: list[ChildKey] = []
     altered: list[Altered] = []
@@ -197,12 +197,12 @@ def _difference(manifest: Manifest, live: Manifest, verified: Verified | None) -
     return difference
 
 
-def _conflict(live: Manifest, pipeline: str) -> Conflict:
+def _conflict(live: Manifest, pipeline: str) -> ChildConflict:
     owner = controller_of(live)
     if owner is None:
-        return Conflict(key_of(live), "")
+        return ChildConflict(key_of(live), "")
     leftover = owner["kind"] == KIND and owner["name"] == pipeline
-    return Conflict(key_of(live), f"{owner['kind']} {owner['name']}", leftover)
+    return ChildConflict(key_of(live), f"{owner['kind']} {owner['name']}", leftover)
 
 
 def _prunes(retained: set[ChildKey], observed: Observed) -> tuple[Prune, ...]:

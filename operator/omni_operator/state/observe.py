@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from omni_kube.api.client import ApiClient
-from omni_kube.api.seen import Root
+from omni_kube.api.wire import Root
 from omni_kube.errors import ApiError
 from omni_kube.objects import Manifest, NamespacedName, ObjectKey
 from omni_kube.store import Store

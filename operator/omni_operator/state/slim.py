@@ -26,12 +26,12 @@ SLIM: Final = "slim"
 SPEC_BYTES: Final = "specBytes"
 """Size in bytes of a spec that is too large. Nothing else of such a spec is stored."""
 
-MOST_BYTES: Final = 64 << 10
+MAX_BYTES: Final = 64 << 10
 """Maximum size of a reduced pod, ReplicaSet or EndpointSlice, and of a child that is kept whole. A stage's pod has a
 few KiB, mostly messages of containers that ended, so a larger object belongs to another owner."""
-MOST_REVISION_BYTES: Final = 2 * MAX_SPEC_BYTES
+MAX_REVISION_BYTES: Final = 2 * MAX_SPEC_BYTES
 """The same for a ControllerRevision, which holds a spec."""
-_MOST_NAME: Final = 253
+_MAX_NAME: Final = 253
 """Maximum length of each text in a reference to an owner; longer texts are cut."""
 
 _LABELS: Final = (PIPELINE_LABEL, STAGE_LABEL, REVISION_LABEL, "kubernetes.io/service-name")
@@ -54,15 +54,15 @@ def slim_seen(manifest: Manifest) -> Manifest:
         return manifest | {"metadata": metadata} | _bounded_spec(manifest)
     if kind in _OTHERS:
         reduced = _OTHERS[kind](manifest)
-        return reduced if _size(reduced) <= MOST_BYTES else _bare(manifest) | {"spec": {}}
+        return reduced if _size(reduced) <= MAX_BYTES else _bare(manifest) | {"spec": {}}
     if kind in KIND_BY_NAME and not _may_belong(manifest):
         return _bare(manifest) | {SLIM: True}
     if kind == "ConfigMap":
         return slim_child(manifest)
     metadata = {key: value for key, value in manifest["metadata"].items() if key != "managedFields"}
     whole = manifest | {"metadata": metadata}
-    most = MOST_REVISION_BYTES if kind == "ControllerRevision" else MOST_BYTES
-    return whole if _size(whole) <= most else slim_child(manifest)
+    limit = MAX_REVISION_BYTES if kind == "ControllerRevision" else MAX_BYTES
+    return whole if _size(whole) <= limit else slim_child(manifest)
 
 
 def slim_child(manifest: Manifest) -> Manifest:
@@ -92,7 +92,7 @@ def _bare(manifest: Manifest) -> Manifest:
         # Decisions read only the owner that is the controller. Anyone can list thousands of other owners, with long
         # names.
         kept["ownerReferences"] = [
-            {key: value[:_MOST_NAME] if isinstance(value, str) else value for key, value in owner.items()}
+            {key: value[:_MAX_NAME] if isinstance(value, str) else value for key, value in owner.items()}
         ]
     return {"apiVersion": manifest.get("apiVersion", ""), "kind": manifest["kind"], "metadata": kept}
 

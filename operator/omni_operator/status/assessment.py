@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from omni_operator.reasons import Reason
-from omni_operator.rollout.plan import Altered, Conflict
+from omni_operator.rollout.plan import Altered, ChildConflict
 from omni_operator.rollout.rollout import Phase
 from omni_operator.state.container_causes import Cause
 from omni_operator.state.pod_causes import rank_of
@@ -84,7 +84,7 @@ class Assessment:
     """Stages that the phase waits for."""
     entry_problem: str = ""
     """Why clients cannot connect through the stable Services, although all stages serve; empty if they can."""
-    conflicts: Sequence[Conflict] = ()
+    conflicts: Sequence[ChildConflict] = ()
     errors: Sequence[ChildError] = ()
     altered: Sequence[Altered] = ()
     unwritten: str = ""
@@ -103,12 +103,12 @@ class Assessment:
         return all(stage.is_ready for stage in self.stages)
 
     @property
-    def foreign(self) -> Sequence[Conflict]:
+    def foreign(self) -> Sequence[ChildConflict]:
         """Conflicts that somebody has to resolve."""
         return [conflict for conflict in self.conflicts if not conflict.leftover]
 
     @property
-    def leftovers(self) -> Sequence[Conflict]:
+    def leftovers(self) -> Sequence[ChildConflict]:
         """Conflicts with children of a deleted pipeline, which are about to be removed."""
         return [conflict for conflict in self.conflicts if conflict.leftover]
 

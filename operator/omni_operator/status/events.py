@@ -13,8 +13,8 @@ from omni_proto.runtime.limits import TokenBucket
 
 EQUAL_PAUSE_S: Final = 600.0
 """Shortest time between two equal Events of one pipeline. Events in between are added to the count of the next one."""
-MOST_EVENTS: Final = 20
-"""Largest number of Events for one pipeline, both in a burst and per hour."""
+MAX_EVENTS: Final = 20
+"""Maximum number of Events for one pipeline, both in a burst and per hour."""
 
 _ASKED_FOR: Final = frozenset(
     {Reason.SUSPENDED, Reason.SCALED_TO_ZERO, Reason.WAITING_FOR_OLD_REVISION, Reason.TERMINATING}
@@ -39,29 +39,29 @@ class EventGate:
     Level-triggered conditions can flap. The status only shows the latest state, but Events would fill the API server.
     """
 
-    def __init__(self, pause_s: float = EQUAL_PAUSE_S, most: int = MOST_EVENTS, limit: int = 10_000) -> None:
-        self._pause_s, self._most, self._limit = pause_s, most, limit
+    def __init__(self, pause_s: float = EQUAL_PAUSE_S, max_events: int = MAX_EVENTS, limit: int = 10_000) -> None:
+        self._pause_s, self._max_events, self._limit = pause_s, max_events, limit
         self._equal: OrderedDict[tuple[str, str, str, str], tuple[float, int]] = OrderedDict()
         self._budgets: OrderedDict[str, TokenBucket] = OrderedDict()
 
     def admit(self, uid: str, event: EventData, now_s: float) -> EventData | None:
         """Returns the Event to write, with its count; None if it is only counted. now_s: time of a monotonic clock."""
         key = (uid, event.type, event.reason, event.message)
-        since, untold = self._equal.get(key, (float("-inf"), 0))
-        budget = self._budgets.get(uid) or TokenBucket(self._most, now_s)
-        budget.refill(self._most / 3600.0, self._most, now_s)
+        since, suppressed = self._equal.get(key, (float("-inf"), 0))
+        budget = self._budgets.get(uid) or TokenBucket(self._max_events, now_s)
+        budget.refill(self._max_events / 3600.0, self._max_events, now_s)
         if now_s - since < self._pause_s or not budget.take():
-            self._note(key, since, untold + 1)
+            self._note(key, since, suppressed + 1)
             return None
         self._note(key, now_s, 0)
         self._budgets[uid] = budget
         self._budgets.move_to_end(uid)
         while len(self._budgets) > self._limit:
             self._budgets.popitem(last=False)
-        return replace(event, count=untold + 1)
+        return replace(event, count=suppressed + 1)
 
-    def _note(self, key: tuple[str, str, str, str], since: float, untold: int) -> None:
-        self._equal[key] = (since, untold)
+    def _note(self, key: tuple[str, str, str, str], since: float, suppressed: int) -> None:
+        self._equal[key] = (since, suppressed)
         self._equal.move_to_end(key)
         while len(self._equal) > self._limit:
             self._equal.popitem(last=False)
@@ -75,7 +75,7 @@ def compute_events(previous: Mapping[str, Any] | None, new: Mapping[str, Any]) -
     for kind in (DEGRADED, READY, PROGRESSING, SPEC_UNDERSTOOD):
         event = _transition(kind, before.get(kind, {}), after[kind], short) if kind in after else None
         # Ready and Degraded often change for the same reason, which is reported once.
-        if event is not None and event.reason not in {told.reason for told in events}:
+        if event is not None and event.reason not in {other.reason for other in events}:
             events.append(event)
     return events
 
@@ -90,8 +90,8 @@ def _transition(kind: str, before: Mapping[str, Any], after: Mapping[str, Any], 
         if holds:
             return EventData("Warning", reason, message)
         # After an edit, replicas may be missing without a failure until they are late. Do not call that recovered.
-        news = "no failure is known any more; replicas are still missing" if short else "recovered: nothing is failing"
-        return EventData("Normal", reason, news) if flips_to_good else None
+        text = "no failure is known any more; replicas are still missing" if short else "recovered: nothing is failing"
+        return EventData("Normal", reason, text) if flips_to_good else None
     if kind == READY:
         if holds:
             return EventData("Normal", reason, message)

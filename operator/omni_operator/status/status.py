@@ -31,7 +31,7 @@ from omni_proto.pod_contract import GRPC_PORT
 
 Status = dict[str, Any]
 
-MOST_IGNORED = 20
+MAX_IGNORED = 20
 """Largest number of unknown fields that the status names."""
 
 
@@ -136,7 +136,7 @@ def assess(
     if rollout.selected in states and _all_ready(states[rollout.selected]):
         # Until the switch is written, clients reach the set that the entry Service selects.
         serving = rollout.selected
-    named = [*ignored[:MOST_IGNORED], *([f"and {len(ignored) - MOST_IGNORED} more"] if ignored[MOST_IGNORED:] else [])]
+    named = [*ignored[:MAX_IGNORED], *([f"and {len(ignored) - MAX_IGNORED} more"] if ignored[MAX_IGNORED:] else [])]
     return Assessment(
         pipeline=observed.name,
         namespace=observed.namespace,

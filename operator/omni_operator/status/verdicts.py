@@ -256,7 +256,7 @@ def _describe_cause(stage: StageState | None) -> str:
     return f"; stage {stage.name}: {stage.cause.message}" if stage is not None and stage.cause is not None else ""
 
 
-MOST_NAMED: Final = 8
+MAX_NAMED: Final = 8
 """Largest number of objects that one message names."""
 _DECISIVE: Final = ("spec.replicas", "spec.selector", "spec.ports", "metadata.ownerReferences", "metadata.labels")
 """Fields without which the operator cannot do what the spec says. A webhook that changes another one, such as a mirror
@@ -306,8 +306,8 @@ def describe_conflicts(assessment: Assessment) -> str:
     first, more = found[0], len(found) - 1
     owner = f"belongs to {first.owner}" if first.owner else "was not made by the operator"
     others = f", and {more} more of the pipeline's names are taken" if more else ""
-    named = " ".join(f"{item.key.kind.lower()}/{item.key.name}" for item in found[:MOST_NAMED])
-    again = f" and so on for all {len(found)}" if len(found) > MOST_NAMED else ""
+    named = " ".join(f"{item.key.kind.lower()}/{item.key.name}" for item in found[:MAX_NAMED])
+    again = f" and so on for all {len(found)}" if len(found) > MAX_NAMED else ""
     it = "them" if more else "it"
     return (
         f"{first.key.kind} {first.key.name} {owner}{others}; the operator does not change {it}. Give the pipeline "
@@ -323,5 +323,5 @@ def describe_errors(errors: Sequence[ChildError]) -> str:
 
 
 def _some(parts: Sequence[str]) -> str:
-    rest = len(parts) - MOST_NAMED
-    return ", ".join(parts[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+    rest = len(parts) - MAX_NAMED
+    return ", ".join(parts[:MAX_NAMED]) + (f" and {rest} more" if rest > 0 else "")

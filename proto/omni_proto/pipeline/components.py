@@ -164,9 +164,9 @@ def refuse_sampling(facts: ComponentFacts, sampling: SamplingDefaults, *, is_str
     is_streamed: whether the stage starts before its input is complete.
     """
     objections = _refuse(facts.refused_sampling, sampling, {When.STREAMED} if is_streamed else set())
-    least, most = sampling.min_tokens, sampling.max_tokens
-    if least is not None and most is not None and least > most:
-        objections.append(Objection("min_tokens", f"must be at most max_tokens ({most})", "lower it", limit=most))
+    minimum, maximum = sampling.min_tokens, sampling.max_tokens
+    if minimum is not None and maximum is not None and minimum > maximum:
+        objections.append(Objection("min_tokens", f"must be at most max_tokens ({maximum})", "lower it", limit=maximum))
     return objections
 
 

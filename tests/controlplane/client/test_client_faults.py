@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from omni_kube.api.client import ApiClient
-from omni_kube.api.connection import load_connection
+from omni_kube.api.transport import load_connection
 from omni_kube.errors import (
     ConflictError,
     CredentialsError,

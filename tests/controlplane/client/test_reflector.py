@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from omni_kube.api.client import ApiClient
-from omni_kube.api.pacing import Backoff
-from omni_kube.api.seen import Root
+from omni_kube.api.timing import Backoff
+from omni_kube.api.wire import Root
 from omni_kube.objects import NamespacedName, ObjectKey
 from omni_kube.reflector import Reflector
 from omni_kube.store import Store

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from omni_kube.objects import Manifest
-from omni_operator.desired.assemble import build_revision_set, build_shared
 from omni_operator.desired.build_settings import BuildSettings, Owner
+from omni_operator.desired.children import build_revision_set, build_shared
 from omni_operator.kinds import ChildKey, key_of
 from omni_operator.names import entry_selector, stage_name, stage_selector
 from omni_operator.rollout.replicas import first_replicas

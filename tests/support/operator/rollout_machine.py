@@ -22,8 +22,8 @@ from hypothesis import HealthCheck, assume, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from omni_kube.objects import Manifest
-from omni_operator.desired.assemble import build_revision_set, build_shared
 from omni_operator.desired.build_settings import BuildSettings, Owner
+from omni_operator.desired.children import build_revision_set, build_shared
 from omni_operator.desired.revision import compute_revision
 from omni_operator.kinds import ChildKey, key_of
 from omni_operator.names import stage_name

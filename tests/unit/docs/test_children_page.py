@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_operator.desired import containers, deployment, model_files
+from omni_operator.desired import deployment, model_files
 from omni_operator.kinds import CHILD_KINDS
 from omni_proto.pod_contract import GRPC_PORT, HEALTH_PORT, METRICS_PORT
 from support.operator.operator_pipelines import build_all, make_single, pod_spec
@@ -42,15 +42,15 @@ def test_every_volume_is_listed_with_its_place_and_size(page: str) -> None:
 
 def test_times_are_those_of_the_probes(page: str) -> None:
     listed = {row[0]: row[1] for row in rows(page, "## Times")}
-    made = containers.build_probes(0)
+    made = deployment.build_probes(0)
     ready, alive = made["readinessProbe"], made["livenessProbe"]
     assert listed == {
-        "startup": f"{containers.STARTUP_S} s, and {containers.STARTUP_PER_GPU_S} s for each GPU, "
-        f"at most {containers.STARTUP_MOST_S} s",
+        "startup": f"{deployment.STARTUP_S} s, and {deployment.STARTUP_PER_GPU_S} s for each GPU, "
+        f"at most {deployment.MAX_STARTUP_S} s",
         "readiness": f"every {ready['periodSeconds']} s, fails after {ready['failureThreshold']}",
         "liveness": f"every {alive['periodSeconds']} s, fails after {alive['failureThreshold']}; "
         f"killed after {alive['terminationGracePeriodSeconds']} s",
-        "preStop": f"{containers.PRE_STOP_SLEEP_S} s",
+        "preStop": f"{deployment.PRE_STOP_SLEEP_S} s",
         "termination": f"`timeouts.request` + {deployment.GRACE_BEYOND_REQUEST_S} s",
         "progress of a rollout": f"{deployment.PULL_AND_SCHEDULE_S} s, the startup time, "
         f"and {deployment.DOWNLOAD_S} s for a download",

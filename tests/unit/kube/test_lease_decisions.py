@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from kubernetes.aio.client import Configuration
 
-from omni_kube.api.connection import Connection
-from omni_kube.api.transport import Transport
+from omni_kube.api.transport import Connection, Transport
 from omni_kube.errors import NotLeaderError
 from omni_kube.lease import Leadership, LeaseTimes, Sighting, build_lease, may_hold
 from omni_operator.process.metrics import Metrics

@@ -38,7 +38,7 @@ class Server:
         return body | {"metadata": body["metadata"] | {"resourceVersion": str(self.taken)}}
 
 
-async def test_a_lapse_is_told_so_that_what_was_refused_meanwhile_is_done_again() -> None:
+async def test_a_lapse_is_reported_so_that_refused_writes_are_repeated() -> None:
     """Leadership is reported as lost, and then as won again.
 
     The controller drops a pipeline whose write was refused with NotLeaderError. It queues all pipelines again when it

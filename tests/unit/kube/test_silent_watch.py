@@ -17,16 +17,15 @@ from kubernetes.aio.client import Configuration
 
 import omni_kube.api.client as client_module
 from omni_kube.api.client import ApiClient
-from omni_kube.api.connection import Connection
-from omni_kube.api.pacing import RateLimiter
-from omni_kube.api.seen import Root
-from omni_kube.api.transport import Transport
+from omni_kube.api.timing import RateLimiter
+from omni_kube.api.transport import Connection, Transport
+from omni_kube.api.wire import Root
 from omni_kube.objects import ObjectKey
 from omni_kube.reflector import WATCH_TIMEOUT_S, Reflector
 from omni_kube.store import Store
 from omni_operator.kinds import KIND_BY_NAME
 from omni_operator.process.kopf import build_kopf_settings
-from omni_operator.process.liveness import LONGEST_SILENCE_S
+from omni_operator.process.liveness import MAX_SILENCE_S
 from omni_operator.process.metrics import Metrics
 from support.machine.tcp_proxy import TcpProxy, Toxics
 from support.processes.polling import until
@@ -49,15 +48,15 @@ class Server:
 
     def __init__(self) -> None:
         self.added: list[dict[str, Any]] = []
-        self.news = asyncio.Condition()
+        self.changed = asyncio.Condition()
         self.watches: list[str] = []
         """Start version of each watch."""
         self.lists = 0
 
     async def add(self, name: str) -> None:
-        async with self.news:
+        async with self.changed:
             self.added.append(service(name, 11 + len(self.added)))
-            self.news.notify_all()
+            self.changed.notify_all()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         if "watch" not in request.query:
@@ -68,10 +67,10 @@ class Server:
         response = web.StreamResponse()
         await response.prepare(request)
         while True:
-            async with self.news:
+            async with self.changed:
                 new = [item for item in self.added if int(item["metadata"]["resourceVersion"]) > told]
                 if not new:
-                    await self.news.wait()
+                    await self.changed.wait()
                     continue
             for item in new:
                 await response.write(json.dumps({"type": "ADDED", "object": item}).encode() + b"\n")
@@ -126,8 +125,8 @@ async def test_a_silent_watch_is_given_up_and_nothing_is_missed(
 
 def test_no_watch_is_silent_for_longer_than_liveness_bears() -> None:
     """With the production timeouts, a silent watch of ours or kopf's ends before the liveness probe would fail."""
-    assert WATCH_TIMEOUT_S + client_module.WATCH_SLACK_S < LONGEST_SILENCE_S
+    assert WATCH_TIMEOUT_S + client_module.WATCH_SLACK_S < MAX_SILENCE_S
     kopfs = build_kopf_settings().watching
     assert kopfs.server_timeout is not None
     assert kopfs.client_timeout is not None
-    assert kopfs.server_timeout < kopfs.client_timeout < LONGEST_SILENCE_S
+    assert kopfs.server_timeout < kopfs.client_timeout < MAX_SILENCE_S

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from omni_kube.api.seen import Root, Seen, read_version
+from omni_kube.api.wire import Root, Seen, read_version
 from omni_kube.objects import Manifest, NamespacedName, ObjectKey, parse_version, version_of
 from omni_kube.store import UNREAD_BYTES, Store
 from omni_operator.kinds import KIND_BY_NAME
@@ -128,7 +128,7 @@ def test_what_is_put_again_or_removed_waits_no_more() -> None:
     assert (store._unread_bytes, at(store, ObjectKey("Service", "ns", "u"))) == (0, 9), "list items are decoded at once"
 
 
-def test_news_name_their_pipeline_and_the_echo_of_our_own_write_nobody() -> None:
+def test_changes_name_their_pipeline_and_the_echo_of_an_own_write_names_none() -> None:
     """A watch event names the pipeline to reconcile. An event that only repeats our own write names none."""
     store = Store(ROOT)
     assert store.put_seen(Seen.of(service(5))) == {P}

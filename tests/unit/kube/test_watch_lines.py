@@ -13,9 +13,8 @@ from kubernetes.aio.client import Configuration
 
 import omni_kube.api.client as client_module
 from omni_kube.api.client import ApiClient
-from omni_kube.api.connection import Connection
-from omni_kube.api.pacing import RateLimiter
-from omni_kube.api.transport import Transport
+from omni_kube.api.timing import RateLimiter
+from omni_kube.api.transport import Connection, Transport
 from omni_kube.api.wire import WatchEvent
 from omni_kube.errors import GoneError
 from omni_kube.objects import ObjectKind

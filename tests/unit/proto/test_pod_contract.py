@@ -15,7 +15,7 @@ from tools.observability.reference import collect_stage_metrics, sample_name
 
 from omni_cli.commands.render import render_children
 from omni_operator.desired.build_settings import BuildSettings
-from omni_operator.desired.containers import build_probes
+from omni_operator.desired.deployment import build_probes
 from omni_operator.reasons import Reason
 from omni_operator.state.container_causes import find_container_cause
 from omni_proto.pipeline.read.offline import load_checked

@@ -49,7 +49,7 @@ MAY_READ_THE_WALL_CLOCK = {
     "omni_stage/models/shared/text/template_worker.py": "what day it is, for chat templates that tell the model",
     "omni_stage/service/request/tracing.py": "when a request was accepted; all else there is monotonic",
     "omni_stage/service/server/tls.py": "certificates expire by the wall clock",
-    "omni_kube/api/clock.py": "until the API server has told its own time",
+    "omni_kube/api/timing.py": "until the API server has told its own time",
     "omni_kube/lease.py": "the time in the Lease, for people; who holds it is decided by a monotonic clock",
 }
 

@@ -163,18 +163,18 @@ def _shape_rules(facts: Mapping[str, ComponentFacts]) -> Iterable[Rule]:
 
 
 def _gpu_rules(facts: Mapping[str, ComponentFacts]) -> Iterable[Rule]:
-    for most in sorted({item.max_gpus for item in facts.values() if item.max_gpus is not None}):
-        ids = [item.id for item in facts.values() if item.max_gpus == most]
+    for maximum in sorted({item.max_gpus for item in facts.values() if item.max_gpus is not None}):
+        ids = [item.id for item in facts.values() if item.max_gpus == maximum]
         limits = "self.resources.limits"
         # Other rules refuse counts that are no whole numbers.
         is_above = f"k in {_list(GPU_RESOURCES)} && string({limits}[k]).matches('^[0-9]+$') && int(string({limits}[k]))"
-        too_many = f"{limits}.filter(k, {is_above} > {most})"
+        too_many = f"{limits}.filter(k, {is_above} > {maximum})"
         yield Rule(
-            summary=f"at most {most} GPU for {', '.join(ids)}, which cannot use more",
+            summary=f"at most {maximum} GPU for {', '.join(ids)}, which cannot use more",
             rule=f"!(self.component in {_list(ids)}) || !has(self.resources) || !has({limits}) || "
             f"size({too_many}) == 0",
-            words=f"component %s can use {most} GPU; %s are requested; lower resources.limits, and raise replicas for "
-            "more throughput",
+            words=f"component %s can use {maximum} GPU; %s are requested; lower resources.limits, and raise replicas "
+            "for more throughput",
             values=("self.component", f"{too_many}.map(k, string({limits}[k]) + ' of ' + k)"),
             field=".resources",
         )

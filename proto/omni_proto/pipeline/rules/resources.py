@@ -12,7 +12,7 @@ from omni_proto.stage_config import Limits, MediaLimits
 
 MAX_GPUS: Final = 64
 """Maximum number of GPUs of one stage: the largest tensor parallel size."""
-LEAST_BYTES: Final = "1Mi"
+MIN_BYTES: Final = "1Mi"
 """Smallest accepted memory or storage. A smaller value has a wrong unit, such as 512m, which is half a byte."""
 
 _GPUS = f"[{', '.join(map(quote, k8s.GPU_RESOURCES))}]"
@@ -50,7 +50,7 @@ def _of_both(field: str) -> tuple[Rule, ...]:
     known = f"k in ['cpu', 'memory', 'ephemeral-storage'] || k.contains('/') || {_IS_PAGES}"
     enough = (
         "!(k in ['memory', 'ephemeral-storage']) || "
-        f"{_quantity(f'self.{field}')}.compareTo(quantity('{LEAST_BYTES}')) >= 0"
+        f"{_quantity(f'self.{field}')}.compareTo(quantity('{MIN_BYTES}')) >= 0"
     )
     return (
         _of_map(
@@ -69,8 +69,8 @@ def _of_both(field: str) -> tuple[Rule, ...]:
         _of_map(
             field,
             enough,
-            summary=f"memory and ephemeral-storage in `{field}` are at least {LEAST_BYTES}",
-            words=f"less than {LEAST_BYTES} of %s: %s; the number counts bytes, and m means a thousandth; "
+            summary=f"memory and ephemeral-storage in `{field}` are at least {MIN_BYTES}",
+            words=f"less than {MIN_BYTES} of %s: %s; the number counts bytes, and m means a thousandth; "
             "write for example 512Mi or 16Gi",
             shows_value=True,
         ),

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from omni_kube.api.client import ApiClient
-from omni_kube.api.connection import load_connection
-from omni_kube.api.pacing import RateLimiter
-from omni_kube.api.transport import Transport
+from omni_kube.api.timing import RateLimiter
+from omni_kube.api.transport import Transport, load_connection
 from omni_kube.objects import Manifest
 from omni_operator.kinds import FIELD_MANAGER, KIND_BY_NAME
 from omni_operator.process.metrics import Metrics

@@ -11,8 +11,8 @@ from hypothesis import given, settings, strategies as st
 
 from omni_kube.objects import ObjectKind
 from omni_operator import names
-from omni_operator.desired.assemble import build_revision_set
 from omni_operator.desired.build_settings import Owner
+from omni_operator.desired.children import build_revision_set
 from omni_operator.desired.metadata import seal
 from omni_operator.kinds import CHILD_KINDS, FIELD_MANAGER, KIND_BY_NAME, key_of
 from omni_operator.rollout.replicas import first_replicas

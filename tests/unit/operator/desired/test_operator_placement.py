@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_operator.desired.placement import drop_empty
+from omni_operator.desired.deployment import drop_empty
 from support.operator.operator_pipelines import (
     SETTINGS,
     build_all,

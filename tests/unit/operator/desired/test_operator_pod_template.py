@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from omni_operator.desired.build_settings import BuildSettings
-from omni_operator.desired.containers import build_probes, startup_seconds
-from omni_operator.desired.deployment import USER_ID
+from omni_operator.desired.deployment import USER_ID, build_probes, startup_seconds
 from omni_proto.pod_contract import TERMINATION_LOG_VARIABLE
 from omni_proto.stage_config import Listen
 from omni_stage.__main__ import _parser

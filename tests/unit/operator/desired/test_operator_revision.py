@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from omni_operator.desired.assemble import build_revision_set
 from omni_operator.desired.build_settings import BuildSettings
+from omni_operator.desired.children import build_revision_set
 from omni_operator.desired.revision import compute_revision, dump_spec, latest_snapshots, read_snapshot, revision_of
 from omni_operator.names import REVISION_LENGTH
 from omni_operator.rollout.replicas import first_replicas

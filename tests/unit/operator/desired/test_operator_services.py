@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from omni_operator import names
-from omni_operator.desired.assemble import build_shared
 from omni_operator.desired.build_settings import BuildSettings
+from omni_operator.desired.children import build_shared
 from omni_operator.desired.revision import compute_revision
 from omni_operator.kinds import key_of
 from omni_proto.stage_config import parse_stage_config

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from omni_kube.api.pacing import RateLimiter
+from omni_kube.api.timing import RateLimiter
 from omni_operator.process.kopf import EndlessBackoffs, build_kopf_settings, hide_refusals
 from omni_operator.process.liveness import check_alive, check_ready
 from omni_operator.process.metrics import Metrics, Readings, condition_samples
@@ -132,7 +132,7 @@ def test_what_makes_the_process_unready() -> None:
     assert check_ready(["Pod", "ConfigMap"]) == ["not listed yet: ConfigMap, Pod"]
 
 
-def test_calls_beyond_the_burst_wait_their_turn() -> None:
+def test_calls_beyond_the_burst_wait() -> None:
     limiter = RateLimiter(rate=10.0, burst=3.0)
     assert [limiter.reserve(0.0) for _ in range(5)] == pytest.approx([0.0, 0.0, 0.0, 0.1, 0.2])
     assert limiter.reserve(0.3) == pytest.approx(0.0)
@@ -146,7 +146,7 @@ def test_a_burst_of_one_is_an_even_rate() -> None:
     assert [limiter.reserve(50.0) for _ in range(3)] == pytest.approx([0.0, 0.5, 1.0])
 
 
-def test_kopf_never_gives_up_and_can_be_asked_again() -> None:
+def test_kopfs_retries_are_endless_and_can_be_iterated_again() -> None:
     """The pauses between kopf's retries are an endless sequence. Each iteration over it begins with the shortest."""
     backoffs = EndlessBackoffs()
     for _ in range(2):

@@ -12,9 +12,8 @@ from aiohttp import web
 from kubernetes.aio.client import Configuration
 
 from omni_kube.api.client import ApiClient
-from omni_kube.api.connection import Connection
-from omni_kube.api.pacing import RateLimiter
-from omni_kube.api.transport import Transport
+from omni_kube.api.timing import RateLimiter
+from omni_kube.api.transport import Connection, Transport
 from omni_operator.kinds import PIPELINE_KIND, PIPELINES, WATCHED_KINDS
 from omni_operator.process.kopf import EndlessBackoffs, PipelineWatch
 from omni_operator.process.metrics import Metrics
@@ -170,7 +169,7 @@ async def test_a_refused_namespace_is_one_warning_with_its_remedy(
     )
 
 
-async def test_kopf_asks_less_and_less_often_while_it_is_refused(server: Started) -> None:
+async def test_kopfs_pauses_grow_while_it_is_refused(server: Started) -> None:
     _, _, pipelines = server
     pauses = iter(EndlessBackoffs())
     pipelines.on_response(REFUSED, 403)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
-from omni_kube.api.pacing import Backoff
+from omni_kube.api.timing import Backoff
 from omni_operator.process.work_queue import SHORTEST_PAUSE_S, WorkQueue
 
 SOON = 5.0  # deadline in seconds for what should happen immediately
@@ -180,14 +180,14 @@ def test_backoff_doubles_up_to_its_end(failures: int, longest: float) -> None:
 
 
 async def test_tenants_take_turns_and_none_has_all_workers() -> None:
-    queue: WorkQueue[str] = WorkQueue(debounce_s=0.0, group_of=lambda key: key[0], most_of_group=2)
+    queue: WorkQueue[str] = WorkQueue(debounce_s=0.0, group_of=lambda key: key[0], max_per_group=2)
     for key in ("a1", "a2", "a3", "a4", "b1", "c1"):
         queue.add(key, 0.0)
     await asyncio.sleep(0.01)
     assert [await _next(queue) for _ in range(4)] == ["a1", "b1", "c1", "a2"]
     waiting = asyncio.create_task(queue.get())
     await asyncio.sleep(0)
-    assert not waiting.done(), "group a has reached most_of_group"
+    assert not waiting.done(), "group a has reached max_per_group"
     queue.add("b2", 0.0)
     assert await asyncio.wait_for(waiting, SOON) == "b2"
     queue.done("a1")

@@ -14,9 +14,8 @@ from aiohttp import web
 from kubernetes.aio.client import Configuration
 
 from omni_kube.api.client import ApiClient
-from omni_kube.api.connection import Connection
-from omni_kube.api.pacing import RateLimiter
-from omni_kube.api.transport import Transport
+from omni_kube.api.timing import RateLimiter
+from omni_kube.api.transport import Connection, Transport
 from omni_kube.errors import ConflictError, ForbiddenError, NotLeaderError
 from omni_kube.objects import Manifest
 from omni_operator.kinds import FIELD_MANAGER, KIND_BY_NAME, ChildKey, key_of

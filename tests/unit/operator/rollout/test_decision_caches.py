@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from omni_kube.objects import Manifest, content_hash
-from omni_operator.desired.assemble import build_revision_set, build_shared
 from omni_operator.desired.build_settings import BuildSettings, Owner
+from omni_operator.desired.children import build_revision_set, build_shared
 from omni_operator.desired.revision import compute_revision
 from omni_operator.kinds import key_of
 from omni_operator.rollout import decide as module
@@ -115,7 +115,7 @@ def test_a_spec_is_parsed_once_and_a_bad_one_refused_each_time() -> None:
             parse_live_pipeline(live(stages=[]))
 
 
-def test_pipelines_are_told_apart_though_their_memory_is_used_again() -> None:
+def test_pipelines_are_distinguished_when_their_memory_is_reused() -> None:
     # CPython may reuse the id of a freed object for a new object of its size. A cache keyed by id would mix up specs.
     for number in range(3 * REMEMBERED_SETS):
         pipeline = make_pipeline(model={"uri": f"file:///models/{number}"})

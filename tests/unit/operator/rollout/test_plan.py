@@ -231,7 +231,7 @@ class TestOrphans:
         assert (conflict.key, conflict.owner) == (("Service", "demo"), "")
 
 
-def test_what_admission_changed_is_told_and_not_written_again_until_it_is_forgotten() -> None:
+def test_what_admission_changed_is_reported_and_not_written_again_until_it_is_forgotten() -> None:
     live, verified = make_live(), Verified()
     deployment = live[ChildKey("Deployment", TALKER)]
     deployment["spec"]["replicas"] = 7

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import omni_operator
 from omni_operator.rollout.replicas import Fate, decide_replicas, first_replicas
 from omni_operator.state.live import LiveSet, LiveStage
 from omni_proto.pipeline import OmniPipeline
@@ -87,3 +90,29 @@ def test_stages_come_in_the_order_of_the_graph() -> None:
     for fate in Fate:
         replicas = decide_replicas(turned, live(), fate)
         assert list(replicas.goal) == list(replicas.now) == list(ASKED)
+
+
+def test_no_other_module_decides_replicas() -> None:
+    """Other modules pass on what replicas.py decided: the Deployment's builder writes it, the status reports it."""
+    package = Path(omni_operator.__file__).parent
+    written, made, passed_on = set[str](), set[str](), set[str]()
+    for path in package.rglob("*.py"):
+        name = path.relative_to(package).as_posix()
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Dict(keys, values):
+                    found = [value for key, value in zip(keys, values, strict=True) if is_replicas(key)]
+                    written |= {f"{name}: {ast.unparse(value)}" for value in found}
+                case ast.Subscript(slice=key, ctx=ast.Store()) if is_replicas(key):
+                    written.add(f"{name}: {ast.unparse(node)}")
+                case ast.Call(ast.Name("Replicas")):
+                    made.add(name)
+                case ast.Call(ast.Name("StageBuild" | "RevisionPart"), _, keywords):
+                    passed_on |= {name for keyword in keywords if keyword.arg == "replicas"}
+    assert written == {"desired/deployment.py: build.replicas", "status/status.py: stage.wanted"}
+    assert made == {"rollout/replicas.py"}
+    assert passed_on == {"desired/children.py"}
+
+
+def is_replicas(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Constant) and node.value == "replicas"

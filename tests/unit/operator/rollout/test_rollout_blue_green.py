@@ -228,7 +228,7 @@ class TestBlueGreen:
         assert cluster.selected() != old
         assert set(replicas_of(cluster, str(cluster.selected())).values()) == {2}
 
-    def test_the_url_tells_how_the_set_that_serves_is_reached(self) -> None:
+    def test_the_url_shows_how_to_reach_the_serving_set(self) -> None:
         """status.url follows the TLS setting of the serving set, not that of the spec."""
         cluster = settled(capacity=4)
         old, tls = cluster.selected(), {"tls": {"secretName": "cert"}}

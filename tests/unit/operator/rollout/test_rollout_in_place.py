@@ -17,7 +17,7 @@ def wait_for_deadline(cluster: SimulatedCluster) -> None:
 class TestInPlace:
     """Changes that do not touch the contract between stages, so the revision stays the same."""
 
-    def test_pods_roll_one_by_one_and_serving_goes_on(self) -> None:
+    def test_pods_roll_one_by_one_while_serving_continues(self) -> None:
         cluster = settled()
         revision, configs = cluster.selected(), {key for key in cluster.children if key.kind == "ConfigMap"}
         cluster.edit(timeouts={"request": 60})
@@ -90,7 +90,7 @@ class TestInPlace:
         cluster.settle()
         assert cluster.condition("Degraded") == ("True", "Unschedulable"), "it is late already"
 
-    def test_a_stage_without_replicas_is_told(self) -> None:
+    def test_a_stage_without_replicas_is_reported(self) -> None:
         """A stage with 0 replicas makes Ready False with the reason ScaledToZero."""
         cluster = settled()
         stages = make_stages()

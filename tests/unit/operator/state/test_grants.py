@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
 
-from omni_kube.api.seen import Seen
+from omni_kube.api.wire import Seen
 from omni_kube.objects import NamespacedName
 from omni_operator.state.model_names import ModelNames
 from omni_operator.state.observe import new_store

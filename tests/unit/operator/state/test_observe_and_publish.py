@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from omni_kube.api.seen import Seen
+from omni_kube.api.wire import Seen
 from omni_kube.errors import ApiError, RetryClass, api_error
 from omni_kube.objects import NamespacedName
 from omni_operator.desired.build_settings import BuildSettings
@@ -144,7 +144,7 @@ def test_an_event_says_whom_it_is_about_in_bounds() -> None:
     ],
     ids=str,
 )
-def test_which_failures_the_status_tells(status: int, failures: int, told: bool) -> None:
+def test_which_failures_the_status_reports(status: int, failures: int, told: bool) -> None:
     """The status reports refusals immediately, and transient errors only from REPORTED_FAILURES failures on."""
     outcome = Outcome(error=api_error(status, {"message": "no"}), failed="Deployment d")
     assert [(error.what, error.message) for error in describe_failure(outcome, failures)] == (

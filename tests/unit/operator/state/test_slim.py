@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import yaml
 
-from omni_kube.api.seen import Seen
+from omni_kube.api.wire import Seen
 from omni_kube.objects import NamespacedName, ObjectKey, ObjectKind
 from omni_operator.kinds import CHILD_KINDS, ENDPOINT_SLICES, KIND_BY_NAME, PODS, REPLICA_SETS, key_of
 from omni_operator.rollout.decide import parse_live_pipeline
@@ -24,11 +24,11 @@ from support.operator.operator_pipelines import build_all
 from support.processes.pipelines import SAMPLES
 
 MIB = 1 << 20
-MOST_OF_A_STRANGER = 1024
+MAX_UNRELATED_BYTES = 1024
 KINDS = (*CHILD_KINDS, PODS, REPLICA_SETS, ENDPOINT_SLICES)
 
 
-def stranger(kind: ObjectKind) -> dict[str, Any]:
+def unrelated(kind: ObjectKind) -> dict[str, Any]:
     """Returns an object with a pipeline's label, without an owner, and with 1 MiB of text in each of several fields."""
     text = "x" * MIB
     metadata = {"name": "s", "namespace": "ns", "uid": "u", "resourceVersion": "5", "annotations": {"a": text}}
@@ -45,11 +45,11 @@ def stranger(kind: ObjectKind) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not REPLICA_SETS], ids=lambda kind: str(kind.kind))
 def test_almost_nothing_of_foreign_objects_is_kept(kind: ObjectKind) -> None:
     """The store keeps less than 1 KiB of an object that no pipeline controls. ReplicaSets are an exception."""
-    manifest = stranger(kind)
+    manifest = unrelated(kind)
     raw = msgspec.Raw(msgspec.json.encode(manifest))
     for seen in (Seen.of(manifest), Seen.read(raw, kind)):
         kept = msgspec.json.encode(slim_seen(seen.decode()))
-        assert len(kept) < MOST_OF_A_STRANGER
+        assert len(kept) < MAX_UNRELATED_BYTES
         assert msgspec.json.decode(kept)["metadata"]["name"] == "s"
 
 
@@ -88,7 +88,7 @@ def foreign(kind: str, *owners: dict[str, Any], **fields: Any) -> dict[str, Any]
 )
 def test_of_objects_that_are_too_large_little_is_kept(manifest: dict[str, Any]) -> None:
     kept = slim_seen(manifest)
-    assert len(msgspec.json.encode(kept)) < 2 * MOST_OF_A_STRANGER
+    assert len(msgspec.json.encode(kept)) < 2 * MAX_UNRELATED_BYTES
     assert kept["metadata"]["name"] == "s"
 
 
@@ -100,9 +100,9 @@ def test_the_controller_of_a_reduced_object_is_kept() -> None:
 def test_foreign_objects_do_not_fill_the_store() -> None:
     store = new_store()
     for number in range(300):
-        manifest = stranger(KIND_BY_NAME["ConfigMap"])
+        manifest = unrelated(KIND_BY_NAME["ConfigMap"])
         store.put_seen(Seen.of(manifest | {"metadata": manifest["metadata"] | {"name": f"s{number}"}}))
-    assert sum(len(entry.body) for entry in store._entries.values()) < 300 * MOST_OF_A_STRANGER
+    assert sum(len(entry.body) for entry in store._entries.values()) < 300 * MAX_UNRELATED_BYTES
 
 
 def live(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -223,7 +223,7 @@ def test_a_spec_that_is_too_large_is_a_number_and_refused() -> None:
     metadata = {"name": "p", "namespace": "ns", "uid": "u", "resourceVersion": "5", "annotations": {"a": "x" * MIB}}
     manifest = {"apiVersion": "omnipipeline.io/v1alpha1", "kind": "OmniPipeline", "metadata": metadata, "spec": spec}
     kept = msgspec.json.encode(slim_seen(manifest))
-    assert len(kept) < MOST_OF_A_STRANGER
+    assert len(kept) < MAX_UNRELATED_BYTES
     with pytest.raises(PipelineError, match=r"spec: is 10\d{4} bytes as JSON, over the limit of 65536"):
         parse_live_pipeline(msgspec.json.decode(kept))
     with pytest.raises(PipelineError, match="over the limit of 65536"):

@@ -186,7 +186,7 @@ def test_the_message_does_not_change_with_the_size_of_the_cluster() -> None:
     assert len(messages) == 1
 
 
-def test_a_crash_is_told_alike_in_every_state_of_its_container() -> None:
+def test_a_crash_has_one_cause_in_every_state_of_its_container() -> None:
     """A crash gives the same cause while its container waits, has ended or runs again."""
     names = ["engine died, waits", "engine died, just now", "engine died, loads again"]
     assert len({find_cause(stage_of(POD_CASES[name][0]), NOW) for name in names}) == 1

@@ -7,7 +7,7 @@ from typing import Any
 
 from omni_operator.kinds import ChildKey
 from omni_operator.reasons import Reason
-from omni_operator.rollout.plan import Altered, Conflict
+from omni_operator.rollout.plan import Altered, ChildConflict
 from omni_operator.rollout.rollout import Phase
 from omni_operator.state.container_causes import Cause
 from omni_operator.status.assessment import Assessment, ChildError, Halt, StageState
@@ -38,8 +38,10 @@ BASE = Assessment(
 ROLLING = replace(BASE, phase=Phase.ROLLING_OUT, target="bbbbbbb", rising=NEW, waiting_for=("talker (bbbbbbb)",))
 
 
-def foreign(kind: str = "Service", name: str = "demo", owner: str = "", leftover: bool = False) -> tuple[Conflict, ...]:
-    return (Conflict(ChildKey(kind, name), owner, leftover),)
+def foreign(
+    kind: str = "Service", name: str = "demo", owner: str = "", leftover: bool = False
+) -> tuple[ChildConflict, ...]:
+    return (ChildConflict(ChildKey(kind, name), owner, leftover),)
 
 
 def broken(stages: tuple[StageState, ...], name: str, cause: Cause, **more: Any) -> tuple[StageState, ...]:
@@ -409,7 +411,7 @@ def test_unknown_fields_are_named_in_a_condition_of_their_own() -> None:
 
 
 def test_a_message_about_many_conflicts_names_some_and_counts_all() -> None:
-    taken = tuple(Conflict(ChildKey("Service", f"demo-{number}"), "") for number in range(30))
+    taken = tuple(ChildConflict(ChildKey("Service", f"demo-{number}"), "") for number in range(30))
     message = judge(replace(BASE, conflicts=taken))["Degraded"].message
     assert "and 29 more of the pipeline's names are taken" in message
     assert message.endswith("service/demo-7 and so on for all 30")

@@ -7,7 +7,7 @@ from omni_operator.status.events import EventData, EventGate
 DOWN, UP = EventData("Warning", "Down", "it is down"), EventData("Normal", "Up", "it is up")
 
 
-def test_equal_ones_are_told_together() -> None:
+def test_equal_events_are_combined() -> None:
     """Equal Events within pause_s are only counted. The first equal Event after pause_s carries the count."""
     gate = EventGate(pause_s=60.0)
     assert gate.admit("u", DOWN, 0.0) == DOWN
@@ -21,7 +21,7 @@ def test_equal_ones_are_told_together() -> None:
 
 def test_events_of_a_pipeline_are_limited_per_hour() -> None:
     """A pipeline may have `most` Events in a burst, and `most` per hour after it."""
-    gate = EventGate(most=5)
+    gate = EventGate(max_events=5)
 
     def told(since_s: float) -> int:
         events = [EventData("Warning", "Flaps", f"at {since_s + number}") for number in range(100)]

@@ -1,10 +1,43 @@
-"""Rate limit of calls to the API server, and pauses after failures."""
+"""Time: the API server's clock, the rate limit of calls to it, and pauses after failures."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+
+
+class ServerClock:
+    """A clock set by the Date header of responses.
+
+    From the first response on, it is never ahead of the server, and is behind it by at most a second and the latency of
+    a response.
+    """
+
+    def __init__(self) -> None:
+        self._header = ""
+        self._date: datetime | None = None
+        self._updated = 0.0
+
+    def update(self, header: str, monotonic: float) -> None:
+        """Set the clock by the Date header of a response ("" if it has none). A malformed date is ignored."""
+        # A date has no fractions of a second. So the first response with a date is the most precise one.
+        if not header or header == self._header:
+            return
+        try:
+            date = parsedate_to_datetime(header)
+        except ValueError:
+            return
+        self._header, self._updated = header, monotonic
+        self._date = date if date.tzinfo else date.replace(tzinfo=UTC)
+
+    def now(self, monotonic: float) -> datetime:
+        """Returns the server's time; the local time until the first response."""
+        if self._date is None:
+            return datetime.now(UTC)
+        return self._date + timedelta(seconds=monotonic - self._updated)
 
 
 class RateLimiter:
