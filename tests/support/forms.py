@@ -120,7 +120,7 @@ def _array(chosen: random.Random, depth: int) -> Any:
 
 def _object(chosen: random.Random, depth: int) -> Any:
     names = chosen.sample(_NAMES, chosen.randrange(4))
-    made = {"type": "object", "properties": {name: random_schema(chosen, depth) for name in names}}
+    made: dict[str, Any] = {"type": "object", "properties": {name: random_schema(chosen, depth) for name in names}}
     if chosen.random() < 0.6:
         made["required"] = chosen.sample([*names, "other"], chosen.randrange(len(names) + 1))
     if chosen.random() < 0.4:

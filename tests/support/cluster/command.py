@@ -13,7 +13,7 @@ from support.cluster.cluster import Cluster, down
 from support.cluster.node.layout import Layout
 from support.cluster.node.system import UnfitMachineError, prepare
 from support.controlplane.binaries import BinariesMissingError
-from support.controlplane.go_build import say
+from support.processes.build_cache import say
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -22,7 +22,7 @@ from support.controlplane.server.api import Api, ApiError, Manifest
 
 def gpu_pipeline(node: str, image: str = "example.com/stage:1", **spec: Any) -> Manifest:
     """Returns a pipeline of three stages on one node, each with one GPU. Pods take a while to start and to end."""
-    gpu = {"resources": {"limits": {GPU: 1}}}
+    gpu: dict[str, Any] = {"resources": {"limits": {GPU: 1}}}
     stages = [
         build_stage("thinker", outputs=["Text"], **gpu),
         build_stage("talker", after="thinker", **gpu),

@@ -219,7 +219,7 @@ def async_scheduling() -> Iterator[Seen]:
         fill(self, spans, num_input_tokens)
         _seen[-1].staged_steps += 1
 
-    cuda = {
+    cuda: dict[str, Any] = {
         "Event": Event,
         "Stream": Stream,
         "current_stream": lambda device=None: _current[-1],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
@@ -18,16 +20,16 @@ INFORMATION = AdditionalInformationPayload.from_mapping({"x": torch.ones(2, 3)})
 EMBEDS = PromptEmbedsPayload.from_tensor(torch.ones(3, 4))
 
 
-def sampled(prompt=None, params=None, **kwargs) -> OmniEngineCoreRequest:
+def sampled(prompt: Any = None, params: SamplingParams | None = None, **kwargs: Any) -> OmniEngineCoreRequest:
     prompt = {"prompt_token_ids": [1, 2, 3]} if prompt is None else prompt
     return OmniEngineCoreRequest(
         request_id="r", prompt=prompt, sampling_params=SamplingParams() if params is None else params, **kwargs
     )
 
 
-def embedded(params=None, **kwargs) -> OmniEngineCoreRequest:
+def embedded(params: SamplingParams | None = None, **kwargs: Any) -> OmniEngineCoreRequest:
     return sampled({}, params, prompt_embeds=EMBEDS, **kwargs)
 
 
-def pooled(prompt=None, **kwargs) -> OmniEngineCoreRequest:
+def pooled(prompt: Any = None, **kwargs: Any) -> OmniEngineCoreRequest:
     return OmniEngineCoreRequest(request_id="r", prompt=prompt or {}, pooling_params=PoolingParams(), **kwargs)

@@ -90,7 +90,7 @@ class Collected:
             known = self.tensors.get(name)
             self.tensors[name] = rows if known is None else torch.cat([known, rows])
         if step.audio is not None:
-            self.audio = torch.cat([self.audio, step.audio])
+            self.audio = torch.cat([self.audio, torch.as_tensor(step.audio)])
         self.finish_reason = step.finish_reason or self.finish_reason
 
 
@@ -103,7 +103,7 @@ class OmniStages:
     async def run_chain(self, prompt: ReferencePrompt, settings: ReferenceSettings) -> dict[str, Collected]:
         """Runs a prompt through Qwen2.5-Omni's stages with greedy sampling, like the reference. Returns each output."""
         voice = settings.voice
-        greedy = {"temperature": 0.0, "repetition_penalty": 1.0}
+        greedy: dict[str, Any] = {"temperature": 0.0, "repetition_penalty": 1.0}
         thinker = await self.ask("thinker", prompt.to_user_prompt(), **greedy, max_tokens=settings.thinker_tokens)
         greedy["repetition_penalty"] = settings.repetition_penalty
         talker = await self.ask("talker", thinker.tensors, voice, **greedy, max_tokens=settings.talker_tokens)

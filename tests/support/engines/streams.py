@@ -51,7 +51,8 @@ async def run_live(
     talker_sampling: Mapping[str, Any],
 ) -> tuple[Collected, Collected, list[str]]:
     """Runs thinker and talker concurrently. Returns the output of each, and the order in which they made tokens."""
-    stream, order, wrote = EdgeStream(), [], Collected()
+    stream, wrote = EdgeStream(), Collected()
+    order: list[str] = []
 
     async def think() -> None:
         async with aclosing(thinker.generate(stage_request(thinker, prompt, **thinker_sampling))) as steps:

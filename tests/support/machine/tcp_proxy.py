@@ -15,10 +15,10 @@ import contextlib
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 READ_BYTES = 64 << 10
 _T = TypeVar("_T")
@@ -138,8 +138,8 @@ class TcpProxy:
     ) -> None:
         self.close()
 
-    def _call(self, coroutine: Callable[[], object]) -> object:
-        return asyncio.run_coroutine_threadsafe(coroutine(), self._loop).result(10)  # type: ignore[arg-type]
+    def _call(self, start: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        return asyncio.run_coroutine_threadsafe(start(), self._loop).result(10)
 
     async def _listen(self) -> asyncio.Server:
         return await asyncio.start_server(self._take, "127.0.0.1", 0, limit=READ_BYTES)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from PIL import Image
 
@@ -120,6 +121,12 @@ VIDEOS: tuple[Hostile, ...] = (
     Hostile("mp4 of nothing", VIDEO, lambda: b"\0\0\0\x18ftypisom" + bytes(400), REFUSED, "no picture track"),
 )
 
+
+def silent_wav(rate_hz: int) -> bytes:
+    """Returns half a second of silence, but at least one sample."""
+    return wav(rate_hz, 1, bytes(max(2, rate_hz // 2 * 2)))
+
+
 CORPUS: tuple[Hostile, ...] = (
     Hostile("png bomb of 33 million pixels", IMAGE, lambda: flat_png(8192, 4096), REFUSED, PIXELS),
     Hostile("png of 60,000 x 60,000 without pixels", IMAGE, lambda: flat_png(60_000, 60_000, rows=0), REFUSED, PIXELS),
@@ -193,13 +200,11 @@ CORPUS: tuple[Hostile, ...] = (
     Hostile("image as sound", AUDIO, lambda: encode_png(make_image()), REFUSED, "not WAV"),
     Hostile("wav", AUDIO, lambda: encode_wav(make_sound()), TAKEN),
     *(
-        Hostile(
-            f"wav of {rate:,} Hz", AUDIO, lambda rate=rate: wav(rate, 1, bytes(max(2, rate // 2 * 2))), REFUSED, RATE
-        )
+        Hostile(f"wav of {rate:,} Hz", AUDIO, partial(silent_wav, rate), REFUSED, RATE)
         for rate in (1, 7, 3_999, 192_001, 383_999, 1_000_000)
     ),
     *(
-        Hostile(f"wav of {rate:,} Hz", AUDIO, lambda rate=rate: wav(rate, 1, bytes(rate // 2 * 2)), TAKEN)
+        Hostile(f"wav of {rate:,} Hz", AUDIO, partial(silent_wav, rate), TAKEN)
         for rate in (4_000, 8_001, 11_027, 16_001, 44_101, 191_999, 192_000)
     ),
     Hostile("wav without rate", AUDIO, lambda: wav(0, 1, bytes(2000)), REFUSED, "no sense"),
@@ -255,10 +260,7 @@ CORPUS: tuple[Hostile, ...] = (
     Hostile("opus of 5 minutes of silence", AUDIO, lambda: opus(299), TAKEN),
     Hostile("opus of 12 minutes of silence", AUDIO, lambda: opus(720), REFUSED, "maxAudioSeconds"),
     Hostile("opus of 12 minutes that says 1 s", AUDIO, lambda: timeless(opus(720)), UNDECODABLE, "header states"),
-    *(
-        Hostile(f"{codec} in {form}", AUDIO, lambda form=form, codec=codec: encode_tone(form, codec), TAKEN)
-        for form, codec in COMPRESSED
-    ),
+    *(Hostile(f"{codec} in {form}", AUDIO, partial(encode_tone, form, codec), TAKEN) for form, codec in COMPRESSED),
     Hostile("mp3 of 12 minutes", AUDIO, lambda: encode_tone("mp3", "libmp3lame") * 720, UNDECODABLE, "300 s"),
     Hostile("aac of 12 minutes", AUDIO, lambda: encode_tone("adts", "aac") * 720, UNDECODABLE, "300 s"),
     Hostile("mp3 without frames", AUDIO, lambda: b"ID3\3\0\0\0\0\0\0" + bytes(5000), REFUSED, "not WAV"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -62,7 +62,8 @@ def published_component(stage: str, checkpoint: Path, family: str = "qwen2_5_omn
         pace=find_pace(facts, stage_config(stage, checkpoint, family=family)),
         known_voices=tuple(read_voices(checkpoint)),
     )
-    return Thinker(facts, prompts, settings)
+    component: Any = Thinker(facts, prompts, settings)
+    return cast("Component", component)
 
 
 def create_vllm_config(stage: str, checkpoint: Path, component: Component, **engine_args: Any) -> VllmConfig:

@@ -18,7 +18,7 @@ from support.models.reference_qwen3 import Qwen3Reference, Qwen3Settings
 
 async def run_chain(stages: OmniStages, prompt: ReferencePrompt, settings: Qwen3Settings) -> dict[str, Collected]:
     """Runs a prompt through all three stages, one after the other. Returns each stage's output."""
-    greedy = {"temperature": 0.0, "repetition_penalty": 1.0}
+    greedy: dict[str, Any] = {"temperature": 0.0, "repetition_penalty": 1.0}
     thinker = await stages.ask("thinker", prompt.to_user_prompt(), **greedy, max_tokens=settings.thinker_tokens)
     talker = await stages.ask("talker", thinker.tensors, settings.voice, **talking(settings))
     return {"thinker": thinker, "talker": talker, "code2wav": await stages.ask("code2wav", talker.tensors)}
@@ -46,7 +46,7 @@ async def run_streamed(stages: OmniStages, prompt: ReferencePrompt, settings: Qw
         return collected
 
     names = ("thinker", "talker", "code2wav")
-    sources = (prompt.to_user_prompt(), edges["thinker"], edges["talker"])
+    sources: tuple[UserPrompt | EdgeStream, ...] = (prompt.to_user_prompt(), edges["thinker"], edges["talker"])
     return dict(zip(names, await asyncio.gather(*map(run, names, sources)), strict=True))
 
 

@@ -219,7 +219,8 @@ class ReferenceModel:
         talker.rope_deltas = None
         codec_prompt = [talker.codec_mask_token] * prompt_length + [talker.codec_pad_token, talker.codec_bos_token]
         penalize = RepetitionPenaltyLogitsProcessor(settings.repetition_penalty)
-        stops, written, cache = self._codec_stops(), [], None
+        stops, cache = self._codec_stops(), None
+        written: list[int] = []
         for _ in range(settings.talker_tokens):
             output = talker(
                 **step,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 from omni_operator.desired.build_settings import BuildSettings
 from omni_operator.kinds import key_of
@@ -71,7 +72,9 @@ class SimulatedCluster(SimulatedWorkloads):
         for hook in self.before_reconcile:
             hook()
         decision = self.decide()
-        writes = [*decision.plan.apply, *decision.plan.prune] if decision is not None else []
+        writes: list[Prune | dict[str, Any]] = (
+            [*decision.plan.apply, *decision.plan.prune] if decision is not None else []
+        )
         for number, write in enumerate(writes):
             if number == most_writes:
                 return number

@@ -49,7 +49,8 @@ class SimulatedWorkloads(SimulatedApi):
         total = sum(_count(item, "replicas") for item in owned)
         updated, available = _count(current, "replicas"), sum(_count(item, "availableReplicas") for item in owned)
         complete = updated == total == spec["replicas"] and available >= spec["replicas"]
-        was = next(iter((before or {}).get("conditions", ())), {}).get("reason")
+        conditions = (before or {}).get("conditions") or [{}]
+        was = conditions[0].get("reason")
         same_template = (before or {}).get("_template") == template
         settled = complete or (was == "NewReplicaSetAvailable" and same_template)
         deployment["status"] = {

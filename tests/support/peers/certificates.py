@@ -12,6 +12,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import NameOID
 
 Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey
@@ -107,7 +108,7 @@ def to_pem(certificate: x509.Certificate) -> bytes:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: x509.base.CertificatePublicKeyTypes, lasts: datetime.timedelta
+    subject: x509.Name, issuer: x509.Name, key: CertificatePublicKeyTypes, lasts: datetime.timedelta
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (

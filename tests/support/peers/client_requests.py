@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
+from omni_proto.client.arguments import GenerateArguments
 from omni_proto.client.messages import PreparedRequest, prepare_request
 from omni_proto.stage.v1.stage_service_pb2 import GenerateRequest
 
@@ -13,9 +14,9 @@ WAV = b"RIFF\x24\0\0\0WAVEfmt " + bytes(16)
 FLAC = b"fLaC" + bytes(16)
 
 
-def prepare(**arguments: Any) -> PreparedRequest:
+def prepare(**arguments: Unpack[GenerateArguments]) -> PreparedRequest:
     return prepare_request(arguments)
 
 
-def sent(**arguments: Any) -> list[GenerateRequest]:
+def sent(**arguments: Unpack[GenerateArguments]) -> list[GenerateRequest]:
     return list(prepare(**arguments).messages())

@@ -19,9 +19,10 @@ class Collector:
     def __init__(self) -> None:
         from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
-        spans = self.spans = []
+        self.spans: list[tuple[str, Any]] = []
+        spans = self.spans
 
-        class Service(trace_service_pb2_grpc.TraceServiceServicer):  # type: ignore[misc]
+        class Service(trace_service_pb2_grpc.TraceServiceServicer):
             def Export(self, request: Any, context: Any) -> Any:
                 for resource in request.resource_spans:
                     names = {item.key: item.value.string_value for item in resource.resource.attributes}

@@ -28,7 +28,8 @@ from omni_proto.stage.v1.stage_service_pb2 import (
     GetStageResponse,
 )
 
-Context = grpc.aio.ServicerContext
+Context = Any
+"""A grpc.aio.ServicerContext, which has no types."""
 Script = Callable[["Call"], Awaitable[None]]
 
 

@@ -27,7 +27,7 @@ def fork_pipeline(file: Path, model_dir: Path, folder: Path) -> Iterator[Running
             stack.enter_context(StageProcess([config], folder, fork=True)).start(wait=False)
             for config in compile_local(pipeline, str(model_dir), ports)
         ]
-        stages = {}
+        stages: dict[str, dict[str, int]] = {}
         for process in processes:
             process.wait_ready()
             stages |= process.ports

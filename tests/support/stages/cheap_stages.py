@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -149,9 +150,13 @@ def add_gauges(registry: CollectorRegistry, engine: CheapEngine) -> None:
 
 async def serve_one(address_file: Path, config: StageConfig) -> int:
     """Serves one stage as the product does. Returns the exit code."""
-    engine = make_engine(config)
+    engine: Any = make_engine(config)
     add_gauges(prometheus_client.REGISTRY, engine)
     return int(await run_stage(config, lambda _: engine, address_file))
+
+
+def _ready_made(engine: Any, _: StageConfig) -> Any:
+    return engine
 
 
 async def serve_all(configs: dict[Path, StageConfig]) -> int:
@@ -164,7 +169,7 @@ async def serve_all(configs: dict[Path, StageConfig]) -> int:
             add_gauges(registry, engine)
             server = StageServer(config, registry)
             stack.push_async_callback(server.close)
-            ports = await server.start(lambda _, engine=engine: engine)
+            ports = await server.start(partial(_ready_made, engine))
             ports.write(address_file)
         await stop.wait()
     return 0

@@ -208,7 +208,7 @@ class Kit:
                 **config,
             }
         )
-        engine = ScriptedEngine(component or ScriptedComponent(), script, max_model_len)
+        engine: Any = ScriptedEngine(component or ScriptedComponent(), script, max_model_len)
         registry = CollectorRegistry()
         server = StageServer(settings, registry)
         self._stack.push_async_callback(server.close)

@@ -18,7 +18,7 @@ from support.cluster.node.daemon import Daemon
 from support.cluster.node.layout import CGROUP, Layout
 from support.cluster.node.oci import write_image, write_program_layer
 from support.controlplane.binaries import find_binaries
-from support.controlplane.go_build import say
+from support.processes.build_cache import say
 
 ROOT = Path(__file__).resolve().parents[4]
 BASE_IMAGE = "docker.io/library/python:3.11-slim-bookworm"

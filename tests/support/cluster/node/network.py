@@ -12,7 +12,7 @@ from pathlib import Path
 
 from support.cluster.node.layout import HOST_LINK, NETWORK_NAMESPACE, NODE_LINK, POD_NETWORK, SERVICE_NETWORK, Layout
 
-_CANDIDATES = tuple(ipaddress.ip_network(f"10.{second}.0.0/30") for second in (*range(200, 240), *range(120, 160)))
+_CANDIDATES = tuple(ipaddress.IPv4Network(f"10.{second}.0.0/30") for second in (*range(200, 240), *range(120, 160)))
 
 
 def create(layout: Layout) -> None:
@@ -53,11 +53,11 @@ def _free_subnet() -> ipaddress.IPv4Network:
 
     Raises RuntimeError if there is none.
     """
-    taken = [ipaddress.ip_network(own) for own in (POD_NETWORK, SERVICE_NETWORK)]
+    taken = [ipaddress.IPv4Network(own) for own in (POD_NETWORK, SERVICE_NETWORK)]
     for route in json.loads(_run("ip", "-json", "-4", "route", "show", "table", "all")):
         destination = route.get("dst", "default")
         if destination != "default":
-            taken.append(ipaddress.ip_network(destination, strict=False))
+            taken.append(ipaddress.IPv4Network(destination, strict=False))
     for candidate in _CANDIDATES:
         if not any(candidate.overlaps(network) for network in taken):
             return candidate

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 from support.cluster.node.layout import CNI_PLUGINS
-from support.controlplane.go_build import say
+from support.processes.build_cache import say
 
 # Program -> Debian package that contains it.
 _PACKAGES = {

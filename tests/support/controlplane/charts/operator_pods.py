@@ -38,8 +38,8 @@ class OperatorPods:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for _, operator in self._running.values():
-            operator.kill()
+        for running in self._running.values():
+            running[1].kill()
         self._running.clear()
 
     def run(

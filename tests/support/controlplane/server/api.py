@@ -6,7 +6,7 @@ import json
 import ssl
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -144,10 +144,10 @@ class Api:
         return self.call("PATCH", f"{path}?{urllib.parse.urlencode(query)}", manifest, _APPLY)
 
     def patch(
-        self, kind: str, name: str, change: Mapping[str, Any] | list[Manifest], *, subresource: str | None = None
+        self, kind: str, name: str, change: Mapping[str, Any] | Sequence[Manifest], *, subresource: str | None = None
     ) -> Manifest:
-        """Sends a merge patch if `change` is a mapping, a JSON patch if it is a list. Returns the object."""
-        content = _JSON_PATCH if isinstance(change, list) else _MERGE_PATCH
+        """Sends a merge patch if `change` is a mapping, a JSON patch if it is a sequence. Returns the object."""
+        content = _MERGE_PATCH if isinstance(change, Mapping) else _JSON_PATCH
         path = path_of(kind, self.namespace, name, subresource)
         return self.call("PATCH", f"{path}?fieldManager={FIELD_MANAGER}", change, content)
 
@@ -228,7 +228,7 @@ def eventually(
             result = probe()
             last = result
         except (AssertionError, ApiError, LookupError) as error:
-            result, last = None, error  # type: ignore[assignment]
+            result, last = None, error
         now = time.monotonic()
         if result:
             since = now if since is None else since
