@@ -6,6 +6,7 @@ import inspect
 import re
 from pathlib import Path
 
+from omni_proto.pipeline.components import ComponentFacts
 from omni_stage.models.manifest import describe
 from omni_stage.vllm_adapter import hooks
 
@@ -34,7 +35,7 @@ def test_the_dockerfile_installs_into_the_stages_environment() -> None:
 def test_the_tables_name_what_exists() -> None:
     rows = re.findall(r"^\| (`.+?`) \|", PAGE, re.MULTILINE)
     names = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-    arguments = set(inspect.signature(describe).parameters)
+    arguments = {*ComponentFacts.model_fields, *inspect.signature(describe).parameters} - {"facts"}
     protocols = {name for name in vars(hooks) if getattr(vars(hooks)[name], "_is_protocol", False)} - {"Protocol"}
     assert names <= arguments | protocols
     assert names >= protocols
