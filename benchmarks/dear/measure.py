@@ -24,8 +24,7 @@ from benchmarks.harness.verdict import Ratio
 from benchmarks.pipeline.sides import Answer, Pipeline, Reference, connect, start_pipeline
 from benchmarks.pipeline.work import PROMPTS
 from omni_cli.local.pipeline import LocalPipeline
-from omni_stage.models.qwen2_5_omni.checkpoint import Blocks
-from omni_stage.models.qwen2_5_omni.first_window import first_codes
+from omni_stage.models.qwen2_5_omni.checkpoint import Blocks, first_codes
 
 Sampling = Mapping[str, Mapping[str, Any]]
 

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))  # the models that 
 
 from benchmarks.first_audio.playback import count_clicks
 from benchmarks.harness.report import Row
-from omni_stage.models.qwen2_5_omni.token2wav.feed import fade_over
+from omni_stage.models.qwen2_5_omni.token2wav.component import fade_over
 from omni_stage.models.qwen2_5_omni.token2wav.wave.speech import Speech
 from omni_stage.models.qwen2_5_omni.token2wav.wave.utterance import Utterance, cut_window
 from omni_stage.models.qwen2_5_omni.token2wav.windows import next_window

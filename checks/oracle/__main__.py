@@ -36,7 +36,7 @@ from checks.oracle.environment import release_python
 from checks.oracle.release_form import write_release_form
 
 from omni_stage.models.qwen2_5_omni.checkpoint import read_checkpoint
-from omni_stage.models.qwen2_5_omni.thinker.prompts import SPEECH_SYSTEM_PROMPT
+from omni_stage.models.qwen2_5_omni.thinker.component import SPEECH_SYSTEM_PROMPT
 from omni_stage.models.qwen2_5_omni.tiny.checkpoint import write_tiny_checkpoint
 from omni_stage.models.qwen2_5_omni.tiny.shapes import TinyShape
 from support.engines.omni_stages import Collected, run_omni_stages

@@ -58,7 +58,7 @@ def draw(model: Any, frames: int, sounds: int = 1, seed: int = 0) -> torch.Tenso
 def chunks(context: Context) -> Iterator[Finding]:
     """Compares chunks of 1, 4 and 25 frames with one forward. Silent audio fails, because it would prove nothing."""
     from benchmarks.gpu.token2wav.wave_model import full_precision
-    from omni_stage.models.qwen3_omni.code2wav.sound.decoder import ChunkDecoder
+    from omni_stage.models.qwen3_omni.code2wav.decoder import ChunkDecoder
 
     model = load(context.device, context.out.parent)
     frames = FRAMES if context.on_gpu else CPU_FRAMES
@@ -85,7 +85,7 @@ def chunks(context: Context) -> Iterator[Finding]:
 def together(context: Context) -> Finding:
     """Compares one forward of several streams, each at a different frame, with a forward of each stream alone."""
     from benchmarks.gpu.token2wav.wave_model import full_precision
-    from omni_stage.models.qwen3_omni.code2wav.sound.decoder import ChunkDecoder
+    from omni_stage.models.qwen3_omni.code2wav.decoder import ChunkDecoder
 
     model = load(context.device, context.out.parent)
     decoder, lengths = ChunkDecoder(model), (3, 40, 17)
@@ -105,7 +105,7 @@ def together(context: Context) -> Finding:
 
 def speed(context: Context) -> Iterator[Finding]:
     """Measures steps of 1, 25 and 64 frames with 1, 8, 32 and 64 streams: real-time factor, ms and peak bytes."""
-    from omni_stage.models.qwen3_omni.code2wav.sound.decoder import ChunkDecoder
+    from omni_stage.models.qwen3_omni.code2wav.decoder import ChunkDecoder
 
     model = load("cuda", context.out.parent)
     decoder = ChunkDecoder(model)

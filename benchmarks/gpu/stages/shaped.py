@@ -20,8 +20,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from benchmarks.gpu.checks import DRAWN
-from omni_stage.models.qwen2_5_omni.tiny.release import ROTARY_TABLE, write_processor
-from omni_stage.models.qwen2_5_omni.tiny.tokenizer import wrap_tokenizer
+from omni_stage.models.qwen2_5_omni.tiny.checkpoint import ROTARY_TABLE, wrap_tokenizer, write_processor
 from support.models.published import QWEN3, SIZES, read_added_tokens, write_published, write_sparse_shards
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"

@@ -17,11 +17,9 @@ from benchmarks.gpu.memory.peak import PeakMemory
 from benchmarks.gpu.memory.sizes import WAVE_BASE_BYTES, WAVE_BYTES_PER_CODE, WAVE_TENSOR_BYTES_PER_CODE
 from benchmarks.gpu.token2wav.wave_model import CPU_STEPS, STEPS, Wave, full_precision, load, make_published
 from omni_stage.models.qwen2_5_omni.checkpoint import read_blocks
-from omni_stage.models.qwen2_5_omni.token2wav.wave.blocks import pack_blocks
-from omni_stage.models.qwen2_5_omni.token2wav.wave.speech import GRAPH_WINDOWS, Speech, graph_blocks
-from omni_stage.models.qwen2_5_omni.token2wav.wave.transformer import BlockTransformer, VoiceRows
+from omni_stage.models.qwen2_5_omni.token2wav.wave.speech import GRAPH_WINDOWS, Speech, graph_blocks, vocode
+from omni_stage.models.qwen2_5_omni.token2wav.wave.transformer import BlockTransformer, VoiceRows, pack_blocks
 from omni_stage.models.qwen2_5_omni.token2wav.wave.utterance import Utterance
-from omni_stage.models.qwen2_5_omni.token2wav.wave.vocoder import vocode
 from omni_stage.models.qwen2_5_omni.token2wav.windows import next_window, window_blocks
 
 LENGTHS = (12, 72, 750, 4096)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from omni_stage.models.qwen3_omni.talker.codes import FrameCodes
+from omni_stage.models.qwen3_omni.talker.model import FrameCodes
 from omni_stage.vllm_adapter.hooks import ScheduledSpan
 from support.engines.async_on_cpu import SCHEDULING, async_scheduling, text_engine
 from support.engines.tiny_text import Job, Reference, TextEngine, prompt_of, write_text_checkpoint

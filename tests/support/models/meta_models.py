@@ -25,9 +25,12 @@ from omni_stage.engine.vllm_engine import vllm_engine_kwargs
 from omni_stage.models.component import Component
 from omni_stage.models.qwen2_5_omni.checkpoint import read_checkpoint, read_voices
 from omni_stage.models.qwen2_5_omni.schemas import find_pace
-from omni_stage.models.qwen2_5_omni.thinker.component import Thinker
-from omni_stage.models.qwen2_5_omni.thinker.prompts import read_audio_limit
-from omni_stage.models.qwen2_5_omni.thinker.text_defaults import read_text_ends, read_text_sampling
+from omni_stage.models.qwen2_5_omni.thinker.component import (
+    Thinker,
+    read_audio_limit,
+    read_text_ends,
+    read_text_sampling,
+)
 from omni_stage.models.registry import installed_families
 from omni_stage.models.shared.media_cost import MediaCosts
 from omni_stage.models.shared.prompts import PromptBuilder

@@ -15,7 +15,7 @@ from benchmarks.gpu.released.golden import (
     judge_text,
 )
 
-from omni_stage.models.qwen2_5_omni.tiny.vocabulary import CHAT_TEMPLATE
+from omni_stage.models.qwen2_5_omni.tiny.shapes import CHAT_TEMPLATE
 
 AUDIO, TEXT = golden_audio(), golden_text()
 

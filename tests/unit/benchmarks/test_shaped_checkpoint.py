@@ -12,7 +12,7 @@ from benchmarks.gpu.checks import DRAWN, Context
 from benchmarks.gpu.stages import shaped
 from safetensors.torch import load_file
 
-from omni_stage.models.qwen2_5_omni.tiny.release import ROTARY_TABLE
+from omni_stage.models.qwen2_5_omni.tiny.checkpoint import ROTARY_TABLE
 from support.models.published import read_added_tokens
 
 SHAPES = {"a.norm.weight": ("F32", [6]), "a.q_proj.bias": ("BF16", [4]), "a.q_proj.weight": ("BF16", [64, 256])}

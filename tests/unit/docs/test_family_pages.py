@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from omni_stage.models.qwen2_5_omni.talker.component import REPEAT_LIMIT
-from omni_stage.models.qwen2_5_omni.thinker.prompts import SPEECH_SYSTEM_PROMPT
+from omni_stage.models.qwen2_5_omni.thinker.component import SPEECH_SYSTEM_PROMPT
 from omni_stage.models.qwen3_omni.talker.component import REPEAT_LIMIT as QWEN3_REPEAT_LIMIT
 from support.docs.doc_examples import ROOT
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from transformers import Qwen2_5OmniConfig
@@ -210,3 +210,19 @@ def read_voices(path: str | Path) -> dict[str, Voice]:
     if not voices:
         raise ConfigurationError(f"{file} holds no voice", field="model.path")
     return dict(sorted(voices.items(), key=lambda item: item[0] != DEFAULT_VOICE))
+
+
+LOOKAHEAD_CODES: Final = 8
+"""Minimum number of codes that a window reads after its new blocks. It is rounded up to complete blocks."""
+FIRST_BLOCKS: Final = 1
+"""Number of new blocks in the first window."""
+
+
+def lookahead_blocks(blocks: Blocks) -> int:
+    """Returns the number of blocks that a window reads after its new blocks."""
+    return max(blocks.ahead, -(-LOOKAHEAD_CODES // blocks.codes))
+
+
+def first_codes(blocks: Blocks) -> int:
+    """Returns how many codes the first window reads."""
+    return (FIRST_BLOCKS + lookahead_blocks(blocks)) * blocks.codes

@@ -7,8 +7,7 @@ from typing import Any
 
 from omni_proto.stage_config import EdgeMode, StageConfig
 from omni_proto.tensors import TensorSchema, TensorSpec
-from omni_stage.models.qwen2_5_omni.checkpoint import OmniCheckpoint
-from omni_stage.models.qwen2_5_omni.first_window import first_codes
+from omni_stage.models.qwen2_5_omni.checkpoint import OmniCheckpoint, first_codes
 from omni_stage.models.qwen2_5_omni.manifest import TALKER_TO_TOKEN2WAV, THINKER_TO_TALKER, TOKEN2WAV
 
 

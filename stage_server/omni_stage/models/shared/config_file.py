@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from transformers import PretrainedConfig
+from transformers.utils import logging
 
 from omni_stage.errors import ConfigurationError
-from omni_stage.models.shared.quiet import quiet_transformers
 
 _Config = TypeVar("_Config", bound=PretrainedConfig)
 _DTYPES = ("bfloat16", "float16", "float32")
@@ -102,3 +103,20 @@ def parse_config(
 def _one_line(error: Exception) -> str:
     """Returns the error's message on one line of at most 300 characters; its type's name if it has none."""
     return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Hide transformers' progress bars and warnings, such as those about token ids beyond the talker's vocabulary.
+
+    Such ids are correct: the talker's configuration also names ids of the text vocabulary, even in the published model.
+    """
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

@@ -27,7 +27,7 @@ from omni_stage.models.qwen2_5_omni.model_configs import pick_talker, pick_token
 from omni_stage.models.qwen2_5_omni.thinker import component as thinker
 from omni_stage.models.qwen2_5_omni.token2wav import component as token2wav
 from omni_stage.models.registry import installed_families
-from omni_stage.models.shared.stop_strings import SpokenTokens
+from omni_stage.models.shared.thinker import SpokenTokens
 from support.engines.omni_stages import stage_config
 
 STAGES = ("thinker", "talker", "token2wav")

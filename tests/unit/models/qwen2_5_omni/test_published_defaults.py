@@ -40,8 +40,12 @@ from omni_stage.models.qwen2_5_omni.model_configs import pick_talker
 from omni_stage.models.qwen2_5_omni.talker import component as talker
 from omni_stage.models.qwen2_5_omni.talker.model import _find_never_sampled
 from omni_stage.models.qwen2_5_omni.thinker import component as thinker
-from omni_stage.models.qwen2_5_omni.thinker.prompts import SPEECH_SYSTEM_PROMPT, read_audio_limit
-from omni_stage.models.qwen2_5_omni.thinker.text_defaults import read_text_ends, read_text_sampling
+from omni_stage.models.qwen2_5_omni.thinker.component import (
+    SPEECH_SYSTEM_PROMPT,
+    read_audio_limit,
+    read_text_ends,
+    read_text_sampling,
+)
 from omni_stage.models.qwen2_5_omni.token2wav import component as token2wav
 from omni_stage.models.shared.prompts import PromptBuilder, prepare_sound
 from support.engines.omni_stages import stage_config

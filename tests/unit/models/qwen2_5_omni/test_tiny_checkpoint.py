@@ -20,7 +20,7 @@ from transformers import Qwen2_5OmniProcessor
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.qwen2_5_omni.checkpoint import read_checkpoint
 from omni_stage.models.qwen2_5_omni.tiny import SHAPES, TinyShape, write_tiny_checkpoint
-from omni_stage.models.qwen2_5_omni.tiny.vocabulary import SPECIAL_TOKENS
+from omni_stage.models.qwen2_5_omni.tiny.shapes import SPECIAL_TOKENS
 from support.models.published import DATA, DTYPES, VOICES, published_tensors
 from support.models.reference import ReferencePrompt, ReferenceSettings, load_reference
 

@@ -11,9 +11,8 @@ import torch
 from transformers import Qwen3OmniMoeForConditionalGeneration
 
 from omni_stage.errors import ModelExecutionError
-from omni_stage.models.qwen3_omni.code2wav.sound.decoder import ChunkDecoder
-from omni_stage.models.qwen3_omni.code2wav.sound.pool import SoundPool
-from omni_stage.models.qwen3_omni.code2wav.sound.state import StateLayout, States
+from omni_stage.models.qwen3_omni.code2wav.decoder import ChunkDecoder
+from omni_stage.models.qwen3_omni.code2wav.streams import SoundPool, StateLayout, States
 
 TOLERANCE = 1e-5
 FRAME, LOOKAHEAD = 1920, 555

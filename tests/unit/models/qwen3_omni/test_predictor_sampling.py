@@ -16,8 +16,15 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeTalkerForConditionalGeneration,
 )
 
-from omni_stage.models.qwen3_omni.talker.chance import TOP_K, TOP_P, pick_tokens, uniform
-from omni_stage.models.qwen3_omni.talker.predictor import CodePredictor, GraphedPredictor, graph_sizes
+from omni_stage.models.qwen3_omni.talker.predictor import (
+    TOP_K,
+    TOP_P,
+    CodePredictor,
+    GraphedPredictor,
+    graph_sizes,
+    pick_tokens,
+    uniform,
+)
 from omni_stage.models.qwen3_omni.tiny.shapes import TinyShape, config_dict
 from omni_stage.models.shared.graphs import Captured, TensorFunction
 

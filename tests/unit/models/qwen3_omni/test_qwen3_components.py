@@ -36,7 +36,7 @@ from omni_stage.models.qwen3_omni.thinker.component import (
     build_component as build_thinker,
     read_text_sampling,
 )
-from omni_stage.models.shared.stop_strings import SpokenTokens
+from omni_stage.models.shared.thinker import SpokenTokens
 from support.engines.omni_stages import stage_config
 from support.models.published import DATA, write_published, write_published_qwen3
 from support.stages.hostile_edges import HOSTILE_FAMILIES

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe, processing_qwen3_omni_moe
 
-from omni_stage.models.qwen3_omni.talker.conditioning import place_positions
+from omni_stage.models.qwen3_omni.talker.component import place_positions
 from omni_stage.vllm_adapter.media.places import AUDIO, IMAGE, VIDEO, Tokens, expand, interleave_times
 
 IDS = {AUDIO: 7, IMAGE: 8, VIDEO: 9}

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, Qwen3OmniMoeForConditionalGeneration
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.qwen3_omni.checkpoint import read_checkpoint
 from omni_stage.models.qwen3_omni.tiny import SHAPES, TinyShape, write_tiny_checkpoint
-from omni_stage.models.qwen3_omni.tiny.vocabulary import ROLES, SPECIAL_TOKENS
+from omni_stage.models.qwen3_omni.tiny.shapes import ROLES, SPECIAL_TOKENS
 from support.models.published import DATA, QWEN3, published_tensors
 
 FILES = {

@@ -12,7 +12,7 @@ import torch
 from omni_proto.stage_config import SamplingDefaults
 from omni_stage.models.component import EngineStep, FinishReason, StageRequest, UserPrompt
 from omni_stage.models.registry import installed_families
-from omni_stage.models.shared.stop_strings import SpokenTokens
+from omni_stage.models.shared.thinker import SpokenTokens
 from support.engines.omni_stages import stage_config
 
 WORDS = ["", "Go", " home", " now", "En", "d:", "\n", " x", "er"]

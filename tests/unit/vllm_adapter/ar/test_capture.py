@@ -10,7 +10,7 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from omni_stage.errors import ModelExecutionError
 from omni_stage.vllm_adapter.ar.capture import CaptureLedger, Delivery, HostCopy, HostSlice, compute_spans, merge_ranges
-from omni_stage.vllm_adapter.ar.output import AsyncRowsOutput, StepOutput
+from omni_stage.vllm_adapter.ar.publish import AsyncRowsOutput, StepOutput
 from omni_stage.vllm_adapter.wiring.packing import unpack
 
 # One step: request -> (first position, number of positions, whether it samples).

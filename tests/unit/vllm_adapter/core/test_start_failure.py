@@ -15,7 +15,7 @@ from vllm.v1.core.kv_cache_utils import _check_enough_kv_cache_memory
 from vllm.v1.worker.utils import request_memory, select_common_block_size
 
 from omni_stage.errors import ConfigurationError, EngineDeadStageError, OmniStageError
-from omni_stage.vllm_adapter.core.start_failure import explain_start_error
+from omni_stage.vllm_adapter.core.async_llm import explain_start_error
 from omni_stage.vllm_adapter.process.start_errors import (
     _LOGGED,
     StartError,

@@ -6,26 +6,54 @@ last hidden state plus the input embedding. At a medium's placeholder, the row i
 
 from __future__ import annotations
 
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import torch
 
-from omni_proto.stage_config import StageConfig
-from omni_stage.errors import ModelExecutionError
+from omni_proto.stage_config import SamplingDefaults, StageConfig
+from omni_stage.errors import ConfigurationError, ModelExecutionError
 from omni_stage.exchange import Array
 from omni_stage.models.component import Emitter, EngineInput, EngineStep, StageRequest, StageStep
 from omni_stage.models.qwen2_5_omni.checkpoint import OmniCheckpoint, read_checkpoint, read_voices
 from omni_stage.models.qwen2_5_omni.manifest import THINKER
 from omni_stage.models.qwen2_5_omni.model_configs import name_thinker
 from omni_stage.models.qwen2_5_omni.schemas import find_pace, thinker2talker_schema
-from omni_stage.models.qwen2_5_omni.thinker.prompts import SPEECH_SYSTEM_PROMPT, read_audio_limit
-from omni_stage.models.qwen2_5_omni.thinker.text_defaults import read_text_ends, read_text_sampling
-from omni_stage.models.shared.config_file import torch_dtype
+from omni_stage.models.shared.config_file import read_if_there, torch_dtype
 from omni_stage.models.shared.media_cost import MediaCosts
-from omni_stage.models.shared.prompts import PromptBuilder
-from omni_stage.models.shared.stop_strings import SpokenTokens
-from omni_stage.models.shared.thinker import OmniThinker, ThinkerSettings
+from omni_stage.models.shared.prompts import AUDIO_RATE_HZ, PromptBuilder
+from omni_stage.models.shared.thinker import MAX_TOKENS, OmniThinker, SpokenTokens, ThinkerSettings
+
+SPEECH_SYSTEM_PROMPT = (
+    "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving auditory and "
+    "visual inputs, as well as generating text and speech."
+)
+"""The exact system message that the model needs in order to speak well.
+
+Source: the model card of Qwen/Qwen2.5-Omni-7B, "Prompt for audio output". Qwen2_5OmniProcessor.apply_chat_template
+of transformers 4.52.4 warns if the message differs.
+"""
+
+
+def read_audio_limit(path: Path) -> int:
+    """Returns the maximum number of samples, at 16 kHz, that the feature extractor reads from an audio clip.
+
+    It cuts off the rest. The limit is `chunk_length` of preprocessor_config.json: 300 seconds in the published
+    checkpoints. Raises ConfigurationError.
+    """
+    from transformers import WhisperFeatureExtractor
+
+    try:
+        extractor = WhisperFeatureExtractor.from_pretrained(str(path), local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"no feature extractor can be read from model.path {path} ({type(error).__name__}); the checkpoint must "
+            "hold its preprocessor_config.json",
+            field="model.path",
+        ) from error
+    return int(extractor.chunk_length) * AUDIO_RATE_HZ
+
 
 SAMPLES_PER_TOKEN: Final = 640
 """Audio samples per token: the encoder joins four frames of 10 ms, whatever config.json says."""
@@ -133,3 +161,56 @@ def build_component(config: StageConfig) -> Thinker:
         known_voices=tuple(read_voices(config.model.path)) if config.downstream else (),
     )
     return Thinker(checkpoint, prompts, settings)
+
+
+def read_text_sampling(path: Path) -> SamplingDefaults:
+    """Returns the thinker's default sampling: temperature 0, unless generation_config.json says `do_sample: true`.
+
+    In that case the sampling values in that file apply, which vLLM reads by itself. Raises ConfigurationError.
+
+    The generation_config.json of the published checkpoints names neither sampling values nor an end-of-text token. In
+    this case transformers' Qwen2_5OmniForConditionalGeneration.generate (as of 4.52.4 and 5.19) decodes greedily,
+    because `do_sample` is false by default. It generates at most 1,024 tokens and stops at
+    `thinker_config.eos_token_id`, because it derives the thinker's generation settings only from that part of
+    config.json.
+    """
+    if read_if_there(path / "generation_config.json").get("do_sample") is True:
+        return SamplingDefaults(max_tokens=MAX_TOKENS)
+    return SamplingDefaults(temperature=0.0, max_tokens=MAX_TOKENS)
+
+
+def read_text_ends(path: Path, *, vocab_size: int, tokenizer_end: int | None) -> tuple[int, ...]:
+    """Returns the token ids that end the thinker's text, ascending: 151645 in the published checkpoints.
+
+    They are read from `thinker_config`, else from its text_config, else from generation_config.json. vLLM adds the ids
+    of generation_config.json and of the tokenizer. An id of 0 does not mean "none": 0 is a token, "!" in the published
+    vocabulary. Raises ConfigurationError if neither these files nor the tokenizer name an end, because every reply
+    would then run to max_tokens.
+    """
+    thinker = read_if_there(path / "config.json").get("thinker_config") or {}
+    settings = read_if_there(path / "generation_config.json")
+    for source, part in (("thinker_config", thinker), ("thinker_config.text_config", thinker.get("text_config") or {})):
+        ends = _read_ids(part, f"{path / 'config.json'}: {source}", vocab_size)
+        if ends:
+            return ends
+    ends = _read_ids(settings, str(path / "generation_config.json"), vocab_size)
+    if not ends and tokenizer_end is None:
+        raise ConfigurationError(
+            f"neither config.json, generation_config.json nor the tokenizer in model.path {path} names a token that "
+            "ends the text; set thinker_config.eos_token_id",
+            field="model.path",
+        )
+    return ends
+
+
+def _read_ids(part: dict[str, Any], source: str, vocab_size: int) -> tuple[int, ...]:
+    value = part.get("eos_token_id")
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    for token_id in ids:
+        if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
+            raise ConfigurationError(
+                f"{source}.eos_token_id: {token_id!r} is not in the vocabulary, whose ids are 0 to {vocab_size - 1}",
+                field="model.path",
+                limit=vocab_size,
+            )
+    return tuple(sorted(set(ids)))

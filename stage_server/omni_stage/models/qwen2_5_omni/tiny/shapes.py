@@ -7,8 +7,47 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from omni_stage.models.qwen2_5_omni.tiny.vocabulary import SPECIAL_TOKENS
 from omni_stage.models.shared.tiny.sizes import HEAD_DIM, special_ids
+from omni_stage.models.shared.tiny.tokenizer import build_chat_template
+
+SPECIAL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|AUDIO|>",
+    "<|audio_bos|>",
+    "<|audio_eos|>",
+    "<|vision_bos|>",
+    "<|vision_eos|>",
+    "<|vision_pad|>",
+    "<|IMAGE|>",
+    "<|VIDEO|>",
+    "<|tts_pad|>",
+    "<|tts_start|>",
+    "<|tts_end|>",
+    "<|tts_chelsie|>",
+    "<|tts_ethan|>",
+    "<|tts_aiden|>",
+)
+"""In the order of their ids, which are the last ids of the vocabulary. The names that the processor and the chat
+template use are the same as in the real model, which has no names for the tts tokens."""
+
+SPEAKER_BOS_TOKENS = {"Chelsie": "<|tts_chelsie|>", "Ethan": "<|tts_ethan|>", "Aiden": "<|tts_aiden|>"}
+"""The token that starts the talker's text, by speaker: the published speakers in their order, then an additional one.
+A checkpoint may have any number of speakers."""
+
+CHAT_TEMPLATE = build_chat_template(
+    image="<|vision_bos|><|IMAGE|><|vision_eos|>",
+    audio="<|audio_bos|><|AUDIO|><|audio_eos|>",
+    video="<|vision_bos|><|VIDEO|><|vision_eos|>",
+    first=(
+        "{%- if loop.first and message['role'] != 'system' -%}\n"
+        "{{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' -}}\n"
+        "{%- endif -%}\n"
+    ),
+)
+"""Begins the prompt with the system message of the published template, unless the chat has one."""
+
 
 _PUBLISHED_BLOCK_SIZE = 24
 """The default in transformers."""

@@ -29,8 +29,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from omni_stage.models.qwen2_5_omni.checkpoint import Blocks
-from omni_stage.models.qwen2_5_omni.first_window import FIRST_BLOCKS, lookahead_blocks
+from omni_stage.models.qwen2_5_omni.checkpoint import FIRST_BLOCKS, Blocks, lookahead_blocks
 
 NEXT_BLOCKS = 3
 """Minimum number of new blocks in every later window except the last."""

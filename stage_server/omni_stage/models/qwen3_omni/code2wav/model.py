@@ -23,8 +23,8 @@ from vllm.model_executor.models.interfaces import IsAttentionFree
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 
 from omni_stage.errors import InvalidTensorError, OmniStageError
-from omni_stage.models.qwen3_omni.code2wav.sound.decoder import ChunkDecoder
-from omni_stage.models.qwen3_omni.code2wav.sound.pool import SoundPool
+from omni_stage.models.qwen3_omni.code2wav.decoder import ChunkDecoder
+from omni_stage.models.qwen3_omni.code2wav.streams import SoundPool
 from omni_stage.payloads import AdditionalInformationPayload
 from omni_stage.vllm_adapter.checks.weights import load_checked
 

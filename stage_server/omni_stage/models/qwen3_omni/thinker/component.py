@@ -25,8 +25,7 @@ from omni_stage.models.qwen3_omni.turns import find_media, find_reply, find_user
 from omni_stage.models.shared.config_file import read_if_there, torch_dtype
 from omni_stage.models.shared.media_cost import MediaCosts
 from omni_stage.models.shared.prompts import AUDIO_RATE_HZ, PromptBuilder
-from omni_stage.models.shared.stop_strings import SpokenTokens
-from omni_stage.models.shared.thinker import MAX_TOKENS, OmniThinker, ThinkerSettings
+from omni_stage.models.shared.thinker import MAX_TOKENS, OmniThinker, SpokenTokens, ThinkerSettings
 
 _FRAME_SAMPLES: Final = AUDIO_RATE_HZ // 100
 """Samples of one frame of the audio encoder's input, 10 ms."""

@@ -15,8 +15,8 @@ from omni_stage.models.qwen2_5_omni.checkpoint import CodecTokens
 from omni_stage.models.qwen2_5_omni.processors import TalkerConditioning, TextRows, thinker2talker
 from omni_stage.models.qwen2_5_omni.talker.component import REPEAT_LIMIT
 from omni_stage.models.qwen2_5_omni.thinker.component import ThinkerEmitter
-from omni_stage.models.shared.stop_strings import SpokenTokens
 from omni_stage.models.shared.talker_feed import TalkerFeed
+from omni_stage.models.shared.thinker import SpokenTokens
 
 CODEC = CodecTokens(padding=129, start=130, end=131, mask=133)
 TEXT = TextRows(start=torch.full((1, 2), 1.0), end=torch.full((1, 2), 2.0), padding=torch.full((1, 2), 3.0))

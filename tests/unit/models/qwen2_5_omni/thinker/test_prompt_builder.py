@@ -14,8 +14,8 @@ from omni_stage.errors import ConfigurationError, InvalidMediaError, InvalidRequ
 from omni_stage.exchange import GivenReply, ReplyTokens
 from omni_stage.models.component import AudioPart, ChatMessage, ImagePart, TextPart, UserPrompt
 from omni_stage.models.qwen2_5_omni.checkpoint import read_checkpoint
-from omni_stage.models.qwen2_5_omni.thinker.prompts import SPEECH_SYSTEM_PROMPT, read_audio_limit
-from omni_stage.models.qwen2_5_omni.tiny.vocabulary import SPECIAL_TOKENS
+from omni_stage.models.qwen2_5_omni.thinker.component import SPEECH_SYSTEM_PROMPT, read_audio_limit
+from omni_stage.models.qwen2_5_omni.tiny.shapes import SPECIAL_TOKENS
 from omni_stage.models.shared.prompts import PromptBuilder
 from support.media.samples import make_image, make_sound
 

@@ -15,13 +15,17 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 
 from omni_stage.errors import InvalidTensorError, ModelExecutionError
 from omni_stage.models.component import EdgeRows, EngineInput, EngineStep, FinishReason
-from omni_stage.models.qwen2_5_omni.checkpoint import Blocks, SoundShape, read_sound_shape
-from omni_stage.models.qwen2_5_omni.first_window import first_codes, lookahead_blocks
+from omni_stage.models.qwen2_5_omni.checkpoint import (
+    Blocks,
+    SoundShape,
+    first_codes,
+    lookahead_blocks,
+    read_sound_shape,
+)
 from omni_stage.models.qwen2_5_omni.processors import talker2token2wav
-from omni_stage.models.qwen2_5_omni.token2wav.feed import SoundFeed, WindowEmitter, fade_over
-from omni_stage.models.qwen2_5_omni.token2wav.wave.solver import make_noise
+from omni_stage.models.qwen2_5_omni.token2wav.component import SoundFeed, WindowEmitter, fade_over
+from omni_stage.models.qwen2_5_omni.token2wav.wave.speech import make_noise, vocode
 from omni_stage.models.qwen2_5_omni.token2wav.wave.utterance import Utterance, cut_window
-from omni_stage.models.qwen2_5_omni.token2wav.wave.vocoder import vocode
 from omni_stage.models.qwen2_5_omni.token2wav.windows import (
     Window,
     next_window,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from omni_stage.models.shared.text.longest_token import chars_per_token
+from omni_stage.models.shared.text.encoder import chars_per_token
 
 BYTES = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
 

@@ -1,28 +1,136 @@
-"""Turns utterances into audio with transformers' token2wav: pack, solve, vocode. With CUDA graphs for fixed sizes."""
+"""Turns utterances into audio with transformers' token2wav: pack, solve, vocode. With CUDA graphs for fixed sizes.
+
+From noise to mel: the request's own noise, the time points, and the Runge-Kutta step between two of them.
+
+transformers' `sample()` draws its noise from the global generator, so concurrent requests would change each other's
+audio. With this solver, each request's noise comes from its own seed.
+
+From mel to samples: transformers' BigVGAN modules and weights, with a forward whose result stays on the device.
+
+transformers' forward ends in `.squeeze().cpu()`, which waits for the device and drops a batch dimension of one. The
+convolutions pad both ends of their input, so only utterances of equal length may share a forward.
+Source: transformers 5.19, models/qwen2_5_omni/modeling_qwen2_5_omni.py, Qwen2_5OmniToken2WavBigVGANModel.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 
 import torch
-from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
+    Qwen2_5OmniToken2WavBigVGANModel,
+    Qwen2_5OmniToken2WavModel,
+)
 
 from omni_stage.models.qwen2_5_omni.checkpoint import Blocks, Voice, read_blocks, read_sound_shape
 from omni_stage.models.qwen2_5_omni.manifest import DEFAULT_STEPS
-from omni_stage.models.qwen2_5_omni.token2wav.wave.blocks import BlockPack, count_blocks, pack_blocks
-from omni_stage.models.qwen2_5_omni.token2wav.wave.solver import (
-    advance,
-    evaluation_times,
-    make_noise,
-    time_points,
+from omni_stage.models.qwen2_5_omni.token2wav.wave.transformer import (
+    BlockPack,
+    BlockTransformer,
+    Conditions,
+    VoiceRows,
+    count_blocks,
+    pack_blocks,
 )
-from omni_stage.models.qwen2_5_omni.token2wav.wave.transformer import BlockTransformer, Conditions, VoiceRows
 from omni_stage.models.qwen2_5_omni.token2wav.wave.utterance import Utterance
-from omni_stage.models.qwen2_5_omni.token2wav.wave.vocoder import vocode
 from omni_stage.models.qwen2_5_omni.token2wav.windows import window_blocks
 from omni_stage.models.shared.graphs import Capture, CudaCapture, GraphedFunction, next_size
+
+_FLOOR_DB = -115.0
+_REFERENCE_DB = 20.0
+
+
+def vocode(vocoder: Qwen2_5OmniToken2WavBigVGANModel, mel: torch.Tensor) -> torch.Tensor:
+    """Returns audio float32 [N, samples] in [-1, 1] from mel [N, bins, frames], all on the device.
+
+    If an utterance's mel is not finite, all its samples become NaN. Without the NaN, the clamps in the forward would
+    hide the error: minus infinity would become silence, and infinity a full-scale constant.
+    """
+    with _same_sums_every_time():
+        return _vocode(vocoder, mel)
+
+
+@contextmanager
+def _same_sums_every_time() -> Iterator[None]:
+    """Make cuDNN use only kernels that add in a fixed order, within this context.
+
+    Otherwise the results of its transposed convolutions differ from run to run, by 3e-4 with TF32 on an H100. Then a
+    seed would not reproduce a request's audio, and a graph could not be compared with the function that it captured. On
+    the same GPU the fixed order is not slower (72 codes: 41 ms instead of 48; 4,096 codes: 0.63 s either way).
+    """
+    before = torch.backends.cudnn.deterministic
+    torch.backends.cudnn.deterministic = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.deterministic = before
+
+
+def _vocode(vocoder: Qwen2_5OmniToken2WavBigVGANModel, mel: torch.Tensor) -> torch.Tensor:
+    hidden = vocoder.conv_pre(normalize(mel))
+    for index, upsample in enumerate(vocoder.ups):
+        hidden = upsample[0](hidden)
+        first = index * vocoder.num_residual_blocks
+        blocks = vocoder.resblocks[first : first + vocoder.num_residual_blocks]
+        hidden = sum(block(hidden) for block in blocks) / vocoder.num_residual_blocks
+    samples = vocoder.conv_post(vocoder.activation_post(hidden)).clamp(-1.0, 1.0)
+    # 0 for a finite mel, else NaN.
+    verdict = (mel * 0).sum(dim=(1, 2))
+    return (samples + verdict[:, None, None]).flatten(1)
+
+
+def normalize(mel: torch.Tensor) -> torch.Tensor:
+    """Returns the vocoder's input: the mel scaled to [-1, 1].
+
+    Computes the same as transformers' process_mel_spectrogram, but without copying a constant from the host.
+    """
+    floor = math.exp(_FLOOR_DB / 20 * math.log(10))
+    decibels = 20 * torch.log10(torch.exp(mel).clamp(min=floor)) - _REFERENCE_DB
+    return (2 * ((decibels - _FLOOR_DB) / -_FLOOR_DB) - 1).clamp(-1.0, 1.0)
+
+
+_SWAY = -1.0
+"""Moves the time points towards the start. The default in transformers."""
+
+Velocity = Callable[[int, torch.Tensor], torch.Tensor]
+"""(which of the step's evaluations, 0 to 3; value) -> rate of change of the value."""
+
+
+def make_noise(seed: int, frames: int, mel_bins: int, *, first_frame: int = 0) -> torch.Tensor:
+    """Returns float32 [1, frames, mel_bins] on the CPU: torch.randn's values for this seed, from first_frame on.
+
+    torch draws normal numbers in groups of 16. So a frame's noise does not depend on the range of frames if
+    (first_frame + frames) x mel_bins is a multiple of 16.
+    """
+    whole = torch.randn([1, first_frame + frames, mel_bins], generator=torch.Generator().manual_seed(seed))
+    return whole[:, first_frame:]
+
+
+def time_points(count: int, device: torch.device) -> torch.Tensor:
+    """Returns float32 [count] from 0 to 1, denser at the start."""
+    points = torch.linspace(0, 1, count, device=device, dtype=torch.float32)
+    return points + _SWAY * (torch.cos(math.pi / 2 * points) - 1 + points)
+
+
+def evaluation_times(begin: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
+    """Returns float32 [4]: the time points at which a step from `begin` [] to `end` [] evaluates the velocity."""
+    step = end - begin
+    return torch.stack([begin, begin + step * (1 / 3), begin + step * (2 / 3), end])
+
+
+def advance(velocity: Velocity, value: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+    """Returns the value after a step of this length []: the fourth-order 3/8 rule, four evaluations."""
+    third = step * (1 / 3)
+    k1 = velocity(0, value)
+    k2 = velocity(1, torch.addcmul(value, k1, third))
+    k3 = velocity(2, torch.addcmul(value, torch.sub(k2, k1, alpha=1 / 3), step))
+    k4 = velocity(3, torch.addcmul(value, k1 - k2 + k3, step))
+    return torch.addcmul(value, torch.add(k1 + k4, k2 + k3, alpha=3), step / 8)
+
 
 logger = logging.getLogger(__name__)
 

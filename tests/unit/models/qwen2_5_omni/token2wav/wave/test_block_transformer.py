@@ -8,8 +8,12 @@ from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5O
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavDiTModel
 
 from omni_stage.models.qwen2_5_omni.checkpoint import Voice
-from omni_stage.models.qwen2_5_omni.token2wav.wave.blocks import BlockPack, pack_blocks
-from omni_stage.models.qwen2_5_omni.token2wav.wave.transformer import BlockTransformer, Conditions
+from omni_stage.models.qwen2_5_omni.token2wav.wave.transformer import (
+    BlockPack,
+    BlockTransformer,
+    Conditions,
+    pack_blocks,
+)
 from support.models.wave_models import (
     DIT_SHAPES,
     WAITS,

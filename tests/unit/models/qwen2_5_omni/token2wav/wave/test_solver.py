@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import RungeKutta4ODESolver
 
-from omni_stage.models.qwen2_5_omni.token2wav.wave.solver import advance, evaluation_times, make_noise, time_points
+from omni_stage.models.qwen2_5_omni.token2wav.wave.speech import advance, evaluation_times, make_noise, time_points
 
 
 def velocity(time: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

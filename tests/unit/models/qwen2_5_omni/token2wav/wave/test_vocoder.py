@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from omni_stage.models.qwen2_5_omni.token2wav.wave.vocoder import normalize, vocode
+from omni_stage.models.qwen2_5_omni.token2wav.wave.speech import normalize, vocode
 from support.models.wave_models import Operators, make_wave_model
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from omni_stage.models.qwen3_omni.code2wav.sound.state import StateLayout, States, read_layout
+from omni_stage.models.qwen3_omni.code2wav.streams import StateLayout, States, read_layout
 
 
 class ChunkDecoder:
