@@ -26,25 +26,13 @@ from benchmarks.harness.stored import RESULTS, load_committed, write_result
 from benchmarks.harness.verdict import find_problems, judge, read_last
 
 CASES = {
-    **{
-        name: f"benchmarks.{name}"
-        for name in (
-            "codec",
-            "transport",
-            "tokens",
-            "schedulers",
-            "startup",
-            "pipeline",
-            "diffusion",
-            "predictor",
-            "gateway",
-        )
-    },
-    "first-audio": "benchmarks.first_audio",
+    **{name: f"benchmarks.{name}" for name in ("codec", "schedulers", "startup", "predictor")},
+    **{name: f"benchmarks.{name}.measure" for name in ("transport", "tokens", "pipeline", "diffusion", "gateway")},
+    "first-audio": "benchmarks.first_audio.measure",
     "first-audio-qwen3": "benchmarks.first_audio.qwen3",
-    "first-audio-dear": "benchmarks.dear",
+    "first-audio-expensive": "benchmarks.first_audio.expensive",
     "first-audio-paced": "benchmarks.paced.measure",
-    "peer": "benchmarks.peer",
+    "peer": "benchmarks.peer.measure",
 }
 """Case -> its module, which has the functions `measure` and `draw`."""
 BY_NAME_ONLY = {"peer"}

@@ -1,4 +1,4 @@
-"""Runs Stream, Full and transformers in turn, and makes the tables."""
+"""Compares first audio and playback of a tiny Qwen2.5-Omni with Stream edges, with Full edges and in transformers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from benchmarks.first_audio.families import QWEN25, Family
 from benchmarks.first_audio.serving import Heard, ask
+from benchmarks.harness.charts import grouped_bars
 from benchmarks.harness.interleave import take_turns
 from benchmarks.harness.report import Options, Report, Row
 from benchmarks.harness.verdict import Ratio
@@ -188,3 +189,17 @@ def _window_rows() -> Iterator[Row]:
 
     models = {name: make_wave_model(name) for name in ("published depth", "small blocks")}
     yield from measure_windows(models, make_wave_voices(models["published depth"], "a"))
+
+
+def draw(result: Row, path: Path) -> None:
+    """Draw the median first audio of each side."""
+    rows = result["tables"][HEARD]
+    panels = {
+        f"{row['at_once']} at once, {row['audio_s']} s": {
+            other["side"]: float(other["first_audio_s_p50"])
+            for other in rows
+            if (other["at_once"], other["audio_s"]) == (row["at_once"], row["audio_s"])
+        }
+        for row in rows
+    }
+    grouped_bars(path, panels, title="First audio, median", unit="s", highlight=["Stream"])

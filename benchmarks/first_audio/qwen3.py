@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.first_audio import draw
 from benchmarks.first_audio.families import QWEN3
-from benchmarks.first_audio.measure import HEARD, NOTES, find_ratios, hear
+from benchmarks.first_audio.measure import HEARD, NOTES, draw, find_ratios, hear
 from benchmarks.harness.report import Options, Report
 
 __all__ = ["draw", "measure"]

@@ -1,4 +1,4 @@
-"""Runs the three parts of the case, and makes the tables."""
+"""Compares the HTTP gateway with vLLM's own OpenAI server for text, and with gRPC for first audio."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Final
 
 from benchmarks.gateway import speech, text
 from benchmarks.gateway.checkpoint import HIDDEN_1024, SHAPES, TINY
-from benchmarks.harness.report import Options, Report
+from benchmarks.harness.charts import stacked_bars
+from benchmarks.harness.report import Options, Report, Row
 from benchmarks.tokens.processes import start_callers
 
 ROUNDS: Final = 6
@@ -48,3 +49,13 @@ def measure(options: Options) -> Report:
         SPEECH: speech.speech_rows(speeches),
     }
     return Report(tables, [*text.find_ratios(texts), *speech.find_ratios(speeches)], list(NOTES))
+
+
+def draw(result: Row, path: Path) -> None:
+    """Draw each process's processor time per token, with 64 concurrent requests."""
+    rows = [row for row in result["tables"][CPU] if row["process"] != "servers together"]
+    parts = {
+        side: {row["process"]: row["us_64_at_once"] for row in rows if row["side"] == side}
+        for side in dict.fromkeys(row["side"] for row in rows)
+    }
+    stacked_bars(path, parts, title="Processor time for a token, tiny text model, 64 at once", unit="us")

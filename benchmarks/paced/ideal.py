@@ -67,7 +67,7 @@ class _Request:
     """Rows that have not been sent to the talker yet. A Full edge keeps all rows until the last one."""
     speaks: bool = False
     frames: int = 0
-    sounded: int = 0
+    decoded: int = 0
     ended: bool = False
     window: Window | None = None
 
@@ -102,7 +102,7 @@ class _Ideal:
             for made in self._talker.advance(now):
                 self._on_frame(made, now)
             for job, _ in self._decoder.advance(now):
-                self._on_sound(job.request_id, now)
+                self._on_audio(job.request_id, now)
             while waiting and waiting[0][0] <= now:
                 self._start(waiting.pop(0)[1], now)
         return [_since(self._requests[f"{number}"].outcome, start) for number, start in enumerate(starts)]
@@ -138,13 +138,13 @@ class _Ideal:
         request.ended = made.last
         self._next_window(made.request_id, request, now)
 
-    def _on_sound(self, key: str, now: float) -> None:
+    def _on_audio(self, key: str, now: float) -> None:
         request = self._requests[key]
         if (window := request.window) is None:
             raise RuntimeError("the decoder finished a window that the request did not ask for")
         seconds = (window.until - window.first) / self._table.talker.frames_per_second
         request.outcome.chunks.append(Chunk(now, seconds))
-        request.sounded, request.window = window.until, None
+        request.decoded, request.window = window.until, None
         self._next_window(key, request, now)
 
     def _next_window(self, key: str, request: _Request, now: float) -> None:
@@ -152,11 +152,11 @@ class _Ideal:
             return
         if self._streams:
             shape = self._table.decoder
-            request.window = next_window(request.sounded, request.frames, ended=request.ended, shape=shape)
-        elif request.ended and request.sounded < request.frames:
+            request.window = next_window(request.decoded, request.frames, ended=request.ended, shape=shape)
+        elif request.ended and request.decoded < request.frames:
             request.window = Window(0, 0, request.frames, request.frames)
         if request.window is not None:
-            played = request.sounded / self._table.talker.frames_per_second
+            played = request.decoded / self._table.talker.frames_per_second
             due = request.outcome.chunks[0].time + played if request.outcome.chunks else -math.inf
             frames = request.window.frames
             self._decoder.add(Job(request_id=key, frames=frames, due=due, is_whole=not self._streams), now)

@@ -1,4 +1,4 @@
-"""Runs Full, Stream and transformers in turn, keeps the answers and makes the tables."""
+"""Compares a tiny Qwen2.5-Omni as three processes, Full and Stream, with transformers: same checkpoint and prompts."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.harness.charts import grouped_bars
 from benchmarks.harness.interleave import median_ratio, quantile, take_turns
 from benchmarks.harness.report import Options, Report, Row
 from benchmarks.harness.verdict import Ratio
@@ -217,3 +218,15 @@ def _tokens(outcome: Outcome, stage: str) -> float:
 
 def _ms(seconds: float) -> int:
     return round(seconds * 1000)
+
+
+def draw(result: Row, path: Path) -> None:
+    """Draw the median job time and first audio of each side, by number of concurrent requests."""
+    rows = result["tables"][JOBS]
+    panels = {
+        f"{what}, {count} at once": {row["side"]: float(row[key]) for row in rows if row["at_once"] == count}
+        for what, key in (("job", "job_ms_p50"), ("first audio", "first_audio_ms_p50"))
+        for count in dict.fromkeys(row["at_once"] for row in rows)
+    }
+    ours = [row["side"] for row in rows if row["side"] != REFERENCE]
+    grouped_bars(path, panels, title="Three processes against transformers, median", unit="ms", highlight=ours)

@@ -1,4 +1,4 @@
-"""Runs the servers in turn and makes the tables."""
+"""Measures the stage server's processor time per token, for text alone and for text with a row for the next stage."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.charts import grouped_bars
 from benchmarks.harness.interleave import median_ratio, quantile, take_turns
 from benchmarks.harness.report import Options, Report, Row
 from benchmarks.harness.verdict import Ratio
@@ -254,3 +255,19 @@ def _late(what: str, runs: Sequence[Sequence[int]]) -> Row:
         f"{what}_late_ms_{name}": round(quantile(late, share) / 1e3, 1) if late else None
         for name, share in (("p50", 0.5), ("p99", 0.99))
     }
+
+
+def draw(result: Row, path: Path) -> None:
+    """Draw processor time per token."""
+    rows = result["tables"][PACED]
+    panels = {
+        f"{count} at once": {row["side"]: row["cpu_us"] for row in rows if row["at_once"] == count}
+        for count in dict.fromkeys(row["at_once"] for row in rows)
+    }
+    grouped_bars(
+        path,
+        panels,
+        title="Processor time of the sending server for each token, 100 a second a request",
+        unit="us",
+        highlight=[TEXT, TEXT_AND_ROWS],
+    )

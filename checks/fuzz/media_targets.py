@@ -97,7 +97,7 @@ def decode(data: bytes, *, kind: MediaKind) -> None:
             decode_image(data, header.media_type.removeprefix("image/").upper(), out)
         elif header is not None:
             room = np.zeros(slot.samples, np.float32)
-            count, damage = decode_audio(data, header.media_type, sound_rules(header.seconds), room)
+            count, damage = decode_audio(data, header.media_type, audio_rules(header.seconds), room)
             if not 0 <= damage <= 1:
                 raise AssertionError("an impossible share is damaged")
             if not 0 < count <= room.size or not np.isfinite(room).all():
@@ -109,7 +109,7 @@ def decode(data: bytes, *, kind: MediaKind) -> None:
         return
 
 
-def sound_rules(seconds: float) -> AudioRules:
+def audio_rules(seconds: float) -> AudioRules:
     return AudioRules(16_000, seconds, RULES.media.max_audio_rate_hz, RULES.media.max_audio_channels)
 
 
@@ -122,7 +122,7 @@ def decode_both(data: bytes, header: VideoHeader, slot: MediaSlot) -> None:
         data, header.media_type, seconds=header.seconds, max_frames=RULES.media.max_video_frames, out=seen
     )
     heard = np.zeros(header.audio_samples, np.float32)
-    samples, _ = decode_sound(data, header.media_type, sound_rules(header.seconds), heard)
+    samples, _ = decode_sound(data, header.media_type, audio_rules(header.seconds), heard)
     if not 2 <= count <= len(seen) or not samples <= heard.size or not np.isfinite(heard).all():
         raise AssertionError("a decoded video has too few or too many frames, or audio that is too long or not finite")
 
@@ -132,7 +132,7 @@ def image(data: bytes) -> None:
     decode(mutate(data, kind="image"), kind="image")
 
 
-def sound(data: bytes) -> None:
+def audio(data: bytes) -> None:
     """Decodes mutated audio."""
     decode(mutate(data, kind="audio"), kind="audio")
 
@@ -174,4 +174,4 @@ def resampling(data: bytes) -> None:
         raise AssertionError("resampled audio depends on the blocks, or is too loud or not finite")
 
 
-TARGETS: tuple[Callable[[bytes], None], ...] = (image, sound, video, raw_media, resampling)
+TARGETS: tuple[Callable[[bytes], None], ...] = (image, audio, video, raw_media, resampling)

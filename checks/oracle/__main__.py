@@ -135,7 +135,7 @@ async def ask_us(
             audio = {}
             for peer, report in reports.items():
                 # transformers 4.52.4 leaves out the last code, even if it is not an end token.
-                codes = torch.tensor(report["answers"][name]["sounded"])
+                codes = torch.tensor(report["answers"][name]["codes"])
                 audio[peer] = (await stages.ask("token2wav", {"codes": codes}, seed=seed)).audio.numpy()
             answers[name] = (thinker, talker, audio)
     return answers

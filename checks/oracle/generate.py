@@ -25,22 +25,22 @@ class Recorder:
 
     def __init__(self, model: Any, seed: int) -> None:
         self.codec_tokens: list[int] = []
-        self.sounded: list[int] = []
-        talk, sound = model.talker.generate, model.token2wav.forward
+        self.codes: list[int] = []
+        talk, decode = model.talker.generate, model.token2wav.forward
 
         def talk_and_keep(*args: Any, **kwargs: Any) -> Any:
             result = talk(*args, **kwargs)
             self.codec_tokens = result[0, kwargs["input_ids"].shape[1] :].tolist()
             return result
 
-        def sound_and_keep(code: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            self.sounded = code[0].tolist()
+        def decode_and_keep(code: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            self.codes = code[0].tolist()
             # token2wav draws its noise inside. The seed is set here so that earlier random numbers do not matter.
             torch.manual_seed(seed)
-            return sound(code, *args, **kwargs)
+            return decode(code, *args, **kwargs)
 
         model.talker.generate = talk_and_keep
-        model.token2wav.forward = sound_and_keep
+        model.token2wav.forward = decode_and_keep
 
 
 def encode(processor: Any, question: dict[str, Any], *, left_pad: bool) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def main() -> None:
             "prompt": sequences[0, int(arguments.left_pad) : length].tolist(),
             "text": sequences[0, length:].tolist(),
             "codec": recorder.codec_tokens,
-            "sounded": recorder.sounded,
+            "codes": recorder.codes,
         }
     report = {"transformers": transformers.__version__, "torch": torch.__version__, "answers": answers}
     (arguments.out / "answers.json").write_text(json.dumps(report), encoding="utf-8")

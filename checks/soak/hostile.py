@@ -37,7 +37,7 @@ from support.peers.gateways import run_gateway
 from support.processes.stage_processes import StageProcess, chain_configs, pick_chain_ports
 
 BUDGET = 1 << 30
-HONEST = ("text", "speech")
+WELL_BEHAVED = ("text", "speech")
 SLOWER = 2.0
 MODEL = {"maxModelLen": 2048, "maxNumSeqs": 8, "dtype": "float32", "kvCacheMemoryMib": 64, "enforceEager": True}
 SETTINGS = {"limits": {"maxInflightBytes": BUDGET}, "timeouts": {"step": 10.0, "drainNotice": 0.5, "request": 60.0}}
@@ -48,7 +48,7 @@ ATTACK_S = 20.0
 
 
 @dataclass
-class Honest:
+class Outcomes:
     """The results of one kind of well-behaved client: `seconds` has the duration of each call, by phase."""
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
@@ -71,8 +71,8 @@ def find_p95(values: list[float]) -> float:
     return ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
 
 
-async def call(client: AsyncOmniClient, kind: str, phase: str, until: float, honest: Honest) -> None:
-    """Sends the same request repeatedly until the time `until`, and records times and problems in `honest`."""
+async def call(client: AsyncOmniClient, kind: str, phase: str, until: float, well_behaved: Outcomes) -> None:
+    """Sends the same request repeatedly until the time `until`, and records times and problems in `well_behaved`."""
     arguments: dict[str, Any] = KINDS[kind].arguments
     expected: str | None = None
     while time.monotonic() < until:
@@ -80,14 +80,14 @@ async def call(client: AsyncOmniClient, kind: str, phase: str, until: float, hon
         try:
             result = await client.run(**arguments, sampling=KINDS[kind].sampling, timeout=30)
         except OmniRequestError as error:
-            honest.problems.append(f"{kind}, {phase}: {error.code.name} {error}"[:300])
+            well_behaved.problems.append(f"{kind}, {phase}: {error.code.name} {error}"[:300])
             continue
-        honest.seconds.setdefault(phase, []).append(time.monotonic() - began)
+        well_behaved.seconds.setdefault(phase, []).append(time.monotonic() - began)
         timings = result.finished["thinker"].timings
-        honest.parts.setdefault(phase, []).append(split(timings, began_unix))
+        well_behaved.parts.setdefault(phase, []).append(split(timings, began_unix))
         expected = expected or result.text
         if result.text != expected:
-            honest.problems.append(f"{kind}, {phase}: another answer")
+            well_behaved.problems.append(f"{kind}, {phase}: another answer")
 
 
 def rss_mib(process: StageProcess) -> float:
@@ -192,7 +192,7 @@ async def judge(minutes: float, stages: dict[str, StageProcess]) -> dict[str, ob
     """
     entry = stages["thinker"]
     target = f"127.0.0.1:{entry.ports['thinker']['grpc']}"
-    honest = {kind: Honest() for kind in HONEST}
+    well_behaved = {kind: Outcomes() for kind in WELL_BEHAVED}
     rounds = max(1, round(minutes * 60 / ATTACK_S))
     seconds = minutes * 60 / rounds
     left: list[str] = []
@@ -200,7 +200,7 @@ async def judge(minutes: float, stages: dict[str, StageProcess]) -> dict[str, ob
 
         async def phase(name: str, seconds: float) -> None:
             until = time.monotonic() + seconds
-            await asyncio.gather(*(call(client, kind, name, until, honest[kind]) for kind in HONEST))
+            await asyncio.gather(*(call(client, kind, name, until, well_behaved[kind]) for kind in WELL_BEHAVED))
 
         async def sample_beside(name: str, *work: Coroutine[None, None, None]) -> None:
             nonlocal peak
@@ -221,12 +221,12 @@ async def judge(minutes: float, stages: dict[str, StageProcess]) -> dict[str, ob
             await sample_beside("attacked", phase("attacked", seconds), attackers.attack(seconds))
             left += await asyncio.to_thread(leftovers, stages)
         await phase("afterwards", 3)
-    problems = [problem for one in honest.values() for problem in one.problems]
+    problems = [problem for one in well_behaved.values() for problem in one.problems]
     outcomes = dict(sorted(attackers.outcomes.items()))
     problems += [f"{count} hostile calls ended with {code}" for code, count in outcomes.items() if "INTERNAL" in code]
     slow = [
         f"{kind}: p95 {one.p95('attacked'):.3f} s, alone {one.p95('alone'):.3f} s"
-        for kind, one in honest.items()
+        for kind, one in well_behaved.items()
         if one.p95("attacked") > SLOWER * one.p95("alone")
     ]
     budget_mib = BUDGET / (1 << 20)
@@ -247,7 +247,7 @@ async def judge(minutes: float, stages: dict[str, StageProcess]) -> dict[str, ob
                 }
                 for phase, times in one.seconds.items()
             }
-            for kind, one in honest.items()
+            for kind, one in well_behaved.items()
         },
         "cores": {name: log.shares() for name, log in cores.items()},
         "entry_rss_mib": {"before": round(before), "peak": round(peak), "budget": round(budget_mib)},

@@ -148,7 +148,7 @@ ATTACKS: Final[Mapping[str, Callable[[], Attack]]] = {
 
 
 HEALTH: Final = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
-HONEST: Final = request(CHAT + b'"max_tokens":2}', b"connection: close\r\n")
+ORDINARY: Final = request(CHAT + b'"max_tokens":2}', b"connection: close\r\n")
 
 
 async def watch(host: str, port: int, asked: bytes, stop: asyncio.Event) -> list[float]:
@@ -200,7 +200,7 @@ async def measure(url: str, seconds: float, only: str = "", *, chats: bool = Fal
     of the model `m` if it is served."""
     found = urlsplit(url)
     host, port = found.hostname or "127.0.0.1", found.port or 80
-    asked = {"health": HEALTH, **({"chat": HONEST} if chats else {})}
+    asked = {"health": HEALTH, **({"chat": ORDINARY} if chats else {})}
     report = {}
     for name in [ALONE, *(name for name in ATTACKS if only in name)]:
         stop = asyncio.Event()

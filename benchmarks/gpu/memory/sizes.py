@@ -100,10 +100,10 @@ def encoder_bytes(thinker: Mapping[str, Any], element_bytes: int = 2) -> int:
     patches = PIXELS // vision["patch_size"] ** 2
     image = patches * (8 * vision["hidden_size"] + 3 * vision["intermediate_size"])
     # The first convolution runs at the full frame rate, everything else at half of it.
-    sound = AUDIO_FRAMES * 2 * audio["d_model"] + AUDIO_FRAMES // 2 * (
+    audio_values = AUDIO_FRAMES * 2 * audio["d_model"] + AUDIO_FRAMES // 2 * (
         8 * audio["d_model"] + 2 * audio["encoder_ffn_dim"]
     )
-    return max(image, sound) * element_bytes
+    return max(image, audio_values) * element_bytes
 
 
 def stage_memory(release: Release, stage: Stage, *, device_bytes: int, weights: int | None = None) -> StageMemory:

@@ -15,7 +15,7 @@ from benchmarks.gpu.stages.engines import engine_arguments, environment, poisone
 
 FAMILY = "qwen3_omni"
 ROWS_CPU, ROWS_GPU = 4e-3, 2e-2
-SOUND_CPU, SOUND_GPU = 1e-5, 1e-4
+AUDIO_CPU, AUDIO_GPU = 1e-5, 1e-4
 SHARE = 0.12
 """Share of the GPU for each of the three tiny stages. The rest stays free for other processes."""
 _CPU_ONLY = "needs a GPU: vLLM's CPU build has no CUDA graphs"
@@ -104,7 +104,7 @@ def _judge(context: Context, name: str, ours: dict[str, Any], theirs: Any) -> li
         Finding(_first_frame(codes, theirs.codes), "equal", ok=codes.tolist() == theirs.codes.tolist(), name=name),
     ]
     if audio.shape == theirs.waveform.shape and codes.tolist() == theirs.codes.tolist():
-        limit = SOUND_GPU if context.on_gpu else SOUND_CPU
+        limit = AUDIO_GPU if context.on_gpu else AUDIO_CPU
         found.append(at_most(float((audio - theirs.waveform).abs().max()), limit, name=f"{name}.sound"))
     return found
 

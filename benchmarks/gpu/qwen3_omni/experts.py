@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from benchmarks.gpu.checks import Context, Finding, at_most
-from benchmarks.gpu.qwen3_omni.sound import PUBLISHED
+from benchmarks.gpu.qwen3_omni.audio import PUBLISHED
 
 PROMPTS, LENGTH = 32, 8
 """Prompts, and tokens in each: as many as the first prefill of the start-up comparison (compiled_check.py) has."""

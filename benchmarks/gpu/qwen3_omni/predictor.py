@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.checks import Context, Finding, at_most
-from benchmarks.gpu.qwen3_omni.sound import PUBLISHED
+from benchmarks.gpu.qwen3_omni.audio import PUBLISHED
 
 AT_ONCE = (1, 8, 32, 64)
 FRAME_MS = 80.0

@@ -69,7 +69,7 @@ def test_a_crash_is_named_with_its_test(outcomes: dict[str, Outcome]) -> None:
     assert problem.endswith("test_dies.py::test_it")
 
 
-def test_a_failure_before_a_crash_is_told(outcomes: dict[str, Outcome], folder: Path) -> None:
+def test_a_failure_before_a_crash_is_reported(outcomes: dict[str, Outcome], folder: Path) -> None:
     log = (folder / "dies.log").read_text()
     assert "call of " in log
     assert "AssertionError: assert 'told' == 'at once'" in log

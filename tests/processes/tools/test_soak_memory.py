@@ -55,7 +55,7 @@ def server() -> Iterator[subprocess.Popen[str]]:
     process.communicate(timeout=30)
 
 
-def tell(process: subprocess.Popen[str], word: str) -> None:
+def send(process: subprocess.Popen[str], word: str) -> None:
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(f"{word}\n")
@@ -74,13 +74,13 @@ def test_every_process_of_the_tree_is_sampled_by_role(server: subprocess.Popen[s
 def test_growth_of_the_engine_is_the_engines(server: subprocess.Popen[str]) -> None:
     before = {sample.pid: sample for sample in sample_tree(server.pid, time.time())}
     (engine,) = find_engines(server.pid)
-    tell(server, "grow")
+    send(server, "grow")
     after = {sample.pid: sample for sample in sample_tree(server.pid, time.time())}
     grown = {sample.role: sample.rss_mib - before[pid].rss_mib for pid, sample in after.items()}
     assert grown[ENGINE] > GROW_MIB - 5
     assert max(grown[SERVER], grown[HELPER]) < 5
     assert rss_mib(engine) == pytest.approx(after[engine].rss_mib, abs=2)
-    tell(server, "shrink")
+    send(server, "shrink")
     assert peak_mib(engine) > GROW_MIB
     reset_peak(engine)
     assert peak_mib(engine) < before[engine].rss_mib + 5
@@ -121,7 +121,7 @@ def test_what_counts_as_growth(samples: list[Sample], grown: float | None) -> No
     )
 
 
-def test_a_restarted_process_begins_anew() -> None:
+def test_a_restarted_process_starts_a_new_series() -> None:
     log = MemoryLog()
     log.add("talker", life([100.0] * (N - 1), pid=1))
     log.add("talker", life([500.0] * N, pid=2))

@@ -117,7 +117,7 @@ def test_only_the_most_at_once_have_bounds() -> None:
     assert [ratio.name for ratio in ratios if not ratio.lower_is_better] == ["our codec tokens as transformers'"]
 
 
-def test_wrong_codec_tokens_of_ours_fail_the_run() -> None:
+def test_our_wrong_codec_tokens_fail_the_run() -> None:
     sides = outcomes(ours=1, equal=4, a=2, b=8)
     sides[OURS, 2].rounds.append(made(1, 0.1, codes=[[7, 7, 8], [0]]))
     sides = {key: Outcome(outcome.rounds * (1 if key[0] == OURS else 2)) for key, outcome in sides.items()}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from benchmarks.dear.measure import Outcome, find_ratios as find_dear_ratios, least_rows, shorten
-from benchmarks.dear.usage import Usage
+from benchmarks.first_audio.expensive import Outcome, Usage, find_ratios as find_expensive_ratios, least_rows, shorten
 from benchmarks.first_audio.families import QWEN3
 from benchmarks.first_audio.measure import find_ratios
 from benchmarks.first_audio.playback import Chunk, count_clicks, play
@@ -82,7 +81,7 @@ def test_earlier_audio_is_never_a_regression() -> None:
         {"at_once": 1, "first_over_job": 1.0, "audio_s_per_s": 0.5},
     ]
     usage = Usage({"thinker": 1.0}, wall_s=1.0, audio_s=1.0, cores=2)
-    ratios += [one for one in find_dear_ratios(shares, {1: usage}) if one.name.startswith("first audio")]
+    ratios += [one for one in find_expensive_ratios(shares, {1: usage}) if one.name.startswith("first audio")]
     assert len(ratios) == 3
     assert all(ratio.lower_is_better for ratio in ratios)
 

@@ -60,7 +60,7 @@ def test_ports_are_those_that_are_listened_on(page: str, root: Path) -> None:
     assert in_chart == {operator.health_port, operator.metrics_port, GATEWAY_PORT}
 
 
-def test_plaintext_is_said_where_people_look(page: str, root: Path) -> None:
+def test_plaintext_is_stated_where_users_look(page: str, root: Path) -> None:
     notes = (root / "helm" / "omnipipeline" / "templates" / "NOTES.txt").read_text()
     for text in (page, notes):
         assert PLAINTEXT in " ".join(text.split())

@@ -117,7 +117,7 @@ def find_names(tree: ast.Module, wanted: frozenset[str]) -> Iterator[str]:
             yield f"{node.lineno}: {name}"
 
 
-def test_all_that_is_shipped_is_looked_at(shipped: dict[str, ast.Module]) -> None:
+def test_every_package_of_the_wheel_is_read(shipped: dict[str, ast.Module]) -> None:
     """The tests read every package of the wheel."""
     assert {path.partition("/")[0] for path in shipped} == {
         "omni_proto",
@@ -139,7 +139,7 @@ def test_nothing_makes_objects_or_code_of_bytes(shipped: dict[str, ast.Module]) 
     assert {path: lines for path, lines in found.items() if lines} == {}
 
 
-def test_the_wall_clock_is_read_where_it_is_said_why(shipped: dict[str, ast.Module]) -> None:
+def test_files_that_read_the_wall_clock_have_a_reason(shipped: dict[str, ast.Module]) -> None:
     assert {path for path, tree in shipped.items() if list(find_wall_clock(tree))} == set(MAY_READ_THE_WALL_CLOCK)
 
 

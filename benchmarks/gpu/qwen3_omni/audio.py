@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.checks import Context, Finding, at_most
-from benchmarks.gpu.qwen3_omni.codes import FAMILY, SOUND_CPU, SOUND_GPU
+from benchmarks.gpu.qwen3_omni.codes import AUDIO_CPU, AUDIO_GPU, FAMILY
 
 PUBLISHED = Path(__file__).parents[3] / "tests" / "data" / "published" / "qwen3_omni_30b_a3b.config.json"
 FRAMES, CPU_FRAMES = 500, 24
@@ -48,10 +48,10 @@ def load(device: str, directory: Path) -> Any:
     return model.to(device)
 
 
-def draw(model: Any, frames: int, sounds: int = 1, seed: int = 0) -> torch.Tensor:
+def draw(model: Any, frames: int, streams: int = 1, seed: int = 0) -> torch.Tensor:
     """Returns random codes, int64 [streams, groups, frames], on the model's device."""
     generator = torch.Generator().manual_seed(seed)
-    shape = (sounds, model.config.num_quantizers, frames)
+    shape = (streams, model.config.num_quantizers, frames)
     return torch.randint(model.config.codebook_size, shape, generator=generator).to(model.code_embedding.weight.device)
 
 
@@ -78,7 +78,7 @@ def chunks(context: Context) -> Iterator[Finding]:
             if ours.shape != expected.shape:
                 yield Finding(f"{ours.shape[1]} samples", f"{expected.shape[1]} samples", ok=False, name=f"of_{size}")
                 continue
-            limit = SOUND_GPU if context.on_gpu else SOUND_CPU
+            limit = AUDIO_GPU if context.on_gpu else AUDIO_CPU
             yield at_most(float((ours - expected).abs().max()), limit, name=f"of_{size}")
 
 
@@ -99,7 +99,7 @@ def together(context: Context) -> Finding:
             states.put(place, behind)
             alone.append(decoder.advance(own[..., length:], [length], behind)[0])
         joined, _ = decoder.advance(torch.cat([own[..., -2:] for own in codes]), list(lengths), states)
-    limit = SOUND_GPU if context.on_gpu else SOUND_CPU
+    limit = AUDIO_GPU if context.on_gpu else AUDIO_CPU
     return at_most(float((joined - torch.cat(alone)).abs().max()), limit)
 
 

@@ -1,4 +1,4 @@
-"""Runs a Stream pipeline and transformers in turn, and makes the tables."""
+"""Compares a pipeline with transformers for a model with expensive tokens: first audio, and audio per second."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.dear.checkpoint import SHAPE
-from benchmarks.dear.usage import Usage, read_cpu
+import psutil
+
+from benchmarks.first_audio.expensive_checkpoint import SHAPE
 from benchmarks.first_audio.serving import CODES_PER_SECOND, THINKER_TOKENS, Heard, ask, sampling_of
+from benchmarks.harness.charts import grouped_bars
 from benchmarks.harness.report import Options, Report, Row
 from benchmarks.harness.verdict import Ratio
 from benchmarks.pipeline.sides import Answer, Pipeline, Reference, connect, start_pipeline
@@ -56,6 +58,50 @@ NOTES = [
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The processor time that the stages used, and how much audio they made with it."""
+
+    cpu_s: Mapping[str, float]
+    """Processor seconds, by stage."""
+    wall_s: float
+    audio_s: float
+    cores: int
+
+    @property
+    def cores_used(self) -> float:
+        """Cores that the stages kept busy on average."""
+        return sum(self.cpu_s.values()) / self.wall_s
+
+    @property
+    def limit(self) -> float:
+        """Seconds of audio per second that the machine's cores would make if no stage ever waited."""
+        return self.cores * self.audio_s / sum(self.cpu_s.values())
+
+    def rows(self, at_once: int) -> list[Row]:
+        """Returns one row for each stage."""
+        return [
+            {
+                "at_once": at_once,
+                "stage": stage,
+                "cores": round(cpu / self.wall_s, 2),
+                "share_percent": round(100 * cpu / sum(self.cpu_s.values())),
+                "cpu_s_per_audio_s": round(cpu / self.audio_s, 2),
+            }
+            for stage, cpu in self.cpu_s.items()
+        ]
+
+
+def read_cpu(pids: Mapping[str, int]) -> dict[str, float]:
+    """Returns the processor seconds so far of each stage: its stage server and all processes below it."""
+    totals = {}
+    for stage, pid in pids.items():
+        server = psutil.Process(pid)
+        times = [process.cpu_times() for process in (server, *server.children(recursive=True))]
+        totals[stage] = sum(time.user + time.system for time in times)
+    return totals
+
+
 @dataclass(slots=True)
 class Outcome:
     """The results of all rounds with one number of concurrent requests."""
@@ -75,7 +121,9 @@ def measure(options: Options) -> Report:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         checkpoint = Path(folder) / "model"
-        subprocess.run([sys.executable, "-m", "benchmarks.dear.checkpoint", str(checkpoint)], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "benchmarks.first_audio.expensive_checkpoint", str(checkpoint)], check=True
+        )
         local = stack.enter_context(start_pipeline("tiny-omni", checkpoint, STEP_TOKENS))
         reference = Reference(checkpoint)
         stack.callback(reference.close)
@@ -216,3 +264,11 @@ def find_ratios(rows: Sequence[Row], usages: dict[int, Usage]) -> list[Ratio]:
             )
         )
     return ratios
+
+
+def draw(result: Row, path: Path) -> None:
+    """Draw the audio seconds per second of each side."""
+    panels: dict[str, dict[str, float]] = {}
+    for row in result["tables"][HEARD]:
+        panels.setdefault(f"{row['at_once']} at once", {})[row["side"]] = float(row["audio_s_per_s"])
+    grouped_bars(path, panels, title="Audio a second", unit="s/s", highlight=["Stream"])
