@@ -74,9 +74,19 @@ e2e: setup ## Run the end-to-end tests on a real Kubernetes node (needs root; 15
 playground: controlplane ## Start a control plane with the operator, and a shell for it (RUN='COMMAND' runs COMMAND instead of the shell)
 	@PYTHONPATH=tests $(PY) -m support.controlplane.playground $(if $(RUN),sh -c '$(RUN)')
 
-full: coverage ## Run all that takes too long for `make test-all`: coverage, long tests, mutations
-	@$(PY) -m pytest -q -p no:cacheprovider -m full tests
-	@$(MAKE) mutations
+full: coverage ## Run all that takes too long for `make test-all`: coverage, whole matrices, mutations, each Python
+	@$(WITH_GRPCURL) && $(PY) -m pytest -q -p no:cacheprovider -m full tests
+	@$(MAKE) mutations pythons
+
+.PHONY: pythons
+PYTHONS ?= 3.11 3.12 3.13
+pythons: setup ## Run the light unit tests with each supported Python; uv gets those that are missing (PYTHONS='3.12')
+	@uv="$$(command -v uv || echo "$${XDG_CACHE_HOME:-$$HOME/.cache}/omnipipeline/uv/bin/uv")"; for version in $(PYTHONS); do \
+	  echo "== Python $$version"; venv="$${XDG_CACHE_HOME:-$$HOME/.cache}/omnipipeline/pythons/$$version"; \
+	  "$$uv" venv --quiet --allow-existing --python "$$version" "$$venv" && \
+	  "$$uv" pip install --quiet --python "$$venv/bin/python" -e '.[operator,stage,gateway,cli,check]' --constraints constraints/cpu.txt && \
+	  $(MAKE) --no-print-directory check-tests PY="$$venv/bin/python" || exit 1; \
+	done
 
 mutations: setup ## Break thirty behaviours, one at a time, and check that the unit tests notice (about half an hour)
 	@PYTHONPATH=tests $(PY) -m checks.mutation
