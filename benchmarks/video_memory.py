@@ -2,9 +2,9 @@
 
     python -m benchmarks.video_memory
 
-The stage reserves upper bounds of these figures: WORK_BYTES_PER_PIXEL (omni_stage/media/video.py) for each pixel of one
-encoded frame, and BYTES_PER_FRAME_PIXEL (omni_stage/models/shared/media_cost.py) for each pixel of all frames that the
-model sees. Each case runs in its own process, so that the kernel records the peak of that case alone.
+The stage reserves upper bounds of these figures: WORK_BYTES_PER_PIXEL (omni_stage/decoding/video.py) for each pixel of
+one encoded frame, and BYTES_PER_FRAME_PIXEL (omni_stage/models/shared/media_cost.py) for each pixel of all frames that
+the model sees. Each case runs in its own process, so that the kernel records the peak of that case alone.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def decode_case(file: Path) -> float:
 
     The frames that the decoder returns are tiny here, so that they hardly count.
     """
-    from omni_stage.media.video import decode_video
+    from omni_stage.decoding.video import decode_video
 
     data = file.read_bytes()
     out = np.zeros((8, 64, 64, 3), np.uint8)

@@ -24,7 +24,7 @@ if __name__ == "__main__":
 
     # Only modules imported inside this block are instrumented for coverage.
     with atheris.instrument_imports(
-        include=["omni_proto", "omni_stage.service", "omni_stage.payloads", "omni_stage.media", "omni_stage.forms"]
+        include=["omni_proto", "omni_stage.service", "omni_stage.payloads", "omni_stage.decoding", "omni_stage.forms"]
     ):
         from checks.fuzz import form_targets, media_targets, targets
 else:

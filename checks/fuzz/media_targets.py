@@ -16,11 +16,11 @@ from av.error import FFmpegError
 from omni_proto.media_headers.image import ImageHeader
 from omni_proto.media_headers.video import VideoHeader
 from omni_proto.stage_config import Limits, MediaLimits
+from omni_stage.decoding.audio import AudioRules, decode_audio
+from omni_stage.decoding.decode import UndecodableError, decode_image
+from omni_stage.decoding.resample import resample, resample_blocks
+from omni_stage.decoding.video import decode_sound, decode_video
 from omni_stage.errors import InvalidRequestError, RequestTooLargeError
-from omni_stage.media.audio import AudioRules, decode_audio
-from omni_stage.media.decode import UndecodableError, decode_image
-from omni_stage.media.resample import resample, resample_blocks
-from omni_stage.media.video import decode_sound, decode_video
 from omni_stage.service.media.kinds import MediaKind
 from omni_stage.service.media.planning import check_media, judge_medium
 from omni_stage.service.media.slots import MediaRules, MediaSlot

@@ -96,7 +96,7 @@ def rss_mib(process: StageProcess) -> float:
     Shared pages count once (PSS). The engine and its template are left out, since the model and vLLM use their memory.
     """
     server = psutil.Process(process.pid)
-    decoders = [child for child in server.children() if "omni_stage.media.worker" in _command(child)]
+    decoders = [child for child in server.children() if "omni_stage.decoding.worker" in _command(child)]
     total = 0.0
     for one in (server, *decoders):
         with suppress(psutil.NoSuchProcess):
@@ -140,7 +140,7 @@ class CpuLog:
             with suppress(psutil.NoSuchProcess):
                 children = psutil.Process(self._roots[name]).children(recursive=True)
                 now += [
-                    ("decoders" if "omni_stage.media.worker" in _command(one) else f"{name}, engine", one)
+                    ("decoders" if "omni_stage.decoding.worker" in _command(one) else f"{name}, engine", one)
                     for one in children
                 ]
         now.append(("machine", psutil.Process(1)))

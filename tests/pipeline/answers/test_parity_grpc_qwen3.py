@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from omni_proto.client import AsyncOmniClient, system, user, video_part
-from omni_stage.media.audio import AudioRules
-from omni_stage.media.video import decode_sound, decode_video
+from omni_stage.decoding.audio import AudioRules
+from omni_stage.decoding.video import decode_sound, decode_video
 from support.media.samples import make_image, make_sound
 from support.media.videos import encode_video
 from support.models.grpc_parity import EXACT, check_each_alone_and_all_at_once, check_text_and_audio, media_parts

@@ -22,7 +22,7 @@ from omni_proto.client import AsyncOmniClient
 from omni_proto.rpc.options import channel_options
 from omni_proto.stage.v1 import sampling_pb2, stage_service_pb2 as pb
 from omni_proto.tensors import EncodedChunk, encode_rows, schema_hash, tensor_prompt
-from omni_stage.service.guard.quota import MIN_START_SLOTS
+from omni_stage.service.guard.admission import MIN_START_SLOTS
 from support.processes.polling import until
 from support.processes.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports
 from support.stages.cheap_stages import EDGE_A, ROW, WORD

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from omni_stage.process.background import yield_cores
-from omni_stage.service.media.decoder_process import spawn_decoder
+from omni_stage.service.media.worker_pool import spawn_decoder
 from support.processes.time_slices import SLICES_ARE_SET, slice_ns
 
 NICE = max(10, os.getpriority(os.PRIO_PROCESS, 0))

@@ -12,7 +12,7 @@ from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni, processing_q
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe, processing_qwen3_omni_moe
 
 from omni_proto.media_headers.video import sample_count
-from omni_stage.media.video import spread
+from omni_stage.decoding.video import spread
 from omni_stage.vllm_adapter.media.places import (
     AUDIO,
     IMAGE,

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from omni_proto.media_headers.video import FRAMES_PER_SECOND
+from omni_stage.decoding.resample import resample
 from omni_stage.errors import ConfigurationError, InvalidMediaError, InvalidRequestError, in_field
 from omni_stage.exchange import GivenReply, ReplyTokens
-from omni_stage.media.resample import resample
 from omni_stage.models.component import AudioPart, ChatMessage, ImagePart, TextPart, UserPrompt, VideoPart
 from omni_stage.models.shared.text.chat_template import ChatTemplate
 from omni_stage.models.shared.text.encoder import TextEncoder

@@ -17,7 +17,7 @@ from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from omni_stage.errors import TooManyRequestsError
-from omni_stage.service.guard.quota import CallQuota, peer_address
+from omni_stage.service.guard.admission import CallQuota, peer_address
 from omni_stage.service.wire import GENERATE, SERVICE_NAME
 
 MAIN_IN_ALL, MAIN_PER_PEER = 512, 64

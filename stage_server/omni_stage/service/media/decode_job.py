@@ -14,8 +14,8 @@ from PIL import Image
 from omni_proto.media_headers.audio import BYTES_PER_SAMPLE, AudioHeader
 from omni_proto.media_headers.image import ImageHeader
 from omni_proto.media_headers.video import VideoHeader
+from omni_stage.decoding.decode import WORK_BYTES_PER_PIXEL
 from omni_stage.errors import InvalidMediaError
-from omni_stage.media.decode import WORK_BYTES_PER_PIXEL
 from omni_stage.models.component import AudioPart, ImagePart, MediaPart, VideoPart
 from omni_stage.service.media.planning import VIDEO_WORK_BYTES_PER_PIXEL
 from omni_stage.service.media.slots import MediaRules, MediaSlot

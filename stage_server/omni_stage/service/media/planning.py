@@ -26,6 +26,8 @@ from omni_proto.media_headers.video import (
     VideoHeader,
 )
 from omni_proto.stage.v1 import prompt_pb2
+from omni_proto.stage_config import MediaLimits
+from omni_stage.decoding.decode import WORK_BYTES_PER_PIXEL
 from omni_stage.errors import (
     InvalidMediaError,
     InvalidRequestError,
@@ -33,12 +35,11 @@ from omni_stage.errors import (
     RequestTooLargeError,
     in_field,
 )
-from omni_stage.media.decode import WORK_BYTES_PER_PIXEL
 from omni_stage.models.component import MediaCost, TakesMedia, TakesVideo
 from omni_stage.service.media.kinds import FRAME_COPIES, FramePlan, MediaKind
-from omni_stage.service.media.limits import MIN_RATE_HZ, check_audio, check_image, check_video
 from omni_stage.service.media.slots import MediaRules, MediaSlot
 
+MIN_RATE_HZ: Final = 4000
 MAX_INLINE_MEDIA_BYTES: Final = 4 << 20
 IMAGE_COPIES_BYTES: Final = WORK_BYTES_PER_PIXEL + 7
 """Bytes per pixel of an image until the engine's input exists: the decoder's working memory, 3 bytes in shared memory,
@@ -50,7 +51,7 @@ ENCODED_COPIES: Final = 2
 """Copies of the encoded bytes: as received, and in the shared memory that the decoder reads."""
 
 VIDEO_WORK_BYTES_PER_PIXEL: Final = 96
-"""Equal to WORK_BYTES_PER_PIXEL of omni_stage.media.video. That module is not imported here, because it would load
+"""Equal to WORK_BYTES_PER_PIXEL of omni_stage.decoding.video. That module is not imported here, because it would load
 FFmpeg into this process."""
 _PATCH_MARGIN: Final = 64
 """Upper bound of the pixels that rounding to patches adds to a side."""
@@ -59,6 +60,73 @@ _STATED_MARGIN_S: Final = 1
 """Seconds that compressed audio may last beyond its stated length: encoders add some at the beginning and the end."""
 _MP3_BYTES_PER_SECOND: Final = 1000
 """Least bytes that a second of MP3 takes."""
+
+
+def check_image(header: ImageHeader, field: str, limits: MediaLimits) -> None:
+    """Check an image against its limits. Raises InvalidMediaError."""
+    if header.pixels > limits.max_image_pixels:
+        raise InvalidMediaError(
+            f"the image has {header.pixels} pixels, at most {limits.max_image_pixels} are decoded "
+            "(media.maxImagePixels); send a smaller one",
+            field=field,
+            limit=f"{limits.max_image_pixels} pixels",
+        )
+    if header.scans > limits.max_image_scans:
+        raise InvalidMediaError(
+            f"the image has more than {limits.max_image_scans} scans (media.maxImageScans); save it as baseline JPEG",
+            field=field,
+            limit=f"{limits.max_image_scans} scans",
+        )
+
+
+def check_audio(header: AudioHeader, field: str, limits: MediaLimits) -> None:
+    """Check what a header states of audio; the decoder checks the rest. Raises InvalidMediaError."""
+    if header.channels > limits.max_audio_channels:
+        raise InvalidMediaError(
+            f"the audio has {header.channels} channels, at most {limits.max_audio_channels} (media.maxAudioChannels); "
+            "send fewer",
+            field=field,
+            limit=f"{limits.max_audio_channels} channels",
+        )
+    if header.rate_hz and not MIN_RATE_HZ <= header.rate_hz <= limits.max_audio_rate_hz:
+        raise InvalidMediaError(
+            f"the audio has {header.rate_hz} samples a second, {MIN_RATE_HZ} to {limits.max_audio_rate_hz} "
+            "(media.maxAudioRateHz) are accepted; resample it",
+            field=field,
+            limit=f"{limits.max_audio_rate_hz} Hz",
+        )
+    if header.seconds > limits.max_audio_seconds:
+        raise InvalidMediaError(
+            f"the audio is longer than {limits.max_audio_seconds} s (media.maxAudioSeconds); send it in parts",
+            field=field,
+            limit=f"{limits.max_audio_seconds} s",
+        )
+
+
+def check_video(header: VideoHeader, field: str, limits: MediaLimits) -> None:
+    """Check a video against its limits. Raises InvalidMediaError."""
+    if header.pixels > limits.max_video_pixels:
+        raise InvalidMediaError(
+            f"a frame of the video has {header.pixels} pixels, at most {limits.max_video_pixels} are decoded "
+            "(media.maxVideoPixels); scale it down",
+            field=field,
+            limit=f"{limits.max_video_pixels} pixels",
+        )
+    if header.seconds > limits.max_video_seconds:
+        raise InvalidMediaError(
+            f"the video is longer than {limits.max_video_seconds} s (media.maxVideoSeconds); send a part of it",
+            field=field,
+            limit=f"{limits.max_video_seconds} s",
+        )
+    if header.frames > limits.max_video_frames:
+        raise InvalidMediaError(
+            f"the video has {header.frames} frames, at most {limits.max_video_frames} are decoded "
+            "(media.maxVideoFrames); lower its frame rate",
+            field=field,
+            limit=f"{limits.max_video_frames} frames",
+        )
+    if header.frames == 1:
+        raise InvalidMediaError("the video has one frame; send it as an image", field=field, limit="2 frames")
 
 
 def plan_medium(message: prompt_pb2.Media, field: str, kind: MediaKind, rules: MediaRules) -> MediaSlot:

@@ -18,8 +18,8 @@ from omni_proto.stage.v1 import stage_service_pb2
 from omni_proto.tensors import EdgeAssembler, ReceivedTensor, TensorChunkView, decode_generate_request
 from omni_stage.errors import DeadlineExceededError, ProtocolViolationError
 from omni_stage.service.edges.outbox import QUIET_S
+from omni_stage.service.guard.admission import START_GRACE_S, CallQuota
 from omni_stage.service.guard.field_count import MAX_FIELDS, has_too_many_fields
-from omni_stage.service.guard.quota import START_GRACE_S, CallQuota
 
 WireMessage = stage_service_pb2.GenerateRequest | TensorChunkView | tuple[TensorChunkView, ...] | WireError
 """What the deserializer returns. For a malformed message it returns the error as a value, which the servicer turns into

@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from omni_proto.stage_config import StageConfig
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.service.edges.channels import DownstreamChannels
-from omni_stage.service.guard.admission import Admission
-from omni_stage.service.guard.planners import Planners
-from omni_stage.service.guard.quota import CallQuota
+from omni_stage.service.guard.admission import Admission, CallQuota, Planners
 from omni_stage.service.media.worker_pool import MediaPool
 from omni_stage.service.metering import StageMetrics
 from omni_stage.service.request.in_flight import InFlight

@@ -19,7 +19,7 @@ from omni_proto.stage.v1 import events_pb2, stage_service_pb2
 from omni_stage.errors import DeadlineExceededError, EngineDeadStageError, NotReadyError
 from omni_stage.process.stage_log import request_id_var
 from omni_stage.service.edges.channels import Deadline
-from omni_stage.service.guard.quota import peer_address
+from omni_stage.service.guard.admission import peer_address
 from omni_stage.service.metering import AnswerMeter, exemplar_var
 from omni_stage.service.request.input import RequestInput
 from omni_stage.service.request.planning.plan import RequestPlan, plan_request

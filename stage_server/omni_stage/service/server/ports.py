@@ -13,6 +13,7 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from omni_proto.rpc.options import server_options
+from omni_proto.stage.v1 import stage_service_pb2
 from omni_proto.stage_config import StageConfig
 from omni_stage.errors import ConfigurationError, OmniStageError
 from omni_stage.service.guard.refusals import HELD_PER_CLIENT, HeldRefusals
@@ -24,11 +25,12 @@ from omni_stage.service.guard.side_calls import (
     SideCallInterceptor,
 )
 from omni_stage.service.metering import StageMetrics
+from omni_stage.service.request.interceptor import CallInterceptor
+from omni_stage.service.request.reading import deserialize_request
+from omni_stage.service.request.responses import serialize_response
 from omni_stage.service.request.servicer import StageServicer
 from omni_stage.service.server.health import StageHealth
-from omni_stage.service.server.interceptors import CallInterceptor
-from omni_stage.service.server.method_handlers import stage_handlers
-from omni_stage.service.wire import SERVICE_NAME
+from omni_stage.service.wire import GENERATE, GET_STAGE, SERVICE_NAME
 
 MAX_CONNECTIONS = 16_384
 """Maximum number of connections of a port; gRPC refuses further ones. An idle connection costs about 15 KiB."""
@@ -153,3 +155,20 @@ def _cannot_bind(host: str, port: int, field: str, has_tls: bool = False) -> Con
     # gRPC raises the same error for a taken port and for a certificate that it cannot read.
     why = "is the port taken, or the certificate one that gRPC cannot read?" if has_tls else "is the port taken?"
     return ConfigurationError(f"cannot listen on {host}:{port} ({field}); {why}", field=field)
+
+
+def stage_handlers(servicer: StageServicer) -> tuple[str, dict[str, grpc.RpcMethodHandler]]:
+    """Returns the full name of the service, and a handler for each of its methods."""
+    methods = {
+        GENERATE: grpc.stream_stream_rpc_method_handler(
+            servicer.generate,
+            request_deserializer=deserialize_request,
+            response_serializer=serialize_response,
+        ),
+        GET_STAGE: grpc.unary_unary_rpc_method_handler(
+            servicer.get_stage,
+            request_deserializer=stage_service_pb2.GetStageRequest.FromString,
+            response_serializer=stage_service_pb2.GetStageResponse.SerializeToString,
+        ),
+    }
+    return SERVICE_NAME, methods

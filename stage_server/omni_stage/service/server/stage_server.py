@@ -17,13 +17,12 @@ from omni_proto.pod_contract import ExitCode, TerminationReason
 from omni_proto.stage_config import StageConfig
 from omni_stage.engine.arguments.byte_budget import default_byte_budget
 from omni_stage.engine.protocol import StageEngine
-from omni_stage.errors import OmniStageError
+from omni_stage.errors import DrainingError, OmniStageError
 from omni_stage.models.component import TakesMedia
 from omni_stage.process.poller_threads import calm_pollers
 from omni_stage.process.termination import report_start_failure, write_termination
 from omni_stage.service.edges.channels import DownstreamChannels
-from omni_stage.service.guard.admission import Admission
-from omni_stage.service.guard.quota import CallQuota, count_start_slots
+from omni_stage.service.guard.admission import Admission, CallQuota, count_start_slots
 from omni_stage.service.guard.refusals import HeldRefusals
 from omni_stage.service.metering import StageMetrics
 from omni_stage.service.request.in_flight import InFlight
@@ -31,7 +30,6 @@ from omni_stage.service.request.runtime import StageRuntime
 from omni_stage.service.request.servicer import StageServicer
 from omni_stage.service.request.stage_info import installed_versions
 from omni_stage.service.request.tracing import Tracing, open_tracing
-from omni_stage.service.server.drain import drain
 from omni_stage.service.server.health import StageHealth
 from omni_stage.service.server.metrics_server import MetricsServer
 from omni_stage.service.server.ports import Ports, bind, build_health_server, build_main_server
@@ -46,6 +44,58 @@ CLOSE_SLACK_S = 5.0
 
 _log = logging.getLogger(__name__)
 EngineBuilder = Callable[[StageConfig], StageEngine]
+
+
+async def drain(
+    health: StageHealth,
+    in_flight: InFlight,
+    *,
+    close_port: Callable[[], None],
+    notice_s: float,
+    grace_s: float,
+    abort: asyncio.Event,
+) -> bool:
+    """Drain the stage. `abort` (a second signal) cuts the drain short. Returns whether every call ended by itself.
+
+    1. Report NOT_SERVING and wait notice_s seconds: load balancers stop sending calls; late calls are still served.
+    2. Refuse new calls (DRAINING, which callers retry elsewhere), and call `close_port`: every connection ends with its
+       last call. Behind a Service, a client without health checks would otherwise retry on this pod.
+    3. Wait at most grace_s seconds for the calls in flight. Calls still in flight after that end with DRAINING.
+    """
+    health.set_ready(False)
+    _log.info("draining: not ready, still accepting", extra={"notice_s": notice_s, "calls": len(in_flight)})
+    if not await _wait_for(abort, notice_s):
+        in_flight.refuse()
+        close_port()
+        _log.info("draining: refusing new calls", extra={"grace_s": grace_s, "calls": len(in_flight)})
+        if await _idle_or_abort(in_flight, grace_s, abort):
+            _log.info("drained")
+            return True
+    in_flight.refuse()
+    ended = in_flight.fail_all(DrainingError("the stage shut down before the request ended"))
+    _log.warning("drain was cut short", extra={"calls_ended": ended, "aborted": abort.is_set()})
+    await in_flight.wait_idle(1.0)
+    return ended == 0
+
+
+async def _wait_for(event: asyncio.Event, timeout_s: float) -> bool:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+async def _idle_or_abort(in_flight: InFlight, timeout_s: float, abort: asyncio.Event) -> bool:
+    idle = asyncio.create_task(in_flight.wait_idle(timeout_s))
+    aborted = asyncio.create_task(abort.wait())
+    try:
+        done, _ = await asyncio.wait({idle, aborted}, return_when=asyncio.FIRST_COMPLETED)
+        return idle in done and idle.result()
+    finally:
+        idle.cancel()
+        aborted.cancel()
 
 
 class StageServer:

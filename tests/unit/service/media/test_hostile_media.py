@@ -22,11 +22,10 @@ from omni_stage.errors import (
     RequestTooLargeError,
 )
 from omni_stage.models.component import AudioPart, VideoPart
-from omni_stage.service.media import decoder_process, worker_pool
-from omni_stage.service.media.decoder_process import DecoderProcess
+from omni_stage.service.media import worker_pool
 from omni_stage.service.media.planning import check_media, judge_medium
 from omni_stage.service.media.slots import MediaRules, MediaSlot
-from omni_stage.service.media.worker_pool import MediaPool
+from omni_stage.service.media.worker_pool import DecoderProcess, MediaPool
 from support.media.hostile_media import CORPUS, REFUSED, TAKEN, Hostile, taken
 from support.processes.polling import until
 from support.stages.scripted_stages import ScriptedComponent
@@ -191,7 +190,7 @@ async def test_a_client_that_leaves_while_a_process_starts_leaves_it_to_the_next
 
 
 async def test_a_process_that_is_too_slow_to_start_fails_its_request_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoder_process, "START_TIMEOUT_S", 0.001)
+    monkeypatch.setattr(worker_pool, "START_TIMEOUT_S", 0.001)
     pool = MediaPool(1)
     with pytest.raises(OmniStageError, match=r"did not start within 0\.001 s"):
         await pool.decode([judge(next(m for m in CORPUS if m.name == "wav"))], RULES, PATIENCE_S)
@@ -237,6 +236,6 @@ async def test_a_worker_that_was_taken_over_is_not_believed(
     async def ask(*_: object) -> dict[str, Any]:
         return answer
 
-    monkeypatch.setattr("omni_stage.service.media.decoder_process.DecoderProcess.ask", ask)
+    monkeypatch.setattr("omni_stage.service.media.worker_pool.DecoderProcess.ask", ask)
     with pytest.raises(InvalidMediaError):
         await pool.decode([judge(next(m for m in CORPUS if m.name == "wav"))], RULES, PATIENCE_S)

@@ -16,7 +16,7 @@ from omni_proto.client import AsyncOmniClient
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_stage.errors import TooManyRequestsError
 from omni_stage.service.guard import side_calls
-from omni_stage.service.guard.quota import CallQuota, CallSlot, count_start_slots, peer_address
+from omni_stage.service.guard.admission import CallQuota, CallSlot, count_start_slots, peer_address
 from omni_stage.service.server.ports import health_options, main_options
 from support.machine.raw_http2 import RawConnection, grpc_message
 from support.processes.polling import until

@@ -8,7 +8,7 @@ import numpy as np
 
 from omni_proto.media_headers import read_header
 from omni_proto.media_headers.image import ImageHeader
-from omni_stage.media.decode import decode_image
+from omni_stage.decoding.decode import decode_image
 from support.tables import each_row
 
 FOLDER = Path(__file__).parents[2] / "data" / "pictures"

@@ -18,8 +18,8 @@ from PIL import Image
 
 from omni_proto.media_headers.container import MAX_TRACKS
 from omni_proto.media_headers.video import sample_count
-from omni_stage.media.audio import CODECS, MAX_DAMAGE, AudioRules, Damage, decode_track, read_frames, read_packets
-from omni_stage.media.decode import UndecodableError
+from omni_stage.decoding.audio import CODECS, MAX_DAMAGE, AudioRules, Damage, decode_track, read_frames, read_packets
+from omni_stage.decoding.decode import UndecodableError
 
 FORMATS: Final = {
     "video/mp4": "mp4",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image, ImageOps
 
-from omni_stage.media.decode import decode_image
+from omni_stage.decoding.decode import decode_image
 from support.tables import each_row
 
 WIDTH, HEIGHT = 5, 3

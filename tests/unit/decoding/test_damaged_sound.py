@@ -17,8 +17,8 @@ from av.error import FFmpegError
 from omni_gateway.media.encode import encode_whole, make_encoder
 from omni_proto.media_headers import read_header
 from omni_proto.media_headers.audio import AudioHeader
-from omni_stage.media.audio import AudioRules, decode_audio
-from omni_stage.media.decode import UndecodableError
+from omni_stage.decoding.audio import AudioRules, decode_audio
+from omni_stage.decoding.decode import UndecodableError
 from support.media.samples import encode_wav, make_sound
 from support.tables import each_row
 

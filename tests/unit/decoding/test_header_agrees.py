@@ -15,8 +15,8 @@ from omni_proto.media_headers import read_header, sniff
 from omni_proto.media_headers.audio import AudioHeader
 from omni_proto.media_headers.container import MediaHeaderError
 from omni_proto.media_headers.image import ImageHeader
-from omni_stage.media.audio import AudioRules, decode_audio
-from omni_stage.media.decode import UndecodableError, decode_image
+from omni_stage.decoding.audio import AudioRules, decode_audio
+from omni_stage.decoding.decode import UndecodableError, decode_image
 from support.media.sounds import COMPRESSED, encode_sound
 
 SOUNDS = Path(__file__).parents[2] / "data" / "sounds"

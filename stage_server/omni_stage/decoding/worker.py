@@ -1,9 +1,9 @@
 """A process that decodes the media of one request at a time. Its parent may kill it if it takes too long.
 
-`python -m omni_stage.media.worker FD`: FD is the file descriptor of a socket. Each job arrives on it as a JSON packet,
-with the descriptor of shared memory. That memory holds the encoded bytes and has space for the decoded ones. Responses
-are JSON packets too, so a compromised decoder can send its parent only numbers and text. The process ends when its
-parent does.
+`python -m omni_stage.decoding.worker FD`: FD is the file descriptor of a socket. Each job arrives on it as a JSON
+packet, with the descriptor of shared memory. That memory holds the encoded bytes and has space for the decoded ones.
+Responses are JSON packets too, so a compromised decoder can send its parent only numbers and text. The process ends
+when its parent does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from omni_proto.runtime.process import confine, discard_output, used_address_space
-from omni_stage.media.decode import UndecodableError, decode_image
+from omni_stage.decoding.decode import UndecodableError, decode_image
 
 PACKET_BYTES: Final = 128 << 10
 READY: Final = b"ready"
@@ -53,7 +53,7 @@ def run_job(job: dict[str, Any], descriptor: int) -> dict[str, Any]:
     """
     if any("to_hz" in medium for medium in job["media"]):
         # Load FFmpeg only if there is audio or video, and before memory is limited.
-        import omni_stage.media.video  # noqa: F401
+        import omni_stage.decoding.video  # noqa: F401
     base = used_address_space() + int(job["shared_bytes"])
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (base + int(job["work_bytes"]), hard))
@@ -90,7 +90,7 @@ def _decode(shared: mmap.mmap, medium: dict[str, Any]) -> tuple[tuple[int, int],
         pixels = np.ndarray((medium["height"], medium["width"], 3), np.uint8, shared, medium["out"])
         shown = decode_image(data, medium["kind"], pixels)
         return (shown.shape[1], shown.shape[0]), 0.0
-    from omni_stage.media.audio import decode_audio
+    from omni_stage.decoding.audio import decode_audio
 
     out = np.ndarray((medium["max_samples"],), np.float32, shared, medium["out"])
     count, share = decode_audio(data, medium["kind"], _audio_rules(medium), out)
@@ -98,7 +98,7 @@ def _decode(shared: mmap.mmap, medium: dict[str, Any]) -> tuple[tuple[int, int],
 
 
 def _decode_video(shared: mmap.mmap, medium: dict[str, Any], data: bytes) -> tuple[tuple[int, int], float]:
-    from omni_stage.media.video import decode_sound, decode_video
+    from omni_stage.decoding.video import decode_sound, decode_video
 
     shape = (medium["frames"], medium["height"], medium["width"], 3)
     frames = np.ndarray(shape, np.uint8, shared, medium["out"])
@@ -115,7 +115,7 @@ def _decode_video(shared: mmap.mmap, medium: dict[str, Any], data: bytes) -> tup
 
 
 def _audio_rules(medium: dict[str, Any]) -> Any:
-    from omni_stage.media.audio import AudioRules
+    from omni_stage.decoding.audio import AudioRules
 
     return AudioRules(medium["to_hz"], medium["stated_s"], medium["max_rate_hz"], medium["max_channels"])
 

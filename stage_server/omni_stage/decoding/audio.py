@@ -19,8 +19,8 @@ from av.error import FFmpegError
 from omni_proto.media_headers.audio import split_joined
 from omni_proto.media_headers.container import MAX_TRACKS
 from omni_proto.media_headers.mpeg_frames import count_frames
-from omni_stage.media.decode import UndecodableError
-from omni_stage.media.resample import resample_blocks
+from omni_stage.decoding.decode import UndecodableError
+from omni_stage.decoding.resample import resample_blocks
 
 DEMUXERS: Final = {
     "audio/wav": "wav",

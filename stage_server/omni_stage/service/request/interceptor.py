@@ -17,7 +17,7 @@ from google.rpc import status_pb2
 from omni_proto.rpc.status import STATUS_DETAILS_KEY, grpc_code, read_status
 from omni_stage.process.stage_log import request_id_var
 from omni_stage.service.errors import CallerLeftError, RelayedError, to_stage_error, to_status
-from omni_stage.service.guard.quota import peer_address
+from omni_stage.service.guard.admission import peer_address
 from omni_stage.service.guard.refusals import Client, HeldRefusals
 from omni_stage.service.metering import StageMetrics
 from omni_stage.service.request.tracing import request_id_of, user_of

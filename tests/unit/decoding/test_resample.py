@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from omni_stage.media.resample import resample, resample_blocks
+from omni_stage.decoding.resample import resample, resample_blocks
 
 ODD_RATES = (1_000, 8_001, 11_027, 16_001, 44_101, 47_999, 191_999, 383_999)
 """1 kHz, and rates that are coprime to 16 kHz, for which filters for all phases would take gigabytes."""
@@ -50,7 +50,7 @@ def test_blocks_of_any_size_make_the_same_sound(rate: int) -> None:
 LIMITED = """
 import resource, sys
 import numpy as np
-from omni_stage.media.resample import resample
+from omni_stage.decoding.resample import resample
 with open("/proc/self/statm") as file:
     size = int(file.read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (size + (64 << 20),) * 2)
