@@ -171,7 +171,7 @@ def test_generate_refuses_wrong_arguments(case: str) -> None:
     assert message in err
 
 
-def test_generate_says_that_nobody_answers() -> None:
+def test_generate_reports_an_unreachable_server() -> None:
     status, out, err = invoke(*GENERATE, "--text", "a", "--timeout", "5")
     assert (status, out.strip()) == (1, "")
     assert "127.0.0.1:1" in err

@@ -28,7 +28,7 @@ SHARED = [GpuDemand("a", 1, 0.6), GpuDemand("b", 1, 0.2), GpuDemand("c", 1, 0.2)
     ],
     ids=["one each", "one to spare", "shared", "shares and enough", "two share", "several GPUs first", "CPU", "no GPU"],
 )
-def test_assignment(demands: list[GpuDemand], count: int, expected: dict[str, tuple[int, ...]]) -> None:
+def test_gpus_are_assigned(demands: list[GpuDemand], count: int, expected: dict[str, tuple[int, ...]]) -> None:
     assert assign_gpus(demands, count) == expected
 
 
@@ -41,7 +41,7 @@ def test_assignment(demands: list[GpuDemand], count: int, expected: dict[str, tu
     ],
     ids=["no shares", "too much", "too few GPUs"],
 )
-def test_what_does_not_fit_is_refused(demands: list[GpuDemand], count: int, words: str) -> None:
+def test_stages_that_do_not_fit_the_gpus_are_refused(demands: list[GpuDemand], count: int, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         assign_gpus(demands, count)
 

@@ -11,7 +11,7 @@ from omni_cli.local.ports import DEFAULT_RANGE, RANGE_VARIABLE, NoFreePortError,
 
 
 @pytest.mark.parametrize("text", ["20000", "a-b", "30000-20000", "80-90", "65000-70000", "1-2-3"])
-def test_bad_range_is_named(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_a_malformed_port_range_is_named(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv(RANGE_VARIABLE, text)
     with pytest.raises(NoFreePortError, match=RANGE_VARIABLE):
         pick_ports(1)

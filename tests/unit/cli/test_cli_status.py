@@ -61,7 +61,7 @@ def draw(document: Json, width: int = 110) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
-def test_a_chain_that_serves() -> None:
+def test_status_of_a_ready_chain() -> None:
     document = make_document(
         conditions=GOOD,
         stages=[entry("thinker", 2, 2), entry("talker", 1), entry("token2wav", 1)],
@@ -104,13 +104,13 @@ def test_stages_of_an_older_spec_that_serve_meanwhile() -> None:
     ]
 
 
-def test_without_a_status() -> None:
+def test_status_of_a_pipeline_without_one() -> None:
     text = draw(make_document())
     assert "no status yet: is the operator running?" in text
     assert "thinker  not there yet" in text
 
 
-def test_of_an_older_generation() -> None:
+def test_status_of_an_older_generation() -> None:
     assert "has not seen the last edit" in draw(make_document(conditions=GOOD, observedGeneration=1))
 
 
@@ -134,18 +134,18 @@ class TestWatch:
             seen.append(str(error))
         return seen
 
-    def test_only_changes(self) -> None:
+    def test_a_watch_yields_only_changes(self) -> None:
         assert self.read("1", "1", "2", "2", StatusError("no pipeline 'x'")) == ["1", "2", "no pipeline 'x'"]
 
-    def test_an_api_server_that_is_away_for_a_while(self) -> None:
+    def test_a_watch_survives_an_outage_of_the_api_server(self) -> None:
         away = StatusError("the API server does not answer")
         assert self.read("1", away, away, "1", "2", StatusError("no pipeline")) == ["1", "2", "no pipeline"]
 
-    def test_a_first_read_that_fails(self) -> None:
+    def test_a_watch_fails_if_its_first_read_fails(self) -> None:
         assert self.read(StatusError("the API server does not answer")) == ["the API server does not answer"]
 
     @pytest.mark.parametrize("terminal", [True, False])
-    def test_each_is_drawn(self, terminal: bool) -> None:
+    def test_each_change_is_drawn(self, terminal: bool) -> None:
         out = io.StringIO()
         first, second = make_document(conditions=GOOD), make_document(conditions=GOOD, stages=[entry("thinker", 1)])
         follow(iter([first, second]), Console(file=out, width=110, force_terminal=terminal, highlight=False))
@@ -207,7 +207,7 @@ def test_reads_from_the_cluster(api: int, tmp_path: Path, by_flag: bool) -> None
     assert "AllStagesReady" in out
 
 
-def test_failures_say_what_to_do(api: int, tmp_path: Path) -> None:
+def test_api_errors_name_the_remedy(api: int, tmp_path: Path) -> None:
     file = str(write_kubeconfig(tmp_path / "config", api))
     code, _, err = invoke("other", "--kubeconfig", file)
     assert code == 1
@@ -222,7 +222,7 @@ def test_failures_say_what_to_do(api: int, tmp_path: Path) -> None:
     assert "no pipeline 'gone'" in err
 
 
-def test_a_server_that_is_not_there(tmp_path: Path) -> None:
+def test_an_unreachable_api_server_is_an_error(tmp_path: Path) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
         port = server.server_port
     code, _, err = invoke("demo", "--kubeconfig", str(write_kubeconfig(tmp_path / "config", port)))

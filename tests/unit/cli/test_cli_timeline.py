@@ -94,7 +94,7 @@ def test_transfer_and_steps() -> None:
     assert lane.first_audio is None
 
 
-def test_no_stages() -> None:
+def test_a_timeline_without_stages_is_empty() -> None:
     assert compute_timeline({}) == RequestTimeline()
     assert RequestTimeline().end == 0
 

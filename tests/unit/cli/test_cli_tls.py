@@ -46,7 +46,7 @@ def test_which_stage_serves_tls(pipeline: OmniPipeline, directory: str | None, c
 
 
 @pytest.mark.parametrize(("directory", "scheme"), [(None, ""), ("/tls", "grpcs://")], ids=["plaintext", "TLS"])
-def test_the_endpoint_tells_it(directory: str | None, scheme: str) -> None:
+def test_the_endpoint_scheme_says_whether_it_has_tls(directory: str | None, scheme: str) -> None:
     """The endpoint has the scheme grpcs:// if the entry stage serves TLS."""
     options = LocalOptions(model_path="/model", tls_dir=Path(directory) if directory else None)
     with LocalPipeline(TLS, options) as running:

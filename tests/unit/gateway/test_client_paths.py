@@ -173,7 +173,7 @@ def too_long(**fields: Any) -> OmniRequestError:
         ),
     ],
 )
-def test_a_prompt_that_is_too_long_is_told_in_openai_s_words(fields: dict[str, str], says: str) -> None:
+def test_a_prompt_that_is_too_long_has_openai_s_message(fields: dict[str, str], says: str) -> None:
     """LiteLLM, Cline and many others look for these words and then fall back or shorten the conversation."""
     answer = answer_error(to_error(too_long(**fields), chat_paths(request()), {"thinker": 2048}))
     error = {"message": says, "type": "invalid_request_error", "param": "messages", "code": "context_length_exceeded"}

@@ -31,7 +31,7 @@ def test_an_alias_of_a_voice_that_the_checkpoint_lacks_is_not_recommended() -> N
         ("", ""),
     ],
 )
-def test_names_in_any_case(wanted: str, meant: str) -> None:
+def test_voice_names_are_matched_case_insensitively(wanted: str, meant: str) -> None:
     """An exact name goes first, then a voice, then an alias; of names that differ only in case, always the same one."""
     voices, aliases = ["Ada", "Bob", "bob"], {"alloy": "ADA", "ALLOY": "bob", "Echo": "bob", "Bob": "Ada"}
     assert pick_voice(wanted, voices, aliases, param="voice") == meant

@@ -49,7 +49,7 @@ def ask(messages: list[Any], **fields: Any) -> dict[str, Any]:
         (5, PART, "should be a text or an object with type"),
     ],
 )
-def test_a_wrong_part_of_a_message_is_named(part: Any, param: str, says: str) -> None:
+def test_the_error_names_a_wrong_message_part(part: Any, param: str, says: str) -> None:
     """pydantic's first problem with each of these is only that messages[0].content should be a text."""
     error = ask([{"role": "user", "content": [part]}])
     assert error["param"] == param
@@ -68,7 +68,7 @@ def test_a_wrong_part_of_a_message_is_named(part: Any, param: str, says: str) ->
         ({"role": "tool", "tool_call_id": "a", "content": [{"type": "image_url"}]}, f"{PART}.type", "invalid_value"),
     ],
 )
-def test_a_wrong_message_is_named(message: dict[str, Any], param: str, code: str) -> None:
+def test_the_error_names_a_wrong_message(message: dict[str, Any], param: str, code: str) -> None:
     error = ask([message])
     assert (error["param"], error["code"]) == (param, code)
 
@@ -96,7 +96,7 @@ MANY = [str(number) for number in range(17)]
         ({"messages": "Hi"}, "messages", "valid list"),
     ],
 )
-def test_the_branch_of_the_value_s_own_kind_is_reported(fields: dict[str, Any], param: str, says: str) -> None:
+def test_the_error_is_about_the_branch_of_the_value_s_type(fields: dict[str, Any], param: str, says: str) -> None:
     """pydantic's first problem with a union is that of its first branch: that 17 stop strings are no text."""
     error = ask(**{"messages": [{"role": "user", "content": "x"}], **fields})
     assert error["param"] == param
@@ -115,7 +115,7 @@ def test_the_branch_of_the_value_s_own_kind_is_reported(fields: dict[str, Any], 
         ({"audio": {"voice": {"id": 5}, "format": "wav"}}, "audio.voice.id"),
     ],
 )
-def test_a_wrong_field_of_several_kinds_is_named(fields: dict[str, Any], param: str) -> None:
+def test_the_error_names_a_wrong_field_of_a_union(fields: dict[str, Any], param: str) -> None:
     assert ask([{"role": "user", "content": "x"}], **fields)["param"] == param
 
 
@@ -146,7 +146,7 @@ def test_with_ignore_no_error_is_about_an_unknown_field(fields: dict[str, Any], 
         *("format", "grammar", "json_schema", "regex", "ebnf", "structural_tag", "truncate_prompt_tokens"),
     ],
 )
-def test_what_a_conversation_or_form_needs_is_refused_by_a_lenient_gateway_too(name: str) -> None:
+def test_a_lenient_gateway_also_refuses_fields_that_a_request_needs(name: str) -> None:
     """Names of other servers' APIs: without them the model reads another conversation, or writes another form."""
     client = TestClient(create_app(StaticPipelines(()), GatewaySettings(unsupported_fields=UnsupportedFields.IGNORE)))
     body = {"model": "m", "messages": [{"role": "user", "content": "x", "index": 1}], "best_of": 1, name: "x"}

@@ -48,7 +48,7 @@ def ask(client: httpx.Client, seed: int, **changed: Any) -> Any:
 
 
 @pytest.mark.parametrize(("seed", "reason"), [(WHOLE_SEED, "stop"), (CUT_SEED, "length")])
-def test_a_chat(client: httpx.Client, seed: int, reason: str) -> None:
+def test_finish_reason_of_a_chat(client: httpx.Client, seed: int, reason: str) -> None:
     before = count_cut(client, "/v1/chat/completions")
     whole = ask(client, seed).json()
     assert whole["choices"][0]["finish_reason"] == reason
@@ -62,7 +62,7 @@ def test_a_chat(client: httpx.Client, seed: int, reason: str) -> None:
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize(("seed", "reason"), [(WHOLE_SEED, "stop"), (CUT_SEED, "length")])
-def test_speech_as_events(client: httpx.Client, form: str, seed: int, reason: str) -> None:
+def test_finish_reason_of_speech_events(client: httpx.Client, form: str, seed: int, reason: str) -> None:
     body = {"model": "words", "input": "Hi", "seed": seed, "response_format": form, "stream_format": "sse"}
     lines = client.post("/v1/audio/speech", json=body).text.split("\n\n")
     done = json.loads(lines[-2].removeprefix("data: "))
@@ -70,7 +70,7 @@ def test_speech_as_events(client: httpx.Client, form: str, seed: int, reason: st
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_cut_speech_as_bytes_is_a_broken_transfer_after_all_of_its_audio(client: httpx.Client, form: str) -> None:
+def test_cut_speech_bytes_end_as_a_broken_transfer_after_all_audio(client: httpx.Client, form: str) -> None:
     body = {"model": "words", "input": "Hi", "seed": WHOLE_SEED, "response_format": form}
     complete = client.post("/v1/audio/speech", json=body).content
     before = count_cut(client, "/v1/audio/speech")

@@ -89,7 +89,7 @@ WRONG: dict[str, tuple[str, str | None, str]] = {
 
 @each_row("model", [ChatRequest, SpeechRequest], ids=["chat", "speech"])
 @each_row("name", WRONG)
-def test_what_is_too_much_is_refused_by_path_limit_and_remedy(name: str, model: type[BaseModel]) -> None:
+def test_an_excess_is_refused_with_path_limit_and_remedy(name: str, model: type[BaseModel]) -> None:
     text, param, said = WRONG[name]
     with pytest.raises(InvalidRequestError) as caught:
         read_model(text.encode(), model, TEXT_BYTES, hold)
@@ -114,7 +114,7 @@ PROBLEMS: dict[str, str] = {
 
 @each_row("model", [ChatRequest, SpeechRequest], ids=["chat", "speech"])
 @each_row("name", PROBLEMS)
-def test_pydantic_stops_early(name: str, model: type[BaseModel]) -> None:
+def test_validation_stops_at_the_first_wrong_item(name: str, model: type[BaseModel]) -> None:
     """pydantic makes one error for each problem, which costs far more than the value. A list ends at its first wrong
     item."""
     with pytest.raises(RequestValidationError) as caught:
@@ -134,7 +134,7 @@ def list_schemas(schema: Any) -> Iterator[dict[str, Any]]:
             yield from list_schemas(one)
 
 
-def test_each_route_with_a_body_stops_early() -> None:
+def test_every_route_with_a_body_stops_validation_early() -> None:
     """Each route that takes JSON reads it through BodyRoute, and each list of its model ends at a wrong item."""
     routes = [one for one in create_app(StaticPipelines(())).routes if isinstance(one, APIRoute) and one.body_field]
     assert len(routes) >= 2
@@ -171,7 +171,7 @@ def test_values_count_as_memory() -> None:
     assert parse_json(text, TEXT_BYTES, Share(Budget(300 * VALUE_BYTES)).add) == [[]] * 101
 
 
-def test_as_many_values_as_are_allowed_are_read() -> None:
+def test_the_maximum_number_of_values_is_accepted() -> None:
     text = "[" + ",".join(["[" + ",".join(["1"] * 1000) + "]"] * 64) + "]"
     assert parse_json(text.encode(), TEXT_BYTES, hold) == json.loads(text)
     assert VALUES > 64 * 1001
@@ -193,7 +193,7 @@ BODIES = st.dictionaries(
 
 
 @given(BODIES, st.booleans(), st.sampled_from(["", "/", "\n", "\r\n", "u"]))
-def test_a_body_is_read_as_json_reads_it(body: dict[str, Any], ascii_only: bool, escaped: str) -> None:
+def test_parse_json_equals_json_loads(body: dict[str, Any], ascii_only: bool, escaped: str) -> None:
     """With media of any size at any place, as JavaScript, Python and PHP write them, and with wrapped lines."""
     text = json.dumps(body, ensure_ascii=ascii_only)
     if escaped == "/":
@@ -215,7 +215,7 @@ def test_large_media_leave_no_text_to_parse() -> None:
 
 @pytest.mark.parametrize("size", [10, INLINE_BYTES + 1], ids=["small", "large"])
 @pytest.mark.parametrize("path", ["chat/completions", "audio/speech"])
-def test_the_routes_answer_so(path: str, size: int) -> None:
+def test_routes_return_these_errors(path: str, size: int) -> None:
     """Small bodies are read on the event loop, and large ones in a thread, with the same answers."""
     client = TestClient(create_app(StaticPipelines(())))
     pad = " " * size

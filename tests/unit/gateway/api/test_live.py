@@ -76,7 +76,7 @@ async def test_silence_is_filled_with_comments() -> None:
     assert [chunk for chunk in client.got if chunk != COMMENT] == [b"first", b"second", b""]
 
 
-async def test_a_reader_that_stalls_is_left() -> None:
+async def test_a_stalled_reader_is_disconnected() -> None:
     """If a chunk takes longer than send_s to send, the client counts as disconnected."""
     client, source = Client(takes=3), Source(endless=True)
     with pytest.raises(ClientDisconnectedError):
@@ -86,7 +86,7 @@ async def test_a_reader_that_stalls_is_left() -> None:
 
 
 @pytest.mark.parametrize("endless", [True, False])
-async def test_nothing_is_left_of_a_client_that_leaves(endless: bool) -> None:
+async def test_a_disconnect_releases_everything(endless: bool) -> None:
     client, source = Client(), Source(silence_until=None if endless else asyncio.Event(), endless=endless)
     tasks = asyncio.all_tasks()
     asyncio.get_running_loop().call_later(0.05, client.gone.set)
@@ -96,7 +96,7 @@ async def test_nothing_is_left_of_a_client_that_leaves(endless: bool) -> None:
     assert asyncio.all_tasks() == tasks
 
 
-async def test_what_the_source_raises_is_raised() -> None:
+async def test_errors_of_the_source_are_raised() -> None:
     async def fail() -> AsyncGenerator[bytes, None]:
         yield b"first"
         raise ValueError("the source")
@@ -110,7 +110,7 @@ async def test_what_the_source_raises_is_raised() -> None:
 @pytest.mark.parametrize(
     "text", ["", "word ", 'a "quote", a \\ and a\nline', "\u00e9\u4e16\U0001f600", "\x00\x1f", "here"]
 )
-def test_a_template_s_events_are_those_that_are_encoded_whole(text: str) -> None:
+def test_template_events_equal_events_encoded_as_a_whole(text: str) -> None:
     """A Template encodes an event to the same bytes as event() does."""
 
     def make(text: str) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def test_a_template_s_events_are_those_that_are_encoded_whole(text: str) -> None
     assert Template(make).event(text) == event(make(text))
 
 
-async def test_a_comment_does_not_keep_a_reader_that_stalls() -> None:
+async def test_comments_do_not_save_a_stalled_reader() -> None:
     """SSE comments do not keep the answer open for a client that has stopped reading."""
     client, source = Client(takes=2), Source(endless=True)
     with pytest.raises(ClientDisconnectedError):

@@ -184,7 +184,7 @@ async def test_a_failure_before_the_first_audio_is_raised_at_once() -> None:
 
 
 @pytest.mark.parametrize("read", [0, 1, 30])
-async def test_leaving_cancels_all_that_is_in_flight(read: int) -> None:
+async def test_a_disconnect_cancels_all_parts_in_flight(read: int) -> None:
     pipeline = Pipeline()
     speech = SpeechStream(SENTENCE * 60, pipeline.open, patience_s=5)
     await speech.begin(accepted=True)
@@ -213,6 +213,6 @@ async def test_a_client_that_reads_nothing_holds_little_audio() -> None:
     assert pipeline.in_flight == 0
 
 
-async def test_text_without_anything_to_say_still_ends() -> None:
+async def test_text_without_words_still_ends() -> None:
     speech, _ = await Pipeline().speak("..." + "\n" * 3000 + "!")
     assert speech.summaries

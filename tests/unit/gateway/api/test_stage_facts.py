@@ -6,12 +6,12 @@ from omni_gateway.openai.chat_events import stage_facts
 from omni_proto.client import Accepted, StageFinished, StageTimings, Usage
 
 
-def test_a_stage_that_accepted() -> None:
+def test_facts_of_an_accepting_stage() -> None:
     facts = stage_facts(Accepted("talker", "id", 1_700_000_000_123_456_789))
     assert facts == {"name": "talker", "event": "accepted", "accepted_unix_ms": 1_700_000_000_123.4568}
 
 
-def test_times_are_in_ms_and_what_did_not_happen_is_left_out() -> None:
+def test_stage_times_are_in_ms_and_missing_events_are_omitted() -> None:
     timings = StageTimings(accepted_unix_ns=2_000_000, first_output_ns=1_500_000, finished_ns=9_999_999, step_ns=(1, 2))
     facts = stage_facts(StageFinished("thinker", "stop", "", Usage(), timings))
     assert facts == {

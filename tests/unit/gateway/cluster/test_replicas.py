@@ -60,7 +60,7 @@ def granted(limiter: KeyLimiter) -> int:
     raise AssertionError("no limit")
 
 
-async def test_the_number_follows_the_name(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_replica_count_follows_dns(caplog: pytest.LogCaptureFixture) -> None:
     """Until the first answer, the assumed number of replicas holds. A failed lookup keeps the last number.
 
     An answer without addresses counts as one replica. A pod with an IPv4 and an IPv6 address counts once.
@@ -87,7 +87,7 @@ async def test_the_number_follows_the_name(caplog: pytest.LogCaptureFixture) -> 
     assert names.asked == asked
 
 
-async def test_while_a_replica_comes_all_grant_one_share_too_much_at_most() -> None:
+async def test_a_new_replica_exceeds_the_limit_by_at_most_one_share() -> None:
     """While a new third replica is known only to itself, the three together admit at most a third over the limit."""
     names = Names(Counter({socket.AF_INET: 2}))
     counts = [ReadyReplicas("name", 1, names, every_s=0.01) for _ in range(2)]

@@ -35,7 +35,7 @@ class Entry(stage_service_pb2_grpc.StageServiceServicer):
         return stage_service_pb2.GetStageResponse(stage=f"answer {self.calls}")
 
 
-async def test_facts_are_asked_for_twice_and_old_ones_serve_while_nobody_answers() -> None:
+async def test_facts_are_requested_twice_and_stale_ones_serve_during_an_outage() -> None:
     """GetStage is retried once. While the stage cannot be reached, an answer older than FACTS_S stays in use."""
     entry, now = Entry(), [0.0]
     server = grpc.aio.server()
@@ -60,7 +60,7 @@ async def test_facts_are_asked_for_twice_and_old_ones_serve_while_nobody_answers
         await server.stop(None)
 
 
-async def test_a_renewed_file_that_is_wrong_leaves_the_old_connection(
+async def test_an_invalid_renewed_file_keeps_the_old_connection(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With damaged TLS files, requests use the older connection, and are refused with 503 only if there is none.

@@ -48,7 +48,7 @@ def test_a_request_that_needs_more_than_the_budget_is_too_large() -> None:
         share.add(41)
 
 
-def test_nothing_is_counted_after_the_end() -> None:
+def test_a_released_share_refuses_further_bytes() -> None:
     """A thread that still decodes audio when the client has left is stopped by its next call of `add`."""
     budget = Budget(100)
     share = Share(budget)

@@ -33,7 +33,7 @@ async def nothing_more() -> Message:
     return {"type": "http.request", "body": b"", "more_body": False}
 
 
-async def test_who_read_an_answer_to_its_end_may_ask_again_at_once(tmp_path: Path) -> None:
+async def test_a_request_stops_counting_before_its_answer_ends(tmp_path: Path) -> None:
     """A request stops counting before the last piece of its answer is sent.
 
     So a client that sends one request at a time is never refused because of its previous request.

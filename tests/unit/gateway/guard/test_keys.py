@@ -68,7 +68,7 @@ def test_a_wrong_file_names_the_field_and_no_value(text: str | bytes, says: str)
 
 
 @pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer ", "Basic right", "Bearer wrong", "right", "Bearer é"])
-def test_without_the_key_nobody_gets_in(tmp_path: Path, header: str | None) -> None:
+def test_requests_without_a_valid_key_are_refused(tmp_path: Path, header: str | None) -> None:
     file = tmp_path / "keys.yaml"
     file.write_text(f"keys:\n{entry('alice', 'right')}")
     ring = KeyRing(file)
@@ -77,7 +77,9 @@ def test_without_the_key_nobody_gets_in(tmp_path: Path, header: str | None) -> N
     assert ring.authenticate("bearer right").name == "alice"
 
 
-def test_a_changed_file_counts_and_a_damaged_one_does_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_changed_key_file_is_reloaded_and_a_damaged_one_is_ignored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A changed file takes effect. If the new file is invalid, the earlier keys stay in use."""
     now = 0.0
     # Kubelet updates a mounted Secret by replacing a symlink to its directory. Here the file itself is the symlink.
@@ -103,7 +105,7 @@ def test_a_changed_file_counts_and_a_damaged_one_does_not(tmp_path: Path, caplog
     assert "new" not in caplog.text.replace("renew", "")
 
 
-def test_the_file_in_the_docs_is_taken() -> None:
+def test_the_key_file_in_the_docs_is_valid() -> None:
     page = (Path(__file__).parents[4] / "docs/gateway-operations.md").read_text()
     (key,) = parse_keys("keys:" + page.partition("```yaml\nkeys:")[2].partition("```")[0])
     assert (key.name, key.sha256, key.limits.requests_per_minute) == ("alice", hash_key("foo"), 60)

@@ -26,7 +26,7 @@ def test_without_limits_everything_enters() -> None:
     assert [limiter.enter(key) for _ in range(1000)] == [{}] * 1000
 
 
-def test_requests_come_back_evenly() -> None:
+def test_requests_are_replenished_evenly() -> None:
     """At 6 requests a minute, a client that has used them up may send the next one after 10 s."""
     clock = Clock()
     limiter, key = KeyLimiter(lambda: 1, clock), make_key(requests_per_minute=6)
@@ -41,7 +41,7 @@ def test_requests_come_back_evenly() -> None:
         limiter.enter(key)
 
 
-def test_requests_at_once_are_counted_until_they_leave() -> None:
+def test_concurrent_requests_are_counted_until_they_end() -> None:
     limiter, key = KeyLimiter(lambda: 1), make_key(concurrent_requests=2)
     limiter.enter(key)
     limiter.enter(key)
@@ -80,7 +80,7 @@ def test_replicas_together_grant_the_limit_but_for_one_share(replicas: int) -> N
     assert 30 - 30 / replicas <= granted <= 30
 
 
-def test_a_replica_that_comes_takes_its_share_at_once() -> None:
+def test_a_new_replica_takes_its_share_immediately() -> None:
     """When the number of replicas grows, a replica's share shrinks immediately."""
     clock, key, replicas = Clock(), make_key(requests_per_minute=30), [1]
     limiter = KeyLimiter(lambda: replicas[0], clock)

@@ -27,7 +27,7 @@ from support.peers.gateways import serve_gateway
 ASKED = {"model": "omni", "messages": [{"role": "user", "content": "Hello"}]}
 
 
-def test_one_line_then_their_number_a_period(caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_keys_are_logged_once_and_then_counted_per_period(caplog: pytest.LogCaptureFixture) -> None:
     """The first request is logged. Then each period's number of requests is logged, until a period has none."""
     waiting: list[Callable[[], None]] = []
 
@@ -47,7 +47,7 @@ def test_one_line_then_their_number_a_period(caplog: pytest.LogCaptureFixture) -
     assert [getattr(record, "requests", None) for record in caplog.records] == [3, 2]
 
 
-def test_a_gateway_counts_all_and_logs_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_all_refused_keys_are_counted_and_one_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "keys.yaml"
     file.write_text(f"keys:\n- {{name: alice, sha256: {hash_key('right')}}}\n")
     with (
@@ -69,7 +69,7 @@ def test_a_gateway_counts_all_and_logs_one(tmp_path: Path, caplog: pytest.LogCap
     assert len(starts) == 2
 
 
-def test_the_entry_sees_a_name_without_meaning_for_each_user() -> None:
+def test_the_entry_stage_gets_a_pseudonym_per_user() -> None:
     """The entry stage gets the same pseudonym with every request of a user."""
     with serve_entry() as (port, starts):
         with serve_gateway(ServedPipeline("omni", f"grpc://127.0.0.1:{port}")) as url:

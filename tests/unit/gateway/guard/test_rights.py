@@ -55,7 +55,7 @@ def test_a_pattern_selects(pattern: str, selected: str) -> None:
     assert KeyRights(models=(pattern,)).filter(named.values()) == [named[name] for name in selected.split()]
 
 
-def test_stars_cost_nothing() -> None:
+def test_patterns_match_in_linear_time() -> None:
     """With backtracking, a name that almost fits many stars would never be refused."""
     assert not matches("*a" * 90 + "*b", ServedPipeline("a" * 128, "grpc://a:1"))
 
@@ -160,7 +160,7 @@ TOOL = {"type": "function", "function": {"name": "f"}}
         ({"tools": []}, None, None),
     ],
 )
-def test_forms_of_text(fields: dict[str, Any], json: str | None, none: str | None) -> None:
+def test_structured_output_rights(fields: dict[str, Any], json: str | None, none: str | None) -> None:
     body = chat(**fields)
     KeyRights().check(body)
     for rights, refused in ((key("structuredOutput: Json"), json), (key("structuredOutput: None"), none)):

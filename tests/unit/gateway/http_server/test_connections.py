@@ -120,7 +120,7 @@ def is_open(one: socket.socket) -> bool:
         return False
 
 
-async def test_a_hoard_of_idle_connections_keeps_nobody_out() -> None:
+async def test_many_idle_connections_do_not_block_new_clients() -> None:
     """A client that opens 400 connections without a request keeps neither others nor itself from being served."""
     async with serve(Bounds(waiting=64, header_s=60)) as port:
         arrived.clear()
@@ -148,7 +148,7 @@ async def test_a_hoard_of_idle_connections_keeps_nobody_out() -> None:
 @pytest.mark.parametrize(
     "sent", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nhost: x\r\n"], ids=["nothing", "a line", "half"]
 )
-async def test_a_header_has_to_come(sent: bytes) -> None:
+async def test_a_connection_without_a_header_is_closed(sent: bytes) -> None:
     """A connection whose first header is not complete after header_s is closed."""
     async with serve(Bounds(header_s=0.3)) as port:
         reader, writer = await connect(port)
@@ -157,7 +157,7 @@ async def test_a_header_has_to_come(sent: bytes) -> None:
         writer.close()
 
 
-async def test_the_next_header_has_to_come_too_and_an_answer_has_no_deadline(deadlines: list[Deadline]) -> None:
+async def test_the_next_header_has_a_deadline_and_a_response_has_none(deadlines: list[Deadline]) -> None:
     """After an answer, the next header must begin within idle_s. Neither limit applies to an answer."""
     async with serve(Bounds(header_s=7, idle_s=70)) as port:
         reader, writer = await connect(port)
@@ -174,7 +174,7 @@ async def test_the_next_header_has_to_come_too_and_an_answer_has_no_deadline(dea
         writer.close()
 
 
-async def test_a_later_header_that_has_begun_has_no_longer_than_the_first(deadlines: list[Deadline]) -> None:
+async def test_a_later_header_has_the_same_deadline_as_the_first(deadlines: list[Deadline]) -> None:
     async with serve(Bounds(header_s=7, idle_s=70)) as port:
         reader, writer = await connect(port)
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -186,7 +186,7 @@ async def test_a_later_header_that_has_begun_has_no_longer_than_the_first(deadli
         writer.close()
 
 
-async def test_a_header_without_end_is_refused() -> None:
+async def test_an_endless_header_is_refused() -> None:
     async with serve(Bounds(header_bytes=4096)) as port:
         reader, writer = await connect(port)
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n")
@@ -205,7 +205,7 @@ async def test_a_header_without_end_is_refused() -> None:
     ],
     ids=["a trailer", "the next header during an answer"],
 )
-async def test_what_follows_a_request_is_limited_too(before: bytes) -> None:
+async def test_bytes_after_a_request_are_limited(before: bytes) -> None:
     """Too many bytes after a request's header close the connection without status 431, which the client would take for
     a part of the answer."""
     async with serve(Bounds(header_bytes=4096)) as port:
@@ -244,7 +244,7 @@ async def test_an_offer_of_another_protocol_is_ignored() -> None:
     ],
     ids=["lines", "a line in one piece", "a path in one piece", "requests that wait", "small chunks", "trailers"],
 )
-async def test_counts_are_limited_too(sent: bytes, status: int) -> None:
+async def test_header_lines_and_pieces_are_limited(sent: bytes, status: int) -> None:
     async with serve(Bounds(header_bytes=4096)) as port:
         reader, writer = await connect(port)
         writer.write(sent)
@@ -254,7 +254,7 @@ async def test_counts_are_limited_too(sent: bytes, status: int) -> None:
         writer.close()
 
 
-async def test_a_body_may_be_larger_and_what_follows_its_chunks_is_dropped() -> None:
+async def test_a_body_may_exceed_the_header_limit_and_its_trailers_are_dropped() -> None:
     """header_bytes does not limit the body. Trailers of a chunked body are dropped."""
     async with serve(Bounds(header_bytes=4096, header_s=5)) as port:
         reader, writer = await connect(port)

@@ -28,7 +28,7 @@ def client() -> TestClient:
         (b"", "application/json"),
     ],
 )
-def test_a_body_that_is_no_json_object_is_refused_with_what_to_send(
+def test_a_body_that_is_not_a_json_object_is_refused_with_the_remedy(
     client: TestClient, path: str, body: bytes, content_type: str
 ) -> None:
     answer = client.post(path, content=body, headers={"content-type": content_type})
@@ -48,7 +48,7 @@ def test_a_base_url_without_v1_or_with_two_is_explained(client: TestClient, path
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd", "identity, GZIP"])
-def test_a_compressed_body_is_refused_by_the_name_of_its_encoding(client: TestClient, encoding: str) -> None:
+def test_a_compressed_body_is_refused_and_its_encoding_named(client: TestClient, encoding: str) -> None:
     """The error names the content-encoding. If compressed bytes were parsed as JSON, the error could not name it."""
     headers = {"content-type": "application/json", "content-encoding": encoding}
     answer = client.post("/v1/chat/completions", content=gzip.compress(b'{"model": "m"}'), headers=headers)
@@ -59,12 +59,12 @@ def test_a_compressed_body_is_refused_by_the_name_of_its_encoding(client: TestCl
     assert "uncompressed" in error["message"]
 
 
-def test_the_encoding_identity_changes_nothing(client: TestClient) -> None:
+def test_content_encoding_identity_is_accepted(client: TestClient) -> None:
     asked = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
     assert client.post("/v1/chat/completions", json=asked, headers={"content-encoding": "Identity"}).status_code == 404
 
 
-def test_a_body_that_is_no_text_is_no_json(client: TestClient) -> None:
+def test_a_binary_body_is_not_json(client: TestClient) -> None:
     """A compressed body without a content-encoding is not UTF-8, and is refused like any other body without JSON."""
     headers = {"content-type": "application/json"}
     answer = client.post("/v1/chat/completions", content=gzip.compress(b"{}"), headers=headers)
@@ -72,7 +72,7 @@ def test_a_body_that_is_no_text_is_no_json(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions/", "/v1//chat/completions", "//v1/chat/completions"])
-def test_slashes_of_a_base_url_change_nothing(client: TestClient, path: str) -> None:
+def test_extra_slashes_in_a_base_url_are_ignored(client: TestClient, path: str) -> None:
     """Programs join a base URL that ends with a slash and a path that begins with one."""
     asked = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
     answer = client.post(f"http://testserver{path}", json=asked)
@@ -80,21 +80,21 @@ def test_slashes_of_a_base_url_change_nothing(client: TestClient, path: str) -> 
 
 
 @pytest.mark.parametrize("path", ["/v1//models", "//v1/models/", "/v1/models/"])
-def test_slashes_do_not_get_around_the_keys(tmp_path: Path, path: str) -> None:
+def test_extra_slashes_do_not_bypass_authentication(tmp_path: Path, path: str) -> None:
     (tmp_path / "keys.yaml").write_text(f"keys: [{{name: a, sha256: '{'0' * 64}'}}]")
     app = create_app(StaticPipelines(()), GatewaySettings(keys_file=tmp_path / "keys.yaml"))
     assert TestClient(app).get(f"http://testserver{path}").status_code == 401
 
 
 @pytest.mark.parametrize("content_type", ["application/json; charset=utf-8", "application/JSON;charset=UTF-8"])
-def test_a_charset_changes_nothing(client: TestClient, content_type: str) -> None:
+def test_a_charset_is_accepted(client: TestClient, content_type: str) -> None:
     asked = b'{"model": "m", "messages": [{"role": "user", "content": "x"}]}'
     answer = client.post("/v1/chat/completions", content=asked, headers={"content-type": content_type})
     assert answer.json()["error"]["code"] == "model_not_found"
 
 
 @pytest.mark.parametrize("value", [b"NaN", b"Infinity", b"-Infinity"])
-def test_a_number_that_json_does_not_have_is_refused(client: TestClient, value: bytes) -> None:
+def test_nan_and_infinity_are_refused(client: TestClient, value: bytes) -> None:
     """Python's json reads these, and protobuf's JSON does not: a schema with one would fail later."""
     body = b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "temperature": %b}' % value
     answer = client.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
@@ -104,6 +104,6 @@ def test_a_number_that_json_does_not_have_is_refused(client: TestClient, value: 
 @pytest.mark.parametrize(
     "path", ["/health", "/ready", "/metrics", "/docs", "/v1/models", "/v1/audio/voices", "/v1/audio/models"]
 )
-def test_monitors_may_use_head(client: TestClient, path: str) -> None:
+def test_head_requests_are_answered(client: TestClient, path: str) -> None:
     answer = client.head(path)
     assert (answer.status_code, answer.content) == (200, b"")

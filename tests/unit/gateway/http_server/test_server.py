@@ -65,7 +65,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("connection", ["keep-alive", "close"])
-async def test_a_client_that_reads_nothing_of_a_complete_answer_is_disconnected(connection: str) -> None:
+async def test_a_client_that_never_reads_a_complete_answer_is_disconnected(connection: str) -> None:
     """The client's unsent answer is dropped after sendSeconds, even if uvicorn has closed the connection already:
     closing alone waits until everything is sent."""
     loop = asyncio.get_running_loop()
@@ -91,7 +91,7 @@ async def test_it_listens_on_every_address_of_both_families(monkeypatch: pytest.
             assert answer.text == host.strip("[]")
 
 
-async def test_a_port_that_is_taken_ends_the_gateway(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_gateway_exits_if_its_port_is_taken(caplog: pytest.LogCaptureFixture) -> None:
     async with serve(GatewaySettings(), "127.0.0.1") as server:
         app = create_app(StaticPipelines(()))
         second = make_server(app, GatewaySettings(), ListenOptions("127.0.0.1", port_of(server)))

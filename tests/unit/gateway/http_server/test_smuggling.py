@@ -187,7 +187,7 @@ async def answers_to(pieces: Sequence[bytes], count: int, turns: int) -> list[tu
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_each_cut_gives_the_same_answers(name: str) -> None:
+async def test_splitting_the_bytes_at_any_point_gives_the_same_answers(name: str) -> None:
     """Wherever the bytes are cut into two pieces, exactly the answers of the model come, and then the connection
     ends."""
     case = CASES[name]
@@ -199,7 +199,7 @@ async def test_each_cut_gives_the_same_answers(name: str) -> None:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(sorted(CASES)), st.lists(st.integers(1, 400), max_size=6), st.sampled_from([0, 1, 20]))
-def test_any_cuts_give_the_same_answers(name: str, cuts: list[int], turns: int) -> None:
+def test_splitting_the_bytes_at_random_points_gives_the_same_answers(name: str, cuts: list[int], turns: int) -> None:
     case = CASES[name]
     places = [0, *sorted({cut for cut in cuts if cut < len(case.sent)}), len(case.sent)]
     pieces = [case.sent[first:last] for first, last in itertools.pairwise(places)]

@@ -100,7 +100,7 @@ def test_which_addresses_are_public(address: str, public: bool) -> None:
     assert is_public(address) is public
 
 
-def test_whatever_python_calls_private_is_refused() -> None:
+def test_all_addresses_that_python_calls_private_are_refused() -> None:
     """Python's tables, which come from the same registries, allow nothing less in 40,000 addresses near all borders."""
     draw = random.Random(7)
     for size in (32, 128):

@@ -53,7 +53,7 @@ def test_lossy_formats_sound_alike(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MEDIA_TYPES)
-def test_a_whole_file_says_how_long_it_is(name: str) -> None:
+def test_a_complete_file_contains_its_duration(name: str) -> None:
     """A file that is encoded as a whole contains its duration, if the format has a field for it."""
     data = encode_whole(name, PCM, RATE, 1)
     if name == "pcm":
@@ -68,7 +68,7 @@ def test_a_whole_file_says_how_long_it_is(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MEDIA_TYPES)
-def test_no_audio_is_no_error(name: str) -> None:
+def test_an_answer_without_audio_is_valid_silence(name: str) -> None:
     assert isinstance(encode_whole(name, b"", RATE, 1), bytes)
 
 

@@ -109,13 +109,15 @@ async def test_an_image_is_fetched(images: Images, given: bytes) -> None:
     ],
     ids=["redirect", "missing", "too long", "endless", "long chunks", "cut", "cut in chunks", "no HTTP"],
 )
-async def test_other_answers_are_refused(images: Images, given: bytes, error: type[GatewayError], says: str) -> None:
+async def test_unusable_responses_are_refused(
+    images: Images, given: bytes, error: type[GatewayError], says: str
+) -> None:
     with pytest.raises(error, match=says):
         await images.fetch(given)
     assert len(images.asked) == 1
 
 
-async def test_a_server_that_does_not_end_is_left(images: Images) -> None:
+async def test_a_stalled_response_times_out(images: Images) -> None:
     """A fetch fails after max_seconds, even if the connection is still open."""
     with pytest.raises(InvalidMediaError, match="within"):
         await images.fetch(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n", max_seconds=0.5)

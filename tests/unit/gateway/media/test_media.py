@@ -58,14 +58,14 @@ def test_base64_is_read_as_clients_write_it(form: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["***", "data:audio/wav,abc", "data:audio/wav;base64", "QQ=Q", "a", "%zz", "é", "{}"])
-def test_what_is_no_base64_says_what_to_send(text: str) -> None:
+def test_invalid_base64_is_refused_with_the_remedy(text: str) -> None:
     with pytest.raises(InvalidMediaError, match="base64") as caught:
         decode_base64(text, param="x", max_bytes=1000)
     assert caught.value.param == "x"
 
 
 @pytest.mark.parametrize("text", ["A" * 4000, "A " * 700, "data:;base64," + "A" * 1400])
-def test_too_much_base64_is_too_large(text: str) -> None:
+def test_oversized_base64_is_refused(text: str) -> None:
     with pytest.raises(TooLargeError):
         decode_base64(text, param="x", max_bytes=500)
 

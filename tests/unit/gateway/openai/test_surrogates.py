@@ -32,7 +32,7 @@ HALF = "hi \ud83d"
         ("audio/speech", {"model": "m", "input": HALF}, "input"),
     ],
 )
-def test_half_a_character_is_refused(path: str, fields: dict[str, Any], param: str | None) -> None:
+def test_half_a_surrogate_pair_is_refused(path: str, fields: dict[str, Any], param: str | None) -> None:
     client = TestClient(create_app(StaticPipelines(())), raise_server_exceptions=False)
     # json.dumps escapes the half pair; httpx's own encoder would raise.
     answer = client.post(

@@ -129,7 +129,7 @@ def test_a_schema_is_the_form_of_the_text() -> None:
         ),
     ],
 )
-def test_what_cannot_be_done_names_its_field(fields: dict[str, Any], able: bool, param: str) -> None:
+def test_an_unsupported_form_names_its_field(fields: dict[str, Any], able: bool, param: str) -> None:
     with pytest.raises(GatewayError) as refused:
         translate(request(**fields), facts(able=able))
     assert refused.value.param == param

@@ -18,7 +18,7 @@ def client() -> TestClient:
     return TestClient(create_app(StaticPipelines(())))
 
 
-def test_it_says_what_the_document_says_under_the_pages_policy(client: TestClient) -> None:
+def test_the_docs_page_shows_the_document_with_the_page_policy(client: TestClient) -> None:
     """The page covers the whole OpenAPI document, and has the same security policy as the gateway's web page."""
     answer = client.get("/docs")
     assert answer.status_code == 200
@@ -40,7 +40,7 @@ def test_it_says_what_the_document_says_under_the_pages_policy(client: TestClien
     assert "style=" not in page
 
 
-def test_what_a_document_says_is_text_and_never_markup() -> None:
+def test_text_of_the_document_is_escaped() -> None:
     attack = "<script>alert(1)</script>"
     document = {
         "info": {"title": attack, "description": attack},

@@ -91,7 +91,7 @@ def test_the_page_loads_its_own_files_and_has_nothing_inline(client: TestClient)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_modules_import_files_that_there_are(name: str) -> None:
+def test_modules_import_existing_files(name: str) -> None:
     text = (FOLDER / name).read_text()
     asked = re.findall(r'from "([^"]+)"|new URL\("([^"]+)"', text)
     for path in ("".join(pair) for pair in asked):

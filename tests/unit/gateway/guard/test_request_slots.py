@@ -61,7 +61,7 @@ async def status_of(port: int, data: bytes, peer: str = "127.0.0.1") -> bytes:
     return line.split()[1]
 
 
-async def test_half_bodies_take_no_place() -> None:
+async def test_incomplete_bodies_do_not_use_request_slots() -> None:
     """Six times as many half bodies as places keep nobody from being served: neither others, nor their own sender."""
     settings = GatewaySettings(max_requests=16)
     async with serve(create_app(StaticPipelines(()), settings)) as port:
@@ -100,7 +100,7 @@ async def whole(*pieces: bytes) -> Message:
 
 
 @pytest.mark.parametrize("stalled_s", [0.0, 3600.0], ids=["they stall", "they have more"])
-async def test_large_half_bodies_give_their_memory_back(monkeypatch: pytest.MonkeyPatch, stalled_s: float) -> None:
+async def test_large_incomplete_bodies_release_their_memory(monkeypatch: pytest.MonkeyPatch, stalled_s: float) -> None:
     monkeypatch.setattr(guard_body, "STALLED_S", stalled_s)
     bodies, budget = BodyReader(1000, 60, slots=8), Budget(1000)
     tasks = []
@@ -121,7 +121,7 @@ async def test_large_half_bodies_give_their_memory_back(monkeypatch: pytest.Monk
         task.cancel()
 
 
-async def test_a_body_that_arrives_gives_way_to_nobody_who_has_as_much() -> None:
+async def test_an_arriving_body_is_not_dropped_for_an_equally_large_holder() -> None:
     bodies, budget = BodyReader(1000, 60, slots=8), Budget(1000)
     receive, taken = reader_of(b"x" * 600)
     first = asyncio.create_task(bodies.read(receive, None, Share(budget), "one"))
@@ -151,7 +151,7 @@ async def stream(scope: Scope, receive: Receive, send: Send) -> None:
                 return
 
 
-async def test_an_answer_that_nobody_reads_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unread_answer_is_dropped_for_a_new_request(monkeypatch: pytest.MonkeyPatch) -> None:
     gateway = Gateway(GatewaySettings(max_requests=4), StaticPipelines(()), Entries(), GatewayMetrics())
     guard: Any = Guard(stream, gateway, None, lambda: 1)
     word = b"GET /word HTTP/1.1\r\nhost: x\r\n\r\n"
