@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from tools import sbom
 
 ROOT = Path(__file__).parents[3]
 CONSTRAINTS = ROOT / "constraints"
@@ -28,7 +28,7 @@ def test_the_hashes_are_those_of_the_pinned_versions(pins: str) -> None:
     assert all(found and all(DIGEST.fullmatch(one) for one in found) for found in hashes.values())
 
 
-def test_every_package_of_an_image_has_hashes(sbom: ModuleType) -> None:
+def test_every_package_of_an_image_has_hashes() -> None:
     hashes = read_hashes("cpu")
     for extras in sbom.IMAGES.values():
         assert {f"{one.name}=={one.version}" for one in sbom.list_packages(*extras)} <= set(hashes)

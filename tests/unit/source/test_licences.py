@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from email.message import Message
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from tools import sbom
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ import pytest
         ([("Classifier", "Topic :: License")], ""),
     ],
 )
-def test_where_a_licence_is_read(sbom: ModuleType, fields: list[tuple[str, str]], licence: str) -> None:
+def test_where_a_licence_is_read(fields: list[tuple[str, str]], licence: str) -> None:
     message = Message()
     for name, value in fields:
         message.add_header(name, value)
@@ -39,14 +39,14 @@ def test_where_a_licence_is_read(sbom: ModuleType, fields: list[tuple[str, str]]
         ("", False),
     ],
 )
-def test_which_licences_are_permissive(sbom: ModuleType, expression: str, permissive: bool) -> None:
+def test_which_licences_are_permissive(expression: str, permissive: bool) -> None:
     assert sbom.is_permissive(expression) is permissive
     problems = sbom.find_problems([sbom.Package("x", "1", expression)])
     assert bool(problems) is not permissive
 
 
 @pytest.mark.parametrize("image", ["operator", "stage-cpu"])
-def test_every_licence_of_an_image_was_agreed_to(sbom: ModuleType, image: str) -> None:
+def test_every_licence_of_an_image_was_agreed_to(image: str) -> None:
     """tools/sbom.py finds no problem in any package of the image, or in any library inside a wheel."""
     packages = sbom.list_packages(*sbom.IMAGES[image])
     assert {"grpcio", "protobuf", "pydantic", "av"} <= {one.name for one in packages}
@@ -55,7 +55,7 @@ def test_every_licence_of_an_image_was_agreed_to(sbom: ModuleType, image: str) -
     assert sbom.find_library_problems(packages) == []
 
 
-def test_the_bill_lists_what_the_dockerfile_installs(sbom: ModuleType) -> None:
+def test_the_bill_lists_what_the_dockerfile_installs() -> None:
     """Each image's extras are those of the command that makes its list of requirements."""
     text = Path(__file__).parents[3].joinpath("Dockerfile").read_text(encoding="utf-8")
     for image, extras in sbom.IMAGES.items():
@@ -77,7 +77,7 @@ def test_the_bill_lists_what_the_dockerfile_installs(sbom: ModuleType) -> None:
         ("av", "av.libs/odd.bin", ("odd.bin", "", "")),
     ],
 )
-def test_libraries_inside_wheels(sbom: ModuleType, package: str, file: str, found: tuple[str, str, str]) -> None:
+def test_libraries_inside_wheels(package: str, file: str, found: tuple[str, str, str]) -> None:
     """A library that the table does not name fails."""
     (library,) = sbom.list_libraries(package, [file, f"{package}/module.cpython-311-x86_64-linux-gnu.so"])
     assert (library.name, library.version, library.licence) == found
@@ -85,12 +85,12 @@ def test_libraries_inside_wheels(sbom: ModuleType, package: str, file: str, foun
     assert bool(problems) is not bool(found[2])
 
 
-def test_own_libraries_are_left_out(sbom: ModuleType) -> None:
+def test_own_libraries_are_left_out() -> None:
     assert sbom.list_libraries("torch", ["torch/lib/libtorch_cpu.so"]) == ()
     assert sbom.list_libraries("nvidia-cublas", ["nvidia/cu13/lib/libcublas.so.13"]) == ()
 
 
-def test_a_licence_that_is_not_permissive_has_a_reason(sbom: ModuleType) -> None:
+def test_a_licence_that_is_not_permissive_has_a_reason() -> None:
     """GPL libraries are named one by one; security.md says how to build images without them."""
     known = sbom.BUNDLED["library"]
     strict = {name for name, one in known.items() if isinstance(one, dict)}
