@@ -97,7 +97,7 @@ def requested_bytes(share: float, device_bytes: int) -> int:
     return math.ceil(device_bytes * share)
 
 
-def least_share(needed: int, device_bytes: int) -> float:
+def minimum_share(needed: int, device_bytes: int) -> float:
     """Returns the smallest gpuMemoryUtilization, rounded up to hundredths, that covers the needed bytes.
 
     A result above 1 means that they do not fit the device.
@@ -139,7 +139,7 @@ def find_problems(stages: Sequence[StageMemory], device_bytes: int) -> list[Memo
         wanted = requested_bytes(stage.share, device_bytes)
         free = device_bytes - sum(other.total for other in stages if other is not stage)
         if stage.total > wanted:
-            remedy = f"raise gpuMemoryUtilization to {least_share(stage.total, device_bytes):.2f}"
+            remedy = f"raise gpuMemoryUtilization to {minimum_share(stage.total, device_bytes):.2f}"
             words = f"needs {stage.total / GIB:.1f} GiB, its share is {wanted / GIB:.1f} GiB; {remedy}"
             problems.append(MemoryProblem(stage.name, f"{words} or lower kvCacheMemoryMib"))
         if free < wanted:

@@ -46,8 +46,6 @@ from omni_proto.tensors.schema import (
 )
 from omni_proto.tensors.values import (
     MissingExtraError as MissingExtraError,
-    bfloat16_to_float32 as bfloat16_to_float32,
     crc32c as crc32c,
-    float32_to_bfloat16 as float32_to_bfloat16,
     is_finite as is_finite,
 )

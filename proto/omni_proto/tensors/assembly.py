@@ -21,10 +21,9 @@ from omni_proto.stage.v1.tensors_pb2 import TensorHeader
 from omni_proto.tensors.codec import TensorChunkView
 from omni_proto.tensors.dtypes import dtype_from_proto, dtype_info
 from omni_proto.tensors.schema import TensorSchema, TensorSpec
-from omni_proto.tensors.values import allocate, bfloat16_to_float32, crc32c, is_boolean, is_finite, to_array
+from omni_proto.tensors.values import allocate, crc32c, is_boolean, is_finite, to_array
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
 Reserve = Callable[[int], None]
@@ -54,11 +53,6 @@ class ReceivedTensor:
     def to_numpy(self) -> npt.NDArray[Any]:
         """Returns the tensor as an array that shares data; bfloat16 as its bits in uint16."""
         return to_array(self.data, dtype_info(self.spec.dtype), self.shape)
-
-    def to_float32(self) -> npt.NDArray[np.float32]:
-        """Returns the values as a new float32 array; bfloat16 and float16 convert exactly."""
-        array = self.to_numpy()
-        return bfloat16_to_float32(array) if self.spec.dtype == "bfloat16" else array.astype("float32")
 
 
 class TensorAssembler:

@@ -1,4 +1,4 @@
-"""Functions on the values of tensors: checksums, checks for NaN and infinity, and bfloat16 without torch.
+"""Functions on the values of tensors: checksums, and checks for NaN and infinity.
 
 numpy and google-crc32c come with the `stage` extra. They are imported on first use, so that the schemas work without
 them.
@@ -14,7 +14,6 @@ from omni_proto.errors import OmniProtoError
 from omni_proto.tensors.dtypes import DTypeInfo
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
 
@@ -78,20 +77,3 @@ def to_array(data: bytes | memoryview, dtype: DTypeInfo, shape: tuple[int, ...])
 
     array: npt.NDArray[Any] = numpy.frombuffer(data, dtype=dtype.numpy_name)
     return array.reshape(shape)
-
-
-def bfloat16_to_float32(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
-    """Returns the exact values of bfloat16 bits as a new array: a bfloat16 is the upper half of a float32."""
-    import numpy
-
-    return (bits.astype(numpy.uint32) << numpy.uint32(16)).view(numpy.float32)
-
-
-def float32_to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """Returns the bfloat16 bits of values as a new array, rounded to nearest even as torch does; NaN becomes 0x7FC0."""
-    import numpy
-
-    bits = numpy.ascontiguousarray(values, dtype=numpy.float32).view(numpy.uint32)
-    rounded = bits + numpy.uint32(0x7FFF) + ((bits >> numpy.uint32(16)) & numpy.uint32(1))
-    nan = numpy.uint32(0x7FC0)
-    return numpy.where(numpy.isnan(values), nan, rounded >> numpy.uint32(16)).astype(numpy.uint16)

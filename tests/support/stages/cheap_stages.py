@@ -31,13 +31,13 @@ from prometheus_client import CollectorRegistry, Gauge
 from omni_proto.pipeline.components import EngineKind
 from omni_proto.stage_config import SamplingDefaults, StageConfig, load_stage_config
 from omni_proto.tensors import TensorSchema, TensorSpec
-from omni_proto.tensors.values import float32_to_bfloat16
 from omni_stage.exchange import to_numpy
 from omni_stage.models.component import FinishReason, StageRequest, StageStep
 from omni_stage.process.malloc import tune_malloc
 from omni_stage.process.stage_log import configure_stage_logging
 from omni_stage.service.server.stage_server import StageServer, run_stage
 from support.stages.scripted_component import Script, ScriptedComponent
+from support.stages.tensor_chunks import bfloat16_bits
 
 ROW = 3584
 """Values in a row: the hidden size of Qwen2.5-Omni-7B's thinker, 7 KiB in bfloat16."""
@@ -60,7 +60,7 @@ async def think(request: StageRequest) -> AsyncIterator[StageStep]:
     async for number in _steps(request):
         tensors = {}
         if request.want_tensors:
-            rows = float32_to_bfloat16(np.full((1, ROW), number % 7, np.float32))
+            rows = bfloat16_bits(np.full((1, ROW), number % 7, np.float32))
             tensors = {"x": rows, "ids": np.array([number])}
         yield StageStep(text=WORD, token_ids=[1], prompt_token_ids=None if number else [1], tensors=tensors)
     yield StageStep(finish_reason=FinishReason.LENGTH)

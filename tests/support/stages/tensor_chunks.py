@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from omni_proto.tensors import (
     DTYPES,
@@ -10,7 +11,6 @@ from omni_proto.tensors import (
     TensorChunkView,
     TensorSpec,
     crc32c,
-    float32_to_bfloat16,
 )
 
 I16 = TensorSpec("x", "int16", (2,))
@@ -22,11 +22,16 @@ def chunk(offset: int, values: list[int], *, last: bool = False, name: str = "x"
     return TensorChunkView(name, offset, len(values), crc32c(data), last, memoryview(data))
 
 
+def bfloat16_bits(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """Returns the values as bfloat16, rounded towards zero: the upper half of each float32."""
+    return (np.ascontiguousarray(values).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+
+
 def tensor_of(spec: TensorSpec, rows: int, seed: int) -> bytes:
     rng = np.random.default_rng(seed)
     size = rows * spec.row_elements
     if spec.dtype == "bfloat16":
-        return float32_to_bfloat16(rng.standard_normal(size, dtype=np.float32)).tobytes()
+        return bfloat16_bits(rng.standard_normal(size, dtype=np.float32)).tobytes()
     if spec.dtype == "bool":
         return rng.integers(0, 2, size, dtype=np.uint8).tobytes()
     info = DTYPES[spec.dtype]

@@ -20,7 +20,7 @@ from omni_proto.gpu_memory import (
     KvShape,
     StageMemory,
     find_problems,
-    least_share,
+    minimum_share,
     requested_bytes,
     torch_share,
 )
@@ -120,10 +120,10 @@ def test_a_problem_names_its_remedy(stages: list[StageMemory], words: str) -> No
 
 
 @pytest.mark.parametrize("share", [0.61, 0.33, 1.0])
-def test_the_least_share_covers_the_need(share: float) -> None:
+def test_the_minimum_share_covers_the_need(share: float) -> None:
     needed = int(share * H100)
-    assert requested_bytes(least_share(needed, H100), H100) >= needed
-    assert requested_bytes(least_share(needed, H100) - 0.01, H100) < needed
+    assert requested_bytes(minimum_share(needed, H100), H100) >= needed
+    assert requested_bytes(minimum_share(needed, H100) - 0.01, H100) < needed
 
 
 def test_torch_gets_the_share_without_cudas_own() -> None:

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from omni_proto.tensors.schema import dtype_info
-from omni_proto.tensors.values import bfloat16_to_float32, is_finite
+from omni_proto.tensors.values import is_finite
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
 def test_every_sixteen_bit_number(name: str) -> None:
     bits = np.arange(1 << 16, dtype=np.uint16)
-    values = bfloat16_to_float32(bits) if name == "bfloat16" else bits.view(np.float16)
+    values = (bits.astype(np.uint32) << np.uint32(16)).view(np.float32) if name == "bfloat16" else bits.view(np.float16)
     dtype = dtype_info(name)
     assert [is_finite(bits[n : n + 1].tobytes(), dtype) for n in range(len(bits))] == np.isfinite(values).tolist()
 

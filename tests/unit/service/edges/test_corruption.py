@@ -16,10 +16,11 @@ import pytest
 
 from omni_proto.rpc.status import read_status
 from omni_proto.stage.v1 import stage_service_pb2 as pb
-from omni_proto.tensors import TensorSchema, TensorSpec, encode_rows, float32_to_bfloat16, schema_hash, tensor_prompt
+from omni_proto.tensors import TensorSchema, TensorSpec, encode_rows, schema_hash, tensor_prompt
 from omni_stage.service.edges.input import check_edge
 from omni_stage.service.errors import to_status
 from omni_stage.service.request.reading import RequestReader, deserialize_request
+from support.stages.tensor_chunks import bfloat16_bits
 
 CASES, SEED = 10_000, 20_261_121
 SCHEMA = TensorSchema(
@@ -44,7 +45,7 @@ def make_transfer(rng: random.Random) -> Wire:
         rows = rng.randrange(1, 9)
         values = np.random.default_rng(rng.randrange(1 << 30))
         if spec.dtype == "bfloat16":
-            data = float32_to_bfloat16(values.standard_normal(rows * 4, dtype=np.float32)).tobytes()
+            data = bfloat16_bits(values.standard_normal(rows * 4, dtype=np.float32)).tobytes()
         elif spec.dtype == "bool":
             data = values.integers(0, 2, rows * 3, dtype=np.uint8).tobytes()
         else:
