@@ -21,7 +21,7 @@ from omni_kube.errors import CredentialsError
 from omni_operator.controller import Controller
 from omni_operator.kinds import FIELD_MANAGER
 from omni_operator.process.pipeline_log import configure_operator_logging
-from omni_operator.process.settings import OperatorSettings, SettingsError, parse_settings
+from omni_operator.process.settings import OperatorSettings, OperatorSettingsError, parse_settings
 
 EXIT_STOPPED: Final = 0
 EXIT_INTERNAL: Final = 70
@@ -36,7 +36,7 @@ _log = logging.getLogger("omni_operator")
 
 
 async def run_operator(settings: OperatorSettings) -> int:
-    """Run one operator process. Returns its exit code. Raises SettingsError and CredentialsError."""
+    """Run one operator process. Returns its exit code. Raises OperatorSettingsError and CredentialsError."""
     connection = await load_connection(settings.kubeconfig, FIELD_MANAGER)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         spare_collections()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(run_operator(settings))
-    except (SettingsError, CredentialsError) as error:
+    except (OperatorSettingsError, CredentialsError) as error:
         sys.stderr.write(f"omni_operator: {error}\n")
         return EXIT_SETTINGS
     except Exception:  # noqa: BLE001 - the last resort: the exit code reports it

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from omni_kube.api.client import ApiClient
 from omni_kube.api.timing import RateLimiter
-from omni_kube.api.transport import Connection, Transport
+from omni_kube.api.transport import ApiConnection, Transport
 from omni_kube.errors import ApiError, NotLeaderError
 from omni_kube.lease import Leadership, LeaseTimes
 from omni_kube.objects import Manifest, NamespacedName, ObjectKey
@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 class Controller:
     """One operator process. Call `start`, then `run`, then `stop`."""
 
-    def __init__(self, settings: OperatorSettings, connection: Connection) -> None:
+    def __init__(self, settings: OperatorSettings, connection: ApiConnection) -> None:
         self._settings = settings
         self._metrics = Metrics(importlib.metadata.version("omnipipeline"))
         self._store = new_store()
@@ -103,7 +103,7 @@ class Controller:
         """Completed with the error when a task that should run forever has ended."""
 
     async def start(self) -> None:
-        """Bind the ports, wait until the API server knows OmniPipelines, start everything. Raises SettingsError."""
+        """Bind the ports, wait until the API server knows OmniPipelines, start all. Raises OperatorSettingsError."""
         settings = self._settings
         await self._endpoints.start(settings.health_port, settings.metrics_port, settings.address_file)
         await self._watches.start()

@@ -32,7 +32,7 @@ KEEPALIVE_S = 90.0
 """How long an idle connection is kept; longer than the pause between two requests of a watch."""
 
 
-class Connection:
+class ApiConnection:
     """Address and credentials of one API server."""
 
     def __init__(self, configuration: Configuration, caller: str) -> None:
@@ -75,7 +75,7 @@ class Connection:
         )
 
 
-async def load_connection(kubeconfig: Path | None, caller: str) -> Connection:
+async def load_connection(kubeconfig: Path | None, caller: str) -> ApiConnection:
     """Read the credentials from the given file, else from the pod, else from the default kubeconfig.
 
     Raises CredentialsError.
@@ -94,7 +94,7 @@ async def load_connection(kubeconfig: Path | None, caller: str) -> Connection:
             )
     except (kube_config.ConfigException, OSError) as error:
         raise CredentialsError(f"cannot read the credentials of the API server: {error}") from error
-    return Connection(configuration, caller)
+    return ApiConnection(configuration, caller)
 
 
 async def iter_lines(response: aiohttp.ClientResponse, gather_s: float) -> AsyncIterator[list[bytes]]:
@@ -150,7 +150,7 @@ class CallMetrics(Protocol):
 class Transport:
     """One session with the API server. Methods raise ApiError subclasses."""
 
-    def __init__(self, connection: Connection, metrics: CallMetrics) -> None:
+    def __init__(self, connection: ApiConnection, metrics: CallMetrics) -> None:
         self._connection = connection
         self._metrics = metrics
         self._session: aiohttp.ClientSession | None = None

@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 
 import kopf
 
-from omni_kube.api.transport import Connection
+from omni_kube.api.transport import ApiConnection
 from omni_kube.objects import Manifest
 from omni_operator.kinds import PIPELINE_KIND, PIPELINES
 
@@ -37,7 +37,7 @@ class PipelineWatch:
     """The watch of OmniPipelines, by scope: a namespace, or "" for all namespaces."""
 
     def __init__(
-        self, connection: Connection, namespaces: Sequence[str], on_event: Callable[[str | None, Manifest], None]
+        self, connection: ApiConnection, namespaces: Sequence[str], on_event: Callable[[str | None, Manifest], None]
     ) -> None:
         """If namespaces is empty, all namespaces are watched. on_event gets the type of each event and its object; the
         type is None for an item of a list."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from omni_operator.process.settings import SettingsError
+from omni_operator.process.settings import OperatorSettingsError
 from omni_proto.runtime.connections import BACKLOG, BoundedConnections, open_listener
 
 MAX_SILENCE_S = 180.0
@@ -56,7 +56,7 @@ class HttpEndpoints:
         self._servers: list[asyncio.Server] = []
 
     async def start(self, health_port: int, metrics_port: int, address_file: Path | None) -> None:
-        """Bind both ports and write them as JSON to address_file, atomically. Raises SettingsError."""
+        """Bind both ports and write them as JSON to address_file, atomically. Raises OperatorSettingsError."""
         health = web.Application()
         for path in self._checks:
             health.router.add_get(path, self._check)
@@ -82,7 +82,7 @@ class HttpEndpoints:
         try:
             listener = open_listener("", port)
         except OSError as error:
-            raise SettingsError(f"port {port} cannot be bound: {error.strerror}; choose another one") from error
+            raise OperatorSettingsError(f"port {port} cannot be bound: {error.strerror}; choose another one") from error
         if runner.server is None:
             raise RuntimeError("a runner that is set up has a server")
         bounded = BoundedConnections(runner.server)

@@ -3,9 +3,8 @@
 `--api-qps 50` and `OMNI_OPERATOR_API_QPS=50` are equivalent; a flag takes precedence. Each setting is defined once, in
 OperatorSettings.
 
-pydantic-settings 2.16 is not used for two reasons. Its errors do not name the wrong flag or variable. And if flag and
-field have different names (`--debounce` sets `debounce_s`), it expects the environment variable without the prefix, and
-ignores the variable with the prefix.
+pydantic-settings 2.16 is not used. With an alias for the flag and one for the variable, its errors do not say which of
+the two was wrong, a variable without the prefix (`workers`) counts too, and --help lists each variable as a flag.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _LABEL: Final = re.compile(rf"([a-z0-9]([-a-z0-9.]{{0,251}}[a-z0-9])?/)?{_WORD}=
 _HTTP_URL: Final = re.compile(r"https?://[^\s/?#]+(/[^\s?#]*)?")
 
 
-class SettingsError(Exception):
+class OperatorSettingsError(Exception):
     """A setting, or the object it refers to, is wrong. str() says what is wrong and what to give instead."""
 
 
@@ -202,11 +201,11 @@ def describe_bounds(name: str) -> dict[str, Any]:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise SettingsError(f"{message}; `python -m omni_operator --help` lists the flags")
+        raise OperatorSettingsError(f"{message}; `python -m omni_operator --help` lists the flags")
 
 
 def parse_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> OperatorSettings:
-    """Returns settings from flags, then environment variables, then defaults. Raises SettingsError."""
+    """Returns settings from flags, then environment variables, then defaults. Raises OperatorSettingsError."""
     flags = vars(_build_parser().parse_args(list(arguments)))
     values: dict[str, Any] = {}
     for item in fields(OperatorSettings):
@@ -232,7 +231,7 @@ def _read(name: str, item: Field[Any], given: str | list[str]) -> object:
     try:
         return _namespaces(given) if isinstance(given, list) else item.metadata["read"](given)
     except _WrongValue as error:
-        raise SettingsError(f"{name} {error}") from None
+        raise OperatorSettingsError(f"{name} {error}") from None
 
 
 def _build_parser() -> argparse.ArgumentParser:

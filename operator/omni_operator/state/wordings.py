@@ -77,7 +77,7 @@ SCHEDULER: Final = (
         capacity=True,
     ),
     wording(
-        r"untolerated taint \{node\.kubernetes\.io/unschedulable",
+        r"untolerated taint \{node\.kubernetes\.io/unschedulable|were unschedulable|unknown conditions",
         "make cordoned nodes schedulable: kubectl uncordon NODE",
         f"{_PLUGINS}/nodeunschedulable/node_unschedulable.go",
     ),
@@ -112,11 +112,6 @@ SCHEDULER: Final = (
         r"topology spread constraints",
         "relax topology, or add nodes in the topology domains that have too few pods",
         f"{_PLUGINS}/podtopologyspread/plugin.go",
-    ),
-    wording(
-        r"were unschedulable|unknown conditions",
-        "make cordoned nodes schedulable: kubectl uncordon NODE",
-        f"{_PLUGINS}/nodeunschedulable/node_unschedulable.go",
     ),
     wording(
         r"free ports for the requested pod ports",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kubernetes.aio.client import Configuration
 
-from omni_kube.api.transport import Connection, Transport
+from omni_kube.api.transport import ApiConnection, Transport
 from omni_kube.errors import NotLeaderError
 from omni_kube.lease import Leadership, LeaseTimes, Sighting, build_lease, may_hold
 from omni_operator.process.metrics import Metrics
@@ -92,7 +92,7 @@ async def test_a_write_may_take_until_somebody_else_may_lead(monkeypatch: pytest
 
     In an earlier version a call could take 15 s, although another process could lead after 5 s.
     """
-    transport = Transport(Connection(Configuration(), "test"), Metrics())
+    transport = Transport(ApiConnection(Configuration(), "test"), Metrics())
     times = LeaseTimes(duration_s=15, renew_deadline_s=10.0)
     leadership = Leadership(transport, name="l", namespace="n", identity="me", on_change=lambda _: None, times=times)
     with pytest.raises(NotLeaderError):

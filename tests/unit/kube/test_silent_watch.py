@@ -18,7 +18,7 @@ from kubernetes.aio.client import Configuration
 import omni_kube.api.client as client_module
 from omni_kube.api.client import ApiClient
 from omni_kube.api.timing import RateLimiter
-from omni_kube.api.transport import Connection, Transport
+from omni_kube.api.transport import ApiConnection, Transport
 from omni_kube.api.wire import Root
 from omni_kube.objects import ObjectKey
 from omni_kube.reflector import WATCH_TIMEOUT_S, Reflector
@@ -98,7 +98,7 @@ async def test_a_silent_watch_is_given_up_and_nothing_is_missed(
     with TcpProxy(f"127.0.0.1:{port}") as proxy:
         configuration = Configuration()
         configuration.host = f"http://{proxy.target}"
-        transport = Transport(Connection(configuration, "test"), Metrics())
+        transport = Transport(ApiConnection(configuration, "test"), Metrics())
         client, store = ApiClient(transport, RateLimiter(1000.0, 100.0)), Store(ROOT)
         reflector = Reflector(
             client, store, SERVICE, "ns", selector="", on_change=lambda _: None, watch_timeout_s=WATCH_S

@@ -14,7 +14,7 @@ from kubernetes.aio.client import Configuration
 import omni_kube.api.client as client_module
 from omni_kube.api.client import ApiClient
 from omni_kube.api.timing import RateLimiter
-from omni_kube.api.transport import Connection, Transport
+from omni_kube.api.transport import ApiConnection, Transport
 from omni_kube.api.wire import WatchEvent
 from omni_kube.errors import GoneError
 from omni_kube.objects import ObjectKind
@@ -46,7 +46,7 @@ async def serving(answer: Answer) -> AsyncIterator[ApiClient]:
     server = await asyncio.start_server(accept, "127.0.0.1", 0)
     configuration = Configuration()
     configuration.host = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    transport = Transport(Connection(configuration, "test"), Metrics())
+    transport = Transport(ApiConnection(configuration, "test"), Metrics())
     try:
         yield ApiClient(transport, RateLimiter(1000.0, 100.0))
     finally:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_operator.process.settings import ENV_PREFIX, OperatorSettings, SettingsError, parse_settings
+from omni_operator.process.settings import ENV_PREFIX, OperatorSettings, OperatorSettingsError, parse_settings
 from support.tables import each_row
 
 
@@ -106,6 +106,6 @@ def test_the_lease_lies_in_the_first_namespace_that_is_served() -> None:
     ids=lambda value: str(value),
 )
 def test_what_is_refused(arguments: str, environ: dict[str, str], words: str) -> None:
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(OperatorSettingsError) as caught:
         parse_settings(arguments.split(), {ENV_PREFIX + name: value for name, value in environ.items()})
     assert words in str(caught.value)

@@ -13,7 +13,7 @@ from kubernetes.aio.client import Configuration
 
 from omni_kube.api.client import ApiClient
 from omni_kube.api.timing import RateLimiter
-from omni_kube.api.transport import Connection, Transport
+from omni_kube.api.transport import ApiConnection, Transport
 from omni_operator.kinds import PIPELINE_KIND, PIPELINES, WATCHED_KINDS
 from omni_operator.process.kopf import EndlessBackoffs, PipelineWatch
 from omni_operator.process.metrics import Metrics
@@ -61,7 +61,7 @@ async def server() -> AsyncIterator[Started]:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     configuration = Configuration()
     configuration.host = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    connection = Connection(configuration, "test")
+    connection = ApiConnection(configuration, "test")
     transport = Transport(connection, Metrics())
 
     def spawn(work: Coroutine[Any, Any, None]) -> None:

@@ -15,7 +15,7 @@ from kubernetes.aio.client import Configuration
 
 from omni_kube.api.client import ApiClient
 from omni_kube.api.timing import RateLimiter
-from omni_kube.api.transport import Connection, Transport
+from omni_kube.api.transport import ApiConnection, Transport
 from omni_kube.errors import ConflictError, ForbiddenError, NotLeaderError
 from omni_kube.objects import Manifest
 from omni_operator.kinds import FIELD_MANAGER, KIND_BY_NAME, ChildKey, key_of
@@ -63,7 +63,7 @@ async def serving(server: Server, leads: bool = True) -> AsyncIterator[ApiClient
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     configuration = Configuration()
     configuration.host = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    transport = Transport(Connection(configuration, FIELD_MANAGER), Metrics())
+    transport = Transport(ApiConnection(configuration, FIELD_MANAGER), Metrics())
 
     def may_write() -> float:
         if not leads:
