@@ -3,7 +3,7 @@ import { Api } from "./api.js";
 import { Lanes } from "./lanes.js";
 import { canStream, unlock } from "./player.js";
 import { Recorder, canRecord } from "./recorder.js";
-import { base64Of } from "./sound.js";
+import { base64Of } from "./audio.js";
 import { Turn } from "./turn.js";
 
 const $ = (id) => document.getElementById(id);
@@ -181,7 +181,7 @@ async function send() {
 function showState() {
   const busy = Boolean(turn?.running);
   $("send").hidden = busy;
-  $("stop").hidden = !busy && !turn?.sounding; // speech plays on after its answer is complete
+  $("stop").hidden = !busy && !turn?.isPlaying; // speech plays on after its answer is complete
   document.body.classList.toggle("busy", busy);
 }
 
@@ -260,7 +260,7 @@ $("file").addEventListener("change", () => {
 });
 $("record").addEventListener("click", toggleRecording);
 $("stop").addEventListener("click", stopAll);
-$("talk").addEventListener("sound", showState);
+$("talk").addEventListener("playback", showState);
 $("model").addEventListener("change", chooseModel);
 $("key").addEventListener("change", loadModels);
 $("new").addEventListener("click", () => {

@@ -1,5 +1,5 @@
 // Records the microphone into a WAV file.
-import { wavOf } from "./sound.js";
+import { wavOf } from "./audio.js";
 
 const RATE = 16000; // the usual input rate of speech models; at a microphone's own 48 kHz the file would be three times as large
 

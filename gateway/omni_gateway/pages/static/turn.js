@@ -2,7 +2,7 @@
 import { ApiError } from "./api.js";
 import { Lanes, PEAK_MS, formatMs } from "./lanes.js";
 import { Player, canStream } from "./player.js";
-import { bytesOf, floatsOf, peaksOf, wavOf } from "./sound.js";
+import { bytesOf, floatsOf, peaksOf, wavOf } from "./audio.js";
 import { curlOf, pythonProgram } from "./snippets.js";
 import { Trace } from "./trace.js";
 
@@ -104,7 +104,7 @@ export class Turn {
     return this.element.dataset.state === "running";
   }
 
-  get sounding() {
+  get isPlaying() {
     return this.#player !== null;
   }
 
@@ -196,7 +196,7 @@ export class Turn {
 
   #buttons() {
     this.part("replay").textContent = this.#player ? "Stop" : "Play again";
-    this.element.dispatchEvent(new Event("sound", { bubbles: true }));
+    this.element.dispatchEvent(new Event("playback", { bubbles: true }));
   }
 
   #showFacts() {
