@@ -15,7 +15,7 @@ from omni_proto.text import (
     split_parts,
     units_for,
 )
-from unit.proto.text.test_sentences import TEXTS
+from unit.proto.test_text_sentences import TEXTS
 
 FOX = "The quick brown fox jumps over the lazy dog. "
 
