@@ -40,9 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # the download would continue until SIGKILL. The handler does not wait for threads that download: the next run
         # resumes their files.
         signal.signal(signal.SIGTERM, lambda *_: os._exit(ExitCode.ABORTED))
-        from omni_stage.fetch.checkpoint import run_fetch
-        from omni_stage.fetch.hub_logs import tame_hub_logs
-        from omni_stage.fetch.request import FetchRequest
+        from omni_stage.fetch.checkpoint import FetchRequest, run_fetch, tame_hub_logs
 
         configure_stage_logging("fetch", args.log_format)
         tame_hub_logs()

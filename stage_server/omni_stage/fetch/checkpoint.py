@@ -2,18 +2,25 @@
 
 It fetches only the files that engines read (configuration, tokenizer, safetensors, the speaker file). If a component is
 named, it fetches only the weight files (shards) that hold tensors of that component. The directory is complete once the
-marker file names the commit (marker.py). A later run for the same commit or revision then does nothing and needs no
-network.
+marker file names the commit. A later run for the same commit or revision then does nothing and needs no network.
+
+The commit file records the commit that a revision named when the first stage of a pipeline looked it up. Stages that
+share a cache share this file. So they all use the same commit, even if they download at different times.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Mapping
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import (
@@ -25,8 +32,8 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from omni_proto.pod_contract import ExitCode, TerminationReason
+from omni_proto.runtime.logs import adopt_logger
 from omni_stage.errors import ConfigurationError, OmniStageError
-from omni_stage.fetch.commit_file import COMMIT, read_pin, write_pin
 from omni_stage.fetch.download import (
     FULL,
     LARGER,
@@ -37,18 +44,208 @@ from omni_stage.fetch.download import (
     find_file,
     has_file,
 )
-from omni_stage.fetch.marker import fetched_commit, write_marker
-from omni_stage.fetch.request import FetchRequest, parse_uri, read_token
-from omni_stage.fetch.weights import ALL_WEIGHTS, FULL_INDEX_FOLDER, INDEX, reduce_index, unlisted_weights
 from omni_stage.models.registry import weight_prefixes
 from omni_stage.process.termination import write_termination
 
+_QUERY: Final = re.compile(r"(https?://[^\s?'\"]*)\?[^\s'\"]*")
+_URI = re.compile(r"hf://([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})\Z")
+INDEX: Final = "model.safetensors.index.json"
+ALL_WEIGHTS: Final = "*.safetensors"
+FULL_INDEX_FOLDER: Final = ".omni-index"
+"""Folder in the checkpoint's directory that holds the index as it was downloaded."""
+_SHARD = re.compile(r"[A-Za-z0-9][\w.-]*\.safetensors\Z")
+COMMIT: Final = re.compile(r"[0-9a-f]{40}\Z")
+"""A commit's hash."""
+MARKER: Final = ".omni-fetched.json"
 PATTERNS: Final = ("*.json", "*.txt", "*.model", "*.jinja", "spk_dict.pt")
 """Files, other than weights, that engines read. Pickled weights are never fetched. The speaker file (spk_dict.pt) is a
 pickle, but it is loaded with weights_only."""
 DOWNLOADS_AT_ONCE: Final = 4
 
 _log = logging.getLogger(__name__)
+
+
+def tame_hub_logs() -> None:
+    """Send the hub client's lines through the handlers of the root logger, and cut the query off every address.
+
+    A signed address lets anybody download the file for about an hour, even from a private repository.
+    """
+    adopt_logger("huggingface_hub")
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_cut_queries)
+
+
+def _cut_queries(record: logging.LogRecord) -> bool:
+    record.msg, record.args = _QUERY.sub(r"\1?...", record.getMessage()), None
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRequest:
+    """What to fetch, and the directory to put it into."""
+
+    uri: str
+    """hf://ORG/NAME"""
+    revision: str
+    """Branch, tag or commit."""
+    dest: Path
+    """Directory of the checkpoint. Each component has a directory of its own."""
+    component: str = ""
+    """Id of the component whose weights are fetched; empty means all weights."""
+    commit_file: Path | None = None
+    """File with the commit to which the first fetch resolved the revision. Later fetches take that commit."""
+
+
+def parse_uri(uri: str) -> str:
+    """Returns ORG/NAME of hf://ORG/NAME. Raises ConfigurationError."""
+    match = _URI.match(uri)
+    if match is None:
+        raise ConfigurationError("uri must be hf://ORG/NAME", field="model.uri")
+    return match[1]
+
+
+def read_token(file: Path | None) -> str | None:
+    """Returns the token in a file, without surrounding whitespace; None without a file. Raises ConfigurationError."""
+    if file is None:
+        return None
+    try:
+        token = file.read_text(encoding="utf-8").strip()
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            f"there is no token file {file}; in a cluster, create the Secret and key that tokenSecretRef names",
+            field="model.tokenSecretRef",
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"cannot read the token file {file}", field="model.tokenSecretRef") from error
+    if not token or any(character.isspace() for character in token):
+        raise ConfigurationError(f"the token file {file} must hold one token", field="model.tokenSecretRef")
+    return token
+
+
+def write_part(target: Path, content: Mapping[str, Any]) -> Path:
+    """Writes content as JSON into a file in target's folder, under a name that no other process uses. Returns its path.
+
+    The caller renames it to target.
+    """
+    with tempfile.NamedTemporaryFile(
+        "w", dir=target.parent, prefix=f".{target.name}.", suffix=".part", delete=False, encoding="utf-8"
+    ) as file:
+        json.dump(content, file, indent=1)
+    part = Path(file.name)
+    # Temporary files are readable by their owner only, but the group of a shared cache must read this one.
+    part.chmod(0o664)
+    return part
+
+
+def select_weights(index: Mapping[str, Any], prefixes: Sequence[str]) -> dict[str, str]:
+    """Returns tensor name -> file name of its shard, for each tensor whose name begins with one of the prefixes.
+
+    Raises ConfigurationError if there is no such tensor, or if a shard is not named like a safetensors file.
+    """
+    weight_map = index.get("weight_map")
+    entries = weight_map.items() if isinstance(weight_map, dict) else ()
+    selected = {str(name): str(file) for name, file in entries if str(name).startswith(tuple(prefixes))}
+    if not selected:
+        raise ConfigurationError(
+            f"the checkpoint's {INDEX} has no weights named {', '.join(f'{prefix}*' for prefix in prefixes)}; "
+            "is it a checkpoint of this component's family?",
+            field="model.uri",
+        )
+    if not all(_SHARD.match(file) for file in selected.values()):
+        raise ConfigurationError(f"the checkpoint's {INDEX} names a file that is not a shard", field="model.uri")
+    return selected
+
+
+def reduce_index(dest: Path, repository: str, prefixes: Sequence[str]) -> set[str]:
+    """Write an index to dest that names only the component's tensors. Returns the names of the shards to fetch.
+
+    Engines refuse an index that names missing shards. Raises ConfigurationError.
+    """
+    selected = select_weights(_read_index(dest / FULL_INDEX_FOLDER, repository), prefixes)
+    write_part(dest / INDEX, {"metadata": {}, "weight_map": selected}).replace(dest / INDEX)
+    return set(selected.values())
+
+
+def unlisted_weights(dest: Path, repository: str, names: Iterable[str]) -> set[str]:
+    """Returns which weight files among a repository's files (`names`) the index in dest does not name.
+
+    Engines read only the files that the index names. Mistral's repositories, for example, hold all weights a second
+    time in consolidated.safetensors. Returns an empty set if the index names a file that the repository does not have.
+    Raises ConfigurationError.
+    """
+    beside = {name for name in names if "/" not in name and fnmatch(name, ALL_WEIGHTS)}
+    weight_map = _read_index(dest, repository).get("weight_map")
+    listed = set(map(str, weight_map.values())) if isinstance(weight_map, dict) else set()
+    return beside - listed if listed and listed <= beside else set()
+
+
+def _read_index(folder: Path, repository: str) -> Mapping[str, Any]:
+    try:
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigurationError(f"{INDEX} of {repository} is not JSON", field="model.uri") from error
+    return index if isinstance(index, dict) else {}
+
+
+def read_pin(file: Path | None, repository: str, revision: str) -> str | None:
+    """Returns the commit that a commit file records for this revision; None if it records none."""
+    if file is None:
+        return None
+    try:
+        pin = json.loads(file.read_text(encoding="utf-8"))
+        same = (pin["repository"], pin["revision"]) == (repository, revision)
+        return str(pin["commit"]) if same and COMMIT.match(pin["commit"]) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def write_pin(file: Path, repository: str, revision: str, commit: str) -> str:
+    """Record the commit, unless another stage was first. Returns the recorded commit."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = write_part(file, {"repository": repository, "revision": revision, "commit": commit})
+    try:
+        # Unlike a rename, a link fails if the file exists.
+        os.link(part, file)
+    except OSError:
+        # The file exists, or the volume has no hard links. Replace a file that records no commit for this revision.
+        if read_pin(file, repository, revision) is None:
+            part.replace(file)
+    part.unlink(missing_ok=True)
+    return read_pin(file, repository, revision) or commit
+
+
+def fetched_commit(request: FetchRequest, repository: str) -> str | None:
+    """Returns the requested commit if the marker shows that dest holds all files of the commit, else None.
+
+    The hub is not asked: a branch means the commit that was fetched for the branch.
+    """
+    try:
+        marker = json.loads((request.dest / MARKER).read_text(encoding="utf-8"))
+        commit = str(marker["commit"])
+        same = (marker["repository"], marker.get("component", "")) == (repository, request.component)
+        same = same and request.revision in (commit, marker["revision"])
+        whole = all((request.dest / name).stat().st_size == size for name, size in marker["files"].items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return commit if same and whole else None
+
+
+def write_marker(request: FetchRequest, repository: str, commit: str) -> None:
+    """Mark request.dest as complete."""
+    dest = request.dest
+    files = {
+        str(path.relative_to(dest)): path.stat().st_size
+        for path in sorted(dest.rglob("*"))
+        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(dest).parts)
+    }
+    marker = {
+        "repository": repository,
+        "revision": request.revision,
+        "commit": commit,
+        "component": request.component,
+        "files": files,
+    }
+    write_part(dest / MARKER, marker).replace(dest / MARKER)
 
 
 def fetch(request: FetchRequest, token: str | None) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from omni_stage.fetch.weights import ALL_WEIGHTS, INDEX, select_weights
+from omni_stage.fetch.checkpoint import ALL_WEIGHTS, INDEX, select_weights
 from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
 from omni_stage.models.registry import weight_prefixes
 from support.engines.omni_stages import OmniStages, check_parity, run_omni_stages

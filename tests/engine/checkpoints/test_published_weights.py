@@ -19,7 +19,7 @@ from vllm.config import LoadConfig
 from vllm.model_executor.model_loader import get_model_loader
 
 from omni_stage.errors import ConfigurationError
-from omni_stage.fetch.weights import select_weights
+from omni_stage.fetch.checkpoint import select_weights
 from omni_stage.models.qwen2_5_omni.checkpoint import read_checkpoint, read_voices
 from omni_stage.models.qwen2_5_omni.token2wav.model import IGNORED_TENSORS
 from omni_stage.models.registry import weight_prefixes

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from omni_proto.pod_contract import ExitCode
 from omni_proto.stage_config import Listen, StageConfig
-from omni_stage.fetch.weights import INDEX
+from omni_stage.fetch.checkpoint import INDEX
 from support.engines.omni_stages import stage_config
 from support.processes.stage_processes import StageProcess
 

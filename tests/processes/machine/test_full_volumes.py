@@ -17,9 +17,8 @@ import pytest
 from omni_proto.client import AsyncOmniClient
 from omni_proto.pod_contract import ExitCode
 from omni_stage.errors import OmniStageError
-from omni_stage.fetch.checkpoint import fetch, run_fetch
+from omni_stage.fetch.checkpoint import FetchRequest, fetch, run_fetch
 from omni_stage.fetch.download import FetchError
-from omni_stage.fetch.request import FetchRequest
 from omni_stage.service.server.ports import Ports
 from support.machine.small_volume import VolumeNotMountedError, fill, small_volume
 from support.models.hub import COMMIT, Hub

@@ -14,9 +14,7 @@ import pytest
 
 from omni_proto.pod_contract import ExitCode
 from omni_stage.errors import ConfigurationError
-from omni_stage.fetch.checkpoint import fetch, run_fetch
-from omni_stage.fetch.request import FetchRequest, parse_uri, read_token
-from omni_stage.fetch.weights import INDEX, select_weights
+from omni_stage.fetch.checkpoint import INDEX, FetchRequest, fetch, parse_uri, read_token, run_fetch, select_weights
 from support.models.hub import COMMIT, FILES, TOKEN, Hub
 
 SHARDED = {
