@@ -46,13 +46,13 @@ def speak_in_windows(speech: Speech, whole: Utterance) -> Windowed:
     tail: torch.Tensor | None = None
     first, first_codes = 0, 0
     while (window := next_window(first, len(whole.codes), ended=True, blocks=speech.blocks)) is not None:
-        keep = (window.skip, window.keep, 0 if window.last else speech.sound.frame)
+        keep = (window.skip, window.keep, 0 if window.last else speech.audio_shape.frame)
         part = replace(whole, codes=whole.codes[window.begin : window.end], first_code=window.begin, keep=keep)
         (audio,) = speech.speak([part])
-        made: Any = cut_window(audio, part, speech.sound)
+        made: Any = cut_window(audio, part, speech.audio_shape)
         parts.append(made["output"] if tail is None else fade_over(tail, made["output"]))
         if first:
-            borders.append(first * speech.sound.code)
+            borders.append(first * speech.audio_shape.code)
         first_codes = first_codes or window.end
         tail, first = made.get("tail"), window.until
     return Windowed(torch.cat(parts), borders, first_codes)

@@ -13,7 +13,7 @@ from omni_proto.stage_config import DownstreamStage, Modality, ModelSource, Samp
 from omni_stage.models.component import EdgeRows, EdgeStream, StageRequest, UserPrompt
 from omni_stage.models.sim.stages.talker import CodecRun, Talker
 from omni_stage.models.sim.stages.thinker import TextRun, Thinker
-from omni_stage.models.sim.tables import Table, sound_cost, token_cost
+from omni_stage.models.sim.tables import Table, audio_cost, token_cost
 from omni_stage.models.sim.virtual_time.clock import Limits, Made, Sequence as Queued, StepClock
 from omni_stage.models.sim.virtual_time.windows import Job, Window, WindowClock, next_window
 
@@ -80,7 +80,7 @@ class _Ideal:
         self._streams = streams
         self._thinker = StepClock(token_cost(table.thinker), _LIMITS)
         self._talker = StepClock(token_cost(table.talker), _LIMITS)
-        self._decoder = WindowClock(sound_cost(table.decoder), table.decoder.max_batch)
+        self._decoder = WindowClock(audio_cost(table.decoder), table.decoder.max_batch)
         self._requests: dict[str, _Request] = {}
         self._text_maker = Thinker(table, _config("thinker"), _MODEL_LEN)
         self._code_maker = Talker(table, _config("talker"), _MODEL_LEN)

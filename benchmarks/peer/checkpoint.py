@@ -13,7 +13,7 @@ from omni_stage.models.qwen2_5_omni.tiny import TinyShape, write_tiny_checkpoint
 
 CODEC_END: Final = 8294
 """The codec token that ends the audio. Padding is 8292, and the start token 8293."""
-SHAPE: Final = TinyShape(vocab_size=151_875, sound_codes=CODEC_END - 3)
+SHAPE: Final = TinyShape(vocab_size=151_875, audio_codes=CODEC_END - 3)
 """The codec's padding, start and end tokens follow its audio tokens. The voice Chelsie's token gets id 151872."""
 
 if __name__ == "__main__":

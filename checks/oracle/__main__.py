@@ -53,7 +53,7 @@ SHAPE = TinyShape(
     talker_kv_heads=1,
     talker_layers=3,
     encoder_layers=3,
-    sound_codes=160,
+    audio_codes=160,
     dit_layers=5,
     mel_bins=32,
 )

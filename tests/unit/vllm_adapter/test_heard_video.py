@@ -13,20 +13,20 @@ from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe, processi
 
 from omni_proto.media_headers.video import sample_count
 from omni_stage.decoding.video import spread
-from omni_stage.vllm_adapter.media.places import (
+from omni_stage.vllm_adapter.media.positions import (
     AUDIO,
     IMAGE,
     VIDEO,
     Block,
-    Place,
+    MediaPosition,
     Tokens,
+    audio_positions,
     expand,
     grid_positions,
-    heard_video_positions,
     interleave_chunks,
     interleave_times,
     place_prompt,
-    sound_positions,
+    video_audio_positions,
 )
 
 IDS = {AUDIO: 7, IMAGE: 8, VIDEO: 9}
@@ -62,7 +62,7 @@ FAMILIES = [
 ]
 
 
-def ours(grids: int, sound: int, interleave: Any, per_second: int) -> tuple[list[int], list[Place]]:
+def ours(grids: int, sound: int, interleave: Any, per_second: int) -> tuple[list[int], list[MediaPosition]]:
     """Returns the tokens and places of a prompt with text, an image, audio of 9 tokens, and a video with audio."""
     prompt = [20, BEGIN, 8, END, 21, SOUND_BEGIN, 7, SOUND_END, 20, BEGIN, 9, 7, END, 21, 20]
     lengths = {IMAGE: [HEIGHT * WIDTH], AUDIO: [9, sound], VIDEO: [grids * HEIGHT * WIDTH]}
@@ -110,8 +110,8 @@ def test_positions(processor: Any, family: str, interleave: Any, per_second: int
     assert mask is not None
     blocks = [
         Block(places[0].start, grid_positions((1, HEIGHT, WIDTH), per_second)),
-        Block(places[1].start, sound_positions(sizes[AUDIO][0])),
-        Block(places[2].start, heard_video_positions(video, sound_positions(sound), mask), mask),
+        Block(places[1].start, audio_positions(sizes[AUDIO][0])),
+        Block(places[2].start, video_audio_positions(video, audio_positions(sound), mask), mask),
     ]
     mine = place_prompt(len(expanded), blocks, frames_share=family == "2.5")
     expected = theirs(family, expanded, grids, [9, sound], per_second)

@@ -55,7 +55,7 @@ class VideoPart(Brief):
     frames: np.ndarray
     """uint8 [frames, height, width, 3], RGB, about two frames per second of video, scaled to
     TakesVideo.frame_size."""
-    sound: AudioPart | None = None
+    audio: AudioPart | None = None
     """The video's audio; None if the model reads only the frames."""
     damage: float = 0.0
     """The share of the file that was skipped because it is damaged, 0 to 1."""

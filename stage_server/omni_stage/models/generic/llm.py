@@ -64,19 +64,19 @@ class TextTokenizer:
         """See TextEncoder."""
         return self._encoder.chars_per_token
 
-    def encode(self, prompt: UserPrompt, most: int | None = None) -> list[int]:
+    def encode(self, prompt: UserPrompt, maximum: int | None = None) -> list[int]:
         """Returns the token ids of the prompt, at least one. Raises InvalidRequestError, PromptTooLongError.
 
-        `most`: the number of tokens that the engine takes, or None.
+        `maximum`: the number of tokens that the engine takes, or None.
         """
         if prompt.token_ids is not None:
             ids = list(prompt.token_ids)
         elif prompt.messages is not None:
             text = self._render(prompt, prompt.messages)
             # The template writes the special tokens itself.
-            ids = self._encoder.encode(text, most, "start.chat", add_special_tokens=False)
+            ids = self._encoder.encode(text, maximum, "start.chat", add_special_tokens=False)
         elif prompt.text is not None:
-            ids = self._encoder.encode(prompt.text, most, "start.text")
+            ids = self._encoder.encode(prompt.text, maximum, "start.text")
         else:
             raise InvalidRequestError("the prompt is empty: give text, chat or token ids", field="start.input")
         if not ids:

@@ -56,7 +56,7 @@ class Blocks:
 
 
 @dataclass(frozen=True, slots=True)
-class SoundShape:
+class AudioShape:
     """How many samples the vocoder makes."""
 
     frame: int
@@ -101,7 +101,7 @@ class OmniCheckpoint:
     max_codes: int
     """Maximum number of codec tokens in one utterance."""
     blocks: Blocks
-    sound: SoundShape
+    audio: AudioShape
 
 
 def read_checkpoint(path: str | Path) -> OmniCheckpoint:
@@ -143,7 +143,7 @@ def read_checkpoint(path: str | Path) -> OmniCheckpoint:
         code_limit=dit.num_embeds + 1,
         max_codes=dit.max_position_embeddings // dit.repeats,
         blocks=read_blocks(dit),
-        sound=read_sound_shape(dit.repeats, vocoder.upsample_rates, vocoder.upsample_kernel_sizes),
+        audio=read_audio_shape(dit.repeats, vocoder.upsample_rates, vocoder.upsample_kernel_sizes),
     )
 
 
@@ -157,7 +157,7 @@ def read_blocks(dit: Any) -> Blocks:
     )
 
 
-def read_sound_shape(repeats: int, rates: Sequence[int], kernels: Sequence[int]) -> SoundShape:
+def read_audio_shape(repeats: int, rates: Sequence[int], kernels: Sequence[int]) -> AudioShape:
     """Returns the shape of a vocoder's audio, from the rates and kernel sizes of its transposed convolutions.
 
     Each pads its input by (kernel - rate) // 2 at both ends. So if that difference is odd, it gives one sample more.
@@ -165,7 +165,7 @@ def read_sound_shape(repeats: int, rates: Sequence[int], kernels: Sequence[int])
     rest = 0
     for rate, kernel in zip(rates, kernels, strict=True):
         rest = rest * rate + (kernel - rate) % 2
-    return SoundShape(math.prod(rates), repeats, rest)
+    return AudioShape(math.prod(rates), repeats, rest)
 
 
 @dataclass(frozen=True, slots=True)

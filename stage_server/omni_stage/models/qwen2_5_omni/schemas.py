@@ -17,7 +17,7 @@ def find_pace(checkpoint: OmniCheckpoint, config: StageConfig) -> Mapping[str, A
     The talker reads one row of the thinker for each codec token, so both have the same rate.
     """
     return {
-        "tokens_per_second": TOKEN2WAV.sample_rate_hz / checkpoint.sound.code,
+        "tokens_per_second": TOKEN2WAV.sample_rate_hz / checkpoint.audio.code,
         "first_tokens": first_codes(checkpoint.blocks),
         "heard_early": any(edge.mode is EdgeMode.STREAM for edge in config.downstream),
     }

@@ -24,7 +24,7 @@ _PARTS: Final = {
 """The mappings that config.json must hold; see parse_config."""
 _SPEECH_PARTS: Final = ("talker_config", "code2wav_config")
 """Parts that a checkpoint without speech, such as Thinking, lacks."""
-_UNSOUNDED_IDS: Final = 1024
+_SILENT_IDS: Final = 1024
 """How many ids at the end of the talker's vocabulary have no audio. transformers' generate() suppresses all of them but
 the id that ends the stream."""
 
@@ -70,7 +70,7 @@ class CodecTokens:
     @property
     def never_sampled(self) -> range:
         """Ids without audio. They are never sampled, except for `end`, which is one of them."""
-        return range(self.vocab_size - _UNSOUNDED_IDS, self.vocab_size)
+        return range(self.vocab_size - _SILENT_IDS, self.vocab_size)
 
     @property
     def placeholders(self) -> tuple[int, int]:
@@ -122,7 +122,7 @@ class OmniCheckpoint:
     """Vocabulary size of the thinker."""
     placeholder_ids: tuple[int, int, int]
     """Token ids that stand for audio, images and video in prompts."""
-    sound_frames: int
+    audio_frames: int
     """Frames of audio, of 10 ms each, in one window of the audio encoder: 100 in the published models."""
     text: TextTokens
     speech: SpeechFacts | None
@@ -146,7 +146,7 @@ def read_checkpoint(path: str | Path) -> OmniCheckpoint:
         hidden_size=thinker.text_config.hidden_size,
         vocab_size=thinker.text_config.vocab_size,
         placeholder_ids=(thinker.audio_token_id, thinker.image_token_id, thinker.video_token_id),
-        sound_frames=2 * thinker.audio_config.n_window,
+        audio_frames=2 * thinker.audio_config.n_window,
         text=TextTokens(
             message_start=config.im_start_token_id,
             message_end=config.im_end_token_id,

@@ -12,14 +12,14 @@ from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 from omni_proto.media_headers.video import FRAMES_PER_GRID
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.component import MediaCost
-from omni_stage.models.shared.prompts import check_aspect, check_sound_length
+from omni_stage.models.shared.prompts import check_aspect, check_audio_length
 
 BYTES_PER_PIXEL: Final = 48
 """Bytes per pixel of the image as the model sees it. The features take 24 (two frames of three float32 channels), and
 resizing and reordering need about as much again: 534 MiB for 12.8 million pixels, measured with transformers 5."""
 SMALLEST_PIXELS: Final = 32 << 10
 """Upper bound of the pixels to which a small image is enlarged."""
-BYTES_PER_SOUND_SAMPLE: Final = 72
+BYTES_PER_AUDIO_SAMPLE: Final = 72
 """Bytes per sample of audio, the feature extractor's padding included: 317 MiB for 300 s, measured with transformers
 5."""
 
@@ -89,10 +89,10 @@ class MediaCosts:
     def frame_size(self, width: int, height: int, frames: int) -> tuple[int, int]:
         """See TakesVideo."""
         check_aspect(width, height)
-        least, most = (tokens * self.patch**2 for tokens in FRAME_TOKENS)
+        minimum, maximum = (tokens * self.patch**2 for tokens in FRAME_TOKENS)
         share = int(VIDEO_TOKENS * self.patch**2 * 0.9) * FRAMES_PER_GRID // frames
-        most = max(min(most, share), int(least * 1.05))
-        rows, columns = smart_resize(height, width, factor=self.patch, min_pixels=least, max_pixels=most)
+        maximum = max(min(maximum, share), int(minimum * 1.05))
+        rows, columns = smart_resize(height, width, factor=self.patch, min_pixels=minimum, max_pixels=maximum)
         return columns, rows
 
     def video(self, width: int, height: int, frames: int) -> MediaCost:
@@ -101,8 +101,8 @@ class MediaCosts:
         pixels = width * height
         return MediaCost(grids * pixels // self.patch**2, (frames + 1) * pixels * BYTES_PER_FRAME_PIXEL)
 
-    def sound(self, samples: int) -> MediaCost:
+    def audio(self, samples: int) -> MediaCost:
         """See TakesMedia."""
-        check_sound_length(samples, self.max_samples)
+        check_audio_length(samples, self.max_samples)
         padded = self.max_samples if self.pads_to_limit else samples
-        return MediaCost(samples // self.samples_per_token, padded * BYTES_PER_SOUND_SAMPLE)
+        return MediaCost(samples // self.samples_per_token, padded * BYTES_PER_AUDIO_SAMPLE)

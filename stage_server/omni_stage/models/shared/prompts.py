@@ -19,7 +19,7 @@ from omni_stage.models.shared.text.tokenizer import load_tokenizer, read_chat_te
 
 AUDIO_RATE_HZ = 16_000
 """Sample rate of the audio encoder's input."""
-MIN_SOUND_SAMPLES = 800
+MINIMUM_AUDIO_SAMPLES = 800
 """Shortest audio, 50 ms. From shorter audio, the encoder's strides leave no output."""
 MAX_ASPECT_RATIO = 200
 """Largest ratio of an image's longest side to its shortest; the image processor refuses more."""
@@ -107,32 +107,34 @@ class PromptBuilder:
         return self._encoder.chars_per_token
 
     def build(
-        self, prompt: UserPrompt, *, speaks: bool = False, reply: ReplyTokens | None = None, most: int | None = None
+        self, prompt: UserPrompt, *, speaks: bool = False, reply: ReplyTokens | None = None, maximum: int | None = None
     ) -> dict[str, Any]:
         """Returns vLLM's prompt: prompt_token_ids, or for media the text with placeholders and multi_modal_data.
 
         `speaks`: whether the reply is to be spoken; see the constructor. If it is not, only the chat template decides
         whether to add a system message, and plain text is not changed. Token ids are never changed.
-        `reply`: a given reply, whose tokens end the prompt. `most`: the number of tokens that the engine takes.
+        `reply`: a given reply, whose tokens end the prompt. `maximum`: the number of tokens that the engine takes.
         Raises InvalidRequestError, InvalidMediaError, PromptTooLongError.
         """
-        built = self._build(prompt, speaks, most)
+        built = self._build(prompt, speaks, maximum)
         if reply is None:
             return built
         # This also works with media, because vLLM finds their placeholders in token ids as well as in text.
         text = built.pop("prompt", None)
-        ids = built["prompt_token_ids"] if text is None else self._encode(text, most, "start.chat")
+        ids = built["prompt_token_ids"] if text is None else self._encode(text, maximum, "start.chat")
         return {**built, "prompt_token_ids": [*ids, *reply.token_ids]}
 
-    def encode_reply(self, reply: GivenReply, end_token_ids: Sequence[int], *, most: int | None = None) -> ReplyTokens:
+    def encode_reply(
+        self, reply: GivenReply, end_token_ids: Sequence[int], *, maximum: int | None = None
+    ) -> ReplyTokens:
         """Returns the tokens of a given reply. If the reply is given as ids, a final end-of-text id is dropped.
 
-        If it is given as text, names of special tokens are tokenized like any other text. `most`: as for `build`.
+        If it is given as text, names of special tokens are tokenized like any other text. `maximum`: as for `build`.
         Raises InvalidRequestError, PromptTooLongError.
         """
         if reply.token_ids is None:
             text = reply.text or ""
-            return ReplyTokens(tuple(self._encoder.encode_plain(text, most, "start.reply")), text)
+            return ReplyTokens(tuple(self._encoder.encode_plain(text, maximum, "start.reply")), text)
         field = "start.reply.token_ids"
         ids = self._check_ids(list(reply.token_ids), field)
         if ids[-1] in {*end_token_ids, self.end_token_id}:
@@ -145,21 +147,21 @@ class PromptBuilder:
         """Returns the text of token ids, without special tokens."""
         return self._encoder.decode(token_ids)
 
-    def _build(self, prompt: UserPrompt, speaks: bool, most: int | None) -> dict[str, Any]:
+    def _build(self, prompt: UserPrompt, speaks: bool, maximum: int | None) -> dict[str, Any]:
         if prompt.token_ids is not None:
             return {"prompt_token_ids": self._check_ids(list(prompt.token_ids), "start.token_ids")}
         if prompt.text is not None and speaks and self._speech_needs_chat:
             self._check_text(prompt.text, "start.text")
             chat = UserPrompt(messages=[ChatMessage("user", [TextPart(prompt.text)])])
-            return self._build_chat(chat, speaks, most, "start.text")
+            return self._build_chat(chat, speaks, maximum, "start.text")
         if prompt.text is not None:
             text = self._check_text(prompt.text, "start.text")
-            return {"prompt_token_ids": self._encode(text, most, "start.text")}
+            return {"prompt_token_ids": self._encode(text, maximum, "start.text")}
         if prompt.messages is not None:
-            return self._build_chat(prompt, speaks, most, "start.chat")
+            return self._build_chat(prompt, speaks, maximum, "start.chat")
         raise InvalidRequestError("the prompt is empty: give text, chat or token ids", field="start.input")
 
-    def _build_chat(self, prompt: UserPrompt, speaks: bool, most: int | None, field: str) -> dict[str, Any]:
+    def _build_chat(self, prompt: UserPrompt, speaks: bool, maximum: int | None, field: str) -> dict[str, Any]:
         messages = prompt.messages
         if not messages:
             raise InvalidRequestError("the conversation has no message; give at least one", field="start.chat")
@@ -175,15 +177,15 @@ class PromptBuilder:
         parts = [part for _, part in placed]
         images = [(f"{path}.image", part.image) for path, part in placed if isinstance(part, ImagePart)]
         videos = [part for part in parts if isinstance(part, VideoPart)]
-        sounds = [
-            (f"{path}.{_KINDS[type(part)]}", sound) for path, part in placed if (sound := _sound_of(part)) is not None
+        clips = [
+            (f"{path}.{_KINDS[type(part)]}", clip) for path, part in placed if (clip := _audio_of(part)) is not None
         ]
         described = [self._describe_message(index, message) for index, message in enumerate(messages)]
         if speaks and self._speech_system_prompt and messages[0].role != "system":
             described.insert(0, {"role": "system", "content": [{"type": "text", "text": self._speech_system_prompt}]})
         text = self._template.render(prompt, described)
         self._check_places(text, [sum(isinstance(part, kind) for part in parts) for kind in _KINDS])
-        text = self._mark_heard(text, [_sound_of(video) is not None for video in videos])
+        text = self._mark_heard(text, [_audio_of(video) is not None for video in videos])
         media: dict[str, Any] = {}
         settings: dict[str, Any] = {}
         if videos:
@@ -191,19 +193,19 @@ class PromptBuilder:
             settings = {"mm_processor_kwargs": {"fps": float(FRAMES_PER_SECOND), "do_sample_frames": False}}
         if images:
             media["image"] = [_check_image(image, field) for field, image in images]
-        if sounds:
+        if clips:
             media["audio"] = [
-                (prepare_sound(sound, self._max_audio_samples, field), AUDIO_RATE_HZ) for field, sound in sounds
+                (prepare_audio(clip, self._max_audio_samples, field), AUDIO_RATE_HZ) for field, clip in clips
             ]
         if not media:
-            return {"prompt_token_ids": self._encode(text, most, field)}
-        self._encoder.check(text, most, field)
+            return {"prompt_token_ids": self._encode(text, maximum, field)}
+        self._encoder.check(text, maximum, field)
         return {"prompt": text, "multi_modal_data": media, **settings}
 
     def _mark_heard(self, text: str, heard: Sequence[bool]) -> str:
         """Returns the text, with an audio placeholder inserted after the placeholder of each video marked in `heard`.
 
-        `heard` marks the videos whose audio the model reads. See vllm_adapter/media/heard_video.py.
+        `heard` marks the videos whose audio the model reads. See vllm_adapter/media/video_audio.py.
         """
         if not any(heard):
             return text
@@ -261,31 +263,32 @@ class PromptBuilder:
             )
         return ids
 
-    def _encode(self, text: str, most: int | None, field: str) -> list[int]:
-        ids = self._encoder.encode(text, most, field)
+    def _encode(self, text: str, maximum: int | None, field: str) -> list[int]:
+        ids = self._encoder.encode(text, maximum, field)
         if not ids:
             raise InvalidRequestError(f"{field}: the prompt has no tokens; give at least one", field=field)
         return ids
 
 
-def prepare_sound(sound: AudioPart, max_samples: int, field: str) -> np.ndarray:
+def prepare_audio(clip: AudioPart, max_samples: int, field: str) -> np.ndarray:
     """Returns float32 [samples] at 16 kHz.
 
-    Raises InvalidMediaError, of the given field, if these are fewer than MIN_SOUND_SAMPLES or more than max_samples.
+    Raises InvalidMediaError, of the given field, if these are fewer than MINIMUM_AUDIO_SAMPLES or more than
+    max_samples.
     """
     with in_field(field):
-        check_sound_length(sound.samples.size * AUDIO_RATE_HZ / sound.sampling_rate_hz, max_samples)
-    samples = resample(sound.samples, sound.sampling_rate_hz, AUDIO_RATE_HZ)
-    if samples.size < MIN_SOUND_SAMPLES:
+        check_audio_length(clip.samples.size * AUDIO_RATE_HZ / clip.sampling_rate_hz, max_samples)
+    samples = resample(clip.samples, clip.sampling_rate_hz, AUDIO_RATE_HZ)
+    if samples.size < MINIMUM_AUDIO_SAMPLES:
         raise InvalidMediaError(
-            f"the audio is shorter than {1000 * MIN_SOUND_SAMPLES // AUDIO_RATE_HZ} ms; send longer audio",
+            f"the audio is shorter than {1000 * MINIMUM_AUDIO_SAMPLES // AUDIO_RATE_HZ} ms; send longer audio",
             field=field,
-            limit=f"{1000 * MIN_SOUND_SAMPLES // AUDIO_RATE_HZ} ms",
+            limit=f"{1000 * MINIMUM_AUDIO_SAMPLES // AUDIO_RATE_HZ} ms",
         )
     return samples
 
 
-def check_sound_length(samples: float, max_samples: int) -> None:
+def check_audio_length(samples: float, max_samples: int) -> None:
     """Refuse audio of more samples, at AUDIO_RATE_HZ, than the model reads in one clip. Raises InvalidMediaError, whose
     field the caller adds (in_field)."""
     if samples > max_samples:
@@ -307,11 +310,11 @@ def check_aspect(width: int, height: int) -> None:
         )
 
 
-def _sound_of(part: Any) -> AudioPart | None:
+def _audio_of(part: Any) -> AudioPart | None:
     """Returns the audio that the model reads from a message part; None for a video whose audio is too short."""
     if isinstance(part, VideoPart):
-        is_heard = part.sound is not None and part.sound.samples.size >= MIN_SOUND_SAMPLES
-        return part.sound if is_heard else None
+        is_heard = part.audio is not None and part.audio.samples.size >= MINIMUM_AUDIO_SAMPLES
+        return part.audio if is_heard else None
     return part if isinstance(part, AudioPart) else None
 
 

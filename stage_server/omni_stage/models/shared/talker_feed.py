@@ -79,22 +79,22 @@ class TalkerFeed:
         conditioning: Conditioning,
         stop_ids: Sequence[int],
         *,
-        goes_on: bool,
+        ignore_eos: bool,
         repeat_limit: int,
         settings: Mapping[str, list[Any]] | None = None,
     ) -> None:
-        """`stop_ids`: tokens that end the codec stream. With `goes_on` they are never sampled: the stream continues to
-        max_tokens.
+        """`stop_ids`: tokens that end the codec stream. With `ignore_eos` they are never sampled: the stream continues
+        to max_tokens.
 
-        `repeat_limit`: the stream ends when one token was sampled this many times in a row, except with `goes_on`.
+        `repeat_limit`: the stream ends when one token was sampled this many times in a row, except with `ignore_eos`.
         Occasionally a talker does not sample a stop id, and hums or is silent until max_tokens. Normal speech stays far
         below the limit, which transformers does not have. `settings`: further values for the model, sent with the first
         part.
         """
         self._conditioning = conditioning
-        self._suppress: Sequence[int] = stop_ids if goes_on else ()
-        self._stop: Sequence[int] = () if goes_on else stop_ids
-        self._repeat_limit = None if goes_on else repeat_limit
+        self._suppress: Sequence[int] = stop_ids if ignore_eos else ()
+        self._stop: Sequence[int] = () if ignore_eos else stop_ids
+        self._repeat_limit = None if ignore_eos else repeat_limit
         self._settings = dict(settings or {})
 
     def add(self, rows: EdgeRows) -> None:

@@ -76,13 +76,13 @@ class OmniThinker:
     def engine_kwargs(self) -> dict[str, Any]:
         """Returns arguments for our subclass of vLLM's thinker. Rows are captured only if another stage reads them."""
         model, dtype, overrides = self._engine
-        most = self._settings.max_media
+        maximum = self._settings.max_media
         captures = {"omni": {"capture_rows": True, "capture_mrope": True}, PACE_KEY: self._settings.pace}
         return {
             "model": model,
             "dtype": dtype,
             "hf_overrides": overrides,
-            "limit_mm_per_prompt": {kind: most if kind in self.facts.media else 0 for kind in _KINDS},
+            "limit_mm_per_prompt": {kind: maximum if kind in self.facts.media else 0 for kind in _KINDS},
             "additional_config": captures if self._settings.feeds else {},
         }
 
@@ -99,9 +99,9 @@ class OmniThinker:
         if request.source.prompt_embeds is not None:
             return EngineInput(prompt={}, prompt_embeds=request.source.prompt_embeds, stop_token_ids=ends)
         reply = request.source.reply
-        ends_text, most = self._settings.end_token_ids, request.max_prompt_tokens
-        tokens = None if reply is None else self._prompts.encode_reply(reply, ends_text, most=most)
-        prompt = self._prompts.build(request.source, speaks=request.want_tensors, reply=tokens, most=most)
+        ends_text, maximum = self._settings.end_token_ids, request.max_prompt_tokens
+        tokens = None if reply is None else self._prompts.encode_reply(reply, ends_text, maximum=maximum)
+        prompt = self._prompts.build(request.source, speaks=request.want_tensors, reply=tokens, maximum=maximum)
         if request.want_tensors and request.source.token_ids is not None:
             self.check_spoken_ids(prompt["prompt_token_ids"])
         return EngineInput(prompt=prompt, stop_token_ids=ends, reply=tokens)
@@ -132,7 +132,7 @@ class OmniThinker:
 
     def audio_cost(self, samples: int) -> MediaCost:
         """See TakesMedia."""
-        return self._settings.media_costs.sound(samples)
+        return self._settings.media_costs.audio(samples)
 
     def warmup_request(self) -> StageRequest:
         """Returns a request for a few tokens, with their rows if another stage reads these."""

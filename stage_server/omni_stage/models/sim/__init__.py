@@ -7,6 +7,6 @@ neither torch nor vLLM.
     virtual_time                which requests or windows of audio make up a step and when it ends
     content                     generated text, codes, rows and audio
     stages                      thinker, talker, decoder
-    engine, sounding            run the virtual clocks in real time
+    engine, audio_runs          run the virtual clocks in real time
     gauges, schemas, manifest   metrics, edge schemas, component facts
 """

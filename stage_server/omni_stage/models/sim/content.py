@@ -94,7 +94,7 @@ class RowBank:
         return self._rows[np.asarray(token_ids) % _BANK]
 
 
-class Sound:
+class VoiceAudio:
     """A tone with the rhythm of syllables. It repeats every second, without a click."""
 
     def __init__(self, voice: str) -> None:

@@ -3,7 +3,7 @@
 A clock decides which requests make up a step and when the step ends; a ticker wakes up at that time. Virtual time
 continues while the stage server is busy, just as an engine in its own process would continue. So any delay beyond the
 table's times comes from the stage server. The content of each request comes from its run (TextRun, CodecRun, or
-SoundRuns).
+AudioRuns).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from omni_proto.tensors import ReceivedTensor, TensorSpec
 from omni_stage.errors import ConfigurationError, ModelExecutionError
 from omni_stage.exchange import Array, to_numpy
 from omni_stage.models.component import EdgeStream, FinishReason, ServedComponent, StageRequest, StageStep
+from omni_stage.models.sim.audio_runs import AudioRuns
 from omni_stage.models.sim.gauges import EngineGauges, Load
 from omni_stage.models.sim.manifest import DECODER, THINKER
-from omni_stage.models.sim.sounding import SoundRuns
 from omni_stage.models.sim.stages.decoder import Decoder
 from omni_stage.models.sim.stages.talker import CodecRun, Talker
 from omni_stage.models.sim.stages.thinker import TextRun, Thinker
@@ -205,7 +205,7 @@ class PacedTokens(PacedEngine):
                 mail.put(one)
 
 
-class PacedSound(PacedEngine):
+class PacedAudio(PacedEngine):
     """The engine of a decoder, for windows and for complete utterances."""
 
     def __init__(self, config: StageConfig, table: Table) -> None:
@@ -213,7 +213,7 @@ class PacedSound(PacedEngine):
         component = Decoder(table, config, self.max_model_len)
         self.component = component
         max_batch = config.engine_args.max_num_seqs or table.decoder.max_batch
-        self._runs = SoundRuns(component, table.decoder, table.talker.frames_per_second, max_batch)
+        self._runs = AudioRuns(component, table.decoder, table.talker.frames_per_second, max_batch)
 
     @property
     def unfinished_requests(self) -> int:
@@ -254,4 +254,4 @@ class PacedSound(PacedEngine):
 def build_engine(config: StageConfig) -> PacedEngine:
     """Returns the engine of a stage. Raises ConfigurationError."""
     table = read_table(config.model.path)
-    return PacedSound(config, table) if config.component == DECODER.id else PacedTokens(config, table)
+    return PacedAudio(config, table) if config.component == DECODER.id else PacedTokens(config, table)

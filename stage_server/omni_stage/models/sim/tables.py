@@ -65,7 +65,7 @@ class CodecShape(ConfigModel):
     """Seconds of speech per token of text."""
 
 
-class SoundShape(ConfigModel):
+class AudioShape(ConfigModel):
     """The decoder: a step computes one window of frames for each request in it."""
 
     frame_ms: Curve
@@ -97,7 +97,7 @@ class Table(ConfigModel):
     """Source of each figure, by field, with the derivation of figures that were not measured."""
     thinker: TextShape
     talker: CodecShape
-    decoder: SoundShape
+    decoder: AudioShape
 
     @property
     def samples_per_frame(self) -> int:
@@ -126,7 +126,7 @@ def token_cost(shape: TextShape | CodecShape) -> Callable[[int, int], float]:
     return lambda requests, prompt_tokens: step(requests) + prompt_tokens * shape.prompt_token_ms
 
 
-def sound_cost(shape: SoundShape) -> Callable[[int, int, bool], float]:
+def audio_cost(shape: AudioShape) -> Callable[[int, int, bool], float]:
     """Returns a function that gives the milliseconds of a decoder's step.
 
     Its arguments: number of windows, frames of the longest window, whether that window is a complete utterance.

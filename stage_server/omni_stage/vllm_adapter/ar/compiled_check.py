@@ -127,10 +127,11 @@ def find_difference(configured: Sequence[Rehearsed], eager: Sequence[Rehearsed],
     return ""
 
 
-def batch_sizes(captured: Iterable[int], most: int) -> list[int]:
-    """Returns 1, 2 and the largest size of a captured graph (else _UNGRAPHED_BATCH), ascending, none above `most`."""
+def batch_sizes(captured: Iterable[int], maximum: int) -> list[int]:
+    """Returns 1, 2 and the largest size of a captured graph (else _UNGRAPHED_BATCH), ascending, none above
+    `maximum`."""
     largest = max(captured, default=_UNGRAPHED_BATCH)
-    return sorted({min(size, most) for size in (1, 2, largest)})
+    return sorted({min(size, maximum) for size in (1, 2, largest)})
 
 
 def is_compiled(config: VllmConfig) -> bool:
@@ -150,12 +151,12 @@ def check_runner(runner: OmniARRunnerMixin) -> str:
     # At most as many requests as there are blocks for: block 0 is vLLM's null block.
     groups = len(runner.kv_cache_config.kv_cache_groups)
     blocks = sum(-(-_longest_prompt() // size) for size in _block_sizes(runner))
-    most = min(runner.max_num_reqs, (runner.kv_cache_config.num_blocks - 1) // max(1, blocks)) if groups else 0
-    if most < 1:
+    maximum = min(runner.max_num_reqs, (runner.kv_cache_config.num_blocks - 1) // max(1, blocks)) if groups else 0
+    if maximum < 1:
         return ""
     tolerance = TOLERANCES.get(runner.dtype, TOLERANCES[torch.bfloat16])
     found = ""
-    for size in batch_sizes(config.compilation_config.cudagraph_capture_sizes or (), most):
+    for size in batch_sizes(config.compilation_config.cudagraph_capture_sizes or (), maximum):
         configured = _rehearse(runner, size)
         with runner.as_written():
             eager = _rehearse(runner, size, configured)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from omni_stage.errors import ConfigurationError
 
 _FIELD = "nvidia.com/gpu"
-_LEAST_DRIVER = {12: 525, 13: 580}
+_MINIMUM_DRIVER = {12: 525, 13: 580}
 """Major version of CUDA -> first driver branch on Linux that runs it (NVIDIA, CUDA compatibility, minor versions)."""
 _NO_GPU = (
     "no GPU can be seen. The node needs NVIDIA's driver and container toolkit; the stage needs a limit of "
@@ -84,5 +84,5 @@ def check_gpu() -> None:
 
 def _newer_driver(torch_cuda: str) -> str:
     major = int(torch_cuda.split(".")[0])
-    least = f"driver {_LEAST_DRIVER[major]} or newer" if major in _LEAST_DRIVER else f"a driver of CUDA {major}"
-    return f"torch here is built for CUDA {torch_cuda}, which needs {least}: update the node's driver"
+    minimum = f"driver {_MINIMUM_DRIVER[major]} or newer" if major in _MINIMUM_DRIVER else f"a driver of CUDA {major}"
+    return f"torch here is built for CUDA {torch_cuda}, which needs {minimum}: update the node's driver"

@@ -108,16 +108,16 @@ class EngineProperties(ABC):
 
 def find_session_room(config: VllmConfig) -> SessionRoom:
     """Returns EngineCore.session_room of an engine whose KV cache is allocated."""
-    cache, most = config.cache_config, int(config.scheduler_config.max_num_seqs)
+    cache, maximum = config.cache_config, int(config.scheduler_config.max_num_seqs)
     if not cache.num_gpu_blocks:
-        return SessionRoom(most)
+        return SessionRoom(maximum)
     size, length, total = int(cache.block_size), int(config.model_config.max_model_len), int(cache.num_gpu_blocks)
     full = -(-length // size)
     tokens = cache.kv_cache_size_tokens
     # One block is vLLM's null block.
     if tokens is None or tokens >= total * length // full:
-        return SessionRoom(most, total - 1, size)
+        return SessionRoom(maximum, total - 1, size)
     # Layers differ (sliding windows): vLLM reports how many tokens fit in sequences of full length, and a shorter
     # sequence needs more blocks per token. So each session counts as one of full length.
     fitting = max(1, tokens * (total - 1) // total // length)
-    return SessionRoom(most, fitting * full, size, minimum_tokens=length)
+    return SessionRoom(maximum, fitting * full, size, minimum_tokens=length)

@@ -14,7 +14,7 @@ from transformers import Qwen2_5OmniConfig
 
 from omni_proto.stage_config import StageConfig
 from omni_stage.errors import ConfigurationError
-from omni_stage.models.qwen2_5_omni.checkpoint import Blocks, CodecTokens, SoundShape, read_checkpoint, read_voices
+from omni_stage.models.qwen2_5_omni.checkpoint import AudioShape, Blocks, CodecTokens, read_checkpoint, read_voices
 from omni_stage.models.qwen2_5_omni.model_configs import name_thinker
 from omni_stage.models.qwen2_5_omni.schemas import find_pace
 from support.models.published import VOICES, write_published
@@ -168,7 +168,7 @@ def test_no_number_of_the_published_checkpoint_stands_where_the_file_has_one(
     assert (facts.text_end_id, facts.text_padding_id, facts.talker_positions) == (65, 66, 777)
     assert (facts.code_limit, facts.max_codes) == (100, 1000)
     assert facts.blocks == Blocks(codes=5, back=3, ahead=2)
-    assert facts.sound == SoundShape(frame=12, repeats=3)
+    assert facts.audio == AudioShape(frame=12, repeats=3)
     fields = {"pipeline": "p", "stage": "talker", "component": "qwen2_5_omni/talker", "model": {"path": str(tmp_path)}}
     pace = find_pace(facts, StageConfig.model_validate(fields))
     assert (pace["tokens_per_second"], pace["first_tokens"]) == (24_000 / 36, (1 + 2) * 5)

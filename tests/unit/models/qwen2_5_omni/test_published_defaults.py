@@ -47,7 +47,7 @@ from omni_stage.models.qwen2_5_omni.thinker.component import (
     read_text_sampling,
 )
 from omni_stage.models.qwen2_5_omni.token2wav import component as token2wav
-from omni_stage.models.shared.prompts import PromptBuilder, prepare_sound
+from omni_stage.models.shared.prompts import PromptBuilder, prepare_audio
 from support.engines.omni_stages import stage_config
 
 GENERATE = {
@@ -285,9 +285,9 @@ def test_audio_beyond_what_the_feature_extractor_takes_is_refused(tmp_path: Path
     limit = read_audio_limit(tmp_path)
     assert limit == 300 * 16_000 == extractor.n_samples
     rate = 1_000
-    assert prepare_sound(AudioPart(torch.zeros(300 * rate).numpy(), rate), limit, "x").size == limit
+    assert prepare_audio(AudioPart(torch.zeros(300 * rate).numpy(), rate), limit, "x").size == limit
     with pytest.raises(InvalidMediaError, match="longer than 300 s") as caught:
-        prepare_sound(AudioPart(torch.zeros(300 * rate + 1).numpy(), rate), limit, "x")
+        prepare_audio(AudioPart(torch.zeros(300 * rate + 1).numpy(), rate), limit, "x")
     assert caught.value.details.limit == "300 s"
 
 

@@ -12,7 +12,7 @@ from transformers import Qwen3OmniMoeForConditionalGeneration
 
 from omni_stage.errors import ModelExecutionError
 from omni_stage.models.qwen3_omni.code2wav.decoder import ChunkDecoder
-from omni_stage.models.qwen3_omni.code2wav.streams import SoundPool, StateLayout, States
+from omni_stage.models.qwen3_omni.code2wav.streams import StateLayout, States, StreamPool
 
 TOLERANCE = 1e-5
 FRAME, LOOKAHEAD = 1920, 555
@@ -100,7 +100,7 @@ def test_the_state_is_bounded_and_as_large_as_said(code2wav: Any) -> None:
 
 def test_rows_are_lent_and_given_back(code2wav: Any) -> None:
     """Each stream has a row of the pool until it is dropped."""
-    pool = SoundPool(ChunkDecoder(code2wav).layout, torch.device("cpu"), max_sounds=9)
+    pool = StreamPool(ChunkDecoder(code2wav).layout, torch.device("cpu"), maximum_streams=9)
     names: list[str | None] = [f"sound-{index}" for index in range(9)]
     states = pool.read(names)
     for row in range(9):
@@ -129,7 +129,7 @@ def test_a_step_for_which_there_is_no_memory_advances_no_sound(monkeypatch: pyte
     """A ninth stream needs more rows. Without memory for them, the first eight can run their step again."""
     cpu = torch.device("cpu")
     layout = StateLayout((1, 2, 1, 3, 4), ((2, 2),))
-    pool = SoundPool(layout, cpu)
+    pool = StreamPool(layout, cpu)
     old = [f"sound-{index}" for index in range(8)]
     pool.write(old, [5] * 8, layout.zeros(8, cpu))
 

@@ -197,7 +197,7 @@ def test_a_frame_from_a_graph_is_the_frame_itself() -> None:
 
     talker = make_talker(0)
     predictor = CodePredictor(talker.code_predictor)
-    graphed = GraphedPredictor(predictor, record, most=6)
+    graphed = GraphedPredictor(predictor, record, maximum=6)
     with torch.no_grad():
         graphed.warm_up(torch.empty(0), SHAPE.talker_hidden_size)
         replayed.clear()

@@ -82,7 +82,7 @@ def test_no_number_of_the_published_checkpoint_stands_where_the_file_has_one(edi
     assert (speech.frame_samples, speech.lookahead_samples, speech.max_frames) == (60, 15, 99)
     assert (speech.groups, speech.codebook_size, speech.codec.end) == (3, 20, 31)
     assert (speech.voices, dict(speech.codec.speakers)) == (("Ada", "Bo"), {"ada": 7, "bo": 8})
-    assert (checkpoint.sound_frames, samples_per_token(checkpoint.sound_frames)) == (50, 8000 // 7 + 1)
+    assert (checkpoint.audio_frames, samples_per_token(checkpoint.audio_frames)) == (50, 8000 // 7 + 1)
     fields = {"pipeline": "p", "stage": "t", "component": "qwen3_omni/talker", "model": {"path": str(directory)}}
     assert find_pace(speech, StageConfig.model_validate(fields))["tokens_per_second"] == 400
 

@@ -10,7 +10,7 @@ import torch
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe, processing_qwen3_omni_moe
 
 from omni_stage.models.qwen3_omni.talker.component import place_positions
-from omni_stage.vllm_adapter.media.places import AUDIO, IMAGE, VIDEO, Tokens, expand, interleave_times
+from omni_stage.vllm_adapter.media.positions import AUDIO, IMAGE, VIDEO, Tokens, expand, interleave_times
 
 IDS = {AUDIO: 7, IMAGE: 8, VIDEO: 9}
 BEGIN, END, SOUND_BEGIN, SOUND_END, WORD = 1, 2, 3, 4, 20

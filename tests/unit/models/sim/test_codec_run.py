@@ -15,7 +15,7 @@ PROMPT = 4
 
 
 def open_run(frames_per_row: float = 0.5, **settings: Any) -> CodecRun:
-    given: dict[str, Any] = {"most": 4096, "least": 0, "goes_on": False, "max_model_len": 32_768}
+    given: dict[str, Any] = {"maximum": 4096, "minimum": 0, "ignore_eos": False, "max_model_len": 32_768}
     return CodecRun(frames_per_row, 1, **given | settings)
 
 
@@ -27,10 +27,10 @@ def text(rows: int, *, ended: bool = False, prompt: int = 0) -> EdgeRows:
 
 
 @pytest.mark.parametrize("frames_per_row", [0.05, 0.5, 1.0, 6.7])
-@pytest.mark.parametrize("least", [0, 3])
-def test_no_frame_is_made_that_the_whole_text_would_not_have(frames_per_row: float, least: int) -> None:
+@pytest.mark.parametrize("minimum", [0, 3])
+def test_no_frame_is_made_that_the_whole_text_would_not_have(frames_per_row: float, minimum: int) -> None:
     """A run that has made too many frames when the text ends would never reach its last frame."""
-    run = open_run(frames_per_row, least=least)
+    run = open_run(frames_per_row, minimum=minimum)
     run.add(text(1, prompt=PROMPT))
     allowed = [run.allowed]
     for _ in range(9):

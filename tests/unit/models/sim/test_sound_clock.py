@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from omni_stage.models.sim.tables import SoundShape
+from omni_stage.models.sim.tables import AudioShape
 from omni_stage.models.sim.virtual_time.windows import Job, Window, WindowClock, next_window
 
-SHAPE = SoundShape(frame_ms={1: 1.0}, first_frames=4, next_frames=10, back_frames=6, ahead_frames=2)
+SHAPE = AudioShape(frame_ms={1: 1.0}, first_frames=4, next_frames=10, back_frames=6, ahead_frames=2)
 
 
 def cut(arrivals: list[int]) -> list[Window]:

@@ -10,7 +10,7 @@ from benchmarks.paced.ideal import Chunk, Outcome, gaps, run_ideal
 
 from omni_proto.pipeline import load_pipeline
 from omni_stage.errors import ConfigurationError
-from omni_stage.models.sim.tables import BUILT_IN, Table, interpolate, list_built_in, read_table, sound_cost
+from omni_stage.models.sim.tables import BUILT_IN, Table, audio_cost, interpolate, list_built_in, read_table
 
 ROOT = Path(__file__).parents[4]
 PUBLISHED = ROOT / "tests" / "data" / "published"
@@ -91,7 +91,7 @@ def test_a_curve_is_linear_between_its_points_and_beyond_the_last(count: int, ex
 def test_a_decoders_step_takes_its_least_and_a_whole_sound_more() -> None:
     """A step with a window takes at least the table's minimum. A whole utterance takes longer."""
     shape = read_table(BUILT_IN / "qwen2.5-omni-7b-h100").decoder
-    cost = sound_cost(shape)
+    cost = audio_cost(shape)
     # docs/gpu-check.md: a window of 72 codes takes 34 + 17 ms with CUDA graphs; 4,096 codes in one window take 6.2 s.
     assert cost(1, 24, False) == cost(1, 72, False) == pytest.approx(51, rel=0.01)
     assert cost(1, 4096, True) == pytest.approx(6200, rel=0.03)

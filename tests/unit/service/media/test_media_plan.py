@@ -67,7 +67,7 @@ def cost_of(costs: Any) -> SimpleNamespace:
         max_aspect_ratio=200,
         max_audio_samples=costs.max_samples,
         image_cost=costs.image,
-        audio_cost=costs.sound,
+        audio_cost=costs.audio,
     )
 
 
@@ -123,7 +123,7 @@ def sound(seconds: float, *, chunked: bool = False) -> prompt_pb2.ContentPart:
 @pytest.mark.parametrize(("pads_to_limit", "alone", "together"), [(True, 300, 600), (False, 2, 6)])
 def test_audio_reserves_what_the_feature_extractor_pads_to(pads_to_limit: bool, alone: int, together: int) -> None:
     """Qwen2.5-Omni's feature extractor pads every clip to 300 s. Qwen3-Omni's pads a request's clips to the longest."""
-    from omni_stage.models.shared.media_cost import BYTES_PER_SOUND_SAMPLE, MediaCosts
+    from omni_stage.models.shared.media_cost import BYTES_PER_AUDIO_SAMPLE, MediaCosts
 
     costs = MediaCosts(3136, 12_845_056, 4_800_000, 28, 640, pads_to_limit=pads_to_limit)
     takes = cost_of(costs)
@@ -133,7 +133,7 @@ def test_audio_reserves_what_the_feature_extractor_pads_to(pads_to_limit: bool, 
         """Returns the seconds of padded audio that a request reserves beside its copies of images and audio."""
         plan = plan_prompt(chat(*parts), Limits(), 32_768, rules)
         copies = sum(slot.held_bytes - slot.sound_input_bytes for slot in plan.media)
-        return (plan.media_bytes - copies) / (16_000 * BYTES_PER_SOUND_SAMPLE)
+        return (plan.media_bytes - copies) / (16_000 * BYTES_PER_AUDIO_SAMPLE)
 
     assert reserve(sound(2)) == reserve(image(), sound(2)) == alone
     assert reserve(sound(2), sound(3)) == together

@@ -83,7 +83,7 @@ class Talker:
         return TalkerFeed(
             conditioning,
             self._checkpoint.codec.stop_ids,
-            goes_on=bool(request.sampling.ignore_eos),
+            ignore_eos=bool(request.sampling.ignore_eos),
             repeat_limit=REPEAT_LIMIT,
         )
 

@@ -18,17 +18,17 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from omni_stage.vllm_adapter.checks.weights import load_checked, quantize_what_is_quantized
 from omni_stage.vllm_adapter.hooks import Positions
-from omni_stage.vllm_adapter.media.heard_video import PairedModel, PairedProcessor
-from omni_stage.vllm_adapter.media.places import AUDIO, IMAGE, VIDEO, Tokens, interleave_chunks
+from omni_stage.vllm_adapter.media.positions import AUDIO, IMAGE, VIDEO, Tokens, interleave_chunks
+from omni_stage.vllm_adapter.media.video_audio import PairedModel, PairedProcessor
 
 
 class ThinkerProcessor(PairedProcessor, Qwen2_5OmniThinkerMultiModalProcessor):
     """vLLM's processor, extended to videos with audio."""
 
-    def interleave(self, times: np.ndarray, sounds: int) -> np.ndarray:
+    def interleave(self, times: np.ndarray, audio_count: int) -> np.ndarray:
         """See `places.Interleave`. Each chunk holds some seconds of video, then as much audio."""
         thinker = self.info.get_hf_config()
-        return interleave_chunks(times, sounds, int(thinker.position_id_per_seconds * thinker.seconds_per_chunk))
+        return interleave_chunks(times, audio_count, int(thinker.position_id_per_seconds * thinker.seconds_per_chunk))
 
     def heard_tokens(self) -> tuple[Tokens, float]:
         """See PairedProcessor."""

@@ -78,9 +78,9 @@ def write_tiny_checkpoint(
     speakers = _make_speakers(tokenizer, model.config.token2wav_config.dit_config, seed)
     weights.fill_weights(model, seed)
     weights.make_text_legible(model.thinker, legible_token_ids(tokenizer))
-    weights.silence_unused_codes(model.talker, sizes.sound_codes)
+    weights.silence_unused_codes(model.talker, sizes.audio_codes)
     weights.end_after_text(model, sizes.vocab_size - len(SPECIAL_TOKENS))
-    weights.make_audible(model.token2wav, speakers["Chelsie"], sizes.sound_codes, seed)
+    weights.make_audible(model.token2wav, speakers["Chelsie"], sizes.audio_codes, seed)
     write_shards(directory, release_weights(model), _SHARD_BYTES, unstored_bytes=_UNSTORED_BYTES)
     write_json(directory / "config.json", release_config(values, dtype))
     write_generation_config(directory)
@@ -145,7 +145,7 @@ TRANSFORMERS_VERSION: Final = "4.50.0.dev0"
 """The value in the published files."""
 ROTARY_TABLE: Final = "token2wav.code2wav_dit_model.rotary_embed.inv_freq"
 """A buffer that the published shards contain, and that transformers 5 computes."""
-_SOUND_SETTINGS = (
+_AUDIO_SETTINGS = (
     *("chunk_length", "dither", "feature_size", "hop_length", "n_fft", "n_samples", "nb_max_frames", "padding_side"),
     *("padding_value", "return_attention_mask", "sampling_rate"),
 )
@@ -209,11 +209,11 @@ def write_processor(directory: Path, processor: Any) -> None:
     """Write the files of a Qwen2_5OmniProcessor: settings for images and audio, chat template, and tokenizer."""
     processor.tokenizer.chat_template = None
     processor.tokenizer.save_pretrained(directory)
-    sound, images = processor.feature_extractor, processor.image_processor
-    settings = {name: getattr(sound, name) for name in _SOUND_SETTINGS}
+    audio, images = processor.feature_extractor, processor.image_processor
+    settings = {name: getattr(audio, name) for name in _AUDIO_SETTINGS}
     settings |= {name: getattr(images, name) for name in _IMAGE_SETTINGS}
     settings |= {
-        "feature_extractor_type": type(sound).__name__,
+        "feature_extractor_type": type(audio).__name__,
         "image_processor_type": type(images).__name__,
         "max_pixels": images.size["longest_edge"],
         "min_pixels": images.size["shortest_edge"],

@@ -77,7 +77,7 @@ class TinyShape:
     """Layers of the talker."""
     encoder_layers: int = 1
     """Layers of the audio encoder and of the vision encoder."""
-    sound_codes: int = 128
+    audio_codes: int = 128
     """Number of audio codes that the talker can write and token2wav can read."""
     dit_layers: int = 3
     """Layers of the diffusion transformer."""
@@ -103,7 +103,7 @@ SHAPES: Mapping[str, TinyShape] = MappingProxyType(
             talker_kv_heads=2,
             talker_layers=3,
             encoder_layers=2,
-            sound_codes=192,
+            audio_codes=192,
             dit_layers=4,
             mel_bins=24,
         ),
@@ -152,15 +152,15 @@ def config_dict(shape: TinyShape) -> dict[str, Any]:
         },
         "talker_config": {
             **placeholders,
-            "vocab_size": shape.sound_codes + CODEC_EXTRA_IDS,
+            "vocab_size": shape.audio_codes + CODEC_EXTRA_IDS,
             "tts_text_start_token_id": ids["<|tts_start|>"],
             "tts_text_end_token_id": ids["<|tts_end|>"],
             "tts_text_pad_token_id": ids["<|tts_pad|>"],
-            "tts_codec_pad_token_id": shape.sound_codes + 1,
-            "tts_codec_start_token_id": shape.sound_codes + 2,
-            "tts_codec_end_token_id": shape.sound_codes + 3,
-            "tts_codec_mask_token_id": shape.sound_codes + 5,
-            "pad_token_id": shape.sound_codes + 1,
+            "tts_codec_pad_token_id": shape.audio_codes + 1,
+            "tts_codec_start_token_id": shape.audio_codes + 2,
+            "tts_codec_end_token_id": shape.audio_codes + 3,
+            "tts_codec_mask_token_id": shape.audio_codes + 5,
+            "pad_token_id": shape.audio_codes + 1,
             "embedding_size": hidden_size,
             "hidden_size": shape.talker_hidden_size,
             "intermediate_size": shape.talker_hidden_size + 32,
@@ -213,7 +213,7 @@ def _dit_config(shape: TinyShape) -> dict[str, Any]:
         "look_ahead_layers": [1],
         "look_backward_layers": [0, 2],
         "repeats": 2,
-        "num_embeds": shape.sound_codes + 1,
+        "num_embeds": shape.audio_codes + 1,
         "mel_dim": shape.mel_bins,
         "enc_emb_dim": 24,
         "enc_dim": 32,

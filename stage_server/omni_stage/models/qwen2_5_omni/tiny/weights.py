@@ -40,11 +40,11 @@ def make_text_legible(thinker: Any, legible_token_ids: set[int]) -> None:
         weight.mul_(keep)
 
 
-def silence_unused_codes(talker: Any, sound_codes: int) -> None:
+def silence_unused_codes(talker: Any, audio_codes: int) -> None:
     """Zero the output rows of ids that are neither audio codes nor the end, so that every greedy code has audio."""
     with torch.no_grad():
         keep = torch.zeros(talker.codec_head.weight.shape[0], 1)
-        keep[:sound_codes] = 1.0
+        keep[:audio_codes] = 1.0
         keep[talker.codec_eos_token] = 1.0
         talker.codec_head.weight.mul_(keep)
 
@@ -65,10 +65,10 @@ def end_after_text(model: Any, text_ids: int) -> None:
     end_of_speech.end_after_text(head, talker.codec_eos_token, run, text_ids, config.tts_text_pad_token_id)
 
 
-def make_audible(token2wav: Any, speaker: dict[str, Any], sound_codes: int, seed: int) -> None:
+def make_audible(token2wav: Any, speaker: dict[str, Any], audio_codes: int, seed: int) -> None:
     """Scale the vocoder's last layer so that a trial utterance of random codes peaks at _PEAK."""
     generator = torch.Generator().manual_seed(seed)
-    codes = torch.randint(sound_codes, (1, 64), generator=generator)
+    codes = torch.randint(audio_codes, (1, 64), generator=generator)
     last = token2wav.code2wav_bigvgan_model.conv_post
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -22,7 +22,7 @@ from omni_stage.models.component import (
     StageRequest,
     StageStep,
 )
-from omni_stage.models.qwen2_5_omni.checkpoint import Blocks, OmniCheckpoint, SoundShape, read_checkpoint, read_voices
+from omni_stage.models.qwen2_5_omni.checkpoint import AudioShape, Blocks, OmniCheckpoint, read_checkpoint, read_voices
 from omni_stage.models.qwen2_5_omni.manifest import DEFAULT_STEPS, TOKEN2WAV
 from omni_stage.models.qwen2_5_omni.model_configs import pick_token2wav
 from omni_stage.models.qwen2_5_omni.processors import talker2token2wav
@@ -87,7 +87,7 @@ class Token2Wav:
             return EngineInput(prompt={}, finished=FinishReason.EMPTY_INPUT)
         return self._engine_input({"codes": codes, **settings})
 
-    def open_feed(self, request: StageRequest) -> SoundFeed:
+    def open_feed(self, request: StageRequest) -> WindowFeed:
         """Returns a feed of windows of codes (windows.py).
 
         The first audio of a long utterance is ready before its last code arrives. The audio differs slightly from the
@@ -96,11 +96,11 @@ class Token2Wav:
         settings = self._settings(request)
 
         def build(codes: torch.Tensor, window: Window) -> EngineInput:
-            tail = 0 if window.last else self._checkpoint.sound.frame
+            tail = 0 if window.last else self._checkpoint.audio.frame
             place = {"first_code": [window.begin], "keep": [window.skip, window.keep, tail]}
             return self._engine_input({"codes": codes, **settings, **place})
 
-        return SoundFeed(self._checkpoint.blocks, lambda codes: self._check_codes({"codes": codes}), build)
+        return WindowFeed(self._checkpoint.blocks, lambda codes: self._check_codes({"codes": codes}), build)
 
     def _settings(self, request: StageRequest) -> dict[str, Any]:
         """Returns voice, seed, solver steps and guidance. Raises InvalidRequestError for an unknown voice."""
@@ -135,10 +135,10 @@ class Token2Wav:
     def emitter(self, request: StageRequest, prepared: EngineInput) -> Emitter:
         """Returns an emitter that forwards the audio; for streamed input, one that joins the audio of windows."""
         if isinstance(request.source, EdgeStream):
-            return WindowEmitter(self._checkpoint.sound)
+            return WindowEmitter(self._checkpoint.audio)
         payload = prepared.additional_information
         codes = len(payload.tensor("codes")) if payload is not None else 0
-        return Token2WavEmitter(self._checkpoint.sound.count(codes))
+        return Token2WavEmitter(self._checkpoint.audio.count(codes))
 
     def warmup_request(self) -> StageRequest:
         """Returns a request for short audio, with two time points of the solver."""
@@ -184,7 +184,7 @@ def build_component(config: StageConfig) -> Token2Wav:
     return Token2Wav(checkpoint, voices, max_work=config.engine_args.max_model_len)
 
 
-class SoundFeed:
+class WindowFeed:
     """An InputFeed of windows. Keeps all codes of the request, 8 bytes each."""
 
     def __init__(
@@ -198,7 +198,7 @@ class SoundFeed:
         self._check = check
         self._build = build
         self._codes = torch.empty(0, dtype=torch.int64)
-        self._sounded = 0
+        self._done = 0
         self._ended = False
 
     def add(self, rows: EdgeRows) -> None:
@@ -216,10 +216,10 @@ class SoundFeed:
         """
         if self._ended and not len(self._codes):
             return InputPart(EngineInput(prompt={}, finished=FinishReason.EMPTY_INPUT), last=True)
-        window = next_window(self._sounded, len(self._codes), ended=self._ended, blocks=self._blocks)
+        window = next_window(self._done, len(self._codes), ended=self._ended, blocks=self._blocks)
         if window is None:
             return None
-        self._sounded = window.until
+        self._done = window.until
         return InputPart(self._build(self._codes[window.begin : window.end], window), last=window.last)
 
 
@@ -229,8 +229,8 @@ class WindowEmitter:
     The tail, one mel frame, is almost equal to the beginning of the next window's audio. The two are cross-faded.
     """
 
-    def __init__(self, sound: SoundShape) -> None:
-        self._sound = sound
+    def __init__(self, shape: AudioShape) -> None:
+        self._shape = shape
         self._tail: torch.Tensor | None = None
 
     def emit(self, step: EngineStep) -> StageStep:
@@ -238,14 +238,14 @@ class WindowEmitter:
         audio = step.tensors.get("output")
         if audio is None:
             raise ModelExecutionError("the engine finished a window without audio")
-        rest = 0 if "tail" in step.tensors else self._sound.rest
-        whole = max(1, (audio.numel() - rest) // self._sound.code) * self._sound.code
+        rest = 0 if "tail" in step.tensors else self._shape.rest
+        whole = max(1, (audio.numel() - rest) // self._shape.code) * self._shape.code
         check_audio(audio, whole + rest)
         if self._tail is not None:
             audio = fade_over(self._tail, audio)
         tail = step.tensors.get("tail")
         if tail is not None:
-            check_audio(tail, self._sound.frame)
+            check_audio(tail, self._shape.frame)
         self._tail = tail
         return StageStep.of_audio(step, audio)
 

@@ -82,7 +82,7 @@ class Token2WavModel(nn.Module, IsAttentionFree):
             audios = speech.speak([utterance for _, utterance in batch])
             for (index, utterance), audio in zip(batch, audios, strict=True):
                 try:
-                    results[index] = cut_window(audio, utterance, speech.sound)
+                    results[index] = cut_window(audio, utterance, speech.audio_shape)
                 except ModelExecutionError as error:
                     results[index] = error
         return [results[index] for index in range(len(requests))]

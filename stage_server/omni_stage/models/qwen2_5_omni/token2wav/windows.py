@@ -76,8 +76,8 @@ def _new_blocks(done: int, block_codes: int) -> int:
     """Returns the number of new blocks in the window that follows `done` blocks."""
     if done == 0:
         return FIRST_BLOCKS
-    most = max(NEXT_BLOCKS, -(-NEXT_CODES // block_codes))
-    return min(max(NEXT_BLOCKS, done), most)
+    maximum = max(NEXT_BLOCKS, -(-NEXT_CODES // block_codes))
+    return min(max(NEXT_BLOCKS, done), maximum)
 
 
 def next_window(first: int, codes: int, *, ended: bool, blocks: Blocks) -> Window | None:

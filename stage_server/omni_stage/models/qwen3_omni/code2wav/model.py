@@ -24,7 +24,7 @@ from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 
 from omni_stage.errors import InvalidTensorError, OmniStageError
 from omni_stage.models.qwen3_omni.code2wav.decoder import ChunkDecoder
-from omni_stage.models.qwen3_omni.code2wav.streams import SoundPool
+from omni_stage.models.qwen3_omni.code2wav.streams import StreamPool
 from omni_stage.payloads import AdditionalInformationPayload
 from omni_stage.vllm_adapter.checks.weights import load_checked
 
@@ -68,7 +68,7 @@ class Code2WavModel(nn.Module, IsAttentionFree):
         self.code2wav = Qwen3OmniMoeCode2Wav._from_config(vllm_config.model_config.hf_config).float()
         self.pooler = IdentityPooler()
         self._decoder: ChunkDecoder | None = None
-        self._pool: SoundPool | None = None
+        self._pool: StreamPool | None = None
 
     def embed_input_ids(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Raises NotImplementedError: vLLM requires this method, but this model has no token embeddings."""
@@ -79,7 +79,7 @@ class Code2WavModel(nn.Module, IsAttentionFree):
         raise NotImplementedError("code2wav is not autoregressive; use generate()")
 
     @property
-    def pool(self) -> SoundPool:
+    def pool(self) -> StreamPool:
         """The states of the open streams. The weights must already be on their device."""
         return self._parts()[1]
 
@@ -133,10 +133,10 @@ class Code2WavModel(nn.Module, IsAttentionFree):
         mapper = self.hf_to_vllm_mapper
         return load_checked(self, weights, partial(AutoWeightsLoader(self).load_weights, mapper=mapper), mapper=mapper)
 
-    def _parts(self) -> tuple[ChunkDecoder, SoundPool]:
+    def _parts(self) -> tuple[ChunkDecoder, StreamPool]:
         if self._decoder is None or self._pool is None:
             self._decoder = ChunkDecoder(self.code2wav)
-            self._pool = SoundPool(self._decoder.layout, self._decoder.device)
+            self._pool = StreamPool(self._decoder.layout, self._decoder.device)
         return self._decoder, self._pool
 
     def _read(self, request: AdditionalInformationPayload) -> _Chunk:

@@ -99,80 +99,80 @@ def _columns_of(convolution: Any) -> tuple[int, int]:
 
 
 _FIRST_ROWS = 8
-MAX_SOUNDS = 256
+MAXIMUM_STREAMS = 256
 """Maximum number of streams that may be open concurrently. Their states take 1.3 GB in the published model."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Sound:
+class _Stream:
     row: int
     frames: int
 
 
-class SoundPool:
+class StreamPool:
     """States of open streams by id. For use by one thread."""
 
-    def __init__(self, layout: StateLayout, device: torch.device, max_sounds: int = MAX_SOUNDS) -> None:
+    def __init__(self, layout: StateLayout, device: torch.device, maximum_streams: int = MAXIMUM_STREAMS) -> None:
         self._layout = layout
         self._device = device
-        self._max_sounds = max_sounds
+        self._maximum_streams = maximum_streams
         self._states = layout.zeros(0, device)
         self._free: list[int] = []
-        self._sounds: dict[str, _Sound] = {}
+        self._streams: dict[str, _Stream] = {}
 
     def __len__(self) -> int:
-        return len(self._sounds)
+        return len(self._streams)
 
     @property
     def rows(self) -> int:
         """Number of rows allocated so far, in use or free."""
         return self._states.attention.shape[0]
 
-    def check(self, sound: str, first_frame: int) -> None:
+    def check(self, stream: str, first_frame: int) -> None:
         """Check that the stream continues at this frame; a new stream must begin at 0.
 
         Raises ModelExecutionError if the frame does not follow, or if too many streams are open for a new one.
         """
-        known = self._sounds.get(sound)
+        known = self._streams.get(stream)
         frames = 0 if known is None else known.frames
         if first_frame != frames:
             raise ModelExecutionError(
                 f"a chunk of codes begins at frame {first_frame}, but its stream has {frames} so far; retry the request"
             )
-        if known is None and len(self._sounds) >= self._max_sounds:
-            raise ModelExecutionError(f"{self._max_sounds} audio streams are open, and no more fit; add replicas")
+        if known is None and len(self._streams) >= self._maximum_streams:
+            raise ModelExecutionError(f"{self._maximum_streams} audio streams are open, and no more fit; add replicas")
 
-    def read(self, sounds: Sequence[str | None]) -> States:
+    def read(self, streams: Sequence[str | None]) -> States:
         """Returns a copy of these streams' states, in this order; zeros for None and for unknown ids."""
-        states = self._layout.zeros(len(sounds), self._device)
-        places = [(at, self._sounds[name].row) for at, name in enumerate(sounds) if name in self._sounds]
+        states = self._layout.zeros(len(streams), self._device)
+        places = [(at, self._streams[name].row) for at, name in enumerate(streams) if name in self._streams]
         if places:
             at, rows = (torch.tensor(column).to(self._device) for column in zip(*places, strict=True))
             states.put(at, self._states.take(rows))
         return states
 
-    def write(self, sounds: Sequence[str | None], frames: Sequence[int], states: States) -> None:
+    def write(self, streams: Sequence[str | None], frames: Sequence[int], states: States) -> None:
         """Store the states of the streams that have an id. `frames`: each stream's number of frames so far.
 
         Raises torch.OutOfMemoryError if the device has no memory for new streams. In this case no state has changed.
         """
-        kept = [(at, name) for at, name in enumerate(sounds) if name is not None]
+        kept = [(at, name) for at, name in enumerate(streams) if name is not None]
         if not kept:
             return
-        new = [name for _, name in kept if name not in self._sounds]
+        new = [name for _, name in kept if name not in self._streams]
         self._reserve(len(new))
         lent = dict(zip(new, self._free, strict=False))
-        rows = [lent[name] if name in lent else self._sounds[name].row for _, name in kept]
+        rows = [lent[name] if name in lent else self._streams[name].row for _, name in kept]
         values = states.take(torch.tensor([at for at, _ in kept]).to(self._device))
         self._states.put(torch.tensor(rows).to(self._device), values)
         # Nothing below this line allocates memory on the device.
         del self._free[: len(new)]
         for (at, name), row in zip(kept, rows, strict=True):
-            self._sounds[name] = _Sound(row, frames[at])
+            self._streams[name] = _Stream(row, frames[at])
 
-    def drop(self, sound: str) -> None:
+    def drop(self, stream: str) -> None:
         """Free a stream that has ended or was cancelled. Unknown ids are ignored."""
-        known = self._sounds.pop(sound, None)
+        known = self._streams.pop(stream, None)
         if known is not None:
             self._free.append(known.row)
 

@@ -94,7 +94,7 @@ class Talker:
             conditioning,
             (codec.end,),
             # With ignore_eos, generation must continue to max_tokens, so the token that ends the stream is suppressed.
-            goes_on=bool(sampling.ignore_eos),
+            ignore_eos=bool(sampling.ignore_eos),
             repeat_limit=REPEAT_LIMIT,
             # As in transformers, the code predictor is greedy if the talker is. Otherwise it has its own sampling
             # values.
@@ -133,9 +133,9 @@ class TalkerEmitter:
         if frames is not None:
             # In numpy, because a small call into torch takes several microseconds, and this runs for every frame.
             codes = frames.numpy()
-            sounded = codes[codes[:, 0] < self._speech.codebook_size]
-            if sounded.shape[0]:
-                tensors["codes"] = np.ascontiguousarray(sounded, dtype=np.int64)
+            audible = codes[codes[:, 0] < self._speech.codebook_size]
+            if audible.shape[0]:
+                tensors["codes"] = np.ascontiguousarray(audible, dtype=np.int64)
         made = StageStep.of(step)
         made.tensors = tensors
         return made
@@ -314,11 +314,11 @@ class TalkerConditioning:
 
 
 def place_positions(
-    is_media: torch.Tensor, is_sound: torch.Tensor, media_positions: torch.Tensor, length: int
+    is_media: torch.Tensor, is_audio: torch.Tensor, media_positions: torch.Tensor, length: int
 ) -> tuple[torch.Tensor, int]:
     """Returns M-RoPE positions int64 [length, 3] of a prompt, and the position that follows.
 
-    `is_media`, `is_sound`: bool [n], n <= length: which of the first n tokens stand for media, and which of these for
+    `is_media`, `is_audio`: bool [n], n <= length: which of the first n tokens stand for media, and which of these for
     audio. `media_positions`: int64 [media, 3], the media's positions in the thinker. A stretch of text or media begins
     after the largest position of the stretch before it. Within text, positions increase by one; within media, they keep
     their offsets. If a video's audio lies between its frames, only the video's last stretch of frames or audio
@@ -333,7 +333,7 @@ def place_positions(
             own = media_positions[used : used + count]
             used += count
             positions[begin:end] = own - own.min() + following
-            begin += _stretches(is_sound[begin:end])[-1][0]
+            begin += _stretches(is_audio[begin:end])[-1][0]
         else:
             positions[begin:end] = (torch.arange(count) + following)[:, None]
         following = int(positions[begin:end].max()) + 1

@@ -165,10 +165,10 @@ class GraphedPredictor:
     On an H200 a frame took 70 ms without a graph, nearly the 80 ms of its audio, and 14 ms with a graph.
     """
 
-    def __init__(self, predictor: CodePredictor, capture: Capture | None, most: int) -> None:
-        """`capture` is None if there are no graphs; `most`: number of frames in the largest step."""
+    def __init__(self, predictor: CodePredictor, capture: Capture | None, maximum: int) -> None:
+        """`capture` is None if there are no graphs; `maximum`: number of frames in the largest step."""
         self._predict = GraphedFunction(predictor.predict, capture)
-        self._sizes = graph_sizes(most) if capture is not None else ()
+        self._sizes = graph_sizes(maximum) if capture is not None else ()
 
     def warm_up(self, like: torch.Tensor, hidden_size: int) -> None:
         """Capture a graph for every size, the largest first, on the device and in the dtype of `like`.
@@ -189,10 +189,10 @@ class GraphedPredictor:
         return self._predict(*inputs)[:count]
 
 
-def graph_sizes(most: int) -> tuple[int, ...]:
-    """Returns the batch sizes, in frames, that are captured: powers of two below `most`, and `most`."""
-    powers = [1 << power for power in range(most.bit_length()) if 1 << power < most]
-    return (*powers, most)
+def graph_sizes(maximum: int) -> tuple[int, ...]:
+    """Returns the batch sizes, in frames, that are captured: powers of two below `maximum`, and `maximum`."""
+    powers = [1 << power for power in range(maximum.bit_length()) if 1 << power < maximum]
+    return (*powers, maximum)
 
 
 def _rotate(values: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -179,7 +179,7 @@ def build_component(config: StageConfig) -> Thinker:
         media_costs=MediaCosts.load(
             checkpoint.path,
             max_samples=MAX_SAMPLES,
-            samples_per_token=samples_per_token(checkpoint.sound_frames),
+            samples_per_token=samples_per_token(checkpoint.audio_frames),
             pads_to_limit=False,
         ),
         pace=find_pace(checkpoint.speech, config),

@@ -26,8 +26,8 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from omni_stage.vllm_adapter.checks.weights import load_checked, quantize_what_is_quantized
 from omni_stage.vllm_adapter.hooks import Positions, Stretch
-from omni_stage.vllm_adapter.media.heard_video import PairedModel, PairedProcessor
-from omni_stage.vllm_adapter.media.places import AUDIO, IMAGE, VIDEO, Tokens, interleave_times
+from omni_stage.vllm_adapter.media.positions import AUDIO, IMAGE, VIDEO, Tokens, interleave_times
+from omni_stage.vllm_adapter.media.video_audio import PairedModel, PairedProcessor
 from omni_stage.vllm_adapter.worker.config import OmniRunnerConfig
 
 MEDIA = "media"
@@ -63,9 +63,9 @@ class ThinkerProcessor(PairedProcessor, Qwen3OmniMoeThinkerMultiModalProcessor):
         processed["feature_attention_mask"] = [torch.ones(count) for count in frames]
         return processed
 
-    def interleave(self, times: np.ndarray, sounds: int) -> np.ndarray:
+    def interleave(self, times: np.ndarray, audio_count: int) -> np.ndarray:
         """See `places.Interleave`."""
-        return interleave_times(times, sounds)
+        return interleave_times(times, audio_count)
 
     def heard_tokens(self) -> tuple[Tokens, float]:
         """See PairedProcessor."""

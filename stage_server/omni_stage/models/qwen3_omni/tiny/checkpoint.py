@@ -68,7 +68,7 @@ def write_tiny_checkpoint(
         tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
     weights.fill_weights(model, seed)
     weights.make_text_legible(model.thinker, legible_token_ids(tokenizer))
-    weights.silence_unused_codes(model.talker, sizes.sound_codes)
+    weights.silence_unused_codes(model.talker, sizes.audio_codes)
     weights.end_after_text(model, sizes.vocab_size - len(SPECIAL_TOKENS))
     weights.make_audible(model.code2wav, seed)
     write_shards(directory, release_weights(model), _SHARD_BYTES, metadata={"format": "pt"})

@@ -91,7 +91,7 @@ class TinyShape:
     predictor_layers: int = 2
     groups: int = 4
     """Number of codes in a frame; 16 in the published models."""
-    sound_codes: int = 64
+    audio_codes: int = 64
     """Number of codes in a codebook."""
     encoder_layers: int = 2
     """Layers of the audio encoder and of the vision encoder."""
@@ -118,7 +118,7 @@ SHAPES: Mapping[str, TinyShape] = MappingProxyType(
             talker_experts=6,
             predictor_layers=3,
             groups=16,
-            sound_codes=96,
+            audio_codes=96,
             code2wav_layers=3,
             window=20,
         ),
@@ -184,7 +184,7 @@ def _thinker_text(shape: TinyShape) -> dict[str, Any]:
 
 
 def _talker_config(shape: TinyShape) -> dict[str, Any]:
-    hidden, codes = shape.talker_hidden_size, shape.sound_codes
+    hidden, codes = shape.talker_hidden_size, shape.audio_codes
     heads = {
         "num_attention_heads": shape.talker_heads,
         "num_key_value_heads": shape.talker_kv_heads,
@@ -267,7 +267,7 @@ def _vision_config(shape: TinyShape) -> dict[str, Any]:
 def _code2wav_config(shape: TinyShape) -> dict[str, Any]:
     # The rates of the real model: 1,920 samples per frame, 12.5 frames per second.
     return {
-        "codebook_size": shape.sound_codes,
+        "codebook_size": shape.audio_codes,
         "num_quantizers": shape.groups,
         "hidden_size": 64,
         "intermediate_size": 96,

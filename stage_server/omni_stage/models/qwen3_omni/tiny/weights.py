@@ -31,9 +31,9 @@ def make_text_legible(thinker: Any, legible_token_ids: set[int]) -> None:
     _keep_rows(thinker.lm_head.weight, sorted(legible_token_ids))
 
 
-def silence_unused_codes(talker: Any, sound_codes: int) -> None:
+def silence_unused_codes(talker: Any, audio_codes: int) -> None:
     """Zero the output rows of ids that are neither audio codes nor the end."""
-    _keep_rows(talker.codec_head.weight, [*range(sound_codes), talker.config.codec_eos_token_id])
+    _keep_rows(talker.codec_head.weight, [*range(audio_codes), talker.config.codec_eos_token_id])
 
 
 def end_after_text(model: Any, text_ids: int) -> None:
@@ -44,8 +44,8 @@ def end_after_text(model: Any, text_ids: int) -> None:
     def run(text: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         inputs = talker.text_projection(embed(text))
         for table in (first, *others):
-            most = min(table.num_embeddings, talker.code_predictor.config.vocab_size)
-            inputs = inputs + table(torch.randint(most, text.shape, generator=generator))
+            maximum = min(table.num_embeddings, talker.code_predictor.config.vocab_size)
+            inputs = inputs + table(torch.randint(maximum, text.shape, generator=generator))
         positions = torch.arange(len(text)).expand(3, 1, -1)
         states: torch.Tensor = talker.model(inputs_embeds=inputs[None], position_ids=positions).last_hidden_state[0]
         return states

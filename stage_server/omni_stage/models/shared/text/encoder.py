@@ -43,19 +43,19 @@ class TextEncoder:
             self._plain.encode_special_tokens = True
             self.chars_per_token = chars_per_token(json.loads(self._backend.to_str()))
 
-    def encode(self, text: str, most: int | None, field: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, maximum: int | None, field: str, *, add_special_tokens: bool = True) -> list[int]:
         """Returns the ids of a text, in which names of special tokens stand for these.
 
-        `most`: the number of tokens that the engine takes, or None. Raises PromptTooLongError, often before the whole
-        text is encoded. The ids of text that is only a little too long are returned.
+        `maximum`: the number of tokens that the engine takes, or None. Raises PromptTooLongError, often before the
+        whole text is encoded. The ids of text that is only a little too long are returned.
         """
-        self.check(text, most, field)
+        self.check(text, maximum, field)
         with self._lock:
             return list(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
 
-    def encode_plain(self, text: str, most: int | None, field: str) -> list[int]:
+    def encode_plain(self, text: str, maximum: int | None, field: str) -> list[int]:
         """As `encode`, but names of special tokens are text like any other, and no special tokens are added."""
-        self._check(text, most, field, self._count_plain)
+        self._check(text, maximum, field, self._count_plain)
         if self._plain is not None:
             return list(self._plain.encode_batch_fast([text], add_special_tokens=False)[0].ids)
         with self._lock:
@@ -66,20 +66,20 @@ class TextEncoder:
         with self._lock:
             return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
-    def check(self, text: str, most: int | None, field: str) -> None:
+    def check(self, text: str, maximum: int | None, field: str) -> None:
         """Refuse a text that is clearly too long. Raises PromptTooLongError."""
-        self._check(text, most, field, self._count)
+        self._check(text, maximum, field, self._count)
 
-    def _check(self, text: str, most: int | None, field: str, count: Callable[[str], int]) -> None:
-        if most is None or len(text) <= max(SLICE_CHARS, most):
+    def _check(self, text: str, maximum: int | None, field: str, count: Callable[[str], int]) -> None:
+        if maximum is None or len(text) <= max(SLICE_CHARS, maximum):
             return
-        if self.chars_per_token is not None and len(text) > most * self.chars_per_token:
-            raise _too_long(most, field)
+        if self.chars_per_token is not None and len(text) > maximum * self.chars_per_token:
+            raise _too_long(maximum, field)
         tokens = 0
         for number, begin in enumerate(range(0, len(text), SLICE_CHARS), 1):
             tokens += count(text[begin : begin + SLICE_CHARS])
-            if tokens > most + number * _CUT_TOKENS:
-                raise _too_long(most, field)
+            if tokens > maximum + number * _CUT_TOKENS:
+                raise _too_long(maximum, field)
 
     def _count(self, text: str) -> int:
         if self._backend is not None:
@@ -94,12 +94,12 @@ class TextEncoder:
         return len(self._plain.encode_batch_fast([text], add_special_tokens=False)[0])
 
 
-def _too_long(most: int, field: str) -> PromptTooLongError:
-    """Returns the error for text of more than `most` tokens."""
+def _too_long(maximum: int, field: str) -> PromptTooLongError:
+    """Returns the error for text of more than `maximum` tokens."""
     return PromptTooLongError(
-        f"{field}: more than {most} tokens, at most {most} fit; shorten the prompt",
+        f"{field}: more than {maximum} tokens, at most {maximum} fit; shorten the prompt",
         field=field,
-        limit=f"{most} tokens",
+        limit=f"{maximum} tokens",
     )
 
 
@@ -121,7 +121,7 @@ def chars_per_token(tokenizer: Mapping[str, Any]) -> int | None:
     vLLM refuses longer prompts by the same comparison (`max_chars_per_token`), but takes the longest entry of any
     vocabulary. Here the whole tokenizer is read, because a step before or inside the vocabulary may drop characters.
     """
-    joined = _most_joined(tokenizer.get("normalizer"))
+    joined = _maximum_joined(tokenizer.get("normalizer"))
     added = tokenizer.get("added_tokens") or ()
     if joined is None or not _keeps_all(tokenizer.get("pre_tokenizer")):
         return None
@@ -136,7 +136,7 @@ def chars_per_token(tokenizer: Mapping[str, Any]) -> int | None:
     return max([joined * longest, *(len(token["content"]) for token in added)])
 
 
-def _most_joined(normalizer: Mapping[str, Any] | None) -> int | None:
+def _maximum_joined(normalizer: Mapping[str, Any] | None) -> int | None:
     """Returns how many characters a normalizer may join to one; None if it may drop characters."""
     if normalizer is None:
         return 1
@@ -144,7 +144,7 @@ def _most_joined(normalizer: Mapping[str, Any] | None) -> int | None:
     if kind == "Sequence":
         product = 1
         for step in normalizer["normalizers"]:
-            joined = _most_joined(step)
+            joined = _maximum_joined(step)
             if joined is None:
                 return None
             product *= joined

@@ -11,7 +11,7 @@ HEAD_DIM = 32
 """Smallest head size that vLLM's CPU attention kernels support."""
 _BYTES = 256
 """Tokens of a byte-level vocabulary before any merge."""
-_LEAST_MERGES = 64
+_MINIMUM_MERGES = 64
 
 
 class TinySizes(Protocol):
@@ -59,6 +59,6 @@ def check_shape(shape: TinySizes, special_tokens: int) -> None:
             raise ConfigurationError(
                 f"{name}_heads ({heads}) must be a multiple of {name}_kv_heads ({kv_heads})", field=f"{name}_kv_heads"
             )
-    least = _BYTES + special_tokens + _LEAST_MERGES
-    if shape.vocab_size < least:
-        raise ConfigurationError(f"vocab_size must be at least {least}, got {shape.vocab_size}", field="vocab_size")
+    minimum = _BYTES + special_tokens + _MINIMUM_MERGES
+    if shape.vocab_size < minimum:
+        raise ConfigurationError(f"vocab_size must be at least {minimum}, got {shape.vocab_size}", field="vocab_size")

@@ -8,7 +8,7 @@ from omni_proto.stage_config import StageConfig
 from omni_proto.tensors import TensorSchema
 from omni_stage.models.component import StageRequest
 from omni_stage.models.shared.voices import pick_voice
-from omni_stage.models.sim.content import Sound
+from omni_stage.models.sim.content import VoiceAudio
 from omni_stage.models.sim.manifest import DECODER, VOICES
 from omni_stage.models.sim.schemas import talker2decoder_schema
 from omni_stage.models.sim.tables import Table
@@ -26,8 +26,8 @@ class Decoder:
         self.input_schema: TensorSchema | None = talker2decoder_schema(table)
         self.samples_per_frame = table.samples_per_frame
         self.max_frames = max_model_len
-        self._sounds = {voice: Sound(voice) for voice in VOICES}
+        self._audio = {voice: VoiceAudio(voice) for voice in VOICES}
 
-    def sound(self, request: StageRequest) -> Sound:
+    def voice_audio(self, request: StageRequest) -> VoiceAudio:
         """Returns the audio of a request. Raises InvalidRequestError for an unknown voice."""
-        return self._sounds[pick_voice(request.voice, self.voices)]
+        return self._audio[pick_voice(request.voice, self.voices)]

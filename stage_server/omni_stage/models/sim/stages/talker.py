@@ -52,9 +52,9 @@ class Talker:
         run = CodecRun(
             frames_per_row,
             self._shape.frame_codes,
-            most=sampling.max_tokens or self._max_model_len,
-            least=sampling.min_tokens or 0,
-            goes_on=bool(sampling.ignore_eos),
+            maximum=sampling.max_tokens or self._max_model_len,
+            minimum=sampling.min_tokens or 0,
+            ignore_eos=bool(sampling.ignore_eos),
             max_model_len=self._max_model_len,
         )
         if isinstance(request.source, EdgeInput):
@@ -66,18 +66,18 @@ class CodecRun:
     """One request. Each frame needs one row of the text. After the text has ended, frames need no rows."""
 
     def __init__(
-        self, frames_per_row: float, codes: int, *, most: int, least: int, goes_on: bool, max_model_len: int
+        self, frames_per_row: float, codes: int, *, maximum: int, minimum: int, ignore_eos: bool, max_model_len: int
     ) -> None:
-        """`codes`: codes per frame; `most`, `least`: bounds of the number of frames; `goes_on`: whether to make `most`
-        frames however long the text is."""
+        """`codes`: codes per frame; `maximum`, `minimum`: bounds of the number of frames; `ignore_eos`: whether to make
+        `maximum` frames however long the text is."""
         self.prompt_tokens = 0
         self.limit = 1
         self.allowed = 0
         self._frames_per_row = frames_per_row
         self._codes = codes
-        self._most = most
-        self._least = least
-        self._goes_on = goes_on
+        self._maximum = maximum
+        self._minimum = minimum
+        self._ignore_eos = ignore_eos
         self._max_model_len = max_model_len
         self._rows = 0
         self._positions = 0
@@ -126,15 +126,15 @@ class CodecRun:
             )
         text_rows = self._rows - self._positions
         spoken = math.ceil(text_rows * self._frames_per_row)
-        most = min(self._most, room)
+        maximum = min(self._maximum, room)
         # Allow only the frames that these rows would have if the text ended here. So if the text does end here, the run
         # has not made too many frames.
-        self.limit, self.allowed = most, min(text_rows, spoken, most)
+        self.limit, self.allowed = maximum, min(text_rows, spoken, maximum)
         if self._ended:
             # The end of speech takes one further step.
-            natural = max(spoken, self._least) + 1
-            self._ends_speech = not self._goes_on and natural <= most
-            self.limit = self.allowed = natural if self._ends_speech else most
+            natural = max(spoken, self._minimum) + 1
+            self._ends_speech = not self._ignore_eos and natural <= maximum
+            self.limit = self.allowed = natural if self._ends_speech else maximum
 
     def step(self, made: Sequence[Made]) -> StageStep:
         """Returns one stage step for frames that were delivered together."""

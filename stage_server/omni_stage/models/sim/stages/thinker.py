@@ -53,12 +53,12 @@ class Thinker:
             )
         sampling = request.sampling
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
-        most = min(sampling.max_tokens or room, room)
+        maximum = min(sampling.max_tokens or room, room)
         # The end of the text is one more token.
         natural = max(reply_length(seed, *self._shape.reply_tokens), sampling.min_tokens or 0) + 1
-        ends = not sampling.ignore_eos and natural <= most
+        ends = not sampling.ignore_eos and natural <= maximum
         stops = frozenset(sampling.stop_token_ids or ())
-        tokens, stopped = natural if ends else most, ends
+        tokens, stopped = natural if ends else maximum, ends
         if stops:
             begin = sampling.min_tokens or 0
             found = next((at for at in range(begin, tokens) if word_id(seed, at) in stops), None)

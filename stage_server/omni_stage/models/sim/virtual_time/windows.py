@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from omni_stage.models.sim.tables import SoundShape
+from omni_stage.models.sim.tables import AudioShape
 
 _CHEAPER = 0.999
 """A window is added to a step only if the cost per window then falls below this share of the cost per window before. A
@@ -33,7 +33,7 @@ class Window:
         return self.end - self.begin
 
 
-def next_window(first: int, frames: int, *, ended: bool, shape: SoundShape) -> Window | None:
+def next_window(first: int, frames: int, *, ended: bool, shape: AudioShape) -> Window | None:
     """Returns the window whose audio starts at frame `first`; None if more frames must arrive.
 
     `frames`: number of frames that have arrived; `ended`: whether these are all.

@@ -32,9 +32,9 @@ def edge(rows: int, prompt: int, delta: int = 0) -> dict[str, torch.Tensor]:
     }
 
 
-def feed_of(goes_on: bool = False) -> TalkerFeed:
-    """Returns a talker's feed. With goes_on, as for ignore_eos, the codec's end tokens are never sampled."""
-    return TalkerFeed(TalkerConditioning(TEXT, CODEC), CODEC.stop_ids, goes_on=goes_on, repeat_limit=REPEAT_LIMIT)
+def feed_of(ignore_eos: bool = False) -> TalkerFeed:
+    """Returns a talker's feed. With ignore_eos, as for ignore_eos, the codec's end tokens are never sampled."""
+    return TalkerFeed(TalkerConditioning(TEXT, CODEC), CODEC.stop_ids, ignore_eos=ignore_eos, repeat_limit=REPEAT_LIMIT)
 
 
 def run_feed(batches: list[EdgeRows]) -> list[InputPart]:
@@ -168,13 +168,13 @@ def test_bad_rows_are_refused_whenever_they_come(batches: list[EdgeRows], words:
 
 
 def test_the_end_of_the_codec_stream() -> None:
-    for goes_on in (False, True):
-        feed = feed_of(goes_on)
+    for ignore_eos in (False, True):
+        feed = feed_of(ignore_eos)
         feed.add(EdgeRows(edge(5, 3), ended=True))
         part = feed.next_part()
         assert part is not None
-        assert tuple(part.input.stop_token_ids) == (() if goes_on else CODEC.stop_ids)
-        assert tuple(part.input.suppress_token_ids) == (CODEC.stop_ids if goes_on else ())
+        assert tuple(part.input.stop_token_ids) == (() if ignore_eos else CODEC.stop_ids)
+        assert tuple(part.input.suppress_token_ids) == (CODEC.stop_ids if ignore_eos else ())
 
 
 async def test_an_edge_stream_gives_what_queued_at_once() -> None:

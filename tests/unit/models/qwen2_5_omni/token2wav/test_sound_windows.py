@@ -16,14 +16,14 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 from omni_stage.errors import InvalidTensorError, ModelExecutionError
 from omni_stage.models.component import EdgeRows, EngineInput, EngineStep, FinishReason
 from omni_stage.models.qwen2_5_omni.checkpoint import (
+    AudioShape,
     Blocks,
-    SoundShape,
     first_codes,
     lookahead_blocks,
-    read_sound_shape,
+    read_audio_shape,
 )
 from omni_stage.models.qwen2_5_omni.processors import talker2token2wav
-from omni_stage.models.qwen2_5_omni.token2wav.component import SoundFeed, WindowEmitter, fade_over
+from omni_stage.models.qwen2_5_omni.token2wav.component import WindowEmitter, WindowFeed, fade_over
 from omni_stage.models.qwen2_5_omni.token2wav.wave.speech import make_noise, vocode
 from omni_stage.models.qwen2_5_omni.token2wav.wave.utterance import Utterance, cut_window
 from omni_stage.models.qwen2_5_omni.token2wav.windows import (
@@ -32,18 +32,18 @@ from omni_stage.models.qwen2_5_omni.token2wav.windows import (
 )
 
 BLOCKS = Blocks(4, 2, 1)
-SOUND = SoundShape(240, 2)
+SOUND = AudioShape(240, 2)
 """Of the published models."""
 
 
-def feed_of(windows: list[tuple[list[int], Window]]) -> SoundFeed:
+def feed_of(windows: list[tuple[list[int], Window]]) -> WindowFeed:
     """Returns a feed. For each input that it builds, it appends the codes and the window to `windows`."""
 
     def build(codes: torch.Tensor, window: Window) -> EngineInput:
         windows.append((codes.tolist(), window))
         return EngineInput(prompt={})
 
-    return SoundFeed(BLOCKS, lambda codes: talker2token2wav({"codes": codes}, 1000, 500), build)
+    return WindowFeed(BLOCKS, lambda codes: talker2token2wav({"codes": codes}, 1000, 500), build)
 
 
 def run_feed(codes: list[int], cuts: list[int], *, end_late: bool) -> list[tuple[list[int], Window]]:
@@ -225,7 +225,7 @@ def test_a_vocoder_of_any_rates(repeats: int, rates: list[int], kernels: list[in
         upsample_kernel_sizes=kernels,
     )
     vocoder = Qwen2_5OmniToken2WavBigVGANModel(config).eval()
-    sound = read_sound_shape(repeats, rates, kernels)
+    sound = read_audio_shape(repeats, rates, kernels)
     with torch.inference_mode():
         mel = torch.randn(1, 4, 6 * repeats)
         audio = vocode(vocoder, mel)[0]

@@ -26,7 +26,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
     Qwen2_5OmniToken2WavModel,
 )
 
-from omni_stage.models.qwen2_5_omni.checkpoint import Blocks, Voice, read_blocks, read_sound_shape
+from omni_stage.models.qwen2_5_omni.checkpoint import Blocks, Voice, read_audio_shape, read_blocks
 from omni_stage.models.qwen2_5_omni.manifest import DEFAULT_STEPS
 from omni_stage.models.qwen2_5_omni.token2wav.wave.transformer import (
     BlockPack,
@@ -160,7 +160,7 @@ class Speech:
         self._vocoder = model.code2wav_bigvgan_model
         self.blocks = read_blocks(self._dit.config)
         vocoder = self._vocoder.config
-        self.sound = read_sound_shape(self._dit.repeats, vocoder.upsample_rates, vocoder.upsample_kernel_sizes)
+        self.audio_shape = read_audio_shape(self._dit.repeats, vocoder.upsample_rates, vocoder.upsample_kernel_sizes)
         """How many samples a codec token has."""
         self.transformer = BlockTransformer(self._dit)
         self._voices = voices

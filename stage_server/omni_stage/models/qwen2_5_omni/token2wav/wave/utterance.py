@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from omni_stage.errors import InvalidRequestError, ModelExecutionError
-from omni_stage.models.qwen2_5_omni.checkpoint import SoundShape
+from omni_stage.models.qwen2_5_omni.checkpoint import AudioShape
 from omni_stage.payloads import AdditionalInformationPayload
 
 _LEAST_GUIDANCE = 1e-5
@@ -60,13 +60,13 @@ def read_utterance(request: AdditionalInformationPayload, voices: Container[str]
     )
 
 
-def cut_window(audio: torch.Tensor, utterance: Utterance, sound: SoundShape) -> torch.Tensor | dict[str, torch.Tensor]:
+def cut_window(audio: torch.Tensor, utterance: Utterance, shape: AudioShape) -> torch.Tensor | dict[str, torch.Tensor]:
     """Returns all of an utterance's audio, float32 [samples]. For a window, returns its own audio and its tail by name:
     "output" and, unless the window is the last, "tail".
 
     Raises ModelExecutionError if the audio does not have the samples that the vocoder's shape gives.
     """
-    expected = (sound.count(utterance.codes.shape[0]),)
+    expected = (shape.count(utterance.codes.shape[0]),)
     if audio.shape != expected:
         raise ModelExecutionError(
             f"the vocoder gave audio of shape {tuple(audio.shape)} for {utterance.codes.shape[0]} codes; "
@@ -75,7 +75,7 @@ def cut_window(audio: torch.Tensor, utterance: Utterance, sound: SoundShape) -> 
     if utterance.keep is None:
         return audio
     skip, keep, tail = utterance.keep
-    begin, until = skip * sound.code, (skip + keep) * sound.code if tail else audio.shape[0]
+    begin, until = skip * shape.code, (skip + keep) * shape.code if tail else audio.shape[0]
     # Clone, because a slice would keep the memory of all of the audio.
     parts = {"output": audio[begin:until].clone()}
     if tail:

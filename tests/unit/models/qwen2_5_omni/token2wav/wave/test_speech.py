@@ -86,7 +86,7 @@ def test_mel_and_audio_are_transformers_own(
     expected = kit.mel(utterance)
     torch.testing.assert_close(mels[0], expected, atol=TOLERANCE * float(expected.abs().max()), rtol=0)
     assert audio.shape == (utterance.codes.numel() * code_samples,)
-    assert kit.speech.sound.count(utterance.codes.numel()) == audio.numel()
+    assert kit.speech.audio_shape.count(utterance.codes.numel()) == audio.numel()
     torch.testing.assert_close(audio, kit.model.code2wav_bigvgan_model(expected), atol=TOLERANCE, rtol=0)
 
 

@@ -26,17 +26,17 @@ from vllm.multimodal.processing.processor import PlaceholderFeaturesInfo
 from vllm.multimodal.utils import set_mm_embedding_modality
 
 from omni_proto.media_headers.video import FRAMES_PER_GRID, FRAMES_PER_SECOND
-from omni_stage.vllm_adapter.media.places import (
+from omni_stage.vllm_adapter.media.positions import (
     AUDIO,
     IMAGE,
     VIDEO,
     Block,
     Tokens,
+    audio_positions,
     expand,
     grid_positions,
-    heard_video_positions,
     place_prompt,
-    sound_positions,
+    video_audio_positions,
 )
 
 
@@ -49,8 +49,8 @@ class PairedProcessor:
 
     info: Any
 
-    def interleave(self, times: np.ndarray, sounds: int) -> np.ndarray:
-        """See `places.Interleave`."""
+    def interleave(self, times: np.ndarray, audio_count: int) -> np.ndarray:
+        """See `positions.Interleave`."""
         raise NotImplementedError
 
     def heard_tokens(self) -> tuple[Tokens, float]:
@@ -123,7 +123,7 @@ class PairedModel:
         parts: dict[str, np.ndarray] = {}
         for modality, feature in features.items():
             if modality == AUDIO:
-                parts[AUDIO] = sound_positions(feature.mm_position.get_num_embeds())
+                parts[AUDIO] = audio_positions(feature.mm_position.get_num_embeds())
             else:
                 t, h, w = (int(size) for size in _tensor(feature, f"{modality}_grid_thw").tolist())
                 seconds = FRAMES_PER_GRID / FRAMES_PER_SECOND if modality == VIDEO else 1.0
@@ -133,7 +133,7 @@ class PairedModel:
         mask = features[VIDEO].mm_position.is_embed
         if mask is None:
             raise ValueError("a video and an audio clip share a place in the prompt, and neither has a mask")
-        together = heard_video_positions(parts[VIDEO], parts[AUDIO], mask.numpy())
+        together = video_audio_positions(parts[VIDEO], parts[AUDIO], mask.numpy())
         return Block(start, together, mask.numpy())
 
     def embed_input_ids(

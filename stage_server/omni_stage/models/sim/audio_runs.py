@@ -8,25 +8,25 @@ from collections.abc import AsyncGenerator
 
 from omni_stage.errors import InvalidRequestError, InvalidTensorError, ModelExecutionError
 from omni_stage.models.component import EdgeInput, EdgeStream, FinishReason, StageRequest, StageStep
-from omni_stage.models.sim.content import Sound
+from omni_stage.models.sim.content import VoiceAudio
 from omni_stage.models.sim.gauges import Load
 from omni_stage.models.sim.manifest import DECODER
 from omni_stage.models.sim.stages.decoder import Decoder
-from omni_stage.models.sim.tables import SoundShape, sound_cost
+from omni_stage.models.sim.tables import AudioShape, audio_cost
 from omni_stage.models.sim.virtual_time.ticker import Mailbox, Ticker
 from omni_stage.models.sim.virtual_time.windows import Job, Window, WindowClock, next_window
 
 
-class SoundRuns:
+class AudioRuns:
     """The requests of one decoder. Used from one event loop."""
 
-    def __init__(self, component: Decoder, shape: SoundShape, frames_per_second: float, max_batch: int) -> None:
+    def __init__(self, component: Decoder, shape: AudioShape, frames_per_second: float, max_batch: int) -> None:
         self.last_step = time.monotonic()
         """time.monotonic() of the last step, or of the window that ended an idle period."""
         self._component = component
         self._shape = shape
         self._frame_s = 1 / frames_per_second
-        self._clock = WindowClock(sound_cost(shape), max_batch)
+        self._clock = WindowClock(audio_cost(shape), max_batch)
         self._mail: dict[str, Mailbox[Job]] = {}
         self._busy: set[str] = set()
         self._ticker = Ticker(lambda: self._clock.next_time, self._advance)
@@ -46,11 +46,11 @@ class SoundRuns:
 
         Raises InvalidRequestError. The generator raises InvalidTensorError or ModelExecutionError.
         """
-        sound = self._component.sound(request)
+        voice = self._component.voice_audio(request)
         if isinstance(request.source, EdgeStream):
-            return self._run_windows(request, request.source, sound)
+            return self._run_windows(request, request.source, voice)
         if isinstance(request.source, EdgeInput):
-            return self._run_whole(request, request.source.tensors["codes"].shape[0], sound)
+            return self._run_whole(request, request.source.tensors["codes"].shape[0], voice)
         raise InvalidRequestError(f"component {DECODER.id} reads tensors of a talker, not a prompt")
 
     def abort(self, request_id: str) -> None:
@@ -62,25 +62,27 @@ class SoundRuns:
         """Stop the ticker."""
         self._ticker.close()
 
-    async def _run_whole(self, request: StageRequest, frames: int, sound: Sound) -> AsyncGenerator[StageStep, None]:
+    async def _run_whole(
+        self, request: StageRequest, frames: int, voice: VoiceAudio
+    ) -> AsyncGenerator[StageStep, None]:
         self._check(frames)
         if not frames:
             yield StageStep(finish_reason=FinishReason.EMPTY_INPUT)
             return
         try:
-            step = await self._make(request, Window(0, 0, frames, frames), sound, due=-math.inf, is_whole=True)
+            step = await self._make(request, Window(0, 0, frames, frames), voice, due=-math.inf, is_whole=True)
             step.finish_reason = FinishReason.STOP
             yield step
         finally:
             self._forget(request.request_id)
 
     async def _run_windows(
-        self, request: StageRequest, stream: EdgeStream, sound: Sound
+        self, request: StageRequest, stream: EdgeStream, voice: VoiceAudio
     ) -> AsyncGenerator[StageStep, None]:
-        frames, sounded, ended, began = 0, 0, False, -math.inf
+        frames, done, ended, began = 0, 0, False, -math.inf
         try:
-            while not (ended and sounded == frames):
-                window = next_window(sounded, frames, ended=ended, shape=self._shape)
+            while not (ended and done == frames):
+                window = next_window(done, frames, ended=ended, shape=self._shape)
                 if window is None:
                     rows = await stream.read()
                     frames += rows.tensors["codes"].shape[0] if "codes" in rows.tensors else 0
@@ -88,22 +90,22 @@ class SoundRuns:
                     self._check(frames)
                     continue
                 submitted = time.monotonic_ns()
-                step = await self._make(request, window, sound, due=began + sounded * self._frame_s)
+                step = await self._make(request, window, voice, due=began + done * self._frame_s)
                 step.submitted_ns = submitted
-                began = time.monotonic() if not sounded else began
-                sounded = window.until
+                began = time.monotonic() if not done else began
+                done = window.until
                 # A window that reads the last frame so far is not the last window unless the input has ended.
-                if ended and sounded == frames:
+                if ended and done == frames:
                     step.finish_reason = FinishReason.STOP
                 yield step
                 if step.finish_reason is not None:
                     return
-            yield StageStep(finish_reason=FinishReason.STOP if sounded else FinishReason.EMPTY_INPUT)
+            yield StageStep(finish_reason=FinishReason.STOP if done else FinishReason.EMPTY_INPUT)
         finally:
             self._forget(request.request_id)
 
     async def _make(
-        self, request: StageRequest, window: Window, sound: Sound, *, due: float, is_whole: bool = False
+        self, request: StageRequest, window: Window, voice: VoiceAudio, *, due: float, is_whole: bool = False
     ) -> StageStep:
         """Returns the step of one window as soon as the window is done in virtual time."""
         now, key = time.monotonic(), request.request_id
@@ -117,15 +119,15 @@ class SoundRuns:
         self._ticker.update()
         (made,) = await mail.take()
         samples = self._component.samples_per_frame
-        audio = sound.samples(window.first * samples, (window.until - window.first) * samples)
+        audio = voice.samples(window.first * samples, (window.until - window.first) * samples)
         return StageStep(audio=audio, scheduled_ns=int(made.scheduled * 1e9))
 
     def _check(self, frames: int) -> None:
-        if frames > (most := self._component.max_frames):
+        if frames > (maximum := self._component.max_frames):
             raise InvalidTensorError(
-                f"codes: {frames} frames, at most {most} fit one request; lower max_tokens upstream",
+                f"codes: {frames} frames, at most {maximum} fit one request; lower max_tokens upstream",
                 field="tensors.codes",
-                limit=most,
+                limit=maximum,
             )
 
     def _forget(self, request_id: str) -> None:

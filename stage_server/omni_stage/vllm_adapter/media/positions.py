@@ -25,22 +25,22 @@ Interleave = Callable[[np.ndarray, int], np.ndarray]
 the number a of audio tokens. Returns bool [v + a]: whether the token at this place belongs to the video."""
 
 
-def interleave_chunks(times: np.ndarray, sounds: int, chunk: int) -> np.ndarray:
+def interleave_chunks(times: np.ndarray, audio_count: int, chunk: int) -> np.ndarray:
     """Interleave as Qwen2.5-Omni does: `chunk` positions of video, then `chunk` positions of audio, and so on."""
     video = times.astype(np.int64) // chunk
-    audio = np.arange(sounds) // chunk
+    audio = np.arange(audio_count) // chunk
     order = np.argsort(np.concatenate([video * 2, audio * 2 + 1]), kind="stable")
     return np.asarray(order < times.size)
 
 
-def interleave_times(times: np.ndarray, sounds: int) -> np.ndarray:
+def interleave_times(times: np.ndarray, audio_count: int) -> np.ndarray:
     """Interleave as Qwen3-Omni does: tokens ordered by time, the video's first if both are equal."""
-    order = np.argsort(np.concatenate([times, np.arange(sounds)]), kind="stable")
+    order = np.argsort(np.concatenate([times, np.arange(audio_count)]), kind="stable")
     return np.asarray(order < times.size)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MediaPosition:
     """The tokens of one medium in the expanded prompt."""
 
     modality: str
@@ -59,8 +59,8 @@ class Tokens:
 
     placeholders: Mapping[str, int]
     """Modality -> placeholder id."""
-    sound_begins: int
-    sound_ends: int
+    audio_begins: int
+    audio_ends: int
 
     def has_heard_video(self, prompt: Sequence[int]) -> bool:
         """Returns whether the prompt has a video with its audio."""
@@ -75,7 +75,7 @@ def expand(
     tokens: Tokens,
     interleave: Interleave,
     positions_per_second: float,
-) -> tuple[list[int], list[Place]]:
+) -> tuple[list[int], list[MediaPosition]]:
     """Returns the prompt with each placeholder expanded to its medium's tokens, and the places of the media.
 
     lengths: number of tokens of each medium, by modality. grids: for each video, its number of grids in time (one grid
@@ -83,7 +83,7 @@ def expand(
     """
     kinds = {token: modality for modality, token in tokens.placeholders.items()}
     expanded: list[int] = []
-    places: list[Place] = []
+    places: list[MediaPosition] = []
     taken = dict.fromkeys(kinds.values(), 0)
 
     def take(modality: str) -> tuple[int, int]:
@@ -108,12 +108,12 @@ def expand(
             is_video = interleave(times, heard)
             inside = np.where(is_video, tokens.placeholders[VIDEO], tokens.placeholders[AUDIO]).tolist()
             start = len(expanded) + 1
-            places.append(Place(VIDEO, item, start, inside, is_video))
-            places.append(Place(AUDIO, sound, start, inside, ~is_video))
-            expanded += [tokens.sound_begins, *inside, tokens.sound_ends]
+            places.append(MediaPosition(VIDEO, item, start, inside, is_video))
+            places.append(MediaPosition(AUDIO, sound, start, inside, ~is_video))
+            expanded += [tokens.audio_begins, *inside, tokens.audio_ends]
         else:
             inside = [token] * count
-            places.append(Place(modality, item, len(expanded), inside))
+            places.append(MediaPosition(modality, item, len(expanded), inside))
             expanded += inside
     return expanded, places
 
@@ -156,12 +156,12 @@ def grid_positions(grid: tuple[int, int, int], per_grid: float) -> np.ndarray:
     return positions.reshape(3, -1)
 
 
-def sound_positions(count: int) -> np.ndarray:
+def audio_positions(count: int) -> np.ndarray:
     """Returns the positions, int64 [3, count], of an audio clip."""
     return np.broadcast_to(np.arange(count), (3, count))
 
 
-def heard_video_positions(video: np.ndarray, sound: np.ndarray, is_video: np.ndarray) -> np.ndarray:
+def video_audio_positions(video: np.ndarray, sound: np.ndarray, is_video: np.ndarray) -> np.ndarray:
     """Returns the positions, int64 [3, v + a], of a video [3, v] and its audio [3, a] that begin together."""
     positions = np.empty((3, is_video.size), np.int64)
     positions[:, is_video] = video
