@@ -60,7 +60,7 @@ def test_words_are_found_in_prose(name: str, text: str, lines: list[int]) -> Non
     ("path", "text", "lines"),
     [
         pytest.param("a/sounds.py", "x = 1\n", [1], id="file"),
-        pytest.param("a.py", "class WindowFeed:\n    def read_sound(self, x): ...\n", [1, 2], id="class and method"),
+        pytest.param("a.py", "class SoundFeed:\n    def read_sound(self, x): ...\n", [1, 2], id="class and method"),
         pytest.param("a.py", "def f(x,\n  sound): self.sound_rate = (SOUND := x)\n", [2, 2, 2], id="variables"),
         pytest.param("a.py", "f(x.sound, sound=sound)  # sound\n", [], id="names that others define"),
         pytest.param("a.py", "soundness = 1\n", [], id="part of a word"),
