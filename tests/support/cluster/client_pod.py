@@ -161,6 +161,10 @@ class Load:
 
     def __enter__(self) -> Self:
         self._process = self._start(self.script, self._settings)
+        # Importing a client takes seconds on a busy machine, which the block must not spend without any load. An end
+        # without this line is reported by __exit__.
+        if self._process.stdout is not None:
+            self._process.stdout.readline()
         return self
 
     def __exit__(self, *_: object) -> None:

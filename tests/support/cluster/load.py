@@ -1,7 +1,7 @@
 """Calls a pipeline until stdin ends: `streams` concurrent callers, each with one request at a time.
 
 The argument is {"target", "streams", "max_tokens", "timeout_s"} as JSON. When stdin ends, no new request is sent.
-After the last request in flight has ended, the script writes
+The script writes the line "started" before the first request. After the last request in flight has ended, it writes
 {"answered", "failures": [{"code", "reason", "stage", "message", ...}], "longest_s"}.
 """
 
@@ -57,6 +57,8 @@ async def main(settings: dict[str, Any]) -> dict[str, Any]:
                 durations.append(time.monotonic() - started)
 
     async with AsyncOmniClient(settings["target"]) as client:
+        sys.stdout.write("started\n")
+        sys.stdout.flush()
         await asyncio.gather(*(ask(client, stream) for stream in range(settings["streams"])))
     return {"answered": len(durations), "failures": failures, "longest_s": max(durations, default=0.0)}
 

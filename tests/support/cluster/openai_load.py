@@ -73,6 +73,8 @@ async def main(settings: dict[str, Any]) -> dict[str, Any]:
     async with openai.AsyncOpenAI(
         base_url=settings["url"], api_key="none", max_retries=0, timeout=settings["timeout_s"]
     ) as client:
+        sys.stdout.write("started\n")
+        sys.stdout.flush()
         await asyncio.gather(*(ask(client, stream) for stream in range(settings["streams"])))
     return {"answered": len(durations), "failures": failures, "longest_s": max(durations, default=0.0)}
 
