@@ -17,7 +17,7 @@ from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from support.processes.process import die_with
+from omni_proto.runtime.process import ParentDeathSignal
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _preloaded: list[str] = []
@@ -74,7 +74,7 @@ def _start_server() -> None:
 
 
 def _live(module: str, arguments: list[str], log: str, environment: Mapping[str, str]) -> None:
-    die_with(os.getppid())
+    ParentDeathSignal(os.getppid())()
     os.setsid()
     with open(log, "ab", buffering=0) as output:
         os.dup2(output.fileno(), 1)

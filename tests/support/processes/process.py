@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
@@ -12,9 +11,6 @@ from pathlib import Path
 from typing import Protocol
 
 from support.processes.logged_program import LoggedProgram
-
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 ENDS_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--")
 """Prefix of a command: the kernel kills the process when the thread that started it ends (prctl(2), PR_SET_PDEATHSIG).
@@ -131,10 +127,3 @@ def listening(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(0.5)
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def die_with(parent: int) -> None:
-    """Makes the kernel kill this new process when `parent`, its parent, ends. Exits if `parent` has ended already."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,26 @@ async def test_an_idle_process_that_was_killed_costs_no_request(pool: MediaPool)
     await asyncio.to_thread(worker._process.wait)
     assert len(await pool.decode([quick], RULES, PATIENCE_S)) == 1
     assert len(pool._idle) == 1
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("asked", [False, True], ids=["before it is asked", "before it reads the job"])
+async def test_a_process_that_is_killed_ends_its_request(asked: bool) -> None:
+    """The socket is then closed, or reset if it holds a job that nobody read."""
+    worker, file = await DecoderProcess.start(), os.memfd_create("job")
+    if asked:
+        os.kill(worker._process.pid, signal.SIGSTOP)
+        asking = asyncio.create_task(worker.ask(b"{}", file, PATIENCE_S))
+        await asyncio.sleep(0)
+        worker._process.kill()
+    else:
+        worker._process.kill()
+        await asyncio.to_thread(worker._process.wait)
+        asking = asyncio.create_task(worker.ask(b"{}", file, PATIENCE_S))
+    with pytest.raises(InvalidMediaError, match="the decoder ended"):
+        await asking
+    os.close(file)
+    worker.kill()
 
 
 @pytest.mark.asyncio(loop_scope="module")
