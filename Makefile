@@ -13,7 +13,7 @@ setup: ## Install everything into .venv (other targets do it when needed; LIGHT=
 	@LIGHT='$(LIGHT)' tools/setup.sh
 
 .PHONY: check check-code check-tests docs docs-serve
-check: ## Lint, types and the light unit tests: no engine, no torch (90 seconds on two idle cores)
+check: ## Lint, types and the light unit tests: no engine, no torch (two to three minutes on two cores)
 	@LIGHT=1 tools/setup.sh
 	@$(MAKE) --no-print-directory -j2 check-code check-tests
 
@@ -41,7 +41,7 @@ demo: setup ## Run a tiny Qwen2.5-Omni as three processes: text, audio and image
 RUN_TESTS = PYTHONPATH=tests $(PY) -m runner --workers $${WORKERS:-5}
 WITH_GRPCURL = GRPCURL="$$(tools/grpcurl.sh)" && export GRPCURL
 
-test: setup ## Run unit tests, one engine of each kind and one pipeline of each family (10 minutes with set-up); logs in test-logs
+test: setup ## Run unit tests, one engine of each kind and one pipeline of each family (9 minutes on two cores, and 2 for set-up); logs in test-logs
 	@rm -rf test-logs .coverage
 	@$(RUN_TESTS) --tier first -- -p no:cacheprovider
 

@@ -1,7 +1,7 @@
 """`make fuzz`: fuzzes all code that decodes and validates bytes from a peer.
 
 An input's first byte selects the reader, and the rest is what it reads. A reader may raise only documented errors. Any
-other exception, or a contradiction between two ways to read the same bytes, is a crash. `make test` also runs the
+other exception, or a contradiction between two ways to read the same bytes, is a crash. `make test-all` also runs the
 corpus, without atheris.
 
     PYTHONPATH=tests python -m checks.fuzz.fuzz_edge [--runs N] [--json FILE] [--corpus DIRECTORY] [--media]
