@@ -13,59 +13,85 @@ Another prompt joins the group only if this costs the group at most as much time
   Each of these steps has a fixed cost (what a step without tokens would take), which the waiting requests could have
   shared.
 
-The fixed cost and the time per token are measured while the engine runs. A GPU reads a short prompt in less time than a
-step's fixed cost, so all short prompts join there. All prompts join until steps of different sizes have been measured.
+The fixed cost and the time per token are measured while the engine runs. A prompt that takes less time than a step's
+fixed cost always joins: so do all short prompts on a GPU. All prompts join until steps of different sizes have been
+measured.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from statistics import median_low
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from omni_stage.vllm_adapter.scheduling.playback import Listener, Pace
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-_FADE: Final = 0.98
-"""Each step multiplies the weight of earlier steps by this, so about the last 50 steps count."""
+_MEMORY: Final = 256
+"""Number of steps after which a measured step is forgotten."""
+_PER_SIZE: Final = 9
+"""Number of recent steps of a size class (tokens up to the next power of two) that count."""
 _MINIMUM_STEPS: Final = 8
 """Number of measured steps that an estimate needs."""
+_SMALL_STEPS: Final = 3
+_LARGE_STEPS: Final = 2
+"""Number of steps, at least, of which each end of the line is the lower median: one slow step among them is ignored."""
+
+
+class _Step(NamedTuple):
+    index: int
+    tokens: int
+    seconds: float
 
 
 @dataclass(slots=True)
 class StepCost:
-    """A step's fixed cost and its cost per token: the least-squares line through the durations of recent steps."""
+    """A step's fixed cost and its cost per token: a line from the small steps to the large ones.
 
-    _weight: float = 0.0
-    _x: float = 0.0
-    _y: float = 0.0
-    _xx: float = 0.0
-    _xy: float = 0.0
+    Both ends are medians. A step that compiles a kernel takes a hundred times as long as the next one of its size; a
+    least-squares line follows such a step for hundreds of steps.
+    """
+
+    _classes: dict[int, deque[_Step]] = field(default_factory=dict)
+    """Recent steps by the bit length of their tokens."""
     _steps: int = 0
 
     def add(self, tokens: int, seconds: float) -> None:
         """Record a step."""
-        self._weight = self._weight * _FADE + 1
-        self._x = self._x * _FADE + tokens
-        self._y = self._y * _FADE + seconds
-        self._xx = self._xx * _FADE + tokens * tokens
-        self._xy = self._xy * _FADE + tokens * seconds
         self._steps += 1
+        steps = self._classes.setdefault(tokens.bit_length(), deque(maxlen=_PER_SIZE))
+        steps.append(_Step(self._steps, tokens, seconds))
 
     def line(self) -> tuple[float, float] | None:
-        """Returns (seconds of a step without tokens, seconds per token), neither below 0; None while unknown."""
-        if self._steps < _MINIMUM_STEPS:
+        """Returns (seconds of a step without tokens, seconds per token), neither below 0; None while unknown.
+
+        No single slow step changes the line to that of a slower engine.
+        """
+        oldest = self._steps - _MEMORY
+        classes = [[step for step in self._classes[size] if step.index > oldest] for size in sorted(self._classes)]
+        small, used = _take(classes, _SMALL_STEPS)
+        large, _ = _take(classes[: used - 1 : -1], _LARGE_STEPS)
+        if self._steps < _MINIMUM_STEPS or len(small) < _SMALL_STEPS or len(large) < _LARGE_STEPS:
             return None
-        mean_x, mean_y = self._x / self._weight, self._y / self._weight
-        variance = self._xx / self._weight - mean_x * mean_x
-        if variance < 1.0:
-            return None
-        slope = max(0.0, (self._xy / self._weight - mean_x * mean_y) / variance)
-        return max(0.0, mean_y - slope * mean_x), slope
+        tokens, seconds = median_low(step.tokens for step in small), median_low(step.seconds for step in small)
+        per_token = max(0.0, median_low((step.seconds - seconds) / (step.tokens - tokens) for step in large))
+        return max(0.0, seconds - per_token * tokens), per_token
+
+
+def _take(classes: Sequence[Sequence[_Step]], minimum: int) -> tuple[list[_Step], int]:
+    """Returns the steps of the first classes that have `minimum` steps together, and the number of these classes."""
+    taken: list[_Step] = []
+    for used, steps in enumerate(classes, 1):
+        taken += steps
+        if len(taken) >= minimum:
+            return taken, used
+    return taken, len(classes)
 
 
 @dataclass(slots=True)
@@ -96,7 +122,8 @@ class Group:
 
     def _pays(self, prompt_tokens: int) -> bool:
         fixed, per_token = self.cost or (0.0, 0.0)
-        return self.unheard * prompt_tokens * per_token <= self.waiting * self.steps_left * fixed
+        seconds = prompt_tokens * per_token
+        return seconds <= fixed or self.unheard * seconds <= self.waiting * self.steps_left * fixed
 
 
 class PlaybackOrder:
@@ -133,7 +160,8 @@ class PlaybackOrder:
             lacks = [self._listeners[request.request_id].unheard(self._pace, request.num_tokens) for request in running]
             unheard = [steps for steps in lacks if steps]
             new = sum(map(_is_new, waiting))
-            self._group = Group(self._cost.line(), len(unheard), new, max(unheard, default=0))
+            cost = self._cost.line() if new else None
+            self._group = Group(cost, len(unheard), new, max(unheard, default=0))
 
     def admits(self, request: Request, running: Iterable[Request]) -> bool:
         """Returns whether a waiting request may join this step."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import example, given, settings, strategies as st
 
 from omni_stage.vllm_adapter.scheduling.playback import PACE_KEY
 from omni_stage.vllm_adapter.scheduling.playback_order import Group, StepCost
@@ -26,7 +27,7 @@ def test_a_line_through_the_steps() -> None:
     cost = StepCost()
     for index in range(200):
         tokens = (1, 8, 64, 30)[index % 4]
-        cost.add(tokens, 0.02 + 0.001 * tokens + (0.002 if index % 3 else -0.004))
+        cost.add(tokens, 0.02 + 0.001 * tokens + 0.002 * (index % 3 - 1))
     line = cost.line()
     assert line is not None
     assert line == pytest.approx((0.02, 0.001), rel=0.1)
@@ -42,6 +43,65 @@ def test_what_is_not_known_is_not_guessed() -> None:
         equal.add(8, 0.05)
     assert few.line() is None
     assert equal.line() is None, "steps of one size do not show what a token costs"
+
+
+def count_groups(cost: tuple[float, float] | None, prompts: int, tokens: int) -> int:
+    """Returns the number of steps that read so many prompts of `tokens`, if a group is heard after one step."""
+    groups, waiting = 0, prompts
+    while waiting:
+        group = Group(cost, unheard=0, waiting=waiting, steps_left=0)
+        while waiting and group.admits(tokens, 1):
+            waiting -= 1
+        groups += 1
+    return groups
+
+
+@settings(deadline=None)
+@given(
+    fixed=st.floats(0.002, 0.15),
+    per_token=st.floats(1e-6, 2e-3),
+    batches=st.lists(st.integers(1, 64), min_size=1, max_size=4),
+    prompt=st.integers(16, 4096),
+    every=st.integers(2, 40),
+    slow_at=st.integers(0, 120),
+    slowness=st.floats(1.0, 1000.0),
+    slow_tokens=st.none() | st.integers(1, 8192),
+)
+@example(0.01, 7e-6, [8], 69, 16, 60, 100.0, 483)
+def test_one_slow_step_is_ignored(
+    fixed: float,
+    per_token: float,
+    batches: list[int],
+    prompt: int,
+    every: int,
+    slow_at: int,
+    slowness: float,
+    slow_tokens: int | None,
+) -> None:
+    """One step that takes up to 1,000 times as long as steps of its size do changes the number of groups of a burst by
+    at most one, whenever it comes, except for 50 steps at most.
+
+    `every`: one step in so many also reads a prompt. `slow_tokens`: tokens of the slow step, if not as others."""
+    slow, steady = StepCost(), StepCost()
+    differed = 0
+    for index in range(200):
+        tokens = batches[index % len(batches)] + (prompt if index % every == every - 1 else 0)
+        if index == slow_at and slow_tokens is not None:
+            tokens = slow_tokens
+        seconds = fixed + per_token * tokens
+        steady.add(tokens, seconds)
+        slow.add(tokens, seconds * slowness if index == slow_at else seconds)
+        lines = slow.line(), steady.line()
+        if lines[0] != lines[1]:
+            differed += abs(count_groups(lines[0], 32, 69) - count_groups(lines[1], 32, 69)) > 1
+    assert differed <= 50
+
+
+def test_a_prompt_cheaper_than_a_step_always_joins() -> None:
+    """With the last place of a group of 64, too: a step more would cost every one of them more."""
+    group = Group((0.01, 0.0001), unheard=64, waiting=1, steps_left=1)
+    assert group.admits(100, 1)
+    assert not group.admits(101, 1)
 
 
 @pytest.mark.parametrize(("cost", "joined"), [(CPU_COST, 6), (GPU_COST, 8), (None, 8), ((0.023, 10.0), 1)])
