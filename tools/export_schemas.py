@@ -61,7 +61,7 @@ COLUMNS: Final[tuple[dict[str, Any], ...]] = (
     {
         "name": "Model",
         "type": "string",
-        "description": "The checkpoint that all stages share.",
+        "description": "The checkpoint of the stages without a model of their own.",
         "jsonPath": ".spec.model.uri",
         "priority": 1,
     },

@@ -45,7 +45,12 @@ def omnipipe(
 def run(
     pipeline_file: PipelineFile,
     model_dir: Annotated[
-        Path | None, typer.Option(help="Directory of the checkpoint, instead of spec.model.uri.")
+        list[str] | None,
+        typer.Option(
+            metavar="[STAGE=]DIR",
+            help="Directory of the checkpoint, instead of spec.model.uri; STAGE=DIR instead of the model of one stage. "
+            "May be repeated.",
+        ),
     ] = None,
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="gRPC port of the entry stage on 127.0.0.1; 0 takes a free one.")
@@ -80,10 +85,11 @@ def run(
       omnipipe run manifests/samples/sim-omni.yaml
       omnipipe run pipeline.yaml --port 50051 --log-dir logs
       omnipipe run pipeline.yaml --http 8000
+      omnipipe run pipeline.yaml --model-dir /models/omni --model-dir talker=/models/my-talker
     """
-    from omni_cli.commands.run import find_model, needs_vllm, run_pipeline
+    from omni_cli.commands.run import find_models, needs_vllm, run_pipeline
     from omni_cli.local.pipeline import LocalOptions, requires_client_certificates
-    from omni_proto.pipeline import ModelPathError, resolve_model_path
+    from omni_proto.pipeline import ModelPathError
 
     pipeline = read_pipeline(pipeline_file)
     if needs_vllm(pipeline):
@@ -96,16 +102,11 @@ def run(
                 "leave out --http, and run omnipipe gateway with entryCertificate and entryKey in its settings"
             )
     try:
-        model_path = find_model(Path(resolve_model_path(pipeline, str(model_dir) if model_dir else None))).resolve()
+        model_paths = find_models(pipeline, model_dir or ())
     except ModelPathError as error:
         raise fail(str(error)) from error
-    if not (model_path / "config.json").is_file():
-        raise fail(
-            f"{model_path} holds no checkpoint (config.json is missing); give its directory with --model-dir DIR, "
-            "or make a tiny one: omnipipe tiny-model DIR"
-        )
     options = LocalOptions(
-        model_path=str(model_path),
+        model_path=model_paths,
         port=port,
         log_dir=log_dir,
         tls_dir=tls_dir and tls_dir.resolve(),

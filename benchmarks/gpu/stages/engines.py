@@ -45,7 +45,8 @@ def find_sample(family: str) -> OmniPipeline:
     is none."""
     for file in sorted(SAMPLES.glob("*.yaml")):
         pipeline = load_pipeline(file)
-        is_tiny = str(pipeline.spec.model.uri).startswith("file:///models/tiny") and not pipeline.spec.entry.tls
+        uris = [pipeline.model_of(stage).uri for stage in pipeline.spec.stages]
+        is_tiny = uris[0].startswith("file:///models/tiny") and len(set(uris)) == 1 and not pipeline.spec.entry.tls
         modes = {edge.mode for stage in pipeline.spec.stages for edge in stage.inputs}
         if is_tiny and modes == {EdgeMode.STREAM} and pipeline.spec.stages[0].component.split("/")[0] == family:
             return pipeline

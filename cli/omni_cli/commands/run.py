@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -14,7 +16,8 @@ from rich.console import Console
 
 from omni_cli.local.pipeline import LocalOptions, LocalPipeline, LocalRunError
 from omni_cli.local.progress import make_progress
-from omni_proto.pipeline import OmniPipeline, order_stages
+from omni_proto.pipeline import ModelPathError, OmniPipeline, order_stages, resolve_model_paths
+from omni_proto.stage_config import STAGE_NAME_PATTERN
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.registry import installed_families
 
@@ -144,6 +147,47 @@ def needs_vllm(pipeline: OmniPipeline) -> bool:
         return not all((entry := families.find(stage.component)) and entry.engine for stage in pipeline.spec.stages)
     except ConfigurationError:
         return True
+
+
+def find_models(pipeline: OmniPipeline, model_dirs: Sequence[str] = ()) -> dict[str, str]:
+    """Returns the directory of each stage's checkpoint. model_dirs: the values of --model-dir.
+
+    Raises ModelPathError if a value cannot be used, or a directory is not known or holds no checkpoint.
+    """
+    shared, by_stage = parse_model_dirs(model_dirs)
+    resolved = resolve_model_paths(pipeline, shared, by_stage)
+    paths = {name: find_model(Path(path).expanduser()).resolve() for name, path in resolved.items()}
+    for name, path in paths.items():
+        if not (path / "config.json").is_file():
+            option = "DIR" if pipeline.stage(name).model is None and name not in by_stage else f"{name}=DIR"
+            raise ModelPathError(
+                f"{path} holds no checkpoint (config.json is missing); give its directory with --model-dir {option}, "
+                "or make a tiny one: omnipipe tiny-model DIR"
+            )
+    return {name: str(path) for name, path in paths.items()}
+
+
+def parse_model_dirs(values: Sequence[str]) -> tuple[str | None, dict[str, str]]:
+    """Returns the directory that replaces spec.model, if any, and the directories by stage name.
+
+    A value is STAGE=DIR if what precedes its first = can be the name of a stage; ./a=b is a directory. Raises
+    ModelPathError if two values are for the same model.
+    """
+    shared: str | None = None
+    by_stage: dict[str, str] = {}
+    for value in values:
+        name, equals, path = value.partition("=")
+        if not (equals and re.fullmatch(STAGE_NAME_PATTERN, name)):
+            name, path = "", value
+        if not path:
+            raise ModelPathError(f"--model-dir {value!r} names no directory; write [STAGE=]DIR")
+        if (by_stage.get(name) if name else shared) is not None:
+            raise ModelPathError(f"--model-dir gives two directories for {f'stage {name}' if name else 'spec.model'}")
+        if name:
+            by_stage[name] = path
+        else:
+            shared = path
+    return shared, by_stage
 
 
 def find_model(path: Path) -> Path:

@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -51,8 +51,8 @@ class PortTakenError(LocalRunError):
 class LocalOptions:
     """How a pipeline is run on this machine."""
 
-    model_path: str
-    """Directory of the checkpoint."""
+    model_path: str | Mapping[str, str]
+    """Directory of the checkpoint of all stages, or of each stage's checkpoint, by stage name."""
     port: int = 0
     """gRPC port of the entry stage; 0: any free port."""
     log_dir: Path | None = None
@@ -79,16 +79,16 @@ class LocalOptions:
 
 
 def compile_local(
-    pipeline: OmniPipeline, model_path: str, ports: dict[str, int], tls_dir: Path | None = None
+    pipeline: OmniPipeline, model_path: str | Mapping[str, str], ports: dict[str, int], tls_dir: Path | None = None
 ) -> list[StageConfig]:
-    """Returns the stage configurations for one machine.
+    """Returns the stage configurations for one machine. model_path: see LocalOptions.
 
     The stages listen on loopback only, with health and metrics on free ports, and drain without a notice period.
     """
     configs = compile_stages(
         pipeline,
         target_for=lambda stage: f"{LOOPBACK}:{ports[stage.name]}",
-        model_path_for=lambda stage: model_path,
+        model_path_for=lambda stage: model_path if isinstance(model_path, str) else model_path[stage.name],
         listen_for=lambda stage: Listen(
             host=LOOPBACK,
             grpc_port=ports[stage.name],

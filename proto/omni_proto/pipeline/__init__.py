@@ -14,7 +14,7 @@ from omni_proto.pipeline.compile import (
     order_stages as order_stages,
     outputs_from as outputs_from,
     readers_of as readers_of,
-    resolve_model_path as resolve_model_path,
+    resolve_model_paths as resolve_model_paths,
     stages_for_outputs as stages_for_outputs,
     stages_from as stages_from,
 )
@@ -33,6 +33,7 @@ from omni_proto.pipeline.types.resource import (
     API_VERSION as API_VERSION,
     KIND as KIND,
     EntryTls as EntryTls,
+    Model as Model,
     OmniPipeline as OmniPipeline,
     Stage as Stage,
 )

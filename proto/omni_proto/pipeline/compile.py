@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from omni_proto.errors import OmniProtoError
 from omni_proto.pipeline.problems import PipelineError, Problem
@@ -85,19 +85,46 @@ def gpus_of(stage: Stage) -> int:
     return sum(int(count) for count in counts.values())
 
 
-def resolve_model_path(pipeline: OmniPipeline, model_dir: str | None = None) -> str:
-    """Returns the directory of the checkpoint on this machine: model_dir if given, else the path of a file:// uri.
+def resolve_model_paths(
+    pipeline: OmniPipeline, model_dir: str | None = None, stage_dirs: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Returns the directory of each stage's checkpoint on this machine, in the order of the graph.
 
-    Raises ModelPathError for hf:// and pvc://, which a local run cannot read by itself.
+    stage_dirs has directories by stage name, which replace the model of that stage. model_dir replaces spec.model. For
+    all other stages, the model must be a file:// uri. Raises ModelPathError for hf:// and pvc://, which a local run
+    cannot read by itself, and for directories that no stage uses.
     """
-    if model_dir is not None:
-        return model_dir
-    uri = pipeline.spec.model.uri
-    if uri.startswith("file://"):
-        return uri.removeprefix("file://")
-    raise ModelPathError(
-        f"spec.model.uri is {uri}, which is not a directory on this machine; "
-        "give the directory of the checkpoint with --model-dir DIR"
+    chosen = stage_dirs or {}
+    stages = order_stages(pipeline)
+    names = [stage.name for stage in stages]
+    if unknown := [name for name in chosen if name not in names]:
+        raise ModelPathError(f"--model-dir {unknown[0]}=DIR names no stage; the stages are {', '.join(names)}")
+    if model_dir is not None and not any(stage.model is None and stage.name not in chosen for stage in stages):
+        raise ModelPathError(
+            f"--model-dir {model_dir} replaces spec.model, which no stage uses; "
+            "give the directory of a stage's own checkpoint with --model-dir STAGE=DIR"
+        )
+    paths: dict[str, str] = {}
+    missing: list[str] = []
+    for stage in stages:
+        uri = pipeline.model_of(stage).uri
+        path = chosen.get(stage.name) or (model_dir if stage.model is None else None)
+        if path or uri.startswith("file://"):
+            paths[stage.name] = path or uri.removeprefix("file://")
+        else:
+            missing.append(_not_local(stage, uri))
+    if missing:
+        raise ModelPathError("\n".join(dict.fromkeys(missing)))
+    return paths
+
+
+def _not_local(stage: Stage, uri: str) -> str:
+    field, option = (
+        ("spec.model.uri", "DIR") if stage.model is None else (f"model.uri of stage {stage.name}", f"{stage.name}=DIR")
+    )
+    return (
+        f"{field} is {uri}, which is not a directory on this machine; "
+        f"give the directory of the checkpoint with --model-dir {option}"
     )
 
 
@@ -125,13 +152,16 @@ def compile_stages(
             outputs=outputs_from(pipeline, stage.name),
         )
 
-    model = pipeline.spec.model
+    def source_of(stage: Stage) -> ModelSource:
+        model = pipeline.model_of(stage)
+        return ModelSource(path=model_path_for(stage), uri=model.uri, revision=model.revision or "")
+
     return [
         StageConfig(
             pipeline=pipeline.metadata.name,
             stage=stage.name,
             component=stage.component,
-            model=ModelSource(path=model_path_for(stage), uri=model.uri, revision=model.revision or ""),
+            model=source_of(stage),
             input=InputEdge(source=stage.inputs[0].source, mode=stage.inputs[0].mode) if stage.inputs else None,
             outputs=list(stage.outputs),
             downstream=[compile_edge(reader) for reader in readers_of(pipeline, stage.name)],

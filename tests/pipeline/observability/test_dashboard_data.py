@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from omni_cli.commands.run import find_model
+from omni_cli.commands.run import find_models
 from omni_proto.client import OmniClient, OmniRequestError
-from omni_proto.pipeline import load_pipeline, resolve_model_path
+from omni_proto.pipeline import load_pipeline
 from support.operator.operator_pipelines import build_all, labels_of_pods, pick
 from support.peers.prometheus import PrometheusProcess, expand, list_targets, scrape_config
 from support.processes.pipelines import SAMPLES, run_pipeline
@@ -51,7 +51,7 @@ def load(endpoint: str, seconds: float) -> None:
 
 def test_every_panel_has_data_under_load(tmp_path: Path) -> None:
     pipeline = load_pipeline(SAMPLES / "sim-omni.yaml")
-    model = find_model(Path(resolve_model_path(pipeline)))
+    model = Path(find_models(pipeline)["thinker"])
     panels = json.loads(DASHBOARD.read_text())["panels"]
     with run_pipeline(SAMPLES / "sim-omni.yaml", model, tmp_path) as running:
         children = build_all(pipeline)

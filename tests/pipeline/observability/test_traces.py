@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from omni_cli.commands.run import find_model
+from omni_cli.commands.run import find_models
 from omni_gateway.entries.pipelines import ServedPipeline
-from omni_proto.pipeline import load_pipeline, resolve_model_path
+from omni_proto.pipeline import load_pipeline
 from omni_proto.runtime.otlp import ENDPOINTS
 from support.media.samples import encode_wav, make_sound
 from support.peers.gateways import serve_gateway
@@ -83,9 +83,7 @@ def trace(
         "max_completion_tokens": 12,
     }
     file = SAMPLES / case.sample
-    checkpoint = (
-        tiny_checkpoint if request.param == "vllm" else find_model(Path(resolve_model_path(load_pipeline(file))))
-    )
+    checkpoint = tiny_checkpoint if request.param == "vllm" else Path(find_models(load_pipeline(file))["thinker"])
     with run_collector(folder) as collector, pytest.MonkeyPatch.context() as patch:
         # vLLM reads the same variable. Its engines must not send their own spans.
         patch.setenv(ENDPOINTS[0], collector.endpoint)

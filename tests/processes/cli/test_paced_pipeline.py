@@ -13,11 +13,11 @@ import pytest
 from rich.console import Console
 from tools.observability.reference import VLLM
 
-from omni_cli.commands.run import find_model, needs_vllm
+from omni_cli.commands.run import find_models, needs_vllm
 from omni_cli.local.pipeline import LocalOptions, LocalPipeline
 from omni_cli.local.progress import make_progress
 from omni_proto.client import AudioChunk, OmniClient, TextDelta
-from omni_proto.pipeline import load_pipeline, resolve_model_path
+from omni_proto.pipeline import load_pipeline
 from support.processes.polling import until
 
 SAMPLE = Path(__file__).parents[3] / "manifests" / "samples" / "sim-omni.yaml"
@@ -34,10 +34,10 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPipeline]
         (folder / name / "__init__.py").write_text(NONE)
     pipeline = load_pipeline(SAMPLE)
     assert not needs_vllm(pipeline)
-    model = find_model(Path(resolve_model_path(pipeline)))
+    models = find_models(pipeline)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH")))))
-        with LocalPipeline(pipeline, LocalOptions(model_path=str(model))) as local:
+        with LocalPipeline(pipeline, LocalOptions(model_path=models)) as local:
             with make_progress(Console(quiet=True), ["thinker", "talker", "decoder"]) as progress:
                 local.start(progress)
             yield local

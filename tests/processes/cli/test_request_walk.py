@@ -9,11 +9,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from omni_cli.commands.run import find_model
+from omni_cli.commands.run import find_models
 from omni_cli.local.pipeline import LocalOptions, LocalPipeline
 from omni_cli.local.progress import make_progress
 from omni_proto.client import OmniClient
-from omni_proto.pipeline import load_pipeline, resolve_model_path
+from omni_proto.pipeline import load_pipeline
 
 ROOT = Path(__file__).parents[3]
 RECORDER = ROOT / "tests" / "support" / "stages" / "recorded_server.py"
@@ -24,9 +24,9 @@ LENGTHS = {"thinker": {"max_tokens": 8, "ignore_eos": True}, "talker": {"max_tok
 
 def test_a_spoken_reply_enters_no_more_files_than_the_page_says(tmp_path: Path) -> None:
     pipeline = load_pipeline(ROOT / "manifests" / "samples" / "sim-omni.yaml")
-    model = find_model(Path(resolve_model_path(pipeline)))
+    models = find_models(pipeline)
     command = (sys.executable, str(RECORDER), str(tmp_path), "serve")
-    with LocalPipeline(pipeline, LocalOptions(model_path=str(model), stage_command=command)) as local:
+    with LocalPipeline(pipeline, LocalOptions(model_path=models, stage_command=command)) as local:
         with make_progress(Console(quiet=True), ["thinker", "talker", "decoder"]) as progress:
             local.start(progress)
         with OmniClient(local.endpoint) as client:

@@ -31,8 +31,11 @@ BAD_FIELDS: Final[dict[str, Bad]] = {
     "name too long": Bad((edit("metadata/name", "x" * 64),), "metadata.name", "more than 63", "has 64 characters"),
     "label": Bad((edit("metadata/labels", {"a b": "c"}),), "metadata.labels", '"a b"', "must be a key such as team"),
     "no spec": _missing("spec", edit("spec", None)),
-    "no model": _missing("spec.model", edit("spec/model", None)),
     "no uri": _missing("spec.model.uri", edit("spec/model", {})),
+    "no uri of a stage's model": _missing(f"{S1}.model.uri", second(model={"revision": "v2"})),
+    "uri of a stage's model without scheme": Bad(
+        (second(model={"uri": "org/talker"}),), f"{S1}.model.uri", f"{_URI}; found org/talker"
+    ),
     "no stages": _missing("spec.stages", edit("spec/stages", None)),
     "no stage name": _missing(f"{S0}.name", edit("spec/stages/0/name", None)),
     "no component": _missing(f"{S0}.component", edit("spec/stages/0/component", None)),

@@ -7,6 +7,7 @@ from typing import Final
 from support.specs.spec_edits import (
     LETTERS,
     S0,
+    S1,
     TERM,
     Bad,
     edit,
@@ -70,6 +71,24 @@ BAD_RULES: Final[dict[str, Bad]] = {
         (edit("spec/aliases", {"voices": {" alloy": "Chelsie"}}),),
         "spec.aliases.voices",
         "keys must be names of letters, digits, spaces, dots, dashes and underscores, beginning and ending with a",
+    ),
+    "no model": Bad(
+        (edit("spec/model", None),),
+        "spec.model",
+        'is missing, and stages ["thinker", "talker", "token2wav"] have no model of their own; give spec.model, or',
+    ),
+    "no model of one stage": Bad(
+        (edit("spec/model", None), first(model={"uri": "hf://a/b"}), third(model={"uri": "file:///models/c"})),
+        "spec.model",
+        'is missing, and stages ["talker"] have no model of their own',
+    ),
+    "uri of a stage's model leaves its root": Bad(
+        (second(model={"uri": "pvc://c/../d"}),), f"{S1}.model.uri", "pvc://c/../d leaves its root through .."
+    ),
+    "cache of a stage's model on a volume": Bad(
+        (second(model={"uri": "pvc://c/d", "cache": {"persistentVolumeClaim": "x"}}),),
+        f"{S1}.model.cache",
+        "cache has no meaning with pvc://c/d; remove it, or use an hf:// uri",
     ),
     "uri leaves its root": Bad(
         (edit("spec/model/uri", "pvc://c/../d"),),

@@ -12,6 +12,7 @@ from support.specs.spec_edits import (
     first,
     node_affinity,
     pod_anti_affinity,
+    second,
     stages,
     third,
 )
@@ -139,6 +140,13 @@ GOOD: Final[dict[str, tuple[Edit, ...]]] = {
                 "cache": {"persistentVolumeClaim": "models"},
             },
         ),
+    ),
+    "a talker of its own": (second(model={"uri": "pvc://models/talker"}),),
+    "every stage has a model of its own": (
+        edit("spec/model", None),
+        first(model={"uri": "hf://Qwen/Qwen2.5-Omni-7B", "revision": "v2", "tokenSecretRef": {"name": "hf"}}),
+        second(model={"uri": "hf://org/talker", "cache": {"persistentVolumeClaim": "models"}}),
+        third(model={"uri": "file:///models/wav"}),
     ),
     "gpu as number": (first(resources={"limits": {"nvidia.com/gpu": 8}}),),
     "gpu as text, requested too": (

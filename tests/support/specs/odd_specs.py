@@ -24,7 +24,7 @@ def _uri(uri: str, hint: str) -> Bad:
 _HUB = "; a repository of the Hugging Face hub is hf://ORG/NAME"
 _VOLUME = "; download the checkpoint to a volume and name that: pvc://CLAIM/PATH"
 _DIRECTORY = "; a directory in the image is file:///PATH"
-_REVISION = "; give what follows the name as spec.model.revision"
+_REVISION = "; give what follows the name as revision"
 _SLASH = "; remove the slash at its end"
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from omni_cli.commands.run import STOP_SIGNALS, StopRequest, run_pipeline
-from omni_cli.local.pipeline import LocalOptions
-from omni_proto.pipeline import load_pipeline
+from omni_cli.commands.run import STOP_SIGNALS, StopRequest, find_models, parse_model_dirs, run_pipeline
+from omni_cli.local.pipeline import LocalOptions, compile_local
+from omni_proto.pipeline import ModelPathError, load_pipeline
 
 PIPELINE = load_pipeline(Path(__file__).parents[3] / "manifests" / "samples" / "tiny-omni.yaml")
 
@@ -60,3 +60,49 @@ def test_files_that_cannot_be_written_are_found_before_a_stage_starts(
     assert message in capsys.readouterr().err
     assert not (tmp_path / "started").exists()
     assert not list(tmp_path.glob("*.partial"))
+
+
+@pytest.mark.parametrize(
+    ("values", "shared", "by_stage"),
+    [
+        ([], None, {}),
+        (["/models/omni"], "/models/omni", {}),
+        (["talker=/t", "omni", "wav=w=x"], "omni", {"talker": "/t", "wav": "w=x"}),
+        (["./a=b"], "./a=b", {}),
+        (["/models/a=b"], "/models/a=b", {}),
+        (["A=b"], "A=b", {}),
+    ],
+)
+def test_model_dirs_are_directories_or_directories_of_stages(
+    values: list[str], shared: str | None, by_stage: dict[str, str]
+) -> None:
+    assert parse_model_dirs(values) == (shared, by_stage)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (["a", "b"], "--model-dir gives two directories for spec.model"),
+        (["talker=a", "talker=b"], "--model-dir gives two directories for stage talker"),
+        (["talker="], r"--model-dir 'talker=' names no directory; write \[STAGE=\]DIR"),
+        ([""], "--model-dir '' names no directory"),
+        (["talkr=a"], "--model-dir talkr=DIR names no stage; the stages are thinker, talker, token2wav"),
+    ],
+)
+def test_model_dirs_that_cannot_be_used(values: list[str], words: str) -> None:
+    with pytest.raises(ModelPathError, match=words):
+        find_models(PIPELINE, values)
+
+
+def test_each_stage_is_started_with_its_own_checkpoint(tmp_path: Path) -> None:
+    for name in ("omni", "talker"):
+        (tmp_path / name).mkdir()
+    values = [str(tmp_path / "omni"), f"talker={tmp_path / 'talker'}"]
+    with pytest.raises(ModelPathError, match=r"omni holds no checkpoint \(config.json is missing\).*--model-dir DIR"):
+        find_models(PIPELINE, values)
+    (tmp_path / "omni" / "config.json").touch()
+    with pytest.raises(ModelPathError, match=r"talker holds no checkpoint .*--model-dir talker=DIR"):
+        find_models(PIPELINE, values)
+    (tmp_path / "talker" / "config.json").touch()
+    configs = compile_local(PIPELINE, find_models(PIPELINE, values), {"thinker": 1, "talker": 2, "token2wav": 3})
+    assert [Path(config.model.path).name for config in configs] == ["omni", "talker", "omni"]

@@ -25,7 +25,7 @@ from omni_proto.pipeline.types.forms import FORMS
 from omni_proto.stage_config import COMPONENT_PATTERN, STAGE_NAME_PATTERN, EngineArgs, Limits, SamplingDefaults
 
 _URI_HINT: Final = (
-    "self.matches('^hf://[^/:@]+/[^/:@]+[:@]') ? '; give what follows the name as spec.model.revision' "
+    "self.matches('^hf://[^/:@]+/[^/:@]+[:@]') ? '; give what follows the name as revision' "
     ": self.matches('^(hf|pvc)://.*/$') ? '; remove the slash at its end' : "
     "self.contains(' ') ? '; remove the space' : "
     "self.matches('^hf://[^/]+/[^/]+/') ? '; name the repository, without a folder in it' : "
@@ -99,6 +99,14 @@ _MODEL = (
     _only_hf("revision"),
     _only_hf("tokenSecretRef"),
     _only_hf("cache"),
+)
+
+_EACH_HAS_A_MODEL = Rule(
+    summary="`model` may be missing only if every stage has a `model` of its own",
+    rule="has(self.model) || self.stages.all(s, has(s.model))",
+    words="is missing, and stages %s have no model of their own; give spec.model, or give each of them a model",
+    values=("self.stages.filter(s, !has(s.model)).map(s, s.name)",),
+    field=".model",
 )
 
 _RESERVED = "k.matches('^([-a-z0-9.]+[.])?(omnipipeline[.]io|kubernetes[.]io|k8s[.]io)/')"
@@ -233,7 +241,7 @@ _VOICES = Rule(
 )
 
 RULES: Final[Mapping[type[BaseModel], tuple[Rule, ...]]] = {
-    api.PipelineSpec: (*GRAPH_RULES, *MEDIA_BUDGET_RULES, *SPEC_COMPONENT_RULES, _VOICES),
+    api.PipelineSpec: (*GRAPH_RULES, *MEDIA_BUDGET_RULES, *SPEC_COMPONENT_RULES, _VOICES, _EACH_HAS_A_MODEL),
     api.Model: _MODEL,
     api.PodSettings: _POD_SETTINGS,
     api.Stage: (*_POD_SETTINGS, _STAGE_TOKENS, *STAGE_BUDGET_RULES, *STAGE_COMPONENT_RULES),

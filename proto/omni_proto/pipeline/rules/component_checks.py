@@ -47,13 +47,20 @@ def check_components(pipeline: OmniPipeline) -> list[Problem]:
 
 def list_warnings(pipeline: OmniPipeline) -> list[Problem]:
     """Returns a warning for each field that may be a mistake, but is right with some images of the user's own."""
-    return [*list_unknown_components(pipeline), *list_uncounted_devices(pipeline)]
+    return [*list_unused_model(pipeline), *list_unknown_components(pipeline), *list_uncounted_devices(pipeline)]
 
 
 def list_likely_mistakes(pipeline: OmniPipeline) -> list[Problem]:
     """Returns the warnings for the status: without components that resemble no built-in one, because a pipeline of the
     user's own family has them for good."""
     return [item for item in list_warnings(pipeline) if not item.field.endswith(".component") or _HINT in item.message]
+
+
+def list_unused_model(pipeline: OmniPipeline) -> list[Problem]:
+    """Returns a warning for a spec.model that no stage uses."""
+    if pipeline.spec.model is None or any(stage.model is None for stage in pipeline.spec.stages):
+        return []
+    return [Problem("spec.model", "no stage uses it: every stage has a model of its own; remove it")]
 
 
 def list_uncounted_devices(pipeline: OmniPipeline) -> list[Problem]:

@@ -122,7 +122,7 @@ class ModelCache(ConfigModel):
 
 
 class Model(ConfigModel):
-    """The checkpoint that all stages share."""
+    """A checkpoint, and how it is downloaded."""
 
     uri: ModelUri
     """hf://ORG/NAME, pvc://CLAIM/PATH, or file:///PATH (a path in the image, or on this machine for local runs)."""
@@ -190,6 +190,8 @@ class Stage(PodSettings):
     """Name: lower-case letters and digits, unique in the pipeline."""
     component: ComponentId
     """Id in the stage server's registry, e.g. qwen2_5_omni/thinker; never a Python path."""
+    model: Model | None = None
+    """The stage's own checkpoint, which replaces spec.model completely. Default: spec.model."""
     replicas: Annotated[int, Field(ge=0, le=1000)] = 1
     """Number of pods. Local runs start one process."""
     resources: Resources = Resources()
@@ -242,8 +244,8 @@ def _is_tree(stages: list[Stage]) -> bool:
 class PipelineSpec(ConfigModel):
     """The desired state."""
 
-    model: Model
-    """The checkpoint that all stages share."""
+    model: Model | None = None
+    """The checkpoint of all stages without a model of their own. Required, unless every stage has one."""
     stages: Annotated[list[Stage], Field(min_length=1, max_length=16, json_schema_extra=list_map("name"))]
     """The stages, in any order. They form a tree whose root is the entry."""
     defaults: PodSettings = PodSettings()
@@ -265,13 +267,19 @@ class PipelineSpec(ConfigModel):
 
     @model_validator(mode="after")
     def _check_tree(self) -> PipelineSpec:
-        # The only rule between fields that is both here and in rules/: without it, code that walks the graph might not
-        # end.
+        # This rule between fields is both here and in rules/: without it, code that walks the graph might not end.
         if not _is_tree(self.stages):
             raise ValueError(
                 "stages must be a tree: names used once, one stage without inputs, all others below it; "
                 "`omnipipe validate` names the wrong stage"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_models(self) -> PipelineSpec:
+        # Also in rules/: without it, a stage might have no checkpoint.
+        if self.model is None and (without := [stage.name for stage in self.stages if stage.model is None]):
+            raise ValueError(f"model is missing, and stages {', '.join(without)} have no model of their own")
         return self
 
 
@@ -312,3 +320,10 @@ class OmniPipeline(ConfigModel):
             if stage.name == name:
                 return stage
         raise KeyError(name)
+
+    def model_of(self, stage: Stage) -> Model:
+        """Returns the checkpoint of a stage of this pipeline: its own, else the pipeline's."""
+        model = stage.model or self.spec.model
+        if model is None:
+            raise ValueError(f"stage {stage.name} has no model")  # PipelineSpec refuses such a pipeline
+        return model

@@ -52,6 +52,8 @@ class StageStatus(ConfigModel):
     """Revision of the pods that serve."""
     endpoint: Annotated[str, StringConstraints(max_length=512)] | None = None
     """Address of the stage inside the cluster."""
+    model: Annotated[str, StringConstraints(max_length=1024)] | None = None
+    """Checkpoint of the pods that serve, if it is the stage's own: its uri, and @REVISION if the spec names one."""
     message: Annotated[str, StringConstraints(max_length=MAX_STAGE_MESSAGE)] | None = None
     """What prevents the stage from being ready, and the next step; otherwise empty."""
 

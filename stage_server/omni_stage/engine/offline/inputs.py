@@ -16,7 +16,7 @@ from omni_proto.pipeline import (
     PipelineError,
     compile_stages,
     load_pipeline,
-    resolve_model_path,
+    resolve_model_paths,
 )
 from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_proto.tensors import schema_hash
@@ -28,6 +28,9 @@ Prompt: TypeAlias = str | UserPrompt | Sequence[int] | Sequence[ChatMessage] | t
 """Text, token ids, the messages of a chat, embeddings [rows, hidden size], or a UserPrompt."""
 StageSampling: TypeAlias = Mapping[str, SamplingDefaults | Mapping[str, Any]]
 """Sampling parameters by stage name."""
+ModelDir: TypeAlias = str | Path | Mapping[str, str | Path]
+"""The checkpoint's directory, in place of spec.model; or directories by stage name, in place of the models of those
+stages."""
 
 
 def read_pipeline(pipeline: OmniPipeline | str | Path) -> OmniPipeline:
@@ -40,15 +43,19 @@ def read_pipeline(pipeline: OmniPipeline | str | Path) -> OmniPipeline:
         raise ConfigurationError(str(error), field="pipeline") from error
 
 
-def compile_offline(pipeline: OmniPipeline, model_dir: str | Path | None) -> list[StageConfig]:
+def compile_offline(pipeline: OmniPipeline, model_dir: ModelDir | None) -> list[StageConfig]:
     """Returns the stages' configurations, in the order of the graph. Raises ConfigurationError."""
+    by_stage = {name: str(path) for name, path in model_dir.items()} if isinstance(model_dir, Mapping) else {}
+    shared = None if model_dir is None or isinstance(model_dir, Mapping) else str(model_dir)
     try:
-        path = resolve_model_path(pipeline, None if model_dir is None else str(model_dir))
+        paths = resolve_model_paths(pipeline, shared, by_stage)
     except ModelPathError as error:
         raise ConfigurationError(str(error), field="model.uri") from error
     try:
         return compile_stages(
-            pipeline, target_for=lambda stage: f"in-process:///{stage.name}", model_path_for=lambda stage: path
+            pipeline,
+            target_for=lambda stage: f"in-process:///{stage.name}",
+            model_path_for=lambda stage: paths[stage.name],
         )
     except PipelineError as error:
         raise ConfigurationError(str(error), field="pipeline") from error

@@ -21,6 +21,7 @@ from omni_proto.brief import Brief
 from omni_proto.pipeline import OmniPipeline, stages_for_outputs
 from omni_proto.stage_config import Modality, StageConfig
 from omni_stage.engine.offline.inputs import (
+    ModelDir,
     Prompt,
     StageSampling,
     check_edges,
@@ -58,11 +59,11 @@ class OmniResult(Brief):
 class AsyncOmniLLM:
     """Runs a pipeline offline, for asyncio. `await start()` first, `await shutdown()` last, on one event loop."""
 
-    def __init__(self, pipeline: OmniPipeline | str | Path, *, model_dir: str | Path | None = None) -> None:
+    def __init__(self, pipeline: OmniPipeline | str | Path, *, model_dir: ModelDir | None = None) -> None:
         """Read and check the pipeline. `start` loads the models.
 
-        pipeline: an OmniPipeline or the path of its file. model_dir: the checkpoint's directory, in place of the
-        resource's uri. Raises ConfigurationError, EdgeSchemaMismatchError.
+        pipeline: an OmniPipeline or the path of its file. model_dir: the checkpoint's directory in place of spec.model,
+        or directories by stage name. Raises ConfigurationError, EdgeSchemaMismatchError.
         """
         self.pipeline = read_pipeline(pipeline)
         self.configs = compile_offline(self.pipeline, model_dir)
@@ -167,7 +168,7 @@ class OmniLLM:
     The constructor loads the models. An OmniLLM is a context manager. Its event loop runs in a thread of its own.
     """
 
-    def __init__(self, pipeline: OmniPipeline | str | Path, *, model_dir: str | Path | None = None) -> None:
+    def __init__(self, pipeline: OmniPipeline | str | Path, *, model_dir: ModelDir | None = None) -> None:
         """Read, check and load the pipeline; see AsyncOmniLLM. Raises OmniStageError."""
         self._llm = AsyncOmniLLM(pipeline, model_dir=model_dir)
         self._loop = asyncio.new_event_loop()

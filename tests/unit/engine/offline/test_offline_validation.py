@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -153,6 +154,13 @@ def test_a_missing_file_is_named() -> None:
 def test_a_remote_model_needs_a_directory() -> None:
     with pytest.raises(ConfigurationError, match="not a directory on this machine"):
         compile_offline(parse_pipeline(PIPELINE.replace("COMPONENT", "generic/llm")), None)
+
+
+def test_directories_may_be_given_by_stage() -> None:
+    pipeline = parse_pipeline(PIPELINE.replace("COMPONENT", "generic/llm"))
+    assert [config.model.path for config in compile_offline(pipeline, {"llm": Path("/models/llm")})] == ["/models/llm"]
+    with pytest.raises(ConfigurationError, match="names no stage; the stages are llm"):
+        compile_offline(pipeline, {"lmm": "/models/llm"})
 
 
 def test_half_a_gpu_is_a_configuration_error() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from omni_proto.pipeline import (
     load_pipeline,
     order_stages,
     parse_pipeline,
-    resolve_model_path,
+    resolve_model_paths,
     stages_for_outputs,
 )
 from omni_proto.stage_config import (
@@ -147,11 +148,84 @@ def test_undeclared_output_is_refused_with_the_declared_ones() -> None:
 
 def test_model_path() -> None:
     tiny, llm = load_pipeline(SAMPLES / "tiny-omni.yaml"), load_pipeline(SAMPLES / "generic-llm.yaml")
-    assert resolve_model_path(tiny) == "/models/tiny-omni"
-    assert resolve_model_path(tiny, "/elsewhere") == "/elsewhere"
-    assert resolve_model_path(llm, "/elsewhere") == "/elsewhere"
+    assert set(resolve_model_paths(tiny).values()) == {"/models/tiny-omni"}
+    assert set(resolve_model_paths(tiny, "/elsewhere").values()) == {"/elsewhere"}
+    assert resolve_model_paths(llm, "/elsewhere") == {"llm": "/elsewhere"}
     with pytest.raises(ModelPathError, match=r"spec\.model\.uri is hf://.*--model-dir DIR"):
-        resolve_model_path(llm)
+        resolve_model_paths(llm)
+
+
+CASCADE = """
+apiVersion: omnipipeline.io/v1alpha1
+kind: OmniPipeline
+metadata: {name: cascade}
+spec:
+  model: {uri: hf://org/llm}
+  stages:
+  - {name: voice, component: acme/voice, inputs: [{from: llm}], outputs: [Audio], model: {uri: file:///models/voice}}
+  - {name: ears, component: acme/ears, outputs: [Text], model: {uri: hf://org/ears, revision: v3}}
+  - {name: llm, component: acme/llm, inputs: [{from: ears}], outputs: [Text]}
+"""
+
+
+def test_a_stage_s_own_model_replaces_the_pipeline_s() -> None:
+    pipeline = parse_pipeline(CASCADE)
+    sources = {name: (config.model.uri, config.model.revision) for name, config in compile_all(pipeline).items()}
+    assert sources == {
+        "ears": ("hf://org/ears", "v3"),
+        "llm": ("hf://org/llm", ""),
+        "voice": ("file:///models/voice", ""),
+    }
+
+
+def test_without_a_model_of_the_pipeline_every_stage_needs_one() -> None:
+    alone = CASCADE.replace("  model: {uri: hf://org/llm}\n", "")
+    with pytest.raises(PipelineError, match="model is missing, and stages llm have no model of their own"):
+        parse_pipeline(alone)
+    text = alone.replace("component: acme/llm,", "component: acme/llm, model: {uri: hf://org/other},")
+    assert compile_all(parse_pipeline(text))["llm"].model.uri == "hf://org/other"
+
+
+@pytest.mark.parametrize(
+    ("model_dir", "stage_dirs", "expected"),
+    [
+        ("/llm", {"ears": "/ears"}, {"ears": "/ears", "llm": "/llm", "voice": "/models/voice"}),
+        (None, {"ears": "/ears", "llm": "/x"}, {"ears": "/ears", "llm": "/x", "voice": "/models/voice"}),
+        ("/llm", {"ears": "/ears", "voice": "/v"}, {"ears": "/ears", "llm": "/llm", "voice": "/v"}),
+    ],
+)
+def test_directories_of_several_models(
+    model_dir: str | None, stage_dirs: dict[str, str], expected: dict[str, str]
+) -> None:
+    assert resolve_model_paths(parse_pipeline(CASCADE), model_dir, stage_dirs) == expected
+
+
+@pytest.mark.parametrize(
+    ("model_dir", "stage_dirs", "words"),
+    [
+        (
+            None,
+            {},
+            "model.uri of stage ears is hf://org/ears, which is not a directory on this machine; give the directory of "
+            "the checkpoint with --model-dir ears=DIR\n"
+            "spec.model.uri is hf://org/llm, which is not a directory on this machine; give the directory of the "
+            "checkpoint with --model-dir DIR",
+        ),
+        ("/llm", {}, "model.uri of stage ears is hf://org/ears, which is not"),
+        ("/llm", {"eras": "/ears"}, "--model-dir eras=DIR names no stage; the stages are ears, llm, voice"),
+        (
+            "/x",
+            {"ears": "/ears", "llm": "/llm"},
+            "--model-dir /x replaces spec.model, which no stage uses; give the directory of a stage's own checkpoint "
+            "with --model-dir STAGE=DIR",
+        ),
+    ],
+)
+def test_directories_that_are_missing_or_not_used(
+    model_dir: str | None, stage_dirs: dict[str, str], words: str
+) -> None:
+    with pytest.raises(ModelPathError, match=re.escape(words)):
+        resolve_model_paths(parse_pipeline(CASCADE), model_dir, stage_dirs)
 
 
 def test_half_a_gpu_is_refused_where_only_types_were_checked() -> None:

@@ -67,6 +67,14 @@ def test_a_component_that_is_not_built_in_is_a_warning() -> None:
     assert list_unknown_components(parse_pipeline(json.dumps(make()))) == []
 
 
+def test_a_model_that_no_stage_uses_is_a_warning() -> None:
+    document = make(*GOOD["every stage has a model of its own"])
+    assert list_likely_mistakes(parse_pipeline(json.dumps(document))) == []
+    document["spec"]["model"] = {"uri": "hf://org/unused"}
+    (warning,) = list_likely_mistakes(parse_pipeline(json.dumps(document)))
+    assert str(warning) == "spec.model: no stage uses it: every stage has a model of its own; remove it"
+
+
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
