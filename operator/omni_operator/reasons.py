@@ -233,13 +233,14 @@ EXPLANATIONS: Final[dict[Reason, Explanation]] = {
     Reason.MODEL_NOT_FOUND: Explanation(
         _FAILS,
         "The checkpoint does not exist, is incomplete, or does not fit the component.",
-        "Correct spec.model.uri or revision, or the component.",
+        "Correct uri or revision of spec.model, or of the stage's own model, or the component.",
     ),
     Reason.TOKEN_REJECTED: Explanation(
         _FAILS,
         "The model hub refuses access: the model is private or gated, and the token is missing or may not read the "
         "model.",
-        "Give a token that may read the model in spec.model.tokenSecretRef; accept the model's licence.",
+        "Give a token that may read the model in tokenSecretRef of spec.model, or of the stage's own model; accept the "
+        "model's licence.",
     ),
     Reason.CERTIFICATE_REJECTED: Explanation(
         _FAILS,

@@ -93,6 +93,8 @@ def _draw_entry(name: str, entry: Json | None, stage: Json | None = None, mode: 
     text.append(f"  {ready}/{wanted} ready" if entry else "  not there yet", style)
     if entry.get("revision"):
         text.append(f"  revision {entry['revision']}")
+    if entry.get("model"):
+        text.append(f"  {entry['model']}", "dim")
     if stage is not None:
         text.append(f"  {stage['component']}", "dim")
         if stage.get("outputs"):

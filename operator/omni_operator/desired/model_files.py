@@ -15,6 +15,7 @@ from omni_kube.objects import Manifest
 from omni_operator.desired.revision import DEFAULT_MODEL_REVISION
 from omni_proto.pipeline import OmniPipeline, Stage, gpus_of
 from omni_proto.pipeline.types.kubernetes import SecretKeyReference
+from omni_proto.pipeline.types.resource import ModelCache
 
 MODELS_MOUNT: Final = "/models"
 MODELS_VOLUME: Final = "models"
@@ -49,7 +50,7 @@ class ModelFiles:
 
 def locate_model(pipeline: OmniPipeline, stage: Stage) -> ModelFiles:
     """Returns the location of the checkpoint in pods of the stage."""
-    model = pipeline.spec.model
+    model = pipeline.model_of(stage)
     scheme, _, rest = model.uri.partition("://")
     if scheme == "file":
         return ModelFiles(path=rest)
@@ -70,11 +71,10 @@ def locate_model(pipeline: OmniPipeline, stage: Stage) -> ModelFiles:
         commit_file=f"{root}/commit.json",
         token=model.token_secret_ref,
     )
-    return ModelFiles(path=destination, volume=_cache_volume(pipeline, stage), fetch=fetch)
+    return ModelFiles(path=destination, volume=_cache_volume(model.cache, stage), fetch=fetch)
 
 
-def _cache_volume(pipeline: OmniPipeline, stage: Stage) -> Manifest:
-    cache = pipeline.spec.model.cache
+def _cache_volume(cache: ModelCache | None, stage: Stage) -> Manifest:
     if cache is not None:
         return {"persistentVolumeClaim": {"claimName": cache.persistent_volume_claim}}
     return {"emptyDir": {"sizeLimit": f"{CACHE_GIB_PER_GPU * max(1, gpus_of(stage))}Gi"}}

@@ -1,6 +1,6 @@
 """Revisions: a hash of everything that two stages must agree on to communicate, and the snapshot of a revision's spec.
 
-The hash covers the model's uri and revision, the graph, and every stage's image, component, dtype, quantization and
+The hash covers the graph, and every stage's checkpoint (uri and revision), image, component, dtype, quantization and
 outputs. It depends only on the resource and on the operator's default image. Pods call only pods of their own revision,
 so incompatible stages never exchange a request. See docs/adr/kubernetes.md (0010).
 """
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from omni_kube.objects import Manifest, content_hash
 from omni_operator.names import REVISION_LENGTH
-from omni_proto.pipeline import API_VERSION, KIND, OmniPipeline, Stage, type_live_document
+from omni_proto.pipeline import API_VERSION, KIND, Model, OmniPipeline, Stage, type_live_document
 
 DEFAULT_MODEL_REVISION: Final = "main"
 _HF_SCHEME: Final = "hf://"
@@ -31,12 +31,6 @@ class Snapshot:
 def image_of(pipeline: OmniPipeline, stage: Stage, default_image: str) -> str:
     """Returns the image of a stage: its own, else the pipeline's default, else the operator's default."""
     return stage.image or pipeline.spec.defaults.image or default_image
-
-
-def model_revision_of(pipeline: OmniPipeline) -> str:
-    """Returns the requested revision of an hf:// checkpoint; "" for other schemes, which have none."""
-    model = pipeline.spec.model
-    return (model.revision or DEFAULT_MODEL_REVISION) if model.uri.startswith(_HF_SCHEME) else ""
 
 
 def compute_revision(pipeline: OmniPipeline, default_image: str) -> str:
@@ -99,12 +93,17 @@ def latest_snapshots(controller_revisions: Iterable[Manifest], pipeline: str) ->
 
 
 def _contract(pipeline: OmniPipeline, default_image: str) -> dict[str, Any]:
-    return {
-        "model": _without_none({"uri": pipeline.spec.model.uri, "revision": model_revision_of(pipeline)}),
+    models = {stage.name: _checkpoint(pipeline.model_of(stage)) for stage in pipeline.spec.stages}
+    first, *others = models.values()
+    # One checkpoint of all stages counts once, wherever the spec names it, so naming it elsewhere keeps the revision.
+    is_shared = all(other == first for other in others)
+    contract = {
+        "model": first if is_shared else None,
         "stages": [
             _without_none(
                 {
                     "name": stage.name,
+                    "model": None if is_shared else models[stage.name],
                     "image": image_of(pipeline, stage, default_image),
                     "component": stage.component,
                     "dtype": stage.engine_args.dtype,
@@ -116,6 +115,13 @@ def _contract(pipeline: OmniPipeline, default_image: str) -> dict[str, Any]:
             for stage in sorted(pipeline.spec.stages, key=lambda stage: stage.name)
         ],
     }
+    return _without_none(contract)
+
+
+def _checkpoint(model: Model) -> dict[str, str]:
+    # Only hf:// checkpoints have a revision.
+    revision = (model.revision or DEFAULT_MODEL_REVISION) if model.uri.startswith(_HF_SCHEME) else ""
+    return {"uri": model.uri, "revision": revision}
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:

@@ -96,6 +96,8 @@ class Rollout:
     """
     waiting_for: tuple[str, ...] = ()
     """Stages that the phase waits for, as `STAGE (REVISION)`: to become available, or to end."""
+    models: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Checkpoints by revision and stage, of the stages that have one of their own: URI or URI@REVISION."""
     serving_tls: bool = False
     """Whether clients reach the serving revision over TLS."""
     recheck_at: datetime | None = None
@@ -136,6 +138,7 @@ def decide_rollout(
         selected=view.selected,
         keep=frozenset(keep),
         waiting_for=_waiting_for(view, phase),
+        models={revision: _own_models(spec) for revision, spec in view.pipelines.items()},
         # If the serving revision's spec is lost, assume the TLS setting of the current spec.
         serving_tls=view.pipelines.get(serving, pipeline).spec.entry.tls is not None,
         recheck_at=_recheck_at(view),
@@ -172,6 +175,14 @@ def _is_worth_keeping(view: RolloutView, revision: str) -> bool:
     if not view.lacks_capacity(view.target) or view.needs_correction(view.target):
         return True
     return not any(view.fails(revision, name) for name in view.idle(revision))
+
+
+def _own_models(pipeline: OmniPipeline) -> dict[str, str]:
+    return {
+        stage.name: stage.model.uri + (f"@{stage.model.revision}" if stage.model.revision else "")
+        for stage in pipeline.spec.stages
+        if stage.model is not None
+    }
 
 
 def _target_waits(view: RolloutView) -> bool:

@@ -204,11 +204,13 @@ def _rejected(said: str, field: str, where: str) -> Cause:
     if field.startswith("model.token"):
         return Cause(
             Reason.TOKEN_REJECTED,
-            f"the model hub refuses access{said}; in spec.model.tokenSecretRef, give a token that may read the model",
+            f"the model hub refuses access{said}; in spec.model.tokenSecretRef, or that of the stage's own model, give "
+            "a token that may read the model",
         )
     if field.startswith("model"):
         return Cause(
-            Reason.MODEL_NOT_FOUND, f"the model cannot be used{said}{where}; correct spec.model or the component"
+            Reason.MODEL_NOT_FOUND,
+            f"the model cannot be used{said}{where}; correct spec.model, or the stage's own model, or the component",
         )
     if field.startswith("listen.tls"):
         return Cause(

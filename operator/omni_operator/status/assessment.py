@@ -28,6 +28,8 @@ class StageState:
     """Why replicas are missing, if a cause is known."""
     problem: str = ""
     """What is wrong with its Service, if anything is."""
+    model: str = ""
+    """Its checkpoint, if it has one of its own."""
 
     @property
     def is_ready(self) -> bool:

@@ -131,7 +131,10 @@ def assess(
     states: dict[str, list[StageState]] = {}
     for revision, goal in rollout.goals.items():
         live = rollout.sets.get(revision) or LiveSet(revision)
-        states[revision] = [_stage_state(name, replicas, live, observed, now) for name, replicas in goal.items()]
+        models = rollout.models.get(revision, {})
+        states[revision] = [
+            _stage_state(name, replicas, live, observed, now, models.get(name, "")) for name, replicas in goal.items()
+        ]
     serving = rollout.serving
     if rollout.selected in states and _all_ready(states[rollout.selected]):
         # Until the switch is written, clients reach the set that the entry Service selects.
@@ -160,7 +163,9 @@ def assess(
     )
 
 
-def _stage_state(name: str, wanted: int, live: LiveSet, observed: Observed, now: datetime) -> StageState:
+def _stage_state(
+    name: str, wanted: int, live: LiveSet, observed: Observed, now: datetime, model: str = ""
+) -> StageState:
     stage = live.stage(name)
     return StageState(
         name=name,
@@ -171,6 +176,7 @@ def _stage_state(name: str, wanted: int, live: LiveSet, observed: Observed, now:
         reachable=is_reachable(observed, name, live.revision),
         cause=find_cause(stage, now),
         problem=find_stage_problem(observed, name, live.revision),
+        model=model,
     )
 
 
@@ -217,6 +223,7 @@ def _stage_entry(stage: StageState, observed: Observed) -> dict[str, Any]:
         "revision": stage.revision,
         "endpoint": f"{service}.{observed.namespace}.svc:{GRPC_PORT}",
         "message": bound(message),
+        **({"model": stage.model} if stage.model else {}),
     }
 
 

@@ -78,6 +78,13 @@ def test_status_of_a_ready_chain() -> None:
     )
 
 
+def test_a_stage_shows_its_own_model() -> None:
+    stages = [entry("thinker", 1), entry("talker", 1) | {"model": "hf://org/talker@v2"}]
+    lines = draw(make_document(conditions=GOOD, stages=stages)).splitlines()
+    assert "hf://" not in lines[-3]
+    assert lines[-2].endswith("● talker  1/1 ready  revision 1a2b3c4  hf://org/talker@v2  qwen2_5_omni/talker")
+
+
 def test_a_stage_that_fails_says_why_in_its_place() -> None:
     stages = [entry("thinker", 1), entry("talker", 0, message="image x cannot be pulled; check its name")]
     text = draw(make_document(conditions=GOOD, stages=stages))

@@ -124,6 +124,46 @@ class TestModel:
             assert {"name": "models", "mountPath": "/models"} in spec["initContainers"][0]["volumeMounts"]
             assert {"name": "models", "mountPath": "/models", "readOnly": True} in spec["containers"][0]["volumeMounts"]
 
+    def test_each_stage_downloads_its_own_model_with_its_own_token_into_its_own_cache(self) -> None:
+        stages = make_stages()
+        stages[1]["model"] = {
+            "uri": "hf://org/talker",
+            "revision": "v2",
+            "tokenSecretRef": {"name": "talker-hub"},
+            "cache": {"persistentVolumeClaim": "talkers"},
+        }
+        stages[2]["model"] = {"uri": "pvc://voices/wav"}
+        children = build_all(make_pipeline(stages, **HUB))
+        thinker, talker, wav = (pod_spec(children, stage["name"]) for stage in stages)
+        fetched = [_parser().parse_args(spec["initContainers"][0]["args"]) for spec in (thinker, talker)]
+        assert [(args.uri, args.revision) for args in fetched] == [
+            ("hf://org/model", "main"),
+            ("hf://org/talker", "v2"),
+        ]
+        assert (
+            str(fetched[1].dest)
+            == self.model_path(children, "talker")
+            == ("/models/org/talker/rev-v2/qwen2_5_omni--talker")
+        )
+        assert fetched[1].dest.parent == fetched[1].commit_file.parent != fetched[0].commit_file.parent
+        assert {"name": "models", "persistentVolumeClaim": {"claimName": "talkers"}} in talker["volumes"]
+        assert {"name": "models", "emptyDir": {"sizeLimit": "200Gi"}} in thinker["volumes"]
+        secrets = [
+            [volume["secret"]["secretName"] for volume in spec["volumes"] if "secret" in volume]
+            for spec in (thinker, talker, wav)
+        ]
+        assert secrets == [["hub"], ["talker-hub"], []]
+        assert "initContainers" not in wav
+        assert self.model_path(children, "token2wav") == "/models/wav"
+        hubs = [str(pick(children, "NetworkPolicy", stage["name"])).count("0.0.0.0/0") for stage in stages]
+        assert hubs == [1, 1, 0]
+
+    def test_a_stage_s_own_model_inherits_neither_token_nor_cache(self) -> None:
+        shared = {**HUB["model"], "cache": {"persistentVolumeClaim": "cache"}}
+        spec = pod_spec(build_all(make_single(model={"uri": "hf://org/public"}, spec={"model": shared})))
+        assert "--token-file" not in spec["initContainers"][0]["args"]
+        assert {"name": "models", "emptyDir": {"sizeLimit": "200Gi"}} in spec["volumes"]
+
     @pytest.mark.parametrize("revision", ["refs/pr/1", "v1.0"])
     def test_a_revision_is_one_folder_of_the_cache(self, revision: str) -> None:
         children = build_all(make_single(spec={"model": {"uri": "hf://org/model", "revision": revision}}))

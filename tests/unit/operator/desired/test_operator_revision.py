@@ -62,12 +62,18 @@ SAME_REVISION = {
     "main named": set_in("model", "revision", "main"),
     "the default image named": set_in("defaults", "image", IMAGE),
     "the default image named by a stage": set_in("stages", 0, "image", IMAGE),
+    "the model named by a stage": set_in("stages", 1, "model", {"uri": "hf://org/model", "revision": "main"}),
+    "the model named by every stage": lambda spec: spec.update(
+        stages=[stage | {"model": spec["model"]} for stage in spec["stages"]], model=None
+    ),
     "order of stages": lambda spec: spec["stages"].reverse(),
 }
 
 NEW_REVISION = {
     "uri": set_in("model", "uri", "hf://org/other"),
     "model revision": set_in("model", "revision", "v2"),
+    "model of one stage": set_in("stages", 1, "model", {"uri": "hf://org/other"}),
+    "model revision of one stage": set_in("stages", 1, "model", {"uri": "hf://org/model", "revision": "v2"}),
     "image": set_in("defaults", "image", "stage:2"),
     "image of one stage": set_in("stages", 2, "image", "stage:2"),
     "dtype": set_in("stages", 0, "engineArgs", {"dtype": "float16"}),
@@ -99,6 +105,22 @@ def test_another_default_image_is_a_new_revision_unless_the_pipeline_names_one()
     assert revision_after(pinned, "stage:2") == revision_after(pinned)
 
 
+def test_only_the_models_that_stages_use_count() -> None:
+    def revision_of_models(shared: Spec | None, **own: Spec) -> str:
+        stages = make_stages()
+        for stage in stages:
+            stage |= {"model": own[stage["name"]]} if stage["name"] in own else {}
+        return compute_revision(make_pipeline(stages, model=shared), IMAGE)
+
+    omni, other, own = {"uri": "hf://org/model"}, {"uri": "hf://org/other"}, {"uri": "pvc://models/talker"}
+    mixed = revision_of_models(omni, talker=own)
+    assert revision_of_models(None, thinker=omni, talker=own, token2wav=omni) == mixed
+    assert revision_of_models(other, thinker=omni, talker=own, token2wav=omni) == mixed
+    cached = omni | {"cache": {"persistentVolumeClaim": "models"}, "tokenSecretRef": {"name": "hub"}}
+    assert revision_of_models(cached, talker=own) == mixed
+    assert mixed not in (revision_of_models(omni, thinker=own), revision_of_models(other, talker=own))
+
+
 def test_revision_of_a_spec_is_the_same_in_every_version_of_the_operator() -> None:
     """If this hash changed, an upgrade of the operator would start a second set of pods for every pipeline."""
     assert revision_after(NOTHING) == "bb4ba81"
@@ -122,6 +144,10 @@ class TestSnapshots:
         "plain": {},
         "suspended": {"suspend": True},
         "hub": {"model": {"uri": "hf://org/model", "tokenSecretRef": {"name": "t"}}},
+        "models of stages": {
+            "model": None,
+            "stages": [stage | {"model": {"uri": f"hf://org/{stage['name']}"}} for stage in make_stages()],
+        },
         "settings": {
             "defaults": {"tolerations": [{"operator": "Exists"}], "podLabels": {"team": "x"}, "topology": []},
             "timeouts": {"request": 12.5},

@@ -47,6 +47,29 @@ class TestBlueGreen:
         assert reasons(cluster) == ("AllStagesReady", "RolloutComplete", "AsExpected")
         assert told(cluster) == ["RollingOut", "DrainingOldRevision", "RolloutComplete"]
 
+    def test_a_stage_s_new_model_is_a_new_set_and_the_status_shows_the_model_that_serves(self) -> None:
+        def models() -> list[str | None]:
+            return [item.get("model") for item in cluster.pipeline["status"]["stages"]]
+
+        cluster = settled()
+        old = cluster.selected()
+        assert models() == [None, None, None]
+        stages = make_stages()
+        stages[1]["model"] = {"uri": "hf://org/talker", "revision": "v2"}
+        cluster.edit(stages=stages)
+        step(cluster, "start_pods")
+        assert cluster.selected() == old
+        assert models() == [None, None, None], "the old talker serves"
+        cluster.settle()
+        assert cluster.revisions() == {cluster.selected()} != {old}
+        assert models() == [None, "hf://org/talker@v2", None]
+        cluster.edit(stages=make_stages())
+        step(cluster, "start_pods")
+        assert models() == [None, "hf://org/talker@v2", None], "the new talker serves until the switch"
+        cluster.settle()
+        assert cluster.selected() == old
+        assert models() == [None, None, None]
+
     def test_back_to_the_old_spec_midway(self) -> None:
         cluster = settled()
         old = cluster.selected()
