@@ -26,7 +26,7 @@ from omni_cli.local.guard import ProcessId
 from omni_cli.local.ports import LOOPBACK, NoFreePortError, is_free, pick_ports
 from omni_cli.local.processes import RUN_MODULE, SessionGuard, StageAddress, StageFiles, StageProcess, stop_processes
 from omni_cli.local.progress import StartProgress
-from omni_proto.pipeline import OmniPipeline, compile_stages, order_stages
+from omni_proto.pipeline import OmniPipeline, Stage, compile_stages, order_stages
 from omni_proto.stage_config import ClientCertificates, Listen, ServerTls, StageConfig
 
 GATEWAY: Final = "gateway"
@@ -85,10 +85,15 @@ def compile_local(
 
     The stages listen on loopback only, with health and metrics on free ports, and drain without a notice period.
     """
+
+    def path_of(stage: Stage) -> str:
+        return model_path if isinstance(model_path, str) else model_path[stage.name]
+
     configs = compile_stages(
         pipeline,
         target_for=lambda stage: f"{LOOPBACK}:{ports[stage.name]}",
-        model_path_for=lambda stage: model_path if isinstance(model_path, str) else model_path[stage.name],
+        model_path_for=path_of,
+        model_key_for=path_of,
         listen_for=lambda stage: Listen(
             host=LOOPBACK,
             grpc_port=ports[stage.name],

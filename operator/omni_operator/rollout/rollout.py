@@ -27,7 +27,7 @@ from omni_operator.rollout.replicas import Fate, Replicas, decide_replicas, fate
 from omni_operator.state.live import LOST_POD_SLACK, LiveSet, compute_live_sets, live_serving_revision
 from omni_operator.state.observed import Observed, is_reachable
 from omni_operator.state.pod_causes import find_cause, lacks_capacity, lost_capacity_at, needs_correction, next_check
-from omni_proto.pipeline import OmniPipeline, order_stages
+from omni_proto.pipeline import OmniPipeline, describe_model, order_stages
 from omni_proto.pod_contract import REVISION_LABEL, STAGE_LABEL
 
 _POD_BEARING: Final = frozenset({"Deployment", "PodDisruptionBudget"})
@@ -178,11 +178,7 @@ def _is_worth_keeping(view: RolloutView, revision: str) -> bool:
 
 
 def _own_models(pipeline: OmniPipeline) -> dict[str, str]:
-    return {
-        stage.name: stage.model.uri + (f"@{stage.model.revision}" if stage.model.revision else "")
-        for stage in pipeline.spec.stages
-        if stage.model is not None
-    }
+    return {stage.name: describe_model(stage.model) for stage in pipeline.spec.stages if stage.model is not None}
 
 
 def _target_waits(view: RolloutView) -> bool:

@@ -10,6 +10,7 @@ compile.py compiles a pipeline to one StageConfig per stage
 from omni_proto.pipeline.compile import (
     ModelPathError as ModelPathError,
     compile_stages as compile_stages,
+    describe_model as describe_model,
     gpus_of as gpus_of,
     order_stages as order_stages,
     outputs_from as outputs_from,

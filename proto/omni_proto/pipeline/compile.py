@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from omni_proto.errors import OmniProtoError
 from omni_proto.pipeline.problems import PipelineError, Problem
 from omni_proto.pipeline.types.kubernetes import GPU_RESOURCES
-from omni_proto.pipeline.types.resource import OmniPipeline, Stage
+from omni_proto.pipeline.types.resource import Model, OmniPipeline, Stage
 from omni_proto.stage_config import (
     DownstreamStage,
     InputEdge,
@@ -69,6 +69,11 @@ def stages_for_outputs(pipeline: OmniPipeline, outputs: Collection[Modality]) ->
         )
     wanted = set(outputs) or set(declared)
     return [stage for stage in order_stages(pipeline) if wanted.intersection(outputs_from(pipeline, stage.name))]
+
+
+def describe_model(model: Model) -> str:
+    """Returns a checkpoint as text: its uri, and @REVISION if one is named."""
+    return f"{model.uri}@{model.revision}" if model.revision else model.uri
 
 
 def gpus_of(stage: Stage) -> int:
@@ -133,23 +138,30 @@ def compile_stages(
     *,
     target_for: Callable[[Stage], str],
     model_path_for: Callable[[Stage], str],
+    model_key_for: Callable[[Stage], str] | None = None,
     listen_for: Callable[[Stage], Listen] = lambda stage: Listen(),
 ) -> list[StageConfig]:
     """Returns the configuration of every stage, in the order of the graph.
 
     target_for returns the gRPC target at which the upstream stage calls a stage. model_path_for returns the
-    checkpoint's directory as the stage's server sees it. listen_for returns the address and ports to listen on; the
-    default is for a pod.
+    checkpoint's directory as the stage's server sees it. model_key_for returns a text that is equal for stages with the
+    same checkpoint; by default, it is made of the model's uri and revision. listen_for returns the address and ports to
+    listen on; the default is for a pod.
     """
 
-    def compile_edge(stage: Stage) -> DownstreamStage:
+    def key_of(stage: Stage) -> str:
+        return describe_model(pipeline.model_of(stage)) if model_key_for is None else model_key_for(stage)
+
+    def compile_edge(above: Stage, stage: Stage) -> DownstreamStage:
+        below = stages_from(pipeline, stage.name)
         return DownstreamStage(
             stage=stage.name,
             target=target_for(stage),
             mode=stage.inputs[0].mode,
             component=stage.component,
-            stages=[below.name for below in stages_from(pipeline, stage.name)],
+            stages=[item.name for item in below],
             outputs=outputs_from(pipeline, stage.name),
+            other_model=any(key_of(item) != key_of(above) for item in below),
         )
 
     def source_of(stage: Stage) -> ModelSource:
@@ -164,7 +176,7 @@ def compile_stages(
             model=source_of(stage),
             input=InputEdge(source=stage.inputs[0].source, mode=stage.inputs[0].mode) if stage.inputs else None,
             outputs=list(stage.outputs),
-            downstream=[compile_edge(reader) for reader in readers_of(pipeline, stage.name)],
+            downstream=[compile_edge(stage, reader) for reader in readers_of(pipeline, stage.name)],
             engine_args=stage.engine_args,
             tensor_parallel_size=max(1, gpus_of(stage)),
             default_sampling=stage.default_sampling,

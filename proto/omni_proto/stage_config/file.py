@@ -96,6 +96,8 @@ class DownstreamStage(ConfigModel):
     """Names of the downstream stage and of all below it."""
     outputs: Annotated[list[Modality], Field(max_length=4)] = Field(default_factory=list)
     """Modalities that the downstream stage or any below it returns."""
+    other_model: bool = False
+    """Whether the downstream stage or any below it serves another checkpoint than this stage."""
 
 
 class ModelSource(ConfigModel):
@@ -160,6 +162,11 @@ class StageConfig(ConfigModel):
     def stages(self) -> list[str]:
         """This stage and all below it, in the order of the graph."""
         return [self.stage, *(name for edge in self.downstream for name in edge.stages)]
+
+    @property
+    def is_model_shared(self) -> bool:
+        """Whether all stages below serve this stage's checkpoint, so that it shows for example their voices."""
+        return not any(edge.other_model for edge in self.downstream)
 
     def config_hash(self) -> str:
         """Returns the sha256 of the configuration without addresses, so equal stages of different revisions or hosts

@@ -106,3 +106,4 @@ def test_each_stage_is_started_with_its_own_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "talker" / "config.json").touch()
     configs = compile_local(PIPELINE, find_models(PIPELINE, values), {"thinker": 1, "talker": 2, "token2wav": 3})
     assert [Path(config.model.path).name for config in configs] == ["omni", "talker", "omni"]
+    assert [config.is_model_shared for config in configs] == [False, False, True]

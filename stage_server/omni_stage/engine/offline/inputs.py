@@ -56,6 +56,7 @@ def compile_offline(pipeline: OmniPipeline, model_dir: ModelDir | None) -> list[
             pipeline,
             target_for=lambda stage: f"in-process:///{stage.name}",
             model_path_for=lambda stage: paths[stage.name],
+            model_key_for=lambda stage: paths[stage.name],
         )
     except PipelineError as error:
         raise ConfigurationError(str(error), field="pipeline") from error

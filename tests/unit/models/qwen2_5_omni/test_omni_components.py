@@ -124,6 +124,14 @@ def test_refused_input(tiny_checkpoint: Path, case: str) -> None:
         build(stage, tiny_checkpoint).prepare(asked)
 
 
+def test_voices_of_a_talker_with_a_checkpoint_of_its_own_are_left_to_the_talker(tiny_checkpoint: Path) -> None:
+    config = stage_config("thinker", tiny_checkpoint)
+    downstream = [edge.model_copy(update={"other_model": True}) for edge in config.downstream]
+    component = thinker.build_component(config.model_copy(update={"downstream": downstream}))
+    assert component.known_voices == ()
+    assert component.prepare(request(UserPrompt(text="Hi"), voice="Eve")).finished is None
+
+
 SAMPLING: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "thinker takes stop texts": ("thinker", {"stop": ["."], "temperature": 0.5}, None),
     "thinker has no steps": ("thinker", {"num_inference_steps": 3}, "num_inference_steps"),

@@ -178,6 +178,20 @@ def test_a_stage_s_own_model_replaces_the_pipeline_s() -> None:
     }
 
 
+def test_a_stage_knows_whether_all_stages_below_serve_its_checkpoint() -> None:
+    def shared(text: str) -> dict[str, bool]:
+        return {name: config.is_model_shared for name, config in compile_all(parse_pipeline(text)).items()}
+
+    assert shared(CASCADE) == {"ears": False, "llm": False, "voice": True}
+    assert set(shared(TREE).values()) == {True}
+    own = TREE.replace("name: wav1,", "name: wav1, model: {uri: hf://a/b, revision: MODEL},")
+    assert set(shared(own.replace("MODEL", "v2")).values()) == {True}
+    assert [name for name, is_shared in shared(own.replace("MODEL", "v3")).items() if not is_shared] == [
+        "thinker",
+        "talker1",
+    ]
+
+
 def test_without_a_model_of_the_pipeline_every_stage_needs_one() -> None:
     alone = CASCADE.replace("  model: {uri: hf://org/llm}\n", "")
     with pytest.raises(PipelineError, match="model is missing, and stages llm have no model of their own"):

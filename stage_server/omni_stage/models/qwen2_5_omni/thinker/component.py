@@ -158,7 +158,8 @@ def build_component(config: StageConfig) -> Thinker:
             pads_to_limit=True,
         ),
         pace=find_pace(checkpoint, config),
-        known_voices=tuple(read_voices(config.model.path)) if config.downstream else (),
+        # A talker with a checkpoint of its own may have other voices; it checks them itself.
+        known_voices=tuple(read_voices(config.model.path)) if config.downstream and config.is_model_shared else (),
     )
     return Thinker(checkpoint, prompts, settings)
 

@@ -170,6 +170,8 @@ def build_component(config: StageConfig) -> Thinker:
             "stage can read its thinker; leave the other stages out",
             field="downstream",
         )
+    # A talker with a checkpoint of its own may have other voices; it checks them itself.
+    knows_voices = bool(config.downstream) and config.is_model_shared
     prompts = PromptBuilder.load(checkpoint, max_audio_samples=MAX_SAMPLES, speech_needs_chat=True)
     settings = ThinkerSettings(
         feeds=bool(config.downstream),
@@ -183,6 +185,6 @@ def build_component(config: StageConfig) -> Thinker:
             pads_to_limit=False,
         ),
         pace=find_pace(checkpoint.speech, config),
-        known_voices=checkpoint.speech.voices if config.downstream and checkpoint.speech else (),
+        known_voices=checkpoint.speech.voices if checkpoint.speech and knows_voices else (),
     )
     return Thinker(checkpoint, prompts, settings)
