@@ -28,6 +28,7 @@ from support.controlplane.charts.helm import (
 from support.controlplane.server.api import eventually
 from support.controlplane.server.api_server import ApiServer
 from support.controlplane.server.schemas import LOCATION, write_schemas
+from support.processes.polling import PATIENCE_S
 
 pytestmark = pytest.mark.controlplane
 
@@ -72,7 +73,9 @@ def test_every_variant_has_the_apis_schemas(helm: Helm, schemas: Path, subtests:
         manifests = helm.template(values)
         with subtests.test(name):
             text = dump_manifests(manifests)
-            checked = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
+            checked = subprocess.run(
+                command, input=text, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+            )
             assert checked.returncode == 0, checked.stdout + checked.stderr
             assert f"Valid: {len(manifests)}, Invalid: 0, Errors: 0, Skipped: 0" in checked.stdout
 

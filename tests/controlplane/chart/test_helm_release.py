@@ -25,6 +25,7 @@ from support.controlplane.pipelines import (
     wait_settled,
 )
 from support.controlplane.server.api import Api, eventually
+from support.processes.polling import PATIENCE_S
 
 pytestmark = pytest.mark.controlplane
 
@@ -125,7 +126,7 @@ def test_install_test_uninstall_and_again(helm: Run, pods: OperatorPods, plane: 
     # Helm stores the chart and its manifests in one Secret, which can have at most 1 MiB.
     (secret,) = plane.admin.list("Secret", "owner=helm", NAMESPACE)
     assert sum(len(base64.b64decode(value)) for value in secret["data"].values()) < 512 * 1024
-    assert "Phase:          Succeeded" in helm("test", RELEASE, "--timeout=60s")
+    assert "Phase:          Succeeded" in helm("test", RELEASE, "--timeout=120s")
     models.apply(without_image("omni"))
     wait_settled(models)
     assert images_of(models, "omni") == {"omnipipeline-stage:0.1.0"}
@@ -210,7 +211,7 @@ def test_while_only_the_crd_is_upgraded_everything_is_healed(
     before = wait_settled(models)
     running = pod_uids(models)
     helm("upgrade", RELEASE, next_chart, "--wait")
-    understood = wait_condition(models, "SpecUnderstood", status="False", reason="UnknownFields", timeout_s=30)
+    understood = wait_condition(models, "SpecUnderstood", status="False", reason="UnknownFields", timeout_s=PATIENCE_S)
     assert "spec.scaling" in understood["message"]
     assert "spec.stages[0].adapters" in understood["message"]
     assert condition_of(wait_settled(models), "Ready") == condition_of(before, "Ready")

@@ -27,6 +27,7 @@ from support.controlplane.charts.operator_pods import OperatorPods
 from support.controlplane.control_plane import ControlPlane
 from support.controlplane.pipelines import build_pipeline, wait_settled
 from support.controlplane.server.api import eventually
+from support.processes.polling import PATIENCE_S
 
 pytestmark = pytest.mark.controlplane
 
@@ -42,7 +43,7 @@ def key_of(manifest: Manifest) -> tuple[str, str]:
 def test_it_is_the_charts_render(helm: Helm) -> None:
     script = ROOT / "tools" / "render_manifests.py"
     command = [sys.executable, str(script), "--helm", str(helm.binary), "--check"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -108,7 +109,7 @@ def test_apply_again_serve_and_delete_by_selector(plane: ControlPlane, tmp_path:
     with OperatorPods(plane, tmp_path) as pods:
         pods.step()
         plane.kubectl(
-            "rollout", "status", "deployment/omnipipeline", "--timeout=60s", namespace=NAMESPACE, timeout_s=90
+            "rollout", "status", "deployment/omnipipeline", "--timeout=120s", namespace=NAMESPACE, timeout_s=90
         )
         api.apply(build_pipeline())
         wait_settled(api)

@@ -20,6 +20,7 @@ from support.controlplane.pipelines import (
     wait_settled,
 )
 from support.controlplane.server.api import Api, ApiError, Manifest, eventually
+from support.processes.polling import PATIENCE_S
 
 pytestmark = pytest.mark.controlplane
 
@@ -76,7 +77,7 @@ def test_a_newer_crd_never_stops_healing(
         api.apply(build_pipeline(stages=stages))
         before = wait_settled(api)
         edit_crd(add_defaulted_fields)
-        said = eventually(lambda: names_fields(api), timeout_s=30, why="the new fields are named without an edit")
+        said = eventually(lambda: names_fields(api), timeout_s=PATIENCE_S, why="the new fields are named")
         for field in ("spec.scaling", "spec.rollout.pauseSeconds", "spec.stages[0].adapters"):
             assert field in said, said
         assert "spec.stages[0].engineArgs.speculation" in said
@@ -97,7 +98,7 @@ def test_a_newer_crd_never_stops_healing(
         heals(api)
         wait_settled(api)
         edit_crd(lambda spec: None)
-        eventually(lambda: not condition_of(api.get("OmniPipeline", "omni"), "SpecUnderstood"), timeout_s=30)
+        eventually(lambda: not condition_of(api.get("OmniPipeline", "omni"), "SpecUnderstood"), timeout_s=PATIENCE_S)
         wait_settled(api)
 
 
@@ -106,10 +107,12 @@ def heals(api: Api) -> None:
     api.delete("Service", "omni")
     (deployment,) = api.list("Deployment", labels=f"{STAGE_LABEL}=talker,omnipipeline.io/pipeline=omni")
     api.delete("Deployment", deployment["metadata"]["name"])
-    eventually(lambda: api.find("Service", "omni"), timeout_s=30, why="the Service is back")
+    eventually(lambda: api.find("Service", "omni"), timeout_s=PATIENCE_S, why="the Service is back")
     name, uid = deployment["metadata"]["name"], deployment["metadata"]["uid"]
-    eventually(lambda: api.get("Deployment", name)["metadata"]["uid"] != uid, timeout_s=30, why="the Deployment too")
-    eventually(lambda: condition_of(api.get("OmniPipeline", "omni"), "Ready")["status"] == "True", timeout_s=60)
+    eventually(
+        lambda: api.get("Deployment", name)["metadata"]["uid"] != uid, timeout_s=PATIENCE_S, why="the Deployment too"
+    )
+    eventually(lambda: condition_of(api.get("OmniPipeline", "omni"), "Ready")["status"] == "True", timeout_s=PATIENCE_S)
 
 
 def test_a_value_that_is_not_understood_keeps_what_serves(edit_crd: Edit, api: Api, operator: OperatorProcess) -> None:

@@ -28,6 +28,7 @@ from support.controlplane.pipelines import (
 from support.controlplane.server.api import Api, eventually
 from support.controlplane.server.api_server import ApiServer
 from support.controlplane.server.fault_proxy import FaultProxy
+from support.processes.polling import PATIENCE_S
 
 pytestmark = pytest.mark.controlplane
 
@@ -46,7 +47,7 @@ def test_another_manager_takes_our_fields(api: Api, operator: OperatorProcess) -
     for replicas in (2, 3, 4):
         theirs = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}}
         api.apply({**theirs, "spec": {"replicas": replicas}}, manager="rival", force=True)
-        eventually(lambda: api.get("Deployment", name)["spec"]["replicas"] == 1, timeout_s=60)
+        eventually(lambda: api.get("Deployment", name)["spec"]["replicas"] == 1, timeout_s=PATIENCE_S)
     eventually(lambda: snapshot(api) == expected)
     wait_idle(operator)
     assert operator.metrics()["omni_operator_noop_applies_total"] == 0
@@ -154,8 +155,8 @@ def test_edits_and_hand_edits_at_once(api: Api, operator: OperatorProcess) -> No
         done.set()
         thread.join()
     wait_settled(api)
-    eventually(lambda: all(d["spec"]["replicas"] == 1 for d in api.list("Deployment")), timeout_s=60)
-    eventually(lambda: len(api.list("Service")) == 5, timeout_s=60)
+    eventually(lambda: all(d["spec"]["replicas"] == 1 for d in api.list("Deployment")), timeout_s=PATIENCE_S)
+    eventually(lambda: len(api.list("Service")) == 5, timeout_s=PATIENCE_S)
 
 
 def with_errors(action: Callable[[], object]) -> None:

@@ -22,6 +22,7 @@ from support.controlplane.pipelines import (
 )
 from support.controlplane.server.api import Api, eventually
 from support.controlplane.server.fault_proxy import FaultProxy
+from support.processes.polling import PATIENCE_S
 
 pytestmark = pytest.mark.controlplane
 
@@ -57,7 +58,7 @@ def test_a_third_of_the_calls_fails(
     for name in names:
         eventually(lambda name=name: revisions(api, name) == {serving_revision(api, name)})
         api.delete("OmniPipeline", name)
-    eventually(lambda: all(list_labelled(api, name) == [] for name in names), timeout_s=60)
+    eventually(lambda: all(list_labelled(api, name) == [] for name in names), timeout_s=PATIENCE_S)
     assert operator.child.running
 
 
@@ -74,9 +75,9 @@ def test_the_api_server_is_killed_and_away(
         control_plane.start()
         name = next(name for kind, name in expected if kind == "Service")
         api.delete("Service", name)
-        eventually(lambda: snapshot(api) == expected, timeout_s=60)
+        eventually(lambda: snapshot(api) == expected, timeout_s=PATIENCE_S)
         api.patch("OmniPipeline", "omni", {"spec": {"timeouts": {"request": 60}}})
-        eventually(lambda: api.get("OmniPipeline", "omni")["status"]["observedGeneration"] == 2, timeout_s=60)
+        eventually(lambda: api.get("OmniPipeline", "omni")["status"]["observedGeneration"] == 2, timeout_s=PATIENCE_S)
         for pod in api.list("Pod"):
             api.delete("Pod", pod["metadata"]["name"], grace_s=0)
         wait_settled(api, timeout_s=120)
@@ -101,10 +102,10 @@ def test_watches_end(
             assert (proxy.cut_watches if end == "cut" else proxy.expire_watches)() >= 8
         for kind in ("Deployment", "Service", "ConfigMap"):
             api.delete(kind, next(name for child_kind, name in expected if child_kind == kind))
-        eventually(lambda: snapshot(api) == expected, timeout_s=60)
+        eventually(lambda: snapshot(api) == expected, timeout_s=PATIENCE_S)
         # New objects are seen as well.
         api.create(build_pipeline("second"))
-        eventually(lambda: len(list_children(api, "second")) == len(expected), timeout_s=60)
+        eventually(lambda: len(list_children(api, "second")) == len(expected), timeout_s=PATIENCE_S)
         wait_settled(api, "second", timeout_s=120)
 
 
@@ -132,7 +133,7 @@ def test_changes_in_a_gap(api: Api, proxy: FaultProxy, make_operator: Callable[.
         )
         proxy.come_back()
 
-        eventually(lambda: snapshot(api, "kept") == expected, timeout_s=60)
+        eventually(lambda: snapshot(api, "kept") == expected, timeout_s=PATIENCE_S)
         for name in ("kept", "replaced", "created"):
             wait_settled(api, name)
         owners = {

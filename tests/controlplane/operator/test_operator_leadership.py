@@ -10,6 +10,7 @@ import pytest
 from support.controlplane.operators import OperatorProcess, wait_idle
 from support.controlplane.pipelines import build_pipeline, list_children, snapshot, wait_settled
 from support.controlplane.server.api import Api, eventually
+from support.processes.polling import PATIENCE_S
 
 pytestmark = pytest.mark.controlplane
 
@@ -63,7 +64,7 @@ def test_the_follower_takes_over(api: Api, pair: tuple[OperatorProcess, Operator
         leader.kill()
     name = next(name for kind, name in expected if kind == "Deployment")
     api.delete("Deployment", name)
-    eventually(lambda: is_leader(follower) and snapshot(api) == expected, timeout_s=30)
+    eventually(lambda: is_leader(follower) and snapshot(api) == expected, timeout_s=PATIENCE_S)
 
 
 def test_a_leader_that_was_frozen_does_not_write(api: Api, pair: tuple[OperatorProcess, OperatorProcess]) -> None:
@@ -74,7 +75,7 @@ def test_a_leader_that_was_frozen_does_not_write(api: Api, pair: tuple[OperatorP
     wait_idle(old)
     before = count_writes(old)
     old.child.send(signal.SIGSTOP)
-    eventually(lambda: is_leader(new), timeout_s=30)
+    eventually(lambda: is_leader(new), timeout_s=PATIENCE_S)
     api.patch("OmniPipeline", "omni", {"spec": {"defaults": {"image": "example.com/stage:2"}}})
     wait_settled(api)
     wait_idle(new)

@@ -17,6 +17,7 @@ from support.controlplane.pipelines import build_pipeline, wait_settled
 from support.controlplane.server.api import Api, eventually
 from support.controlplane.server.api_server import ApiServer
 from support.machine.sockets import list_listeners
+from support.processes.polling import PATIENCE_S
 
 pytestmark = pytest.mark.controlplane
 
@@ -30,7 +31,7 @@ QUICK_LEASE = "--lease-duration=3"
 def run_operator(*flags: str, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Runs `python -m omni_operator` until it exits."""
     command = [sys.executable, "-m", "omni_operator", *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environ, check=False)
 
 
 def leads(operator: OperatorProcess) -> bool:

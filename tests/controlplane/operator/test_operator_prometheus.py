@@ -25,6 +25,7 @@ from support.peers.prometheus import (
     is_about_operator,
     panel_queries,
 )
+from support.processes.polling import PATIENCE_S
 
 pytestmark = pytest.mark.controlplane
 
@@ -37,24 +38,24 @@ def test_every_panel_and_every_alert_has_an_answer(operator: OperatorProcess, ap
     labels = {"namespace": "omnipipeline-system", "pod": "operator-0", "service": "operator-metrics"}
     config = {"job_name": "operator-metrics", "static_configs": [{"targets": [address], "labels": labels}]}
     with PrometheusProcess(tmp_path, [config]) as prometheus:
-        eventually(lambda: prometheus.query("omni_operator_leader == 1"), timeout_s=30, why="scraped")
+        eventually(lambda: prometheus.query("omni_operator_leader == 1"), timeout_s=PATIENCE_S, why="scraped")
         api.apply(build_pipeline())
         wait_settled(api)
         ready = f'omni_operator_pipeline_condition{{pipeline_namespace="{api.namespace}", condition="Ready"}} == 1'
-        eventually(lambda: prometheus.query(ready), timeout_s=30, why="the pipeline is ready in Prometheus too")
+        eventually(lambda: prometheus.query(ready), timeout_s=PATIENCE_S, why="the pipeline is ready in Prometheus too")
         assert find_unanswered(prometheus, panel_queries(OPERATOR_DASHBOARD)) == []
         assert find_empty_variables(prometheus, OPERATOR_DASHBOARD) == []
         assert find_unanswered(prometheus, alert_signals(ALERTS)) == []
-        eventually(lambda: find_broken_rules(prometheus, ALERTS) == [], timeout_s=30, why="nothing fires")
+        eventually(lambda: find_broken_rules(prometheus, ALERTS) == [], timeout_s=PATIENCE_S, why="nothing fires")
         families = scrape(f"http://{address}/metrics")
         assert find_bad_metrics(families) == []
 
         # A suspended pipeline is not Ready but raises no alert. A deleted pipeline has no series.
         api.patch("OmniPipeline", "omni", {"spec": {"suspend": True}})
         suspended = ready.replace('condition="Ready"', 'reason="Suspended"').replace("== 1", "== 0")
-        eventually(lambda: prometheus.query(suspended), timeout_s=30, why="suspended in Prometheus too")
+        eventually(lambda: prometheus.query(suspended), timeout_s=PATIENCE_S, why="suspended in Prometheus too")
         not_ready = next(alert for alert in ALERTS if alert.name == "OmniPipelineNotReady")
-        eventually(lambda: not prometheus.query(not_ready.expr), timeout_s=30, why="no alert for a suspended pipeline")
+        eventually(lambda: not prometheus.query(not_ready.expr), timeout_s=PATIENCE_S, why="no alert while suspended")
         api.delete("OmniPipeline", "omni")
         gone = f'omni_operator_pipeline_condition{{pipeline_namespace="{api.namespace}"}}'
-        eventually(lambda: not prometheus.query(gone), timeout_s=30, why="gone from Prometheus too")
+        eventually(lambda: not prometheus.query(gone), timeout_s=PATIENCE_S, why="gone from Prometheus too")

@@ -21,6 +21,7 @@ from support.controlplane.pipelines import (
     wait_settled,
 )
 from support.controlplane.server.api import Api, Manifest, eventually
+from support.processes.polling import PATIENCE_S
 
 pytestmark = pytest.mark.controlplane
 
@@ -96,7 +97,7 @@ def wait_until_taken(api: Api) -> None:
         assert not others, (others, degraded)
         return True
 
-    eventually(owned, timeout_s=60, why="every child is taken over")
+    eventually(owned, timeout_s=PATIENCE_S, why="every child is taken over")
 
 
 def test_children_that_outlive_their_pipeline_serve_the_next_one(api: Api, operator: OperatorProcess) -> None:

@@ -26,6 +26,7 @@ from support.controlplane.server.api import Api, ApiError
 from support.controlplane.server.api_server import ApiServer
 from support.controlplane.server.schemas import LOCATION, write_schemas
 from support.operator.operator_pipelines import build_all, make_pipeline, make_single, make_stages, pick
+from support.processes.polling import PATIENCE_S
 
 pytestmark = pytest.mark.controlplane
 
@@ -227,7 +228,7 @@ class TestKubeconform:
     def check(self, schemas: Path, text: str) -> subprocess.CompletedProcess[str]:
         program = find_binaries("kubeconform")["kubeconform"]
         command = [str(program), "-strict", "-summary", "-schema-location", str(schemas / LOCATION), "-"]
-        return subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=60)
+        return subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
 
     def test_samples(self, schemas: Path) -> None:
         text = "---\n".join(render(load_checked(sample)) for sample in SAMPLES)

@@ -38,7 +38,7 @@ def test_apply_wait_get_describe_diff_delete(api: Api, operator: OperatorProcess
     assert "created (server dry run)" in kubectl("apply", "--dry-run=server", "-f", "-", stdin=manifest)
     assert api.find("OmniPipeline", "omni") is None
     assert "omnipipeline.omnipipeline.io/omni created" in kubectl("apply", "-f", "-", stdin=manifest)
-    assert "condition met" in kubectl("wait", "--for=condition=Ready", "omni/omni", "--timeout=60s")
+    assert "condition met" in kubectl("wait", "--for=condition=Ready", "omni/omni", "--timeout=120s")
 
     header, row = kubectl("get", "omni").splitlines()
     assert header.split() == ["NAME", "READY", "REASON", "STAGES", "URL", "AGE"]
@@ -75,7 +75,7 @@ def test_server_side_apply_and_patch(api: Api, operator: OperatorProcess, kubect
     assert {stage["name"]: stage.get("replicas", 1) for stage in stages} == {"thinker": 1, "talker": 2, "token2wav": 1}
     patch = json.dumps({"spec": {"suspend": True}})
     assert "patched" in kubectl("patch", "omni", "omni", "--type=merge", "-p", patch)
-    kubectl("wait", "--for=jsonpath={.status.readyStages}=0/3", "omni/omni", "--timeout=30s")
+    kubectl("wait", "--for=jsonpath={.status.readyStages}=0/3", "omni/omni", "--timeout=120s")
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from support.controlplane.pipelines import (
 )
 from support.controlplane.server.api import Api, Manifest, eventually
 from support.controlplane.server.fault_proxy import POD_NEWS, FaultProxy
+from support.processes.polling import PATIENCE_S
 
 pytestmark = pytest.mark.controlplane
 
@@ -271,7 +272,7 @@ def test_the_default_image_is_the_operators(api: Api, make_operator: Callable[..
         first = revisions(api)
     with make_operator("--default-image", "example.com/a:2"):
         # A new default image rolls out blue/green, like an image in the spec.
-        eventually(lambda: revisions(api) not in (first, set()) and len(revisions(api)) == 1, timeout_s=60)
+        eventually(lambda: revisions(api) not in (first, set()) and len(revisions(api)) == 1, timeout_s=PATIENCE_S)
         wait_settled(api)
     images = {c["image"] for d in api.list("Deployment") for c in d["spec"]["template"]["spec"]["containers"]}
     assert images == {"example.com/a:2"}
@@ -293,6 +294,6 @@ def test_several_pipelines_and_a_shared_namespace(api: Api, operator: OperatorPr
 
 def test_a_volume_claim_of_a_model(control_plane: ControlPlane, api: Api, operator: OperatorProcess) -> None:
     api.apply(build_pipeline(model={"uri": "pvc://models/tiny"}))
-    wait_condition(api, "Ready", status="False", reason="VolumeNotBound", timeout_s=60)
+    wait_condition(api, "Ready", status="False", reason="VolumeNotBound", timeout_s=PATIENCE_S)
     control_plane.add_volume_claim(api.namespace, "models")
     wait_settled(api)

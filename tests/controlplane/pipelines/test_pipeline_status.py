@@ -22,6 +22,7 @@ from support.controlplane.pipelines import (
     wait_settled,
 )
 from support.controlplane.server.api import Api, Manifest, eventually
+from support.processes.polling import PATIENCE_S
 
 pytestmark = pytest.mark.controlplane
 
@@ -89,7 +90,7 @@ def troubled_pipeline(trouble: Trouble) -> Manifest:
 def test_cause(api: Api, make_operator: Callable[..., OperatorProcess], trouble: Trouble) -> None:
     with make_operator():
         api.apply(troubled_pipeline(trouble))
-        ready = wait_condition(api, "Ready", status="False", reason=trouble.reason, timeout_s=60)
+        ready = wait_condition(api, "Ready", status="False", reason=trouble.reason, timeout_s=PATIENCE_S)
         for part in ("talker", *trouble.says):
             assert part in ready["message"], ready
         eventually(lambda: api.get("OmniPipeline", "omni")["status"]["readyStages"] == "2/3")
@@ -112,7 +113,7 @@ def test_a_quota_is_exceeded(api: Api, operator: OperatorProcess) -> None:
     for stage in pipeline["spec"]["stages"]:
         stage.update(gpu)
     api.apply(pipeline)
-    wait_condition(api, "Ready", status="False", reason="QuotaExceeded", timeout_s=60)
+    wait_condition(api, "Ready", status="False", reason="QuotaExceeded", timeout_s=PATIENCE_S)
     api.delete("ResourceQuota", "gpus")
     # The ReplicaSet controller retries with growing pauses, without a change of the Deployment.
     wait_settled(api, timeout_s=90)
@@ -127,7 +128,7 @@ def test_a_paused_deployment_is_named_until_it_is_resumed(api: Api, operator: Op
     changed = build_pipeline()
     stage_of(changed, "talker")["limits"] = {"maxConcurrentRequests": 7}
     api.replace_spec(changed)
-    degraded = wait_condition(api, "Degraded", status="True", reason="RolloutPaused", timeout_s=60)
+    degraded = wait_condition(api, "Degraded", status="True", reason="RolloutPaused", timeout_s=PATIENCE_S)
     assert "stage talker: its Deployment is paused" in degraded["message"]
     assert f"kubectl rollout resume deployment/{name} -n {api.namespace}" in degraded["message"]
     assert condition_of(api.get("OmniPipeline", "omni"), "Ready")["status"] == "True", "the old pods keep serving"
@@ -140,7 +141,7 @@ def test_an_object_that_a_quota_denies_is_not_an_error_of_the_operator(api: Api,
     api.create({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "objects"}, "spec": hard})
     eventually(lambda: api.get("ResourceQuota", "objects")["status"]["hard"] == hard["hard"])
     api.apply(build_pipeline())
-    wait_condition(api, "Degraded", status="True", reason="ApplyFailed", timeout_s=60)
+    wait_condition(api, "Degraded", status="True", reason="ApplyFailed", timeout_s=PATIENCE_S)
     # A reconcile counts after its status is written.
     eventually(lambda: operator.metrics()['omni_operator_reconcile_total{result="denied"}'] >= 1)
     assert operator.metrics()['omni_operator_reconcile_total{result="error"}'] == 0

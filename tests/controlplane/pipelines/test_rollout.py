@@ -21,6 +21,7 @@ from support.controlplane.pipelines import (
     wait_settled,
 )
 from support.controlplane.server.api import Api, eventually
+from support.processes.polling import PATIENCE_S
 
 pytestmark = pytest.mark.controlplane
 
@@ -47,7 +48,7 @@ def test_blue_green(api: Api, operator: OperatorProcess, gpu_node: Callable[[int
     old = serving_revision(api)
     with watching_chains(api) as watcher:
         api.apply(gpu_pipeline(node, image="example.com/stage:2"))
-        eventually(lambda: serving_revision(api) != old, timeout_s=60)
+        eventually(lambda: serving_revision(api) != old, timeout_s=PATIENCE_S)
         wait_settled(api)
         assert revisions(api) == {serving_revision(api)}
     assert len(watcher.served) == 2
@@ -74,7 +75,7 @@ def test_the_old_set_ends_from_the_entry_down(
     thread.start()
     try:
         api.apply(gpu_pipeline(node, image="example.com/stage:2"))
-        eventually(lambda: len(gone) == 3, timeout_s=60)
+        eventually(lambda: len(gone) == 3, timeout_s=PATIENCE_S)
     finally:
         stop.set()
         thread.join()
@@ -94,12 +95,14 @@ def test_no_room_for_a_second_set(
     old = serving_revision(api)
     with watching_chains(api):
         api.apply(gpu_pipeline(node, image="example.com/stage:2"))
-        progressing = wait_condition(api, "Progressing", status="True", reason="RolloutNeedsCapacity", timeout_s=60)
+        progressing = wait_condition(
+            api, "Progressing", status="True", reason="RolloutNeedsCapacity", timeout_s=PATIENCE_S
+        )
         assert "Recreate" in progressing["message"]
         assert condition_of(api.get("OmniPipeline", "omni"), "Ready")["status"] == "True"
         assert serving_revision(api) == old
         control_plane.set_gpus(node, 6)
-        eventually(lambda: serving_revision(api) != old, timeout_s=60)
+        eventually(lambda: serving_revision(api) != old, timeout_s=PATIENCE_S)
         wait_settled(api)
 
 
@@ -112,7 +115,7 @@ def test_recreate_needs_no_room(api: Api, operator: OperatorProcess, gpu_node: C
     old = serving_revision(api)
     with watching_chains(api, complete=False):
         api.apply(gpu_pipeline(node, image="example.com/stage:2", **recreate))
-        eventually(lambda: serving_revision(api) != old, timeout_s=60)
+        eventually(lambda: serving_revision(api) != old, timeout_s=PATIENCE_S)
         wait_settled(api)
     assert revisions(api) == {serving_revision(api)}
 
@@ -127,7 +130,7 @@ def test_back_to_the_old_revision_midway(api: Api, operator: OperatorProcess, gp
         api.apply(gpu_pipeline(node, image="example.com/does-not-exist:2"))
         eventually(lambda: len(revisions(api)) == 2)
         api.apply(gpu_pipeline(node))
-        eventually(lambda: revisions(api) == {old}, timeout_s=60)
+        eventually(lambda: revisions(api) == {old}, timeout_s=PATIENCE_S)
         wait_settled(api)
     assert watcher.served == [old]
     assert {pod["metadata"]["uid"] for pod in api.list("Pod")} >= pods
@@ -144,7 +147,7 @@ def test_a_broken_revision_never_serves(api: Api, operator: OperatorProcess, gpu
         assert "example.com/does-not-exist:2" in degraded["message"]
         assert condition_of(api.get("OmniPipeline", "omni"), "Ready")["status"] == "True"
         api.apply(gpu_pipeline(node, image="example.com/stage:3"))
-        eventually(lambda: serving_revision(api) != old, timeout_s=60)
+        eventually(lambda: serving_revision(api) != old, timeout_s=PATIENCE_S)
         wait_settled(api)
     assert len(watcher.served) == 2
     eventually(lambda: revisions(api) == {serving_revision(api)})

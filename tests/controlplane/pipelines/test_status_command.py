@@ -11,6 +11,7 @@ from support.controlplane.control_plane import ControlPlane
 from support.controlplane.operators import OperatorProcess
 from support.controlplane.pipelines import build_pipeline, stage_of, wait_condition, wait_settled
 from support.controlplane.server.api import Api
+from support.processes.polling import PATIENCE_S
 
 pytestmark = pytest.mark.controlplane
 
@@ -28,7 +29,7 @@ def test_a_pipeline_is_drawn_with_its_failure_and_without(
     broken = build_pipeline()
     stage_of(broken, "talker")["image"] = "example.com/does-not-exist:1"
     api.apply(broken)
-    wait_condition(api, "Ready", status="False", reason="ImagePullBackOff", timeout_s=60)
+    wait_condition(api, "Ready", status="False", reason="ImagePullBackOff", timeout_s=PATIENCE_S)
     drawn = status("omni").stdout
     assert "ImagePullBackOff" in drawn
     assert "talker  0/1 ready" in drawn

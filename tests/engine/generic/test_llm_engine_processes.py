@@ -21,6 +21,7 @@ from omni_stage.engine.factory import build_stage_engine
 from omni_stage.errors import EngineDeadStageError, PrepareTimeoutError
 from omni_stage.models.component import StageRequest, StageStep, UserPrompt
 from support.models.generic_checkpoint import write_tiny_text_checkpoint
+from support.processes.polling import PATIENCE_S
 
 pytestmark = pytest.mark.engine
 
@@ -160,7 +161,7 @@ async def test_requests_of_a_dead_engine_fail_at_once(tmp_path: Path) -> None:
             if is_engine(pid):
                 os.kill(pid, signal.SIGKILL)
         with pytest.raises(EngineDeadStageError):
-            await asyncio.wait_for(exhaust(steps), 60)
+            await asyncio.wait_for(exhaust(steps), PATIENCE_S)
         assert engine.is_dead
         assert engine.unfinished_requests == 0
         with pytest.raises(EngineDeadStageError):

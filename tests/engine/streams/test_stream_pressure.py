@@ -24,7 +24,7 @@ from support.engines.streams import (
     until_empty,
 )
 from support.models.reference import PLAIN_SYSTEM_PROMPT, ReferencePrompt
-from support.processes.polling import until
+from support.processes.polling import PATIENCE_S, until
 
 pytestmark = pytest.mark.engine
 
@@ -119,7 +119,7 @@ async def test_more_sessions_than_kv_end(checkpoint: Path) -> None:
             for stream in streams:
                 stream.put({"x": rows[prompt + 5 :]})
                 stream.end()
-            return [item.token_ids for item in await asyncio.wait_for(asyncio.gather(*tasks), 100)]
+            return [item.token_ids for item in await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S)]
 
         full = (await stages.ask("talker", thought.tensors, **GREEDY, max_tokens=100_000, ignore_eos=True)).token_ids
         assert len(full) + prompt + 2 == 160, "it reaches the longest sequence"

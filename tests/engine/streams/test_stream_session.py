@@ -28,7 +28,7 @@ from support.engines.streams import (
     until_empty,
 )
 from support.models.reference import PLAIN_SYSTEM_PROMPT, ReferencePrompt
-from support.processes.polling import until
+from support.processes.polling import PATIENCE_S, until
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
@@ -118,7 +118,7 @@ async def test_the_talkers_own_end_drops_rows_that_still_come(stages: OmniStages
         stream.put({"x": row[None]})
         await asyncio.sleep(0.005)
     # The talker ends by itself, although the stream of rows is never ended.
-    spoken = await asyncio.wait_for(task, 60)
+    spoken = await asyncio.wait_for(task, PATIENCE_S)
     same(spoken, await stages.ask("talker", thought.tensors, **sampling))
     assert len(spoken.token_ids) <= 2
     assert await until_empty(stages.engines["talker"]) == {}

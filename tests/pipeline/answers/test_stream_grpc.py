@@ -11,6 +11,7 @@ import pytest
 
 from omni_proto.client import Accepted, AsyncOmniClient, AudioChunk, OmniRequestError, StageFinished, TokenDelta
 from support.processes.pipelines import RunningPipeline
+from support.processes.polling import PATIENCE_S
 
 pytestmark = pytest.mark.pipeline
 
@@ -154,7 +155,7 @@ async def test_what_a_streamed_stage_cannot_honour_is_refused_before_anything_is
     stream_pipeline: RunningPipeline, name: str
 ) -> None:
     async with AsyncOmniClient(stream_pipeline.endpoint) as client:
-        events = client.generate(raw_text="Hello", sampling={"talker": {name: REFUSED[name]}}, timeout=60)
+        events = client.generate(raw_text="Hello", sampling={"talker": {name: REFUSED[name]}}, timeout=PATIENCE_S)
         # Not even Accepted arrives: the thinker asks the talker first.
         with pytest.raises(OmniRequestError) as caught:
             await anext(events)
@@ -168,7 +169,7 @@ async def test_calls_that_are_left_free_their_sessions(stream_pipeline: RunningP
     async with AsyncOmniClient(stream_pipeline.endpoint) as client:
 
         async def leave() -> None:
-            events = client.generate(raw_text="Hello", sampling=long, include_codec_tokens=True, timeout=60)
+            events = client.generate(raw_text="Hello", sampling=long, include_codec_tokens=True, timeout=PATIENCE_S)
             async for event in events:
                 if isinstance(event, TokenDelta) and event.stage == "talker":
                     break

@@ -14,6 +14,7 @@ import pytest
 from omni_proto.client import AsyncOmniClient, GenerationResult, OmniRequestError, audio_part, image_part, system, user
 from support.media.samples import encode_png, encode_wav, make_image, make_sound
 from support.processes.pipelines import RunningPipeline
+from support.processes.polling import PATIENCE_S
 
 pytestmark = pytest.mark.pipeline
 
@@ -152,5 +153,5 @@ async def test_replies_that_cannot_be_spoken_are_refused(name: str, stream_pipel
     arguments, field = REFUSED[name]
     async with AsyncOmniClient(stream_pipeline.endpoint) as client:
         with pytest.raises(OmniRequestError) as caught:
-            await client.run(text="Read this.", timeout=60, **arguments)
+            await client.run(text="Read this.", timeout=PATIENCE_S, **arguments)
     assert (caught.value.code.name, caught.value.field) == ("INVALID_ARGUMENT", field)

@@ -11,11 +11,10 @@ import pytest
 
 from omni_cli.local.guard import ProcessId, list_running, list_tree
 from support.processes.pipelines import OMNIPIPE, OmnipipeRun, run_pipeline
-from support.processes.polling import wait_until
+from support.processes.polling import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.pipeline
 
-PATIENCE_S = 60.0
 ONE_STAGE = """
 apiVersion: omnipipeline.io/v1alpha1
 kind: OmniPipeline

@@ -12,6 +12,7 @@ import pytest
 
 from omni_proto.stage.v1 import events_pb2, sampling_pb2, stage_service_pb2, stage_service_pb2_grpc
 from support.processes.pipelines import RunningPipeline
+from support.processes.polling import PATIENCE_S
 
 pytestmark = pytest.mark.pipeline
 
@@ -75,7 +76,7 @@ def test_plain_stubs_get_text_and_sound(tiny_pipeline: RunningPipeline) -> None:
         start = pb.Start(text="hello", seed=3, audio=audio)
         call = stub.Generate(iter([pb.GenerateRequest(start=start), pb.GenerateRequest(end=pb.End())]), timeout=120)
         events = list(call)
-        described = stub.GetStage(pb.GetStageRequest(), timeout=30)
+        described = stub.GetStage(pb.GetStageRequest(), timeout=PATIENCE_S)
     kinds = [event.WhichOneof("message") for event in events]
     assert kinds[0] == "accepted"
     assert kinds[-1] == "summary"

@@ -15,7 +15,7 @@ from omni_proto.client import ClientTls, OmniClient
 from omni_proto.stage_config import ServerTls, StageConfig
 from support.peers.certificates import DAY, Authority, MountedSecret, tls_files
 from support.processes.pipelines import OMNIPIPE
-from support.processes.polling import wait_until
+from support.processes.polling import PATIENCE_S, wait_until
 from support.processes.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports
 
 pytestmark = pytest.mark.pipeline
@@ -189,7 +189,7 @@ def test_stages_below_the_entry_stay_plaintext(tmp_path: Path, authority: Author
     with StageProcess(list(configs.values()), tmp_path, CHEAP).start() as process:
         target = f"grpcs://127.0.0.1:{process.ports['thinker']['grpc']}"
         with OmniClient(target, tls=ClientTls(ca=tmp_path / "ca.crt", server_name=HOST)) as client:
-            answer = client.run(raw_text="hello", timeout=60)
+            answer = client.run(raw_text="hello", timeout=PATIENCE_S)
         assert answer.text
         assert answer.audio
         with OmniClient(f"grpc://127.0.0.1:{process.ports['talker']['grpc']}") as client:

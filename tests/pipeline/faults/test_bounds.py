@@ -23,7 +23,7 @@ from omni_proto.rpc.options import channel_options
 from omni_proto.stage.v1 import sampling_pb2, stage_service_pb2 as pb
 from omni_proto.tensors import EncodedChunk, encode_rows, schema_hash, tensor_prompt
 from omni_stage.service.guard.admission import MIN_START_SLOTS
-from support.processes.polling import until
+from support.processes.polling import PATIENCE_S, until
 from support.processes.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports
 from support.stages.cheap_stages import EDGE_A, ROW, WORD
 from support.stages.scripted_stages import END, Answer, collect
@@ -89,7 +89,7 @@ async def serve_some(process: StageProcess, count: int = 50) -> None:
     """Sends requests that succeed, so that a process has allocated its usual memory before a test measures growth."""
     async with AsyncOmniClient(f"127.0.0.1:{process.ports['thinker']['grpc']}") as client:
         for _ in range(count):
-            assert (await client.run(raw_text="hello", timeout=20)).text == WORD * 4
+            assert (await client.run(raw_text="hello", timeout=PATIENCE_S)).text == WORD * 4
 
 
 class Watch:
@@ -190,7 +190,7 @@ async def test_callers_that_announce_much_are_refused_before_they_send(pair: tup
             assert (await holder.read()).WhichOneof("message") == "accepted"
         refused: list[Answer] = []
         for _ in range(0, CALLS, MIN_START_SLOTS):
-            calls = [generate(never_ending(messages), timeout=60) for _ in range(MIN_START_SLOTS)]
+            calls = [generate(never_ending(messages), timeout=PATIENCE_S) for _ in range(MIN_START_SLOTS)]
             refused += await asyncio.gather(*(collect(call) for call in calls))
         assert not any(holder.done() for holder in holders)
         for holder in holders:

@@ -12,7 +12,7 @@ from contextlib import aclosing, suppress
 import pytest
 
 from omni_proto.client import AsyncOmniClient, AudioChunk
-from support.processes.polling import until
+from support.processes.polling import PATIENCE_S, until
 from support.processes.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports
 from support.stages.cheap_stages import WORD
 
@@ -85,7 +85,7 @@ async def count_tasks(process: StageProcess, at_most: float) -> float:
 async def test_cancelled_calls_leave_nothing(chain: StageProcess, calls: int) -> None:
     rng = random.Random(4)
     async with AsyncOmniClient(f"127.0.0.1:{chain.ports['thinker']['grpc']}") as client:
-        assert (await client.run(raw_text="hello", timeout=20)).text == WORD * 4
+        assert (await client.run(raw_text="hello", timeout=PATIENCE_S)).text == WORD * 4
         await settle(chain)
         idle_tasks, own_tasks = chain.metric("thinker", "cheap_tasks"), len(asyncio.all_tasks())
         await cancel_calls(client, WARM_UP, rng)
@@ -101,6 +101,6 @@ async def test_cancelled_calls_leave_nothing(chain: StageProcess, calls: int) ->
         assert after < before * GROWTH
         assert await count_tasks(chain, idle_tasks) <= idle_tasks
         await until(lambda: len(asyncio.all_tasks()) <= own_tasks + 1)
-        assert (await client.run(raw_text="hello", timeout=20)).text == WORD * 4
+        assert (await client.run(raw_text="hello", timeout=PATIENCE_S)).text == WORD * 4
     assert "Traceback" not in chain.read_log()
     assert "never retrieved" not in chain.read_log()

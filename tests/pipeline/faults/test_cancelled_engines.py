@@ -19,7 +19,7 @@ from omni_proto.client import AsyncOmniClient, StageFinished, TokenDelta
 from omni_proto.stage_config import StageConfig
 from omni_stage.service.server.stage_server import StageServer
 from support.engines.omni_stages import OmniStages, StartedEngine, run_omni_stages
-from support.processes.polling import until
+from support.processes.polling import PATIENCE_S, until
 from support.processes.stage_processes import chain_configs, pick_chain_ports
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.engine]
@@ -78,10 +78,10 @@ async def test_cancelled_requests_leave_every_engine(make_tiny_checkpoint: Calla
     rng = random.Random(3)
     checkpoint, short = make_tiny_checkpoint(0, "small", family), {**SHORT, **LAST[family]}
     async with run_omni_stages(checkpoint, family=family) as stages, serving(stages, family) as client:
-        assert (await client.run(raw_text="hello", sampling=short, timeout=60)).audio
+        assert (await client.run(raw_text="hello", sampling=short, timeout=PATIENCE_S)).audio
         for _ in range(ROUNDS):
             # The fourth call is cancelled when the talker ends, which is when the last stage begins.
             calls = [(rng.choice(("thinker", "talker")), rng.randrange(0, 40)) for _ in range(3)]
             await asyncio.gather(*(cancel_after(client, family, *call) for call in [*calls, ("talker", 51)]))
             await until(lambda: not held(stages))
-        assert (await client.run(raw_text="hello", sampling=short, timeout=60)).audio
+        assert (await client.run(raw_text="hello", sampling=short, timeout=PATIENCE_S)).audio

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from omni_proto.client import Accepted, AsyncOmniClient, OmniRequestError
-from support.processes.polling import wait_until
+from support.processes.polling import PATIENCE_S, wait_until
 from support.processes.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports
 from support.stages.cheap_stages import WORD
 
@@ -29,7 +29,7 @@ def entry(tmp_path: Path) -> Iterator[StageProcess]:
 
 async def collect_text(client: AsyncOmniClient, begun: asyncio.Event) -> str:
     text = ""
-    async for event in client.generate(raw_text="hello", modalities=["text"], sampling=SLOWLY, timeout=30):
+    async for event in client.generate(raw_text="hello", modalities=["text"], sampling=SLOWLY, timeout=PATIENCE_S):
         if isinstance(event, Accepted):
             begun.set()
         text += getattr(event, "text", "")
@@ -40,7 +40,7 @@ async def test_sigterm_lets_calls_end_and_exits_with_0(entry: StageProcess) -> N
     async with AsyncOmniClient(f"127.0.0.1:{entry.ports['thinker']['grpc']}") as client:
         begun = [asyncio.Event() for _ in range(8)]
         running = [asyncio.create_task(collect_text(client, event)) for event in begun]
-        await asyncio.wait_for(asyncio.gather(*(event.wait() for event in begun)), 10)
+        await asyncio.wait_for(asyncio.gather(*(event.wait() for event in begun)), PATIENCE_S)
         entry.send(signal.SIGTERM)
         texts = await asyncio.gather(*running)
     assert texts == [WORD * 20] * 8
@@ -51,7 +51,7 @@ async def test_a_second_sigterm_aborts(entry: StageProcess) -> None:
     async with AsyncOmniClient(f"127.0.0.1:{entry.ports['thinker']['grpc']}") as client:
         begun = asyncio.Event()
         running = asyncio.create_task(collect_text(client, begun))
-        await asyncio.wait_for(begun.wait(), 10)
+        await asyncio.wait_for(begun.wait(), PATIENCE_S)
         entry.send(signal.SIGTERM)
         # Two pending signals of the same kind are delivered as one, so the first must have been handled.
         await asyncio.to_thread(wait_until_draining, entry)

@@ -21,6 +21,7 @@ from omni_proto.client import AsyncOmniClient, OmniRequestError
 from omni_proto.stage_config import EdgeMode
 from omni_stage.models.component import EdgeRows, EdgeStream, FinishReason, StageRequest, StageStep
 from support.machine.tcp_proxy import TcpProxy, Toxics
+from support.processes.polling import PATIENCE_S
 from support.stages.scripted_stages import EDGE_A, Kit, ScriptedComponent, Stage, rows
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -30,7 +31,6 @@ HOPS = ("thinker", "talker", "token2wav")
 DEADLINE_S = 2.0
 SLACK_S = 20.0
 """How much later than its deadline a call may end on a busy machine. A call that hangs would exceed any limit."""
-PATIENCE_S = 20.0
 RECOVERY_S = 30.0
 """How long a hop may take to recover. A channel retries an unreachable peer once a second."""
 ROWS = 20_000

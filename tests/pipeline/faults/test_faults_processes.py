@@ -20,14 +20,13 @@ import pytest
 
 from omni_cli.local.guard import list_running
 from omni_proto.client import AsyncOmniClient, GenerationResult, OmniRequestError, TokenDelta
-from support.processes.polling import wait_until
+from support.processes.polling import PATIENCE_S, wait_until
 from support.processes.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.timeout(600)]
 
 STEP_TIMEOUT_S = 10.0
 """Longer than any step takes on a machine that is busy with other tests, so only a stuck engine exceeds it."""
-DEAD_WITHIN_S = 30.0
 RECOVERY_S = 30.0
 MODEL = {"maxModelLen": 2048, "maxNumSeqs": 8, "dtype": "float32", "kvCacheMemoryMib": 64, "enforceEager": True}
 SAMPLING = {"thinker": {"temperature": 0.0, "max_tokens": 8}, "talker": {"temperature": 0.0, "max_tokens": 16}}
@@ -47,7 +46,7 @@ class Chain:
         """The stage that makes audio."""
         return list(self.processes)[-1]
 
-    async def run(self, timeout_s: float = 60, **arguments: Any) -> GenerationResult:
+    async def run(self, timeout_s: float = PATIENCE_S, **arguments: Any) -> GenerationResult:
         return await self.client.run(**{"raw_text": "hello", "sampling": SAMPLING, "timeout": timeout_s, **arguments})
 
     async def fail(self, **arguments: Any) -> OmniRequestError:
@@ -76,7 +75,9 @@ class Chain:
         begun = asyncio.Event()
 
         async def consume() -> OmniRequestError:
-            events = self.client.generate(raw_text="hello", sampling=LONG, include_codec_tokens=True, timeout=60)
+            events = self.client.generate(
+                raw_text="hello", sampling=LONG, include_codec_tokens=True, timeout=PATIENCE_S
+            )
             try:
                 async with aclosing(events):
                     async for event in events:
@@ -88,7 +89,7 @@ class Chain:
 
         task = asyncio.create_task(consume())
         done, _ = await asyncio.wait(
-            {task, asyncio.create_task(begun.wait())}, timeout=60, return_when="FIRST_COMPLETED"
+            {task, asyncio.create_task(begun.wait())}, timeout=PATIENCE_S, return_when="FIRST_COMPLETED"
         )
         assert begun.is_set(), [item.result() for item in done]
         return task, begun
@@ -141,7 +142,7 @@ async def test_killed_engine_ends_calls_and_the_stage_and_it_can_come_back(chain
     running, _ = await chain.begin_long()
     os.kill(talker.engine_core(), signal.SIGKILL)
     killed = time.monotonic()
-    error = await asyncio.wait_for(running, DEAD_WITHIN_S)
+    error = await asyncio.wait_for(running, PATIENCE_S)
     assert (error.code.name, error.reason, error.stage) == ("UNAVAILABLE", "ENGINE_DEAD", "talker")
     assert await asyncio.to_thread(talker.wait, killed + 20 - time.monotonic()) == 70
     assert json.loads(talker.termination.read_text())["reason"] == "EngineDead"
@@ -162,14 +163,14 @@ async def test_hung_engine_ends_calls_and_fails_liveness(chain: Chain) -> None:
     core = talker.engine_core()
     os.kill(core, signal.SIGSTOP)
     try:
-        error = await asyncio.wait_for(running, STEP_TIMEOUT_S + DEAD_WITHIN_S)
+        error = await asyncio.wait_for(running, STEP_TIMEOUT_S + PATIENCE_S)
         assert (error.code.name, error.reason, error.stage) == ("DEADLINE_EXCEEDED", "STEP_TIMEOUT", "talker")
         assert talker.health("talker", "liveness") == "NOT_SERVING"
         assert talker.health("talker", "readiness") == "NOT_SERVING"
         assert talker.poll() is None, "it does not end by itself: kubelet restarts it"
         assert json.loads(talker.termination.read_text())["reason"] == "StepTimeout"
         # The next request fails without waiting for the hung engine.
-        error = await asyncio.wait_for(chain.fail(), DEAD_WITHIN_S)
+        error = await asyncio.wait_for(chain.fail(), PATIENCE_S)
         assert (error.code.name, error.stage) == ("UNAVAILABLE", "talker")
         known = talker.list_tree()
         # kubelet would send SIGTERM too. The engine is still suspended by SIGSTOP.
@@ -210,7 +211,7 @@ async def test_killed_stage_during_a_request(chain: Chain) -> None:
     running, _ = await chain.begin_long()
     below = talker.list_tree()
     talker.send(signal.SIGKILL)
-    error = await asyncio.wait_for(running, DEAD_WITHIN_S)
+    error = await asyncio.wait_for(running, PATIENCE_S)
     assert (error.code.name, error.reason, error.stage) == ("UNAVAILABLE", "DOWNSTREAM_UNAVAILABLE", "talker")
     assert await asyncio.to_thread(talker.wait, 20) == -signal.SIGKILL
     # The talker's engine and its template were not killed, but must not outlive the stage server.

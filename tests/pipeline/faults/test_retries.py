@@ -24,6 +24,7 @@ from omni_proto.client import AsyncOmniClient, OmniRequestError
 from omni_proto.rpc.options import server_options
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2 as pb, stage_service_pb2_grpc
 from support.machine.tcp_proxy import TcpProxy
+from support.processes.polling import PATIENCE_S
 from support.stages.scripted_stages import EDGE_A, Kit, ScriptedComponent
 
 AT_ONCE, CHANNELS = 40, 8
@@ -116,7 +117,7 @@ async def run_until_enough(peer: FaultyPeer, clients: list[AsyncOmniClient], fau
         while sum(peer.faults.values()) < faults:
             request_id, count = f"{number}-{count}", count + 1
             try:
-                await client.run(raw_text="hello", request_id=request_id, timeout=30)
+                await client.run(raw_text="hello", request_id=request_id, timeout=PATIENCE_S)
                 outcomes[request_id] = "OK"
             except OmniRequestError as error:
                 outcomes[request_id] = error.code.name

@@ -18,6 +18,7 @@ import pytest
 from omni_proto.client import GenerationResult, OmniClient
 from support.processes.foreign_programs import run_cases
 from support.processes.pipelines import RunningPipeline
+from support.processes.polling import PATIENCE_S
 
 # `make full` only: the clients come from package registries. test_gateway_clients.py and test_gateway_speech.py test
 # OpenAI's client for Python.
@@ -57,7 +58,7 @@ def run(tiny_gateway: str, tmp_path: Path) -> Callable[[str], tuple[dict[str, An
 
 
 def _audio_seconds(gateway: str) -> float:
-    lines = httpx.get(f"{gateway}/metrics", timeout=30).text.splitlines()
+    lines = httpx.get(f"{gateway}/metrics", timeout=PATIENCE_S).text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("omni_gateway_audio_seconds_total{"))
 
 

@@ -24,6 +24,7 @@ from omni_gateway.settings import GatewaySettings
 from support.machine.sockets import list_listeners
 from support.peers.gateways import serve_gateway
 from support.processes.pipelines import RunningPipeline
+from support.processes.polling import PATIENCE_S
 
 pytestmark = pytest.mark.pipeline
 
@@ -38,7 +39,7 @@ def requests_in(pipeline: RunningPipeline) -> float:
     """Returns how many requests all stages hold together."""
     total = 0.0
     for ports in pipeline.stages.values():
-        with urllib.request.urlopen(f"http://127.0.0.1:{ports['metrics']}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{ports['metrics']}/metrics", timeout=PATIENCE_S) as answer:
             lines = answer.read().decode().splitlines()
         total += sum(float(line.split()[-1]) for line in lines if INFLIGHT.match(line))
     return total
@@ -60,7 +61,7 @@ def test_a_client_that_leaves_frees_every_stage(
     body = json.dumps({**LONG, **SPEECH, "stream": stream}).encode()
     head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
     head += f"content-length: {len(body)}"
-    with socket.create_connection((host, int(port)), timeout=60) as client:
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as client:
         client.sendall(head.encode() + b"\r\n\r\n" + body)
         wait_for_requests(tiny_pipeline, any_left=True)
     wait_for_requests(tiny_pipeline, any_left=False)
@@ -69,7 +70,7 @@ def test_a_client_that_leaves_frees_every_stage(
 def test_a_body_that_says_it_is_too_large_is_not_waited_for(tiny_gateway: str) -> None:
     host, port = tiny_gateway.removeprefix("http://").split(":")
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 10000000000\r\n\r\n"
-    with socket.create_connection((host, int(port)), timeout=60) as client:
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as client:
         client.sendall(head)
         answer = client.recv(65536)
     assert answer.startswith(b"HTTP/1.1 413 ")
@@ -81,10 +82,10 @@ def test_bodies_are_bounded_in_size_and_in_time(tiny_pipeline: RunningPipeline) 
     bounds = GatewaySettings(max_body_bytes=2048, body_seconds=0.5)
     with serve_gateway(pipeline, settings=bounds) as url:
         # A chunked body without Content-Length.
-        answer = httpx.post(f"{url}/v1/chat/completions", content=iter([b"x" * 1000] * 5), timeout=60)
+        answer = httpx.post(f"{url}/v1/chat/completions", content=iter([b"x" * 1000] * 5), timeout=PATIENCE_S)
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
         host, port = url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=60) as client:
+        with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as client:
             client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
             assert b"body_timeout" in client.recv(65536)
 
@@ -99,7 +100,7 @@ def test_keys_let_in_and_limits_hold(
     with (
         caplog.at_level(logging.DEBUG),
         serve_gateway(pipeline, settings=GatewaySettings(keys_file=file)) as url,
-        httpx.Client(base_url=url, timeout=60) as client,
+        httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
     ):
         assert client.get("/health").status_code == 200
         assert client.get("/v1/models").json()["error"]["code"] == "missing_api_key"
@@ -138,7 +139,7 @@ def test_a_drain_ends_what_was_begun(tiny_pipeline: RunningPipeline, tmp_path: P
                 lines = answer.iter_lines()
                 assert next(lines).startswith("data: ")
                 process.send_signal(signal.SIGTERM)
-                while (ready := httpx.get(f"{url}/ready", timeout=30)).status_code == 200:
+                while (ready := httpx.get(f"{url}/ready", timeout=PATIENCE_S)).status_code == 200:
                     time.sleep(0.05)
                 assert (ready.status_code, ready.headers["connection"]) == (503, "close")
                 assert [line for line in lines if line][-1] == "data: [DONE]"

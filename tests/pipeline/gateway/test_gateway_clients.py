@@ -10,6 +10,7 @@ from pydantic import SecretStr
 
 from omni_proto.client import OmniClient
 from support.processes.pipelines import RunningPipeline
+from support.processes.polling import PATIENCE_S
 
 pytestmark = pytest.mark.pipeline
 
@@ -89,7 +90,7 @@ def test_langchain_streams_the_same_text(tiny_gateway: str, client: openai.OpenA
 
 @pytest.mark.parametrize("path", ["responses", "audio/transcriptions", "embeddings"])
 def test_what_is_not_there_is_refused_with_a_reason(tiny_gateway: str, path: str) -> None:
-    answer = httpx.post(f"{tiny_gateway}/v1/{path}", json={"model": MODEL}, timeout=30)
+    answer = httpx.post(f"{tiny_gateway}/v1/{path}", json={"model": MODEL}, timeout=PATIENCE_S)
     assert answer.status_code == 404
     assert answer.json()["error"]["code"] == "unsupported_endpoint"
     assert "use /v1/chat/completions" in answer.json()["error"]["message"] or path != "responses"
@@ -97,7 +98,7 @@ def test_what_is_not_there_is_refused_with_a_reason(tiny_gateway: str, path: str
 
 def test_metrics_count_what_was_answered(tiny_gateway: str, client: openai.OpenAI) -> None:
     client.models.list()
-    lines = httpx.get(f"{tiny_gateway}/metrics", timeout=30).text.splitlines()
+    lines = httpx.get(f"{tiny_gateway}/metrics", timeout=PATIENCE_S).text.splitlines()
     counted = {line.split(" ")[0]: float(line.split(" ")[1]) for line in lines if not line.startswith("#")}
     assert counted['omni_gateway_requests_total{route="/v1/models",status="200"}'] >= 1
     assert counted["omni_gateway_inflight_requests"] == 1  # the scrape itself

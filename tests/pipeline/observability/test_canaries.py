@@ -18,6 +18,7 @@ from omni_proto.stage.v1 import stage_service_pb2 as pb, stage_service_pb2_grpc
 from omni_proto.tensors import crc32c, encode_tensor_chunk, schema_from_proto, schema_hash, tensor_prompt
 from support.media.samples import encode_png, encode_wav, make_image, make_sound
 from support.processes.pipelines import RunningPipeline
+from support.processes.polling import PATIENCE_S
 from support.stages.scripted_stages import collect
 
 pytestmark = pytest.mark.pipeline
@@ -51,7 +52,7 @@ BAD: dict[str, dict[str, Any]] = {
 
 
 def read_metrics(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S) as answer:
         return str(answer.read().decode())
 
 
@@ -102,7 +103,7 @@ async def hostile_edges(pipeline: RunningPipeline) -> list[str]:
     for stage, source in ((talker, thinker), (sound, talker)):
         async with grpc.aio.insecure_channel(f"127.0.0.1:{pipeline.stages[stage]['grpc']}") as channel:
             stub = stage_service_pb2_grpc.StageServiceStub(channel)
-            schema = schema_from_proto((await stub.GetStage(pb.GetStageRequest(), timeout=20)).input_schema)
+            schema = schema_from_proto((await stub.GetStage(pb.GetStageRequest(), timeout=PATIENCE_S)).input_schema)
             generate = channel.stream_stream(
                 "/omni_proto.stage.v1.StageService/Generate",
                 request_serializer=lambda m: m if isinstance(m, bytes) else m.SerializeToString(),
@@ -120,7 +121,7 @@ async def hostile_edges(pipeline: RunningPipeline) -> list[str]:
                         encode_tensor_chunk(spec.name, 0, 1, crc32c(data) if crc is None else crc, True, data)
                     )
                 messages.append(pb.GenerateRequest(end=pb.End()))
-                answer = await collect(generate(iter(messages), timeout=60))
+                answer = await collect(generate(iter(messages), timeout=PATIENCE_S))
                 # A single row is a prompt without a reply, so the talker has nothing to speak and returns no error.
                 assert answer.code is not grpc.StatusCode.OK or (stage, crc, source_name) == ("talker", None, source)
                 said.append(f"{answer.message} {answer.status}")

@@ -15,6 +15,7 @@ from omni_proto.pipeline import load_pipeline
 from support.operator.operator_pipelines import build_all, labels_of_pods, pick
 from support.peers.prometheus import PrometheusProcess, expand, list_targets, scrape_config
 from support.processes.pipelines import SAMPLES, run_pipeline
+from support.processes.polling import PATIENCE_S
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.full]
 
@@ -31,7 +32,7 @@ def call(endpoint: str, until: float, number: int) -> None:
         while time.time() < until:
             try:
                 nobody = {"nobody": {"max_tokens": 1}}
-                client.run(text="Say something.", sampling=nobody if number % 10 == 9 else SPEAK, timeout=60)
+                client.run(text="Say something.", sampling=nobody if number % 10 == 9 else SPEAK, timeout=PATIENCE_S)
             except OmniRequestError:
                 time.sleep(2)
 

@@ -35,7 +35,7 @@ from support.peers.prometheus import (
     scrape_config,
 )
 from support.processes.pipelines import SAMPLES, RunningPipeline
-from support.processes.polling import wait_until
+from support.processes.polling import PATIENCE_S, wait_until
 from support.processes.stage_processes import CHEAP, StageProcess, chain_configs
 
 pytestmark = pytest.mark.pipeline
@@ -49,7 +49,6 @@ EDGE_ENDS = (
     'sum(omni_stage_edge_bytes_total{stage="talker", peer="thinker", direction="received"})',
 )
 REQUESTS = 4
-PATIENCE_S = 60.0
 SCRAPE_S = 1.0
 
 
@@ -91,10 +90,10 @@ def prometheus(
 def send_requests(endpoint: str) -> None:
     with OmniClient(endpoint) as client:
         for seed in range(REQUESTS):
-            assert client.run(raw_text="Say hello.", seed=seed, sampling=SPEAK, timeout=60).audio
+            assert client.run(raw_text="Say hello.", seed=seed, sampling=SPEAK, timeout=PATIENCE_S).audio
             time.sleep(1.0)  # rates need samples from before and after
         with pytest.raises(OmniRequestError):
-            client.run(raw_text="Say hello.", sampling={"nobody": {"max_tokens": 1}}, timeout=60)
+            client.run(raw_text="Say hello.", sampling={"nobody": {"max_tokens": 1}}, timeout=PATIENCE_S)
 
 
 def value_of(prometheus: PrometheusProcess, expr: str) -> float:

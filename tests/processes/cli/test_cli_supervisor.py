@@ -18,12 +18,11 @@ from omni_cli.local.guard import list_tree
 from omni_cli.local.pipeline import STAGE_COMMAND, gateway_command
 from omni_cli.local.processes import SessionGuard, StageFiles, StageProcess
 from omni_proto.pod_contract import Termination, TerminationReason
-from support.processes.polling import wait_until
+from support.processes.polling import PATIENCE_S, wait_until
 
 HERE = Path(__file__).parent
 PIPELINE = HERE.parents[2] / "manifests" / "samples" / "tiny-omni.yaml"
 STAGES = ("thinker", "talker", "token2wav")
-PATIENCE_S = 60.0
 
 
 class Run:

@@ -18,7 +18,7 @@ from omni_cli.local.pipeline import LocalOptions, LocalPipeline
 from omni_cli.local.progress import make_progress
 from omni_proto.client import AudioChunk, OmniClient, TextDelta
 from omni_proto.pipeline import load_pipeline
-from support.processes.polling import until
+from support.processes.polling import PATIENCE_S, until
 
 SAMPLE = Path(__file__).parents[3] / "manifests" / "samples" / "sim-omni.yaml"
 NONE = "raise ImportError('this process must do without it')\n"
@@ -70,7 +70,7 @@ def test_a_caller_who_leaves_frees_every_stage(running: LocalPipeline) -> None:
             for address in running.addresses.values()
         )
 
-    asyncio.run(until(is_idle, 20))
+    asyncio.run(until(is_idle))
 
 
 def test_the_engines_show_what_dashboards_ask_of_vllms(running: LocalPipeline) -> None:
@@ -92,5 +92,5 @@ def test_a_stage_server_takes_less_memory_than_a_hundred_mebibytes(running: Loca
 
 
 def read_metrics(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S) as response:
         return str(response.read().decode())

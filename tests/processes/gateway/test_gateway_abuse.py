@@ -19,6 +19,7 @@ import pytest
 from omni_gateway.guard.keys import hash_key
 from support.peers.flooding_entry import ENDLESS, WORDS, serve_flood
 from support.peers.gateways import GatewayProcess, run_gateway
+from support.processes.polling import PATIENCE_S
 
 MODEL = "omni"
 MIB = 1 << 20
@@ -52,7 +53,7 @@ def ask(client: httpx.Client) -> None:
 
 def counter(url: str, name: str) -> float:
     """Returns the sum of a counter of /metrics over its labels."""
-    lines = httpx.get(f"{url}/metrics", timeout=60).text.splitlines()
+    lines = httpx.get(f"{url}/metrics", timeout=PATIENCE_S).text.splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if re.match(rf"{name}_total[ {{]", line))
 
 

@@ -16,6 +16,7 @@ from pydantic import BaseModel, SecretStr
 from omni_gateway.entries.pipelines import ServedPipeline
 from support.peers.answering_entry import ARGUMENTS, PCM, WORDS, Starts, serve_entry
 from support.peers.gateways import serve_gateway
+from support.processes.polling import PATIENCE_S
 
 QUESTION = {"role": "user", "content": "Hello"}
 SPOKEN = {"modalities": ["text", "audio"], "audio": {"voice": "Ethan", "format": "pcm16"}}
@@ -92,7 +93,7 @@ def test_joined_pieces_of_streamed_audio_are_the_audio(client: openai.OpenAI, se
     events = httpx.post(
         f"{served[0]}/v1/audio/speech",
         json={"model": "m", "input": "Hello", "response_format": "pcm", "stream_format": "sse"},
-        timeout=60,
+        timeout=PATIENCE_S,
     ).text.split("\n\n")
     pieces = [line.partition('"audio":"')[2].partition('"')[0] for line in events if "speech.audio.delta" in line]
     assert len(pieces) >= 2
@@ -133,13 +134,13 @@ def test_names_reach_the_entry_stage(client: openai.OpenAI, served: tuple[str, S
 
 def test_open_webui_finds_the_voices(served: tuple[str, Starts]) -> None:
     """Open WebUI reads {"voices": [{"id", "name"}]}, and shows no voice if this field is missing."""
-    answer = httpx.get(f"{served[0]}/v1/audio/voices", timeout=60).json()
+    answer = httpx.get(f"{served[0]}/v1/audio/voices", timeout=PATIENCE_S).json()
     assert {voice["id"]: voice["name"] for voice in answer["voices"]} == {"Chelsie": "Chelsie", "Ethan": "Ethan"}
     assert answer["voices"] == answer["data"]
 
 
 def test_open_webui_finds_the_models_that_speak(served: tuple[str, Starts]) -> None:
     """Open WebUI asks for /audio/models and reads {"models": [{"id"}]}."""
-    answer = httpx.get(f"{served[0]}/v1/audio/models", timeout=60).json()
+    answer = httpx.get(f"{served[0]}/v1/audio/models", timeout=PATIENCE_S).json()
     assert [model["id"] for model in answer["models"]] == ["m"]
     assert answer["models"] == answer["data"]

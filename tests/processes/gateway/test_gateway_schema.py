@@ -25,6 +25,7 @@ from omni_gateway.guard.keys import hash_key
 from omni_gateway.settings import GatewaySettings
 from support.peers.answering_entry import serve_entry
 from support.peers.gateways import serve_gateway
+from support.processes.polling import PATIENCE_S
 
 MODEL = "omni"
 SCOPES = {"good": "", "slow": ", limits: {requestsPerMinute: 1}", "other": ", models: [nobody]"}
@@ -82,7 +83,7 @@ def check_cases(url: str, count: int, key: str = "") -> dict[int, int]:
             if isinstance(case.body, dict) and "model" in case.body:
                 case.body = {**case.body, "model": MODEL}
             case.headers = {"authorization": f"Bearer {key}"} if key else {}
-            answer = case.call(timeout=60)
+            answer = case.call(timeout=PATIENCE_S)
             statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
             assert answer.status_code < 500, (answer.status_code, answer.text[:500], case.body)
             case.validate_response(answer, checks=CHECKS)

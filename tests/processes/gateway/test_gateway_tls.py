@@ -21,6 +21,7 @@ from omni_gateway.settings import GatewaySettings
 from support.peers.answering_entry import WORDS, serve_entry
 from support.peers.certificates import Authority, MountedSecret, Pair, tls_files
 from support.peers.gateways import serve_gateway
+from support.processes.polling import PATIENCE_S
 
 HOST = "omni.models.svc"
 _times = itertools.count(1_700_000_000)
@@ -28,7 +29,7 @@ _times = itertools.count(1_700_000_000)
 
 def ask(url: str, verify: ssl.SSLContext | bool = True) -> httpx.Response:
     asked = {"model": "omni", "messages": [{"role": "user", "content": "Hello"}]}
-    return httpx.post(f"{url}/v1/chat/completions", json=asked, timeout=60, verify=verify)
+    return httpx.post(f"{url}/v1/chat/completions", json=asked, timeout=PATIENCE_S, verify=verify)
 
 
 def write(secret: MountedSecret, files: dict[str, bytes]) -> None:
@@ -50,7 +51,7 @@ def shown_serial(url: str) -> int:
     """Returns the serial number of the certificate that the server presents to a new connection."""
     port = httpx.URL(url).port
     assert port is not None
-    pem = ssl.get_server_certificate(("127.0.0.1", port), timeout=10)
+    pem = ssl.get_server_certificate(("127.0.0.1", port), timeout=PATIENCE_S)
     return x509.load_pem_x509_certificate(pem.encode()).serial_number
 
 

@@ -12,6 +12,7 @@ from omni_gateway.entries.pipelines import ServedPipeline
 from support.peers.answering_entry import FAILING_SEED, serve_entry
 from support.peers.gateways import serve_gateway
 from support.peers.otlp_collector import Collector, collecting
+from support.processes.polling import PATIENCE_S
 
 pytest.importorskip("opentelemetry.sdk")
 
@@ -30,11 +31,14 @@ def test_the_gateways_span_joins_the_client_s_and_is_the_entrys_parent(collector
     with serve_entry() as (port, starts):
         with serve_gateway(ServedPipeline("omni", f"grpc://127.0.0.1:{port}")) as url:
             headers = {"traceparent": CALLER, "x-request-id": "mine"}
-            assert httpx.post(f"{url}/v1/chat/completions", json=asked, headers=headers, timeout=60).is_success
-            assert httpx.post(f"{url}/v1/chat/completions", json={**asked, "model": "x"}, timeout=60).status_code == 404
-            httpx.get(f"{url}/health", timeout=60)
+            assert httpx.post(f"{url}/v1/chat/completions", json=asked, headers=headers, timeout=PATIENCE_S).is_success
+            assert (
+                httpx.post(f"{url}/v1/chat/completions", json={**asked, "model": "x"}, timeout=PATIENCE_S).status_code
+                == 404
+            )
+            httpx.get(f"{url}/health", timeout=PATIENCE_S)
             accept = "application/openmetrics-text; version=1.0.0"
-            told = httpx.get(f"{url}/metrics", headers={"accept": accept}, timeout=60).text
+            told = httpx.get(f"{url}/metrics", headers={"accept": accept}, timeout=PATIENCE_S).text
         assert len(starts) == 1
     (given,) = starts.traceparents
     ours, missed = (span for _, span in collector.spans)
@@ -62,11 +66,11 @@ def test_failures_and_paths_without_a_route_follow_the_conventions(collector: Co
     """A span names only routes, and says that a streamed answer failed although its status was 200."""
     asked = {"model": "omni", "messages": [{"role": "user", "content": "Hello"}], "stream": True, "seed": FAILING_SEED}
     with serve_entry() as (port, _), serve_gateway(ServedPipeline("omni", f"grpc://127.0.0.1:{port}")) as url:
-        answer = httpx.post(f"{url}/v1/chat/completions", json=asked, timeout=60)
+        answer = httpx.post(f"{url}/v1/chat/completions", json=asked, timeout=PATIENCE_S)
         assert answer.status_code == 200
         assert '"code":"service_unavailable"' in answer.text
-        assert httpx.get(f"{url}/v1/unknown/path", timeout=60).status_code == 404
-        counted = httpx.get(f"{url}/metrics", timeout=60).text
+        assert httpx.get(f"{url}/v1/unknown/path", timeout=PATIENCE_S).status_code == 404
+        counted = httpx.get(f"{url}/metrics", timeout=PATIENCE_S).text
     assert 'omni_gateway_broken_answers_total{code="service_unavailable"} 1.0' in counted
     failed, unknown = (span for _, span in collector.spans)
     facts = {item.key: item.value.string_value or item.value.int_value for item in failed.attributes}
@@ -81,5 +85,5 @@ def test_without_a_collector_the_clients_context_passes_unchanged() -> None:
     asked = {"model": "omni", "messages": [{"role": "user", "content": "Hello"}]}
     with serve_entry() as (port, starts), serve_gateway(ServedPipeline("omni", f"grpc://127.0.0.1:{port}")) as url:
         headers = {"traceparent": CALLER}
-        assert httpx.post(f"{url}/v1/chat/completions", json=asked, headers=headers, timeout=60).is_success
+        assert httpx.post(f"{url}/v1/chat/completions", json=asked, headers=headers, timeout=PATIENCE_S).is_success
         assert starts.traceparents == [CALLER]

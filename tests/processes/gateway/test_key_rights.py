@@ -12,6 +12,7 @@ from omni_gateway.guard.keys import hash_key
 from omni_gateway.settings import GatewaySettings
 from support.peers.answering_entry import Starts, serve_entry
 from support.peers.gateways import serve_gateway
+from support.processes.polling import PATIENCE_S
 
 KEYS = {
     "admin": "",
@@ -39,7 +40,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Star
 
 
 def client(url: str, key: str) -> httpx.Client:
-    return httpx.Client(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=30)
+    return httpx.Client(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize(

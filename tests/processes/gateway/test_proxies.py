@@ -21,7 +21,7 @@ from omni_cli.local.ports import pick_ports
 from support.peers.gateways import run_gateway
 from support.processes.build_cache import cache_root, fill_once
 from support.processes.foreign_programs import CLIENTS
-from support.processes.polling import until
+from support.processes.polling import PATIENCE_S, until
 
 pytestmark = pytest.mark.full  # builds a Go program, and fetches nginx
 
@@ -81,7 +81,7 @@ async def go_proxy(folder: Path, target: int) -> AsyncIterator[int]:
     )
     try:
         assert process.stdout is not None
-        yield int(await asyncio.wait_for(process.stdout.readline(), 30))
+        yield int(await asyncio.wait_for(process.stdout.readline(), PATIENCE_S))
     finally:
         process.kill()
         await process.wait()
@@ -110,7 +110,7 @@ async def nginx_proxy(folder: Path, target: int) -> AsyncIterator[int]:
     (folder / "nginx.conf").write_text(NGINX.format(port=port, target=target))
     process = await asyncio.create_subprocess_exec(find_nginx(), "-p", str(folder), "-c", "nginx.conf")
     try:
-        await until(lambda: _listens(port), 30)
+        await until(lambda: _listens(port))
         yield port
     finally:
         process.terminate()
@@ -126,7 +126,7 @@ async def ask(port: int, data: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(data)
     with contextlib.suppress(TimeoutError, OSError):
-        return await asyncio.wait_for(reader.read(), 10)
+        return await asyncio.wait_for(reader.read(), PATIENCE_S)
     writer.close()
     return b""
 

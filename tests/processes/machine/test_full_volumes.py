@@ -22,6 +22,7 @@ from omni_stage.fetch.download import FetchError
 from omni_stage.service.server.ports import Ports
 from support.machine.small_volume import VolumeNotMountedError, fill, small_volume
 from support.models.hub import COMMIT, Hub
+from support.processes.polling import PATIENCE_S
 from support.processes.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports
 
 MIB = 1 << 20
@@ -133,7 +134,7 @@ def test_a_stage_whose_log_is_full_goes_on_serving(tmp_path: Path) -> None:
     async def ask(port: int) -> list[str]:
         async with AsyncOmniClient(f"grpc://127.0.0.1:{port}") as client:
             sampling = {"thinker": {"max_tokens": 2}, "talker": {"max_tokens": 2}}
-            return [(await client.run(raw_text="hello", sampling=sampling, timeout=20)).text for _ in range(3)]
+            return [(await client.run(raw_text="hello", sampling=sampling, timeout=PATIENCE_S)).text for _ in range(3)]
 
     with Deaf(list(configs.values()), tmp_path, CHEAP) as stages:
         stages.start()

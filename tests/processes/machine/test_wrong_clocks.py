@@ -14,6 +14,7 @@ import pytest
 
 from omni_proto.client import Accepted, AsyncOmniClient, Event, OmniRequestError, TextDelta
 from support.machine.wall_clock import WallClock
+from support.processes.polling import PATIENCE_S
 from support.processes.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports
 
 pytestmark = pytest.mark.pipeline
@@ -51,7 +52,7 @@ async def ask(
     clock.set(first_s)
     events: list[Event] = []
     async with AsyncOmniClient(f"grpc://127.0.0.1:{stages.ports['thinker']['grpc']}") as client:
-        async for event in client.generate(raw_text="hello", sampling=sampling, timeout=60):
+        async for event in client.generate(raw_text="hello", sampling=sampling, timeout=PATIENCE_S):
             if not any(isinstance(seen, TextDelta) for seen in events):
                 clock.set(jump_s)
             events.append(event)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import omni_proto
+from support.processes.polling import PATIENCE_S
 
 SUITES = (
     "tensors/test_tensor_schema.py",
@@ -64,5 +65,7 @@ def test_the_client_imports_nothing_heavy() -> None:
     probe = (
         "import sys, omni_proto.client; print([m for m in ('numpy', 'pydantic', 'yaml', 'torch') if m in sys.modules])"
     )
-    result = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    )
     assert result.stdout.strip() == "[]"

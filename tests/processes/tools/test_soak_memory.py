@@ -22,6 +22,8 @@ from checks.soak.memory import (
     sample_tree,
 )
 
+from support.processes.polling import PATIENCE_S
+
 GROW_MIB = 40
 GRANDCHILD = f"""
 import sys
@@ -52,7 +54,7 @@ def server() -> Iterator[subprocess.Popen[str]]:
     while {sample.role for sample in sample_tree(process.pid, time.time())} != {SERVER, ENGINE, HELPER}:
         time.sleep(0.01)
     yield process
-    process.communicate(timeout=30)
+    process.communicate(timeout=PATIENCE_S)
 
 
 def send(process: subprocess.Popen[str], word: str) -> None:

@@ -14,6 +14,7 @@ from support.cluster.node.images import OPERATOR_IMAGE, ROOT
 from support.cluster.workload import add_volume
 from support.controlplane.pipelines import condition_of
 from support.controlplane.server.api import Manifest, eventually
+from support.processes.polling import PATIENCE_S
 
 TOOLS = "tools"
 TARGET = "dns:///tiny-omni-headless.speech.svc.cluster.local.:50051"
@@ -48,7 +49,7 @@ class ClientPod:
         eventually(
             lambda: condition_of(api.get("Pod", self._name), "Ready").get("status") == "True",
             why="the client's pod runs",
-            timeout_s=60,
+            timeout_s=PATIENCE_S,
         )
 
     def ask(self, target: str, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -67,7 +68,7 @@ class ClientPod:
         """Runs grpcurl. Returns its output."""
         return self.run("/tools/grpcurl", "-plaintext", *arguments, stdin=stdin, timeout_s=120)
 
-    def run(self, *command: str, stdin: str = "", timeout_s: float = 60) -> str:
+    def run(self, *command: str, stdin: str = "", timeout_s: float = PATIENCE_S) -> str:
         """Runs a program. Returns its output. Raises AssertionError if the program fails."""
         return self._cluster.kubectl(
             "exec", "--stdin", self._name, "--", *command, stdin=stdin, namespace=self._namespace, timeout_s=timeout_s
@@ -145,7 +146,7 @@ class Load:
         *,
         streams: int = 2,
         max_tokens: int = 16,
-        timeout_s: float = 60,
+        timeout_s: float = PATIENCE_S,
         on_node: bool = False,
     ) -> None:
         self._start = client.start_python_on_node if on_node else client.start_python
@@ -180,7 +181,9 @@ class OpenAiLoad(Load):
 
     script = "openai_load.py"
 
-    def __init__(self, client: ClientPod, url: str, model: str, *, streams: int = 3, timeout_s: float = 60) -> None:
+    def __init__(
+        self, client: ClientPod, url: str, model: str, *, streams: int = 3, timeout_s: float = PATIENCE_S
+    ) -> None:
         """`url` is the gateway's, including /v1."""
         super().__init__(client, url, streams=streams, timeout_s=timeout_s, on_node=True)
         self._settings = {"url": url, "model": model, "streams": streams, "timeout_s": timeout_s}

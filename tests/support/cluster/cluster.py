@@ -25,6 +25,7 @@ from support.cluster.node.layout import NODE, POD_NETWORK, SERVICE_NETWORK, Layo
 from support.controlplane.server.api import Api, eventually
 from support.controlplane.server.api_server import ApiServer
 from support.controlplane.server.pki import Pki
+from support.processes.polling import PATIENCE_S
 
 _GPU = "nvidia.com~1gpu"
 # In the order in which `down` stops them: clients before the servers that they call.
@@ -84,7 +85,7 @@ class Cluster(ApiServer):
         eventually(
             lambda: self.admin.get("Node", NODE)["status"]["allocatable"].get("nvidia.com/gpu") == str(gpus),
             why=f"{gpus} GPUs advertised",
-            timeout_s=60,
+            timeout_s=PATIENCE_S,
         )
 
     def collect_logs(self, folder: Path) -> None:

@@ -17,6 +17,7 @@ import yaml
 
 from support.controlplane.server.api import Api, eventually
 from support.processes.forks import ForkedProgram, preload
+from support.processes.polling import PATIENCE_S
 from support.processes.process import ChildProcess, Running
 
 _numbers = itertools.count()
@@ -150,7 +151,7 @@ def grant_operator(api: Api) -> None:
         api.apply(manifest)
 
 
-def wait_idle(operator: OperatorProcess, *, quiet_s: float = 1.5, timeout_s: float = 60.0) -> None:
+def wait_idle(operator: OperatorProcess, *, quiet_s: float = 1.5, timeout_s: float = PATIENCE_S) -> None:
     """Waits until the operator's count of patches and deletes has not changed for `quiet_s`."""
     last, since = -1.0, time.monotonic()
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from support.controlplane.server.api import Api, Manifest, eventually
+from support.processes.polling import PATIENCE_S
 
 IMAGE = "example.com/stage:1"
 PIPELINE_LABEL = "omnipipeline.io/pipeline"
@@ -130,7 +131,9 @@ def describe_pod(pod: Manifest) -> str:
     return f"  {metadata['name']}: {gone}{node}, {status.get('phase')}, {status.get('podIP', 'no address')}; {unmet}"
 
 
-def wait_condition(api: Api, kind: str, name: str = "omni", *, timeout_s: float = 60.0, **wanted: str) -> Manifest:
+def wait_condition(
+    api: Api, kind: str, name: str = "omni", *, timeout_s: float = PATIENCE_S, **wanted: str
+) -> Manifest:
     """Waits until a condition of the present generation has the `wanted` fields. Returns the condition.
 
     Example: wait_condition(api, "Ready", status="False", reason="Suspended").

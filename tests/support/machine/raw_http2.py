@@ -11,6 +11,8 @@ import struct
 from dataclasses import dataclass, field
 from typing import Self
 
+from support.processes.polling import PATIENCE_S
+
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 END_STREAM, END_HEADERS, ACK = 1, 4, 1
@@ -97,7 +99,7 @@ class RawConnection:
         """Sends a PING frame."""
         self._send(self._frame(PING, 0, 0, bytes(8)))
 
-    def read(self, until: object, timeout_s: float = 10.0) -> bool:
+    def read(self, until: object, timeout_s: float = PATIENCE_S) -> bool:
         """Reads frames until `until()` is true, nothing arrives for `timeout_s` or the connection ends.
 
         Returns the value of `until()`.

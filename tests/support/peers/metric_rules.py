@@ -10,6 +10,8 @@ from prometheus_client.core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families as text_families
 
+from support.processes.polling import PATIENCE_S
+
 ACCEPT = {
     "Accept": "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
     "text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
@@ -38,7 +40,7 @@ _ID = re.compile(r"[0-9a-f]{16,}|[0-9a-f]{8}-[0-9a-f]{4}-")
 
 def scrape(url: str) -> list[Metric]:
     """Returns the metric families at a /metrics URL. Requests them as Prometheus does: OpenMetrics preferred."""
-    with urllib.request.urlopen(urllib.request.Request(url, headers=ACCEPT), timeout=10) as answer:  # noqa: S310 - ours
+    with urllib.request.urlopen(urllib.request.Request(url, headers=ACCEPT), timeout=PATIENCE_S) as answer:  # noqa: S310 - ours
         return parse_metrics(answer.read().decode(), answer.headers["Content-Type"])
 
 

@@ -24,6 +24,7 @@ from tools.observability.alerts import Alert
 from tools.observability.grafana import Dashboard
 
 from omni_cli.local.ports import pick_ports
+from support.processes.polling import PATIENCE_S
 from support.processes.process import ChildProcess
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -94,7 +95,7 @@ class PrometheusApi:
     def _get(self, path: str, **parameters: str) -> Any:
         url = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         try:
-            with urllib.request.urlopen(url, timeout=30) as answer:  # noqa: S310 - http, ours
+            with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:  # noqa: S310 - http, ours
                 return json.load(answer)["data"]
         except urllib.error.HTTPError as error:
             raise ValueError(json.load(error).get("error", str(error))) from error

@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from omni_proto.stage.v1 import stage_service_pb2 as pb, stage_service_pb2_grpc
 from support.peers.certificates import Authority, MountedSecret, Pair, tls_files
+from support.processes.polling import PATIENCE_S
 
 CA = Authority("ours")
 OTHER = Authority("somebody else's")
@@ -42,7 +43,7 @@ async def connect(stage: Any, trust: grpc.ChannelCredentials | None) -> Any:
 async def ask(stage: Any, trust: grpc.ChannelCredentials | None) -> str:
     """Returns the stage's name, requested over a new connection."""
     async with connect(stage, trust) as stub:
-        answer = await stub.GetStage(pb.GetStageRequest(), timeout=10)
+        answer = await stub.GetStage(pb.GetStageRequest(), timeout=PATIENCE_S)
     return str(answer.stage)
 
 

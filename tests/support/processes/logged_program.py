@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from support.processes.polling import PATIENCE_S
+
 
 class LoggedProgram:
     """A base class: the subclass starts and ends the program."""
@@ -23,7 +25,7 @@ class LoggedProgram:
         """Returns how the program ended, in words."""
         return "ended"
 
-    def wait_until(self, ready: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    def wait_until(self, ready: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
         """Waits until `ready()` is true. Errors have the end of the log.
 
         Raises:

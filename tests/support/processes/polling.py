@@ -8,8 +8,12 @@ from collections.abc import Callable
 
 _EVERY_S = 0.02
 
+# How long tests wait for what should happen, in seconds: a guard against hanging, not a measurement. Machines that run
+# the tests may be ten times slower than a developer's.
+PATIENCE_S = 120.0
 
-async def until(holds: Callable[[], object], timeout_s: float = 60.0, why: Callable[[], object] = str) -> None:
+
+async def until(holds: Callable[[], object], timeout_s: float = PATIENCE_S, why: Callable[[], object] = str) -> None:
     """Waits until `holds()` is true. After `timeout_s`, raises TimeoutError with the result of `why()`."""
     deadline = time.monotonic() + timeout_s
     while not holds():
@@ -17,7 +21,7 @@ async def until(holds: Callable[[], object], timeout_s: float = 60.0, why: Calla
         await asyncio.sleep(_EVERY_S / 4)
 
 
-def wait_until(holds: Callable[[], object], timeout_s: float = 60.0, why: Callable[[], object] = str) -> None:
+def wait_until(holds: Callable[[], object], timeout_s: float = PATIENCE_S, why: Callable[[], object] = str) -> None:
     """Does the same as `until`, for synchronous tests."""
     deadline = time.monotonic() + timeout_s
     while not holds():

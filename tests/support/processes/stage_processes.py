@@ -26,6 +26,7 @@ from omni_cli.local.ports import pick_ports
 from omni_proto.stage_config import StageConfig
 from support.processes.forks import ForkedProgram, preload
 from support.processes.pipelines import find_engine_core
+from support.processes.polling import PATIENCE_S
 from support.processes.process import Running
 
 REAL = (sys.executable, "-m", "omni_stage", "serve")
@@ -195,7 +196,9 @@ class StageProcess:
 
     def metrics(self, stage: str) -> str:
         """Returns a stage's /metrics as text."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[stage]['metrics']}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{self.ports[stage]['metrics']}/metrics", timeout=PATIENCE_S
+        ) as answer:
             return str(answer.read().decode())
 
     def metric(self, stage: str, name: str) -> float:
@@ -209,7 +212,7 @@ class StageProcess:
         """Returns SERVING or NOT_SERVING, as the health port reports for a service."""
         with grpc.insecure_channel(f"127.0.0.1:{self.ports[stage]['health']}") as channel:
             request = health_pb2.HealthCheckRequest(service=service)
-            answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=10)
+            answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=PATIENCE_S)
         return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
     def list_tree(self) -> set[ProcessId]:

@@ -26,7 +26,7 @@ from omni_proto.stage_config import DownstreamStage, EdgeMode, Modality, Samplin
 from omni_proto.tensors import TensorSchema, TensorSpec
 from omni_stage.models.component import FinishReason, StageRequest, StageStep
 from omni_stage.service.server.stage_server import StageServer
-from support.processes.polling import until
+from support.processes.polling import PATIENCE_S, until
 from support.stages.scripted_component import Script, ScriptedComponent
 from support.stages.scripted_engine import ScriptedEngine
 
@@ -54,7 +54,7 @@ class Stage:
 
     async def wait_for_metric(self, name: str, value: float, **labels: str) -> None:
         """Waits until a sample has that value. A server counts a call only after the client has received the status."""
-        await until(lambda: self.metric(name, **labels) == value, 20)
+        await until(lambda: self.metric(name, **labels) == value)
 
 
 @dataclass
@@ -101,7 +101,7 @@ END = pb.GenerateRequest(end=pb.End())
 
 
 async def ask(
-    stage: Any, messages: Iterable[Any] | None = None, *, timeout_s: float | None = 20, metadata: Any = None
+    stage: Any, messages: Iterable[Any] | None = None, *, timeout_s: float | None = PATIENCE_S, metadata: Any = None
 ) -> Answer:
     """Sends messages through a plain generated stub. Returns the answer."""
     call = stage.stub.Generate(
@@ -287,12 +287,12 @@ async def check_health(port: int, service: str) -> int:
     """Returns the status of a service on this port of 127.0.0.1."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         request = health_pb2.HealthCheckRequest(service=service)
-        return int((await health_pb2_grpc.HealthStub(channel).Check(request, timeout=10)).status)
+        return int((await health_pb2_grpc.HealthStub(channel).Check(request, timeout=PATIENCE_S)).status)
 
 
-async def begin(stage: Any, timeout_s: float | None = 30) -> tuple[Any, asyncio.Task[Any]]:
+async def begin(stage: Any, timeout_s: float | None = PATIENCE_S) -> tuple[Any, asyncio.Task[Any]]:
     """Returns a call whose request the engine has begun, and the task that collects its answer."""
     call = stage.stub.Generate(iter([start(), END]), timeout=timeout_s)
     task = asyncio.create_task(collect(call))
-    await asyncio.wait_for(stage.engine.started.wait(), 10)
+    await asyncio.wait_for(stage.engine.started.wait(), PATIENCE_S)
     return call, task

@@ -16,6 +16,7 @@ from omni_gateway.entries.pipelines import ServedPipeline, StaticPipelines
 from omni_gateway.http_server.app import create_app
 from omni_gateway.settings import GatewaySettings
 from omni_stage.models.component import FinishReason, StageRequest, StageStep, UserPrompt
+from support.processes.polling import PATIENCE_S
 from support.stages.scripted_component import ScriptedComponent
 from support.stages.scripted_stages import EDGE_A, Kit
 
@@ -88,6 +89,6 @@ class Served:
             settings = GatewaySettings.model_validate({"unsupportedFields": "Ignore" if lenient else "Refuse"})
             app = create_app(StaticPipelines((ServedPipeline("m", f"grpc://{entry.target}"),)), settings)
             transport = httpx.ASGITransport(app)
-            client = httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=30)
+            client = httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=PATIENCE_S)
             self.clients[lenient] = await stack.enter_async_context(client)
             stack.push_async_callback(app.state.gateway.entries.close)

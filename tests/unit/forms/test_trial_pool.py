@@ -16,6 +16,7 @@ from omni_stage.errors import InvalidRequestError
 from omni_stage.forms.trial import Form
 from omni_stage.forms.trial_pool import TrialPool
 from support.forms import many_tokens
+from support.processes.polling import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}, "n": {"type": "integer"}}, "required": ["a"]}
@@ -100,6 +101,6 @@ async def test_a_form_is_not_blamed_for_good_when_the_process_ends(pool: TrialPo
 async def test_a_process_that_ended_is_replaced(pool: TrialPool) -> None:
     process = await pool._started()
     os.kill(process._process.pid, signal.SIGKILL)
-    await asyncio.wait_for(asyncio.shield(process._reader or asyncio.sleep(0)), 30)
+    await asyncio.wait_for(asyncio.shield(process._reader or asyncio.sleep(0)), PATIENCE_S)
     await pool.check(Form("regex", "[a-y]+"), caller="one", field="f")
     assert await pool._started() is not process

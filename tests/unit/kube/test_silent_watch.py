@@ -106,13 +106,13 @@ async def test_a_silent_watch_is_given_up_and_nothing_is_missed(
         running = asyncio.create_task(reflector.run())
         try:
             await api.add("first")
-            await until(lambda: store.has(ObjectKey("Service", "ns", "first")), 20)
+            await until(lambda: store.has(ObjectKey("Service", "ns", "first")))
             proxy.toxics = Toxics(stop_after=0)
             await api.add("second")
-            await until(lambda: proxy.dead_connections, 20)
+            await until(lambda: proxy.dead_connections)
             # The silent connection stays open on both sides. Only new connections work again.
             proxy.heal(reset_dead=False)
-            await until(lambda: store.has(ObjectKey("Service", "ns", "second")), 20)
+            await until(lambda: store.has(ObjectKey("Service", "ns", "second")))
             assert not running.done()
             # The new watch has the start version of the silent one, so the server sends every event again.
             assert api.watches[:2] == ["10", "10"]

@@ -19,6 +19,7 @@ from omni_kube.api.wire import WatchEvent
 from omni_kube.errors import GoneError
 from omni_kube.objects import ObjectKind
 from omni_operator.process.metrics import Metrics
+from support.processes.polling import PATIENCE_S
 
 SERVICES = ObjectKind("Service", "v1", "services")
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -194,5 +195,5 @@ async def test_a_watch_that_is_left_while_it_waits_ends_at_once() -> None:
             await seen.wait()
             await asyncio.sleep(0.01)  # while the client gathers lines
             task.cancel()
-            await asyncio.wait_for(closed.wait(), 10)
+            await asyncio.wait_for(closed.wait(), PATIENCE_S)
             await asyncio.gather(task, return_exceptions=True)

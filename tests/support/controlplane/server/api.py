@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 import urllib3
 import yaml
 
+from support.processes.polling import PATIENCE_S
+
 Manifest = dict[str, Any]
 T = TypeVar("T")
 
@@ -185,7 +187,7 @@ class Api:
             response.close()
 
     def call(
-        self, method: str, path: str, body: Any = None, content: str = "application/json", timeout_s: float = 30.0
+        self, method: str, path: str, body: Any = None, content: str = "application/json", timeout_s: float = PATIENCE_S
     ) -> Manifest:
         """Sends one request. Returns the decoded response.
 
@@ -210,7 +212,7 @@ class Api:
 
 
 def eventually(
-    probe: Callable[[], T], *, timeout_s: float = 60.0, every_s: float = 0.1, why: str = "", stays_s: float = 0.0
+    probe: Callable[[], T], *, timeout_s: float = PATIENCE_S, every_s: float = 0.1, why: str = "", stays_s: float = 0.0
 ) -> T:
     """Calls `probe()` until its result is truthy and returns that result.
 

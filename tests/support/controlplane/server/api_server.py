@@ -19,6 +19,7 @@ from omni_cli.local.ports import pick_ports
 from support.controlplane.binaries import find_binaries
 from support.controlplane.server.api import Api, ApiError, Manifest, eventually
 from support.controlplane.server.pki import Pki
+from support.processes.polling import PATIENCE_S
 from support.processes.process import ChildProcess
 
 # To save CPU on a machine of two cores: no profiling, no audit, no reconciling of the `kubernetes` endpoints.
@@ -134,7 +135,7 @@ class ApiServer:
         stdin: str | Manifest | None = None,
         namespace: str | None = None,
         check: bool = True,
-        timeout_s: float = 60.0,
+        timeout_s: float = PATIENCE_S,
     ) -> subprocess.CompletedProcess[str]:
         """Runs the real kubectl as administrator. Returns the ended process. `stdin` may be a manifest.
 

@@ -14,6 +14,7 @@ from omni_gateway.entries.pipelines import ServedPipeline
 from omni_proto.text import split_parts
 from support.peers.answering_entry import CUT_SEED, PCM, serve_entry
 from support.peers.gateways import serve_gateway
+from support.processes.polling import PATIENCE_S
 
 WHOLE_SEED = 1
 FORMATS = ["wav", "pcm", "mp3", "opus", "flac", "aac"]
@@ -24,7 +25,7 @@ def client() -> Iterator[httpx.Client]:
     with (
         serve_entry() as (port, _),
         serve_gateway(ServedPipeline("words", f"grpc://127.0.0.1:{port}")) as url,
-        httpx.Client(base_url=url, timeout=60) as client,
+        httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
     ):
         yield client
 

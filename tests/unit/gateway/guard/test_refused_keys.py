@@ -23,6 +23,7 @@ from omni_proto.rpc.options import USER_KEY
 from omni_stage.service.request.tracing import user_of
 from support.peers.answering_entry import serve_entry
 from support.peers.gateways import serve_gateway
+from support.processes.polling import PATIENCE_S
 
 ASKED = {"model": "omni", "messages": [{"role": "user", "content": "Hello"}]}
 
@@ -56,7 +57,7 @@ def test_all_refused_keys_are_counted_and_one_is_logged(tmp_path: Path, caplog: 
         serve_gateway(
             ServedPipeline("omni", f"grpc://127.0.0.1:{port}"), settings=GatewaySettings(keys_file=file)
         ) as url,
-        httpx.Client(base_url=url, timeout=60) as client,
+        httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
     ):
         for _ in range(20):
             assert client.get("/v1/models", headers={"authorization": "Bearer wrong"}).status_code == 401
@@ -74,7 +75,7 @@ def test_the_entry_stage_gets_a_pseudonym_per_user() -> None:
     with serve_entry() as (port, starts):
         with serve_gateway(ServedPipeline("omni", f"grpc://127.0.0.1:{port}")) as url:
             for _ in range(2):
-                assert httpx.post(f"{url}/v1/chat/completions", json=ASKED, timeout=60).is_success
+                assert httpx.post(f"{url}/v1/chat/completions", json=ASKED, timeout=PATIENCE_S).is_success
         first, second = starts.users
     assert first == second == user_of([(USER_KEY, first)]) != ""
 

@@ -22,7 +22,7 @@ from omni_gateway.http_server.app import create_app
 from omni_gateway.http_server.connections import bounded_http
 from omni_gateway.settings import GatewaySettings
 from omni_gateway.telemetry import GatewayMetrics
-from support.processes.polling import until
+from support.processes.polling import PATIENCE_S, until
 
 HALF = (
     b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"
@@ -56,7 +56,7 @@ async def send(port: int, data: bytes, peer: str = "127.0.0.1") -> tuple[asyncio
 
 async def status_of(port: int, data: bytes, peer: str = "127.0.0.1") -> bytes:
     reader, writer = await send(port, data, peer)
-    line = await asyncio.wait_for(reader.readline(), 20)
+    line = await asyncio.wait_for(reader.readline(), PATIENCE_S)
     writer.close()
     return line.split()[1]
 
@@ -68,7 +68,7 @@ async def test_incomplete_bodies_do_not_use_request_slots() -> None:
         honest = await send(port, HALF, "127.0.0.3")
         hoard = [await send(port, HALF, "127.0.0.2") for _ in range(96)]
         for reader, _ in hoard[:80]:
-            answer = await asyncio.wait_for(reader.read(), 20)
+            answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
             assert answer.startswith(b"HTTP/1.1 503 ")
             assert b"had not arrived when its place was needed" in answer
             assert b"connection: close" in answer
@@ -76,7 +76,7 @@ async def test_incomplete_bodies_do_not_use_request_slots() -> None:
         assert await status_of(port, WHOLE, "127.0.0.2") == b"400"
         assert await status_of(port, b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n") == b"200"
         honest[1].write(b" " * 98 + b"}")
-        assert (await asyncio.wait_for(honest[0].readline(), 20)).split()[1] == b"400", "it had one slot"
+        assert (await asyncio.wait_for(honest[0].readline(), PATIENCE_S)).split()[1] == b"400", "it had one slot"
         for _, writer in [honest, *hoard]:
             writer.close()
 
@@ -157,7 +157,7 @@ async def test_an_unread_answer_is_dropped_for_a_new_request(monkeypatch: pytest
     word = b"GET /word HTTP/1.1\r\nhost: x\r\n\r\n"
     async with serve(guard) as port:
         hoard = [await send(port, b"GET /long HTTP/1.1\r\nhost: x\r\n\r\n", "127.0.0.2") for _ in range(4)]
-        await until(lambda: len(guard._sending) == 4, 20)
+        await until(lambda: len(guard._sending) == 4)
         assert await status_of(port, word) == b"503", "they have read until now"
         monkeypatch.setattr(guard_reply, "STALLED_S", 0.0)
         assert await status_of(port, word) == b"200"

@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 
 from omni_gateway.http_server.connections import BoundedHttp, ConnectionBounds, bounded_http
-from support.processes.polling import until
+from support.processes.polling import PATIENCE_S, until
 
 arrived: list[str] = []
 """Paths of the requests that have arrived."""
@@ -63,7 +63,7 @@ async def connect(port: int, peer: str = "127.0.0.1") -> tuple[asyncio.StreamRea
 async def ask(port: int, peer: str = "127.0.0.1", path: str = "/") -> str:
     reader, writer = await connect(port, peer)
     writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
-    answer = await asyncio.wait_for(reader.read(), 20)
+    answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
     writer.close()
     return answer.decode()
 
@@ -71,7 +71,7 @@ async def ask(port: int, peer: str = "127.0.0.1", path: str = "/") -> str:
 async def is_cut(reader: asyncio.StreamReader) -> bool:
     """Returns whether the server closes the connection without an answer. Raises TimeoutError after 10 s."""
     with contextlib.suppress(ConnectionResetError):
-        return await asyncio.wait_for(reader.read(), 10) == b""
+        return await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
     return True
 
 
@@ -106,7 +106,7 @@ async def deadlines(monkeypatch: pytest.MonkeyPatch) -> list[Deadline]:
 
 async def wait_for_deadline(deadlines: list[Deadline], seconds: float) -> Deadline:
     """Returns the only deadline that is running, once it is the one of `seconds`."""
-    await until(lambda: [one.seconds for one in deadlines if not one.cancelled] == [seconds], 20)
+    await until(lambda: [one.seconds for one in deadlines if not one.cancelled] == [seconds])
     return deadlines[-1]
 
 
@@ -125,7 +125,7 @@ async def test_many_idle_connections_do_not_block_new_clients() -> None:
     async with serve(Bounds(waiting=64, header_s=60)) as port:
         arrived.clear()
         slow = asyncio.create_task(ask(port, "127.0.0.2", "/slow"))
-        await until(lambda: arrived, 20)
+        await until(lambda: arrived)
         hoard = []
         for number in range(400):
             one = socket.create_connection(("127.0.0.1", port), source_address=("127.0.0.2", 0))
@@ -140,7 +140,7 @@ async def test_many_idle_connections_do_not_block_new_clients() -> None:
         for one in hoard:
             one.setblocking(False)
         # The server closes connections while it serves others.
-        await until(lambda: sum(map(is_open, hoard)) <= 64, 20)
+        await until(lambda: sum(map(is_open, hoard)) <= 64)
         for one in hoard:
             one.close()
 
@@ -165,7 +165,7 @@ async def test_the_next_header_has_a_deadline_and_a_response_has_none(deadlines:
         for _ in range(2):
             arrived.clear()
             writer.write(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n")
-            await until(lambda: arrived, 20)
+            await until(lambda: arrived)
             assert all(one.cancelled for one in deadlines), "a request is in progress"
             assert b"0 bytes" in await reader.readuntil(b"lines")
             idle = await wait_for_deadline(deadlines, 70)
@@ -193,7 +193,7 @@ async def test_an_endless_header_is_refused() -> None:
         for _ in range(50):
             writer.write(b"x-more: " + b"y" * 100 + b"\r\n")
             await writer.drain()
-        assert (await asyncio.wait_for(reader.read(), 10)).startswith(b"HTTP/1.1 431 ")
+        assert (await asyncio.wait_for(reader.read(), PATIENCE_S)).startswith(b"HTTP/1.1 431 ")
         writer.close()
 
 
@@ -226,7 +226,7 @@ async def test_an_offer_of_another_protocol_is_ignored() -> None:
         for body in (b"7 bytes", b"", b"\r\nupgrade: 13"):
             reader, writer = await connect(port)
             writer.write(b"POST / HTTP/1.1\r\n" + offer + b"content-length: %d\r\n\r\n" % len(body) + body)
-            answer = await asyncio.wait_for(reader.read(), 10)
+            answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
             assert answer.endswith(b"%d bytes, 3 lines" % len(body))
             assert b"\r\nconnection: close\r\n" in answer
             writer.close()
@@ -248,7 +248,7 @@ async def test_header_lines_and_pieces_are_limited(sent: bytes, status: int) -> 
     async with serve(Bounds(header_bytes=4096)) as port:
         reader, writer = await connect(port)
         writer.write(sent)
-        answers = await asyncio.wait_for(reader.read(), 60)
+        answers = await asyncio.wait_for(reader.read(), PATIENCE_S)
         assert b"HTTP/1.1 %d " % status in answers
         assert answers.count(b"HTTP/1.1 200 ") == (9 if b"wait on this" in answers else 0)
         writer.close()

@@ -19,6 +19,7 @@ import uvicorn
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from omni_gateway.http_server.connections import BoundedHttp, bounded_http
+from support.processes.polling import PATIENCE_S
 
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"
 GET = b"GET /honest HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -180,7 +181,7 @@ async def answers_to(pieces: Sequence[bytes], count: int, turns: int) -> list[tu
             for _ in range(turns):
                 await asyncio.sleep(0)
         answers = Answers()
-        while piece := await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 65536), 10):
+        while piece := await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 65536), PATIENCE_S):
             if len(answers.read(piece)) == count:
                 client.shutdown(socket.SHUT_WR)
         return answers.found

@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from omni_operator.process.liveness import HttpEndpoints
+from support.processes.polling import PATIENCE_S
 
 HOARD = 1_000
 
@@ -27,7 +28,7 @@ async def ports(tmp_path: Path) -> AsyncIterator[dict[str, int]]:
 async def get(port: int, path: str) -> tuple[str, str]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
     writer.write(f"GET {path} HTTP/1.1\r\nHost: operator\r\n\r\n".encode())
-    head, _, body = (await asyncio.wait_for(reader.read(), 10)).decode().partition("\r\n\r\n")
+    head, _, body = (await asyncio.wait_for(reader.read(), PATIENCE_S)).decode().partition("\r\n\r\n")
     writer.close()
     return head.split()[1], body
 

@@ -8,11 +8,12 @@ import sys
 from typing import Any
 
 from omni_operator.__main__ import EXIT_SETTINGS, GC_THRESHOLDS
+from support.processes.polling import PATIENCE_S
 
 
 def run_program(code: str) -> dict[str, Any]:
     """Runs code in a new process, where nothing has configured the collector. Returns the JSON that it prints."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 

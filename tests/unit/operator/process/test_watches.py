@@ -83,7 +83,7 @@ async def test_a_refused_namespace_holds_up_no_other(server: Started) -> None:
     await watches.start()
     async with asyncio.timeout(30):
         await watches.synced()
-    await until(lambda: not watches.unsynced(), 30)
+    await until(lambda: not watches.unsynced())
     assert watches.is_current("kept")
     assert not watches.is_current("gone")
 
@@ -92,7 +92,7 @@ async def test_a_refused_namespace_holds_up_no_other(server: Started) -> None:
     assert len(watches.ages()) == 2 * len(watches.ages(refused=False))
 
     api.refuses = lambda namespace, plural: False
-    await until(lambda: watches.is_current("gone"), 30)
+    await until(lambda: watches.is_current("gone"))
     pipelines.on_response(f"/apis/{PIPELINES.api_version}/namespaces/gone/{PIPELINES.plural}?limit=500", 200)
     assert watches.ages(refused=False).keys() == watches.ages().keys()
 
@@ -104,7 +104,7 @@ async def test_a_namespace_with_one_refused_kind_is_not_decided_about(
     api, watches, _ = server
     api.refuses = lambda namespace, plural: (namespace, plural) == ("gone", "pods")
     await watches.start()
-    await until(lambda: not watches.unsynced(), 30)
+    await until(lambda: not watches.unsynced())
     assert watches.is_current("kept")
     assert not watches.is_current("gone")
 
@@ -114,7 +114,7 @@ async def test_an_optional_kind_may_be_refused(server: Started) -> None:
     api.refuses = lambda namespace, plural: plural == "podmonitors"
     await watches.start()
     assert await watches.discover_optional()
-    await until(lambda: watches.is_current("kept") and watches.is_current("gone"), 30)
+    await until(lambda: watches.is_current("kept") and watches.is_current("gone"))
 
 
 async def test_nothing_is_ready_if_all_is_refused(server: Started) -> None:
@@ -127,7 +127,7 @@ async def test_nothing_is_ready_if_all_is_refused(server: Started) -> None:
 
     api.refuses = refuse
     await watches.start()
-    await until(lambda: len(asked) == len(watches.unsynced()), 30)
+    await until(lambda: len(asked) == len(watches.unsynced()))
     assert len(asked) == 2 * sum(not kind.optional for kind in WATCHED_KINDS)
     assert not watches.is_current("kept")
 

@@ -10,12 +10,11 @@ import uvloop
 
 from omni_kube.api.timing import Backoff
 from omni_operator.process.work_queue import SHORTEST_PAUSE_S, WorkQueue
-
-SOON = 5.0  # deadline in seconds for what should happen immediately
+from support.processes.polling import PATIENCE_S
 
 
 async def _next(queue: WorkQueue[str]) -> str:
-    return await asyncio.wait_for(queue.get(), SOON)
+    return await asyncio.wait_for(queue.get(), PATIENCE_S)
 
 
 def _queue(**arguments: float) -> WorkQueue[str]:
@@ -189,7 +188,7 @@ async def test_tenants_take_turns_and_none_has_all_workers() -> None:
     await asyncio.sleep(0)
     assert not waiting.done(), "group a has reached max_per_group"
     queue.add("b2", 0.0)
-    assert await asyncio.wait_for(waiting, SOON) == "b2"
+    assert await asyncio.wait_for(waiting, PATIENCE_S) == "b2"
     queue.done("a1")
     assert await _next(queue) == "a3"
     queue.forget("a4")

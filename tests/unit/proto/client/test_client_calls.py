@@ -33,13 +33,13 @@ from omni_proto.stage.v1.stage_service_pb2 import (
 )
 from support.peers.answering_entry import WORDS, serve_entry
 from support.peers.plain_servers import Call, Context, Run, Script, both, hello, serving
-from support.processes.polling import until
+from support.processes.polling import PATIENCE_S, until
 
 
 @both
 async def test_a_request_runs_to_its_end(run: Run) -> None:
     async with serving(hello) as (stage, target):
-        result = await run(target, raw_text="hi", request_id="req-1", traceparent="00-1-2-01", timeout=20)
+        result = await run(target, raw_text="hi", request_id="req-1", traceparent="00-1-2-01", timeout=PATIENCE_S)
     assert (result.text, result.request_id) == ("hello", "r")
     assert result.finished["thinker"].finish_reason == "stop"
     assert result.summary is not None
@@ -56,7 +56,7 @@ async def test_a_timeout_beyond_grpcs_clock_does_not_fail_the_call(run: Run) -> 
 def test_an_asyncio_client_belongs_to_the_event_loop_of_its_first_call() -> None:
     with serve_entry() as (port, _):
         client = AsyncOmniClient(f"127.0.0.1:{port}")  # no loop is running, as at the top level of a module
-        assert asyncio.run(client.run(text="hi", timeout=20)).text == "".join(WORDS)
+        assert asyncio.run(client.run(text="hi", timeout=PATIENCE_S)).text == "".join(WORDS)
         for call in (lambda: client.run(text="hi"), client.get_stage):
             with pytest.raises(ArgumentError, match="make one in each event loop"):
                 asyncio.run(call())
@@ -81,7 +81,7 @@ async def test_messages_arrive_in_order_and_whole(run: Run) -> None:
 
     large = b"\x89PNG\r\n\x1a\n" + bytes(5 * 1024 * 1024)
     async with serving(script) as (_, target):
-        await run(target, chat=[user("look", image_part(large))], timeout=20)
+        await run(target, chat=[user("look", image_part(large))], timeout=PATIENCE_S)
     kinds = [request.WhichOneof("message") for request in seen]
     assert kinds == ["start", *["media"] * 6, "end"]
     assert b"".join(request.media.data for request in seen[1:-1]) == large
@@ -99,7 +99,7 @@ async def test_the_deadline_reaches_the_server_and_ends_the_call(run: Run) -> No
     async with serving(script) as (stage, target):
         with pytest.raises(OmniRequestError) as caught:
             await run(target, raw_text="hi", timeout=2.0)
-        await asyncio.wait_for(stage.cancelled.wait(), 20)
+        await asyncio.wait_for(stage.cancelled.wait(), PATIENCE_S)
     assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
     assert 0 < remaining[0] <= 2.1
     assert len(stage.calls) == 1
@@ -155,10 +155,10 @@ async def test_a_call_that_ends_while_media_are_sent_keeps_its_status(run: Run, 
     async with serving(script) as (_, target):
         for _ in range(5):
             if ends_well:
-                assert (await run(target, chat=user(image), timeout=60)).text == "hello"
+                assert (await run(target, chat=user(image), timeout=PATIENCE_S)).text == "hello"
                 continue
             with pytest.raises(OmniRequestError) as caught:
-                await run(target, chat=user(image), timeout=60)
+                await run(target, chat=user(image), timeout=PATIENCE_S)
             assert (caught.value.code, caught.value.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_MEDIA")
 
 
@@ -183,7 +183,7 @@ async def test_media_are_freed_once_they_are_sent() -> None:
     ):
         await anext(events)
         reading = asyncio.ensure_future(anext(events))
-        await asyncio.wait_for(arrived.wait(), 20)
+        await asyncio.wait_for(arrived.wait(), PATIENCE_S)
         assert sys.getrefcount(image) == ours
         reading.cancel()
         await asyncio.wait({reading})
@@ -209,9 +209,9 @@ async def test_run_frees_media_once_they_are_sent(kind: type[OmniClient | AsyncO
             running = asyncio.ensure_future(asyncio.to_thread(lambda: client.run(chat=user(image_part(image)))))
         else:
             running = asyncio.ensure_future(client.run(chat=user(image_part(image))))
-        await asyncio.wait_for(arrived.wait(), 20)
+        await asyncio.wait_for(arrived.wait(), PATIENCE_S)
         # The client's thread may still be in the turn in which it sent the last message.
-        await until(lambda: sys.getrefcount(image) == ours, 20)
+        await until(lambda: sys.getrefcount(image) == ours)
         closing = client.close()
         if closing is not None:
             await closing
@@ -241,7 +241,7 @@ async def test_a_server_that_is_not_there_is_unavailable(run: Run) -> None:
     async with serving(hello) as (_, target):
         pass
     with pytest.raises(OmniRequestError) as caught:
-        await run(target, raw_text="hi", timeout=30)
+        await run(target, raw_text="hi", timeout=PATIENCE_S)
     assert caught.value.code is grpc.StatusCode.UNAVAILABLE
 
 
@@ -259,7 +259,7 @@ async def test_bytes_that_are_no_answer_are_a_typed_error(run: Run) -> None:
     await server.start()
     try:
         with pytest.raises(OmniRequestError):
-            await run(f"127.0.0.1:{port}", raw_text="hi", timeout=20)
+            await run(f"127.0.0.1:{port}", raw_text="hi", timeout=PATIENCE_S)
     finally:
         await server.stop(None)
 

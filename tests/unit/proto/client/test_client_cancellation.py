@@ -15,6 +15,7 @@ from omni_proto.client import (
 )
 from omni_proto.stage.v1 import events_pb2
 from support.peers.plain_servers import Call, serving
+from support.processes.polling import PATIENCE_S
 
 
 async def endless(call: Call) -> None:
@@ -30,17 +31,17 @@ async def test_closing_the_generator_cancels_the_call() -> None:
             async for event in events:
                 if isinstance(event, TextDelta):
                     break
-        await asyncio.wait_for(stage.cancelled.wait(), 20)
+        await asyncio.wait_for(stage.cancelled.wait(), PATIENCE_S)
 
 
 async def test_cancelling_the_task_cancels_the_call() -> None:
     async with serving(endless) as (stage, target), AsyncOmniClient(target) as client:
         task = asyncio.create_task(client.run(raw_text="hi"))
-        await asyncio.wait_for(stage.called.wait(), 20)
+        await asyncio.wait_for(stage.called.wait(), PATIENCE_S)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await asyncio.wait_for(stage.cancelled.wait(), 20)
+        await asyncio.wait_for(stage.cancelled.wait(), PATIENCE_S)
 
 
 async def test_leaving_a_blocking_loop_cancels_the_call() -> None:
@@ -58,7 +59,7 @@ async def test_leaving_a_blocking_loop_cancels_the_call() -> None:
     async with serving(endless) as (stage, target):
         done: concurrent.futures.Future[None] = concurrent.futures.Future()
         thread = asyncio.create_task(asyncio.to_thread(leave, target))
-        await asyncio.wait_for(left.wait(), 20)
-        await asyncio.wait_for(stage.cancelled.wait(), 20)
+        await asyncio.wait_for(left.wait(), PATIENCE_S)
+        await asyncio.wait_for(stage.cancelled.wait(), PATIENCE_S)
         done.set_result(None)
         await thread

@@ -16,6 +16,7 @@ from omni_proto.client import (
 )
 from omni_proto.stage.v1 import events_pb2
 from support.peers.plain_servers import Call, Run, both, hello, serving
+from support.processes.polling import PATIENCE_S
 
 
 @both
@@ -31,7 +32,7 @@ async def test_before_accepted_a_request_is_tried_again(run: Run, code: grpc.Sta
         await hello(call)
 
     async with serving(script) as (stage, target):
-        result = await run(target, raw_text="hi", timeout=30)
+        result = await run(target, raw_text="hi", timeout=PATIENCE_S)
     assert result.text == "hello"
     assert len(stage.calls) == 3
 
@@ -44,7 +45,7 @@ async def test_a_call_that_a_server_cancels_as_it_shuts_down_is_tried_again(run:
         await hello(call)
 
     async with serving(script) as (stage, target):
-        assert (await run(target, raw_text="hi", timeout=30)).text == "hello"
+        assert (await run(target, raw_text="hi", timeout=PATIENCE_S)).text == "hello"
     assert len(stage.calls) == 3
 
 
@@ -72,10 +73,10 @@ async def test_a_client_that_is_closed_tries_nothing_again(kind: type[AsyncOmniC
     async with serving(script) as (stage, target):
         client = kind(target)
         asked = asyncio.create_task(call_either(client))
-        await asyncio.wait_for(stage.called.wait(), 30)
+        await asyncio.wait_for(stage.called.wait(), PATIENCE_S)
         await close_either(client)
         with pytest.raises(OmniRequestError) as caught:
-            await asyncio.wait_for(asked, 30)
+            await asyncio.wait_for(asked, PATIENCE_S)
     assert caught.value.code is grpc.StatusCode.CANCELLED
     assert len(stage.calls) == 1
 
@@ -91,10 +92,10 @@ async def test_a_client_that_is_closed_between_two_attempts_ends(kind: type[Asyn
     async with serving(script) as (stage, target):
         client = kind(target)
         asked = asyncio.create_task(call_either(client))
-        await asyncio.wait_for(refused.wait(), 30)
+        await asyncio.wait_for(refused.wait(), PATIENCE_S)
         await close_either(client)
         with pytest.raises(OmniRequestError):
-            await asyncio.wait_for(asked, 30)
+            await asyncio.wait_for(asked, PATIENCE_S)
     assert len(stage.calls) == 1
 
 
@@ -157,6 +158,6 @@ async def test_after_accepted_nothing_is_tried_again(run: Run, after: str) -> No
 
     async with serving(script) as (stage, target):
         with pytest.raises(OmniRequestError, match="engine died") as caught:
-            await run(target, raw_text="hi", timeout=30)
+            await run(target, raw_text="hi", timeout=PATIENCE_S)
     assert len(stage.calls) == 1
     assert caught.value.reason == "ENGINE_DEAD"

@@ -20,9 +20,9 @@ from omni_proto.stage.v1 import events_pb2, stage_service_pb2 as pb, stage_servi
 from omni_stage.service.edges.channels import DownstreamChannels, OpenCall
 from support.machine.tcp_proxy import TcpProxy
 from support.peers.certificates import Authority, Pair
+from support.processes.polling import PATIENCE_S
 
 A, NO_ERROR, NAME_ERROR = 1, 0x8180, 0x8183
-TIMEOUT_S = 20.0
 
 
 class NameServer(asyncio.DatagramProtocol):
@@ -77,7 +77,7 @@ async def serving(pair: Pair | None = None) -> AsyncIterator[tuple[Stage, grpc.a
 
 
 def call(channels: DownstreamChannels) -> OpenCall:
-    return channels.generate("talker", timeout=TIMEOUT_S, metadata=())
+    return channels.generate("talker", timeout=PATIENCE_S, metadata=())
 
 
 async def first_message(opened: OpenCall) -> str:
@@ -111,7 +111,7 @@ async def test_calls_on_a_channel_that_is_replaced_go_on() -> None:
         channels = DownstreamChannels({"talker": f"127.0.0.1:{port}"}, renew_after_s=0.0)
         running = call(channels)
         assert await first_message(running) == "accepted"
-        drained = asyncio.create_task(server.stop(TIMEOUT_S))
+        drained = asyncio.create_task(server.stop(PATIENCE_S))
         for _ in range(3):
             # A call that meets the server's shutdown may end with CANCELLED. explain_failure treats both codes alike,
             # as a lost stage.
@@ -156,7 +156,7 @@ async def test_each_stage_is_called_with_its_own_credentials() -> None:
             credentials={"talker": grpc.ssl_channel_credentials(authority.certificate)},
         )
         for stage in ("talker", "decoder"):
-            opened = channels.generate(stage, timeout=TIMEOUT_S, metadata=())
+            opened = channels.generate(stage, timeout=PATIENCE_S, metadata=())
             assert await first_message(opened) == "accepted"
             opened.end()
         await channels.close()

@@ -19,6 +19,7 @@ from omni_proto.pipeline.components import EngineKind
 from omni_proto.stage_config import SamplingDefaults
 from omni_proto.tensors import TensorSchema, TensorSpec
 from omni_stage.models.component import FinishReason, StageRequest, StageStep
+from support.processes.polling import PATIENCE_S
 from support.stages import scripted_stages as lab
 
 ROW, ROWS = 3584, 9362
@@ -84,9 +85,9 @@ async def test_no_turn_is_long_while_a_tensor_passes(kit: Any, turns: Turns) -> 
         max_model_len=ROWS + 10,
     )
     # The first request is not measured: it imports modules and opens connections.
-    assert (await lab.ask(entry, [lab.start("a" * ROWS), lab.END], timeout_s=60)).code is grpc.StatusCode.OK
+    assert (await lab.ask(entry, [lab.start("a" * ROWS), lab.END], timeout_s=PATIENCE_S)).code is grpc.StatusCode.OK
     turns.taken.clear()
-    answer = await lab.ask(entry, [lab.start("a" * ROWS), lab.END], timeout_s=60)
+    answer = await lab.ask(entry, [lab.start("a" * ROWS), lab.END], timeout_s=PATIENCE_S)
     assert answer.code is grpc.StatusCode.OK, answer.message
     assert sum(taken for taken, _ in turns.taken) > 64 * PER_CHUNK_S, "every chunk was measured"
     seconds, what = max(turns.taken)

@@ -13,7 +13,7 @@ from omni_proto.tensors import schema_hash, tensor_prompt
 from omni_stage.models.component import FinishReason, StageRequest, StageStep
 from omni_stage.service.edges import downstream_call
 from omni_stage.service.request import reading
-from support.processes.polling import until
+from support.processes.polling import PATIENCE_S, until
 from support.stages import scripted_stages as lab
 from support.stages.streamed_pairs import step
 
@@ -38,7 +38,7 @@ def talker_start() -> pb.GenerateRequest:
 
 async def ask_and_stay(stage: Any, messages: list[pb.GenerateRequest]) -> lab.Answer:
     """Sends the messages, and nothing after them, not even the end of the stream."""
-    call = stage.stub.Generate(timeout=60)
+    call = stage.stub.Generate(timeout=PATIENCE_S)
     for message in messages:
         await call.write(message)
     return await lab.collect(call)
@@ -55,14 +55,14 @@ async def test_a_neighbour_without_rows_loses_its_slot(
     assert {answer.code.name for answer in answers} == {"DEADLINE_EXCEEDED"}
     assert all("'thinker' sent neither rows nor a sign of life for 1 s" in answer.message for answer in answers)
     assert {answer.info.metadata["stage"] for answer in answers} == {"talker"}
-    await until(lambda: not pair.talker.server.admission.requests, 60)
+    await until(lambda: not pair.talker.server.admission.requests)
 
 
 async def test_a_client_without_end_loses_its_slot(kit: Any, short_limits: float) -> None:
     stage = await kit.serve(lab.say_hello)
     answer = await ask_and_stay(stage, [lab.start()])
     assert (answer.code.name, answer.info.metadata["limit"]) == ("DEADLINE_EXCEEDED", "1 s")
-    await until(lambda: not stage.server.admission.requests, 60)
+    await until(lambda: not stage.server.admission.requests)
 
 
 async def test_a_stage_that_waits_for_its_engine_is_not_silent(

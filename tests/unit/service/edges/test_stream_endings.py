@@ -14,7 +14,7 @@ from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_proto.tensors import crc32c, encode_tensor_chunk, schema_hash, tensor_prompt
 from omni_stage import errors
 from omni_stage.models.component import FinishReason, StageRequest, StageStep
-from support.processes.polling import until
+from support.processes.polling import PATIENCE_S, until
 from support.stages import scripted_stages as lab
 from support.stages.streamed_pairs import Gates, Pair, step
 
@@ -54,9 +54,9 @@ async def test_an_upstream_that_fails_ends_the_talker(start_pair: Callable[..., 
         assert [f.status.message for f in answer.of("failed", "thinker")] == ["lost"]
     else:
         assert (answer.code.name, answer.info.metadata["stage"]) == ("INTERNAL", "thinker")
-    await asyncio.wait_for(pair.talker.engine.ended.wait(), 30)
+    await asyncio.wait_for(pair.talker.engine.ended.wait(), PATIENCE_S)
     assert len(pair.talker.engine.aborted) == 1
-    await until(lambda: not pair.talker.server.admission.requests, 60)
+    await until(lambda: not pair.talker.server.admission.requests)
 
 
 @pytest.mark.parametrize("partial", [False, True])
@@ -129,7 +129,7 @@ async def test_what_breaks_in_the_middle_ends_the_engines_request(start_pair: Ca
     answer = await lab.collect(call_talker(pair, [chunk("x", 0, 2), *broken()]))
     assert (answer.code.name, answer.info.reason) == (code, reason)
     assert [kind for _, kind in answer.kinds] == ["accepted"]
-    await until(lambda: len(pair.talker.engine.aborted) == len(pair.talker.engine.requests), 60)
+    await until(lambda: len(pair.talker.engine.aborted) == len(pair.talker.engine.requests))
     assert pair.talker.server.admission.requests == pair.talker.server.admission.bytes == 0
 
 
@@ -145,15 +145,15 @@ async def test_an_upstream_that_falls_silent(start_pair: Callable[..., Any], way
 
     call = call_talker(pair, messages(), timeout_s=2 if way == "deadline" else 30)
     if way == "cancel":
-        await until(lambda: bool(pair.reads), 60)
+        await until(lambda: bool(pair.reads))
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await lab.collect(call)
     else:
         answer = await lab.collect(call)
         assert answer.code is grpc.StatusCode.DEADLINE_EXCEEDED
-    await until(lambda: len(pair.talker.engine.aborted) == 1, 60)
-    await until(lambda: not pair.talker.server.admission.requests, 60)
+    await until(lambda: len(pair.talker.engine.aborted) == 1)
+    await until(lambda: not pair.talker.server.admission.requests)
 
 
 def talker_start() -> pb.GenerateRequest:
@@ -161,7 +161,7 @@ def talker_start() -> pb.GenerateRequest:
     return pb.GenerateRequest(start=pb.Start(tensors=prompt, edge_schema_hash=schema_hash(lab.EDGE_A)))
 
 
-def call_talker(pair: Pair, messages: Any, timeout_s: float = 20) -> Any:
+def call_talker(pair: Pair, messages: Any, timeout_s: float = PATIENCE_S) -> Any:
     """Calls the talker directly. A list of messages is sent after Start; an iterator must itself begin with Start."""
     channel = grpc.aio.insecure_channel(pair.talker.target)
     generate = channel.stream_stream(

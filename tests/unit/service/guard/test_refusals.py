@@ -20,7 +20,7 @@ from omni_stage.service.guard import refusals
 from omni_stage.service.guard.refusals import EARLY_S, USERS, Client, HeldRefusals, RefusalBuckets
 from omni_stage.service.request.reading import RequestReader
 from omni_stage.service.request.tracing import user_of
-from support.processes.polling import until
+from support.processes.polling import PATIENCE_S, until
 from support.stages import scripted_stages as lab
 
 BAD = [lab.END]
@@ -173,9 +173,9 @@ def test_the_name_of_a_user(value: str, user: str) -> None:
 async def begin_held(stage: Any, **call: Any) -> tuple[Any, asyncio.Task[Any]]:
     """Makes refused calls until one is held. Returns that call and the task that waits for its answer."""
     while True:
-        refused = stage.stub.Generate(iter(BAD), timeout=60, **call)
+        refused = stage.stub.Generate(iter(BAD), timeout=PATIENCE_S, **call)
         task = asyncio.create_task(lab.collect(refused))
-        await until(lambda: task.done() or len(stage.server.held) == 1, 20)  # noqa: B023
+        await until(lambda: task.done() or len(stage.server.held) == 1)  # noqa: B023
         if not task.done():
             return refused, task
 
@@ -200,7 +200,7 @@ async def test_callers_in_a_loop_are_slowed_and_honest_ones_are_not(kit: Any) ->
 
     began = time.monotonic()
     loops = [asyncio.create_task(loop()) for _ in range(32)]
-    await until(lambda: len(stage.server.held) >= 24, 20)
+    await until(lambda: len(stage.server.held) >= 24)
     honest = [await lab.ask(stage) for _ in range(30)]
     assert {answer.text for answer in honest} == {"Hello"}
     assert await stage.server.in_flight.wait_idle(20)

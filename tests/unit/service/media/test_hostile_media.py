@@ -114,7 +114,7 @@ async def test_a_job_ends_with_its_caller_and_with_its_time(pool: MediaPool) -> 
     job.cancel()
     with pytest.raises(asyncio.CancelledError):
         await job
-    assert await asyncio.wait_for(asyncio.to_thread(worker._process.wait), 30) == -9
+    assert await asyncio.wait_for(asyncio.to_thread(worker._process.wait), PATIENCE_S) == -9
     assert len(await pool.decode([quick], RULES, PATIENCE_S)) == 1
     with pytest.raises(PrepareTimeoutError, match=r"timeouts\.prepare"):
         await pool.decode([slow], RULES, 0.05)

@@ -13,6 +13,7 @@ from omni_proto.stage.v1 import stage_service_pb2_grpc
 from omni_proto.stage_config import EdgeMode
 from omni_stage import errors
 from omni_stage.models.component import FinishReason, StageStep
+from support.processes.polling import PATIENCE_S
 from support.stages import scripted_stages as lab
 
 SMALL_WINDOW = [("grpc.http2.lookahead_bytes", 65_536), ("grpc.http2.bdp_probe", 0)]
@@ -81,7 +82,7 @@ async def test_allow_partial_while_a_message_is_being_written_to_a_slow_caller(k
     first = await kit.serve(thinker, downstream=[edge], component=lab.ScriptedComponent(output_schema=lab.EDGE_A))
     async with grpc.aio.insecure_channel(first.target, options=SMALL_WINDOW) as channel:
         messages = iter([lab.start(allow_partial=True), lab.END])
-        call = stage_service_pb2_grpc.StageServiceStub(channel).Generate(messages, timeout=60)
+        call = stage_service_pb2_grpc.StageServiceStub(channel).Generate(messages, timeout=PATIENCE_S)
         responses = aiter(call)
         await anext(responses)
         # The caller pauses until the talker can send no more.

@@ -18,13 +18,12 @@ from omni_proto.pipeline.components import EngineKind
 from omni_proto.stage.v1 import sampling_pb2
 from omni_proto.stage_config import SamplingDefaults
 from omni_stage.models.component import StageRequest, StageStep
-from support.processes.polling import until
+from support.processes.polling import PATIENCE_S, until
 from support.stages import scripted_stages as lab
 from support.stages.scripted_stages import EDGE_B, make_sound
 
 LONG_S, SHORT_S = 600.0, 1.0
 """Time limits of a step in seconds: LONG_S never passes during a test, SHORT_S passes soon."""
-PATIENCE_S = 60.0
 SPEECH, TEXT = (sampling_pb2.MODALITY_TEXT, sampling_pb2.MODALITY_AUDIO), (sampling_pb2.MODALITY_TEXT,)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
+from support.processes.polling import PATIENCE_S
 from support.stages import scripted_stages as lab
 
 
@@ -20,7 +21,7 @@ async def test_a_call_without_start_holds_no_place_for_long(kit: Any, monkeypatc
         await asyncio.Event().wait()
         yield
 
-    answer = await lab.collect(stage.stub.Generate(nothing(), timeout=60))
+    answer = await lab.collect(stage.stub.Generate(nothing(), timeout=PATIENCE_S))
     assert (answer.code, answer.info.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED")
     assert answer.info.metadata["field"] == "start"
     assert len(stage.server.in_flight) == 0

@@ -15,6 +15,7 @@ from omni_proto.stage.v1 import sampling_pb2, stage_service_pb2 as pb
 from omni_proto.tensors import encode_tensor_chunk, schema_hash, tensor_prompt
 from omni_stage import errors
 from omni_stage.process.stage_log import configure_stage_logging
+from support.processes.polling import PATIENCE_S
 from support.stages import scripted_stages as lab
 
 CANARY = "CANARY-7f3a"
@@ -167,7 +168,7 @@ async def test_bytes_that_are_no_message(kit: Any) -> None:
     stage = await kit.serve()
     async with grpc.aio.insecure_channel(stage.target) as channel:
         method = channel.stream_stream("/omni_proto.stage.v1.StageService/Generate")
-        answer = await lab.collect(method(iter([b"\xff\xff\xff"]), timeout=20))
+        answer = await lab.collect(method(iter([b"\xff\xff\xff"]), timeout=PATIENCE_S))
     assert (answer.code, answer.info.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "PROTOCOL_VIOLATION")
 
 
@@ -211,7 +212,7 @@ async def test_edge_errors(kit: Any, changes: dict[str, Any], chunks: list[bytes
             request_serializer=lambda m: m if isinstance(m, bytes) else m.SerializeToString(),
             response_deserializer=pb.GenerateResponse.FromString,
         )
-        answer = await lab.collect(method(iter([edge_start(**changes), *chunks, lab.END]), timeout=20))
+        answer = await lab.collect(method(iter([edge_start(**changes), *chunks, lab.END]), timeout=PATIENCE_S))
     assert (answer.code.name, answer.info.reason) == (code, reason)
     assert stage.engine.requests == []
 

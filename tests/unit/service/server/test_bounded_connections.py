@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from omni_proto.runtime.connections import BoundedConnections, ConnectionTable, open_listener
 from omni_stage.errors import ConfigurationError
 from omni_stage.service.server.metrics_server import MetricsServer
+from support.processes.polling import PATIENCE_S
 
 HOARD = 2_000
 
@@ -59,7 +60,7 @@ async def server() -> AsyncIterator[MetricsServer]:
 async def get(port: int, path: str = "/metrics", peer: str = "127.0.0.2", method: str = "GET") -> str:
     reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(peer, 0))
     writer.write(f"{method} {path} HTTP/1.1\r\nHost: stage\r\n\r\n".encode())
-    answer = await asyncio.wait_for(reader.read(), 10)
+    answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
     writer.close()
     return answer.decode()
 
@@ -93,7 +94,7 @@ async def test_half_a_header_ends_with_the_connections_life() -> None:
         reader, writer = await asyncio.open_connection(*listener.getsockname())
         writer.write(b"GET /metrics HT")
         with contextlib.suppress(ConnectionError):
-            assert await asyncio.wait_for(reader.read(), 10) == b""
+            assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
         assert len(bounds.table) == 0
         writer.close()
 

@@ -12,6 +12,7 @@ import torch
 
 from omni_proto.pod_contract import StageMetric
 from omni_stage.models.component import FinishReason, StageRequest, StageStep
+from support.processes.polling import PATIENCE_S
 from support.stages import scripted_stages as lab
 
 ROUNDS, AT_ONCE = 20, 6
@@ -29,7 +30,7 @@ async def test_a_caller_that_leaves_during_a_write_cancels_its_call(kit: Any, ca
     stages = await kit.chain(token2wav=sing)
 
     async def leave_after(messages: int) -> None:
-        call = stages[0].stub.Generate(iter([lab.start(), lab.END]), timeout=60)
+        call = stages[0].stub.Generate(iter([lab.start(), lab.END]), timeout=PATIENCE_S)
         async for _ in call:
             messages -= 1
             if not messages:

@@ -19,6 +19,7 @@ from omni_proto.stage.v1 import prompt_pb2, stage_service_pb2 as pb
 from omni_stage.errors import ConfigurationError
 from omni_stage.process.protobuf_backend import require_upb
 from support.machine.raw_http2 import RawConnection, grpc_message
+from support.processes.polling import PATIENCE_S
 from support.stages import scripted_stages as lab
 
 GENERATE = "/omni_proto.stage.v1.StageService/Generate"
@@ -40,7 +41,9 @@ def gzip_of_zeros(mib: int) -> bytes:
 
 async def test_a_gzip_bomb_is_too_large(kit: Any) -> None:
     stage = await kit.serve()
-    call = stage.channel.stream_stream(GENERATE)(iter([bytes(16 * MIB)]), compression=grpc.Compression.Gzip, timeout=20)
+    call = stage.channel.stream_stream(GENERATE)(
+        iter([bytes(16 * MIB)]), compression=grpc.Compression.Gzip, timeout=PATIENCE_S
+    )
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         _ = [answer async for answer in call]
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -73,7 +76,7 @@ async def test_a_gzip_bomb_is_not_unpacked_beyond_the_limit(kit: Any) -> None:
 )
 async def test_what_is_nested_too_deep_is_not_decoded(kit: Any, depth: int, says: str) -> None:
     stage = await kit.serve()
-    call = stage.channel.stream_stream(GENERATE)(iter([BEGIN_GROUP * depth + END_GROUP * depth]), timeout=20)
+    call = stage.channel.stream_stream(GENERATE)(iter([BEGIN_GROUP * depth + END_GROUP * depth]), timeout=PATIENCE_S)
     with pytest.raises(grpc.aio.AioRpcError, match=says) as caught:
         _ = [answer async for answer in call]
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT

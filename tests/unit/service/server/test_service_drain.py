@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2
 from omni_proto.pod_contract import ExitCode
 from omni_proto.stage.v1 import stage_service_pb2_grpc
 from support.machine.tcp_proxy import TcpProxy
-from support.processes.polling import until
+from support.processes.polling import PATIENCE_S, until
 from support.stages import scripted_stages as lab
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -34,7 +34,7 @@ async def test_drain_lets_calls_end_and_refuses_new_ones(kit: Any) -> None:
     serving = asyncio.create_task(stage.server.serve(stop, asyncio.Event()))
     stop.set()
     await until(lambda: not stage.server.health.ready)
-    late = stage.stub.Generate(iter([lab.start(), lab.END]), timeout=20)
+    late = stage.stub.Generate(iter([lab.start(), lab.END]), timeout=PATIENCE_S)
     assert (await late.read()).WhichOneof("message") == "accepted"
     await until(lambda: stage.server.in_flight.refusing)
     assert (await lab.ask(stage)).code in REFUSED
@@ -45,7 +45,7 @@ async def test_drain_lets_calls_end_and_refuses_new_ones(kit: Any) -> None:
     while await late.read() is not grpc.aio.EOF:
         pass
     assert await late.code() is grpc.StatusCode.OK
-    assert await asyncio.wait_for(serving, 10) is ExitCode.DRAINED
+    assert await asyncio.wait_for(serving, PATIENCE_S) is ExitCode.DRAINED
 
 
 async def test_a_client_without_health_checks_reaches_another_pod_while_this_one_drains(kit: Any) -> None:
@@ -54,20 +54,20 @@ async def test_a_client_without_health_checks_reaches_another_pod_while_this_one
     with TcpProxy(old.target) as service:
         async with grpc.aio.insecure_channel(service.target) as channel:
             stub = stage_service_pb2_grpc.StageServiceStub(channel)
-            held = stub.Generate(iter([lab.start(), lab.END]), timeout=60)
+            held = stub.Generate(iter([lab.start(), lab.END]), timeout=PATIENCE_S)
             assert (await held.read()).WhichOneof("message") == "accepted"
             service.backend = new.target
             stop, abort = asyncio.Event(), asyncio.Event()
             serving = asyncio.create_task(old.server.serve(stop, abort))
             stop.set()
             await until(lambda: old.server.in_flight.refusing)
-            answer = await lab.collect(stub.Generate(iter([lab.start(), lab.END]), timeout=60))
+            answer = await lab.collect(stub.Generate(iter([lab.start(), lab.END]), timeout=PATIENCE_S))
             while answer.code in REFUSED:
-                answer = await lab.collect(stub.Generate(iter([lab.start(), lab.END]), timeout=60))
+                answer = await lab.collect(stub.Generate(iter([lab.start(), lab.END]), timeout=PATIENCE_S))
             assert (answer.code, answer.text) == (grpc.StatusCode.OK, "Hello")
             assert not held.done(), "the call in flight continues on the old connection"
             abort.set()
-            assert await asyncio.wait_for(serving, 10) is ExitCode.ABORTED
+            assert await asyncio.wait_for(serving, PATIENCE_S) is ExitCode.ABORTED
 
 
 async def test_second_signal_aborts(kit: Any) -> None:
@@ -79,5 +79,5 @@ async def test_second_signal_aborts(kit: Any) -> None:
     abort.set()
     answer = await task
     assert (answer.code, answer.info.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
-    assert await asyncio.wait_for(serving, 10) is ExitCode.ABORTED
+    assert await asyncio.wait_for(serving, PATIENCE_S) is ExitCode.ABORTED
     assert len(stage.engine.aborted) == 1

@@ -19,7 +19,7 @@ from omni_stage.service.guard import side_calls
 from omni_stage.service.guard.admission import CallQuota, CallSlot, count_start_slots, peer_address
 from omni_stage.service.server.ports import health_options, main_options
 from support.machine.raw_http2 import RawConnection, grpc_message
-from support.processes.polling import until
+from support.processes.polling import PATIENCE_S, until
 from support.stages import scripted_stages as lab
 
 GENERATE = "/omni_proto.stage.v1.StageService/Generate"
@@ -124,7 +124,7 @@ async def test_health_answers_throughout_a_fivefold_overload(kit: Any) -> None:
     """While every slot is taken, further requests are refused immediately and both ports answer health checks."""
     slots, callers, rounds = 4, 20, 5
     stage = await kit.serve(lab.wait_forever, limits={"maxConcurrentRequests": slots})
-    held = [stage.stub.Generate(iter([lab.start(), lab.END]), timeout=60) for _ in range(slots)]
+    held = [stage.stub.Generate(iter([lab.start(), lab.END]), timeout=PATIENCE_S) for _ in range(slots)]
     reading = [asyncio.create_task(lab.collect(call)) for call in held]
     await until(lambda: stage.server.admission.requests == slots)
     checks: list[int] = []
@@ -135,7 +135,7 @@ async def test_health_answers_throughout_a_fivefold_overload(kit: Any) -> None:
     async def check_often(channel: grpc.aio.Channel) -> None:
         health = health_pb2_grpc.HealthStub(channel)
         while not flood.done():
-            checks.append((await health.Check(health_pb2.HealthCheckRequest(), timeout=10)).status)
+            checks.append((await health.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)).status)
 
     flood = asyncio.gather(*(ask_often() for _ in range(callers)))
     async with grpc.aio.insecure_channel(f"127.0.0.1:{stage.server.ports.health}") as apart:
@@ -171,7 +171,7 @@ async def test_more_clients_than_watches_are_all_served(kit: Any, monkeypatch: p
         target = f"127.0.0.1:{stage.server.ports.grpc}"
         clients = [await stack.enter_async_context(AsyncOmniClient(target)) for _ in range(5)]
         for client in (*clients, *clients):
-            assert (await client.run(raw_text="hello", timeout=20)).text == "Hello"
+            assert (await client.run(raw_text="hello", timeout=PATIENCE_S)).text == "Hello"
 
 
 async def test_a_watcher_that_does_not_read_delays_nobody(kit: Any, connect: Callable[..., RawConnection]) -> None:
@@ -184,7 +184,7 @@ async def test_a_watcher_that_does_not_read_delays_nobody(kit: Any, connect: Cal
 
         async def watch(port: int, seen: list[int]) -> None:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-                watched = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=20)
+                watched = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
                 while len(seen) < 2:
                     seen.append((await watched.read()).status)
                 watched.cancel()
@@ -258,7 +258,7 @@ async def test_a_call_that_loses_its_place_is_told_so(kit: Any, connect: Callabl
         yield
 
     waiting = asyncio.create_task(lab.collect(stage.stub.Generate(nothing())))
-    await until(lambda: len(stage.server.runtime.starting), 20)
+    await until(lambda: len(stage.server.runtime.starting))
     peer = await asyncio.to_thread(connect, stage.server.ports.grpc)
     await hoard(peer, GENERATE, 1)
     answer = await waiting

@@ -20,6 +20,7 @@ from prometheus_client import Gauge
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from omni_proto.pod_contract import ExitCode
+from support.processes.polling import PATIENCE_S
 from support.stages import scripted_stages as lab
 
 SERVICE = "omni_proto.stage.v1.StageService"
@@ -52,7 +53,7 @@ async def test_deadline_shrinks_on_every_hop_and_the_last_stage_speaks(kit: Any)
 async def test_cancelling_reaches_every_stage(kit: Any) -> None:
     stages = await kit.chain(token2wav=lab.wait_forever)
     call, task = await lab.begin(stages[0])
-    await asyncio.wait_for(stages[2].engine.started.wait(), 10)
+    await asyncio.wait_for(stages[2].engine.started.wait(), PATIENCE_S)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -118,7 +119,7 @@ async def test_reflection_lists_the_service(kit: Any) -> None:
             reflection_pb2.ServerReflectionRequest(list_services=""),
             reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE),
         ]
-        answers = [answer async for answer in stub.ServerReflectionInfo(iter(requests), timeout=10)]
+        answers = [answer async for answer in stub.ServerReflectionInfo(iter(requests), timeout=PATIENCE_S)]
     names = {service.name for service in answers[0].list_services_response.service}
     assert {SERVICE, "grpc.health.v1.Health"} <= names
     assert answers[1].file_descriptor_response.file_descriptor_proto
@@ -130,7 +131,7 @@ async def test_metrics_over_http(kit: Any) -> None:
     await stage.wait_for_metric("omni_stage_requests_total", 1, code="OK", reason="")
     stage.engine.waiting_requests = 3
     url = f"http://127.0.0.1:{stage.server.ports.metrics}/metrics"
-    text = (await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=10).read())).decode()
+    text = (await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=PATIENCE_S).read())).decode()
     assert 'omni_stage_requests_total{code="OK",reason=""} 1.0' in text
     assert "# HELP omni_stage_queue_seconds Time from" in text
     assert "omni_stage_waiting_requests 3.0" in text
@@ -146,7 +147,7 @@ async def test_histograms_of_requests_name_a_trace_in_openmetrics(kit: Any, flag
     await stage.wait_for_metric("omni_pipeline_requests_total", 1, code="OK", reason="")
     accept = {"Accept": "application/openmetrics-text;version=1.0.0;q=0.75,text/plain;version=0.0.4;q=0.5"}
     asked = urllib.request.Request(f"http://127.0.0.1:{stage.server.ports.metrics}/metrics", headers=accept)
-    answer = await asyncio.to_thread(lambda: urllib.request.urlopen(asked, timeout=10))  # noqa: S310 - http
+    answer = await asyncio.to_thread(lambda: urllib.request.urlopen(asked, timeout=PATIENCE_S))  # noqa: S310 - http
     assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
     samples = [one for family in text_string_to_metric_families(answer.read().decode()) for one in family.samples]
     assert "vllm:num_requests_waiting" in [one.name for one in samples]
@@ -174,13 +175,13 @@ async def test_engine_death_ends_calls_and_the_server(
     monkeypatch.setenv("OMNI_TERMINATION_LOG", str(tmp_path / "termination"))
     stage = await kit.serve(lab.wait_forever)
     _, task = await lab.begin(stage)
-    await asyncio.wait_for(stage.engine.read.wait(), 10)
+    await asyncio.wait_for(stage.engine.read.wait(), PATIENCE_S)
     serving = asyncio.create_task(stage.server.serve(asyncio.Event(), asyncio.Event()))
     stage.engine.is_dead = True
-    answer = await asyncio.wait_for(task, 30)
+    answer = await asyncio.wait_for(task, PATIENCE_S)
     assert (answer.code, answer.info.reason) == (grpc.StatusCode.UNAVAILABLE, "ENGINE_DEAD")
     assert answer.text == "so far"
-    assert await asyncio.wait_for(serving, 30) is ExitCode.ENGINE_DEAD
+    assert await asyncio.wait_for(serving, PATIENCE_S) is ExitCode.ENGINE_DEAD
     assert await lab.check_health(stage.server.ports.health, "liveness") == NOT_SERVING
     assert json.loads((tmp_path / "termination").read_text())["reason"] == "EngineDead"
     assert (await lab.ask(stage)).info.reason == "ENGINE_DEAD"
@@ -208,14 +209,14 @@ async def test_what_is_left_for_kubelet_tells_nothing_of_requests(
     stage = await kit.serve(lab.wait_forever, timeouts={"step": 30 if dies else 0.3})
     serving = asyncio.create_task(stage.server.serve(asyncio.Event(), asyncio.Event()))
     call = stage.stub.Generate(
-        iter([lab.start(canary, cache_salt=canary), lab.END]), timeout=20, metadata=(("x-request-id", canary),)
+        iter([lab.start(canary, cache_salt=canary), lab.END]), timeout=PATIENCE_S, metadata=(("x-request-id", canary),)
     )
     task = asyncio.create_task(lab.collect(call))
-    await asyncio.wait_for(stage.engine.started.wait(), 10)
+    await asyncio.wait_for(stage.engine.started.wait(), PATIENCE_S)
     stage.engine.is_dead = dies
     assert (await task).code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
     if dies:
-        assert await asyncio.wait_for(serving, 20) is ExitCode.ENGINE_DEAD
+        assert await asyncio.wait_for(serving, PATIENCE_S) is ExitCode.ENGINE_DEAD
     serving.cancel()
     said = note.read_text()
     assert json.loads(said)["reason"] == reason

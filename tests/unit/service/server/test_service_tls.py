@@ -22,7 +22,7 @@ from omni_proto.stage_config import ServerTls
 from omni_stage.service.server import tls
 from support.peers.certificates import DAY, MountedSecret, tls_files
 from support.peers.tls_entries import BROKEN, CA, OTHER, PAIR, ask, connect, credentials, listen
-from support.processes.polling import until
+from support.processes.polling import PATIENCE_S, until
 from support.stages import scripted_stages as lab
 
 EXPIRY = "omni_stage_tls_certificate_expiry_timestamp_seconds"
@@ -44,7 +44,7 @@ async def shown_serial(stage: Any, version: ssl.TLSVersion | None = None) -> int
             context.set_ciphers("ALL:@SECLEVEL=0")
             context.minimum_version = context.maximum_version = version
         with (
-            socket.create_connection(("127.0.0.1", stage.server.ports.grpc), timeout=10) as plain,
+            socket.create_connection(("127.0.0.1", stage.server.ports.grpc), timeout=PATIENCE_S) as plain,
             context.wrap_socket(plain, server_hostname="localhost") as wrapped,
         ):
             shown = wrapped.getpeercert(binary_form=True)
@@ -83,7 +83,7 @@ async def test_health_and_metrics_ports_stay_plaintext(kit: Any, secret: Mounted
     stage = await kit.serve(listen=listen(secret))
     async with grpc.aio.insecure_channel(f"127.0.0.1:{stage.server.ports.health}") as channel:
         answer = await health_pb2_grpc.HealthStub(channel).Check(
-            health_pb2.HealthCheckRequest(service="readiness"), timeout=10
+            health_pb2.HealthCheckRequest(service="readiness"), timeout=PATIENCE_S
         )
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
@@ -134,12 +134,12 @@ async def test_rotation_reaches_new_connections_and_leaves_streams_alone(kit: An
     stage = await kit.serve(two_words, listen=listen(secret))
     renewed = CA.issue(lasts=9 * DAY)
     async with connect(stage, credentials()) as stub:
-        call = stub.Generate(iter([lab.start(), lab.END]), timeout=60)
+        call = stub.Generate(iter([lab.start(), lab.END]), timeout=PATIENCE_S)
         task = asyncio.create_task(lab.collect(call))
-        await asyncio.wait_for(stage.engine.started.wait(), 10)
+        await asyncio.wait_for(stage.engine.started.wait(), PATIENCE_S)
         assert await shown_serial(stage) == PAIR.serial
         secret.write(tls_files(renewed))
-        await until(lambda: stage.registry.get_sample_value(EXPIRY) == renewed.not_after.timestamp(), 20)
+        await until(lambda: stage.registry.get_sample_value(EXPIRY) == renewed.not_after.timestamp())
         assert await shown_serial(stage) == renewed.serial
         go_on.set()
         answer = await task
@@ -154,18 +154,18 @@ async def test_a_broken_renewal_keeps_the_certificate_and_is_told_once(
     stage = await kit.serve(listen=listen(secret))
     with caplog.at_level(logging.INFO, logger="omni_stage.service.server.tls"):
         secret.write(files)
-        await until(lambda: stage.registry.get_sample_value(REJECTED) == 1, 20)
+        await until(lambda: stage.registry.get_sample_value(REJECTED) == 1)
         await asyncio.sleep(0.1)
         assert await shown_serial(stage) == PAIR.serial
         secret.write(tls_files(PAIR))
-        await until(lambda: stage.registry.get_sample_value(REJECTED) == 0, 20)
+        await until(lambda: stage.registry.get_sample_value(REJECTED) == 0)
     errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) == 1
     assert "of Secret entry-cert" in errors[0]
     assert "BEGIN" not in caplog.text
     renewed = CA.issue(lasts=9 * DAY)
     secret.write(tls_files(renewed))
-    await until(lambda: stage.registry.get_sample_value(EXPIRY) == renewed.not_after.timestamp(), 20)
+    await until(lambda: stage.registry.get_sample_value(EXPIRY) == renewed.not_after.timestamp())
     assert await shown_serial(stage) == renewed.serial
 
 
