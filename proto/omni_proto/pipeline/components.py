@@ -95,6 +95,9 @@ class ComponentFacts(ConfigModel):
     """Id of the tensor schema that it reads from its upstream stage; None: it reads a prompt."""
     publishes: str | None = None
     """Id of the tensor schema that it offers to other stages; None: no stage can read it."""
+    rows_per_position: Annotated[int, Field(ge=1)] = 1
+    """Maximum number of rows of a tensor that it publishes for each position: row of its input, or token that it
+    generates. A component that has a closer bound has the method `max_rows` (BoundsRows), which takes precedence."""
     media: tuple[str, ...] = ()
     """Kinds of media that its prompts may hold: image, audio, video."""
     streams_input: bool = False

@@ -30,6 +30,7 @@ class ScriptedComponent:
     step_timeout_s: float = 30.0
     queue_timeout_s: float | None = None
     writes_text: bool = True
+    rows_per_position: int = 1
     takes_reply: bool = False
     structures_text: bool = False
     takes_tools: bool = False
@@ -49,6 +50,7 @@ class ScriptedComponent:
                 publishes=self.output_schema.id if self.output_schema else None,
                 streams_input=self.input_schema is not None,
                 writes_text=self.writes_text,
+                rows_per_position=self.rows_per_position,
                 takes_reply=self.takes_reply,
                 structures_text=self.structures_text,
                 takes_tools=self.takes_tools,

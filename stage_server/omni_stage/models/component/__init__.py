@@ -19,6 +19,7 @@ from omni_stage.models.component.prompt import (
     VideoPart,
 )
 from omni_stage.models.component.protocol import (
+    BoundsRows,
     Component,
     ComponentFactory,
     Emitter,
@@ -45,6 +46,7 @@ from omni_stage.models.component.request import (
 
 __all__ = [
     "AudioPart",
+    "BoundsRows",
     "ChatMessage",
     "Component",
     "ComponentFactory",

@@ -181,6 +181,19 @@ class KnowsTokens(Protocol):
 
 
 @runtime_checkable
+class BoundsRows(Protocol):
+    """A Component that knows more about the number of rows that it publishes than its facts' `rows_per_position`."""
+
+    def max_rows(self, input_rows: int, max_tokens: int) -> int:
+        """Returns the maximum number of rows of any tensor that the component publishes for one request.
+
+        `input_rows`: maximum number of tokens of the prompt, or of rows of the input edge; `max_tokens`: maximum number
+        of tokens that the engine generates. The downstream stages reserve bytes for all these rows.
+        """
+        ...
+
+
+@runtime_checkable
 class KnowsFirstAudio(Protocol):
     """A Component whose rows the stages downstream turn into audio."""
 

@@ -25,7 +25,7 @@ from omni_proto.rpc.status import StatusKeeper, read_status
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2, tensors_pb2
 from omni_proto.stage_config import DownstreamStage, EdgeMode
 from omni_proto.tensors import TensorSchema, schema_hash, tensor_prompt
-from omni_stage.errors import DownstreamProtocolError
+from omni_stage.errors import DownstreamProtocolError, ModelExecutionError
 from omni_stage.exchange import Array
 from omni_stage.service.edges.channels import Deadline, DownstreamChannels, OpenCall, downstream_timeout
 from omni_stage.service.edges.downstream_protocol import DownstreamProtocol, explain_failure
@@ -90,6 +90,8 @@ class EdgeContext:
 
     pipeline: str
     source_stage: str
+    component: str
+    """Id of the component that publishes the rows."""
     schema: TensorSchema
     early_steps: int
     request_id: str
@@ -123,6 +125,8 @@ class EdgeCall:
         """The rows that are being sent."""
         self._settled = asyncio.Event()
         self._max_rows = 0
+        self._fed = dict.fromkeys(context.schema.names, 0)
+        """Number of rows of each tensor that `feed` got."""
         self._protocol = DownstreamProtocol(edge.stage, edge.stages)
         self._keeper: StatusKeeper | None = None
         self._call: OpenCall | None = None
@@ -168,16 +172,26 @@ class EdgeCall:
     def feed(self, tensors: Mapping[str, Array], max_rows: int, complete: frozenset[str] = frozenset()) -> None:
         """Queue the next rows. If the call is not open yet, its Start announces the max_rows of the first `feed`.
 
-        `complete`: tensors that end with these rows.
+        `complete`: tensors that end with these rows. Raises ModelExecutionError for more rows than were announced.
         """
         if self._settled.is_set():
             # The downstream stage needs no more rows.
             return
         self._max_rows = self._max_rows or max_rows
+        self._count_rows(tensors)
         if self._outbox.put(tensors, complete) and self._sending is not None and self._batch is None:
             # Begin to send here, because the sender's task runs after all other tasks that this engine step woke. Rows
             # of later steps are left to the sender's task: sending them here would delay the step's texts.
             self._begin(self._sending)
+
+    def _count_rows(self, tensors: Mapping[str, Array]) -> None:
+        for name, array in tensors.items():
+            fed = self._fed[name] = self._fed.get(name, 0) + (array.shape[0] if array.ndim else 0)
+            if fed > self._max_rows:
+                raise ModelExecutionError(
+                    f"component {self._context.component} published {fed} rows of tensor {name!r} for a request, at "
+                    f"most {self._max_rows} were announced; its rows_per_position or max_rows is too low"
+                )
 
     def finish(self, reason: events_pb2.FinishReason, max_rows: int) -> None:
         """Queue the end of the rows."""

@@ -207,7 +207,8 @@ class RequestRun:
         self._prompt_tokens = tokens
         # With the prompt's exact length, announce no more rows than the request needs, because downstream stages
         # reserve bytes for all announced rows.
-        exact = bound_rows(tokens, self._plan.sampling.max_tokens, self._engine.max_model_len)
+        engine = self._engine
+        exact = bound_rows(engine.component, tokens, self._plan.sampling.max_tokens, engine.max_model_len)
         self._rows_bound = min(self._rows_bound, exact)
 
     async def _finish(self, last: StageStep, notes: Sequence[str]) -> None:
@@ -259,6 +260,7 @@ def build_calls(
     common = EdgeContext(
         pipeline=config.pipeline,
         source_stage=config.stage,
+        component=config.component,
         schema=component.output_schema,
         early_steps=_count_early_steps(component),
         request_id=request_id_var.get(),

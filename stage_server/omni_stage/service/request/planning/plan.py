@@ -15,7 +15,7 @@ from omni_proto.tensors import EdgeAssembler, TensorSpec
 from omni_proto.voices import find_voice
 from omni_stage.engine.requests.sampling import check_stage_sampling, resolve_sampling
 from omni_stage.errors import InvalidRequestError, PromptTooLongError
-from omni_stage.models.component import KnowsTokens, ServedComponent, TakesMedia
+from omni_stage.models.component import BoundsRows, KnowsTokens, ServedComponent, TakesMedia
 from omni_stage.service.edges.input import check_edge
 from omni_stage.service.media.slots import MediaRules
 from omni_stage.service.request.planning.prompt import PromptPlan, plan_prompt
@@ -54,7 +54,7 @@ class RequestPlan:
     """Maximum number of bytes that the input can use: the tensors' sizes as declared in their headers (doubled for
     prompt embeddings, which are copied), plus media_bytes, text and token ids."""
     output_rows: int
-    """Maximum number of rows that the stage publishes."""
+    """Maximum number of rows of any tensor that the stage publishes."""
     output_bytes: int
     """Bytes that published rows may hold until downstream stages have taken them."""
 
@@ -95,7 +95,7 @@ def plan_request(
     if start.audio.encoding not in _ENCODINGS:
         raise InvalidRequestError("the audio encoding is not known", field="start.audio.encoding")
     prompt_rows = prompt.max_prompt_tokens if prompt else max((h.max_rows for h in start.tensors.tensors), default=0)
-    rows = bound_rows(prompt_rows, sampling.max_tokens, max_model_len)
+    rows = bound_rows(component, prompt_rows, sampling.max_tokens, max_model_len)
     schema = component.output_schema if plan.edges else None
     row_bytes = sum(spec.row_bytes for spec in schema.tensors) if schema else 0
     return RequestPlan(
@@ -127,9 +127,15 @@ def reads_stream(config: StageConfig) -> bool:
     return config.input is not None and config.input.mode is EdgeMode.STREAM
 
 
-def bound_rows(prompt_rows: int, max_tokens: int | None, max_model_len: int) -> int:
-    """Returns an upper bound of the rows of a sequence, prompt and output together; never more than max_model_len."""
-    return min(max_model_len, prompt_rows + (max_model_len if max_tokens is None else max_tokens))
+def bound_rows(component: ServedComponent, input_rows: int, max_tokens: int | None, max_model_len: int) -> int:
+    """Returns the maximum number of rows of any tensor that a component publishes for a request.
+
+    `input_rows`: maximum number of tokens of the prompt, or of rows of the input edge.
+    """
+    new_tokens = max_model_len if max_tokens is None else min(max_tokens, max_model_len)
+    if isinstance(component, BoundsRows):
+        return component.max_rows(input_rows, new_tokens)
+    return component.facts.rows_per_position * min(max_model_len, input_rows + new_tokens)
 
 
 def max_new_tokens(plan: RequestPlan, facts: ComponentFacts, max_model_len: int) -> int:
