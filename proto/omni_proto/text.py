@@ -84,12 +84,12 @@ def split_sentences(text: str) -> list[str]:
     Blank lines, items of lists and headings end a sentence too. A single line break does not: texts are wrapped.
     """
     caseless = not any(letter.isupper() for letter in text)
-    borders = [0, *_find_borders(text, caseless), len(text)]
+    borders = [0, *find_borders(text, caseless), len(text)]
     return [text[begin:end] for begin, end in pairwise(borders) if begin < end]
 
 
-def _find_borders(text: str, caseless: bool) -> Iterator[int]:
-    """Yields where sentences begin, in order, except the first."""
+def find_borders(text: str, caseless: bool) -> Iterator[int]:
+    """Yields where sentences begin, in order, except the first. `caseless`: whether no letter is a capital."""
     begin = 0
     items = deque(_find_items(text))
     for found in _CANDIDATE.finditer(text):
@@ -203,6 +203,18 @@ def _ends_at_stop(text: str, begin: int, start: int, end: int) -> bool:
     return True
 
 
+def is_settled(text: str, border: int) -> bool:
+    """Returns whether a border stays one, whatever follows: the word after a doubtful full stop is complete."""
+    before = text[:border].rstrip().rstrip(CLOSERS)
+    if not before.endswith("."):
+        return True
+    found = _WORD_BEFORE.search(before, max(0, len(before) - 40), len(before) - 1)
+    word = found.group() if found else ""
+    is_plain = len(word) > 1 and word.isalpha() and word.casefold() not in _ABBREVIATIONS | _NUMBERED
+    after = _WORD_AFTER.match(text, border)
+    return is_plain or (after is None or after.end() < len(text))
+
+
 def _is_wide(letter: str) -> bool:
     """Returns whether a letter belongs to a script that is written without spaces: Chinese or Japanese."""
     return "\u3040" <= letter <= "\u30ff" or "\u3400" <= letter <= "\u9fff" or "\uf900" <= letter <= "\ufaff"
@@ -268,7 +280,7 @@ def split_further(part: str) -> list[str]:
         pieces = list(split(part))
         if split is _split_letters and half * 2 <= SHORTEST_UNITS:
             break
-        if sum(map(_is_spoken, pieces)) > 1:
+        if sum(map(is_spoken, pieces)) > 1:
             return _pack(pieces, max(half, *map(measure, pieces)), ())
     return [part]
 
@@ -295,7 +307,7 @@ def _pack(pieces: Sequence[str], longest: int, finer: Sequence[_Split]) -> list[
         for one in cut:
             size = measure(one)
             together = sizes[-1] + size if sizes else 0
-            silent = bool(parts) and not (_is_spoken(one) and _is_spoken(parts[-1]))
+            silent = bool(parts) and not (is_spoken(one) and is_spoken(parts[-1]))
             if parts and (together <= longest or (silent and together <= 2 * longest)):
                 parts[-1] += one
                 sizes[-1] += size
@@ -305,8 +317,13 @@ def _pack(pieces: Sequence[str], longest: int, finer: Sequence[_Split]) -> list[
     return parts
 
 
+def find_clauses(text: str) -> Iterator[int]:
+    """Yields where clauses begin, in order, except the first."""
+    return (found.end() for found in _CLAUSE.finditer(text))
+
+
 def _split_clauses(piece: str) -> Iterator[str]:
-    return _cut(piece, (found.end() for found in _CLAUSE.finditer(piece)))
+    return _cut(piece, find_clauses(piece))
 
 
 def _split_words(piece: str) -> Iterator[str]:
@@ -350,7 +367,7 @@ def _may_cut(before: str, after: str) -> bool:
     return not ("\u1100" <= before <= "\u11ff" and "\u1160" <= after <= "\u11ff")  # parts of a Korean syllable
 
 
-def _is_spoken(text: str) -> bool:
+def is_spoken(text: str) -> bool:
     """Returns whether a text holds anything that can be spoken."""
     return any(unicodedata.category(letter) in _SPOKEN for letter in text)
 
