@@ -93,6 +93,8 @@ class ComponentFacts(ConfigModel):
     """Modalities that it can return to a client."""
     reads: str | None = None
     """Id of the tensor schema that it reads from its upstream stage; None: it reads a prompt."""
+    reads_prompt: bool = False
+    """Whether it may be the entry stage although it has `reads`. As the entry, it reads the client's prompt."""
     publishes: str | None = None
     """Id of the tensor schema that it offers to other stages; None: no stage can read it."""
     rows_per_position: Annotated[int, Field(ge=1)] = 1
@@ -132,7 +134,7 @@ class ComponentFacts(ConfigModel):
     @property
     def is_entry(self) -> bool:
         """Whether it may be the entry stage; if not, it needs an input."""
-        return self.reads is None
+        return self.reads is None or self.reads_prompt
 
 
 @dataclass(frozen=True, slots=True)

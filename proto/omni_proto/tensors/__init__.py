@@ -32,6 +32,9 @@ from omni_proto.tensors.dtypes import (
 from omni_proto.tensors.schema import (
     MAX_ROW_BYTES as MAX_ROW_BYTES,
     PROMPT_EMBEDS as PROMPT_EMBEDS,
+    TEXT as TEXT,
+    TEXT_SCHEMA as TEXT_SCHEMA,
+    UTF8 as UTF8,
     TensorSchema as TensorSchema,
     TensorSpec as TensorSpec,
     canonical_json as canonical_json,

@@ -111,6 +111,16 @@ class TensorSchema:
         raise SchemaError(f"schema {self.id!r} has no tensor {name!r}; it has {', '.join(self.names)}")
 
 
+TEXT: Final = "omni/text"
+"""Id of the schema of text on an edge. Every component that hands text to another stage publishes it."""
+UTF8: Final = "utf8"
+TEXT_SCHEMA: Final = TensorSchema(
+    id=TEXT,
+    version=1,
+    tensors=(TensorSpec(UTF8, "uint8", (), "Text in UTF-8, one row per byte; a message holds whole characters."),),
+)
+
+
 def canonical_json(schema: TensorSchema) -> str:
     """Returns the schema as canonical JSON: sorted keys, tensors sorted by name, no whitespace, no descriptions."""
     data = {

@@ -121,7 +121,7 @@ def describe(
         update={
             "refused_engine_args": (
                 *_engine_args_of_kind(kind),
-                *_prompt_embeds(facts.reads, takes_prompt_embeds, publishes_rows),
+                *_prompt_embeds(facts.is_entry, takes_prompt_embeds, publishes_rows),
                 *_parsers(facts.takes_tools),
                 *(() if facts.structures_text else _OF_STRUCTURED_TEXT),
                 *(() if facts.media else _OF_MEDIA),
@@ -179,9 +179,9 @@ def _engine_args_of_kind(kind: EngineKind) -> tuple[Refusal, ...]:
     )
 
 
-def _prompt_embeds(reads: str | None, takes: bool, publishes_rows: bool) -> tuple[Refusal, ...]:
+def _prompt_embeds(is_entry: bool, takes: bool, publishes_rows: bool) -> tuple[Refusal, ...]:
     name = "enable_prompt_embeds"
-    if reads is not None:
+    if not is_entry:
         return (Refusal(field=name, why="this stage reads the tensors of another stage", allows_empty=True),)
     if not takes:
         return (Refusal(field=name, why="this component takes no prompt embeddings", allows_empty=True),)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from omni_proto.pipeline.components import ComponentFacts
 from omni_proto.stage_config import EdgeMode, StageConfig
+from omni_proto.tensors import TEXT
 from omni_stage.errors import ConfigurationError
 
 
@@ -49,9 +50,13 @@ def check_placement(
             )
         reader = find_facts(edge.component)
         if reader is not None and reader.reads != facts.publishes:
-            reads = f"tensors {reader.reads}" if reader.reads else "a prompt"
+            reads = _name_edge(reader.reads) if reader.reads else "a prompt"
             raise ConfigurationError(
-                f"{stage} publishes tensors {facts.publishes}, but component {reader.id} of stage {edge.stage} reads "
-                f"{reads}; let stage {edge.stage} read another stage",
+                f"{stage} publishes {_name_edge(facts.publishes)}, but component {reader.id} of stage {edge.stage} "
+                f"reads {reads}; let stage {edge.stage} read another stage",
                 field="downstream",
             )
+
+
+def _name_edge(schema: str) -> str:
+    return "text" if schema == TEXT else f"tensors {schema}"

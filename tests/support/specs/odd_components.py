@@ -13,8 +13,8 @@ _EDGES = "qwen2_5_omni/talker reads qwen2_5_omni/thinker; qwen2_5_omni/token2wav
 
 
 def _chain(*components: str) -> Edit:
-    """Returns an edit that sets the stages a, b, c with these components. Each stage reads the one before it."""
-    names = "abc"[: len(components)]
+    """Returns an edit that sets the stages a, b, c, d with these components. Each stage reads the one before it."""
+    names = "abcd"[: len(components)]
     made: list[dict[str, Any]] = [
         {"name": name, "component": component, "inputs": [{"from": above}] if above else []}
         for above, name, component in zip(["", *names], names, components, strict=False)
@@ -51,16 +51,20 @@ ODD_COMPONENTS_BAD: Final[dict[str, Bad]] = {
         (third(outputs=["Text"]),), f"{S2}.outputs", 'cannot return ["Text"]; it can return ["Audio"]'
     ),
     "talker that writes": Bad((second(outputs=["Text"]),), f"{S1}.outputs", 'cannot return ["Text"]; it can return []'),
-    "llm reads llm": Bad(
-        (_chain(LLM, LLM),),
+    "llm reads a stream": Bad(
+        (_chain(LLM, LLM), second(inputs=[{"from": "a", "mode": "Stream"}])),
         f"{S1}.inputs",
-        f"component {LLM} reads the client's prompt and no other stage; remove inputs, or name another component",
+        f"component {LLM} cannot start before its input is complete; set mode: Full",
+    ),
+    "llm reads thinker": Bad((_chain(THINKER, LLM),), *_no_reader("a", "b")),
+    "llm reads codes": Bad(
+        (_chain(THINKER, TALKER, LLM),), "spec.stages", f"text is read by {LLM} and published by {LLM}"
     ),
     "thinker reads thinker": Bad((_chain(THINKER, THINKER),), f"{S1}.inputs", "reads the client's prompt and no other"),
     "token2wav reads llm": Bad((_chain(LLM, TOKEN2WAV),), *_no_reader("a", "b")),
     "token2wav reads thinker": Bad((_chain(THINKER, TOKEN2WAV),), *_no_reader("a", "b")),
     "talker reads talker": Bad((_chain(THINKER, TALKER, TALKER),), *_no_reader("b", "c")),
-    "a custom component reads llm": Bad((_chain(LLM, CUSTOM),), *_no_reader("a", "b")),
+    "a custom component reads token2wav": Bad((_chain(THINKER, TALKER, TOKEN2WAV, CUSTOM),), *_no_reader("c", "d")),
     "least tokens of a streamed talker": Bad(
         (second(defaultSampling={"minTokens": 8, "frequencyPenalty": 0}),),
         f"{S1}.defaultSampling",
@@ -191,6 +195,9 @@ ODD_COMPONENTS_BAD: Final[dict[str, Bad]] = {
 
 ODD_COMPONENTS_GOOD: Final[dict[str, tuple[Edit, ...]]] = {
     "an llm": (_chain(LLM),),
+    "an llm reads an llm's text": (_chain(LLM, LLM), second(inputs=[{"from": "a", "mode": "Full"}])),
+    "an llm that takes embeddings and is read": (_chain(LLM, CUSTOM), first(engineArgs={"enablePromptEmbeds": True})),
+    "a custom component reads an llm": (_chain(LLM, CUSTOM),),
     "one gpu for token2wav": (third(resources={"limits": {"nvidia.com/gpu": "1"}}),),
     "two gpus for a talker": (second(resources={"limits": {"nvidia.com/gpu": 2}}),),
     "eight gpus for a custom component": (_chain(CUSTOM), first(resources={"limits": {"nvidia.com/gpu": 8}})),

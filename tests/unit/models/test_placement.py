@@ -37,12 +37,21 @@ def check(config: StageConfig) -> None:
 
 REFUSED: dict[str, tuple[StageConfig, str, str]] = {
     "thinker reads a prompt": (stage(f"{OMNI}/thinker", "other"), "input", "only be the entry"),
-    "llm reads a prompt": (stage("generic/llm", "other"), "input", "only be the entry"),
+    "llm reads a stream": (stage("generic/llm", "other", STREAM), "input.mode", "set the mode of its input to Full"),
     "talker is no entry": (stage(f"{OMNI}/talker"), "input", "needs an input"),
     "token2wav is no entry": (stage(f"{OMNI}/token2wav"), "input", "needs an input"),
     "thinker makes no audio": (stage(f"{OMNI}/thinker", outputs=[Modality.AUDIO]), "outputs", "it returns Text"),
     "talker returns nothing": (stage(f"{OMNI}/talker", "t", outputs=[Modality.TEXT]), "outputs", "it returns nothing"),
-    "nothing reads an llm": (stage("generic/llm", readers=("my/reader",)), "downstream", "publishes no tensors"),
+    "nothing reads token2wav": (
+        stage(f"{OMNI}/token2wav", "talker", readers=("my/reader",)),
+        "downstream",
+        "publishes no tensors",
+    ),
+    "a talker reads no text": (
+        stage("generic/llm", readers=(f"{OMNI}/talker",)),
+        "downstream",
+        f"publishes text, but component {OMNI}/talker of stage reader0 reads tensors {OMNI}/thinker2talker",
+    ),
     "token2wav reads no thinker": (
         stage(f"{OMNI}/thinker", readers=(f"{OMNI}/token2wav",)),
         "downstream",
@@ -53,7 +62,8 @@ REFUSED: dict[str, tuple[StageConfig, str, str]] = {
         "tensorParallelSize",
         "can use 1 GPU, not 2; lower resources.limits, and raise replicas",
     ),
-    "an llm reads no thinker": (stage(f"{OMNI}/thinker", readers=("generic/llm",)), "downstream", "reads a prompt"),
+    "an llm reads no thinker": (stage(f"{OMNI}/thinker", readers=("generic/llm",)), "downstream", "reads text"),
+    "a thinker reads no text": (stage("generic/llm", readers=(f"{OMNI}/thinker",)), "downstream", "reads a prompt"),
 }
 
 
@@ -72,6 +82,7 @@ ACCEPTED: dict[str, StageConfig] = {
     "token2wav": stage(f"{OMNI}/token2wav", "talker", outputs=[Modality.AUDIO]),
     "thinker on two GPUs": stage(f"{OMNI}/thinker", tensor_parallel_size=2),
     "llm": stage("generic/llm", outputs=[Modality.TEXT]),
+    "llm that answers another": stage("generic/llm", "llm", outputs=[Modality.TEXT], readers=("generic/llm",)),
 }
 
 

@@ -25,6 +25,7 @@ from omni_proto.pipeline.rules.components import list_edges
 from omni_proto.pipeline.types.kubernetes import GPU_RESOURCES
 from omni_proto.pipeline.types.resource import OmniPipeline, Stage
 from omni_proto.stage_config import EdgeMode, Timeouts
+from omni_proto.tensors import TEXT
 from omni_proto.voices import find_voice
 
 _HINT: Final = "did you mean"
@@ -190,5 +191,7 @@ def _check_edge(
         own = facts.get(stage.component)
         reads = own.reads if own else None
         if above.publishes is None or (reads is not None and reads != above.publishes):
-            words = f"cannot read stage {edge.source}, which publishes other tensors or none; {list_edges(facts)}"
+            published = "text" if above.publishes == TEXT else "other tensors" if above.publishes else "none"
+            own_input = "reads text and " if reads == TEXT else ""
+            words = f"{own_input}cannot read stage {edge.source}, which publishes {published}; {list_edges(facts)}"
             yield Problem(f"{path}.inputs[0].from", words)

@@ -18,13 +18,20 @@ from omni_proto.pipeline.rules.rule import Rule, quote
 from omni_proto.pipeline.types.kubernetes import GPU_RESOURCES
 from omni_proto.pipeline.types.resource import StageTimeouts
 from omni_proto.stage_config import EngineArgs, Modality, SamplingDefaults
+from omni_proto.tensors import TEXT
 
 
 def list_edges(facts: Mapping[str, ComponentFacts]) -> str:
     """Returns a text that lists which built-in component reads which: "FAMILY/B reads FAMILY/A; ..."."""
-    return "; ".join(
-        f"{item.id} reads {' or '.join(publishers_of(item.reads, facts))}" for item in facts.values() if item.reads
-    )
+    edges = [
+        f"{item.id} reads {' or '.join(publishers_of(item.reads, facts))}"
+        for item in facts.values()
+        if item.reads not in (None, TEXT)
+    ]
+    readers = [item.id for item in facts.values() if item.reads == TEXT]
+    if readers:
+        edges.append(f"text is read by {', '.join(readers)} and published by {', '.join(publishers_of(TEXT, facts))}")
+    return "; ".join(edges)
 
 
 def publishers_of(schema: str | None, facts: Mapping[str, ComponentFacts]) -> list[str]:

@@ -1,5 +1,8 @@
 """Component generic/llm: any text model that vLLM serves (except gpt-oss), as a stage that reads and writes text.
 
+As the entry stage it reads the client's prompt; with an input, the text of another stage, which it answers as a user's
+message. It publishes the text that the client gets too: without reasoning, tool calls, special tokens and stop strings.
+
 This component turns text and chat into token ids with the checkpoint's own tokenizer and chat template (local files
 only, no remote code). So the stage refuses a prompt that is too long before it reaches the engine.
 """
@@ -8,18 +11,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omni_proto.stage_config import SamplingDefaults, StageConfig
-from omni_proto.tensors import TensorSchema
+from omni_proto.tensors import TEXT_SCHEMA, TensorSchema
 from omni_stage.errors import ConfigurationError, InvalidRequestError
-from omni_stage.exchange import TextParse, ToolMode
+from omni_stage.exchange import GivenReply, ReplyTokens, TextParse, ToolMode
 from omni_stage.models.component import (
     ChatMessage,
+    EdgeInput,
     Emitter,
     EngineInput,
     EngineStep,
+    FinishReason,
     StageRequest,
     StageStep,
     TextPart,
@@ -27,7 +33,9 @@ from omni_stage.models.component import (
 )
 from omni_stage.models.generic.manifest import LLM
 from omni_stage.models.shared.text.chat_template import ChatTemplate
+from omni_stage.models.shared.text.edge import TEXT_FIELD, TextPublisher, read_text
 from omni_stage.models.shared.text.encoder import TextEncoder
+from omni_stage.models.shared.text.token_bytes import bytes_per_token
 from omni_stage.models.shared.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -63,6 +71,42 @@ class TextTokenizer:
     def chars_per_token(self) -> int | None:
         """See TextEncoder."""
         return self._encoder.chars_per_token
+
+    @cached_property
+    def bytes_per_token(self) -> int:
+        """Maximum number of bytes of text that one token stands for."""
+        return bytes_per_token(self._tokenizer.get_vocab())
+
+    def encode_message(self, text: str, maximum: int | None) -> list[int]:
+        """Returns the token ids of a prompt with one message of the user, the text of another stage.
+
+        For a checkpoint without a chat template, the text itself is the prompt. Raises PromptTooLongError.
+        """
+        if not self._template.exists:
+            return self._encoder.encode(text, maximum, TEXT_FIELD)
+        messages = [ChatMessage("user", [TextPart(text)])]
+        rendered = self._render(UserPrompt(messages=messages), messages)
+        return self._encoder.encode(rendered, maximum, TEXT_FIELD, add_special_tokens=False)
+
+    def encode_reply(self, reply: GivenReply, maximum: int | None) -> ReplyTokens:
+        """Returns a given reply as tokens and as text. Raises InvalidRequestError, PromptTooLongError."""
+        if reply.token_ids is None:
+            text = reply.text or ""
+            return ReplyTokens(tuple(self._encoder.encode_plain(text, maximum, "start.reply")), text)
+        ids = list(reply.token_ids)
+        if min(ids) < 0 or max(ids) >= self.vocab_size:
+            raise InvalidRequestError(
+                f"a token id of the reply is outside the vocabulary of {self.vocab_size} tokens",
+                field="start.reply.token_ids",
+                limit=self.vocab_size - 1,
+            )
+        if ids[-1] == self._tokenizer.eos_token_id:
+            ids.pop()
+        if not ids:
+            raise InvalidRequestError(
+                "the reply holds nothing but its end; leave the reply out", field="start.reply.token_ids"
+            )
+        return ReplyTokens(tuple(ids), self._encoder.decode(ids))
 
     def encode(self, prompt: UserPrompt, maximum: int | None = None) -> list[int]:
         """Returns the token ids of the prompt, at least one. Raises InvalidRequestError, PromptTooLongError.
@@ -161,8 +205,8 @@ class GenericLlm:
     """A text model; see the module's docstring."""
 
     facts = LLM
-    input_schema: TensorSchema | None = None
-    output_schema: TensorSchema | None = None
+    input_schema: TensorSchema | None = TEXT_SCHEMA
+    output_schema: TensorSchema | None = TEXT_SCHEMA
     default_sampling = LLM.default_sampling
     voices: Sequence[str] = ()
 
@@ -177,6 +221,10 @@ class GenericLlm:
         """See KnowsTokens."""
         return self._tokenizer.chars_per_token
 
+    def max_rows(self, input_rows: int, max_tokens: int) -> int:
+        """See BoundsRows. The text of the prompt is not published."""
+        return max_tokens * self._tokenizer.bytes_per_token
+
     def engine_kwargs(self) -> dict[str, Any]:
         """Returns arguments for text only, even if the model could read images, because prompts cannot hold media."""
         return {
@@ -185,16 +233,24 @@ class GenericLlm:
         }
 
     def prepare(self, request: StageRequest) -> EngineInput:
-        """Tokenize the prompt; prompt embeddings are passed unchanged."""
+        """Tokenize the prompt, or another stage's text; prompt embeddings are passed unchanged."""
+        if isinstance(request.source, EdgeInput):
+            text = read_text(request.source.tensors).strip()
+            if not text:
+                return EngineInput(prompt={}, finished=FinishReason.EMPTY_INPUT)
+            ids = self._tokenizer.encode_message(text, request.max_prompt_tokens)
+            return EngineInput(prompt={"prompt_token_ids": ids}, parse=self._open_parser(UserPrompt(text=text)))
         if not isinstance(request.source, UserPrompt):
-            raise InvalidRequestError(f"component {LLM.id} reads a prompt, not tensors of another stage")
+            raise InvalidRequestError(f"component {LLM.id} cannot start before its input is complete")
         if request.voice:
             raise InvalidRequestError(f"component {LLM.id} does not speak; leave the voice out", field="start.audio")
         if request.source.prompt_embeds is not None:
             return EngineInput(prompt={}, prompt_embeds=request.source.prompt_embeds)
-        prompt: Mapping[str, Any] = {
-            "prompt_token_ids": self._tokenizer.encode(request.source, request.max_prompt_tokens)
-        }
+        ids = self._tokenizer.encode(request.source, request.max_prompt_tokens)
+        if request.source.reply is not None:
+            reply = self._tokenizer.encode_reply(request.source.reply, request.max_prompt_tokens)
+            return EngineInput(prompt={"prompt_token_ids": [*ids, *reply.token_ids]}, reply=reply)
+        prompt: Mapping[str, Any] = {"prompt_token_ids": ids}
         parse = self._open_parser(request.source)
         return EngineInput(prompt=prompt, parse=parse, sampling={} if parse is None else parse.sampling)
 
@@ -206,7 +262,8 @@ class GenericLlm:
 
     def emitter(self, request: StageRequest, prepared: EngineInput) -> Emitter:
         """Returns an emitter that uses the request's parser, if it has one."""
-        return _TextEmitter(prepared.parse)
+        emitter = _TextEmitter(prepared.parse)
+        return TextPublisher(emitter) if request.want_tensors else emitter
 
     def warmup_request(self) -> StageRequest:
         """Returns a request that generates a few tokens. Its prompt repeats token 0."""

@@ -6,6 +6,7 @@ from typing import Final
 
 from omni_proto.pipeline.components import ComponentFacts, EngineKind
 from omni_proto.stage_config import Modality
+from omni_proto.tensors import TEXT
 from omni_stage.models.manifest import ComponentEntry, FamilyManifest, describe
 
 LLM: Final = describe(
@@ -13,7 +14,11 @@ LLM: Final = describe(
         id="generic/llm",
         kind=EngineKind.AUTOREGRESSIVE,
         outputs=(Modality.TEXT,),
+        reads=TEXT,
+        reads_prompt=True,
+        publishes=TEXT,
         writes_text=True,
+        takes_reply=True,
         structures_text=True,
         takes_tools=True,
     ),

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
-from omni_proto.tensors import CHUNK_BYTES, TensorChunkView, TensorSchema, TensorSpec, crc32c, encode_tensor_chunks
+from omni_proto.tensors import (
+    CHUNK_BYTES,
+    TEXT,
+    TensorChunkView,
+    TensorSchema,
+    TensorSpec,
+    crc32c,
+    encode_tensor_chunks,
+)
 from omni_stage.errors import ModelExecutionError
 from omni_stage.exchange import Array, describe_array, fits, join_bytes
 from omni_stage.service.wire import OutgoingChunk
+
+MAX_CHARACTER_BYTES: Final = 4
 
 
 @dataclass(slots=True)
@@ -16,6 +27,8 @@ class _Tensor:
     """One tensor of the edge, and how many of its rows have been sent."""
 
     spec: TensorSpec
+    is_text: bool = False
+    """Whether the rows are bytes of UTF-8, so that no chunk may end inside a character."""
     row_bytes: int = field(init=False)
     rows: int = 0
     ended: bool = False
@@ -47,11 +60,15 @@ class _Tensor:
         if not rows and last:
             yield TensorChunkView(name, self.rows, 0, 0, True, data)
         step = max(1, CHUNK_BYTES // row_bytes)
-        for start in range(0, rows, step):
+        start = 0
+        while start < rows:
             end = min(start + step, rows)
+            if self.is_text and end < rows:
+                end = _character_before(data, end)
             part = data[start * row_bytes : end * row_bytes]
             chunk = TensorChunkView(name, self.rows, end - start, crc32c(part), last and end == rows, part)
             self.rows += end - start
+            start = end
             yield chunk
 
 
@@ -59,7 +76,7 @@ class EdgeWriter:
     """Packs the rows of one request's tensors into messages, and numbers the rows."""
 
     def __init__(self, schema: TensorSchema) -> None:
-        self._tensors = {spec.name: _Tensor(spec) for spec in schema.tensors}
+        self._tensors = {spec.name: _Tensor(spec, schema.id == TEXT) for spec in schema.tensors}
 
     def encode(
         self, batch: Sequence[Mapping[str, Array]], *, last: bool, complete: Collection[str] = ()
@@ -105,3 +122,8 @@ def _pack(chunks: Iterable[TensorChunkView]) -> Iterator[OutgoingChunk]:
         size += chunk.data.nbytes
     if batch:
         yield OutgoingChunk(encode_tensor_chunks(batch), size)
+
+
+def _character_before(data: memoryview, end: int) -> int:
+    """Returns where the character begins that holds byte `end` of a text in UTF-8."""
+    return next((at for at in range(end, end - MAX_CHARACTER_BYTES, -1) if data[at] & 0xC0 != 0x80), end)

@@ -7,7 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from omni_proto.tensors import CHUNK_BYTES, EdgeAssembler, TensorSchema, TensorSpec, tensor_prompt
+from omni_proto.tensors import (
+    CHUNK_BYTES,
+    TEXT_SCHEMA,
+    UTF8,
+    EdgeAssembler,
+    TensorSchema,
+    TensorSpec,
+    tensor_prompt,
+)
 from omni_stage.errors import ModelExecutionError
 from omni_stage.service.edges.output import EdgeWriter
 from omni_stage.service.request.reading import deserialize_request
@@ -72,3 +80,22 @@ def test_what_the_schema_does_not_say_is_refused(rows: dict[str, Any]) -> None:
 def test_each_step_is_checked(rows: dict[str, Any]) -> None:
     with pytest.raises(ModelExecutionError, match="schema"):
         EdgeWriter(SCHEMA).encode([step(1), rows], last=False)
+
+
+@pytest.mark.parametrize("shift", range(4))
+def test_every_message_of_text_holds_whole_characters(shift: int) -> None:
+    text = "a" * shift + "\u4f60\N{WOMAN}\u00e9" * (CHUNK_BYTES // 4)
+    rows = {UTF8: np.frombuffer(text.encode(), np.uint8)}
+    assembler, read = EdgeAssembler(TEXT_SCHEMA, tensor_prompt(TEXT_SCHEMA, "llm", [(UTF8, 1 << 24)]).tensors), []
+    for message in EdgeWriter(TEXT_SCHEMA).encode([rows], last=True):
+        chunk = deserialize_request(serialize_request(message))
+        assembler.add(chunk)  # type: ignore[arg-type]
+        read.append(bytes(assembler.take()[UTF8].data).decode())
+    assert len(read) == 3
+    assert "".join(read) == text
+
+
+def test_bytes_that_are_no_text_are_cut_anywhere() -> None:
+    """They reach the reader, which refuses them."""
+    rows = {UTF8: np.full(CHUNK_BYTES + 9, 0x80, np.uint8)}
+    assert [it.data_bytes for it in EdgeWriter(TEXT_SCHEMA).encode([rows], last=True)] == [CHUNK_BYTES, 9]

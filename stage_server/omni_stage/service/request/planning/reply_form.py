@@ -42,7 +42,7 @@ def check_reply_form(
         "start.chat.template_arguments": bool(start.chat.template_arguments),
     }
     possible = {
-        "start.reply": facts.takes_reply,
+        "start.reply": facts.takes_reply and config.input is None,
         "start.structured_output": facts.structures_text,
         "start.chat.tools": facts.takes_tools and bool(config.engine_args.tool_call_parser),
         "start.chat.template_arguments": facts.takes_tools,
