@@ -195,8 +195,10 @@ class Kit:
         stage: str = "thinker",
         component: ScriptedComponent | None = None,
         max_model_len: int = 64,
+        build_engine: Callable[[StageConfig], Any] | None = None,
         **config: Any,
     ) -> Stage:
+        """Starts a stage. `build_engine` makes its engine, in place of a scripted one."""
         settings = StageConfig.model_validate(
             {
                 "pipeline": "test",
@@ -208,7 +210,11 @@ class Kit:
                 **config,
             }
         )
-        engine: Any = ScriptedEngine(component or ScriptedComponent(), script, max_model_len)
+        engine: Any = (
+            ScriptedEngine(component or ScriptedComponent(), script, max_model_len)
+            if build_engine is None
+            else build_engine(settings)
+        )
         registry = CollectorRegistry()
         server = StageServer(settings, registry)
         self._stack.push_async_callback(server.close)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from typing import Any, Final
 
 import numpy as np
 
 from omni_proto.tensors import UTF8
+from omni_proto.writing import SentenceCutter
 from omni_stage.errors import InvalidTensorError
 from omni_stage.exchange import Array, EngineStep, view_bytes
-from omni_stage.models.component import Emitter, StageStep
+from omni_stage.models.component import EdgeInput, EdgeStream, Emitter, StageStep
 
 TEXT_FIELD: Final = f"tensors.{UTF8}"
 _UTF8: Final = codecs.getincrementaldecoder("utf-8")
@@ -45,6 +47,31 @@ class TextReader:
             return self._decoder.decode(data, final=ended)
         except UnicodeDecodeError as error:
             raise InvalidTensorError.of(UTF8, "the rows are not UTF-8") from error
+
+
+async def iterate_text(source: EdgeInput | EdgeStream) -> AsyncGenerator[str, None]:
+    """Yields the text of an edge as it arrives. Raises InvalidTensorError."""
+    if isinstance(source, EdgeInput):
+        yield read_text(source.tensors)
+        return
+    reader, ended = TextReader(), False
+    while not ended:
+        rows = await source.read()
+        ended = rows.ended
+        yield reader.read(rows.tensors, ended=ended)
+
+
+async def spoken_parts(
+    source: EdgeInput | EdgeStream, cutter: SentenceCutter | None = None
+) -> AsyncGenerator[str, None]:
+    """Yields the text of an edge in parts to speak, each as soon as it is complete. Raises InvalidTensorError."""
+    cutter = cutter or SentenceCutter()
+    async with aclosing(iterate_text(source)) as pieces:
+        async for piece in pieces:
+            for part in cutter.add(piece):
+                yield part
+    for part in cutter.end():
+        yield part
 
 
 class TextPublisher:
