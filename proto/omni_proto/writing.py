@@ -166,7 +166,7 @@ def _find_settled(text: str) -> int:
 
 
 class SentenceCutter:
-    """Cuts one text into parts to speak. Joined, they are the text that is read aloud, without what has no sound."""
+    """Cuts one text into parts to speak. Joined, they are the text that is read aloud, without what is silent."""
 
     def __init__(self, *, first_units: int = FIRST_UNITS, longest: int = LONGEST_UNITS) -> None:
         """`first_units`: least units of the first part, which may end after a clause; 0: it ends as the others do.
