@@ -74,7 +74,7 @@ class VllmStageEngine:
         self.component = component
         self._config = config
         args = build_engine_args(config, component, on_cpu=current_platform.is_cpu(), byte_budget=default_byte_budget())
-        self._model = load_model_config(Path(config.model.path))
+        self._model = load_model_config(Path(args.hf_config_path or config.model.path))
         self._args = args.for_checkpoint(self._model)
         _check_default_sampling(config, component)
         self._core_type = InprocEngineCore if in_process else AsyncEngineCore

@@ -143,6 +143,7 @@ class OmniEngineArgs:
     skip_tokenizer_init: bool | None = None
     hf_overrides: Any = None
     generation_config: str | None = None
+    hf_config_path: str | None = None
     language_model_only: bool | None = None
     limit_mm_per_prompt: Mapping[str, int] | None = None
     mm_processor_kwargs: Mapping[str, Any] | None = None
