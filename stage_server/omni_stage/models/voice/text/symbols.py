@@ -1,0 +1,91 @@
+"""Turns phonemes or characters into the ids that a voice reads, with its blanks and marks. Pure."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+MAX_IDS: Final = 1024
+"""Ids of one utterance: about half a minute. Longer sentences are cut at a space, so that a step stays short."""
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolTable:
+    """How a voice's checkpoint writes utterances."""
+
+    ids: Mapping[str, Sequence[int]]
+    """Ids of every symbol that the voice knows. A symbol is one or several characters."""
+    blank: Sequence[int] = ()
+    """Ids between symbols."""
+    begin: Sequence[int] = ()
+    end: Sequence[int] = ()
+    """Ids after the last symbol and its blank."""
+    blank_first: bool = False
+    """Whether a blank precedes the first symbol although nothing else does."""
+    decomposed: bool = False
+    """Whether symbols are decomposed characters: a letter, then its accents."""
+    _longest: int = field(init=False, default=1)
+
+    def __post_init__(self) -> None:
+        """Note the length of the longest symbol."""
+        object.__setattr__(self, "_longest", max(map(len, self.ids), default=1))
+
+    def write(self, text: str) -> list[list[int]]:
+        """Returns the ids of the utterances that say the text; none if it has no symbol that the voice knows."""
+        symbols = [
+            symbol
+            for symbol in self._cut(unicodedata.normalize("NFD" if self.decomposed else "NFC", text))
+            if symbol in self.ids
+        ]
+        if not any(symbol.strip() and _is_spoken(symbol) for symbol in symbols):
+            return []
+        per_symbol = 1 + len(self.blank)
+        return [self._write(part) for part in _split(symbols, max(8, MAX_IDS // per_symbol - 4))]
+
+    def _write(self, symbols: Sequence[str]) -> list[int]:
+        written = [*self.begin, *(self.blank if self.begin or self.blank_first else ())]
+        for symbol in symbols:
+            written += [*self.ids[symbol], *self.blank]
+        return [*written, *self.end]
+
+    def _cut(self, text: str) -> Iterator[str]:
+        """Yields the longest known symbols, and characters that are unknown."""
+        place = 0
+        while place < len(text):
+            for size in range(min(self._longest, len(text) - place), 0, -1):
+                if size == 1 or text[place : place + size] in self.ids:
+                    yield text[place : place + size]
+                    place += size
+                    break
+
+
+@dataclass(frozen=True, slots=True)
+class VoiceReader:
+    """Turns a sentence into the ids of utterances."""
+
+    to_symbols: Callable[[str], str]
+    table: SymbolTable
+
+    def read(self, sentence: str) -> list[list[int]]:
+        """Returns the ids of each utterance of the sentence; none if there is nothing to say."""
+        symbols = self.to_symbols(sentence).strip()
+        return self.table.write(symbols) if symbols else []
+
+
+def _is_spoken(symbol: str) -> bool:
+    return any(unicodedata.category(character)[0] in "LN" for character in symbol)
+
+
+def _split(symbols: Sequence[str], maximum: int) -> Iterator[Sequence[str]]:
+    """Yields parts of at most `maximum` symbols, cut after a mark or a space if there is one in the second half."""
+    begin = 0
+    while len(symbols) - begin > maximum:
+        window = range(begin + maximum - 1, begin + maximum // 2, -1)
+        end = next((index for index in window if symbols[index] in ",;:"), None)
+        if end is None:
+            end = next((index for index in window if symbols[index] == " "), begin + maximum - 1)
+        yield symbols[begin : end + 1]
+        begin = end + 1
+    yield symbols[begin:]
