@@ -58,7 +58,7 @@ ODD_COMPONENTS_BAD: Final[dict[str, Bad]] = {
     ),
     "llm reads thinker": Bad((_chain(THINKER, LLM),), *_no_reader("a", "b")),
     "llm reads codes": Bad(
-        (_chain(THINKER, TALKER, LLM),), "spec.stages", f"text is read by {LLM} and published by {LLM}"
+        (_chain(THINKER, TALKER, LLM),), "spec.stages", f"text is read by {LLM}, voice/vits and published by {LLM}"
     ),
     "thinker reads thinker": Bad((_chain(THINKER, THINKER),), f"{S1}.inputs", "reads the client's prompt and no other"),
     "token2wav reads llm": Bad((_chain(LLM, TOKEN2WAV),), *_no_reader("a", "b")),

@@ -25,6 +25,7 @@ BUILT_IN = [
     *(f"qwen2_5_omni/{name}" for name in ("talker", "thinker", "token2wav")),
     *(f"qwen3_omni/{name}" for name in ("code2wav", "talker", "thinker")),
     *(f"sim/{name}" for name in ("decoder", "talker", "thinker")),
+    "voice/vits",
 ]
 
 

@@ -18,7 +18,8 @@ def find_mistakes(name: str, text: str) -> Iterator[str]:
     if text and not text.endswith("\n"):
         yield f"{name} does not end with a newline"
     foreign = {letter for letter in text if ord(letter) > 0x24F and letter.isalpha()}
-    strange = {letter for letter in foreign if "GREEK" not in unicodedata.name(letter, "")}
+    # Phonetic letters are Latin ones, or modifiers.
+    strange = {letter for letter in foreign if not re.match("GREEK|LATIN|MODIFIER", unicodedata.name(letter, ""))}
     if strange and not name.startswith(("checks/", "tests/")):
         yield f"{name}: {strange}"
     if name.endswith(".py") and name.startswith(("stage_server/", "proto/", "cli/")):

@@ -1,0 +1,1 @@
+"""Voices: text to speech, in one step a sentence."""

@@ -1,0 +1,197 @@
+"""Reads a voice's folder: Piper's (NAME.onnx and NAME.onnx.json) or transformers' VITS (config.json, vocab.json)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from omni_stage.errors import ConfigurationError
+from omni_stage.models.shared.config_file import read_config, read_if_there
+from omni_stage.models.voice.text.numbers import normalize
+from omni_stage.models.voice.text.phonemizers import find_phonemizer
+from omni_stage.models.voice.text.symbols import SymbolTable, VoiceReader
+
+DEFAULT_VOICE: Final = "default"
+"""Name of the only voice of a checkpoint that names none."""
+_RATES: Final = range(4000, 96_001)
+_MAX_SPEAKERS: Final = 4096
+_ENGLISH: Final = ("eng", "en", "en-us", "en-gb")
+
+
+@dataclass(frozen=True, slots=True)
+class VoiceCheckpoint:
+    """What a voice's files say, without its weights."""
+
+    path: Path
+    onnx: Path | None
+    """A Piper voice's weights; None if the folder is in transformers' format."""
+    settings: Mapping[str, Any]
+    """The content of NAME.onnx.json, or of config.json."""
+    sample_rate_hz: int
+    voices: tuple[str, ...]
+    """Names of the speakers, in the order of their ids."""
+    noise: float
+    """Scale of the noise in the audio."""
+    noise_of_durations: float
+    length: float
+    """Factor of the durations."""
+
+
+def read_checkpoint(path: str | Path) -> VoiceCheckpoint:
+    """Returns the facts of a voice's folder. Raises ConfigurationError."""
+    folder = Path(path)
+    files = sorted(folder.glob("*.onnx"))
+    if len(files) > 1:
+        raise ConfigurationError(
+            f"{folder} holds {len(files)} ONNX files; a voice needs a folder of its own", field="model.path"
+        )
+    return _read_piper(folder, files[0]) if files else _read_transformers(folder)
+
+
+def open_reader(checkpoint: VoiceCheckpoint) -> VoiceReader:
+    """Returns what turns text into the voice's ids. Raises ConfigurationError."""
+    if checkpoint.onnx is not None:
+        return _piper_reader(checkpoint)
+    return _transformers_reader(checkpoint)
+
+
+def _read_piper(folder: Path, onnx: Path) -> VoiceCheckpoint:
+    file = onnx.with_name(f"{onnx.name}.json")
+    settings = _read_json(file)
+    inference = _mapping(settings, "inference", file)
+    speakers = _number(settings, "num_speakers", file, default=1)
+    names = settings.get("speaker_id_map") or {}
+    return VoiceCheckpoint(
+        path=folder,
+        onnx=onnx,
+        settings=settings,
+        sample_rate_hz=_rate(_mapping(settings, "audio", file).get("sample_rate"), file),
+        voices=_name_voices(int(speakers), names, _voice_name(onnx.stem), file),
+        noise=_number(inference, "noise_scale", file, default=0.667),
+        noise_of_durations=_number(inference, "noise_w", file, default=0.8),
+        length=_number(inference, "length_scale", file, default=1.0),
+    )
+
+
+def _read_transformers(folder: Path) -> VoiceCheckpoint:
+    file = folder / "config.json"
+    settings = read_config(folder)
+    if settings.get("model_type") != "vits":
+        raise ConfigurationError(
+            f"{folder} holds no voice: neither a Piper voice (NAME.onnx and NAME.onnx.json) nor transformers' VITS "
+            "(config.json with the model_type vits)",
+            field="model.path",
+        )
+    names = settings.get("speaker_id_map") or {}
+    speed = _number(settings, "speaking_rate", file, default=1.0)
+    return VoiceCheckpoint(
+        path=folder,
+        onnx=None,
+        settings=settings,
+        sample_rate_hz=_rate(settings.get("sampling_rate", 16_000), file),
+        voices=_name_voices(int(_number(settings, "num_speakers", file, default=1)), names, DEFAULT_VOICE, file),
+        noise=_number(settings, "noise_scale", file, default=0.667),
+        noise_of_durations=_number(settings, "noise_scale_duration", file, default=0.8),
+        length=1.0 / max(speed, 0.05),
+    )
+
+
+def _piper_reader(checkpoint: VoiceCheckpoint) -> VoiceReader:
+    settings = checkpoint.settings
+    file = checkpoint.path / "the voice's .onnx.json"
+    symbols = _mapping(settings, "phoneme_id_map", file)
+    try:
+        ids = {str(name): [int(value) for value in values] for name, values in symbols.items()}
+        table = SymbolTable(ids, blank=ids["_"], begin=ids["^"], end=ids["$"], decomposed=True)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"{file}: phoneme_id_map is malformed", field="model.path") from error
+    kind = settings.get("phoneme_type", "espeak")
+    if kind == "text":
+        return VoiceReader(str.lower, table)
+    if kind not in ("espeak", "phoneme_type.espeak", "PhonemeType.ESPEAK"):
+        raise ConfigurationError(
+            f"{file}: phoneme_type {str(kind)[:40]!r} is not supported; espeak and text are", field="model.path"
+        )
+    language = str(_mapping(settings, "espeak", file).get("voice") or "")
+    return VoiceReader(find_phonemizer(language, checkpoint.path), table)
+
+
+def _transformers_reader(checkpoint: VoiceCheckpoint) -> VoiceReader:
+    folder = checkpoint.path
+    file = folder / "vocab.json"
+    vocabulary = _read_json(file)
+    settings = read_if_there(folder / "tokenizer_config.json")
+    if not vocabulary or not all(isinstance(value, int) for value in vocabulary.values()):
+        raise ConfigurationError(f"{file} must map symbols to numbers", field="model.path")
+    if settings.get("is_uroman"):
+        raise ConfigurationError(
+            f"{folder}: this voice reads text in Latin letters (is_uroman), which this stage does not convert to",
+            field="model.path",
+        )
+    padding = settings.get("pad_token", "<pad>")
+    ids = {name: [value] for name, value in vocabulary.items() if name not in ("<pad>", "<unk>", padding)}
+    if len(name_of_zero := [name for name, value in vocabulary.items() if value == 0]) == 1:
+        ids.setdefault(name_of_zero[0], [0])
+    add_blank = bool(settings.get("add_blank", True))
+    table = SymbolTable(ids, blank=[0] if add_blank else (), blank_first=add_blank)
+    language = str(settings.get("language") or "")
+    if settings.get("phonemize", True):
+        return VoiceReader(find_phonemizer(language, folder), table)
+    return VoiceReader(_clean_english if language in _ENGLISH else str.lower, table)
+
+
+def _clean_english(text: str) -> str:
+    return normalize(text).lower()
+
+
+def _name_voices(count: int, names: Any, only: str, file: Path) -> tuple[str, ...]:
+    """Returns a name for each speaker: the checkpoint's, else its number; `only` if there is one speaker."""
+    if not 1 <= count <= _MAX_SPEAKERS or not isinstance(names, dict):
+        raise ConfigurationError(
+            f"{file}: num_speakers must be from 1 to {_MAX_SPEAKERS}, and speaker_id_map a mapping", field="model.path"
+        )
+    if count == 1:
+        return (only,)
+    by_id = {value: str(name) for name, value in names.items() if isinstance(value, int)}
+    return tuple(by_id.get(number, str(number)) for number in range(count))
+
+
+def _voice_name(stem: str) -> str:
+    """Returns joe for en_US-joe-medium."""
+    parts = stem.split("-")
+    return parts[1] if len(parts) == 3 and parts[1] else DEFAULT_VOICE
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {file}: {error.strerror}", field="model.path") from error
+    except ValueError as error:
+        raise ConfigurationError(f"{file} is not JSON", field="model.path") from error
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"{file} must hold a mapping", field="model.path")
+    return content
+
+
+def _mapping(settings: Mapping[str, Any], name: str, file: Path) -> Mapping[str, Any]:
+    value = settings.get(name)
+    if not isinstance(value, dict):
+        raise ConfigurationError(f"{file}: {name} is missing", field="model.path")
+    return value
+
+
+def _number(settings: Mapping[str, Any], name: str, file: Path, *, default: float) -> float:
+    value = settings.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MAX_SPEAKERS:
+        raise ConfigurationError(f"{file}: {name} must be a number of at least 0", field="model.path")
+    return float(value)
+
+
+def _rate(value: Any, file: Path) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value not in _RATES:
+        raise ConfigurationError(f"{file}: the sample rate must be from 4000 to 96000 Hz", field="model.path")
+    return value

@@ -1,0 +1,202 @@
+"""Component voice/vits: speaks text, sentence by sentence."""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from omni_proto.stage_config import SamplingDefaults, StageConfig
+from omni_proto.tensors import TEXT_SCHEMA, UTF8
+from omni_proto.writing import SentenceCutter
+from omni_stage.errors import InvalidRequestError, InvalidTensorError, ModelExecutionError
+from omni_stage.models.component import (
+    EdgeInput,
+    EdgeRows,
+    Emitter,
+    EngineInput,
+    EngineStep,
+    FinishReason,
+    InputPart,
+    StageRequest,
+    StageStep,
+)
+from omni_stage.models.shared.text.edge import TextReader, read_text, text_rows
+from omni_stage.models.shared.voices import pick_voice
+from omni_stage.models.voice.checkpoint import VoiceCheckpoint, open_reader, read_checkpoint
+from omni_stage.models.voice.manifest import VITS
+from omni_stage.models.voice.text.symbols import VoiceReader
+from omni_stage.payloads import AdditionalInformationPayload
+from omni_stage.vllm_adapter.wiring.names import DIFFUSION_SETTINGS
+
+MAX_IDS: Final = 16_384
+"""Symbols of one request, blanks included, by default: about nine minutes of speech."""
+STEP_IDS: Final = 4096
+"""Symbols in one engine step: about two minutes of speech. A request with more gets a step of its own."""
+CPU_STEP_IDS: Final = 512
+"""The same on a CPU."""
+MAX_BATCH: Final = 64
+"""Maximum number of requests in one engine step."""
+_WARMUP: Final = ("Hello, this is a test.", "a", "1")
+_CONFIG: Final = Path(__file__).with_name("hf_config")
+
+
+class VitsVoice:
+    """A voice; see the module's docstring."""
+
+    output_schema = None
+    default_sampling = VITS.default_sampling
+
+    def __init__(self, checkpoint: VoiceCheckpoint, reader: VoiceReader, max_ids: int | None = None) -> None:
+        """`max_ids`: maximum number of symbols of a request."""
+        self._checkpoint = checkpoint
+        self._reader = reader
+        self._max_ids = min(max_ids or MAX_IDS, MAX_IDS)
+        self.facts = VITS.model_copy(update={"sample_rate_hz": checkpoint.sample_rate_hz})
+        self.voices: Sequence[str] = checkpoint.voices
+        self.input_schema = TEXT_SCHEMA
+
+    def engine_kwargs(self) -> dict[str, Any]:
+        """Returns arguments for our model class. For vLLM's scheduler, a request has one token per symbol."""
+        return {
+            "model": str(self._checkpoint.path),
+            "hf_config_path": str(_CONFIG),
+            "load_format": "dummy",  # the model reads its files itself
+            "dtype": "float32",
+            "skip_tokenizer_init": True,
+            "runner": "pooling",
+            "max_model_len": MAX_IDS,
+            "max_num_batched_tokens": MAX_IDS,
+            "max_num_seqs": MAX_BATCH,
+            "enforce_eager": True,  # vLLM captures no graphs, because the model captures its own
+            "additional_config": {DIFFUSION_SETTINGS: {"step_work": STEP_IDS, "cpu_step_work": CPU_STEP_IDS}},
+        }
+
+    def prepare(self, request: StageRequest) -> EngineInput:
+        """Convert a whole text. A text with nothing to say ends as EMPTY_INPUT."""
+        if not isinstance(request.source, EdgeInput):
+            raise InvalidRequestError(f"component {VITS.id} reads another stage's text, not a prompt")
+        settings = self._settings(request)
+        cutter = SentenceCutter()
+        parts = [*cutter.add(read_text(request.source.tensors)), *cutter.end()]
+        utterances = [ids for part in parts for ids in self.read_part(part)]
+        if not utterances:
+            return EngineInput(prompt={}, finished=FinishReason.EMPTY_INPUT)
+        return self.build(utterances, 0, settings)
+
+    def open_feed(self, request: StageRequest) -> SentenceFeed:
+        """Returns a feed of sentences. The first is spoken while the text is still being written."""
+        return SentenceFeed(self, self._settings(request))
+
+    def read_part(self, part: str) -> list[list[int]]:
+        """Returns the ids of each utterance of a part of the text."""
+        return self._reader.read(part)
+
+    def _settings(self, request: StageRequest) -> dict[str, Any]:
+        """Returns speaker, seed and scales. Raises InvalidRequestError for an unknown voice."""
+        checkpoint = self._checkpoint
+        seed = request.sampling.seed
+        voice = pick_voice(request.voice, self.voices)
+        return {
+            "speaker": [self.voices.index(voice)],
+            "seed": [secrets.randbits(62) if seed is None else seed],
+            "scales": [checkpoint.noise, checkpoint.noise_of_durations, checkpoint.length],
+        }
+
+    def build(self, utterances: Sequence[Sequence[int]], first: int, settings: dict[str, Any]) -> EngineInput:
+        """Returns the engine's input for utterances, of which the first has the number `first` in its request.
+
+        Raises InvalidTensorError if they are too long.
+        """
+        ids = [symbol for utterance in utterances for symbol in utterance]
+        if len(ids) > self._max_ids:
+            raise InvalidTensorError(
+                f"utf8: the text takes {len(ids)} symbols of the voice, at most {self._max_ids} fit one request; lower "
+                "max_tokens upstream, or set the mode of the stage's input to Stream",
+                field="tensors.utf8",
+                limit=self._max_ids,
+            )
+        return EngineInput(
+            prompt={"prompt_token_ids": [0] * len(ids)},
+            additional_information=AdditionalInformationPayload.from_mapping(
+                {
+                    "ids": torch.tensor(ids, dtype=torch.int32),
+                    "lengths": [len(utterance) for utterance in utterances],
+                    "first": [first],
+                    **settings,
+                }
+            ),
+        )
+
+    def emitter(self, request: StageRequest, prepared: EngineInput) -> Emitter:
+        """Returns an emitter that forwards the audio."""
+        return VoiceEmitter()
+
+    def warmup_request(self) -> StageRequest:
+        """Returns a request for the shortest text that the voice can say."""
+        text = next((text for text in _WARMUP if self._reader.read(text)), next(iter(self._reader.table.ids)))
+        return StageRequest(
+            request_id="warmup",
+            source=EdgeInput({name: torch.from_numpy(rows) for name, rows in text_rows(text).items()}),
+            sampling=SamplingDefaults(seed=0),
+        )
+
+
+class SentenceFeed:
+    """An InputFeed of sentences. A part of the input has the utterances of one sentence, or of a first clause."""
+
+    def __init__(self, voice: VitsVoice, settings: dict[str, Any]) -> None:
+        self._voice = voice
+        self._settings = settings
+        self._text = TextReader()
+        self._cutter = SentenceCutter()
+        self._ready: deque[str] = deque()
+        self._spoken = 0
+        self._ended = False
+
+    def add(self, rows: EdgeRows) -> None:
+        """Append text. Raises InvalidTensorError."""
+        if self._ended:
+            return
+        self._ended = rows.ended or UTF8 in rows.complete
+        self._ready += self._cutter.add(self._text.read(rows.tensors, ended=self._ended))
+        if self._ended:
+            self._ready += self._cutter.end()
+
+    def next_part(self) -> InputPart | None:
+        """Returns the next sentence's utterances; None if more text must arrive.
+
+        If no text follows the last sentence, the last part has no input and finishes with STOP, or with EMPTY_INPUT if
+        there was nothing to say.
+        """
+        while self._ready:
+            utterances = self._voice.read_part(self._ready.popleft())
+            if utterances:
+                part = self._voice.build(utterances, self._spoken, self._settings)
+                self._spoken += len(utterances)
+                return InputPart(part)
+        if not self._ended:
+            return None
+        reason = FinishReason.STOP if self._spoken else FinishReason.EMPTY_INPUT
+        return InputPart(EngineInput(prompt={}, finished=reason), last=True)
+
+
+class VoiceEmitter:
+    """Forwards one request's audio."""
+
+    def emit(self, step: EngineStep) -> StageStep:
+        """Convert one engine step. Raises ModelExecutionError unless its audio is float32 [samples]."""
+        audio = step.tensors.get("output")
+        if audio is None or audio.dim() != 1 or audio.dtype != torch.float32:
+            raise ModelExecutionError("the engine finished a sentence without audio of float32, [samples]")
+        return StageStep.of_audio(step, audio)
+
+
+def build_component(config: StageConfig) -> VitsVoice:
+    """Build the voice of config.model.path. Raises ConfigurationError."""
+    checkpoint = read_checkpoint(config.model.path)
+    return VitsVoice(checkpoint, open_reader(checkpoint), max_ids=config.engine_args.max_model_len)
