@@ -158,13 +158,18 @@ def find_models(pipeline: OmniPipeline, model_dirs: Sequence[str] = ()) -> dict[
     resolved = resolve_model_paths(pipeline, shared, by_stage)
     paths = {name: find_model(Path(path).expanduser()).resolve() for name, path in resolved.items()}
     for name, path in paths.items():
-        if not (path / "config.json").is_file():
+        if not holds_checkpoint(path):
             option = "DIR" if pipeline.stage(name).model is None and name not in by_stage else f"{name}=DIR"
             raise ModelPathError(
                 f"{path} holds no checkpoint (config.json is missing); give its directory with --model-dir {option}, "
                 "or make a tiny one: omnipipe tiny-model DIR"
             )
     return {name: str(path) for name, path in paths.items()}
+
+
+def holds_checkpoint(directory: Path) -> bool:
+    """Returns whether a directory has the configuration of a model: config.json, or a Piper voice's NAME.onnx.json."""
+    return (directory / "config.json").is_file() or any(directory.glob("*.onnx.json"))
 
 
 def parse_model_dirs(values: Sequence[str]) -> tuple[str | None, dict[str, str]]:

