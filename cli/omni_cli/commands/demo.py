@@ -1,6 +1,9 @@
-"""`omnipipe demo`: writes a tiny checkpoint, serves it on this machine, and saves text and speech.
+"""`omnipipe demo`: serves a small pipeline on this machine, asks it, and saves text and speech.
 
-tiny checkpoint -> three stage servers -> a text, an audio and an image prompt -> text, WAV, timeline -> all stopped
+weights -> one process for each stage -> prompts -> text, WAV and timeline of each answer -> all stopped
+
+The weights are real: a text model and a voice, fetched once. If they cannot be fetched, or for a model family that is
+named, they are a tiny checkpoint's, which are random.
 """
 
 from __future__ import annotations
@@ -9,9 +12,11 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
@@ -22,13 +27,21 @@ from omni_cli.commands.tiny_model import TinyModelError, check_directory
 from omni_cli.local.guard import ProcessId, list_running
 from omni_cli.local.pipeline import LocalOptions, LocalPipeline, LocalRunError
 from omni_cli.local.processes import RUN_MODULE
-from omni_cli.local.progress import make_progress
+from omni_cli.local.progress import FetchProgress, make_progress
+from omni_cli.weights.demo import fetch_demo_weights
+from omni_cli.weights.wheels import WeightsError
 from omni_proto.client import GenerateArguments, GenerationResult, OmniRequestError
 from omni_proto.pipeline import load_pipeline, order_stages
 
 ASSETS = Path(__file__).parents[1] / "assets"
-DEFAULT_PIPELINE = ASSETS / "tiny-omni.yaml"
-RANDOM = "the weights are random: the text is random words, and the speech is in no language"
+TINY_PIPELINE: Final = ASSETS / "tiny-omni.yaml"
+"""The pipeline that runs if the real weights cannot be fetched."""
+SPOKEN_PIPELINE: Final = ASSETS / "spoken" / "llm-voice.yaml"
+RANDOM: Final = "the weights are random: the text is random words, and the speech is in no language"
+REAL: Final = (
+    "the weights are SmolLM2-135M-Instruct (Apache-2.0) and the Piper voice joe (CC0 data); so small a model is often "
+    "wrong"
+)
 SEED = 0
 TIMEOUT_S = 300.0
 IMAGE_SIZE = 112
@@ -48,11 +61,28 @@ class DemoPrompt:
     audio: Path | None = None
 
 
-def pick_pipeline(family: str | None) -> Path:
-    """Returns the demo's pipeline of a model family, or the default one. Raises DemoError that lists the families."""
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """What a demo runs and asks."""
+
+    pipeline: Path
+    models: Mapping[str, Path]
+    """Directory of each stage's checkpoint; only "" if all stages share one."""
+    prompts: tuple[DemoPrompt, ...]
+    remark: str
+    """What the weights are worth."""
+
+
+SPOKEN_PROMPTS: Final = (
+    DemoPrompt("capital", "What is the capital of France?"),
+    DemoPrompt("week", "How many days are in a week?"),
+    DemoPrompt("sky", "What color is the sky?"),
+)
+
+
+def pick_pipeline(family: str) -> Path:
+    """Returns the tiny pipeline of a model family. Raises DemoError that lists the families."""
     known = {family_of(path): path for path in sorted(ASSETS.glob("*.yaml"))}
-    if family is None:
-        return DEFAULT_PIPELINE
     if family not in known:
         raise DemoError(f"no demo of the model family {family!r}; there are: {', '.join(sorted(known))}")
     return known[family]
@@ -64,18 +94,15 @@ def family_of(pipeline: Path) -> str:
 
 
 def run_demo(out: Path, family: str | None = None) -> int:
-    """Run the demo and write the results under out.
+    """Run the demo and write the results under out. A family's demo has random weights.
 
     Returns 0 if every prompt was answered with text and audio, 130 after Ctrl-C or SIGTERM, else 1.
     """
     console = Console(stderr=True, soft_wrap=True)
     signal.signal(signal.SIGTERM, _leave)
     try:
-        pipeline = pick_pipeline(family)
-        out.mkdir(parents=True, exist_ok=True)
-        model = write_model(out / "model", family_of(pipeline), console)
-        prompts = make_prompts(out)
-        answers, processes = serve_and_ask(pipeline, model, prompts, out, console)
+        demo = prepare_demo(out, family, console)
+        answers, processes = serve_and_ask(demo, out, console)
         if left := list_running(processes):
             raise DemoError(f"{len(left)} of {len(processes)} processes are still running")
     except (DemoError, LocalRunError, OmniRequestError, InputFileError, OSError) as error:
@@ -85,19 +112,43 @@ def run_demo(out: Path, family: str | None = None) -> int:
         console.print("stopped", highlight=False)
         return 130
     Console().print(make_table(answers))
-    console.print(RANDOM, highlight=False, markup=False)
+    console.print(demo.remark, highlight=False, markup=False)
     console.print(f"text, speech.wav and timeline.png of each prompt are under {out}/", highlight=False, markup=False)
-    console.print(describe_next(pipeline, model), highlight=False, markup=False)
+    console.print(describe_next(demo), highlight=False, markup=False)
     return 0
 
 
-def describe_next(pipeline: Path, model: Path) -> str:
-    """Returns instructions for talking to the demo's checkpoint in a browser and with curl."""
+def prepare_demo(out: Path, family: str | None, console: Console) -> Demo:
+    """Returns the spoken demo with real weights, or the tiny one of a family. Raises DemoError, OSError."""
+    out.mkdir(parents=True, exist_ok=True)
+    if family is None:
+        try:
+            return spoken_demo(console)
+        except (WeightsError, OSError) as error:
+            console.print(
+                f"no real weights: {error}; so a tiny model with random weights runs",
+                style="yellow", highlight=False, markup=False,
+            )  # fmt: skip
+    pipeline = TINY_PIPELINE if family is None else pick_pipeline(family)
+    model = write_model(out / "model", family_of(pipeline), console)
+    return Demo(pipeline, {"": model}, make_prompts(out), RANDOM)
+
+
+def spoken_demo(console: Console) -> Demo:
+    """Returns the demo with real weights, which are downloaded the first time. Raises WeightsError, OSError."""
+    with FetchProgress(console) as progress:
+        weights = fetch_demo_weights(progress)
+    return Demo(SPOKEN_PIPELINE, {"llm": weights.llm, "voice": weights.voice}, SPOKEN_PROMPTS, REAL)
+
+
+def describe_next(demo: Demo) -> str:
+    """Returns instructions for talking to the demo's weights in a browser and with curl."""
     command = sys.argv[0] if Path(sys.argv[0]).name == "omnipipe" else "omnipipe"
-    name = load_pipeline(pipeline).metadata.name
+    name = load_pipeline(demo.pipeline).metadata.name
+    models = " ".join(f"--model-dir {stage}{'=' if stage else ''}{path}" for stage, path in demo.models.items())
     return (
         "\nTo talk to it yourself, keep it running with an HTTP gateway:\n"
-        f"  {command} run {pipeline} --model-dir {model} --http 8000\n"
+        f"  {command} run {demo.pipeline} {models} --http 8000\n"
         "and open http://localhost:8000 in a browser, or ask with curl:\n"
         "  curl localhost:8000/v1/chat/completions -H 'content-type: application/json' \\\n"
         f"""    -d '{{"model": "{name}", "messages": [{{"role": "user", "content": "Say hello."}}]}}'"""
@@ -126,7 +177,7 @@ def tiny_model_command(directory: Path, family: str) -> list[str]:
     return [*RUN_MODULE, "omni_cli", "tiny-model", str(directory), "--seed", str(SEED), "--family", family]
 
 
-def make_prompts(out: Path) -> list[DemoPrompt]:
+def make_prompts(out: Path) -> tuple[DemoPrompt, ...]:
     """Returns three prompts: text, audio (by espeak-ng) and an image (a red disc). Writes the two files to out."""
     from PIL import Image, ImageDraw
 
@@ -136,35 +187,34 @@ def make_prompts(out: Path) -> list[DemoPrompt]:
     image, audio = out / "prompt-image.png", out / "prompt-audio.wav"
     picture.save(image)
     shutil.copyfile(ASSETS / "speech.wav", audio)
-    return [
+    return (
         DemoPrompt("text", "Say hello to the world."),
         DemoPrompt("audio", "Answer the question that you hear.", audio=audio),
         DemoPrompt("image", "What do you see in this picture?", image=image),
-    ]
+    )
 
 
-def serve_and_ask(
-    file: Path, model: Path, prompts: list[DemoPrompt], out: Path, console: Console
-) -> tuple[dict[str, GenerationResult], set[ProcessId]]:
+def serve_and_ask(demo: Demo, out: Path, console: Console) -> tuple[dict[str, GenerationResult], set[ProcessId]]:
     """Returns the answers by prompt, and the processes that served them, which have been stopped.
 
     Raises LocalRunError, OmniRequestError, InputFileError, OSError, DemoError.
     """
-    pipeline = load_pipeline(file)
+    pipeline = load_pipeline(demo.pipeline)
     names = [stage.name for stage in order_stages(pipeline)]
+    models = {name: str(demo.models.get(name) or demo.models[""]) for name in names}
     console.print(f"starting {', '.join(names)} as processes of this machine", highlight=False, markup=False)
     answers: dict[str, GenerationResult] = {}
-    with LocalPipeline(pipeline, LocalOptions(model_path=str(model), log_dir=out / "logs")) as running:
+    with LocalPipeline(pipeline, LocalOptions(model_path=models, log_dir=out / "logs")) as running:
         with make_progress(console, names) as progress:
             running.start(progress)
         processes = running.list_processes()
-        for prompt in prompts:
+        for prompt in demo.prompts:
+            console.print(f"\n{prompt.name}: {prompt.text}", style="bold", highlight=False, markup=False)
             try:
-                answers[prompt.name] = ask_one(running.endpoint, prompt, out / prompt.name)
+                answers[prompt.name] = ask_one(running.endpoint, prompt, out / prompt.name, console)
             except OmniRequestError:
                 running.check()
                 raise
-            console.print(f"{prompt.name}: answered", highlight=False, markup=False)
         running.check()
         late = running.stop()
     if late:
@@ -172,10 +222,11 @@ def serve_and_ask(
     return answers, processes
 
 
-def ask_one(endpoint: str, prompt: DemoPrompt, directory: Path) -> GenerationResult:
-    """Send one prompt and save the answer as text.txt, speech.wav, timeline.png and answer.json. Returns the answer.
+def ask_one(endpoint: str, prompt: DemoPrompt, directory: Path, console: Console) -> GenerationResult:
+    """Send one prompt, show the text as it is written, and save the answer. Returns the answer.
 
-    Raises OmniRequestError, InputFileError, OSError; DemoError if text or audio is missing.
+    The files are text.txt, speech.wav, timeline.png and answer.json. Raises OmniRequestError, InputFileError, OSError;
+    DemoError if text or audio is missing.
     """
     directory.mkdir(parents=True, exist_ok=True)
     arguments: GenerateArguments = {
@@ -188,7 +239,7 @@ def ask_one(endpoint: str, prompt: DemoPrompt, directory: Path) -> GenerationRes
         "timeout": TIMEOUT_S,
     }
     with (directory / "text.txt").open("w", encoding="utf-8") as text:
-        answer = ask(endpoint, arguments, text.write)
+        answer = ask(endpoint, arguments, _tee(text.write, console))
     save_answer(
         answer,
         Outputs(out=directory / "speech.wav", timeline=directory / "timeline.png", json_file=directory / "answer.json"),
@@ -198,6 +249,14 @@ def ask_one(endpoint: str, prompt: DemoPrompt, directory: Path) -> GenerationRes
     if not any(answer.audio):
         raise DemoError(f"the {prompt.name} prompt was answered without audio")
     return answer
+
+
+def _tee(write: Callable[[str], object], console: Console) -> Callable[[str], None]:
+    def show(text: str) -> None:
+        write(text)
+        console.print(text, end="", highlight=False, markup=False)
+
+    return show
 
 
 def make_table(answers: dict[str, GenerationResult]) -> Table:

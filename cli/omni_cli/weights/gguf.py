@@ -80,9 +80,9 @@ class GgufFile:
 def open_gguf(file: Path) -> GgufFile:
     """Map a file and read its metadata. Raises GgufError, OSError."""
     mapped = np.memmap(file, np.uint8, "r")
-    reader = _Reader(memoryview(mapped))
+    reader = _Reader(mapped.data)
     try:
-        if reader.take(4) != _MAGIC or (version := reader.number("<I")) not in _VERSIONS:
+        if reader.take(4) != _MAGIC or reader.number("<I") not in _VERSIONS:
             raise GgufError("not a GGUF file of version 2 or 3")
         tensors, pairs = reader.number("<Q"), reader.number("<Q")
         if max(tensors, pairs) > _MAX_ITEMS:
@@ -92,7 +92,6 @@ def open_gguf(file: Path) -> GgufFile:
     except (struct.error, UnicodeDecodeError, KeyError) as error:
         raise GgufError(f"its header is malformed ({type(error).__name__})") from error
     alignment = int(metadata.get("general.alignment", 32)) or 32
-    del version
     begin = -(-reader.place // alignment) * alignment
     return GgufFile(metadata, found, mapped[begin:])
 
@@ -275,37 +274,42 @@ def _write_json(file: Path, values: Mapping[str, Any]) -> None:
     file.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+def _view(blocks: np.ndarray, form: str) -> np.ndarray:
+    values: np.ndarray = np.ascontiguousarray(blocks).view(form).astype(np.float32)
+    return values
+
+
 def _half(blocks: np.ndarray, begin: int) -> np.ndarray:
-    return np.ascontiguousarray(blocks[:, begin : begin + 2]).view("<f2").astype(np.float32)
+    return _view(blocks[:, begin : begin + 2], "<f2")
 
 
 def _nibbles(packed: np.ndarray) -> np.ndarray:
-    return np.concatenate([packed & 15, packed >> 4], axis=1).astype(np.float32)
+    return _view(np.concatenate([packed & 15, packed >> 4], axis=1), "u1")
 
 
 def _unpack_q4_0(blocks: np.ndarray) -> np.ndarray:
-    return _half(blocks, 0) * (_nibbles(blocks[:, 2:]) - 8)
+    return np.multiply(_half(blocks, 0), _nibbles(blocks[:, 2:]) - 8)
 
 
 def _unpack_q4_1(blocks: np.ndarray) -> np.ndarray:
-    return _half(blocks, 0) * _nibbles(blocks[:, 4:]) + _half(blocks, 2)
+    return np.add(np.multiply(_half(blocks, 0), _nibbles(blocks[:, 4:])), _half(blocks, 2))
 
 
 def _unpack_q8_0(blocks: np.ndarray) -> np.ndarray:
-    return _half(blocks, 0) * np.ascontiguousarray(blocks[:, 2:]).view(np.int8).astype(np.float32)
+    return np.multiply(_half(blocks, 0), _view(blocks[:, 2:], "i1"))
 
 
 def _unpack_q6_k(blocks: np.ndarray) -> np.ndarray:
-    low, high = blocks[:, :128].reshape(-1, 2, 64), blocks[:, 128:192].reshape(-1, 2, 1, 32)
-    scales = np.ascontiguousarray(blocks[:, 192:208]).view(np.int8).astype(np.float32)
-    low = np.stack([low & 15, low >> 4], axis=2).reshape(-1, 2, 4, 32)
+    packed, high = blocks[:, :128].reshape(-1, 2, 64), blocks[:, 128:192].reshape(-1, 2, 1, 32)
+    low = np.stack([packed & 15, packed >> 4], axis=2).reshape(-1, 2, 4, 32)
     high = (high >> np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)) & 3
     values = (low | (high << 4)).astype(np.float32).reshape(-1, 16, 16) - 32
-    return _half(blocks, 208) * (values * scales[:, :, None]).reshape(-1, 256)
+    scaled = values * _view(blocks[:, 192:208], "i1")[:, :, None]
+    return np.multiply(_half(blocks, 208), scaled.reshape(-1, 256))
 
 
 def _plain(form: str) -> Callable[[np.ndarray], np.ndarray]:
-    return lambda blocks: np.ascontiguousarray(blocks).view(form).astype(np.float32)
+    return lambda blocks: _view(blocks, form)
 
 
 _BLOCKS: Final[Mapping[int, tuple[int, int, Callable[[np.ndarray], np.ndarray]]]] = {

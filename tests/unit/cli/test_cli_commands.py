@@ -106,7 +106,7 @@ def test_commands_that_write_a_tiny_model_overwrite_no_other_checkpoint(tmp_path
     weights.write_text("trained for weeks")
     (tmp_path / "model").symlink_to("real")
     for arguments, remedy in (
-        (("demo", "--out", str(tmp_path)), "choose another folder with --out"),
+        (("demo", "--family", "qwen2_5_omni", "--out", str(tmp_path)), "choose another folder with --out"),
         (("tiny-model", str(tmp_path / "real"), "--family", "qwen2_5_omni"), "choose another folder"),
     ):
         status, _, err = invoke(*arguments)
@@ -122,7 +122,7 @@ def test_demo_replaces_the_checkpoint_of_an_earlier_demo(tmp_path: Path, monkeyp
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / MARKER).touch()
     (tmp_path / "model" / "spk_dict.pt").touch()
-    status, _, err = invoke("demo", "--out", str(tmp_path))
+    status, _, err = invoke("demo", "--family", "qwen2_5_omni", "--out", str(tmp_path))
     assert (status, (tmp_path / "model").exists()) == (1, False)
     assert "no space left" in err
 
