@@ -28,6 +28,7 @@ from omni_proto.client.events import (
     AudioChunk as AudioChunk,
     Event as Event,
     ReasoningDelta as ReasoningDelta,
+    SpeechSegment as SpeechSegment,
     StageFailed as StageFailed,
     StageFinished as StageFinished,
     StageOutcome as StageOutcome,
@@ -36,6 +37,7 @@ from omni_proto.client.events import (
     TextDelta as TextDelta,
     TokenDelta as TokenDelta,
     ToolCallDelta as ToolCallDelta,
+    TranscriptDelta as TranscriptDelta,
     Usage as Usage,
     event_from_response as event_from_response,
 )
@@ -54,6 +56,7 @@ from omni_proto.client.prompt import (
 from omni_proto.client.result import (
     GenerationResult as GenerationResult,
     ResultBuilder as ResultBuilder,
+    TimedText as TimedText,
     write_wav as write_wav,
 )
 from omni_proto.client.tools import (

@@ -35,7 +35,7 @@ class GenerateArguments(TypedDict, total=False):
     seed: int | None
     """Seed of every stage whose sampling parameters set none."""
     modalities: Sequence[str]
-    """Modalities to return: "text" and "audio". Empty means all that the pipeline returns."""
+    """Modalities to return: "text", "audio" and "transcript". Empty means all that the pipeline returns."""
     voice: str
     """Name of the voice; empty means the model's default."""
     encoding: str

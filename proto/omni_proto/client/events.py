@@ -32,12 +32,33 @@ class Accepted(Brief):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
+class SpeechSegment(Brief):
+    """When a segment of the request's audio was spoken, in seconds from the audio's begin."""
+
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class TextDelta(Brief):
     """Text that a stage generated."""
 
     stage: str
     text: str
     """The new text. A stage's output is all its texts, joined."""
+    segment: SpeechSegment | None = None
+    """Set if a segment of the speech ends with this text; only from stages that state when words were spoken."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TranscriptDelta(Brief):
+    """Words that the entry stage heard in the request's audio. They are no part of the answer."""
+
+    stage: str
+    text: str
+    """The new words. The transcript is all texts, joined."""
+    segment: SpeechSegment | None = None
+    """As in TextDelta."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -104,6 +125,8 @@ class Usage(Brief):
     """Samples of one channel; all channels have the same number."""
     tensor_bytes_sent: int = 0
     """Bytes of tensors sent downstream."""
+    codec_tokens: int = 0
+    """The part of completion_tokens that are codec tokens of audio, not of text."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -181,6 +204,7 @@ class Summary(Brief):
 Event = (
     Accepted
     | TextDelta
+    | TranscriptDelta
     | ToolCallDelta
     | ReasoningDelta
     | TokenDelta
@@ -200,7 +224,9 @@ def event_from_response(message: GenerateResponse) -> Event | None:
             accepted = message.accepted
             return Accepted(stage, accepted.request_id, accepted.accepted_unix_ns, accepted.max_tokens)
         case "text":
-            return TextDelta(stage, message.text.text)
+            return TextDelta(stage, message.text.text, _segment(message.text))
+        case "transcript":
+            return TranscriptDelta(stage, message.transcript.text, _segment(message.transcript))
         case "tool_call":
             call = message.tool_call
             return ToolCallDelta(stage, call.index, call.id, call.name, call.arguments)
@@ -220,6 +246,12 @@ def event_from_response(message: GenerateResponse) -> Event | None:
             return _summary(stage, message.summary)
         case _:
             return None
+
+
+def _segment(delta: events_pb2.TextDelta) -> SpeechSegment | None:
+    if not delta.HasField("segment"):
+        return None
+    return SpeechSegment(delta.segment.start_ms / 1000, delta.segment.end_ms / 1000)
 
 
 def _audio(stage: str, audio: events_pb2.AudioChunk) -> AudioChunk:
@@ -244,7 +276,13 @@ def _finish_reason(value: int) -> str:
 
 
 def _usage(usage: events_pb2.Usage) -> Usage:
-    return Usage(usage.prompt_tokens, usage.completion_tokens, usage.audio_samples, usage.tensor_bytes_sent)
+    return Usage(
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        usage.audio_samples,
+        usage.tensor_bytes_sent,
+        usage.codec_tokens,
+    )
 
 
 def _finished(stage: str, finished: events_pb2.StageFinished) -> StageFinished:

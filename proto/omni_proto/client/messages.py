@@ -31,7 +31,11 @@ _ENCODINGS: Final = {
     PCM_S16LE: sampling_pb2.AUDIO_ENCODING_PCM_S16LE,
     PCM_F32LE: sampling_pb2.AUDIO_ENCODING_PCM_F32LE,
 }
-_MODALITIES: Final = {"text": sampling_pb2.MODALITY_TEXT, "audio": sampling_pb2.MODALITY_AUDIO}
+_MODALITIES: Final = {
+    "text": sampling_pb2.MODALITY_TEXT,
+    "audio": sampling_pb2.MODALITY_AUDIO,
+    "transcript": sampling_pb2.MODALITY_TRANSCRIPT,
+}
 _SAMPLING_FIELDS: Final = sampling_pb2.SamplingParams.DESCRIPTOR.fields_by_name
 _PROMPTS: Final = ("text", "chat", "raw_text", "token_ids", "prompt_embeds")
 _HEADER_VALUE: Final = re.compile(r"[\x21-\x7e]{1,256}\Z")

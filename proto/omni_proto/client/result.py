@@ -19,12 +19,14 @@ from omni_proto.client.events import (
     AudioChunk,
     Event,
     ReasoningDelta,
+    SpeechSegment,
     StageFailed,
     StageFinished,
     Summary,
     TextDelta,
     TokenDelta,
     ToolCallDelta,
+    TranscriptDelta,
 )
 from omni_proto.client.tools import ToolCall
 from omni_proto.errors import ArgumentError
@@ -35,13 +37,25 @@ _MAX_DATA_BYTES: Final = 2**32 - 1 - 64
 
 
 @dataclass(frozen=True, slots=True, repr=False)
+class TimedText(Brief):
+    """A segment of the request's audio, and its words."""
+
+    text: str
+    segment: SpeechSegment
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class GenerationResult(Brief):
     """The result of a request."""
 
     request_id: str = ""
     """Id that appears in all logs."""
     texts: Mapping[str, str] = field(default_factory=dict)
-    """Text by stage."""
+    """Text by stage, without the transcript."""
+    transcript: str = ""
+    """What the entry stage heard; empty if it returns no Transcript."""
+    segments: tuple[TimedText, ...] = ()
+    """The transcript in segments, if the stage that heard it states when words were spoken."""
     reasoning: Mapping[str, str] = field(default_factory=dict)
     """Reasoning by stage."""
     tool_calls: Mapping[str, tuple[ToolCall, ...]] = field(default_factory=dict)
@@ -67,8 +81,10 @@ class GenerationResult(Brief):
 
     @property
     def text(self) -> str:
-        """The text of the first stage that returned text."""
-        return next(iter(self.texts.values()), "")
+        """The answer: the text of the last stage, in the order of the graph, that returned text."""
+        order = [outcome.stage for outcome in self.summary.stages] if self.summary else []
+        writing = [stage for stage in order if stage in self.texts] or list(self.texts)
+        return self.texts[writing[-1]] if writing else ""
 
     @property
     def cut_stages(self) -> tuple[str, ...]:
@@ -97,6 +113,10 @@ class ResultBuilder:
     def __init__(self) -> None:
         self._request_id = ""
         self._texts: dict[str, list[str]] = {}
+        self._transcript: list[str] = []
+        self._words: list[str] = []
+        """Of the segment that has not ended."""
+        self._segments: list[TimedText] = []
         self._reasoning: dict[str, list[str]] = {}
         self._tool_calls: dict[str, dict[int, ToolCall]] = {}
         self._token_ids: dict[str, list[int]] = {}
@@ -114,6 +134,10 @@ class ResultBuilder:
                 self._request_id = self._request_id or event.request_id
             case TextDelta():
                 self._texts.setdefault(event.stage, []).append(event.text)
+                self._add_words(event)
+            case TranscriptDelta():
+                self._transcript.append(event.text)
+                self._add_words(event)
             case ReasoningDelta():
                 self._reasoning.setdefault(event.stage, []).append(event.text)
             case ToolCallDelta():
@@ -137,6 +161,8 @@ class ResultBuilder:
         return GenerationResult(
             request_id=self._request_id,
             texts={stage: "".join(parts) for stage, parts in self._texts.items()},
+            transcript="".join(self._transcript),
+            segments=tuple(self._segments),
             reasoning={stage: "".join(parts) for stage, parts in self._reasoning.items()},
             tool_calls={
                 stage: tuple(call for _, call in sorted(calls.items())) for stage, calls in self._tool_calls.items()
@@ -151,6 +177,12 @@ class ResultBuilder:
             failed=self._failed,
             summary=self._summary,
         )
+
+    def _add_words(self, event: TextDelta | TranscriptDelta) -> None:
+        self._words.append(event.text)
+        if event.segment is not None:
+            self._segments.append(TimedText("".join(self._words), event.segment))
+            self._words.clear()
 
     def _add_tool_call(self, piece: ToolCallDelta) -> None:
         calls = self._tool_calls.setdefault(piece.stage, {})

@@ -54,6 +54,13 @@ def outputs_from(pipeline: OmniPipeline, name: str) -> list[Modality]:
     return [output for output in Modality if output in found]
 
 
+def answering_stage(pipeline: OmniPipeline) -> str | None:
+    """Returns the name of the stage whose text is the answer: of those that return Text, the last in the order of the
+    graph. None if no stage does."""
+    writing = [stage.name for stage in order_stages(pipeline) if Modality.TEXT in stage.outputs]
+    return writing[-1] if writing else None
+
+
 def stages_for_outputs(pipeline: OmniPipeline, outputs: Collection[Modality]) -> list[Stage]:
     """Returns the stages that a request for these modalities calls, in the order of the graph.
 
@@ -168,6 +175,7 @@ def compile_stages(
         model = pipeline.model_of(stage)
         return ModelSource(path=model_path_for(stage), uri=model.uri, revision=model.revision or "")
 
+    answering = answering_stage(pipeline)
     return [
         StageConfig(
             pipeline=pipeline.metadata.name,
@@ -177,6 +185,7 @@ def compile_stages(
             input=InputEdge(source=stage.inputs[0].source, mode=stage.inputs[0].mode) if stage.inputs else None,
             outputs=list(stage.outputs),
             downstream=[compile_edge(stage, reader) for reader in readers_of(pipeline, stage.name)],
+            answering_stage=None if stage.inputs or stage.name == answering else answering,
             engine_args=stage.engine_args,
             tensor_parallel_size=max(1, gpus_of(stage)),
             default_sampling=stage.default_sampling,

@@ -110,6 +110,8 @@ class ComponentFacts(ConfigModel):
     """Whether a request may give the reply, instead of the component sampling one."""
     structures_text: bool = False
     """Whether it can constrain its text to a format: a JSON Schema, a regular expression, a grammar."""
+    times_words: bool = False
+    """Whether it can state when the words of its transcript were spoken."""
     takes_tools: bool = False
     """Whether its prompts may offer tools, if engineArgs.toolCallParser names a parser."""
     voices: tuple[str, ...] = ()
@@ -135,6 +137,11 @@ class ComponentFacts(ConfigModel):
     def is_entry(self) -> bool:
         """Whether it may be the entry stage; if not, it needs an input."""
         return self.reads is None or self.reads_prompt
+
+    @property
+    def transcribes(self) -> bool:
+        """Whether its text is what it hears, whatever the prompt says."""
+        return Modality.TRANSCRIPT in self.outputs
 
 
 @dataclass(frozen=True, slots=True)

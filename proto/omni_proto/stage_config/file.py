@@ -130,6 +130,8 @@ class StageConfig(ConfigModel):
     """Modalities that this stage returns to the client."""
     downstream: Annotated[list[DownstreamStage], Field(max_length=15)] = Field(default_factory=list)
     """Stages that read this one."""
+    answering_stage: StageName | None = None
+    """The stage whose text is the answer, if it is below this one; only in an entry stage's file."""
     engine_args: EngineArgs = EngineArgs()
     """Arguments of the engine."""
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
@@ -153,6 +155,8 @@ class StageConfig(ConfigModel):
             raise ValueError("listen.tls: only the entry stage serves over TLS; stages call one another in plaintext")
         if len(set(names)) != len(names):
             raise ValueError(f"downstream: a stage is named twice in {names}; every stage of the out-tree has one path")
+        if self.answering_stage is not None and self.answering_stage not in below:
+            raise ValueError(f"answeringStage must be one of the stages below, {below}, got {self.answering_stage!r}")
         for edge in self.downstream:
             if edge.stage not in edge.stages:
                 raise ValueError(f"downstream.{edge.stage}.stages must hold {edge.stage!r} itself, got {edge.stages}")

@@ -36,7 +36,10 @@ class Modality(StrEnum):
     """A modality that a stage returns to the client."""
 
     TEXT = "Text"
+    """The answer. If several stages return text, the last one's is the answer."""
     AUDIO = "Audio"
+    TRANSCRIPT = "Transcript"
+    """What the entry stage heard in the request's audio."""
 
 
 class StructuredOutput(StrEnum):

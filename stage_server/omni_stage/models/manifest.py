@@ -91,6 +91,8 @@ class FamilyManifest:
         for entry in self.components:
             if bool(entry.factory) == bool(entry.engine):
                 raise _malformed(self.name, f"component {entry.facts.id!r} needs a factory, or an engine of its own")
+            if entry.facts.transcribes and "audio" not in entry.facts.media:
+                raise _malformed(self.name, f"component {entry.facts.id!r} returns a Transcript, so it must take audio")
         code = [entry.factory or entry.engine for entry in self.components]
         for reference in (*code, *self.model_classes.values(), *tiny):
             if not _REFERENCE.fullmatch(reference):

@@ -51,6 +51,21 @@ BAD_RULES: Final[dict[str, Bad]] = {
         "spec.stages",
         'nothing and that no stage reads: ["token2wav"]; declare outputs: [Text] or',
     ),
+    "a transcript below the entry": Bad(
+        (third(component="acme/ears", outputs=["Transcript"]),),
+        "spec.stages",
+        'stages ["token2wav"] return a Transcript, which is what the entry hears; declare outputs: [Text] there',
+    ),
+    "an answer and a transcript in one": Bad(
+        (first(component="acme/ears", outputs=["Text", "Transcript"]),),
+        f"{S0}.outputs",
+        "a stage's text is either the answer or the transcript; leave Text or Transcript out",
+    ),
+    "a transcript of a model that answers": Bad(
+        (first(outputs=["Transcript"]),),
+        f"{S0}.outputs",
+        'component qwen2_5_omni/thinker cannot return ["Transcript"]; it can return ["Text"]',
+    ),
     "names too long together": Bad(
         (edit("metadata/name", "x" * 45),),
         "metadata.name",

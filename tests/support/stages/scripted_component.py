@@ -21,7 +21,8 @@ class ScriptedComponent:
 
     id: str = "test/stage"
     kind: EngineKind = EngineKind.AUTOREGRESSIVE
-    outputs: tuple[Modality, ...] = tuple(Modality)
+    outputs: tuple[Modality, ...] = (Modality.TEXT, Modality.AUDIO)
+    media: tuple[str, ...] = ()
     input_schema: TensorSchema | None = None
     output_schema: TensorSchema | None = None
     default_sampling: SamplingDefaults = field(default_factory=lambda: SamplingDefaults(max_tokens=16))
@@ -34,6 +35,7 @@ class ScriptedComponent:
     takes_reply: bool = False
     structures_text: bool = False
     takes_tools: bool = False
+    times_words: bool = False
 
     audio_rate_hz: int = 16_000
     max_aspect_ratio: int = 200
@@ -54,6 +56,8 @@ class ScriptedComponent:
                 takes_reply=self.takes_reply,
                 structures_text=self.structures_text,
                 takes_tools=self.takes_tools,
+                times_words=self.times_words,
+                media=self.media,
                 sample_rate_hz=self.sample_rate_hz,
                 step_timeout_s=self.step_timeout_s,
                 queue_timeout_s=self.queue_timeout_s,

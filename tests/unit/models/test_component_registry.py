@@ -11,7 +11,8 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from omni_proto.stage_config import ModelSource, StageConfig
+from omni_proto.pipeline.components import ComponentFacts, EngineKind
+from omni_proto.stage_config import Modality, ModelSource, StageConfig
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.generic import llm
 from omni_stage.models.manifest import ComponentEntry, FamilyManifest
@@ -113,6 +114,15 @@ MALFORMED = {
     "another family's id": {"name": "a", "components": (make_entry("b/c"),)},
     "one id twice": {"name": "a", "components": (make_entry("a/c"), make_entry("a/c"))},
     "a path without attribute": {"name": "a", "components": (make_entry("a/c", "module.only"),)},
+    "a transcript of no audio": {
+        "name": "a",
+        "components": (
+            ComponentEntry(
+                facts=ComponentFacts(id="a/c", kind=EngineKind.AUTOREGRESSIVE, outputs=(Modality.TRANSCRIPT,)),
+                factory="m:f",
+            ),
+        ),
+    },
     "a class that is no reference": {"name": "a", "components": (), "model_classes": {"A": "a.b.C"}},
 }
 

@@ -225,6 +225,13 @@ _STAGE_TOKENS = Rule(
     field=".defaultSampling.minTokens",
 )
 
+_ROLES = Rule(
+    summary="`outputs` are not both Text, the answer, and Transcript, what the user said",
+    rule="!has(self.outputs) || !(self.outputs.exists(o, o == 'Text') && self.outputs.exists(o, o == 'Transcript'))",
+    words="a stage's text is either the answer or the transcript; leave Text or Transcript out",
+    field=".outputs",
+)
+
 _ROLLOUT = Rule(
     summary="`maxSurge` and `maxUnavailable` are not both 0",
     rule="!((self.maxSurge == 0 || self.maxSurge == '0%') && "
@@ -244,7 +251,7 @@ RULES: Final[Mapping[type[BaseModel], tuple[Rule, ...]]] = {
     api.PipelineSpec: (*GRAPH_RULES, *MEDIA_BUDGET_RULES, *SPEC_COMPONENT_RULES, _VOICES, _EACH_HAS_A_MODEL),
     api.Model: _MODEL,
     api.PodSettings: _POD_SETTINGS,
-    api.Stage: (*_POD_SETTINGS, _STAGE_TOKENS, *STAGE_BUDGET_RULES, *STAGE_COMPONENT_RULES),
+    api.Stage: (*_POD_SETTINGS, _ROLES, _STAGE_TOKENS, *STAGE_BUDGET_RULES, *STAGE_COMPONENT_RULES),
     api.Rollout: (_ROLLOUT,),
     k8s.Resources: RESOURCE_RULES,
     k8s.Toleration: _TOLERATION,

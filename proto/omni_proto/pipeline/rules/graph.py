@@ -42,6 +42,9 @@ def _ancestors(then: str) -> str:
 # of a cycle. Every stage of a cycle is found in this way.
 _ENTRY_ABOVE = _IS_ENTRY.replace("s.inputs", "self.stages[e].inputs")
 
+_HEARS = "has(s.outputs) && s.outputs.exists(o, o == 'Transcript')"
+_MISHEARD = f"self.stages.filter(s, {_HEARS} && !({_IS_ENTRY}))"
+
 GRAPH_RULES: Final = (
     Rule(
         summary="exactly one stage has no inputs: the entry",
@@ -71,6 +74,13 @@ GRAPH_RULES: Final = (
         words="stages that return nothing and that no stage reads: %s; declare outputs: [Text] or [Audio], "
         "or remove them",
         values=(f"self.stages.filter(s, !({_IS_USED})).map(s, s.name)",),
+        field=".stages",
+    ),
+    Rule(
+        summary="only the entry, which hears the user, returns a Transcript",
+        rule=f"{_MISHEARD}.size() == 0",
+        words="stages %s return a Transcript, which is what the entry hears; declare outputs: [Text] there",
+        values=(f"{_MISHEARD}.map(s, s.name)",),
         field=".stages",
     ),
 )

@@ -33,10 +33,20 @@ class Accepted(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., accepted_unix_ns: _Optional[int] = ..., max_tokens: _Optional[int] = ...) -> None: ...
 
 class TextDelta(_message.Message):
-    __slots__ = ("text",)
+    __slots__ = ("text", "segment")
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
     text: str
-    def __init__(self, text: _Optional[str] = ...) -> None: ...
+    segment: SpeechSegment
+    def __init__(self, text: _Optional[str] = ..., segment: _Optional[_Union[SpeechSegment, _Mapping]] = ...) -> None: ...
+
+class SpeechSegment(_message.Message):
+    __slots__ = ("start_ms", "end_ms")
+    START_MS_FIELD_NUMBER: _ClassVar[int]
+    END_MS_FIELD_NUMBER: _ClassVar[int]
+    start_ms: int
+    end_ms: int
+    def __init__(self, start_ms: _Optional[int] = ..., end_ms: _Optional[int] = ...) -> None: ...
 
 class TokenDelta(_message.Message):
     __slots__ = ("ids", "prompt_ids")
@@ -95,16 +105,18 @@ class StageFinished(_message.Message):
     def __init__(self, finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_reason: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[StageTimings, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "completion_tokens", "audio_samples", "tensor_bytes_sent")
+    __slots__ = ("prompt_tokens", "completion_tokens", "audio_samples", "tensor_bytes_sent", "codec_tokens")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     AUDIO_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     TENSOR_BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
+    CODEC_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     completion_tokens: int
     audio_samples: int
     tensor_bytes_sent: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., audio_samples: _Optional[int] = ..., tensor_bytes_sent: _Optional[int] = ...) -> None: ...
+    codec_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., audio_samples: _Optional[int] = ..., tensor_bytes_sent: _Optional[int] = ..., codec_tokens: _Optional[int] = ...) -> None: ...
 
 class StageTimings(_message.Message):
     __slots__ = ("accepted_unix_ns", "input_complete_ns", "engine_submitted_ns", "engine_scheduled_ns", "first_output_ns", "last_output_ns", "transfer_start_ns", "transfer_end_ns", "first_audio_ns", "finished_ns", "step_ns")

@@ -12,6 +12,7 @@ class Modality(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MODALITY_UNSPECIFIED: _ClassVar[Modality]
     MODALITY_TEXT: _ClassVar[Modality]
     MODALITY_AUDIO: _ClassVar[Modality]
+    MODALITY_TRANSCRIPT: _ClassVar[Modality]
 
 class AudioEncoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -21,6 +22,7 @@ class AudioEncoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 MODALITY_UNSPECIFIED: Modality
 MODALITY_TEXT: Modality
 MODALITY_AUDIO: Modality
+MODALITY_TRANSCRIPT: Modality
 AUDIO_ENCODING_UNSPECIFIED: AudioEncoding
 AUDIO_ENCODING_PCM_S16LE: AudioEncoding
 AUDIO_ENCODING_PCM_F32LE: AudioEncoding

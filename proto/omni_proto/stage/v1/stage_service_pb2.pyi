@@ -74,7 +74,7 @@ class End(_message.Message):
     def __init__(self, upstream_finish_reason: _Optional[_Union[_events_pb2.FinishReason, str]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("stage", "accepted", "text", "tokens", "finished", "failed", "summary", "tool_call", "reasoning", "audio")
+    __slots__ = ("stage", "accepted", "text", "tokens", "finished", "failed", "summary", "tool_call", "reasoning", "transcript", "audio")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +84,7 @@ class GenerateResponse(_message.Message):
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALL_FIELD_NUMBER: _ClassVar[int]
     REASONING_FIELD_NUMBER: _ClassVar[int]
+    TRANSCRIPT_FIELD_NUMBER: _ClassVar[int]
     AUDIO_FIELD_NUMBER: _ClassVar[int]
     stage: str
     accepted: _events_pb2.Accepted
@@ -94,15 +95,16 @@ class GenerateResponse(_message.Message):
     summary: _events_pb2.Summary
     tool_call: _events_pb2.ToolCallDelta
     reasoning: _events_pb2.ReasoningDelta
+    transcript: _events_pb2.TextDelta
     audio: _events_pb2.AudioChunk
-    def __init__(self, stage: _Optional[str] = ..., accepted: _Optional[_Union[_events_pb2.Accepted, _Mapping]] = ..., text: _Optional[_Union[_events_pb2.TextDelta, _Mapping]] = ..., tokens: _Optional[_Union[_events_pb2.TokenDelta, _Mapping]] = ..., finished: _Optional[_Union[_events_pb2.StageFinished, _Mapping]] = ..., failed: _Optional[_Union[_events_pb2.StageFailed, _Mapping]] = ..., summary: _Optional[_Union[_events_pb2.Summary, _Mapping]] = ..., tool_call: _Optional[_Union[_events_pb2.ToolCallDelta, _Mapping]] = ..., reasoning: _Optional[_Union[_events_pb2.ReasoningDelta, _Mapping]] = ..., audio: _Optional[_Union[_events_pb2.AudioChunk, _Mapping]] = ...) -> None: ...
+    def __init__(self, stage: _Optional[str] = ..., accepted: _Optional[_Union[_events_pb2.Accepted, _Mapping]] = ..., text: _Optional[_Union[_events_pb2.TextDelta, _Mapping]] = ..., tokens: _Optional[_Union[_events_pb2.TokenDelta, _Mapping]] = ..., finished: _Optional[_Union[_events_pb2.StageFinished, _Mapping]] = ..., failed: _Optional[_Union[_events_pb2.StageFailed, _Mapping]] = ..., summary: _Optional[_Union[_events_pb2.Summary, _Mapping]] = ..., tool_call: _Optional[_Union[_events_pb2.ToolCallDelta, _Mapping]] = ..., reasoning: _Optional[_Union[_events_pb2.ReasoningDelta, _Mapping]] = ..., transcript: _Optional[_Union[_events_pb2.TextDelta, _Mapping]] = ..., audio: _Optional[_Union[_events_pb2.AudioChunk, _Mapping]] = ...) -> None: ...
 
 class GetStageRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class GetStageResponse(_message.Message):
-    __slots__ = ("pipeline", "stage", "component", "versions", "config_hash", "input_schema", "input_schema_hash", "output_schema", "output_schema_hash", "outputs", "stages", "limits", "voices", "prompt_embeds", "text", "pipeline_outputs", "random_weights")
+    __slots__ = ("pipeline", "stage", "component", "versions", "config_hash", "input_schema", "input_schema_hash", "output_schema", "output_schema_hash", "outputs", "stages", "limits", "voices", "prompt_embeds", "text", "pipeline_outputs", "random_weights", "answering_stage", "media")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -127,6 +129,8 @@ class GetStageResponse(_message.Message):
     TEXT_FIELD_NUMBER: _ClassVar[int]
     PIPELINE_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     RANDOM_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    ANSWERING_STAGE_FIELD_NUMBER: _ClassVar[int]
+    MEDIA_FIELD_NUMBER: _ClassVar[int]
     pipeline: str
     stage: str
     component: str
@@ -144,19 +148,25 @@ class GetStageResponse(_message.Message):
     text: TextAbilities
     pipeline_outputs: _containers.RepeatedScalarFieldContainer[_sampling_pb2.Modality]
     random_weights: bool
-    def __init__(self, pipeline: _Optional[str] = ..., stage: _Optional[str] = ..., component: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ..., config_hash: _Optional[str] = ..., input_schema: _Optional[_Union[_tensors_pb2.TensorSchema, _Mapping]] = ..., input_schema_hash: _Optional[str] = ..., output_schema: _Optional[_Union[_tensors_pb2.TensorSchema, _Mapping]] = ..., output_schema_hash: _Optional[str] = ..., outputs: _Optional[_Iterable[_Union[_sampling_pb2.Modality, str]]] = ..., stages: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[StageLimits, _Mapping]] = ..., voices: _Optional[_Iterable[str]] = ..., prompt_embeds: _Optional[_Union[_tensors_pb2.TensorSpec, _Mapping]] = ..., text: _Optional[_Union[TextAbilities, _Mapping]] = ..., pipeline_outputs: _Optional[_Iterable[_Union[_sampling_pb2.Modality, str]]] = ..., random_weights: bool = ...) -> None: ...
+    answering_stage: str
+    media: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, pipeline: _Optional[str] = ..., stage: _Optional[str] = ..., component: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ..., config_hash: _Optional[str] = ..., input_schema: _Optional[_Union[_tensors_pb2.TensorSchema, _Mapping]] = ..., input_schema_hash: _Optional[str] = ..., output_schema: _Optional[_Union[_tensors_pb2.TensorSchema, _Mapping]] = ..., output_schema_hash: _Optional[str] = ..., outputs: _Optional[_Iterable[_Union[_sampling_pb2.Modality, str]]] = ..., stages: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[StageLimits, _Mapping]] = ..., voices: _Optional[_Iterable[str]] = ..., prompt_embeds: _Optional[_Union[_tensors_pb2.TensorSpec, _Mapping]] = ..., text: _Optional[_Union[TextAbilities, _Mapping]] = ..., pipeline_outputs: _Optional[_Iterable[_Union[_sampling_pb2.Modality, str]]] = ..., random_weights: bool = ..., answering_stage: _Optional[str] = ..., media: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TextAbilities(_message.Message):
-    __slots__ = ("given_reply", "structured_output", "tool_call_parser", "reasoning_parser")
+    __slots__ = ("given_reply", "structured_output", "tool_call_parser", "reasoning_parser", "transcribes", "times_words")
     GIVEN_REPLY_FIELD_NUMBER: _ClassVar[int]
     STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALL_PARSER_FIELD_NUMBER: _ClassVar[int]
     REASONING_PARSER_FIELD_NUMBER: _ClassVar[int]
+    TRANSCRIBES_FIELD_NUMBER: _ClassVar[int]
+    TIMES_WORDS_FIELD_NUMBER: _ClassVar[int]
     given_reply: bool
     structured_output: bool
     tool_call_parser: str
     reasoning_parser: str
-    def __init__(self, given_reply: bool = ..., structured_output: bool = ..., tool_call_parser: _Optional[str] = ..., reasoning_parser: _Optional[str] = ...) -> None: ...
+    transcribes: bool
+    times_words: bool
+    def __init__(self, given_reply: bool = ..., structured_output: bool = ..., tool_call_parser: _Optional[str] = ..., reasoning_parser: _Optional[str] = ..., transcribes: bool = ..., times_words: bool = ...) -> None: ...
 
 class StageLimits(_message.Message):
     __slots__ = ("max_model_len", "max_concurrent_requests", "max_inflight_bytes", "max_media_bytes", "max_message_bytes")

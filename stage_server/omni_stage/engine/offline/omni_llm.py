@@ -45,7 +45,9 @@ class OmniResult(Brief):
     stages: Mapping[str, StageResult]
     """By stage name, in the order of the graph; stages that the result did not need are absent."""
     text: str = ""
-    """The text of the stages that return text."""
+    """The answer: the text of the last stage that returns text."""
+    transcript: str = ""
+    """What the entry stage heard, if it returns a Transcript."""
     audio: torch.Tensor | None = None
     """float32 [samples] in [-1, 1]; None if no stage returned audio."""
     sample_rate_hz: int = 0
@@ -154,12 +156,13 @@ class AsyncOmniLLM:
     def _result(self, needed: Sequence[str], results: Mapping[str, StageResult]) -> OmniResult:
         ordered = {name: results[name] for name in needed}
         declared = {config.stage: config.outputs for config in self.configs}
-        text = "".join(result.text for name, result in ordered.items() if Modality.TEXT in declared[name])
+        text = next((ordered[name].text for name in reversed(needed) if Modality.TEXT in declared[name]), "")
+        heard = next((ordered[name].text for name in needed if Modality.TRANSCRIPT in declared[name]), "")
         spoken = [result for name, result in ordered.items() if Modality.AUDIO in declared[name]]
         audio = next((result for result in spoken if result.audio is not None), None)
         if audio is None:
-            return OmniResult(ordered, text)
-        return OmniResult(ordered, text, audio.audio, audio.sample_rate_hz)
+            return OmniResult(ordered, text, heard)
+        return OmniResult(ordered, text, heard, audio.audio, audio.sample_rate_hz)
 
 
 class OmniLLM:

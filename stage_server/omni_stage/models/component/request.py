@@ -157,6 +157,9 @@ class StageStep(Brief):
     """One output of a stage for one request, for the client and for downstream stages. Deltas, not totals."""
 
     text: str = ""
+    segment: tuple[float, float] | None = None
+    """Of a component whose facts say times_words: a segment of the speech ends with this text, and the segment's words,
+    all text since the segment before, were spoken between these seconds of the audio."""
     reasoning: str = ""
     """The reasoning that precedes the text, if a parser separates the two."""
     tool_calls: Sequence[ToolCallPiece] = ()

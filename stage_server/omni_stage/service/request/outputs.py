@@ -112,11 +112,33 @@ class TextWriter(OutputWriter):
     async def write(self, step: StageStep) -> None:
         if step.reasoning:
             await self.responses.send(reasoning=events_pb2.ReasoningDelta(text=step.reasoning))
-        if step.text:
+        if step.segment is not None:
+            await self.responses.send(text=_text_delta(step))
+        elif step.text:
             await self.responses.send_text(step.text)
         for piece in step.tool_calls:
             delta = events_pb2.ToolCallDelta(index=piece.index, id=piece.id, name=piece.name, arguments=piece.arguments)
             await self.responses.send(tool_call=delta)
+
+
+class TranscriptWriter(OutputWriter):
+    """What the stage heard."""
+
+    @classmethod
+    def is_wanted(cls, plan: RequestPlan, facts: ComponentFacts) -> bool:
+        return Modality.TRANSCRIPT in plan.own
+
+    async def write(self, step: StageStep) -> None:
+        if step.text or step.segment:
+            await self.responses.send(transcript=_text_delta(step))
+
+
+def _text_delta(step: StageStep) -> events_pb2.TextDelta:
+    segment = None
+    if step.segment is not None:
+        start_s, end_s = step.segment
+        segment = events_pb2.SpeechSegment(start_ms=round(start_s * 1000), end_ms=round(end_s * 1000))
+    return events_pb2.TextDelta(text=step.text, segment=segment)
 
 
 class TokenWriter(OutputWriter):
@@ -156,7 +178,7 @@ class AudioWriter(OutputWriter):
         usage.audio_samples = self._encoder.samples
 
 
-WRITERS: Final[tuple[type[OutputWriter], ...]] = (TextWriter, TokenWriter, AudioWriter)
+WRITERS: Final[tuple[type[OutputWriter], ...]] = (TextWriter, TranscriptWriter, TokenWriter, AudioWriter)
 """Every kind of output. The output of one step is written in this order."""
 
 

@@ -91,6 +91,8 @@ class ResponseWriter:
     async def send(
         self,
         *,
+        text: events_pb2.TextDelta | None = None,
+        transcript: events_pb2.TextDelta | None = None,
         tokens: events_pb2.TokenDelta | None = None,
         tool_call: events_pb2.ToolCallDelta | None = None,
         reasoning: events_pb2.ReasoningDelta | None = None,
@@ -102,6 +104,8 @@ class ResponseWriter:
         await self.relay(
             stage_service_pb2.GenerateResponse(
                 stage=self._stage,
+                text=text,
+                transcript=transcript,
                 tokens=tokens,
                 tool_call=tool_call,
                 reasoning=reasoning,

@@ -230,6 +230,7 @@ class RequestRun:
             prompt_tokens=self._prompt_tokens,
             completion_tokens=self._completion_tokens,
             tensor_bytes_sent=sum(call.bytes_sent for call in self._calls),
+            codec_tokens=0 if self._engine.component.facts.writes_text else self._completion_tokens,
         )
         for writer in self._writers:
             writer.add_usage(usage)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from omni_proto.pipeline.components import ComponentFacts
 from omni_proto.stage.v1 import stage_service_pb2
-from omni_proto.stage_config import StageConfig, StructuredOutput
+from omni_proto.stage_config import Modality, StageConfig, StructuredOutput
 from omni_proto.tensors import schema_hash, schema_to_proto, spec_to_proto
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.models.component import KnowsVoices
@@ -70,6 +70,8 @@ def describe_stage(
         text=_describe_text(config, component.facts),
         pipeline_outputs=modality_numbers(declared_modalities(config)),
         random_weights=_has_random_weights(config.model.path),
+        answering_stage=config.answering_stage or (config.stage if Modality.TEXT in config.outputs else ""),
+        media=component.facts.media,
     )
 
 
@@ -86,4 +88,6 @@ def _describe_text(config: StageConfig, facts: ComponentFacts) -> stage_service_
         structured_output=facts.structures_text and config.engine_args.structured_output is not StructuredOutput.NONE,
         tool_call_parser=config.engine_args.tool_call_parser or "",
         reasoning_parser=config.engine_args.reasoning_parser or "",
+        transcribes=facts.transcribes,
+        times_words=facts.times_words,
     )

@@ -247,3 +247,46 @@ def test_half_a_gpu_is_refused_where_only_types_were_checked() -> None:
     pipeline = parse_pipeline(TREE.replace('nvidia.com/gpu: "2"', "nvidia.com/gpu: 500m"))
     with pytest.raises(PipelineError, match=r"talker1: resources.limits.nvidia.com/gpu.: must be a whole number"):
         compile_all(pipeline)
+
+
+DIALOGUE = """
+apiVersion: omnipipeline.io/v1alpha1
+kind: OmniPipeline
+metadata: {name: dialogue}
+spec:
+  model: {uri: hf://a/b}
+  stages:
+  - {name: voice, component: acme/voice, inputs: [{from: llm}], outputs: [Audio]}
+  - {name: llm, component: acme/llm, inputs: [{from: asr}], outputs: [Text]}
+  - {name: asr, component: acme/asr, outputs: [Transcript]}
+"""
+
+
+def test_the_entry_knows_which_stage_answers() -> None:
+    configs = compile_all(parse_pipeline(DIALOGUE))
+    assert {name: config.answering_stage for name, config in configs.items()} == {
+        "asr": "llm",
+        "llm": None,
+        "voice": None,
+    }
+    assert configs["asr"].outputs == [Modality.TRANSCRIPT]
+    earlier = compile_all(parse_pipeline(DIALOGUE.replace("[Transcript]", "[Text]")))
+    assert earlier["asr"].answering_stage == "llm", "of several texts, the last one is the answer"
+    alone = compile_all(parse_pipeline(TREE))
+    assert alone["thinker"].answering_stage is None, "the stage itself answers"
+
+
+def test_a_transcript_needs_only_the_stage_that_hears() -> None:
+    pipeline = parse_pipeline(DIALOGUE)
+    names = {kind: [stage.name for stage in stages_for_outputs(pipeline, [kind])] for kind in Modality}
+    assert names == {
+        Modality.TEXT: ["asr", "llm"],
+        Modality.AUDIO: ["asr", "llm", "voice"],
+        Modality.TRANSCRIPT: ["asr"],
+    }
+
+
+def test_a_stage_that_answers_is_below_the_entry() -> None:
+    config = compile_all(parse_pipeline(DIALOGUE))["asr"]
+    with pytest.raises(StageConfigError, match="answeringStage must be one of the stages below"):
+        parse_stage_config(config.to_yaml().replace("answeringStage: llm", "answeringStage: ear"))

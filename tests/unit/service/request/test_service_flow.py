@@ -87,6 +87,8 @@ async def test_three_stages_hand_tensors_on_byte_for_byte(kit: Any) -> None:
         ("talker", events_pb2.FINISH_REASON_LENGTH),
         ("token2wav", events_pb2.FINISH_REASON_DIFFUSION_DONE),
     ]
+    tokens = {o.stage: (o.usage.completion_tokens, o.usage.codec_tokens) for o in answer.of("summary")[0].stages}
+    assert tokens == {"thinker": (2, 0), "talker": (5, 5), "token2wav": (0, 0)}
     assert answer.kinds[0] == ("thinker", "accepted")
     assert answer.kinds[-1] == ("thinker", "summary")
     sent = answer.of("finished", "thinker")[0].usage.tensor_bytes_sent

@@ -305,8 +305,13 @@ MAX_MODALITIES: Final = 16
 _FROM_PROTO: dict[int, Modality] = {
     sampling_pb2.MODALITY_TEXT: Modality.TEXT,
     sampling_pb2.MODALITY_AUDIO: Modality.AUDIO,
+    sampling_pb2.MODALITY_TRANSCRIPT: Modality.TRANSCRIPT,
 }
-_TO_PROTO = {Modality.TEXT: sampling_pb2.MODALITY_TEXT, Modality.AUDIO: sampling_pb2.MODALITY_AUDIO}
+_TO_PROTO = {
+    Modality.TEXT: sampling_pb2.MODALITY_TEXT,
+    Modality.AUDIO: sampling_pb2.MODALITY_AUDIO,
+    Modality.TRANSCRIPT: sampling_pb2.MODALITY_TRANSCRIPT,
+}
 
 
 @dataclass(frozen=True, slots=True)

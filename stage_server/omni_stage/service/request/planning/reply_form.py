@@ -45,7 +45,7 @@ def check_reply_form(
         "start.reply": facts.takes_reply and config.input is None,
         "start.structured_output": facts.structures_text,
         "start.chat.tools": facts.takes_tools and bool(config.engine_args.tool_call_parser),
-        "start.chat.template_arguments": facts.takes_tools,
+        "start.chat.template_arguments": facts.takes_tools or facts.transcribes,
     }
     for field, is_asked in asked.items():
         if is_asked and not possible[field]:
