@@ -15,7 +15,7 @@ from omni_gateway.api.body_route import BodyRoute, check_unsupported
 from omni_gateway.api.live import DONE, EVENT_STREAM, DeferredResponse, LiveResponse, Template, error_event, event
 from omni_gateway.context import Call, Gateway, call_of, gateway_of, pipelines_of
 from omni_gateway.entries.connections import EntryFacts
-from omni_gateway.entries.pipelines import ServedPipeline, find_pipeline, pick_voice, unix_seconds
+from omni_gateway.entries.pipelines import ServedPipeline, find_pipeline, unix_seconds
 from omni_gateway.errors import GatewayError, InternalError, InvalidRequestError
 from omni_gateway.media.encode import SILENT_RATE_HZ, AnswerEncoder, Base64Pieces, encode_whole
 from omni_gateway.media.read import read_media
@@ -24,10 +24,10 @@ from omni_gateway.openai.chat_events import NOTES_HEADER, ChatAnswer, read_usage
 from omni_gateway.openai.chat_prompt import (
     add_form,
     add_tools,
+    answer_sampling,
     build_chat,
     chat_paths,
     count_chars,
-    entry_sampling,
     fold_seed,
     list_media,
 )
@@ -43,6 +43,7 @@ from omni_proto.client import (
     Summary,
     TextDelta,
     ToolCallDelta,
+    TranscriptDelta,
 )
 
 router = APIRouter(tags=["chat"], route_class=BodyRoute)
@@ -75,7 +76,7 @@ async def create_chat_completion(request: Request, body: ChatRequest) -> Respons
     # The arguments hold the media. Only the coroutine `opening` keeps them, until the entry stage accepts the request.
     opening = open_answer(gateway, call, ROUTE, pipeline, **arguments)
     if body.stream:
-        return DeferredResponse(respond_live(gateway, opening, answer, audio_format))
+        return DeferredResponse(respond_live(gateway, opening, answer, facts, audio_format))
     return DeferredResponse(respond_whole(gateway, opening, answer, facts, audio_format))
 
 
@@ -94,8 +95,8 @@ async def read_arguments(
     media = await read_media(list_media(body.messages), gateway.settings.media, call.media_share.add)
     arguments = cast(GenerateArguments, read_fields(body, Target.ARGUMENTS))
     arguments["chat"] = build_chat(body.messages, media)
-    arguments["modalities"] = modalities
-    arguments["sampling"] = {facts.stage: entry_sampling(body)}
+    arguments["modalities"] = [*modalities, "transcript"] if facts.has_transcript else modalities
+    arguments["sampling"] = {facts.answering or facts.stage: answer_sampling(body)}
     if body.mm_processor_kwargs is not None and body.mm_processor_kwargs.use_audio_in_video:
         arguments["use_audio_in_video"] = True
     add_tools(arguments, body, facts)
@@ -104,7 +105,7 @@ async def read_arguments(
         arguments["seed"] = seed
     if body.audio is not None and "audio" in modalities:
         wanted, aliases = voice_name(body.audio.voice), gateway.voice_aliases(pipeline)
-        arguments["voice"] = pick_voice(wanted, facts.voices, aliases, param="audio.voice")
+        arguments["voice"] = facts.pick_voice(wanted, aliases, param="audio.voice")
     if body.chat_template_kwargs:
         arguments["template_arguments"] = body.chat_template_kwargs
     return arguments
@@ -134,11 +135,12 @@ async def respond_live(
     gateway: Gateway,
     opening: Awaitable[AsyncGenerator[Event, None]],
     answer: ChatAnswer,
+    facts: EntryFacts,
     audio_format: str,
 ) -> Response:
     """Returns the streamed answer. opening: see open_answer. Raises GatewayError."""
     return LiveResponse(
-        stream_chat(gateway, await opening, answer, audio_format),
+        stream_chat(gateway, await opening, answer, facts, audio_format),
         media_type=EVENT_STREAM,
         send_s=gateway.settings.send_seconds,
         comment_s=gateway.settings.keep_alive_seconds,
@@ -146,7 +148,7 @@ async def respond_live(
 
 
 async def stream_chat(
-    gateway: Gateway, events: AsyncGenerator[Event, None], answer: ChatAnswer, audio_format: str
+    gateway: Gateway, events: AsyncGenerator[Event, None], answer: ChatAnswer, facts: EntryFacts, audio_format: str
 ) -> AsyncGenerator[bytes, None]:
     """Yields the server-sent events of an answer. If the answer fails, the last event is an error instead of [DONE]."""
     writer = AnswerEncoder(audio_format) if audio_format else None
@@ -157,6 +159,8 @@ async def stream_chat(
             async for item in events:
                 if answer.include_stages and isinstance(item, Accepted | StageFinished):
                     yield event(answer.stage(item))
+                if isinstance(item, TextDelta | ToolCallDelta | ReasoningDelta) and item.stage != facts.answering:
+                    continue  # a stage before the one that answers
                 if isinstance(item, TextDelta) and item.text:
                     yield texts.event(item.text)
                 elif isinstance(item, ToolCallDelta):
@@ -164,18 +168,20 @@ async def stream_chat(
                         yield event(answer.tool_call(item))
                 elif isinstance(item, ReasoningDelta):
                     yield event(answer.reasoning(item.text))
+                elif isinstance(item, TranscriptDelta) and item.text:
+                    yield event(answer.heard(item.text))
                 elif isinstance(item, AudioChunk) and writer is not None:
                     if data := pieces.add(await writer.add(item)):
                         yield event(answer.audio(data))
                 elif isinstance(item, StageFinished):
                     answer.note(item)
                 elif isinstance(item, Summary):
-                    end_answer(gateway, answer, item)
+                    end_answer(gateway, answer, item, facts)
                     if writer is not None and (rest := pieces.finish(await writer.finish())):
                         yield event(answer.audio(rest))
                     yield event(answer.last())
                     if answer.include_usage:
-                        yield event(answer.usage(read_usage(item)))
+                        yield event(answer.usage(read_usage(item, answering=facts.answering)))
         except GatewayError as error:
             yield error_event(error)
             return
@@ -199,18 +205,24 @@ async def respond_whole(
     result = builder.result()
     if result.summary is None:
         raise InternalError("The answer ended without a summary.")
-    end_answer(gateway, answer, result.summary)
+    end_answer(gateway, answer, result.summary, facts)
     audio: bytes | None = None
     if audio_format:
         rate_hz, channels = result.sample_rate_hz or SILENT_RATE_HZ, result.channels or 1
         audio = await asyncio.to_thread(encode_whole, audio_format, result.audio, rate_hz, channels)
-    calls = result.tool_calls.get(facts.stage, ())
-    reasoning = result.reasoning.get(facts.stage, "")
-    whole = answer.whole(result.text, audio, read_usage(result.summary), calls=calls, reasoning=reasoning)
+    whole = answer.whole(
+        result.texts.get(facts.answering, ""),
+        audio,
+        read_usage(result.summary, answering=facts.answering),
+        calls=result.tool_calls.get(facts.answering, ()),
+        reasoning=result.reasoning.get(facts.answering, ""),
+        heard=result.transcript,
+    )
     return JSONResponse(whole, headers={NOTES_HEADER: "; ".join(answer.notes)} if answer.notes else None)
 
 
-def end_answer(gateway: Gateway, answer: ChatAnswer, summary: Summary) -> None:
+def end_answer(gateway: Gateway, answer: ChatAnswer, summary: Summary, facts: EntryFacts) -> None:
     """Note how the stages ended, and count those that reached their maximum length."""
-    answer.end(summary)
+    # A transcript that was cut leaves the answer to it complete.
+    answer.end([stage for stage in summary.cut_stages if not (facts.has_transcript and stage == facts.stage)])
     gateway.metrics.count_cut(ROUTE, summary.cut_stages)

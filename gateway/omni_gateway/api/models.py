@@ -36,6 +36,7 @@ async def get_model(request: Request, model: str) -> dict[str, Any]:
         "modalities": list(facts.modalities),
         "voices": list(facts.voices),
         "stages": list(facts.stages),
+        "answering_stage": facts.answering,
         "random_weights": facts.random_weights,
     }
 

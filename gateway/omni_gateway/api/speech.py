@@ -15,7 +15,7 @@ from omni_gateway.api.live import EVENT_STREAM, LiveResponse, error_event, event
 from omni_gateway.api.speaking import SpeechStream
 from omni_gateway.client_paths import SPEECH
 from omni_gateway.context import Call, Gateway, call_of, gateway_of, pipelines_of
-from omni_gateway.entries.pipelines import find_pipeline, pick_voice
+from omni_gateway.entries.pipelines import find_pipeline
 from omni_gateway.errors import GatewayError, InvalidRequestError, SpeechCutError, UnsupportedError
 from omni_gateway.media.encode import MEDIA_TYPES, AnswerEncoder, Base64Pieces
 from omni_gateway.openai.body import find_unsupported
@@ -56,7 +56,7 @@ async def create_speech(request: Request, body: SpeechRequest) -> Response:
         raise UnsupportedError(f"The model {key!r} does not speak a given text.", param="model", code="invalid_value")
     wanted, aliases = voice_name(body.voice), gateway.voice_aliases(pipeline)
     arguments = GenerateArguments(
-        text=PROMPT, modalities=["audio"], voice=pick_voice(wanted, facts.voices, aliases, param="voice")
+        text=PROMPT, modalities=["audio"], voice=facts.pick_voice(wanted, aliases, param="voice")
     )
     if (seed := fold_seed(body.seed)) is not None:
         arguments["seed"] = seed
@@ -72,7 +72,9 @@ async def create_speech(request: Request, body: SpeechRequest) -> Response:
     form = body.response_format or "mp3"
     writer = AnswerEncoder(form)
     return LiveResponse(
-        stream_events(gateway, speech, writer) if as_events else stream_bytes(gateway, call, speech, writer),
+        stream_events(gateway, speech, writer, facts.answering)
+        if as_events
+        else stream_bytes(gateway, call, speech, writer),
         media_type=EVENT_STREAM if as_events else MEDIA_TYPES[form],
         send_s=gateway.settings.send_seconds,
         comment_s=gateway.settings.keep_alive_seconds if as_events else None,
@@ -100,7 +102,9 @@ async def stream_bytes(
         raise error
 
 
-async def stream_events(gateway: Gateway, speech: SpeechStream, writer: AnswerEncoder) -> AsyncGenerator[bytes, None]:
+async def stream_events(
+    gateway: Gateway, speech: SpeechStream, writer: AnswerEncoder, answering: str
+) -> AsyncGenerator[bytes, None]:
     """Yields OpenAI's events speech.audio.delta, and at the end speech.audio.done or an error.
 
     speech.audio.done has the finish_reason of chats: "length" if words are missing.
@@ -117,7 +121,7 @@ async def stream_events(gateway: Gateway, speech: SpeechStream, writer: AnswerEn
         yield error_event(error)
         return
     gateway.metrics.count_cut(ROUTE, speech.cut_stages)
-    usage = read_usage(*speech.summaries)
+    usage = read_usage(*speech.summaries, answering=answering)
     tokens = {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}
     done = {"type": "speech.audio.done", "finish_reason": finish_reason(speech.cut_stages)}
     yield event({**done, "usage": {**tokens, "total_tokens": sum(tokens.values())}})

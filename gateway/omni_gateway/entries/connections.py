@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Unpack
 
 import grpc
 
-from omni_gateway.entries.pipelines import ServedPipeline, file_times
+from omni_gateway.entries.pipelines import ServedPipeline, file_times, pick_voice
 from omni_gateway.errors import UnavailableError, to_error
 from omni_proto.client import ArgumentError, AsyncOmniClient, ClientTls, Event, GenerateArguments, OmniRequestError
 from omni_proto.rpc.options import Options, channel_options
@@ -49,8 +49,25 @@ class EntryFacts:
     """Whether a request may set the form of the text (structured output)."""
     calls_tools: bool
     """Whether a request may offer tools."""
+    answering: str = ""
+    """Name of the stage whose text is the answer; empty if no stage returns text."""
+    has_transcript: bool = False
+    """Whether the entry stage returns what it heard beside the answer."""
+    hears: bool = False
+    """Whether a request may hold audio."""
+    transcribes: bool = False
+    """Whether the entry stage writes the words that it hears, whatever the prompt says."""
+    times_words: bool = False
+    """Whether the entry stage can state when the words were spoken."""
     random_weights: bool = False
     """Whether the checkpoint is a tiny one with random weights, whose answers mean nothing."""
+
+    def pick_voice(self, wanted: str, aliases: Mapping[str, str], *, param: str) -> str:
+        """Returns the pipeline's name of a voice; see pipelines.pick_voice. If the voices of the stages below the entry
+        are not known, the stage that speaks checks the name. Raises InvalidRequestError."""
+        if not self.voices and len(self.stages) > 1:
+            return aliases.get(wanted, wanted)
+        return pick_voice(wanted, self.voices, aliases, param=param)
 
     @property
     def reads_aloud(self) -> bool:
@@ -74,6 +91,11 @@ def read_facts(answer: GetStageResponse, pipeline: ServedPipeline) -> EntryFacts
         speaks_given_text=answer.text.given_reply,
         structures_text=answer.text.structured_output,
         calls_tools=bool(answer.text.tool_call_parser),
+        answering=answer.answering_stage or (answer.stage if "text" in outputs else ""),
+        has_transcript=sampling_pb2.MODALITY_TRANSCRIPT in answer.outputs,
+        hears="audio" in answer.media,
+        transcribes=answer.text.transcribes,
+        times_words=answer.text.times_words,
         random_weights=answer.random_weights,
     )
 

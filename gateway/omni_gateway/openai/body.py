@@ -78,7 +78,7 @@ Text = Annotated[str, TEXT]
 class Target(Enum):
     """Where the value of a field goes under the field's name, unless it is null."""
 
-    SAMPLING = "sampling parameters of the entry stage"
+    SAMPLING = "sampling parameters of the stage that answers"
     ARGUMENTS = "arguments of the call of the entry stage"
 
 

@@ -44,9 +44,10 @@ class ChatAnswer:
         """Keep a stage's notes, with the client's names of the fields."""
         self.notes += map(self.paths.translate_text, item.notes)
 
-    def end(self, summary: Summary) -> None:
-        """Note how the stages ended. If any of them reached its maximum length, text or speech is missing."""
-        self.finish_reason = finish_reason(summary.cut_stages)
+    def end(self, cut_stages: Sequence[str]) -> None:
+        """Note how the answer ended. cut_stages: its stages that reached their maximum length, so that text or speech
+        is missing."""
+        self.finish_reason = finish_reason(cut_stages)
 
     @property
     def speaks(self) -> bool:
@@ -83,6 +84,10 @@ class ChatAnswer:
         """Returns a chunk with a piece of reasoning, under vLLM's field name."""
         return self._chunk({"reasoning": text})
 
+    def heard(self, text: str) -> dict[str, Any]:
+        """Returns a chunk with words that the model heard from the user, which are no part of the answer."""
+        return self._chunk({"input_transcript": text})
+
     def audio(self, data: str) -> dict[str, Any]:
         """Returns a chunk with a piece of encoded audio, in base64; see Base64Pieces."""
         return self._chunk({"audio": {"data": data}})
@@ -108,9 +113,12 @@ class ChatAnswer:
         *,
         calls: Sequence[ToolCall] = (),
         reasoning: str = "",
+        heard: str = "",
     ) -> dict[str, Any]:
         """Returns the complete answer as one object."""
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if heard:
+            message["input_transcript"] = heard
         if reasoning:
             message["reasoning"] = reasoning
         if calls:
@@ -152,22 +160,27 @@ def finish_reason(cut_stages: Sequence[str]) -> str:
     return LENGTH if cut_stages else "stop"
 
 
-def read_usage(*summaries: Summary) -> dict[str, Any]:
-    """Returns OpenAI's usage of one or more requests together. Prompt and text tokens are the entry stage's tokens;
-    audio tokens are the tokens of all other stages."""
-    prompt = text = audio = 0
+def read_usage(*summaries: Summary, answering: str = "") -> dict[str, Any]:
+    """Returns OpenAI's usage of one or more requests together.
+
+    Prompt tokens are those of the stage that answers; empty: the entry stage. Completion tokens are those of all
+    stages: codec tokens are audio tokens, all others text tokens. Audio that was made without codec tokens counts none,
+    so `audio_tokens` is then left out.
+    """
+    prompt = completion = codec = samples = 0
     for summary in summaries:
         for outcome in summary.stages:
-            if outcome.stage == summary.stage:
-                prompt += outcome.usage.prompt_tokens
-                text += outcome.usage.completion_tokens
-            else:
-                audio += outcome.usage.completion_tokens
+            usage = outcome.usage
+            prompt += usage.prompt_tokens if outcome.stage == (answering or summary.stage) else 0
+            completion += usage.completion_tokens
+            codec += usage.codec_tokens
+            samples += usage.audio_samples
+    details = {"audio_tokens": codec} if codec or not samples else {}
     return {
         "prompt_tokens": prompt,
-        "completion_tokens": text + audio,
-        "total_tokens": prompt + text + audio,
-        "completion_tokens_details": {"audio_tokens": audio, "text_tokens": text},
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "completion_tokens_details": {**details, "text_tokens": completion - codec},
     }
 
 

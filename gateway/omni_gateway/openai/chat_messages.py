@@ -170,6 +170,8 @@ class AssistantMessage(_Message):
     reasoning_details: Any = None
     reasoning_items: Any = None
     thinking_blocks: Any = None
+    input_transcript: Any = None
+    """Without effect: what the answer's model heard of the message before, which the conversation contains."""
     parsed: Any = None
     """Added by openai-python and openai for Node; without effect, because `content` says the same."""
     annotations: Any = None

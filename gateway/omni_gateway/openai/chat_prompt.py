@@ -50,7 +50,7 @@ def list_media(messages: Sequence[Message]) -> list[tuple[str, Media]]:
 
 
 def chat_paths(body: ChatRequest) -> ClientPaths:
-    """Returns the client's names of what build_chat, entry_sampling and add_form make."""
+    """Returns the client's names of what build_chat, answer_sampling and add_form make."""
     form = {"json_schema": "response_format.json_schema.schema", "json_object": "response_format"}
     if body.structured_outputs is not None:
         names = {name: info.alias or name for name, info in type(body.structured_outputs).model_fields.items()}
@@ -107,7 +107,7 @@ def count_chars(messages: Sequence[Message]) -> int:
     )
 
 
-def entry_sampling(request: ChatRequest) -> dict[str, Any]:
+def answer_sampling(request: ChatRequest) -> dict[str, Any]:
     """Returns the sampling parameters of the stage that writes the text. Raises InvalidRequestError."""
     limit, older = request.max_completion_tokens, request.max_tokens
     if limit is not None and older is not None and limit != older:

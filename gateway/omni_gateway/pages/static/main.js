@@ -153,6 +153,7 @@ async function send() {
   const { content, files } = await contentOf(text, taken);
   const history = [...messages, { role: "user", content }];
   turn = new Turn($("turn"), model.stages, bodyOf(history), (send.files = [...(send.files ?? []), ...files]));
+  turn.answering = model.answering_stage ?? "";
   turn.showQuestion(text, taken);
   turn.showRequest(location.origin, Boolean($("key").value.trim()));
   $("idle").hidden = true;

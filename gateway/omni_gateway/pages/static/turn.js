@@ -21,6 +21,8 @@ export class Turn {
     this.files = files;
     this.speaks = Boolean(body.audio);
     this.text = "";
+    this.heard = ""; // what the model heard of the user's audio
+    this.answering = ""; // the stage that writes the text; empty: the first one
     this.gaps = 0;
     this.cut = []; // stages that reached their maximum length
     this.lanes = new Lanes(stages, this.speaks);
@@ -30,8 +32,8 @@ export class Turn {
 
   /** Shows the user's message. attachments: [{file, url}] */
   showQuestion(text, attachments) {
-    this.part("said").textContent = text;
-    this.part("said").hidden = !text;
+    this.typed = text;
+    this.#showSaid();
     for (const { file, url } of attachments) {
       const shown = file.type.startsWith("image/") ? new Image() : document.createElement("audio");
       shown.src = url;
@@ -39,6 +41,12 @@ export class Turn {
       else shown.controls = true;
       this.part("media").append(shown);
     }
+  }
+
+  #showSaid() {
+    const said = [this.typed, this.heard.trim()].filter(Boolean).join("\n");
+    this.part("said").textContent = said;
+    this.part("said").hidden = !said;
   }
 
   showRequest(origin, hasKey) {
@@ -119,7 +127,11 @@ export class Turn {
     if (chunk.usage) this.usage = chunk.usage;
     const choice = chunk.choices[0];
     if (!choice) return;
-    if (choice.finish_reason === "length") this.#note(describeCut(this.cut, [...this.trace.lanes.keys()][0]));
+    if (choice.finish_reason === "length") this.#note(describeCut(this.cut, this.answering || [...this.trace.lanes.keys()][0]));
+    if (choice.delta.input_transcript) {
+      this.heard += choice.delta.input_transcript;
+      this.#showSaid();
+    }
     const text = choice.delta.content || choice.delta.audio?.transcript;
     if (text) {
       this.trace.text(now);
@@ -232,11 +244,11 @@ export class Turn {
   }
 }
 
-/** Says what is missing. The first stage writes the text, the others speak it. */
-function describeCut(stages, first) {
-  const spoken = stages.filter((stage) => stage !== first);
+/** Says what is missing. writing: the stage that writes the text; the others speak it. */
+function describeCut(stages, writing) {
+  const spoken = stages.filter((stage) => stage !== writing);
   if (!spoken.length) return "The answer reached its maximum length.";
-  return `The speech was cut: ${spoken.join(" and ")} reached the maximum length. The text is ${stages.includes(first) ? "cut too" : "complete"}.`;
+  return `The speech was cut: ${spoken.join(" and ")} reached the maximum length. The text is ${stages.includes(writing) ? "cut too" : "complete"}.`;
 }
 
 function adviceFor({ status, retryAfter, code }) {

@@ -47,7 +47,7 @@ def test_an_answer_is_cut_if_any_stage_was(thinker: str, talker: str, expected: 
     reasons = {"thinker": thinker, "talker": talker, "token2wav": sound}
     outcomes = tuple(StageOutcome(stage, reason, Usage(), 0) for stage, reason in reasons.items())
     answer = ChatAnswer(id="chatcmpl-1", model="m", created=1)
-    answer.end(Summary("thinker", "r", outcomes, 1))
+    answer.end(Summary("thinker", "r", outcomes, 1).cut_stages)
     assert answer.last()["choices"][0]["finish_reason"] == expected
 
 
@@ -64,17 +64,34 @@ def test_the_message_of_an_answer_is_one_of_the_next_request() -> None:
     message = answer["choices"][0]["message"]
     assert AssistantMessage.model_validate(message).reasoning == "Hm."
     AssistantMessage.model_validate({**message, "reasoning_content": "Hm."})
+    heard = ChatAnswer(id="chatcmpl-1", model="m", created=1).whole("Paris.", None, {}, heard="Where?")
+    AssistantMessage.model_validate(heard["choices"][0]["message"])
 
 
 def test_usage_claims_no_number_of_reasoning_tokens() -> None:
     """Stages do not count reasoning tokens, and cost trackers would take a 0 for the real number."""
     outcomes = (
         StageOutcome("thinker", "stop", Usage(prompt_tokens=3, completion_tokens=5), 0),
-        StageOutcome("talker", "stop", Usage(prompt_tokens=8, completion_tokens=7), 0),
+        StageOutcome("talker", "stop", Usage(prompt_tokens=8, completion_tokens=7, codec_tokens=7), 0),
     )
     assert read_usage(Summary("thinker", "r", outcomes, 1)) == {
         "prompt_tokens": 3,
         "completion_tokens": 12,
         "total_tokens": 15,
         "completion_tokens_details": {"audio_tokens": 7, "text_tokens": 5},
+    }
+
+
+def test_tokens_are_of_text_unless_they_are_a_codec_s() -> None:
+    """Of a spoken dialogue: a stage that hears, one that answers, and one that speaks without tokens."""
+    outcomes = (
+        StageOutcome("asr", "stop", Usage(prompt_tokens=4, completion_tokens=6), 0),
+        StageOutcome("llm", "stop", Usage(prompt_tokens=20, completion_tokens=8), 0),
+        StageOutcome("voice", "diffusion_done", Usage(prompt_tokens=31, audio_samples=2400), 0),
+    )
+    assert read_usage(Summary("asr", "r", outcomes, 1), answering="llm") == {
+        "prompt_tokens": 20,
+        "completion_tokens": 14,
+        "total_tokens": 34,
+        "completion_tokens_details": {"text_tokens": 14},
     }

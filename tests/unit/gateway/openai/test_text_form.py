@@ -10,7 +10,7 @@ import pytest
 from omni_gateway.entries.connections import EntryFacts
 from omni_gateway.errors import GatewayError
 from omni_gateway.openai.chat_messages import UserMessage
-from omni_gateway.openai.chat_prompt import add_form, add_tools, entry_sampling
+from omni_gateway.openai.chat_prompt import add_form, add_tools, answer_sampling
 from omni_gateway.openai.chat_request import ChatRequest, find_unsupported_in_chat
 from omni_proto.client import CallTool, GenerateArguments, StructuredOutput, Tool
 
@@ -90,7 +90,7 @@ def test_vllms_structured_outputs_are_the_form_of_the_text(given: dict[str, Any]
 
 
 def test_vllms_sampling_parameters_reach_the_entry_stage() -> None:
-    assert entry_sampling(request(min_tokens=2, stop_token_ids=[7, 9])) == {"min_tokens": 2, "stop_token_ids": [7, 9]}
+    assert answer_sampling(request(min_tokens=2, stop_token_ids=[7, 9])) == {"min_tokens": 2, "stop_token_ids": [7, 9]}
 
 
 def test_a_schema_is_the_form_of_the_text() -> None:

@@ -1,0 +1,114 @@
+"""Of several texts, the last one is the answer, and what the entry heard is the user's."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from omni_proto.client import AsyncOmniClient, ResultBuilder, TextDelta, TranscriptDelta, user
+from support.stages.spoken_dialogue import ANSWER, HEARD, SEGMENTS, Dialogue
+
+QUESTION: list[Any] = [{"role": "user", "content": "Audio, as text for the scripted stage."}]
+SPOKEN: dict[str, Any] = {"modalities": ["text", "audio"], "audio": {"voice": "Ada", "format": "pcm16"}}
+
+
+@pytest.fixture
+async def dialogue() -> AsyncIterator[Dialogue]:
+    async with AsyncExitStack() as stack:
+        made = Dialogue()
+        await made.start(stack)
+        yield made
+
+
+async def test_the_answer_is_the_last_text_and_the_transcript_is_beside_it(dialogue: Dialogue) -> None:
+    answer = await dialogue.client.chat.completions.create(model="m", messages=QUESTION)
+    choice = answer.choices[0]
+    assert choice.message.content == "".join(ANSWER)
+    assert choice.message.to_dict()["input_transcript"] == "".join(HEARD)
+    assert choice.finish_reason == "stop"
+    assert answer.usage is not None
+    assert answer.usage.to_dict() == {
+        "prompt_tokens": 6,
+        "completion_tokens": 4,
+        "total_tokens": 10,
+        "completion_tokens_details": {"audio_tokens": 0, "text_tokens": 4},
+    }
+    again = [*QUESTION, choice.message, {"role": "user", "content": "And of Italy?"}]
+    await dialogue.client.chat.completions.create(model="m", messages=again)
+
+
+async def test_a_stream_tells_both_texts_apart(dialogue: Dialogue) -> None:
+    stream = await dialogue.client.chat.completions.create(model="m", messages=QUESTION, stream=True)
+    deltas = [chunk.choices[0].delta.to_dict() async for chunk in stream]
+    assert "".join(str(delta.get("content") or "") for delta in deltas) == "".join(ANSWER)
+    assert "".join(str(delta.get("input_transcript", "")) for delta in deltas) == "".join(HEARD)
+
+
+async def test_the_transcript_of_spoken_audio_is_the_answer(dialogue: Dialogue) -> None:
+    answer = await dialogue.client.chat.completions.create(model="m", messages=QUESTION, **SPOKEN)
+    message = answer.choices[0].message
+    assert message.audio is not None
+    assert message.audio.transcript == "".join(ANSWER)
+    assert len(base64.b64decode(message.audio.data)) == 4800
+    assert message.to_dict()["input_transcript"] == "".join(HEARD)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens_details is not None
+    assert answer.usage.completion_tokens_details.to_dict() == {"text_tokens": 4}, "the voice has no tokens"
+    stream = await dialogue.client.chat.completions.create(model="m", messages=QUESTION, stream=True, **SPOKEN)
+    deltas: list[Any] = [chunk.choices[0].delta.to_dict() async for chunk in stream]
+    spoken = "".join(delta.get("audio", {}).get("transcript", "") for delta in deltas)
+    assert spoken == "".join(ANSWER)
+
+
+async def test_sampling_is_that_of_the_stage_that_answers(dialogue: Dialogue) -> None:
+    await dialogue.client.chat.completions.create(
+        model="m", messages=QUESTION, temperature=1.5, max_completion_tokens=5, stop=["!"]
+    )
+    assert dialogue.sampling["llm"].temperature == 1.5
+    assert dialogue.sampling["llm"].max_tokens == 5
+    assert dialogue.sampling["llm"].stop == ["!"]
+    assert dialogue.sampling["asr"].temperature is None
+    assert dialogue.sampling["asr"].max_tokens == 16
+
+
+@pytest.mark.parametrize(("cut", "expected"), [("asr", "stop"), ("llm", "length")])
+async def test_the_finish_reason_is_that_of_the_answer(dialogue: Dialogue, cut: str, expected: str) -> None:
+    dialogue.cut = cut
+    answer = await dialogue.client.chat.completions.create(model="m", messages=QUESTION)
+    assert answer.choices[0].finish_reason == expected
+
+
+async def test_a_text_that_should_be_spoken_is_refused_by_an_entry_that_only_hears(dialogue: Dialogue) -> None:
+    answer = await dialogue.http.post("/v1/audio/speech", json={"model": "m", "input": "Good morning!"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "model")
+
+
+async def test_the_client_names_the_answer_the_transcript_and_each_stage_s_text(dialogue: Dialogue) -> None:
+    async with AsyncOmniClient(dialogue.entry.target) as client:
+        described = await client.get_stage()
+        assert (described.answering_stage, list(described.media)) == ("llm", ["audio"])
+        assert (described.text.transcribes, described.text.times_words) == (True, True)
+        builder = ResultBuilder()
+        kinds: dict[type[Any], set[str]] = {}
+        async for event in client.generate(chat=user("Audio.")):
+            builder.add(event)
+            kinds.setdefault(type(event), set()).add(event.stage)
+        assert kinds[TranscriptDelta] == {"asr"}
+        assert kinds[TextDelta] == {"llm"}
+        result = builder.result()
+        assert (result.text, result.transcript) == ("".join(ANSWER), "".join(HEARD))
+        assert result.texts == {"llm": "".join(ANSWER)}
+        assert result.segments == ()
+        only = await client.run(
+            chat=user("Audio."),
+            modalities=["transcript"],
+            template_arguments={"timestamps": True},
+        )
+        assert (only.transcript, only.text, set(only.finished)) == ("".join(HEARD), "", {"asr"})
+        assert [(one.text, one.segment.start_s, one.segment.end_s) for one in only.segments] == [
+            (text, *times) for text, times in zip(HEARD, SEGMENTS, strict=True)
+        ]
