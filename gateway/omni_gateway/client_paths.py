@@ -36,7 +36,7 @@ class ClientPaths:
     has_messages: bool = False
     """Whether the messages of Start are the client's."""
     own: Collection[str] = ()
-    """The client's fields that Start, or its sampling parameters of the entry stage, have under the same name."""
+    """The client's fields that Start, or the answering stage's sampling parameters, have under the same name."""
 
     def translate(self, field: str) -> str | None:
         """Returns the client's path of a field of Start, or of the engine's request; None if the client has none."""
@@ -98,5 +98,7 @@ class ClientPaths:
 
 SPEECH: Final = ClientPaths(prompt="input", voice="voice", own=("seed",))
 """Of a speech request: its messages in Start are the gateway's own."""
+TRANSCRIPT: Final = ClientPaths(prompt="file", voice="model", own=("seed", "temperature"))
+"""Of a request for a transcript: its message in Start holds the file."""
 NO_PATHS: Final = ClientPaths(prompt="model", voice="model")
 """Of a request that the gateway makes by itself to describe a model."""

@@ -158,6 +158,12 @@ class SpeechCutError(GatewayError):
     code = "speech_cut"
 
 
+class TranscriptCutError(InvalidRequestError):
+    """A transcript that a stage ended at its maximum length, so that words are missing."""
+
+    code = "transcript_cut"
+
+
 class NotImplementedHereError(GatewayError):
     """An API of OpenAI's that this gateway does not have."""
 

@@ -117,7 +117,11 @@ def read_model(
 
     ignored: gets the paths of unknown fields; None: they are refused.
     """
-    value = parse_json(body, text_bytes, hold)
+    return validate_body(parse_json(body, text_bytes, hold), model, ignored)
+
+
+def validate_body(value: Any, model: type[BaseModel], ignored: list[str] | None = None) -> BaseModel:
+    """Returns the validated value of a body. Raises RequestValidationError. ignored: see read_model."""
     try:
         if ignored is not None:
             ignored += drop_unknown(value, model)

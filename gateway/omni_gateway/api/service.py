@@ -15,12 +15,6 @@ router = APIRouter(tags=["health"])
 REFUSED: Final = {
     "/v1/responses": "that API needs stored answers, and this gateway stores none; use /v1/chat/completions",
     "/v1/completions": "the gateway accepts only conversations, for the chat template; use /v1/chat/completions",
-    "/v1/audio/transcriptions": (
-        "no served model is a transcriber; send input_audio to /v1/chat/completions and ask for its words"
-    ),
-    "/v1/audio/translations": (
-        "no served model is a transcriber; send input_audio to /v1/chat/completions and ask for a translation"
-    ),
     "/v1/embeddings": "pipelines return text and audio, not embeddings",
     "/v1/images/generations": "pipelines return text and audio, not images",
     "/v1/realtime": "there is no Realtime API yet; use /v1/chat/completions with stream: true",

@@ -12,7 +12,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import HTMLResponse
 
-from omni_gateway.api import chat, models, service, speech
+from omni_gateway.api import chat, models, service, speech, transcriptions
 from omni_gateway.api.errors import add_error_handlers
 from omni_gateway.context import Gateway
 from omni_gateway.entries.connections import Entries
@@ -100,7 +100,7 @@ def create_app(
     )
     app.state.gateway = gateway
     add_error_handlers(app)
-    for part in (service, models, chat, speech):
+    for part in (service, models, chat, speech, transcriptions):
         app.include_router(part.router)
     app.add_route("/docs", lambda request: HTMLResponse(render_docs(app.openapi()), headers=HEADERS))
     # A mount would also take requests to other routes with a method that the route does not allow.

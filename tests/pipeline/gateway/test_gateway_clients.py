@@ -88,7 +88,7 @@ def test_langchain_streams_the_same_text(tiny_gateway: str, client: openai.OpenA
     assert answer.usage_metadata["output_tokens"] == 12
 
 
-@pytest.mark.parametrize("path", ["responses", "audio/transcriptions", "embeddings"])
+@pytest.mark.parametrize("path", ["responses", "embeddings"])
 def test_what_is_not_there_is_refused_with_a_reason(tiny_gateway: str, path: str) -> None:
     answer = httpx.post(f"{tiny_gateway}/v1/{path}", json={"model": MODEL}, timeout=PATIENCE_S)
     assert answer.status_code == 404

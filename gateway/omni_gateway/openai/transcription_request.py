@@ -1,0 +1,69 @@
+"""The forms of POST /v1/audio/transcriptions and /v1/audio/translations, with OpenAI's field names."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field
+
+from omni_gateway.openai.body import Body, Target, Unsupported, Without
+from omni_gateway.openai.chat_request import Seed
+
+FILES: Final = frozenset({"file"})
+TextFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
+_WORDS: Final = "timestamp_granularities: only segment is supported; leave word out"
+_SPEAKERS: Final = "known speakers are not supported: the models do not distinguish speakers; leave them out"
+
+
+def _as_list(value: Any) -> Any:
+    """A form has one text for a list with one item."""
+    return [value] if isinstance(value, str) else value
+
+
+class _AudioRequest(Body):
+    model_config = ConfigDict(json_schema_extra={"additionalProperties": False})
+
+    file: bytes
+    """An audio file; its bytes decide its format. WAV, FLAC, MP3, AAC, Ogg, WebM or M4A."""
+    model: str
+    prompt: Annotated[str, Field(max_length=4096)] | None = None
+    """A text that precedes the audio, or names that occur in it. A hint for the model."""
+    response_format: TextFormat | None = None
+    """Default: json. srt, vtt: only for models that state when words were spoken."""
+    temperature: Annotated[float | None, Field(ge=0, le=1), Target.SAMPLING] = None
+    """Default: 0."""
+    seed: Seed | None = None
+    """vLLM extension. -1, like no value, lets the stage choose."""
+
+
+class TranslationRequest(_AudioRequest):
+    """Audio, to be translated into English text."""
+
+
+Words = Annotated[list[Annotated[str, Field(max_length=256)]], BeforeValidator(_as_list), Field(max_length=64)]
+
+
+class TranscriptionRequest(_AudioRequest):
+    """Audio, to be written down."""
+
+    language: Annotated[str, Field(pattern=r"^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})?$")] | None = None
+    """The language that is spoken, in ISO 639-1, e.g. en. Default: the model recognizes it."""
+    stream: bool | None = None
+    """Send the text while it is written, as server-sent events. Only with response_format json or text."""
+    timestamp_granularities: Annotated[
+        Annotated[list[Literal["word", "segment"]], BeforeValidator(_as_list), Field(max_length=2)] | None,
+        Unsupported(Without.MEANING, neutral=[["segment"]], why=_WORDS),
+    ] = None
+    """Only segment, and only with response_format verbose_json."""
+    chunking_strategy: Annotated[Any, Unsupported(Without.HINT, neutral=["auto"])] = None
+    """A hint; without effect, because the model decides how it cuts audio."""
+    languages: Annotated[Words | None, Unsupported(Without.HINT)] = None
+    """A hint; without effect. `language` names the one that is spoken."""
+    keywords: Annotated[Words | None, Unsupported(Without.HINT)] = None
+    """A hint; without effect. `prompt` may hold names that occur in the audio."""
+    include: Annotated[Words | None, Unsupported(Without.MEANING)] = None
+    """Not supported: there are no logprobs."""
+    known_speaker_names: Annotated[Words | None, Unsupported(Without.MEANING, why=_SPEAKERS)] = None
+    """Not supported."""
+    known_speaker_references: Annotated[Any, Unsupported(Without.MEANING, why=_SPEAKERS)] = None
+    """Not supported."""

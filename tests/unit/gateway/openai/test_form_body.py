@@ -1,0 +1,87 @@
+"""Forms are read as clients write them, and hostile ones are refused at a bounded cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from omni_gateway.errors import InvalidRequestError
+from omni_gateway.openai.form_body import HEAD_BYTES, PARTS, TEXT_BYTES, is_form, parse_form
+
+FILES = frozenset({"file"})
+KIND = "multipart/form-data; boundary=b"
+FILE = b"\r\n--b--\0\r\n--bb\xff"
+"""Holds what resembles boundaries."""
+
+
+def parse(body: bytes, kind: str = KIND) -> dict[str, Any]:
+    return parse_form(bytearray(body), kind, FILES)
+
+
+def part(name: str, content: bytes = b"x", more: str = "") -> bytes:
+    return b'--b\r\nContent-Disposition: form-data; name="%s"%s\r\n\r\n%s\r\n' % (name.encode(), more.encode(), content)
+
+
+def test_a_client_s_form_is_read_as_it_was_written() -> None:
+    request = httpx.Request(
+        "POST",
+        "http://gateway",
+        data={"model": "größe", "list[]": ["a", "b"], "one[]": "a", "object[type]": "vad", "object[ms]": "3", "no": ""},
+        files={"file": ('a"; name="model.wav', FILE, "audio/wav")},
+    )
+    assert parse_form(request.read(), request.headers["content-type"], FILES) == {
+        "model": "größe",
+        "list": ["a", "b"],
+        "one": ["a"],
+        "object": {"type": "vad", "ms": "3"},
+        "file": FILE,
+    }
+
+
+@pytest.mark.parametrize(
+    "kind", [KIND, 'multipart/form-data; charset=utf-8; boundary="b"', "Multipart/Form-Data;BOUNDARY=b"]
+)
+def test_boundaries_have_several_spellings(kind: str) -> None:
+    assert is_form(kind)
+    assert parse(b"\r\n" + part("model") + b"--b--\r\nwhat follows is no part", kind) == {"model": "x"}
+
+
+def test_names_need_no_quotes_and_lists_no_brackets() -> None:
+    body = b"--b \t\r\ncontent-disposition:form-data;name=a\r\n\r\n1\r\n--b\r\nx-other: y\r\n"
+    body += b'CONTENT-DISPOSITION: form-data; filename="f"; name="a"\r\n\r\n2\r\n--b--'
+    assert parse(body) == {"a": ["1", "2"]}
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "words"),
+    [
+        (b"", KIND, "does not begin"),
+        (b"x--b\r\n", KIND, "does not begin"),
+        (part("a"), KIND, "does not end"),
+        (part("a") + b"--bc\r\n", KIND, "at the end of a line"),
+        (part("a"), "multipart/form-data", "no boundary"),
+        (part("a"), f"multipart/form-data; boundary={'b' * 71}", "no boundary"),
+        (b"--b\r\n\r\nx\r\n--b--", KIND, "no name"),
+        (part("a.b") + b"--b--", KIND, "no name"),
+        (part("a" * 65) + b"--b--", KIND, "no name"),
+        (part("a", more='; name="b"') + b"--b--", KIND, "no name"),
+        (part("a", more="\r\nContent-Transfer-Encoding: base64") + b"--b--", KIND, "transfer-encoding"),
+        (part("a", more="; x=" + "y" * HEAD_BYTES) + b"--b--", KIND, "headers are too long"),
+        (part("a") * (PARTS + 1) + b"--b--", KIND, f"more than {PARTS} parts"),
+        (part("a", b"\xff") + b"--b--", KIND, "not UTF-8"),
+        (part("a", b"x" * (TEXT_BYTES + 1)) + b"--b--", KIND, f"at most {TEXT_BYTES}"),
+        (part("file") * 2 + b"--b--", KIND, "given twice"),
+        (part("a[b]") * 2 + b"--b--", KIND, "exclude each other"),
+        (part("a[b]") + part("a[]") + b"--b--", KIND, "exclude each other"),
+        (part("a") + part("a[b]") + b"--b--", KIND, "exclude each other"),
+    ],
+)
+def test_what_is_no_form_is_refused(body: bytes, kind: str, words: str) -> None:
+    with pytest.raises(InvalidRequestError, match=words):
+        parse(body, kind)
+
+
+def test_as_many_parts_as_allowed_are_read() -> None:
+    assert parse(part("a") * PARTS + b"--b--") == {"a": ["x"] * PARTS}
