@@ -16,6 +16,7 @@ class ModalityOption(StrEnum):
 
     TEXT = "text"
     AUDIO = "audio"
+    TRANSCRIPT = "transcript"
 
 
 def generate(
@@ -47,7 +48,7 @@ def generate(
     voice: Annotated[str, typer.Option(help="Name of the voice.")] = "",
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of every stage.")] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Maximum tokens of the entry stage; for other stages use --sampling.")
+        int | None, typer.Option(min=1, help="Maximum tokens of the answer; for other stages use --sampling.")
     ] = None,
     sampling: Annotated[
         list[str] | None,
@@ -98,7 +99,7 @@ def generate(
       omnipipe generate --endpoint 127.0.0.1:50051 --text "Tell me a story." --out story.wav
       omnipipe generate --endpoint 127.0.0.1:50051 --text "What is this?" --image cat.png --modality text
       omnipipe generate --endpoint 127.0.0.1:50051 --text "What happens?" --video cat.mp4 --use-audio-in-video
-      omnipipe generate --endpoint 127.0.0.1:50051 --text Hi --audio question.wav --timeline lanes.png
+      omnipipe generate --endpoint 127.0.0.1:50051 --audio question.wav --out answer.wav --timeline lanes.png
       omnipipe generate --endpoint 127.0.0.1:50051 --text Hi --seed 7 --sampling talker.temperature=0.9
       omnipipe generate --endpoint 127.0.0.1:50051 --text "Read this." --reply "Good morning!" --out good.wav
       omnipipe generate --endpoint 127.0.0.1:50051 --prompt-embeds rows.npy --priority 10
@@ -114,8 +115,11 @@ def generate(
     )
     from omni_proto.client import ClientTls, GenerateArguments
 
-    if sum(item is not None for item in (text, prompt_file, prompt_embeds)) != 1:
-        raise typer.BadParameter("pass the prompt with exactly one of --text, --prompt-file and --prompt-embeds")
+    given = sum(item is not None for item in (text, prompt_file, prompt_embeds))
+    if given > 1 or not (given or image or audio or video):
+        raise typer.BadParameter(
+            "pass the prompt with exactly one of --text, --prompt-file and --prompt-embeds, or as media alone"
+        )
     if prompt_embeds and (raw or system or image or audio or video):
         raise typer.BadParameter("--prompt-embeds is the whole prompt: leave out --raw, --system and all media")
     if raw and (system or image or audio or video):

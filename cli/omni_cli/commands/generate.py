@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from omni_cli.timeline import compute_timeline, render_trace
 from omni_proto.client import (
     ArgumentError,
+    AudioChunk,
     ChatMessage,
     ClientTls,
     GenerateArguments,
@@ -31,6 +32,7 @@ from omni_proto.client import (
     ResultBuilder,
     StageFinished,
     TextDelta,
+    TranscriptDelta,
     audio_part,
     image_part,
     video_part,
@@ -100,11 +102,11 @@ def run_generate(
 ) -> int:
     """Send the request, show and save the answer. Returns 0 on success, 1 on failure, 130 after Ctrl-C.
 
-    `max_tokens`: of the entry stage. `tls`: None lets the endpoint's scheme decide.
+    `max_tokens`: of the answer. `tls`: None lets the endpoint's scheme decide.
     """
     screen = Screen(sys.stdout, required=outputs == Outputs())
     try:
-        answer = ask(endpoint, arguments, screen.write, max_tokens=max_tokens, tls=tls)
+        answer = ask(endpoint, arguments, screen.write, max_tokens=max_tokens, tls=tls, show_heard=_show_heard)
     except OmniRequestError as error:
         sys.stderr.write(f"\nerror: {endpoint}: {error}{_describe_error(error)}\n")
         return 1
@@ -124,6 +126,10 @@ def run_generate(
     for line in (*saved, *describe_cut(answer)):
         sys.stderr.write(f"{line}\n")
     return 0 if screen.error is None else _report_hidden_text(screen.error)
+
+
+def _show_heard(text: str) -> None:
+    sys.stderr.write(f"heard: {' '.join(text.split())}\n")
 
 
 def _report_hidden_text(error: OSError) -> int:
@@ -182,26 +188,39 @@ def ask(
     *,
     max_tokens: int | None = None,
     tls: ClientTls | None = None,
+    show_heard: Callable[[str], object] = lambda text: None,
 ) -> GenerationResult:
     """Send the request and pass the text as it arrives to `show`. Returns the answer. An exception cancels the request.
+
+    `show_heard` gets the transcript of the request's audio before the answer begins. If there is no answer, because
+    only the transcript is requested, `show` gets it.
 
     Raises OmniRequestError, ArgumentError, and what show raises.
     """
     builder = ResultBuilder()
-    wrote_text = False
+    heard, writing = "", ""
     with OmniClient(endpoint, tls=tls) as client:
         sampling = {stage: dict(values) for stage, values in (arguments.get("sampling") or {}).items()}
         if max_tokens is not None:
-            entry = client.get_stage(timeout=arguments.get("timeout")).stage
-            sampling.setdefault(entry, {}).setdefault("max_tokens", max_tokens)
+            entry = client.get_stage(timeout=arguments.get("timeout"))
+            sampling.setdefault(entry.answering_stage or entry.stage, {}).setdefault("max_tokens", max_tokens)
         request: GenerateArguments = {**arguments, "sampling": sampling, "include_timings": True}
         for event in client.generate(**request):
             builder.add(event)
+            if isinstance(event, TranscriptDelta):
+                heard += event.text
+            elif heard and isinstance(event, TextDelta | AudioChunk):
+                show_heard(heard)
+                heard = ""
             if isinstance(event, TextDelta):
-                wrote_text = True
+                if writing and writing != event.stage:
+                    show("\n")  # each stage's text begins on a line of its own
+                writing = event.stage
                 show(event.text)
-    if wrote_text:
+    if writing:
         show("\n")
+    elif heard:
+        show(f"{heard.strip()}\n")
     return builder.result()
 
 
@@ -265,6 +284,7 @@ def describe_answer(answer: GenerationResult) -> dict[str, Any]:
         "request_id": answer.request_id,
         "total_ns": answer.summary.total_ns if answer.summary else 0,
         "text": dict(answer.texts),
+        "transcript": answer.transcript,
         "audio": {
             "sample_rate_hz": answer.sample_rate_hz,
             "channels": answer.channels,
