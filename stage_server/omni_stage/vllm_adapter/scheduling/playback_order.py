@@ -45,7 +45,7 @@ _LARGE_STEPS: Final = 2
 
 
 class _Step(NamedTuple):
-    index: int
+    number: int
     tokens: int
     seconds: float
 
@@ -74,7 +74,7 @@ class StepCost:
         No single slow step changes the line to that of a slower engine.
         """
         oldest = self._steps - _MEMORY
-        classes = [[step for step in self._classes[size] if step.index > oldest] for size in sorted(self._classes)]
+        classes = [[step for step in self._classes[size] if step.number > oldest] for size in sorted(self._classes)]
         small, used = _take(classes, _SMALL_STEPS)
         large, _ = _take(classes[: used - 1 : -1], _LARGE_STEPS)
         if self._steps < _MINIMUM_STEPS or len(small) < _SMALL_STEPS or len(large) < _LARGE_STEPS:

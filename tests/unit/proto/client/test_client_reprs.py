@@ -63,7 +63,7 @@ def test_a_chunk_shows_its_size() -> None:
 
 
 def test_a_small_value_is_shown_as_it_is() -> None:
-    assert repr(TextDelta("thinker", "Hi")) == "TextDelta(stage='thinker', text='Hi')"
+    assert repr(TextDelta("thinker", "Hi")) == "TextDelta(stage='thinker', text='Hi', segment=None)"
     assert repr(TokenDelta("talker", (1, 2), ())) == "TokenDelta(stage='talker', ids=(1, 2), prompt_ids=())"
     assert repr(ToolCall("a", "b", "{}")) == "ToolCall(id='a', name='b', arguments='{}')"
     assert "accepted_unix_ns=5" in repr(StageTimings(5))
