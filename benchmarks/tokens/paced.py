@@ -62,6 +62,7 @@ class PacedEngine:
 
     is_dead = False
     compiled_check_failed = False
+    kernels_compiled = 0
     waiting_requests = 0
     prompt_embeds = None
     max_model_len = 1 << 14

@@ -63,6 +63,7 @@ class StageMetric(StrEnum):
     READY = "omni_stage_ready"
     ENGINE_HEALTHY = "omni_stage_engine_healthy"
     COMPILED_CHECK_FAILED = "omni_stage_compiled_check_failed"
+    KERNELS_COMPILED = "omni_stage_kernels_compiled_total"
     CERTIFICATE_EXPIRY_SECONDS = "omni_stage_tls_certificate_expiry_timestamp_seconds"
     CERTIFICATE_REJECTED = "omni_stage_tls_certificate_rejected"
     PIPELINE_REQUESTS = "omni_pipeline_requests_total"

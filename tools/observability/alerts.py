@@ -223,6 +223,17 @@ PIPELINES = Group(
             "results than the model's own code. The pod serves without them: its answers are correct, but slower.",
         ),
         Alert(
+            name="OmniStageCompilesWhileServing",
+            signal=f"max by ({BY_STAGE}, pod) (increase(omni_stage_kernels_compiled_total[15m]))",
+            fires="> 0",
+            wait="1m",
+            severity="warning",
+            when="a stage that was ready had to compile a kernel in the last 15 minutes",
+            summary=f"{_STAGE.capitalize()} compiles kernels while it serves.",
+            description="Pod {{ $labels.pod }} was ready, and since then a request needed a kernel that its start had "
+            "not compiled. All requests of the pod waited meanwhile, about a second for each kernel.",
+        ),
+        Alert(
             name="OmniStageCertificateExpiring",
             signal=f"min by ({BY_STAGE}, pod) (omni_stage_tls_certificate_expiry_timestamp_seconds) - time()",
             fires="< 7 * 24 * 3600",

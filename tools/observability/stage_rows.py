@@ -117,6 +117,12 @@ ENGINES_ROW = Row(
             "and is slower.",
             thresholds=[(1, "orange")],
         ),
+        Panel(
+            "Kernels compiled while serving",
+            [Query(f"max by ({BY_STAGE}) (omni_stage_kernels_compiled_total{{{STAGES}}})", STAGE)],
+            "Kernels that a pod had to compile since it was ready. Its requests wait for about a second for each.",
+            thresholds=[(1, "orange")],
+        ),
     ],
 )
 

@@ -40,6 +40,11 @@ class StageEngine(Protocol):
         ...
 
     @property
+    def kernels_compiled(self) -> int:
+        """Number of kernels that the engine had to compile since it was ready. May be a few seconds old."""
+        ...
+
+    @property
     def unfinished_requests(self) -> int:
         """Number of requests that the engine has work for. A request that waits for more streamed input, or whose
         caller still handles a step, does not count."""

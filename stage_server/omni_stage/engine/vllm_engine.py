@@ -61,6 +61,8 @@ from omni_stage.vllm_adapter.wiring import select
 from omni_stage.vllm_adapter.wiring.names import PAYLOAD_LIMITS
 
 _log = logging.getLogger(__name__)
+_COUNT_EVERY_S = 15.0
+"""Seconds between two reads of the number of compiled kernels, for the metric."""
 
 
 class VllmStageEngine:
@@ -81,6 +83,9 @@ class VllmStageEngine:
         self._core: EngineCore = self._core_type(self._create_vllm_config)
         self.compiled_check_failed = False
         """Whether the start-up check turned compiled code and CUDA graphs off."""
+        self.kernels_compiled = 0
+        """See StageEngine."""
+        self._watch: asyncio.Task[None] | None = None
         self._runs: StreamedRuns | None = None
         """Set once the engine has started."""
         self._work = WorkLedger()
@@ -126,7 +131,7 @@ class VllmStageEngine:
         return to_torch(received)
 
     async def start(self) -> None:
-        """Load the model and run one warm-up request. Raises OmniStageError."""
+        """Load the model and run all that serving can run, so that it compiles nothing. Raises OmniStageError."""
         try:
             check_gpu()
             await self._start()
@@ -145,6 +150,7 @@ class VllmStageEngine:
             difference = await self._core.compare_with_eager()
             if difference:
                 await self._restart_eager(difference)
+            await self._core.warm_steps()
         core = self._core
         traits = EngineTraits(
             max_model_len=core.max_model_len,
@@ -155,17 +161,31 @@ class VllmStageEngine:
         )
         lowering = Lowering(self.component, traits, core.generation_defaults, self._args.captures_rows)
         self._runs = StreamedRuns(core, lowering, self._work, Sessions(core.session_room))
+        for request in _warmup_requests(self.component):
+            await self._warm_up(request)
+        await self._core.kernels_compiled()
+        self._watch = asyncio.create_task(self._count_kernels())
+        facts, setting = self.component.facts, self._config.engine_args.structured_output
+        if facts.structures_text and setting is not StructuredOutput.NONE and self._prepare_s is not None:
+            self._trials.warm()
+
+    async def _warm_up(self, request: StageRequest) -> None:
         try:
-            async with aclosing(self.generate(self.component.warmup_request())) as steps:
+            async with aclosing(self.generate(request)) as steps:
                 async for _ in steps:
                     pass
         except EngineDeadStageError:
             raise
         except OmniStageError as error:
             raise ConfigurationError(f"the warm-up request of {self.component.facts.id} failed: {error}") from error
-        facts, setting = self.component.facts, self._config.engine_args.structured_output
-        if facts.structures_text and setting is not StructuredOutput.NONE and self._prepare_s is not None:
-            self._trials.warm()
+
+    async def _count_kernels(self) -> None:
+        while not self.is_dead:
+            await asyncio.sleep(_COUNT_EVERY_S)
+            try:
+                self.kernels_compiled = await self._core.kernels_compiled()
+            except EngineDeadStageError:
+                return
 
     async def _restart_eager(self, difference: str) -> None:
         """Load the model again, as if the user had set enforceEager: slower, but its outputs are correct."""
@@ -245,6 +265,8 @@ class VllmStageEngine:
         """End the engine and its processes. Idempotent."""
         self._preparers.shutdown()
         self._trials.close()
+        if self._watch is not None:
+            self._watch.cancel()
         await self._core.shutdown()
 
     @property
@@ -278,6 +300,19 @@ def vllm_engine_kwargs(args: OmniEngineArgs, *, on_cpu: bool) -> dict[str, objec
         worker_cls=select.worker_cls(kind, "cpu" if on_cpu else "cuda"),
         scheduler_cls=select.scheduler_cls(kind, bool(args.async_scheduling)),
     )
+
+
+def _warmup_requests(component: Component) -> list[StageRequest]:
+    """Returns the component's warm-up request, and a sampled one: it runs other kernels, and a seed a third kind."""
+    first = component.warmup_request()
+    if component.facts.kind.is_one_shot:
+        return [first]
+    sampled = {"temperature": 1.0, "top_k": 50, "top_p": 0.8}
+    return [
+        first,
+        replace(first, request_id="warmup-sampled", sampling=first.sampling.model_copy(update=sampled)),
+        replace(first, request_id="warmup-seeded", sampling=first.sampling.model_copy(update={**sampled, "seed": 0})),
+    ]
 
 
 def _check_default_sampling(config: StageConfig, component: Component) -> None:

@@ -10,12 +10,14 @@ first error. docs/observability.md lists all metrics; `python -m tools.observabi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from omni_proto.pod_contract import StageMetric
 from omni_proto.stage.v1 import events_pb2, sampling_pb2, stage_service_pb2
@@ -170,6 +172,11 @@ class StageMetrics:
             "and is slower.",
             registry=registry,
         )
+        self.kernels_compiled = ReadCounter(
+            StageMetric.KERNELS_COMPILED,
+            "Kernels that the engine had to compile since it was ready; every request waits meanwhile.",
+        )
+        registry.register(self.kernels_compiled)
         self._start_counters(config)
 
     def _start_counters(self, config: StageConfig) -> None:
@@ -220,6 +227,18 @@ class StageMetrics:
     def downstream_error(self, peer: str, code: str) -> None:
         """Count a failed call to a downstream stage."""
         self._downstream_errors.labels(peer, code).inc()
+
+
+class ReadCounter(Collector):  # type: ignore[misc]
+    """A counter whose value is read when it is scraped, like a gauge with a function."""
+
+    def __init__(self, name: str, description: str) -> None:
+        self._name, self._description = name, description
+        self.read: Callable[[], float] = lambda: 0.0
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields the counter."""
+        yield CounterMetricFamily(self._name, self._description, value=self.read())
 
 
 class EntryMetrics:

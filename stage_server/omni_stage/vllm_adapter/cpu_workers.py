@@ -22,7 +22,7 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.worker_base import CompilationTimes
 
 from omni_stage.vllm_adapter.ar.runner import OmniARRunnerMixin
-from omni_stage.vllm_adapter.ar.worker import ComparesWithEager
+from omni_stage.vllm_adapter.ar.worker import PreparesToServe
 from omni_stage.vllm_adapter.checks.cpu_kernels import check_four_bit_kernel
 from omni_stage.vllm_adapter.diffusion.runner import GPUDiffusionModelRunner
 from omni_stage.vllm_adapter.diffusion.worker import EndsStreams, warm_up
@@ -41,7 +41,7 @@ class CPUARModelRunner(OmniARRunnerMixin, CPUModelRunner):
         check_four_bit_kernel(self.get_model())
 
 
-class CPUARWorker(ComparesWithEager, CPUWorker):
+class CPUARWorker(PreparesToServe, CPUWorker):
     """vLLM's CPU worker with `CPUARModelRunner`."""
 
     def init_device(self) -> None:

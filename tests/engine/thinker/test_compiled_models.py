@@ -19,6 +19,7 @@ from torch._dynamo.utils import counters
 from omni_proto.stage_config import EngineArgs, Modality, ModelSource, SamplingDefaults, StageConfig
 from omni_stage.engine.factory import build_stage_engine
 from omni_stage.models.component import StageRequest, UserPrompt
+from omni_stage.vllm_adapter.ar.warm_steps import run_steps
 from support.engines.omni_stages import ROWS_TOLERANCE, OmniStages, run_omni_stages
 from support.engines.toy_models import register_toy_models, use_architecture
 from support.models.generic_checkpoint import write_tiny_text_checkpoint
@@ -37,9 +38,12 @@ def _traced_only() -> Any:
         yield
 
 
+def core_of(stages: OmniStages, stage: str) -> Any:
+    return stages.engines[stage]._core  # type: ignore[attr-defined]
+
+
 def runner_of(stages: OmniStages, stage: str) -> Any:
-    core: Any = stages.engines[stage]._core  # type: ignore[attr-defined]
-    return core.llm.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+    return core_of(stages, stage).llm.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
 
 
 def graphs() -> int:
@@ -99,6 +103,18 @@ async def test_the_compiled_layers_are_what_runs(stages: OmniStages) -> None:
         with talker.as_written():
             await stages.ask("talker", rows, **GREEDY, max_tokens=4, ignore_eos=True)
         assert len(dispatched) == 4
+
+
+async def test_steps_without_requests_change_no_answer(stages: OmniStages) -> None:
+    """A GPU stage runs such steps before it is ready, after its check has used the KV cache."""
+    prompt = ReferencePrompt(TEXTS[0]).to_user_prompt()
+    before = await stages.ask("thinker", prompt, **GREEDY, max_tokens=12, ignore_eos=True)
+    for name in stages.engines:
+        run_steps(runner_of(stages, name), [1, 17, 48])
+    after = await stages.ask("thinker", prompt, **GREEDY, max_tokens=12, ignore_eos=True)
+    assert after.token_ids == before.token_ids
+    assert [await core_of(stages, name).kernels_compiled() for name in stages.engines] == [0, 0]
+    assert graphs() == 2
 
 
 async def answer(engine: Any, text: str) -> list[int]:

@@ -24,6 +24,7 @@ class ScriptedEngine:
     prompt_embeds: TensorSpec | None = None
     is_dead: bool = False
     compiled_check_failed: bool = False
+    kernels_compiled: int = 0
     unfinished_requests: int = 0
     waiting_requests: int = 0
     last_step_monotonic: float = 0.0

@@ -11,13 +11,15 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from omni_stage.vllm_adapter.ar.compiled_check import check_runner
 from omni_stage.vllm_adapter.ar.runner import GPUARModelRunner, OmniARRunnerMixin
+from omni_stage.vllm_adapter.ar.warm_steps import warm_steps
+from omni_stage.vllm_adapter.worker.compile_watch import WatchesCompilation
 from omni_stage.vllm_adapter.worker.runner_version import check_runner_version
 
 
-class ComparesWithEager:
-    """Mixin with the method that every autoregressive worker has for the check at start-up.
+class PreparesToServe(WatchesCompilation):
+    """Mixin with the methods that every autoregressive worker has for the start of a stage.
 
-    The engine calls it through vLLM's `collective_rpc`.
+    The engine calls them through vLLM's `collective_rpc`.
     """
 
     model_runner: OmniARRunnerMixin
@@ -26,8 +28,12 @@ class ComparesWithEager:
         """Returns how the configured model differs from its own code; "" if it does not, or if nothing is compiled."""
         return check_runner(self.model_runner)
 
+    def warm_steps(self) -> None:
+        """Run the sizes of steps that vLLM's own warm-up leaves out."""
+        warm_steps(self.model_runner)
 
-class GPUARWorker(ComparesWithEager, Worker):
+
+class GPUARWorker(PreparesToServe, Worker):
     """vLLM's GPU worker with `GPUARModelRunner`."""
 
     def _make_model_runner(self) -> GPUARModelRunner:

@@ -28,7 +28,14 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from omni_stage.errors import ConfigurationError, EngineDeadStageError, NotReadyError, OmniStageError
 from omni_stage.exchange import EngineStep
 from omni_stage.vllm_adapter.checks.gpu_driver import explain_cuda_failure
-from omni_stage.vllm_adapter.core.interface import COMPARE_WITH_EAGER, END_STREAM, CorePart, Params
+from omni_stage.vllm_adapter.core.interface import (
+    COMPARE_WITH_EAGER,
+    END_STREAM,
+    KERNELS_COMPILED,
+    WARM_STEPS,
+    CorePart,
+    Params,
+)
 from omni_stage.vllm_adapter.core.output_processor import OmniOutputProcessor
 from omni_stage.vllm_adapter.core.outputs import Capture, convert_output, translate_error
 from omni_stage.vllm_adapter.core.properties import EngineProperties
@@ -121,6 +128,23 @@ class AsyncEngineCore(EngineProperties):
                 "the cause; with engineArgs.enforceEager nothing is compared"
             ) from error
         return next(filter(None, differences), "")
+
+    async def warm_steps(self) -> None:
+        """See EngineCore."""
+        await self._ask_workers(WARM_STEPS)
+
+    async def kernels_compiled(self) -> int:
+        """See EngineCore."""
+        counts: list[int] = await self._ask_workers(KERNELS_COMPILED)
+        return sum(counts)
+
+    async def _ask_workers(self, method: str) -> Any:
+        try:
+            return await self._engine.collective_rpc(method)
+        except Exception as error:
+            raise EngineDeadStageError(
+                f"a worker failed at {method} ({type(error).__name__}); the log above names the cause"
+            ) from error
 
     async def stream(
         self,

@@ -25,7 +25,14 @@ from vllm.v1.metrics.stats import IterationStats
 
 from omni_stage.errors import EngineDeadStageError, ModelExecutionError, NotReadyError
 from omni_stage.exchange import EngineStep
-from omni_stage.vllm_adapter.core.interface import COMPARE_WITH_EAGER, END_STREAM, CorePart, Params
+from omni_stage.vllm_adapter.core.interface import (
+    COMPARE_WITH_EAGER,
+    END_STREAM,
+    KERNELS_COMPILED,
+    WARM_STEPS,
+    CorePart,
+    Params,
+)
 from omni_stage.vllm_adapter.core.output_processor import OmniOutputProcessor
 from omni_stage.vllm_adapter.core.outputs import Capture, convert_output, translate_error
 from omni_stage.vllm_adapter.core.properties import EngineProperties
@@ -65,12 +72,19 @@ class InprocEngineCore(EngineProperties):
 
     async def compare_with_eager(self) -> str:
         """See EngineCore."""
+        return next(filter(None, await self._ask_workers(COMPARE_WITH_EAGER)), "")
+
+    async def warm_steps(self) -> None:
+        """See EngineCore."""
+        await self._ask_workers(WARM_STEPS)
+
+    async def kernels_compiled(self) -> int:
+        """See EngineCore."""
+        return sum(await self._ask_workers(KERNELS_COMPILED))
+
+    async def _ask_workers(self, method: str) -> list[Any]:
         client = self.llm.engine_core
-
-        def compare() -> str:
-            return next(filter(None, client.collective_rpc(COMPARE_WITH_EAGER)), "")
-
-        return await asyncio.wrap_future(self._thread.submit(compare))
+        return await asyncio.wrap_future(self._thread.submit(lambda: client.collective_rpc(method)))
 
     async def stream(
         self,

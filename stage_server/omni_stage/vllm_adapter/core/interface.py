@@ -96,6 +96,20 @@ class EngineCore(Protocol):
         """
         ...
 
+    async def warm_steps(self) -> None:
+        """Run the sizes of an autoregressive model's steps that vLLM's own warm-up leaves out (warm_steps).
+
+        Raises EngineDeadStageError.
+        """
+        ...
+
+    async def kernels_compiled(self) -> int:
+        """Returns the number of kernels that the engine has compiled since the first call (compile_watch).
+
+        Raises EngineDeadStageError.
+        """
+        ...
+
     def stream(
         self,
         request_id: str,
@@ -139,6 +153,10 @@ class EngineCore(Protocol):
 
 END_STREAM = "end_stream"
 """Name of the method that ends a stream in the workers of one-shot stages (diffusion/worker.py)."""
+WARM_STEPS = "warm_steps"
+KERNELS_COMPILED = "kernels_compiled"
+"""Names of methods of all workers of autoregressive stages, and of all workers (ar/worker.py,
+worker/compile_watch.py)."""
 COMPARE_WITH_EAGER = "compare_with_eager"
 """Name of the method with which workers of autoregressive stages compare the configured model with its own code
 (ar/worker.py)."""

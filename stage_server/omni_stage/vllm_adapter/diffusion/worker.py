@@ -24,14 +24,15 @@ from vllm.v1.worker.worker_base import CompilationTimes
 from omni_proto.gpu_memory import torch_share
 from omni_stage.errors import ConfigurationError
 from omni_stage.vllm_adapter.diffusion.runner import GPUDiffusionModelRunner
+from omni_stage.vllm_adapter.worker.compile_watch import WatchesCompilation
 from omni_stage.vllm_adapter.worker.runner_version import check_runner_version
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 
-class EndsStreams:
-    """Mixin with the method that every worker of one-shot stages has. The engine calls it through `collective_rpc`."""
+class EndsStreams(WatchesCompilation):
+    """Mixin with the methods that every worker of one-shot stages has. The engine calls them by `collective_rpc`."""
 
     model_runner: Any
 
