@@ -35,7 +35,7 @@ docs-serve: ## Serve the documentation site on http://localhost:8001, and rebuil
 	@LIGHT=1 tools/setup.sh docs
 	@.venv/bin/mkdocs serve --dev-addr localhost:8001
 
-demo: setup ## Run a tiny Qwen2.5-Omni as three processes: text, audio and image in, text and speech out (FAMILY=qwen3_omni: Qwen3-Omni)
+demo: setup ## Ask a small text model that answers with a voice, from real weights (FAMILY=qwen2_5_omni, qwen3_omni: tiny and random)
 	@.venv/bin/omnipipe demo --out demo-output $(if $(FAMILY),--family $(FAMILY))
 
 RUN_TESTS = PYTHONPATH=tests $(PY) -m runner --workers $${WORKERS:-5}

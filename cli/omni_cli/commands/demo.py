@@ -74,7 +74,7 @@ class Demo:
 
 
 SPOKEN_PROMPTS: Final = (
-    DemoPrompt("capital", "What is the capital of France?"),
+    DemoPrompt("capital", "What is the capital of Japan?"),
     DemoPrompt("week", "How many days are in a week?"),
     DemoPrompt("sky", "What color is the sky?"),
 )
