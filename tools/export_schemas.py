@@ -20,7 +20,7 @@ from omni_proto.pipeline.components import render_components
 from omni_proto.pipeline.rules.all_rules import RULES, TEXT_RULES
 from omni_proto.pipeline.rules.graph import OBJECT_RULES
 from omni_proto.pipeline.rules.rule import Rule
-from omni_proto.pipeline.schema import Schema, exact_bound, object_schema, resolve, whole
+from omni_proto.pipeline.schema import Schema, exact_bound, map_values, object_schema, resolve, whole
 from omni_proto.pipeline.types.forms import FORMS
 from omni_proto.pipeline.types.resource import API_VERSION, KIND, NAME_PATTERN, PipelineSpec
 from omni_proto.pipeline.types.status import PipelineStatus
@@ -232,12 +232,11 @@ def _type(node: Schema, definitions: Mapping[str, Schema]) -> str:
     if "enum" in flat:
         return " or ".join(f"`{value}`" for value in flat["enum"])
     if "anyOf" in flat:
-        return " or ".join(_type(choice, definitions) for choice in flat["anyOf"])
+        return " or ".join(_type(choice, definitions) for choice in flat["anyOf"] if choice != {"type": "null"})
     if flat.get("type") == "array":
         return f"list of {_type(flat['items'], definitions)}{_range(flat, 'Items', 'item')}"
     if flat.get("type") == "object":
-        ((_, values),) = flat["patternProperties"].items()
-        return f"map to {_type(values, definitions)}{_range(flat, 'Properties', 'key')}"
+        return f"map to {_type(map_values(flat) or {}, definitions)}{_range(flat, 'Properties', 'key')}"
     words = {"string": "text", "integer": "whole number", "number": "number", "boolean": "`true` or `false`"}
     words |= {"string": FORMS.get(flat.get("pattern", ""), "text")}
     return words[flat["type"]] + _bounds(flat) + _range(flat, "Length", "character")

@@ -27,10 +27,13 @@ from omni_operator.desired.build_settings import BuildSettings, Owner
 from omni_operator.desired.deployment import build_deployment
 from omni_operator.desired.metadata import build_child
 from omni_operator.desired.model_files import locate_model
+from omni_operator.desired.pod_settings import to_plain
 from omni_operator.desired.revision import dump_spec, pin_images
 from omni_operator.desired.stage_build import CONFIG_KEY, StageBuild
 from omni_operator.desired.volumes import TLS_MOUNT
 from omni_proto.pipeline import OmniPipeline, Stage, compile_stages, readers_of
+from omni_proto.pipeline.types.pods import DisruptionBudget
+from omni_proto.pipeline.types.resource import EntryService
 from omni_proto.pod_contract import (
     GRPC_PORT,
     GRPC_PORT_NAME,
@@ -44,13 +47,15 @@ from omni_proto.pod_contract import (
 from omni_proto.stage_config import Listen, ServerTls, StageConfig
 
 
-def build_shared(owner: Owner, serving: str | None, *, tls: bool = False) -> list[Manifest]:
+def build_shared(
+    owner: Owner, serving: str | None, *, tls: bool = False, service: EntryService | None = None
+) -> list[Manifest]:
     """Returns the children of the pipeline as a whole: its ServiceAccount and its stable Services.
 
     The Services select the entry stage of the revision `serving`. If it is None, no revision serves yet, and they
-    select nothing. tls: whether that stage uses TLS.
+    select nothing. tls: whether that stage uses TLS. service: settings of the Service with the pipeline's name.
     """
-    return [build_service_account(owner), *build_entry_services(owner, serving, tls=tls)]
+    return [build_service_account(owner), *build_entry_services(owner, serving, tls=tls, service=service)]
 
 
 def build_revision_set(
@@ -133,24 +138,26 @@ def build_config_map(build: StageBuild) -> Manifest:
     return build_child("ConfigMap", build.config_map, build.owner, build.labels, content)
 
 
-def build_entry_services(owner: Owner, serving: str | None, *, tls: bool = False) -> list[Manifest]:
+def build_entry_services(
+    owner: Owner, serving: str | None, *, tls: bool = False, service: EntryService | None = None
+) -> list[Manifest]:
     """Returns the stable Services of a pipeline. Without a serving revision they have no endpoints.
 
-    tls: whether clients reach the serving revision over TLS.
+    tls: whether clients reach the serving revision over TLS. service: settings of the one with the pipeline's name.
     """
+    given = service or EntryService()
     selector = names.entry_selector(owner.name, serving)
     labels = names.child_labels(owner.name)
+    entry: Manifest = {"selector": selector, "ports": _ports(tls)}
+    if given.type != "ClusterIP":
+        entry["type"] = given.type
+    if given.load_balancer_class is not None:
+        entry["loadBalancerClass"] = given.load_balancer_class
     return [
         build_child(
             "Service", names.headless_service_name(owner.name), owner, labels, {"spec": _headless_spec(selector, tls)}
         ),
-        build_child(
-            "Service",
-            names.entry_service_name(owner.name),
-            owner,
-            labels,
-            {"spec": {"selector": selector, "ports": _ports(tls)}},
-        ),
+        build_child("Service", names.entry_service_name(owner.name), owner, labels, {"spec": entry}, given.annotations),
     ]
 
 
@@ -181,14 +188,18 @@ def _ports(tls: bool) -> list[Manifest]:
 
 
 def build_disruption_budget(build: StageBuild) -> Manifest | None:
-    """Returns the stage's PodDisruptionBudget; None below two replicas, where it would protect nothing."""
-    if build.replicas < 2:
+    """Returns the stage's PodDisruptionBudget; None below two replicas, where it would protect nothing, unless the
+    resource sets one."""
+    given: DisruptionBudget | None = build.setting("pod_disruption_budget")
+    if given is None and build.replicas < 2:
         return None
+    bounds = to_plain(given) if given is not None else {}
     spec = {
-        "maxUnavailable": 1,
+        **({} if "minAvailable" in bounds else {"maxUnavailable": 1}),
+        **bounds,
         "selector": {"matchLabels": build.selector},
-        # A pod that is not ready serves no requests, so it must not block the drain of its node.
-        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        # A pod that is not ready serves no requests, so by default it does not block the drain of its node.
+        "unhealthyPodEvictionPolicy": bounds.get("unhealthyPodEvictionPolicy", "AlwaysAllow"),
     }
     return build_child("PodDisruptionBudget", build.name, build.owner, build.labels, {"spec": spec})
 

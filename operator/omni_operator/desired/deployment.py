@@ -16,12 +16,19 @@ liveness     `liveness`: whether a restart is needed, because the watchdog has d
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Final
 
 from omni_kube.objects import Manifest
 from omni_operator import names
 from omni_operator.desired.metadata import build_child
 from omni_operator.desired.model_files import MODELS_MOUNT, MODELS_VOLUME, ModelFetch
+from omni_operator.desired.pod_settings import (
+    build_env,
+    build_placement,
+    build_pod_security,
+    build_user_mounts,
+    to_plain,
+)
 from omni_operator.desired.stage_build import CONFIG_KEY, StageBuild
 from omni_operator.desired.volumes import (
     CACHE_MOUNT,
@@ -35,7 +42,7 @@ from omni_operator.desired.volumes import (
     build_volumes,
     writable_mounts,
 )
-from omni_proto.pipeline.types.kubernetes import GPU_RESOURCES, TopologySpread
+from omni_proto.pipeline.rules.pods import GRACE_BEYOND_REQUEST_S
 from omni_proto.pod_contract import (
     DEFAULT_TERMINATION_LOG,
     GRPC_PORT,
@@ -49,12 +56,7 @@ from omni_proto.pod_contract import (
     TERMINATION_LOG_VARIABLE,
 )
 from omni_proto.runtime.otlp import ENDPOINT as OTLP_ENDPOINT
-from omni_proto.stage_config import ConfigModel
 
-USER_ID: Final = 10001
-"""User and group of the image."""
-GRACE_BEYOND_REQUEST_S: Final = 30
-"""Time in addition to the longest request: the pre-stop sleep, the start of the drain, and the engine's shutdown."""
 PULL_AND_SCHEDULE_S: Final = 900
 """Time until a pod's first container runs: a node may have to be started, and images with CUDA are about 10 GB."""
 DOWNLOAD_S: Final = 3600
@@ -81,14 +83,14 @@ def build_deployment(build: StageBuild) -> Manifest:
 
 def build_pod_template(build: StageBuild) -> Manifest:
     """Returns the pod template. It conforms to Pod Security `restricted`, and its root file system is read-only."""
-    labels = {**(pod_setting(build, "pod_labels") or {}), **build.labels}
-    annotations = {**(pod_setting(build, "pod_annotations") or {}), names.CONFIG_HASH_ANNOTATION: build.config_hash}
+    labels = {**(build.setting("pod_labels") or {}), **build.labels}
+    annotations = {**(build.setting("pod_annotations") or {}), names.CONFIG_HASH_ANNOTATION: build.config_hash}
     fetch = build.model.fetch
     spec: Manifest = {
-        "serviceAccountName": names.service_account_name(build.owner.name),
+        "serviceAccountName": build.setting("service_account_name") or names.service_account_name(build.owner.name),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": _pod_security(),
+        "securityContext": build_pod_security(build),
         "terminationGracePeriodSeconds": grace_seconds(build),
         "containers": [build_stage_container(build)],
         "volumes": build_volumes(build),
@@ -101,25 +103,14 @@ def build_pod_template(build: StageBuild) -> Manifest:
 
 def grace_seconds(build: StageBuild) -> int:
     """Returns the termination grace period in seconds, long enough for the longest request to complete."""
-    return math.ceil(build.pipeline.spec.timeouts.request) + GRACE_BEYOND_REQUEST_S
+    own: int | None = build.setting("termination_grace_period_seconds")
+    return own or math.ceil(build.pipeline.spec.timeouts.request) + GRACE_BEYOND_REQUEST_S
 
 
 def progress_deadline_seconds(build: StageBuild) -> int:
     """Returns the seconds after which a rollout without progress has failed: more than any pod needs to get ready."""
     download = DOWNLOAD_S if build.model.fetch is not None else 0
-    return PULL_AND_SCHEDULE_S + download + startup_seconds(build.gpus)
-
-
-def _pod_security() -> Manifest:
-    return {
-        "runAsNonRoot": True,
-        "runAsUser": USER_ID,
-        "runAsGroup": USER_ID,
-        # Makes volumes writable for the user. OnRootMismatch skips large volumes that already have this group.
-        "fsGroup": USER_ID,
-        "fsGroupChangePolicy": "OnRootMismatch",
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
+    return PULL_AND_SCHEDULE_S + download + startup_limit(build)
 
 
 PRE_STOP_SLEEP_S: Final = 5
@@ -146,20 +137,21 @@ def build_stage_container(build: StageBuild) -> Manifest:
     mounts.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108 - a volume of the pod
     if build.model.volume is not None:
         mounts.append({"name": MODELS_VOLUME, "mountPath": MODELS_MOUNT, "readOnly": True})
+    mounts += build_user_mounts(build)
     if build.tls is not None:
         # A directory, not single files by subPath, because those are not updated when the Secret changes.
         mounts.append({"name": TLS_VOLUME, "mountPath": TLS_MOUNT, "readOnly": True})
     return {
         **_container(build, names.STAGE_CONTAINER),
         "args": ["serve", "--config", f"{CONFIG_MOUNT}/{CONFIG_KEY}", "--log-format", "json"],
-        "env": [*_common_env(), *_stage_env(build)],
+        **build_env(build, [*_common_env(), *_stage_env(build)]),
         "ports": [
             {"name": GRPC_PORT_NAME, "containerPort": GRPC_PORT, "protocol": "TCP"},
             {"name": HEALTH_PORT_NAME, "containerPort": HEALTH_PORT, "protocol": "TCP"},
             {"name": METRICS_PORT_NAME, "containerPort": METRICS_PORT, "protocol": "TCP"},
         ],
         **_resources(build, only=None),
-        **build_probes(build.gpus),
+        **build_probes(startup_limit(build)),
         "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_SLEEP_S}}},
         "volumeMounts": mounts,
     }
@@ -172,7 +164,7 @@ def build_fetch_container(build: StageBuild, fetch: ModelFetch) -> Manifest:
     """
     args = ["fetch", "--uri", fetch.uri, "--revision", fetch.revision, "--component", fetch.component]
     args += ["--dest", fetch.destination, "--commit-file", fetch.commit_file, "--log-format", "json"]
-    mounts: list[Manifest] = [*writable_mounts(), {"name": MODELS_VOLUME, "mountPath": MODELS_MOUNT}]
+    mounts = [*writable_mounts(), {"name": MODELS_VOLUME, "mountPath": MODELS_MOUNT}, *build_user_mounts(build)]
     if fetch.token is not None:
         args += ["--token-file", f"{TOKEN_MOUNT}/{TOKEN_FILE}"]
         mounts.append({"name": TOKEN_VOLUME, "mountPath": TOKEN_MOUNT, "readOnly": True})
@@ -183,7 +175,7 @@ def build_fetch_container(build: StageBuild, fetch: ModelFetch) -> Manifest:
     return {
         **_container(build, names.FETCH_CONTAINER),
         "args": args,
-        "env": env,
+        **build_env(build, env),
         # Quotas may require limits. Equal resources of both containers do not increase the pod's total.
         **_resources(build, only=_INIT_RESOURCES),
         "volumeMounts": mounts,
@@ -203,8 +195,9 @@ def _container(build: StageBuild, name: str) -> Manifest:
         "terminationMessagePath": DEFAULT_TERMINATION_LOG,
         "terminationMessagePolicy": "File",
     }
-    if build.settings.image_pull_policy is not None:
-        container["imagePullPolicy"] = build.settings.image_pull_policy
+    policy = build.setting("image_pull_policy") or build.settings.image_pull_policy
+    if policy is not None:
+        container["imagePullPolicy"] = policy
     return container
 
 
@@ -224,7 +217,7 @@ def _stage_env(build: StageBuild) -> list[Manifest]:
         env.append(_variable(OTLP_ENDPOINT, collector))
     limits = build.stage.resources.limits
     # Not with a GPU: vLLM then chooses the numbers of threads for loading and serving, unless OMP_NUM_THREADS is set.
-    if "cpu" in limits and not any(name in limits for name in GPU_RESOURCES):
+    if "cpu" in limits and not build.devices:
         # The default number of threads comes from the affinity mask, which a limit on CPU time does not change.
         limit = {"containerName": names.STAGE_CONTAINER, "resource": "limits.cpu"}
         env.append({"name": "OMP_NUM_THREADS", "valueFrom": {"resourceFieldRef": limit}})
@@ -241,6 +234,8 @@ def _resources(build: StageBuild, only: tuple[str, ...] | None) -> Manifest:
         kept = {name: str(value) for name, value in values.items() if only is None or name in only}
         if kept:
             resources[field] = kept
+    if build.stage.resources.claims and only is None:
+        resources["claims"] = [to_plain(claim) for claim in build.stage.resources.claims]
     return {"resources": resources} if resources else {}
 
 
@@ -259,14 +254,20 @@ def startup_seconds(gpus: int) -> int:
     return min(STARTUP_S + STARTUP_PER_GPU_S * gpus, MAX_STARTUP_S)
 
 
-def build_probes(gpus: int) -> Manifest:
-    """Returns the startupProbe, readinessProbe and livenessProbe of a container with that many GPUs."""
+def startup_limit(build: StageBuild) -> int:
+    """Returns the seconds that the stage may take to become ready: its own setting, else by its devices."""
+    own: int | None = build.setting("startup_seconds")
+    return own or startup_seconds(build.devices)
+
+
+def build_probes(startup_s: int) -> Manifest:
+    """Returns the startupProbe, readinessProbe and livenessProbe of a container that may take so long to start."""
     return {
         "startupProbe": {
             "grpc": {"port": HEALTH_PORT, "service": READINESS},
             "periodSeconds": _STARTUP_PERIOD_S,
             "timeoutSeconds": 3,
-            "failureThreshold": startup_seconds(gpus) // _STARTUP_PERIOD_S,
+            "failureThreshold": math.ceil(startup_s / _STARTUP_PERIOD_S),
             "terminationGracePeriodSeconds": _HUNG_GRACE_S,
         },
         "readinessProbe": {
@@ -283,80 +284,3 @@ def build_probes(gpus: int) -> Manifest:
             "terminationGracePeriodSeconds": _HUNG_GRACE_S,
         },
     }
-
-
-_FIELDS: Final = (
-    "image_pull_secrets",
-    "runtime_class_name",
-    "node_selector",
-    "tolerations",
-    "affinity",
-    "priority_class_name",
-)
-_DEFAULT_SPREAD: Final = (TopologySpread(),)
-_EMPTY_MEANS_ALL: Final = frozenset({"labelSelector", "preference"})
-
-
-def pod_setting(build: StageBuild, field: str) -> Any:
-    """Returns a pod setting of the stage, else of the pipeline's defaults; None if neither sets it."""
-    own = getattr(build.stage, field)
-    return own if own is not None else getattr(build.pipeline.spec.defaults, field)
-
-
-def build_placement(build: StageBuild) -> Manifest:
-    """Returns the fields of the pod spec that place the pod and pull its image."""
-    placement = {_camel(field): _plain(pod_setting(build, field)) for field in _FIELDS}
-    # The API server drops empty values, so a toleration that keeps one would always differ from the live object.
-    placement["tolerations"] = [
-        {key: value for key, value in toleration.items() if value != ""}
-        for toleration in placement["tolerations"] or ()
-    ]
-    placement["topologySpreadConstraints"] = _spread(build)
-    kept: Manifest = drop_empty(placement)
-    return kept
-
-
-def drop_empty(value: Any) -> Any:
-    """Returns JSON without the fields that the API server drops: null, empty lists and empty maps.
-
-    Items of lists are kept. An empty label selector or node preference is kept too, because it matches everything. (An
-    absent label selector matches nothing.)
-    """
-    if isinstance(value, list):
-        return [drop_empty(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    cleaned = {key: drop_empty(item) for key, item in value.items()}
-    return {
-        key: item
-        for key, item in cleaned.items()
-        if item is not None and (item not in ([], {}) or key in _EMPTY_MEANS_ALL)
-    }
-
-
-def _spread(build: StageBuild) -> list[Manifest]:
-    configured = pod_setting(build, "topology")
-    return [
-        {
-            "topologyKey": spread.topology_key,
-            "maxSkew": spread.max_skew,
-            "whenUnsatisfiable": spread.when_unsatisfiable,
-            "labelSelector": {"matchLabels": build.selector},
-            # Spread only pods of the same template: during a rollout, old pods do not count.
-            "matchLabelKeys": ["pod-template-hash"],
-        }
-        for spread in (_DEFAULT_SPREAD if configured is None else configured)
-    ]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, ConfigModel):
-        return value.model_dump(mode="json", by_alias=True, exclude_none=True)
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return value
-
-
-def _camel(field: str) -> str:
-    head, *tail = field.split("_")
-    return head + "".join(part.capitalize() for part in tail)

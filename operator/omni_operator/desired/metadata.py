@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from omni_kube.objects import Manifest, content_hash
 from omni_operator.desired.build_settings import Owner
 from omni_operator.kinds import KIND_BY_NAME
@@ -11,9 +13,18 @@ from omni_proto.pipeline import API_VERSION, KIND
 _HASH_LENGTH = 16
 
 
-def build_child(kind: str, name: str, owner: Owner, labels: dict[str, str], content: Manifest) -> Manifest:
-    """Returns a sealed child: kind, metadata with owner and labels, and content (spec, data ...)."""
+def build_child(
+    kind: str,
+    name: str,
+    owner: Owner,
+    labels: dict[str, str],
+    content: Manifest,
+    annotations: Mapping[str, str] | None = None,
+) -> Manifest:
+    """Returns a sealed child: kind, metadata with owner, labels and annotations, and content (spec, data ...)."""
     metadata: Manifest = {"name": name, "namespace": owner.namespace, "labels": labels}
+    if annotations:
+        metadata["annotations"] = dict(annotations)
     if owner.uid:
         metadata["ownerReferences"] = [_owner_reference(owner)]
     return seal({"apiVersion": KIND_BY_NAME[kind].api_version, "kind": kind, "metadata": metadata, **content})

@@ -13,7 +13,7 @@ from typing import Final
 
 from omni_kube.objects import Manifest
 from omni_operator.desired.revision import DEFAULT_MODEL_REVISION
-from omni_proto.pipeline import OmniPipeline, Stage, gpus_of
+from omni_proto.pipeline import OmniPipeline, Stage, devices_of
 from omni_proto.pipeline.types.kubernetes import SecretKeyReference
 from omni_proto.pipeline.types.resource import ModelCache
 
@@ -77,4 +77,4 @@ def locate_model(pipeline: OmniPipeline, stage: Stage) -> ModelFiles:
 def _cache_volume(cache: ModelCache | None, stage: Stage) -> Manifest:
     if cache is not None:
         return {"persistentVolumeClaim": {"claimName": cache.persistent_volume_claim}}
-    return {"emptyDir": {"sizeLimit": f"{CACHE_GIB_PER_GPU * max(1, gpus_of(stage))}Gi"}}
+    return {"emptyDir": {"sizeLimit": f"{CACHE_GIB_PER_GPU * max(1, devices_of(stage))}Gi"}}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 from omni_kube.objects import content_hash
 from omni_operator import names
 from omni_operator.desired.build_settings import BuildSettings, Owner
 from omni_operator.desired.model_files import ModelFiles
-from omni_proto.pipeline import EntryTls, OmniPipeline, Stage, gpus_of
+from omni_proto.pipeline import EntryTls, OmniPipeline, Stage, devices_of
 from omni_proto.stage_config import StageConfig
 
 CONFIG_KEY: Final = "stage.yaml"
@@ -55,9 +55,14 @@ class StageBuild:
         return self.stage.image or self.pipeline.spec.defaults.image or self.settings.default_image
 
     @property
-    def gpus(self) -> int:
-        """GPUs of one pod."""
-        return gpus_of(self.stage)
+    def devices(self) -> int:
+        """GPUs of one pod; 1 for other accelerators."""
+        return devices_of(self.stage)
+
+    def setting(self, field: str) -> Any:
+        """Returns a pod setting of the stage, else of the pipeline's defaults; None if neither sets it."""
+        own = getattr(self.stage, field)
+        return own if own is not None else getattr(self.pipeline.spec.defaults, field)
 
     @property
     def tls(self) -> EntryTls | None:

@@ -7,6 +7,7 @@ from typing import Final
 
 from omni_kube.objects import Manifest
 from omni_operator.desired.model_files import MODELS_VOLUME
+from omni_operator.desired.pod_settings import build_user_volumes
 from omni_operator.desired.stage_build import StageBuild
 
 CONFIG_MOUNT: Final = "/etc/omnipipeline"
@@ -32,7 +33,8 @@ def writable_mounts() -> list[Manifest]:
 
 def build_volumes(build: StageBuild) -> list[Manifest]:
     """Returns the pod's volumes."""
-    shm = f"{_SHM_GIB_PER_GPU * max(1, build.gpus)}Gi"
+    shm = build.setting("shm_size")
+    shm = f"{_SHM_GIB_PER_GPU * max(1, build.devices)}Gi" if shm is None else str(shm)
     volumes: list[Manifest] = [
         {"name": "config", "configMap": {"name": build.config_map}},
         *({"name": name, "emptyDir": {"sizeLimit": size}} for name, (_, size) in _WRITABLE.items()),
@@ -59,4 +61,4 @@ def build_volumes(build: StageBuild) -> list[Manifest]:
             "optional": True,
         }
         volumes.append({"name": TLS_VOLUME, "secret": secret})
-    return volumes
+    return volumes + build_user_volumes(build)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NoReturn, TypeAlias
 
 from omni_operator.desired.build_settings import DEFAULT_IMAGE
+from omni_operator.rollout.policy import FORBIDDABLE
 from omni_proto.pipeline.types.resource import OTLP_PATTERN
 from omni_proto.runtime.logs import LogFormat
 
@@ -101,6 +102,15 @@ def _labels(text: str) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(dict(part.split("=", 1) for part in parts).items()))
 
 
+def _fields(text: str) -> tuple[str, ...]:
+    """Returns the names of FIELD,FIELD, each once."""
+    names = tuple(dict.fromkeys(part for part in re.split(r"[,\s]+", text) if part))
+    for name in names:
+        if name not in FORBIDDABLE:
+            raise _WrongValue(f"names {name!r}, but can name only {', '.join(FORBIDDABLE)}")
+    return names
+
+
 def _switch(text: str) -> bool:
     if text not in ("true", "false"):
         raise _WrongValue(f"is {text!r}, but must be true or false")
@@ -143,6 +153,9 @@ class OperatorSettings:
     pod_monitors: bool = _setting(True, "write PodMonitors if the cluster has their API", _switch, action="switch")
     pod_monitor_labels: tuple[tuple[str, str], ...] = _setting(
         (), "labels by which Prometheus selects the PodMonitors: KEY=VALUE,KEY=VALUE", _labels
+    )
+    forbidden_fields: tuple[str, ...] = _setting(
+        (), "fields that no pipeline may set, in defaults or in a stage: FIELD,FIELD such as env,volumes", _fields
     )
     log_format: LogFormat = _setting("json", "json or text", _one_of("json", "text"))
     log_level: str = _setting("info", "debug, info, warning or error", _one_of("debug", "info", "warning", "error"))
@@ -187,7 +200,9 @@ class OperatorSettings:
 
 def describe_bounds(name: str) -> dict[str, Any]:
     """Returns the bounds of a setting as keywords of a JSON schema: of a number its minimum and maximum, of a text its
-    pattern, which also allows the empty text. Empty for other settings. Raises KeyError if there is no such setting.
+    pattern, which also allows the empty text, of a list of fields their names. Empty for other settings.
+
+    Raises KeyError if there is no such setting.
     """
     read = {item.name: item.metadata["read"] for item in fields(OperatorSettings)}[name]
     match read:
@@ -195,6 +210,8 @@ def describe_bounds(name: str) -> dict[str, Any]:
             return {"minimum": read.minimum, "maximum": read.maximum}
         case _Text():
             return {"pattern": f"^({read.form.pattern})?$"}
+        case _ if read is _fields:
+            return {"items": {"enum": list(FORBIDDABLE)}}
         case _:
             return {}
 

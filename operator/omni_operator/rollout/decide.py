@@ -25,6 +25,7 @@ from omni_operator.desired.build_settings import BuildSettings, Owner
 from omni_operator.desired.children import build_revision_set, build_shared
 from omni_operator.desired.revision import compute_revision, latest_snapshots, read_snapshot, revision_of
 from omni_operator.rollout.plan import Plan, Verified, compute_plan
+from omni_operator.rollout.policy import check_policy
 from omni_operator.rollout.rollout import Rollout, decide_rollout
 from omni_operator.state.live import live_serving_revision
 from omni_operator.state.observed import Observed
@@ -51,10 +52,11 @@ class LiveSpec:
     """Why the live spec is not in force; empty if it is."""
 
 
-def read_live_spec(observed: Observed, default_image: str) -> LiveSpec:
-    """Returns the spec that is in force for a pipeline."""
+def read_live_spec(observed: Observed, default_image: str, forbidden: tuple[str, ...] = ()) -> LiveSpec:
+    """Returns the spec that is in force for a pipeline. forbidden: fields that no pipeline may set; see policy.py."""
     try:
         pipeline, ignored = _parse(observed.pipeline)
+        check_policy(pipeline, forbidden, f"{observed.namespace}/{observed.name}")
     except PipelineError as error:
         return _last_accepted(observed, str(error))
     return LiveSpec(pipeline, compute_revision(pipeline, default_image), ignored)
@@ -178,7 +180,7 @@ def build_desired(
 ) -> list[Manifest]:
     """Returns every child that must exist now: the shared ones, and for each revision those that the rollout needs."""
     owner = Owner(name=observed.name, namespace=observed.namespace, uid=observed.uid)
-    desired = [*_build_shared(owner, rollout.serving, rollout.serving_tls)]
+    desired = [*_build_shared(owner, rollout.serving, rollout.serving_tls, _This(pipelines[rollout.target]))]
     for part in rollout.parts:
         key = _SetKey.of(pipelines[part.revision], part.revision, part.replicas, owner, settings)
         desired += [child for child in _build_set(key) if part.wants(child)]
@@ -248,5 +250,5 @@ def _build_set(key: _SetKey) -> tuple[Manifest, ...]:
 
 
 @lru_cache(maxsize=REMEMBERED_SETS)
-def _build_shared(owner: Owner, serving: str, tls: bool) -> tuple[Manifest, ...]:
-    return tuple(build_shared(owner, serving, tls=tls))
+def _build_shared(owner: Owner, serving: str, tls: bool, this: _This) -> tuple[Manifest, ...]:
+    return tuple(build_shared(owner, serving, tls=tls, service=this.pipeline.spec.entry.service))

@@ -237,7 +237,8 @@ REFUSALS: Final = (
     ),
     wording(
         r"serviceaccount .*not found|error looking up service account",
-        "wait: the operator creates the ServiceAccount; if it lasts, see the operator's log",
+        "create the ServiceAccount, or correct serviceAccountName; the operator creates only the one of pipelines "
+        "that name none",
         "plugin/pkg/admission/serviceaccount/admission.go",
     ),
     wording(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 
 from omni_proto.errors import OmniProtoError
 from omni_proto.pipeline.problems import PipelineError, Problem
-from omni_proto.pipeline.types.kubernetes import GPU_RESOURCES
+from omni_proto.pipeline.types.kubernetes import ACCELERATOR_PATTERN, GPU_RESOURCES
 from omni_proto.pipeline.types.resource import Model, OmniPipeline, Stage
 from omni_proto.stage_config import (
     DownstreamStage,
@@ -95,6 +96,21 @@ def gpus_of(stage: Stage) -> int:
             problem = Problem(f"resources.limits[{name}]", f"must be a whole number, found {count}")
             raise PipelineError(f"stage {stage.name}", [problem])
     return sum(int(count) for count in counts.values())
+
+
+def devices_of(stage: Stage) -> int:
+    """Returns the number of GPUs of one pod for start limits and volumes: its GPU count, else 1 if it has other
+    accelerators or claims; 0 means CPU.
+
+    Raises PipelineError if the GPU count is not a whole number.
+    """
+    has_other = bool(stage.resources.claims) or any(map(is_accelerator, stage.resources.limits))
+    return gpus_of(stage) or int(has_other)
+
+
+def is_accelerator(name: str) -> bool:
+    """Returns whether the resource of that name is a GPU or another accelerator."""
+    return name in GPU_RESOURCES or re.search(ACCELERATOR_PATTERN, name) is not None
 
 
 def resolve_model_paths(

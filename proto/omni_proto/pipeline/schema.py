@@ -101,7 +101,7 @@ def _walk(node: Schema, lookup: Callable[[str], Schema]) -> Schema:
         out = {"x-kubernetes-list-type": "atomic", **out, "items": _walk(node["items"], lookup)}
     if "properties" in node:
         out["properties"] = {name: _walk(child, lookup) for name, child in node["properties"].items()}
-    elif values := _map_values(node):
+    elif values := map_values(node):
         out["additionalProperties"] = _walk(values, lookup)
         if "patternProperties" in node:
             ((pattern, _),) = node["patternProperties"].items()
@@ -135,7 +135,7 @@ def exact_bound(bound: float) -> float:
     return bound if float(bound) == bound else int(math.nextafter(bound, 0))
 
 
-def _map_values(node: Schema) -> Schema | None:
+def map_values(node: Schema) -> Schema | None:
     """Returns the schema of the values of a map, or None; pydantic writes keys with a pattern as patternProperties."""
     if "patternProperties" in node:
         (values,) = node["patternProperties"].values()
@@ -158,7 +158,7 @@ def resolve(node: Schema, lookup: Callable[[str], Schema]) -> Schema:
 
 
 def _int_or_string(choices: list[Schema]) -> Schema:
-    kinds = {choice.get("type"): choice for choice in choices}
+    kinds = {choice.get("type"): choice for choice in choices if choice != {"type": "null"}}
     if set(kinds) != {"integer", "string"}:
         raise ValueError(f"a structural schema has no union of {sorted(map(str, kinds))}")
     bounds = {name: value for kind in kinds.values() for name, value in kind.items() if name not in ("type", "title")}

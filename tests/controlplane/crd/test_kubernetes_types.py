@@ -23,11 +23,41 @@ PLACEMENT = {
     "topology[]": "TopologySpreadConstraint",
     "resources": "ResourceRequirements",
     "imagePullSecrets[]": "LocalObjectReference",
+    "env[]": "EnvVar",
+    "envFrom[]": "EnvFromSource",
+    "volumes[]": "Volume",
+    "volumeMounts[]": "VolumeMount",
+    "resourceClaims[]": "PodResourceClaim",
+    "podSecurityContext": "PodSecurityContext",
 }
 """Field of a stage -> its type in core/v1."""
 
+_UNSAFE = "would weaken Pod Security or isolation"
+_WRITABLE = "of a kind that is written to, of a cloud, or made by the pod itself; CSI and claims stand for all"
 LEFT_OUT = {
-    "resources.claims": "dynamic resource allocation: no stage asks for it yet",
+    **{
+        f"volumes[].{name}": _WRITABLE
+        for name in (
+            *("awsElasticBlockStore", "azureDisk", "azureFile", "cephfs", "cinder", "downwardAPI", "emptyDir"),
+            *("ephemeral", "fc", "flexVolume", "flocker", "gcePersistentDisk", "gitRepo", "glusterfs", "iscsi", "nfs"),
+            *("photonPersistentDisk", "portworxVolume", "projected", "quobyte", "rbd", "scaleIO", "storageos"),
+            "vsphereVolume",
+        )
+    },
+    "volumes[].hostPath": _UNSAFE,
+    "env[].valueFrom.fieldRef.apiVersion": "v1 is the only one",
+    "env[].valueFrom.resourceFieldRef": "the operator sets the number of threads",
+    "env[].valueFrom.fileKeyRef": "alpha",
+    "volumeMounts[].mountPropagation": _UNSAFE,
+    "volumeMounts[].recursiveReadOnly": "not on all nodes; mounts are read-only",
+    "volumeMounts[].subPathExpr": "subPath is enough for volumes that nobody writes to",
+    **{
+        f"podSecurityContext.{name}": f"set by the operator, or {_UNSAFE}"
+        for name in (
+            *("appArmorProfile", "runAsNonRoot", "seLinuxChangePolicy", "seLinuxOptions", "seccompProfile"),
+            *("supplementalGroupsPolicy", "sysctls", "windowsOptions"),
+        )
+    },
     "topology[].labelSelector": "set by the operator: the pods of the stage's revision",
     "topology[].matchLabelKeys": "set by the operator: pod-template-hash",
     "topology[].minDomains": "only DoNotSchedule uses it, which few small pipelines set",

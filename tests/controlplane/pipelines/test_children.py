@@ -68,13 +68,43 @@ EVERYTHING: dict[str, Any] = {
         "podLabels": {"team": "speech", "blank": ""},
         "podAnnotations": {"example.com/note": "kept"},
         "topology": [{"topologyKey": "topology.kubernetes.io/zone", "maxSkew": 2}],
+        "imagePullPolicy": "Always",
+        "env": [
+            {"name": "EMPTY"},
+            {"name": "ALSO_EMPTY", "value": ""},
+            {"name": "PROXY", "value": "http://proxy:3128"},
+            {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b", "optional": False}}},
+            {"name": "LEVEL", "valueFrom": {"configMapKeyRef": {"name": "a", "key": "b"}}},
+            {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        ],
+        "envFrom": [{"prefix": "A_", "configMapRef": {"name": "a", "optional": True}}, {"secretRef": {"name": "a"}}],
+        "volumes": [
+            {"name": "a", "configMap": {"name": "a", "items": [{"key": "a", "path": "b/c", "mode": 256}]}},
+            {"name": "b", "secret": {"secretName": "a", "defaultMode": 288, "optional": True}},
+            {"name": "c", "persistentVolumeClaim": {"claimName": "a"}},
+            {"name": "d", "csi": {"driver": "a.example", "volumeAttributes": {"a": ""}}},
+        ],
+        "volumeMounts": [{"name": name, "mountPath": f"/data/{name}", "readOnly": True} for name in "abcd"],
+        "serviceAccountName": "models",
+        "podSecurityContext": {"runAsUser": 7, "runAsGroup": 8, "fsGroup": 9, "supplementalGroups": [10]},
+        "schedulerName": "volcano",
+        "resourceClaims": [
+            {"name": "a", "resourceClaimName": "a"},
+            {"name": "b", "resourceClaimTemplateName": "b"},
+        ],
+        "podDisruptionBudget": {"minAvailable": "50%", "unhealthyPodEvictionPolicy": "IfHealthyBudget"},
+        "shmSize": "1024Mi",
+        "startupSeconds": 61,
+        "terminationGracePeriodSeconds": 99,
     },
+    "entry": {"service": {"type": "LoadBalancer", "loadBalancerClass": "example.com/lb", "annotations": {"a": ""}}},
     "timeouts": {"request": 12.5},
     "rollout": {"maxSurge": "25%", "maxUnavailable": 1},
 }
 RESOURCES = {
     "limits": {"nvidia.com/gpu": 2, "memory": "1024Mi", "cpu": "3000m", "ephemeral-storage": "1.5Gi"},
     "requests": {"cpu": "0.5"},
+    "claims": [{"name": "a"}, {"name": "b", "request": "big"}],
 }
 
 PIPELINES = {

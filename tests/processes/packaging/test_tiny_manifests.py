@@ -11,7 +11,7 @@ import yaml
 
 from omni_cli.commands.render import render_children
 from omni_operator.desired.build_settings import BuildSettings
-from omni_operator.desired.deployment import USER_ID
+from omni_operator.desired.pod_settings import USER_ID
 from omni_proto.pipeline.read.offline import load_checked
 from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
 from support.operator.network_policies import matches_selector

@@ -42,6 +42,26 @@ BAD_FIELDS: Final[dict[str, Bad]] = {
     "input without stage": _missing(f"{S1}.inputs[0].from", second(inputs=[{"mode": "Full"}])),
     "secret without name": _missing("spec.model.tokenSecretRef.name", edit("spec/model/tokenSecretRef", {})),
     "cache without claim": _missing("spec.model.cache.persistentVolumeClaim", edit("spec/model/cache", {})),
+    "a volume that pods could write to": Bad(
+        (first(volumes=[{"name": "a", "persistentVolumeClaim": {"claimName": "a", "readOnly": False}}]),),
+        f"{S0}.volumes[0].persistentVolumeClaim.readOnly",
+        "Unsupported value: false",
+        "must be one of true; found false",
+    ),
+    "a directory of the node": _unknown(
+        f"{S0}.volumes[0].hostPath",
+        "unknown field; known here: name, configMap, secret, persistentVolumeClaim, csi, image",
+        first(volumes=[{"name": "a", "hostPath": {"path": "/"}}]),
+    ),
+    "root": Bad(
+        (first(podSecurityContext={"runAsUser": 0}),),
+        f"{S0}.podSecurityContext.runAsUser",
+        "should be greater than or equal to 1",
+        "must be at least 1, found 0",
+    ),
+    "a variable twice": Bad(
+        (first(env=[{"name": "A"}, {"name": "A"}]),), f"{S0}.env[1]", "Duplicate value", 'repeats name "A"'
+    ),
     "collector without a port": Bad(
         (edit("spec/tracing", {"otlpEndpoint": "http://collector"}),),
         "spec.tracing.otlpEndpoint",
@@ -81,7 +101,9 @@ BAD_FIELDS: Final[dict[str, Bad]] = {
         f"{S0}.engineArgs.trustRemoteCode", "known here: maxModelLen", first(engineArgs={"trustRemoteCode": True})
     ),
     "host path": _unknown(f"{S0}.hostPath", "unknown field", first(hostPath="/")),
-    "service account": _unknown(f"{S0}.serviceAccountName", "unknown field", first(serviceAccountName="admin")),
+    "a token of the service account": _unknown(
+        f"{S0}.automountServiceAccountToken", "unknown field", first(automountServiceAccountToken=True)
+    ),
     "security context": _unknown(
         "spec.defaults.securityContext", "unknown field", edit("spec/defaults/securityContext", {})
     ),

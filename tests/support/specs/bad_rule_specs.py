@@ -105,6 +105,115 @@ BAD_RULES: Final[dict[str, Bad]] = {
         f"{S1}.model.cache",
         "cache has no meaning with pvc://c/d; remove it, or use an hf:// uri",
     ),
+    "a variable of the operator": Bad(
+        (first(env=[{"name": "HF_HOME", "value": "/x"}]),),
+        f"{S0}.env[0].name",
+        "HF_HOME is set by the operator and cannot be overridden; remove it",
+    ),
+    "a variable of the project": Bad(
+        (edit("spec/defaults/env", [{"name": "OMNI_X", "value": "1"}]),), "spec.defaults.env[0].name", "cannot be over"
+    ),
+    "a variable with two values": Bad(
+        (first(env=[{"name": "A", "value": "1", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]),),
+        f"{S0}.env[0].valueFrom",
+        "A has a value and valueFrom; keep one",
+    ),
+    "a variable from two sources": Bad(
+        (
+            first(
+                env=[
+                    {
+                        "name": "A",
+                        "valueFrom": {
+                            "secretKeyRef": {"name": "a", "key": "b"},
+                            "configMapKeyRef": {"name": "a", "key": "b"},
+                        },
+                    }
+                ]
+            ),
+        ),
+        f"{S0}.env[0].valueFrom",
+        "2 of secretKeyRef, configMapKeyRef, fieldRef are set; set exactly one",
+    ),
+    "variables from nothing": Bad(
+        (first(envFrom=[{"prefix": "A_"}]),), f"{S0}.envFrom[0]", "0 of configMapRef, secretRef are set"
+    ),
+    "a volume of the pod": Bad(
+        (first(volumes=[{"name": "tmp", "configMap": {"name": "a"}}]),),
+        f"{S0}.volumes[0].name",
+        "tmp is the name of a volume of the pod itself; give another name",
+    ),
+    "a volume from nothing": Bad(
+        (first(volumes=[{"name": "a"}]),),
+        f"{S0}.volumes[0]",
+        "0 of configMap, secret, persistentVolumeClaim, csi, image are set",
+    ),
+    **{
+        f"a mount at {path}": Bad(
+            (
+                first(
+                    volumes=[{"name": "a", "secret": {"secretName": "a"}}],
+                    volumeMounts=[{"name": "a", "mountPath": path}],
+                ),
+            ),
+            f"{S0}.volumeMounts[0].mountPath",
+            f"{path} belongs to the pod itself and cannot be covered; mount the volume at another path",
+        )
+        for path in ("/", "/etc", "/etc/omnipipeline/x", "/models", "/dev/shm", "/home/omni/.cache", "/tmp/a")  # noqa: S108
+    },
+    "a mount above the root": Bad(
+        (
+            first(
+                volumes=[{"name": "a", "secret": {"secretName": "a"}}],
+                volumeMounts=[{"name": "a", "mountPath": "/a/../tmp"}],
+            ),
+        ),
+        f"{S0}.volumeMounts[0].mountPath",
+        "paths of volume a contain . or ..; give them without",
+    ),
+    "a mount of no volume": Bad(
+        (
+            edit("spec/defaults/volumes", [{"name": "a", "secret": {"secretName": "a"}}]),
+            first(volumes=[], volumeMounts=[{"name": "a", "mountPath": "/data"}]),
+        ),
+        "spec.stages",
+        'volumeMounts of ["thinker"] name volumes that do not exist; add them to volumes of the stage, or of defaults',
+    ),
+    "devices of no claim": Bad(
+        (first(resources={"claims": [{"name": "gpu"}]}),),
+        "spec.stages",
+        'resources.claims of ["thinker"] name claims that do not exist; add them to resourceClaims of the stage, or of',
+    ),
+    "a claim from nothing": Bad(
+        (first(resourceClaims=[{"name": "gpu"}]),),
+        f"{S0}.resourceClaims[0]",
+        "0 of resourceClaimName, resourceClaimTemplateName are set; set exactly one",
+    ),
+    "two bounds of a budget": Bad(
+        (first(podDisruptionBudget={"minAvailable": 1, "maxUnavailable": "50%"}),),
+        f"{S0}.podDisruptionBudget.minAvailable",
+        "minAvailable and maxUnavailable are both set; keep one",
+    ),
+    "shared memory above the memory": Bad(
+        (first(shmSize="16Gi", resources={"limits": {"memory": "16Gi"}}),),
+        f"{S0}.shmSize",
+        "shmSize 16Gi is not below resources.limits.memory 16Gi, towards which it counts; lower it",
+    ),
+    "a termination shorter than a request": Bad(
+        (first(terminationGracePeriodSeconds=329),),
+        "spec.stages",
+        "terminationGracePeriodSeconds [329] is shorter than timeouts.request and 30 s, so pods would be killed",
+    ),
+    "a load balancer's class without one": Bad(
+        (edit("spec/entry/service", {"loadBalancerClass": "example.com/x"}),),
+        "spec.entry.service.loadBalancerClass",
+        "loadBalancerClass needs type: LoadBalancer; set this type, or remove loadBalancerClass",
+    ),
+    "a reserved annotation of the entry": Bad(
+        (edit("spec/entry/service", {"annotations": {"omnipipeline.io/desired-hash": "x"}}),),
+        "spec.entry.service.annotations",
+        'reserved: ["omnipipeline.io/desired-hash"]; use a domain of your own',
+    ),
     "uri leaves its root": Bad(
         (edit("spec/model/uri", "pvc://c/../d"),),
         "spec.model.uri",

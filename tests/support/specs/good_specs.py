@@ -75,6 +75,47 @@ _PLACEMENT: Final[dict[str, Any]] = {
     "topology": [{"topologyKey": "topology.kubernetes.io/zone", "maxSkew": 2}, {}],
 }
 
+_PODS: Final[dict[str, Any]] = {
+    "imagePullPolicy": "Always",
+    "env": [
+        {"name": "HTTPS_PROXY", "value": "http://proxy.example:3128"},
+        {"name": "EMPTY"},
+        {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "tokens", "key": "hub.token", "optional": True}}},
+        {"name": "LEVEL", "valueFrom": {"configMapKeyRef": {"name": "levels", "key": "level"}}},
+        {"name": "HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}},
+        {"name": "OMP_NUM_THREADS", "value": "4"},
+    ],
+    "envFrom": [{"prefix": "APP_", "configMapRef": {"name": "app"}}, {"secretRef": {"name": "app", "optional": True}}],
+    "volumes": [
+        {"name": "ca", "configMap": {"name": "ca", "items": [{"key": "ca.crt", "path": "x/ca.crt", "mode": 292}]}},
+        {"name": "licence", "secret": {"secretName": "licence", "defaultMode": 288}},
+        {"name": "voices", "persistentVolumeClaim": {"claimName": "voices"}},
+        {
+            "name": "vault",
+            "csi": {
+                "driver": "secrets-store.csi.k8s.io",
+                "readOnly": True,
+                "volumeAttributes": {"secretProviderClass": "vault"},
+                "nodePublishSecretRef": {"name": "vault"},
+            },
+        },
+        {"name": "adapters", "image": {"reference": "registry.example/adapters:1", "pullPolicy": "IfNotPresent"}},
+    ],
+    "volumeMounts": [
+        {"name": "ca", "mountPath": "/etc/ssl/certs/own.crt", "subPath": "x/ca.crt"},
+        {"name": "voices", "mountPath": "/data/voices", "readOnly": True},
+        {"name": "adapters", "mountPath": "/modelsandmore"},
+    ],
+    "serviceAccountName": "models",
+    "podSecurityContext": {"runAsUser": 1000720000, "fsGroup": 1000720000, "supplementalGroups": [5000]},
+    "schedulerName": "volcano",
+    "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}],
+    "podDisruptionBudget": {"minAvailable": "50%"},
+    "shmSize": "8Gi",
+    "startupSeconds": 5400,
+    "terminationGracePeriodSeconds": 330,
+}
+
 _ENGINE: Final[dict[str, Any]] = {
     "maxModelLen": 8192,
     "maxNumSeqs": 8,
@@ -168,6 +209,24 @@ GOOD: Final[dict[str, tuple[Edit, ...]]] = {
     "suspend": (edit("spec/suspend", True),),
     "placement of all stages": (edit("spec/defaults", _PLACEMENT),),
     "placement of one stage": (first(**_PLACEMENT),),
+    "settings of all pods": (edit("spec/defaults", _PODS),),
+    "settings of one stage's pods": (first(**_PODS, resources={"claims": [{"name": "gpu", "request": "big"}]}),),
+    "mounts of a stage, volumes of all": (
+        edit("spec/defaults", {"volumes": _PODS["volumes"]}),
+        first(volumeMounts=_PODS["volumeMounts"]),
+    ),
+    "users of the platform": (edit("spec/defaults/podSecurityContext", {}),),
+    "a budget of evictions": (first(podDisruptionBudget={"maxUnavailable": 0}),),
+    "entry behind a load balancer": (
+        edit(
+            "spec/entry/service",
+            {
+                "type": "LoadBalancer",
+                "loadBalancerClass": "service.k8s.aws/nlb",
+                "annotations": {"service.beta.kubernetes.io/aws-load-balancer-scheme": "internal"},
+            },
+        ),
+    ),
     "pods far from one another": (pod_anti_affinity({"matchExpressions": [{"key": "app", "operator": "Exists"}]}),),
     "node label absent": (node_affinity({"matchExpressions": [{"key": "spot", "operator": "DoesNotExist"}]}),),
     "engine arguments": (first(engineArgs=_ENGINE),),

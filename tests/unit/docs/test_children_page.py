@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_operator.desired import deployment, model_files
+from omni_operator.desired import deployment, model_files, pod_settings
 from omni_operator.kinds import CHILD_KINDS
 from omni_proto.pod_contract import GRPC_PORT, HEALTH_PORT, METRICS_PORT
 from support.operator.operator_pipelines import build_all, make_single, pod_spec
@@ -58,7 +58,7 @@ def test_times_are_those_of_the_probes(page: str) -> None:
 
 
 def test_user_cache_and_ports(page: str) -> None:
-    assert f"user and group {deployment.USER_ID}" in page
+    assert f"user and group {pod_settings.USER_ID}" in page
     assert f"{model_files.CACHE_GIB_PER_GPU}Gi a GPU" in page
     ports = {row[2].split(",")[0] for row in rows(page, "## The network")}
     assert ports == {str(GRPC_PORT), str(HEALTH_PORT), str(METRICS_PORT), "53", "5353", "443"}

@@ -55,19 +55,19 @@ _FIELD_HINTS: Final = {
     "stage": "the upstream stage is named by from",
     "secretkeyref": "give its name and key directly",
     "tlssecret": "the Secret of the certificate is tls.secretName",
-    "claims": "devices are requested by limits",
+    "securitycontext": "user and groups are set by podSecurityContext; everything else of it is set by the operator",
+    "extravolumes": "volumes are set by volumes and volumeMounts",
+    "extraenv": "variables are set by env and envFrom",
     **dict.fromkeys(
         ("autoscaling", "minreplicas", "maxreplicas"), "nothing scales a stage by itself: set replicas of the stage"
     ),
     **dict.fromkeys(
-        ("port", "service", "servicetype", "ingress"),
-        "clients connect to the Service with the pipeline's name, port 50051; for HTTP use the gateway",
+        ("port", "servicetype", "ingress"),
+        "clients connect to the Service with the pipeline's name, port 50051, of the type spec.entry.service.type; for "
+        "HTTP use the gateway",
     ),
     **dict.fromkeys(
-        (
-            *("args", "command", "env", "envfrom", "volumes", "volumemounts", "securitycontext", "serviceaccountname"),
-            *("livenessprobe", "readinessprobe", "startupprobe"),
-        ),
+        ("args", "command", "livenessprobe", "readinessprobe", "startupprobe"),
         "only the operator sets it",
     ),
 }

@@ -13,6 +13,18 @@ from pydantic import BaseModel
 
 from omni_proto.pipeline.rules.components import SPEC_COMPONENT_RULES, STAGE_COMPONENT_RULES
 from omni_proto.pipeline.rules.graph import GRAPH_RULES
+from omni_proto.pipeline.rules.pods import (
+    BUDGET_RULES,
+    CLAIM_RULES,
+    ENTRY_SERVICE_RULES,
+    ENV_FROM_RULES,
+    ENV_SOURCE_RULES,
+    ENV_VAR_RULES,
+    MOUNT_RULES,
+    SHM_RULE,
+    SPEC_POD_RULES,
+    VOLUME_RULES,
+)
 from omni_proto.pipeline.rules.resources import (
     LIMITS_RULES,
     MEDIA_BUDGET_RULES,
@@ -20,7 +32,7 @@ from omni_proto.pipeline.rules.resources import (
     STAGE_BUDGET_RULES,
 )
 from omni_proto.pipeline.rules.rule import Rule, matches, quote
-from omni_proto.pipeline.types import kubernetes as k8s, resource as api
+from omni_proto.pipeline.types import kubernetes as k8s, pods, resource as api
 from omni_proto.pipeline.types.forms import FORMS
 from omni_proto.stage_config import COMPONENT_PATTERN, STAGE_NAME_PATTERN, EngineArgs, Limits, SamplingDefaults
 
@@ -42,7 +54,7 @@ TEXT_RULES: Final[Mapping[str, tuple[Rule, ...]]] = {
     **{
         pattern: (matches(pattern, FORMS[pattern]),)
         for pattern in (
-            api.IMAGE_PATTERN,
+            k8s.IMAGE_PATTERN,
             api.REVISION_PATTERN,
             api.OTLP_PATTERN,
             STAGE_NAME_PATTERN,
@@ -248,10 +260,25 @@ _VOICES = Rule(
 )
 
 RULES: Final[Mapping[type[BaseModel], tuple[Rule, ...]]] = {
-    api.PipelineSpec: (*GRAPH_RULES, *MEDIA_BUDGET_RULES, *SPEC_COMPONENT_RULES, _VOICES, _EACH_HAS_A_MODEL),
+    api.PipelineSpec: (
+        *GRAPH_RULES,
+        *SPEC_POD_RULES,
+        *MEDIA_BUDGET_RULES,
+        *SPEC_COMPONENT_RULES,
+        _VOICES,
+        _EACH_HAS_A_MODEL,
+    ),
     api.Model: _MODEL,
-    api.PodSettings: _POD_SETTINGS,
-    api.Stage: (*_POD_SETTINGS, _ROLES, _STAGE_TOKENS, *STAGE_BUDGET_RULES, *STAGE_COMPONENT_RULES),
+    api.EntryService: ENTRY_SERVICE_RULES,
+    pods.PodSettings: _POD_SETTINGS,
+    pods.EnvVar: ENV_VAR_RULES,
+    pods.EnvVarSource: ENV_SOURCE_RULES,
+    pods.EnvFromSource: ENV_FROM_RULES,
+    pods.Volume: VOLUME_RULES,
+    pods.VolumeMount: MOUNT_RULES,
+    pods.PodResourceClaim: CLAIM_RULES,
+    pods.DisruptionBudget: BUDGET_RULES,
+    api.Stage: (*_POD_SETTINGS, SHM_RULE, _ROLES, _STAGE_TOKENS, *STAGE_BUDGET_RULES, *STAGE_COMPONENT_RULES),
     api.Rollout: (_ROLLOUT,),
     k8s.Resources: RESOURCE_RULES,
     k8s.Toleration: _TOLERATION,

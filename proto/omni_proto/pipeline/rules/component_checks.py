@@ -7,11 +7,10 @@ that breaks them only if an older CRD accepted it. Pure.
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from omni_proto.pipeline.compile import gpus_of
+from omni_proto.pipeline.compile import gpus_of, is_accelerator
 from omni_proto.pipeline.components import (
     ComponentFacts,
     Objection,
@@ -31,8 +30,6 @@ from omni_proto.voices import find_voice
 _HINT: Final = "did you mean"
 _SAME_FAMILY: Final = 0.5
 """Smallest similarity of two names of families that may be the same one."""
-_ACCELERATOR: Final = re.compile(r"gpu|cuda|/mig-|gaudi|tpu|npu|neuron|/i915|/xe\b", re.IGNORECASE)
-"""Names of devices that users take for GPUs: of MIG profiles, shared GPUs, and other accelerators."""
 
 
 def check_components(pipeline: OmniPipeline) -> list[Problem]:
@@ -65,16 +62,16 @@ def list_unused_model(pipeline: OmniPipeline) -> list[Problem]:
 
 
 def list_uncounted_devices(pipeline: OmniPipeline) -> list[Problem]:
-    """Returns a warning for each device of a stage that does not count as a GPU: nothing is derived from it."""
+    """Returns a warning for each stage with several devices that are no GPUs by name: together they count as one."""
     return [
         Problem(
             f"spec.stages[{index}].resources.limits[{name}]",
-            f"the stage gets the device, but it does not count as a GPU: the stage is treated as one on CPUs (image, "
-            f"start limits, memory); GPUs that count are {' and '.join(GPU_RESOURCES)}",
+            f"the stage gets {count} devices, but they count as one (start limits, memory), and the tensor parallel "
+            f"size stays 1; GPUs that are counted are {' and '.join(GPU_RESOURCES)}",
         )
         for index, stage in enumerate(pipeline.spec.stages)
-        for name in stage.resources.limits
-        if _ACCELERATOR.search(name) and name not in GPU_RESOURCES
+        for name, count in stage.resources.limits.items()
+        if is_accelerator(name) and name not in GPU_RESOURCES and str(count) != "1"
     ]
 
 

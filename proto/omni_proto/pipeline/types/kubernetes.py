@@ -1,8 +1,7 @@
 """Kubernetes-shaped parts of an OmniPipeline: what a cluster needs to place a stage's pods and to pull their image.
 
 Field names and meanings are those of core/v1 (https://kubernetes.io/docs/reference/kubernetes-api/). Only fields that
-the resource supports are here: no hostPath, no securityContext, no service account. Every list, map and string is
-bounded.
+the resource supports are here. Every list, map and string is bounded. Settings of pods are in pods.py.
 """
 
 from __future__ import annotations
@@ -15,6 +14,9 @@ from omni_proto.stage_config import ConfigModel
 
 GPU_RESOURCES: Final = ("nvidia.com/gpu", "amd.com/gpu")
 """The extended resources that count GPUs, the most common one first."""
+ACCELERATOR_PATTERN: Final = r"(?i)gpu|cuda|/mig-|gaudi|tpu|npu|neuron|/i915|/xe\b"
+"""Found in the names of other accelerators: MIG profiles, shared GPUs, TPUs, Gaudi ... A stage that has some counts as
+one with one GPU, because the name does not say how much of a device it is."""
 
 
 def list_map(*keys: str) -> dict[str, JsonValue]:
@@ -35,7 +37,16 @@ LABEL_KEY_PATTERN: Final = rf"^({SUBDOMAIN}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}
 LABEL_VALUE_PATTERN: Final = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 DATA_KEY_PATTERN: Final = r"^[-._a-zA-Z0-9]+$"
 NAMESPACE_PATTERN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+NAME_IN_POD_PATTERN: Final = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 QUANTITY_PATTERN: Final = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
+_PATH: Final = "[a-z0-9]+([._-]+[a-z0-9]+)*"
+IMAGE_PATTERN: Final = (
+    rf"^([A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?/)?{_PATH}(/{_PATH})*"
+    r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?$"
+)
+"""HOST:PORT/PATH:TAG@DIGEST, as container runtimes read it. A pod with any other name of an image keeps its GPU, and
+never starts (InvalidImageName)."""
+PERCENT_PATTERN: Final = r"^(100|[1-9]?[0-9])%$"
 
 SubdomainName = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=SUBDOMAIN_PATTERN)]
 LabelKey = Annotated[str, StringConstraints(min_length=1, max_length=317, pattern=LABEL_KEY_PATTERN)]
@@ -46,6 +57,12 @@ Annotations = Annotated[dict[LabelKey, AnnotationValue], Field(max_length=32)]
 Quantity = (
     Annotated[int, Field(ge=0, le=2**53)] | Annotated[str, StringConstraints(max_length=32, pattern=QUANTITY_PATTERN)]
 )
+DataKey = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=DATA_KEY_PATTERN)]
+ImageName = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=IMAGE_PATTERN)]
+IntOrPercent = (
+    Annotated[int, Field(ge=0, le=64)] | Annotated[str, StringConstraints(pattern=PERCENT_PATTERN, max_length=4)]
+)
+NameInPod = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=NAME_IN_POD_PATTERN)]
 Weight = Annotated[int, Field(ge=1, le=100)]
 
 
@@ -61,8 +78,17 @@ class SecretKeyReference(ConfigModel):
 
     name: SubdomainName
     """Name of the Secret."""
-    key: Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=DATA_KEY_PATTERN)] = "token"
+    key: DataKey = "token"
     """Key in the Secret."""
+
+
+class ResourceClaim(ConfigModel):
+    """Devices of one of the pod's resourceClaims."""
+
+    name: NameInPod
+    """Name in resourceClaims."""
+    request: Annotated[str, StringConstraints(min_length=1, max_length=127)] | None = None
+    """Request of the claim. Default: all devices of the claim."""
 
 
 class Resources(ConfigModel):
@@ -73,6 +99,11 @@ class Resources(ConfigModel):
     tensor parallel size."""
     requests: Annotated[dict[LabelKey, Quantity], Field(max_length=16)] = Field(default_factory=dict)
     """Resources that a node must have free for the pod. Default: the limits."""
+    claims: Annotated[list[ResourceClaim], Field(max_length=8, json_schema_extra=list_map("name"))] = Field(
+        default_factory=list
+    )
+    """Devices of the pod's resourceClaims (dynamic resource allocation). A stage with some counts as one with one
+    GPU."""
 
 
 class Toleration(ConfigModel):

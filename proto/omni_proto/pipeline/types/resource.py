@@ -15,19 +15,15 @@ from omni_proto.pipeline.types.kubernetes import (
     LIST_SET,
     SERVER_DEFAULT,
     SUBDOMAIN,
-    Affinity,
-    Annotations,
+    AnnotationValue,
+    IntOrPercent,
     LabelKey,
-    Labels,
-    LabelValue,
-    LocalReference,
     Resources,
     SecretKeyReference,
     SubdomainName,
-    Toleration,
-    TopologySpread,
     list_map,
 )
+from omni_proto.pipeline.types.pods import PodSettings
 from omni_proto.stage_config import (
     ClientCertificates,
     ComponentId,
@@ -60,9 +56,23 @@ class EntryTls(ConfigModel):
     """Required: clients must present a certificate signed by the ca.crt of the same Secret."""
 
 
+class EntryService(ConfigModel):
+    """The stable Service with the pipeline's name."""
+
+    type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
+    """Who reaches it: pods of the cluster, or also clients outside of it. Use TLS, or the HTTP gateway with keys,
+    before clients from outside reach it."""
+    annotations: Annotated[dict[LabelKey, AnnotationValue], Field(max_length=16)] = Field(default_factory=dict)
+    """Annotations, e.g. of the cloud's load balancer."""
+    load_balancer_class: LabelKey | None = None
+    """Implementation of the load balancer. Default: the cluster's."""
+
+
 class Entry(ConfigModel):
     """How clients reach the pipeline."""
 
+    service: EntryService = EntryService()
+    """The stable Service with the pipeline's name."""
     tls: EntryTls | None = None
     """TLS between clients and the entry stage. Default: plaintext, without authentication."""
 
@@ -98,20 +108,8 @@ URI_PATTERN: Final = (
     r"|file:///[!-~]+)$"
 )
 REVISION_PATTERN: Final = r"^[A-Za-z0-9_-]+([./][A-Za-z0-9_-]+)*$"
-_PATH: Final = "[a-z0-9]+([._-]+[a-z0-9]+)*"
-IMAGE_PATTERN: Final = (
-    rf"^([A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?/)?{_PATH}(/{_PATH})*"
-    r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?$"
-)
-"""HOST:PORT/PATH:TAG@DIGEST, as container runtimes read it. A pod with any other name of an image keeps its GPU, and
-never starts (InvalidImageName)."""
-PERCENT_PATTERN: Final = r"^(100|[1-9]?[0-9])%$"
 
 ModelUri = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=URI_PATTERN)]
-ImageName = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=IMAGE_PATTERN)]
-IntOrPercent = (
-    Annotated[int, Field(ge=0, le=64)] | Annotated[str, StringConstraints(pattern=PERCENT_PATTERN, max_length=4)]
-)
 
 
 class ModelCache(ConfigModel):
@@ -141,35 +139,6 @@ class StageInput(ConfigModel):
     """Name of the upstream stage."""
     mode: EdgeMode = EdgeMode.FULL
     """Full waits for all of the upstream's output; Stream starts on the first rows."""
-
-
-class PodSettings(ConfigModel):
-    """Settings of stage pods. A stage's own value replaces the default completely."""
-
-    image: ImageName | None = None
-    """Image of the stage server. Default: the operator's default image."""
-    image_pull_secrets: (
-        Annotated[list[LocalReference], Field(max_length=8, json_schema_extra=list_map("name"))] | None
-    ) = None
-    """Secrets to pull the image with."""
-    runtime_class_name: SubdomainName | None = None
-    """RuntimeClass of the pods, e.g. nvidia."""
-    node_selector: Annotated[dict[LabelKey, LabelValue], Field(max_length=32)] | None = None
-    """Labels that nodes must have."""
-    tolerations: Annotated[list[Toleration], Field(max_length=16)] | None = None
-    """Taints that pods tolerate."""
-    affinity: Affinity | None = None
-    """Where pods may or should run."""
-    priority_class_name: SubdomainName | None = None
-    """PriorityClass of the pods."""
-    pod_labels: Labels | None = None
-    """Additional labels of the pods."""
-    pod_annotations: Annotations | None = None
-    """Additional annotations of the pods."""
-    topology: Annotated[list[TopologySpread], Field(max_length=4, json_schema_extra=list_map("topologyKey"))] | None = (
-        None
-    )
-    """How replicas are spread. Default: over hosts where possible."""
 
 
 class StageTimeouts(ConfigModel):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_operator.desired.deployment import drop_empty
+from omni_operator.desired.pod_settings import drop_empty
 from support.operator.operator_pipelines import (
     SETTINGS,
     build_all,
@@ -42,6 +42,13 @@ class TestPlacement:
             },
         },
         "priorityClassName": "serving",
+        "schedulerName": "volcano",
+        "serviceAccountName": "models",
+        "terminationGracePeriodSeconds": 600,
+        "resourceClaims": [
+            {"name": "shared", "resourceClaimName": "mig"},
+            {"name": "own", "resourceClaimTemplateName": "gpu"},
+        ],
     }
 
     @pytest.mark.parametrize("where", ["stage", "defaults"])
@@ -58,7 +65,8 @@ class TestPlacement:
 
     def test_unset_fields_are_not_written(self) -> None:
         """Fields that the spec does not set are absent from the pod spec."""
-        assert not set(self.SETTINGS) & set(pod_spec(build_all(make_single())))
+        always = {"serviceAccountName", "terminationGracePeriodSeconds"}
+        assert set(self.SETTINGS) & set(pod_spec(build_all(make_single()))) == always
 
     def test_a_stage_s_own_setting_replaces_the_default_as_a_whole(self) -> None:
         defaults = {"nodeSelector": {"a": "1", "b": "2"}, "tolerations": [{"operator": "Exists"}], "image": "stage:2"}

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from omni_operator.desired.build_settings import BuildSettings
-from omni_operator.desired.deployment import USER_ID, build_probes, startup_seconds
+from omni_operator.desired.deployment import build_probes, startup_seconds
+from omni_operator.desired.pod_settings import USER_ID
 from omni_proto.pod_contract import TERMINATION_LOG_VARIABLE
 from omni_proto.stage_config import Listen
 from omni_stage.__main__ import _parser
@@ -95,7 +96,7 @@ class TestServer:
         assert ports == {"grpc": listen.grpc_port, "health": listen.health_port, "metrics": listen.metrics_port}
 
     def test_probes_ask_what_the_server_answers_on_the_health_port(self) -> None:
-        probes = build_probes(1)
+        probes = build_probes(60)
         asked = {name: probe["grpc"] for name, probe in probes.items()}
         assert asked == {
             "startupProbe": {"port": Listen().health_port, "service": READINESS},
@@ -106,7 +107,7 @@ class TestServer:
     @pytest.mark.parametrize(("gpus", "seconds"), [(0, 600), (1, 1800), (2, 3000), (8, 3600)])
     def test_time_to_start_grows_with_the_model(self, gpus: int, seconds: int) -> None:
         assert startup_seconds(gpus) == seconds
-        probe = build_probes(gpus)["startupProbe"]
+        probe = build_probes(startup_seconds(gpus))["startupProbe"]
         assert probe["failureThreshold"] * probe["periodSeconds"] == seconds
 
     @pytest.mark.parametrize(("request_s", "grace"), [(300, 330), (0.5, 31), (7200, 7230)])
@@ -118,7 +119,7 @@ class TestServer:
 
     def test_a_hung_process_does_not_get_that_long(self) -> None:
         """After a failed startup or liveness probe the grace period is only 30 s."""
-        probes = build_probes(0)
+        probes = build_probes(60)
         assert all(probes[name]["terminationGracePeriodSeconds"] == 30 for name in ("startupProbe", "livenessProbe"))
 
     @pytest.mark.parametrize("model", [HUB, PVC, {}], ids=["hub", "claim", "image"])

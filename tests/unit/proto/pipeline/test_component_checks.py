@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from omni_operator.rollout.decide import parse_live_pipeline
-from omni_proto.pipeline import PipelineError, load_pipeline, parse_pipeline
+from omni_proto.pipeline import PipelineError, devices_of, load_pipeline, parse_pipeline
 from omni_proto.pipeline.read.offline import parse_checked
 from omni_proto.pipeline.rules.component_checks import (
     check_components,
@@ -95,12 +95,36 @@ def test_a_mistyped_component_has_a_suggestion(written: str, meant: str) -> None
 @pytest.mark.parametrize(
     "name", ["nvidia.com/mig-1g.10gb", "nvidia.com/gpu.shared", "gpu.intel.com/i915", "tencent.com/vcuda-core"]
 )
-def test_a_device_that_does_not_count_as_a_gpu_causes_a_warning(name: str) -> None:
+def test_several_devices_that_are_no_gpus_by_name_cause_a_warning(name: str) -> None:
     resource = make()
-    resource["spec"]["stages"][0]["resources"] = {"limits": {name: 1, "memory": "8Gi"}}
+    resource["spec"]["stages"][0]["resources"] = {"limits": {name: 2, "memory": "8Gi"}}
     (warning,) = list_warnings(parse_pipeline(json.dumps(resource)))
     assert warning.field == f"spec.stages[0].resources.limits[{name}]"
-    assert "does not count as a GPU" in warning.message
+    assert "the stage gets 2 devices, but they count as one" in warning.message
+    resource["spec"]["stages"][0]["resources"]["limits"][name] = 1
+    assert list_warnings(parse_pipeline(json.dumps(resource))) == []
+
+
+@pytest.mark.parametrize(
+    ("resources", "count"),
+    [
+        ({"limits": {"cpu": 8}}, 0),
+        ({"limits": {"rdma/hca": 1, "smarter-devices/fuse": 1}}, 0),
+        ({"limits": {"nvidia.com/gpu": 4}}, 4),
+        ({"limits": {"nvidia.com/mig-3g.40gb": 1}}, 1),
+        ({"limits": {"nvidia.com/gpu.shared": 2}}, 1),
+        ({"limits": {"google.com/tpu": 4}}, 1),
+        ({"limits": {"habana.ai/gaudi": 1}}, 1),
+        ({"limits": {"amd.com/gpu": 2}}, 2),
+        ({"claims": [{"name": "gpu"}]}, 1),
+    ],
+)
+def test_other_accelerators_and_claims_count_as_one_device(resources: dict[str, Any], count: int) -> None:
+    resource = make()
+    claims = [{"name": "gpu", "resourceClaimTemplateName": "gpu"}]
+    resource["spec"]["stages"][0] |= {"resources": resources, "resourceClaims": claims}
+    pipeline = parse_pipeline(json.dumps(resource))
+    assert devices_of(pipeline.spec.stages[0]) == count
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,16 @@ from support.specs.spec_table import BAD, make
 LIST_KEYS = {
     "spec.stages": ["name"],
     "spec.stages[].inputs": ["from"],
-    "spec.stages[].imagePullSecrets": ["name"],
-    "spec.stages[].topology": ["topologyKey"],
-    "spec.defaults.imagePullSecrets": ["name"],
-    "spec.defaults.topology": ["topologyKey"],
+    "spec.stages[].resources.claims": ["name"],
+    **{
+        f"{place}.{field}": [key]
+        for place in ("spec.stages[]", "spec.defaults")
+        for field, key in (
+            *((name, "name") for name in ("imagePullSecrets", "env", "volumes", "resourceClaims")),
+            ("volumeMounts", "mountPath"),
+            ("topology", "topologyKey"),
+        )
+    },
     "status.conditions": ["type"],
     "status.names": ["name"],
     "status.stages": ["name"],
@@ -110,7 +116,17 @@ def test_defaults_are_those_of_the_types_and_status_has_none() -> None:
 def test_nothing_lets_a_pod_out_of_its_box() -> None:
     """No field of the CRD weakens the isolation of pods."""
     text = str(build_crd())
-    for word in ("hostPath", "securityContext", "serviceAccount", "trustRemoteCode", "workerCls", "scaling", "x-rules"):
+    for word in (
+        "hostPath",
+        "securityContext",
+        "automountServiceAccountToken",
+        "capabilities",
+        "privileged",
+        "trustRemoteCode",
+        "workerCls",
+        "scaling",
+        "x-rules",
+    ):
         assert f"'{word}'" not in text
     assert not any(node.get("x-kubernetes-preserve-unknown-fields") for node in NODES.values())
 

@@ -82,7 +82,7 @@ def test_wrong_kind_and_metadata_are_refused(case: str) -> None:
     sorted(
         BAD_FIELDS.keys()
         - {"pull secret twice", "topology twice", "output twice", "label", "model alias twice"}
-        - {"unknown field of metadata"}
+        - {"a variable twice", "unknown field of metadata"}
         - {"unknown field of a status"}
     ),
     ids=lambda name: name.replace(" ", "-"),

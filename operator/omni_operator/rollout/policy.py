@@ -1,0 +1,43 @@
+"""The administrator's policy: fields of the resource that no pipeline of the cluster may set.
+
+A user who may create pipelines can give their pods any Secret, ConfigMap, claim and ServiceAccount of the namespace.
+Where those users may not do so themselves, the administrator forbids the fields (docs/security.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from omni_proto.pipeline import OmniPipeline, PipelineError, Problem
+from omni_proto.pipeline.types.pods import PodSettings
+
+ENTRY_SERVICE: Final = "entry.service"
+FORBIDDABLE: Final[dict[str, str]] = {
+    **{field.alias or name: name for name, field in PodSettings.model_fields.items()},
+    ENTRY_SERVICE: "",
+}
+"""Fields that can be forbidden, by their name in the resource, with the name of the attribute of PodSettings."""
+
+
+def check_policy(pipeline: OmniPipeline, forbidden: Sequence[str], source: str) -> None:
+    """Check that the pipeline sets none of the forbidden fields. Raises PipelineError with each one that it sets."""
+    if problems := list(_list_forbidden(pipeline, forbidden)):
+        raise PipelineError(source, problems)
+
+
+def _list_forbidden(pipeline: OmniPipeline, forbidden: Sequence[str]) -> Iterator[Problem]:
+    spec = pipeline.spec
+    places: list[tuple[str, PodSettings]] = [("spec.defaults", spec.defaults)]
+    places += [(f"spec.stages[{index}]", stage) for index, stage in enumerate(spec.stages)]
+    for field in forbidden:
+        if field == ENTRY_SERVICE:
+            found = ["spec.entry.service"] if "service" in spec.entry.model_fields_set else []
+        else:
+            found = [f"{path}.{field}" for path, place in places if getattr(place, FORBIDDABLE[field]) is not None]
+        for path in found:
+            yield Problem(
+                path,
+                "is forbidden in this cluster by the operator's setting forbidden-fields; remove it, or ask the "
+                "administrator",
+            )
