@@ -53,7 +53,10 @@ async def create_speech(request: Request, body: SpeechRequest) -> Response:
     facts = await gateway.entries.facts(pipeline)
     call.paths, call.max_model_lens = SPEECH, {facts.stage: facts.max_model_len}
     if not facts.reads_aloud:
-        raise UnsupportedError(f"The model {key!r} does not speak a given text.", param="model", code="invalid_value")
+        why = f": its entry stage {facts.stage} hears audio and reads no text" if facts.transcribes else ""
+        raise UnsupportedError(
+            f"The model {key!r} does not speak a given text{why}.", param="model", code="invalid_value"
+        )
     wanted, aliases = voice_name(body.voice), gateway.voice_aliases(pipeline)
     arguments = GenerateArguments(
         text=PROMPT, modalities=["audio"], voice=facts.pick_voice(wanted, aliases, param="voice")

@@ -8,14 +8,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import grpc
 
 from omni_proto.rpc.channels import RENEW_AFTER_S, ChannelPool, Loan, open_aio_channel
 from omni_proto.stage.v1 import stage_service_pb2
 from omni_stage.errors import DeadlineExceededError
-from omni_stage.service.wire import GENERATE, SERVICE_NAME, serialize_request
+from omni_stage.service.wire import GENERATE, GET_STAGE, SERVICE_NAME, serialize_request
 
 MIN_HOP_MARGIN_S = 0.05
 HOP_MARGIN_SHARE = 0.02
@@ -61,6 +61,7 @@ TRUST_AFTER_S: Final = 5.0
 class _StageChannel:
     channel: grpc.aio.Channel
     generate: Any
+    get_stage: Any
 
 
 class OpenCall:
@@ -107,6 +108,19 @@ class DownstreamChannels:
         self.open_calls += 1
         return OpenCall(self, stage, loan, loan.channel.generate(timeout=timeout, metadata=metadata))
 
+    async def describe(self, stage: str, *, within_s: float) -> stage_service_pb2.GetStageResponse:
+        """Returns a downstream stage's answer to GetStage, within `within_s` seconds. Raises grpc.aio.AioRpcError."""
+        loan = self._pools[stage].take()
+        self.open_calls += 1
+        try:
+            answer = await loan.channel.get_stage(stage_service_pb2.GetStageRequest(), timeout=within_s)
+        except grpc.aio.AioRpcError as error:
+            loan.unreached = error.code() is grpc.StatusCode.UNAVAILABLE
+            raise
+        finally:
+            self.give_back(stage, loan)
+        return cast(stage_service_pb2.GetStageResponse, answer)
+
     def note_refused(self, stage: str) -> None:
         """Record that the stage did not accept a request."""
         self._refused_at[stage] = time.monotonic()
@@ -140,4 +154,9 @@ def _open(target: str, credentials: grpc.ChannelCredentials | None) -> _StageCha
         request_serializer=serialize_request,
         response_deserializer=stage_service_pb2.GenerateResponse.FromString,
     )
-    return _StageChannel(channel, generate)
+    get_stage = channel.unary_unary(
+        f"/{SERVICE_NAME}/{GET_STAGE}",
+        request_serializer=stage_service_pb2.GetStageRequest.SerializeToString,
+        response_deserializer=stage_service_pb2.GetStageResponse.FromString,
+    )
+    return _StageChannel(channel, generate, get_stage)

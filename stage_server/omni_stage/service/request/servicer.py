@@ -30,6 +30,7 @@ from omni_stage.service.request.run import RequestRun, build_calls
 from omni_stage.service.request.runtime import StageRuntime
 from omni_stage.service.request.stage_info import describe_stage
 from omni_stage.service.request.tracing import Timeline, traceparent_of, user_of
+from omni_stage.service.request.voices_below import VoicesBelow
 
 
 class StageServicer:
@@ -38,13 +39,17 @@ class StageServicer:
     def __init__(self, runtime: StageRuntime) -> None:
         self._runtime = runtime
         self._config = runtime.config
+        self._voices_below = VoicesBelow(runtime.config, runtime.channels)
 
     async def get_stage(
         self, request: stage_service_pb2.GetStageRequest, context: ServicerContext
     ) -> stage_service_pb2.GetStageResponse:
         """Describe the stage. Raises NotReadyError while the engine loads."""
         self._check_engine()
-        return describe_stage(self._config, self._runtime.engine, self._runtime.admission)
+        described = describe_stage(self._config, self._runtime.engine, self._runtime.admission)
+        if not described.voices:
+            described.voices.extend(await self._voices_below.find(context.time_remaining()))
+        return described
 
     async def generate(self, messages: AsyncIterator[WireMessage], context: ServicerContext) -> None:
         """Run one request within its deadline. `in_flight` counts the call, so that a drain waits for it."""

@@ -82,9 +82,20 @@ async def test_the_finish_reason_is_that_of_the_answer(dialogue: Dialogue, cut: 
     assert answer.choices[0].finish_reason == expected
 
 
+async def test_the_voices_are_those_of_the_stage_that_speaks(dialogue: Dialogue) -> None:
+    listed = (await dialogue.http.get("/v1/audio/voices")).json()["voices"]
+    assert [one["name"] for one in listed] == ["Ada"]
+    assert (await dialogue.http.get("/v1/models/m")).json()["voices"] == ["Ada"]
+    unknown = {**SPOKEN, "audio": {"voice": "Bob", "format": "pcm16"}}
+    answer = await dialogue.http.post("/v1/chat/completions", json={"model": "m", "messages": QUESTION, **unknown})
+    assert answer.status_code == 400
+    assert "use Ada" in answer.json()["error"]["message"]
+
+
 async def test_a_text_that_should_be_spoken_is_refused_by_an_entry_that_only_hears(dialogue: Dialogue) -> None:
     answer = await dialogue.http.post("/v1/audio/speech", json={"model": "m", "input": "Good morning!"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "model")
+    assert "its entry stage asr hears audio and reads no text" in answer.json()["error"]["message"]
 
 
 async def test_the_client_names_the_answer_the_transcript_and_each_stage_s_text(dialogue: Dialogue) -> None:
