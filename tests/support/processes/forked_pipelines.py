@@ -5,7 +5,7 @@ It needs one third of the CPU time of `omnipipe run` to start. The stage servers
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -17,15 +17,19 @@ from support.processes.stage_processes import StageProcess
 
 
 @contextmanager
-def fork_pipeline(file: Path, model_dir: Path, folder: Path) -> Iterator[RunningPipeline]:
-    """Serves a pipeline until the block ends. If a stage does not start, the error has the end of that stage's log."""
+def fork_pipeline(file: Path, model_dir: Path | Mapping[str, Path], folder: Path) -> Iterator[RunningPipeline]:
+    """Serves a pipeline until the block ends. If a stage does not start, the error has the end of that stage's log.
+
+    model_dir: the checkpoint of all stages, or the checkpoints by stage name.
+    """
     pipeline = load_pipeline(file)
     names = [stage.name for stage in order_stages(pipeline)]
+    models = str(model_dir) if isinstance(model_dir, Path) else {name: str(model_dir[name]) for name in names}
     ports = dict(zip(names, pick_ports(len(names)), strict=True))
     with ExitStack() as stack:
         processes = [
             stack.enter_context(StageProcess([config], folder, fork=True)).start(wait=False)
-            for config in compile_local(pipeline, str(model_dir), ports)
+            for config in compile_local(pipeline, models, ports)
         ]
         stages: dict[str, dict[str, int]] = {}
         for process in processes:
