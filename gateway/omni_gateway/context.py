@@ -7,7 +7,7 @@ import hashlib
 import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, cast
 
@@ -83,6 +83,24 @@ class Share:
             self._budget.left += self._held
             self._held = 0
             self._released = True
+
+    def remove(self, size: int) -> None:
+        """Note that some of the bytes are no longer in memory."""
+        with self._budget.lock:
+            size = min(size, self._held)
+            self._budget.left += size
+            self._held -= size
+
+
+@dataclass(frozen=True, slots=True)
+class Ration:
+    """What a session may use. The guard makes it."""
+
+    new_share: Callable[[], Share]
+    """Returns a share of the gateway's memory, for one response."""
+    enter: Callable[[], Callable[[float], None]]
+    """Counts a response that begins as a request of the session's key. Returns a function to call at its end, with the
+    seconds of its audio. Raises RateLimitError, UnavailableError."""
 
 
 @dataclass(slots=True)

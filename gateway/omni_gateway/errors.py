@@ -80,6 +80,22 @@ class AuthenticationError(GatewayError):
     code = "invalid_api_key"
 
 
+class OriginError(GatewayError):
+    """A page of another origin opens a session, and the gateway does not allow it."""
+
+    status = 403
+    type = INVALID
+    code = "origin_not_allowed"
+
+
+class UpgradeRequiredError(GatewayError):
+    """A request to the route of a WebSocket that offers none, or a wrong handshake."""
+
+    status = 426
+    type = INVALID
+    code = "upgrade_required"
+
+
 class ModelNotFoundError(GatewayError):
     """No pipeline has the name."""
 

@@ -44,6 +44,20 @@ class MediaSettings(_Model):
     """Maximum time to fetch one file, in seconds."""
 
 
+class RealtimeSettings(_Model):
+    """Limits of the sessions of /v1/realtime."""
+
+    max_sessions: Annotated[int, Field(ge=0, le=100_000)] = 512
+    """Maximum number of sessions in this process. 0 turns the API off."""
+    max_sessions_per_key: Annotated[int, Field(ge=1, le=100_000)] = 64
+    """Maximum number of sessions of one API key, or of one address if there are no keys, in this process."""
+    session_seconds: Annotated[float, Field(gt=0, le=86_400)] = 3600.0
+    """Maximum duration of a session, in seconds."""
+    session_bytes: Annotated[int, Field(ge=1 << 16, le=1 << 30)] = 32 << 20
+    """Maximum memory of a session's items and audio, in bytes. It counts towards max_held_bytes. PCM takes 2.9 MB a
+    minute. When it is used up, the audio of the oldest items is forgotten."""
+
+
 class GatewaySettings(_Model):
     """Settings of a gateway."""
 
@@ -63,6 +77,8 @@ class GatewaySettings(_Model):
     x-omnipipeline-ignored names these fields. docs/gateway.md lists what is refused nevertheless."""
     media: MediaSettings = MediaSettings()
     """Limits of images, audio and videos."""
+    realtime: RealtimeSettings = RealtimeSettings()
+    """Limits of the sessions of /v1/realtime."""
     request_seconds: Annotated[float, Field(gt=0, le=86_400)] = 300.0
     """Deadline of a request, in seconds, for all stages together."""
     send_seconds: Annotated[float, Field(gt=0, le=3600)] = 30.0

@@ -65,6 +65,12 @@ class GatewayMetrics:
         self.left = Counter(
             "omni_gateway_clients_left", "Requests whose client disconnected before the end.", registry=self.registry
         )
+        self.sessions = Gauge(
+            "omni_gateway_realtime_sessions", "Sessions of /v1/realtime that are open.", registry=self.registry
+        )
+        self.responses = Counter(
+            "omni_gateway_realtime_responses", "Responses of sessions, by status.", ["status"], registry=self.registry
+        )
         self.replicas = Gauge(
             "omni_gateway_counted_replicas",
             "Ready replicas of this gateway, as --replicas-of counts them; they share the limits of keys.",

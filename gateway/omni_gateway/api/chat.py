@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
 from typing import Final, cast
 
@@ -37,6 +37,7 @@ from omni_proto.client import (
     AudioChunk,
     Event,
     GenerateArguments,
+    MediaPart,
     ReasoningDelta,
     ResultBuilder,
     StageFinished,
@@ -81,9 +82,15 @@ async def create_chat_completion(request: Request, body: ChatRequest) -> Respons
 
 
 async def read_arguments(
-    gateway: Gateway, call: Call, pipeline: ServedPipeline, facts: EntryFacts, body: ChatRequest
+    gateway: Gateway,
+    call: Call,
+    pipeline: ServedPipeline,
+    facts: EntryFacts,
+    body: ChatRequest,
+    media: Sequence[MediaPart] | None = None,
 ) -> GenerateArguments:
-    """Returns the arguments of the call to the entry stage. Raises GatewayError."""
+    """Returns the arguments of the call to the entry stage. media: that of the messages, if the caller has read it; see
+    list_media. Raises GatewayError."""
     chars = count_chars(body.messages)
     if chars > gateway.settings.max_prompt_chars:
         raise InvalidRequestError(
@@ -92,7 +99,8 @@ async def read_arguments(
             code="string_above_max_length",
         )
     modalities = check_modalities(body, facts)
-    media = await read_media(list_media(body.messages), gateway.settings.media, call.media_share.add)
+    if media is None:
+        media = await read_media(list_media(body.messages), gateway.settings.media, call.media_share.add)
     arguments = cast(GenerateArguments, read_fields(body, Target.ARGUMENTS))
     arguments["chat"] = build_chat(body.messages, media)
     arguments["modalities"] = [*modalities, "transcript"] if facts.has_transcript else modalities

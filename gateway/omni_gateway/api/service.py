@@ -17,7 +17,6 @@ REFUSED: Final = {
     "/v1/completions": "the gateway accepts only conversations, for the chat template; use /v1/chat/completions",
     "/v1/embeddings": "pipelines return text and audio, not embeddings",
     "/v1/images/generations": "pipelines return text and audio, not images",
-    "/v1/realtime": "there is no Realtime API yet; use /v1/chat/completions with stream: true",
 }
 """Reason by path."""
 

@@ -19,12 +19,14 @@ from typing import Final
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from omni_gateway.context import Budget, Call, Gateway, Share
+from omni_gateway.context import Budget, Call, Gateway, Ration, Share
 from omni_gateway.errors import ClientDisconnectedError, EncodingError, GatewayError, InternalError, UnavailableError
 from omni_gateway.guard.body import BodyReader
 from omni_gateway.guard.keys import KeyLimiter, KeyRing
 from omni_gateway.guard.record import PROBES, Recorder
 from omni_gateway.guard.reply import CUT, Reply
+from omni_gateway.guard.sessions import REALTIME, SessionPlaces, answer_handshake, check_origin, presented_key
+from omni_gateway.rights import ApiKey
 from omni_gateway.telemetry import RequestSpan
 from omni_proto.runtime.limits import PeerTable
 
@@ -57,6 +59,7 @@ class Guard:
         self.budget = Budget(gateway.settings.max_held_bytes)
         self._running = 0
         """Requests whose body has arrived."""
+        self._sessions = SessionPlaces(gateway.settings)
         self._sending: PeerTable[Reply] = PeerTable()
         """Answers of which the client takes nothing at the moment, by key or address."""
         self._recorder = Recorder(gateway)
@@ -68,18 +71,53 @@ class Guard:
         elif scope["type"] == "http":
             await self._serve(scope, receive, send)
         elif scope["type"] == "websocket":
-            await self._refuse_handshake(send)
+            await self._open_session(scope, receive, send)
         else:
             raise ValueError(f"unknown ASGI scope {scope['type'][:64]!r}")
 
-    async def _refuse_handshake(self, send: Send) -> None:
-        """Refuse a WebSocket, because no API uses one.
+    async def _open_session(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a session in by the steps of a request, without a body. Each of its responses counts as a request of its
+        key, see Ration. Other WebSockets are refused, because no other API uses one."""
+        scope["path"], scope["method"] = normalize_path(scope["path"]), "GET"
+        if scope["path"] != REALTIME:
+            self._gateway.metrics.refused.labels("unsupported_endpoint").inc()
+            await send({"type": "websocket.close", "code": POLICY_VIOLATION})  # not accepted: a server answers 403
+            return
+        headers = Headers(scope=scope)
+        call = scope["omni_call"] = self._begin(scope, headers)
+        reply = Reply(answer_handshake(send), call, self._gateway, self._sending, None)
+        try:
+            key = None if self._keys is None else self._keys.authenticate(presented_key(headers))
+            if key is not None:
+                call.key, call.rights = key.name, key
+            check_origin(headers, self._gateway.settings)
+            if self._gateway.draining:
+                raise UnavailableError("This gateway is shutting down; connect again.", retry_after_s=1)
+            with self._sessions.enter(call.key or call.address):
+                scope["omni_ration"] = Ration(lambda: Share(self.budget), lambda: self._enter_response(scope, key))
+                await self._app(scope, receive, reply)
+        except ClientDisconnectedError:
+            self._gateway.metrics.left.inc()
+        except GatewayError as error:
+            await reply.refuse(error)
+        finally:
+            call.body_share.release()
+            call.media_share.release()
+            self._recorder.record(scope, call, reply.status or DISCONNECTED_STATUS)
 
-        An API that does passes here the steps 1, 2 and 4 of a request: it gets a Call and a span, is admitted, counts
-        as running until it closes, and is recorded.
-        """
-        self._gateway.metrics.refused.labels("unsupported_endpoint").inc()
-        await send({"type": "websocket.close", "code": POLICY_VIOLATION})  # before it is accepted: a server answers 403
+    def _enter_response(self, scope: Scope, key: ApiKey | None) -> Callable[[float], None]:
+        """Count a response of a session. Returns the function that counts its end; see Ration.enter."""
+        self._make_room(scope)
+        if key is not None:
+            self._limiter.enter(key)
+        self._running += 1
+
+        def leave(audio_seconds: float) -> None:
+            self._running -= 1
+            if key is not None:
+                self._limiter.leave(key, audio_seconds)
+
+        return leave
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["path"] = normalize_path(scope["path"])

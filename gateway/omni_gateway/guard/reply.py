@@ -20,6 +20,8 @@ IGNORED_HEADER: Final = "x-omnipipeline-ignored"
 """Header of an answer: the paths of the request's fields that were ignored, with commas between them."""
 CUT: Final = "omnipipeline.cut"
 """ASGI extension: a function that closes the connection immediately."""
+SWITCHED_STATUS: Final = 101
+"""Status of a session that was let in."""
 _MAX_NAMES: Final = 32
 _MAX_CHARS: Final = 128
 _UNSAFE: Final = re.compile(r"[^\w.\[\]-]", re.ASCII)
@@ -63,6 +65,9 @@ class Reply:
             if self._gateway.draining:
                 headers["connection"] = "close"
             message = {**message, "headers": headers.raw}
+        elif message["type"].startswith("websocket."):
+            await self._send_to_session(message)
+            return
         elif not message.get("more_body", False):
             self.end()
         holder, self.since = self._call.key or self._call.address, time.monotonic()
@@ -71,6 +76,13 @@ class Reply:
             await self._send(message)  # waits while the client reads nothing
         finally:
             self._sending.remove(holder, self)
+
+    async def _send_to_session(self, message: Message) -> None:
+        """Send a message of a WebSocket. The session ends by itself if its client takes nothing for too long."""
+        if message["type"] in ("websocket.accept", "websocket.http.response.start"):
+            self.status = message.get("status", SWITCHED_STATUS)
+            message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", self._call.id.encode())]}
+        await self._send(message)
 
     @property
     def is_stalled(self) -> bool:

@@ -23,6 +23,7 @@ from omni_gateway.guard.reply import IGNORED_HEADER
 from omni_gateway.openai.chat_events import NOTES_HEADER
 from omni_gateway.pages.document import complete_document, render_docs
 from omni_gateway.pages.page_files import HEADERS, PageFiles
+from omni_gateway.realtime import route as realtime
 from omni_gateway.settings import GatewaySettings
 from omni_gateway.telemetry import GatewayMetrics, open_tracing
 
@@ -100,7 +101,7 @@ def create_app(
     )
     app.state.gateway = gateway
     add_error_handlers(app)
-    for part in (service, models, chat, speech, transcriptions):
+    for part in (service, models, chat, speech, transcriptions, realtime):
         app.include_router(part.router)
     app.add_route("/docs", lambda request: HTMLResponse(render_docs(app.openapi()), headers=HEADERS))
     # A mount would also take requests to other routes with a method that the route does not allow.

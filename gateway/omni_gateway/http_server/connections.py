@@ -1,7 +1,8 @@
 """uvicorn's HTTP/1.1 protocol, made strict and bounded.
 
 StrictHttp: after an offer of another protocol, after CONNECT, and after bytes that the parser refuses, no later byte of
-the connection is read as a request. A proxy may take those bytes for something else, and would give the answer to
+the connection is read as a request. Of these offers only handshakes for WebSockets that the gateway serves are taken;
+see websockets. A proxy may take those bytes for something else, and would give the answer to
 another user (request smuggling). uvicorn (0.54) reads on in the first two cases.
 
 BoundedHttp: uvicorn waits for a header without a time limit, and buffers it without a size limit. Here a connection
@@ -23,6 +24,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from omni_gateway.errors import GatewayError, HeaderTooLargeError, MalformedRequestError, answer_error
 from omni_gateway.guard.reply import CUT
+from omni_gateway.http_server.websockets import is_handshake
 from omni_proto.runtime.connections import ConnectionTable
 
 PIPELINED: Final = 8
@@ -47,6 +49,8 @@ class StrictHttp(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._header_limit = header_bytes
         self._line_limit = header_lines
+        self._handshake = False
+        """Whether the head is a handshake for a WebSocket that is served here."""
         self._offered: bytes | None = None
         """The head of a request that offers another protocol, without the offer."""
         self._in_body = False
@@ -71,9 +75,18 @@ class StrictHttp(HttpToolsProtocol):
                 return
             except httptools.HttpParserUpgrade as upgrade:
                 rest = rest[upgrade.args[0] :]
+                if self._handshake:
+                    self._leave_http(bytes(rest))
+                    return
                 self._read_without_offer()
             except httptools.HttpParserError as error:
                 self._refuse(error)
+
+    def _leave_http(self, rest: bytes) -> None:
+        """Pass the connection on to the protocol for WebSockets. rest: what the client sent behind the handshake."""
+        self.handle_websocket_upgrade()
+        if rest:
+            self.transport.get_protocol().data_received(rest)  # type: ignore[attr-defined]
 
     def _read_without_offer(self) -> None:
         """Parse the head of a request again, without its offer of another protocol.
@@ -97,6 +110,10 @@ class StrictHttp(HttpToolsProtocol):
         if wrong is not None:
             self._stop(wrong)
         if self.parser.should_upgrade():
+            if self._takes_handshake():
+                self._handshake = True
+                self.scope["method"] = "GET"
+                return
             start = self.parser.get_method(), self.url, self.parser.get_http_version().encode()
             first = b"%b %b HTTP/%b\r\nconnection: close\r\n" % start
             lines = [b"%b: %b\r\n" % line for line in self.headers if line[0] not in _OFFER]
@@ -105,6 +122,15 @@ class StrictHttp(HttpToolsProtocol):
         super().on_headers_complete()
         self._in_body = True
         self._pieces = self._body_bytes = 0
+
+    def _takes_handshake(self) -> bool:
+        """Returns whether the head is a handshake, and no earlier request waits for its answer."""
+        is_next = not self.pipeline and (self.cycle is None or self.cycle.response_complete)
+        return (
+            self.ws_protocol_class is not None
+            and is_next
+            and is_handshake(self.parser.get_method(), self.url, self.parser.get_http_version(), self.headers)
+        )
 
     def _find_wrong(self) -> GatewayError | None:
         """Returns what is wrong with a complete head."""
@@ -158,7 +184,7 @@ class StrictHttp(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Note the end of a body."""
-        if self._offered is None:
+        if self._offered is None and not self._handshake:
             self._in_body = False
             super().on_message_complete()
 
@@ -279,6 +305,11 @@ class BoundedHttp(StrictHttp):
         if self._in_body:
             self._stop_waiting()
 
+    def _leave_http(self, rest: bytes) -> None:
+        """Stop the deadline as well."""
+        self._stop_waiting()
+        super()._leave_http(rest)
+
     def on_body(self, body: bytes) -> None:
         """Pass on a piece of the body, which does not count towards a header."""
         self._header_bytes = 0
@@ -288,7 +319,9 @@ class BoundedHttp(StrictHttp):
         """Count bytes towards the next header, because the request is complete."""
         self._header_bytes = 0
         super().on_message_complete()
-        if self._offered is None and self.cycle.response_complete:  # answered before its body had arrived
+        if (
+            self._offered is None and not self._handshake and self.cycle.response_complete
+        ):  # answered before its body had arrived
             self._await_next()
 
     def on_response_complete(self) -> None:

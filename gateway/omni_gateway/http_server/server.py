@@ -13,6 +13,7 @@ import ssl
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -25,6 +26,7 @@ from omni_gateway.context import Gateway
 from omni_gateway.entries.pipelines import Pipelines
 from omni_gateway.http_server.app import Running, create_app
 from omni_gateway.http_server.connections import ConnectionBounds, bounded_http
+from omni_gateway.http_server.websockets import MESSAGE_BYTES, PING_S, Arriving, BoundedWebSocket
 from omni_gateway.settings import GatewaySettings, GatewaySettingsError
 from omni_proto.runtime.connections import explain_taken, open_listener
 
@@ -145,7 +147,8 @@ class GatewayServer(uvicorn.Server):
         return listener
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Wait for answers to end, at most drain_seconds."""
+        """Wait for answers and for the turns of sessions to end, at most drain_seconds."""
+        self._gateway.draining = True
         await super().shutdown(sockets)
         if self._renewing is not None:
             self._renewing.cancel()
@@ -192,7 +195,11 @@ def make_server(app: FastAPI, settings: GatewaySettings, listen: ListenOptions) 
         loop="uvloop",
         http=bounded_http(BOUNDS),
         timeout_keep_alive=math.ceil(BOUNDS.idle_s),
-        ws="none",
+        ws=partial(BoundedWebSocket, arriving=Arriving()),  # type: ignore[arg-type]
+        ws_max_size=MESSAGE_BYTES,
+        ws_ping_interval=PING_S,
+        ws_ping_timeout=PING_S,
+        ws_per_message_deflate=False,
         log_config=None,
         access_log=False,
         server_header=False,

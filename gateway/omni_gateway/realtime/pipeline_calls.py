@@ -1,0 +1,163 @@
+"""The calls of the pipeline for a session, by the code of chat completions and transcriptions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, Final, cast
+
+from fastapi.exceptions import RequestValidationError
+
+from omni_gateway.api.answer import open_answer
+from omni_gateway.api.body_route import validate_body
+from omni_gateway.api.chat import read_arguments
+from omni_gateway.api.errors import describe_validation
+from omni_gateway.api.transcriptions import Task, build_arguments, check_abilities, count_tokens
+from omni_gateway.client_paths import TRANSCRIPT, ClientPaths
+from omni_gateway.context import Call, Gateway, Share
+from omni_gateway.entries.connections import EntryFacts
+from omni_gateway.entries.pipelines import ServedPipeline, find_pipeline
+from omni_gateway.errors import InternalError
+from omni_gateway.media.read import read_media
+from omni_gateway.openai.chat_events import read_usage
+from omni_gateway.openai.chat_messages import AudioPart
+from omni_gateway.openai.chat_prompt import list_media
+from omni_gateway.openai.chat_request import ChatRequest
+from omni_gateway.openai.transcription_request import TranscriptionRequest
+from omni_gateway.openai.transcripts import Trimmer
+from omni_gateway.realtime.audio import OutputAudio, to_wav
+from omni_gateway.realtime.state.config import Config, Transcription
+from omni_gateway.realtime.state.effects import Ask, Heard
+from omni_gateway.realtime.state.items import Content
+from omni_gateway.realtime.state.prompt import Prompt
+from omni_gateway.realtime.state.response import Called, Ended, Output, Said, Spoke
+from omni_proto.client import (
+    AudioChunk,
+    Event,
+    MediaPart,
+    Summary,
+    TextDelta,
+    ToolCallDelta,
+    TranscriptDelta,
+    audio_part,
+)
+
+ROUTE: Final = "/v1/realtime"
+TRANSCRIPT_PRIORITY: Final = 1
+"""Behind the answers, whose priority is 0: nobody waits for a transcript."""
+_SAMPLE_BYTES: Final = 2
+
+
+def begin_call(session: Call, number: int, share: Share) -> Call:
+    """Returns the facts of a call of the pipeline. number: of the calls of the session. share: of its memory."""
+    return replace(
+        session,
+        id=f"{session.id}-{number}",
+        body_share=share,
+        media_share=share,
+        started=time.monotonic(),
+        audio_seconds=0.0,
+        ignored=[],
+        first_seen=set(),
+        error="",
+    )
+
+
+async def ask_pipeline(gateway: Gateway, call: Call, ask: Ask) -> AsyncGenerator[Output, None]:
+    """Yields what the pipeline returns for a response; the last one is Ended. Raises GatewayError."""
+    pipeline, facts = await _find(gateway, call)
+    body = read_body(ask.prompt)
+    call.rights.check(body)
+    call.paths = ClientPaths(
+        prompt="conversation",
+        voice="session.audio.output.voice",
+        parts=ask.prompt.paths,
+        max_tokens="max_output_tokens",
+        has_messages=True,
+        own=("max_tokens",),
+    )
+    call.max_model_lens = {facts.stage: facts.max_model_len}
+    media = await _read_media(gateway, call, body, ask.prompt)
+    arguments = await read_arguments(gateway, call, pipeline, facts, body, media)
+    async with aclosing(await open_answer(gateway, call, ROUTE, pipeline, **arguments)) as events:
+        async for output in convert(gateway, events, ask.config, facts):
+            yield output
+
+
+def read_body(prompt: Prompt) -> ChatRequest:
+    """Returns the prompt as the body of a chat completion. Raises InvalidRequestError."""
+    try:
+        return cast(ChatRequest, validate_body(prompt.body, ChatRequest))
+    except RequestValidationError as error:
+        raise describe_validation(error) from None
+
+
+async def _read_media(gateway: Gateway, call: Call, body: ChatRequest, prompt: Prompt) -> list[MediaPart]:
+    audio, found = iter(prompt.audio), []
+    for path, part in list_media(body.messages):
+        if isinstance(part, AudioPart):
+            content = next(audio)
+            call.media_share.add(2 * len(content.audio))
+            found.append(audio_part(to_wav(content.audio, content.format)))
+        else:
+            found += await read_media([(path, part)], gateway.settings.media, call.media_share.add)
+    return found
+
+
+async def convert(
+    gateway: Gateway, events: AsyncIterator[Event], config: Config, facts: EntryFacts
+) -> AsyncGenerator[Output, None]:
+    """Yields the events of a call of the pipeline as those of a response. Raises InternalError without a Summary."""
+    output = OutputAudio(config.audio.output.format)
+    async for item in events:
+        if isinstance(item, TextDelta | ToolCallDelta) and item.stage != facts.answering:
+            continue
+        if isinstance(item, TextDelta):
+            yield Said(item.text)
+        elif isinstance(item, ToolCallDelta):
+            yield Called(item.index, item.id, item.name, item.arguments)
+        elif isinstance(item, AudioChunk):
+            data = output.add(item.data, item.sample_rate_hz, item.channels)
+            yield Spoke(data, 1000 * len(item.data) / (_SAMPLE_BYTES * item.channels * item.sample_rate_hz))
+        elif isinstance(item, Summary):
+            if rest := output.finish():
+                yield Spoke(rest, 0.0)
+            gateway.metrics.count_cut(ROUTE, item.cut_stages)
+            cut = [stage for stage in item.cut_stages if not (facts.has_transcript and stage == facts.stage)]
+            yield Ended(read_usage(item, answering=facts.answering), bool(cut))
+            return
+    raise InternalError("The answer ended without a summary.")
+
+
+async def write_down(
+    gateway: Gateway, call: Call, content: Content, settings: Transcription
+) -> AsyncGenerator[Heard, None]:
+    """Yields what the pipeline writes down of a user's audio. Raises GatewayError."""
+    pipeline, facts = await _find(gateway, call)
+    call.paths = TRANSCRIPT
+    call.media_share.add(2 * len(content.audio))
+    form = TranscriptionRequest(
+        file=to_wav(content.audio, content.format), model=call.model, prompt=settings.prompt or None
+    )
+    task = Task(ROUTE, "transcribe", settings.language or "", stream=True)
+    check_abilities(form, task, facts, call.model)
+    arguments = build_arguments(form, task, facts)
+    arguments["priority"] = TRANSCRIPT_PRIORITY
+    trimmer = Trimmer()
+    usage: Mapping[str, Any] | None = None
+    async with aclosing(await open_answer(gateway, call, ROUTE, pipeline, **arguments)) as events:
+        async for item in events:
+            if isinstance(item, TextDelta | TranscriptDelta) and item.stage == facts.stage:
+                for text in trimmer.add(item.text):
+                    yield Heard(text)
+            elif isinstance(item, Summary):
+                usage = count_tokens(item)
+    yield Heard(trimmer.text, usage or {"type": "tokens", "input_tokens": 0, "output_tokens": 0, "total_tokens": 0})
+
+
+async def _find(gateway: Gateway, call: Call) -> tuple[ServedPipeline, EntryFacts]:
+    """Returns the pipeline as it is now: a session may last longer than a pod. Raises GatewayError."""
+    _, pipeline = find_pipeline(call.rights.filter(gateway.pipelines.list_pipelines()), call.model)
+    return pipeline, await gateway.entries.facts(pipeline)

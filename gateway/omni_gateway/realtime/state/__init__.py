@@ -1,0 +1,1 @@
+"""What happens in a session: pure, without a clock, a task or a socket."""

@@ -1,0 +1,274 @@
+"""What holds in a session: the client's wishes, merged, and mapped to what the pipeline can do.
+
+Clients send by habit what only OpenAI's models have, such as `tracing` or semantic_vad. It is accepted, and the session
+that the client gets back shows what holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from omni_gateway.api.errors import describe_validation
+from omni_gateway.entries.connections import EntryFacts
+from omni_gateway.errors import InvalidRequestError
+
+RATES_HZ: Final = {"audio/pcm": 24_000, "audio/pcmu": 8000, "audio/pcma": 8000}
+"""The formats of audio, with their sample rates. One channel. audio/pcm has 16 bits, little-endian; the others are
+G.711, with 8."""
+OPENAI_VOICES: Final = frozenset(
+    ("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage", "shimmer", "verse")
+)
+"""Voices that clients name by habit. The pipeline's default stands in for one without an alias."""
+SILENCE_MS: Final = {"low": 1200, "medium": 800, "auto": 800, "high": 500}
+"""The silence that ends a turn, by the eagerness of semantic_vad, which is served as server_vad."""
+_NULLABLE: Final = frozenset(("turn_detection", "transcription"))
+"""Fields for which null is a value. Elsewhere it leaves a field as it was."""
+_DEPTH: Final = 4
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
+
+
+class AudioFormat(_Part):
+    """A format of RATES_HZ."""
+
+    type: Literal["audio/pcm", "audio/pcmu", "audio/pcma"] = "audio/pcm"
+    rate: int | None = None
+
+    @property
+    def rate_hz(self) -> int:
+        """Samples per second."""
+        return RATES_HZ[self.type]
+
+    @property
+    def bytes_per_ms(self) -> int:
+        """Bytes of a millisecond."""
+        return self.rate_hz * (2 if self.type == "audio/pcm" else 1) // 1000
+
+    def view(self) -> dict[str, Any]:
+        """Returns the format as clients see it."""
+        return {"type": self.type, "rate": self.rate_hz} if self.type == "audio/pcm" else {"type": self.type}
+
+
+class TurnDetection(_Part):
+    """When a turn of the user begins and ends."""
+
+    type: Literal["server_vad", "semantic_vad"] = "server_vad"
+    threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Probability of speech from which a frame counts as speech."""
+    prefix_padding_ms: Annotated[int, Field(ge=0, le=5000)] = 300
+    """Audio before the begin of the speech that belongs to the turn."""
+    silence_duration_ms: Annotated[int, Field(ge=32, le=30_000)] = 500
+    """Silence that ends a turn."""
+    create_response: bool = True
+    interrupt_response: bool = True
+    eagerness: Literal["low", "medium", "high", "auto"] | None = None
+
+
+class Transcription(_Part):
+    """How the user's speech is written down."""
+
+    model: str | None = None
+    language: Annotated[str, Field(max_length=32)] | None = None
+    prompt: Annotated[str, Field(max_length=4096)] | None = None
+
+
+class AudioInput(_Part):
+    """The user's audio."""
+
+    format: AudioFormat = AudioFormat()
+    transcription: Transcription | None = None
+    turn_detection: TurnDetection | None = TurnDetection()
+
+
+class AudioOutput(_Part):
+    """The answers' audio."""
+
+    format: AudioFormat = AudioFormat()
+    voice: str | dict[str, Any] = ""
+
+
+class Audio(_Part):
+    """Audio of both directions."""
+
+    input: AudioInput = AudioInput()
+    output: AudioOutput = AudioOutput()
+
+
+class FunctionTool(_Part):
+    """A function that the model may call."""
+
+    type: Literal["function"] = "function"
+    name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+def _drop_others(tools: Any) -> Any:
+    """Returns the tools without those that only OpenAI's own models call, such as MCP servers."""
+    if not isinstance(tools, list):
+        return tools
+    return [one for one in tools if not isinstance(one, dict) or one.get("type", "function") == "function"]
+
+
+class Config(_Part):
+    """What holds in a session, or in one response."""
+
+    instructions: str = ""
+    output_modalities: Annotated[list[Literal["text", "audio"]], Field(max_length=2)] = ["audio"]
+    audio: Audio = Audio()
+    tools: Annotated[list[FunctionTool], BeforeValidator(_drop_others), Field(max_length=128)] = []
+    tool_choice: str | dict[str, Any] = "auto"
+    max_output_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | Literal["inf"] = "inf"
+
+    @property
+    def speaks(self) -> bool:
+        """Whether answers are spoken."""
+        return "audio" in self.output_modalities
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What the pipeline can do."""
+
+    model: str
+    facts: EntryFacts
+    aliases: Mapping[str, str]
+    """Names of voices in other APIs; see pick_voice."""
+
+    @property
+    def transcribes(self) -> bool:
+        """Whether the pipeline writes down what it hears."""
+        return self.facts.hears and (self.facts.has_transcript or self.facts.answering == self.facts.stage)
+
+
+def first_config(abilities: Abilities) -> Config:
+    """Returns what holds before the client has said anything."""
+    return merge(Config(), {}, abilities, "session")
+
+
+def merge(config: Config, wishes: Mapping[str, Any], abilities: Abilities, param: str) -> Config:
+    """Returns what holds after the client's wishes. param: the field that holds them, for errors.
+
+    Objects are merged, everything else is replaced. Raises InvalidRequestError.
+    """
+    try:
+        merged = Config.model_validate(_merge(config.model_dump(), wishes, _DEPTH))
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)
+        located = [{**one, "loc": ("body", param, *one["loc"])} for one in found]
+        raise describe_validation(RequestValidationError(located, body={param: dict(wishes)})) from None
+    return _map(merged, abilities, param)
+
+
+def _merge(old: dict[str, Any], new: Mapping[str, Any], depth: int) -> dict[str, Any]:
+    found = dict(old)
+    for name, value in new.items():
+        if value is None and name not in _NULLABLE:
+            continue
+        before = found.get(name)
+        both = depth and isinstance(value, Mapping) and isinstance(before, dict) and name not in ("tools", "voice")
+        found[name] = _merge(before or {}, value, depth - 1) if both else value
+    return found
+
+
+def _map(config: Config, abilities: Abilities, param: str) -> Config:
+    facts, audio = abilities.facts, config.audio
+    for side, wanted in (("input", audio.input.format), ("output", audio.output.format)):
+        if wanted.rate not in (None, wanted.rate_hz):
+            raise InvalidRequestError(
+                f"{wanted.type} has {wanted.rate_hz} samples per second here, not {wanted.rate}.",
+                param=f"{param}.audio.{side}.format.rate",
+            )
+    detection = audio.input.turn_detection if facts.hears else None
+    if detection is not None and detection.type == "semantic_vad":
+        silence = SILENCE_MS[detection.eagerness or "auto"]
+        detection = detection.model_copy(update={"type": "server_vad", "silence_duration_ms": silence})
+    transcription = audio.input.transcription if abilities.transcribes else None
+    if transcription is not None:
+        transcription = transcription.model_copy(update={"model": abilities.model})
+    taken = AudioInput(format=audio.input.format, transcription=transcription, turn_detection=detection)
+    output = AudioOutput(format=audio.output.format, voice=_pick_voice(audio.output.voice, abilities, param))
+    can_speak = "audio" in facts.modalities or not facts.modalities
+    speaks = can_speak and (config.speaks or "text" not in facts.modalities)
+    tools = config.tools if facts.calls_tools else []
+    return config.model_copy(
+        update={
+            "output_modalities": ["audio"] if speaks else ["text"],
+            "audio": Audio(input=taken, output=output),
+            "tools": tools,
+            "tool_choice": _pick_tool_choice(config.tool_choice, tools, param),
+        }
+    )
+
+
+def _pick_voice(wanted: str | dict[str, Any], abilities: Abilities, param: str) -> str:
+    """Returns the pipeline's name of a voice; empty if the pipeline has none, or does not name them."""
+    name = str(wanted.get("id") or "") if isinstance(wanted, dict) else wanted
+    default = abilities.facts.voices[0] if abilities.facts.voices else ""
+    if not name:
+        return default
+    try:
+        return abilities.facts.pick_voice(name, abilities.aliases, param=f"{param}.audio.output.voice")
+    except InvalidRequestError:
+        if name.lower() in OPENAI_VOICES:
+            return default
+        raise
+
+
+def _pick_tool_choice(wanted: str | dict[str, Any], tools: list[FunctionTool], param: str) -> str | dict[str, Any]:
+    if not tools or wanted in ("auto", "none", "required"):
+        return wanted if tools and isinstance(wanted, str) else "auto"
+    name = wanted.get("name") if isinstance(wanted, dict) else None
+    if name not in [one.name for one in tools]:
+        raise InvalidRequestError(
+            "tool_choice is 'auto', 'none', 'required' or {type: function, name} of one of the tools.",
+            param=f"{param}.tool_choice",
+        )
+    return {"type": "function", "name": name}
+
+
+def view_session(config: Config, id: str, model: str, expires_at: int) -> dict[str, Any]:
+    """Returns the session as clients see it. expires_at: seconds since the epoch."""
+    given, detection = config.audio.input.transcription, config.audio.input.turn_detection
+    return {
+        "type": "realtime",
+        "object": "realtime.session",
+        "id": id,
+        "model": model,
+        "output_modalities": list(config.output_modalities),
+        "instructions": config.instructions,
+        "tools": [one.model_dump(exclude_none=True) for one in config.tools],
+        "tool_choice": config.tool_choice,
+        "max_output_tokens": config.max_output_tokens,
+        "tracing": None,
+        "truncation": "auto",
+        "prompt": None,
+        "expires_at": expires_at,
+        "audio": {
+            "input": {
+                "format": config.audio.input.format.view(),
+                "transcription": None if given is None else given.model_dump(exclude_none=True),
+                "noise_reduction": None,
+                "turn_detection": None if detection is None else view_detection(detection),
+            },
+            "output": view_output(config),
+        },
+        "include": None,
+    }
+
+
+def view_output(config: Config) -> dict[str, Any]:
+    """Returns the format and the voice of answers as clients see them."""
+    return {"format": config.audio.output.format.view(), "voice": config.audio.output.voice, "speed": 1.0}
+
+
+def view_detection(detection: TurnDetection) -> dict[str, Any]:
+    """Returns the turn detection as clients see it."""
+    return {**detection.model_dump(exclude={"eagerness"}), "idle_timeout_ms": None}

@@ -1,0 +1,67 @@
+"""What a session wants done, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from omni_gateway.errors import GatewayError
+from omni_gateway.realtime.state.config import Config, Transcription, TurnDetection
+from omni_gateway.realtime.state.items import Content
+from omni_gateway.realtime.state.prompt import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send an event to the client. It has no event_id yet."""
+
+    event: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Find out whether the user speaks in a piece of audio, and pass turns to `Session.turn`."""
+
+    data: bytes
+    start_ms: float
+    """Position of the piece in the session's audio."""
+    settings: TurnDetection
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask the pipeline, and pass what it returns to `Session.answer`."""
+
+    response_id: str
+    prompt: Prompt
+    config: Config
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Cancel the pipeline's work for a response. Nothing more of it is passed on."""
+
+    response_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Transcribe:
+    """Write down an item's audio, and pass it to `Session.transcribe`."""
+
+    item_id: str
+    audio: Content
+    settings: Transcription
+
+
+Effect = Send | Listen | Ask | Stop | Transcribe
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What the pipeline wrote down of an item's audio."""
+
+    text: str
+    usage: Mapping[str, Any] | None = None
+    """Of the end; None for a piece."""
+    error: GatewayError | None = None

@@ -1,0 +1,364 @@
+"""One session: what each event of the client, of the pipeline and of the turn detection changes. Pure.
+
+Each method returns effects in order: events to send, and work that the socket's side does, whose result comes back as
+a call of another method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, cast
+
+from omni_gateway.errors import GatewayError, InvalidRequestError, answer_error
+from omni_gateway.media.read import decode_base64
+from omni_gateway.realtime.state import client_events as events
+from omni_gateway.realtime.state.config import Abilities, first_config, merge, view_session
+from omni_gateway.realtime.state.effects import Ask, Effect, Heard, Listen, Send, Stop, Transcribe
+from omni_gateway.realtime.state.input_buffer import InputBuffer
+from omni_gateway.realtime.state.items import Content, Conversation, Item, read_item
+from omni_gateway.realtime.state.prompt import build_prompt
+from omni_gateway.realtime.state.response import Ended, Failed, Output, Response
+from omni_gateway.realtime.state.turns import Began, Turn
+
+MIN_COMMIT_MS: Final = 100
+"""Least audio of an item, as with OpenAI."""
+IDLE_MS: Final = 1000
+"""Audio that is kept while nobody speaks, beside prefix_padding_ms."""
+MAX_RESPONSES: Final = 8
+"""Maximum number of responses at once: one of the conversation, the others out of band."""
+MAX_METADATA: Final = (16, 64, 512)
+"""Maximum number of entries, and of characters of a key and of a value."""
+
+
+class Session:
+    """The state of one session."""
+
+    def __init__(self, abilities: Abilities, make: Callable[[str], str], *, expires_at: int, max_bytes: int) -> None:
+        """make: returns a new id with a prefix. expires_at: seconds since the epoch. max_bytes: of what it holds."""
+        self._abilities = abilities
+        self._make = make
+        self._expires_at = expires_at
+        self._max_bytes = max_bytes
+        self.id = make("sess")
+        self.config = first_config(abilities)
+        self.conversation = Conversation()
+        self.buffer = InputBuffer(self.config.audio.input.format)
+        self._conversation_id = make("conv")
+        self._responses: dict[str, Response] = {}
+        self._speech_item: str | None = None
+        """Id of the item that the user speaks at the moment."""
+        self._waits = False
+        """Whether a turn of the user waits for the end of a response that it may not interrupt."""
+        self._pace: float | None = None
+        self._heard_ms: dict[str, float] = {}
+        """Where items were cut that are still generated."""
+        self._items_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of the items and the input buffer."""
+        return self._items_bytes + len(self.buffer)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a response is generated or the user speaks."""
+        return bool(self._responses) or self._speech_item is not None or self._waits
+
+    def open(self) -> list[Effect]:
+        """Returns the effects of a new session."""
+        return [Send({"type": "session.created", "session": self._view()})]
+
+    def receive(self, event: events.ClientEvent) -> list[Effect]:
+        """Returns the effects of a client's event. An error of the client is one of them."""
+        found: list[Effect] = []
+        try:
+            for effect in self._receive(event):
+                found.append(effect)
+        except GatewayError as error:
+            found.append(self.refuse(error, event.event_id))
+        return found
+
+    def refuse(self, error: GatewayError, event_id: str | None) -> Send:
+        """Returns the event that reports an error. event_id: of the client's event that caused it."""
+        described = answer_error(error).body["error"]
+        return Send({"type": "error", "error": {**described, "event_id": event_id}})
+
+    def turn(self, turn: Turn) -> list[Effect]:
+        """Returns the effects of the begin or the end of a user's turn."""
+        return list(self._begin_turn(turn) if isinstance(turn, Began) else self._end_turn(turn.audio_ms))
+
+    def answer(self, response_id: str, output: Output) -> list[Effect]:
+        """Returns the effects of what the pipeline returned for a response."""
+        response = self._responses.get(response_id)
+        if response is None:
+            return []
+        found: list[Effect] = []
+        try:
+            for event in response.add(output, self._append):
+                found.append(Send(event))
+        except InvalidRequestError as error:  # the conversation takes no further item
+            output = Failed(error.type, error.specific_code or error.code, error.message)
+            found += [Stop(response.id), *_send(response.add(output, self._append))]
+        if isinstance(output, Ended | Failed):
+            found += self._end_response(response)
+        return found
+
+    def transcribe(self, item_id: str, heard: Heard) -> list[Effect]:
+        """Returns the effects of what the pipeline wrote down."""
+        place = {"item_id": item_id, "content_index": 0}
+        kind = "conversation.item.input_audio_transcription"
+        if heard.error is not None:
+            error = answer_error(heard.error).body["error"]
+            return [Send({"type": f"{kind}.failed", **place, "error": error})]
+        if heard.usage is None:
+            return [Send({"type": f"{kind}.delta", **place, "delta": heard.text})]
+        for item in self.conversation.items:
+            if item.id == item_id and item.content:
+                item.content[0].text = heard.text
+                self._recount()
+        return [Send({"type": f"{kind}.completed", **place, "transcript": heard.text, "usage": dict(heard.usage)})]
+
+    def _receive(self, event: events.ClientEvent) -> Iterator[Effect]:
+        if isinstance(event, events.Append):
+            yield from self._append_audio(event)
+        elif isinstance(event, events.SessionUpdate):
+            yield from self._update(event)
+        elif isinstance(event, events.Commit):
+            yield from self._commit()
+        elif isinstance(event, events.Clear):
+            self.buffer.clear()
+            self._speech_item = None
+            yield Send({"type": "input_audio_buffer.cleared"})
+        elif isinstance(event, events.CreateItem):
+            yield from self._create_item(event)
+        elif isinstance(event, events.RetrieveItem):
+            item = self.conversation.find(event.item_id, "item_retrieve_invalid_item_id")
+            yield Send({"type": "conversation.item.retrieved", "item": item.view(with_audio=True)})
+        elif isinstance(event, events.TruncateItem):
+            yield from self._truncate(event)
+        elif isinstance(event, events.DeleteItem):
+            item = self.conversation.find(event.item_id, "item_delete_invalid_item_id")
+            self.conversation.items.remove(item)
+            self._recount()
+            yield Send({"type": "conversation.item.deleted", "item_id": item.id})
+        elif isinstance(event, events.CreateResponse):
+            yield from self._create_response(event.response or {})
+        elif isinstance(event, events.CancelResponse):
+            yield from self._cancel(event.response_id)
+
+    def _update(self, event: events.SessionUpdate) -> Iterator[Effect]:
+        if event.session.get("type", "realtime") != "realtime":
+            raise InvalidRequestError(
+                "session.type is 'realtime' here; for transcripts alone use /v1/audio/transcriptions.",
+                param="session.type",
+            )
+        self.config = merge(self.config, event.session, self._abilities, "session")
+        self.buffer.use_format(self.config.audio.input.format)
+        if self.config.audio.input.turn_detection is None:
+            self._speech_item = None
+        yield Send({"type": "session.updated", "session": self._view()})
+
+    def _append_audio(self, event: events.Append) -> Iterator[Effect]:
+        if not self._abilities.facts.hears:
+            raise InvalidRequestError(f"The model {self._abilities.model!r} does not hear audio.", param="audio")
+        left = self._max_bytes - len(self.buffer)
+        data = decode_base64(event.audio, param="audio", max_bytes=max(2, left))
+        start_ms = self.buffer.end_ms
+        self.buffer.append(data)
+        detection = self.config.audio.input.turn_detection
+        if detection is None:
+            return
+        if self._speech_item is None:
+            self.buffer.drop_before(start_ms - detection.prefix_padding_ms - IDLE_MS)
+        yield Listen(data, start_ms, detection)
+
+    def _commit(self) -> Iterator[Effect]:
+        if self.buffer.milliseconds < MIN_COMMIT_MS:
+            raise InvalidRequestError(
+                f"The input buffer has {self.buffer.milliseconds:.0f} ms of audio, at least {MIN_COMMIT_MS} ms are "
+                "needed.",
+                code="input_audio_buffer_commit_empty",
+            )
+        item_id, self._speech_item = self._speech_item or self._make("item"), None
+        yield from self._add_speech(item_id, self.buffer.take())
+
+    def _add_speech(self, item_id: str, data: bytes) -> Iterator[Effect]:
+        part = Content("input_audio", audio=data, format=self.buffer.format)
+        item = Item(item_id, "message", "user", [part])
+        previous = self._append(item)
+        yield Send({"type": "input_audio_buffer.committed", "item_id": item.id, "previous_item_id": previous})
+        yield from _view_added(item, previous)
+        settings = self.config.audio.input.transcription
+        if settings is not None:
+            yield Transcribe(item.id, part, settings)
+
+    def _begin_turn(self, turn: Began) -> Iterator[Effect]:
+        detection = self.config.audio.input.turn_detection
+        if detection is None or self._speech_item is not None:
+            return
+        self.buffer.drop_before(turn.audio_ms)
+        self._speech_item = self._make("item")
+        started = {"audio_start_ms": turn.audio_ms, "item_id": self._speech_item}
+        yield Send({"type": "input_audio_buffer.speech_started", **started})
+        response = self._active()
+        if detection.interrupt_response and response is not None:
+            yield from self._cancel_response(response, "turn_detected")
+
+    def _end_turn(self, end_ms: int) -> Iterator[Effect]:
+        detection = self.config.audio.input.turn_detection
+        item_id, self._speech_item = self._speech_item, None
+        if detection is None or item_id is None:
+            return
+        yield Send({"type": "input_audio_buffer.speech_stopped", "audio_end_ms": end_ms, "item_id": item_id})
+        try:
+            yield from self._add_speech(item_id, self.buffer.take(end_ms))
+            if detection.create_response and self._active() is None:
+                yield from self._create_response({})
+            else:
+                self._waits = detection.create_response
+        except GatewayError as error:
+            yield self.refuse(error, None)
+
+    def _create_item(self, event: events.CreateItem) -> Iterator[Effect]:
+        place = self.conversation.place_behind(event.previous_item_id)
+        item = self._read_item(event.item, "item")
+        if self.held_bytes + item.held_bytes > self._max_bytes and not self._make_place(item.held_bytes):
+            raise InvalidRequestError(
+                f"The session would hold more than {self._max_bytes} bytes, the limit; delete items, or send less.",
+                param="item",
+                code="conversation_too_large",
+            )
+        previous = self.conversation.insert(item, place)
+        self._recount()
+        yield from _view_added(item, previous)
+
+    def _make_place(self, size: int) -> bool:
+        self.conversation.forget_audio(max(0, self._max_bytes - size - len(self.buffer)))
+        self._recount()
+        return self.held_bytes + size <= self._max_bytes
+
+    def _read_item(self, given: Mapping[str, Any], param: str) -> Item:
+        return read_item(given, self._make("item"), self.config.audio.input.format, self._max_bytes, param)
+
+    def _truncate(self, event: events.TruncateItem) -> Iterator[Effect]:
+        item = self.conversation.find(event.item_id, "item_truncate_invalid_item_id")
+        if item.role != "assistant" or event.content_index != 0 or not item.content:
+            raise InvalidRequestError(
+                "Only the first content of an answer can be truncated.",
+                param="item_id",
+                code="item_truncate_invalid_item_id",
+            )
+        end_ms = event.audio_end_ms
+        if item.spoken is not None:
+            # Clients count the time since the first audio, which may be longer than the audio.
+            end_ms = min(end_ms, int(item.spoken.audio_ms)) if item.spoken.audio_ms else end_ms
+            item.content[0].text = item.spoken.cut(end_ms, self._pace)
+            if item.status == "in_progress":
+                self._heard_ms[item.id] = end_ms
+        self._recount()
+        place = {"item_id": item.id, "content_index": 0, "audio_end_ms": end_ms}
+        yield Send({"type": "conversation.item.truncated", **place})
+
+    def _create_response(self, given: Mapping[str, Any]) -> Iterator[Effect]:
+        where = given.get("conversation", "auto")
+        in_band = where in (None, "auto", self._conversation_id)
+        if not in_band and where != "none":
+            raise InvalidRequestError("response.conversation is auto or none.", param="response.conversation")
+        active = self._active()
+        if in_band and active is not None:
+            raise InvalidRequestError(
+                f"Conversation already has an active response in progress: {active.id}. Wait until the response is "
+                "finished before creating a new one.",
+                code="conversation_already_has_active_response",
+            )
+        if len(self._responses) >= MAX_RESPONSES:
+            raise InvalidRequestError(f"{MAX_RESPONSES} responses are in progress, the limit; wait for one to end.")
+        config = merge(self.config, given, self._abilities, "response")
+        metadata = _read_metadata(given.get("metadata"))
+        prompt = build_prompt(config, list(self._read_input(given.get("input"))), self._abilities.model)
+        conversation = self._conversation_id if in_band else None
+        response = Response(self._make("resp"), config, self._make, conversation, metadata)
+        self._responses[response.id] = response
+        yield from _send(response.begin())
+        yield Ask(response.id, prompt, config)
+
+    def _read_input(self, given: Any) -> Iterable[Item]:
+        if given is None:
+            return self.conversation.items
+        if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
+            raise InvalidRequestError("response.input is a list of items.", param="response.input", code="invalid_type")
+        found = []
+        for place, one in enumerate(given):
+            if one.get("type") == "item_reference":
+                found.append(self.conversation.find(str(one.get("id")), "item_retrieve_invalid_item_id"))
+            else:
+                found.append(self._read_item(one, f"response.input[{place}]"))
+        return found
+
+    def _cancel(self, response_id: str | None) -> Iterator[Effect]:
+        response = self._active() if response_id is None else self._responses.get(response_id)
+        if response is None:
+            raise InvalidRequestError(
+                "Cancellation failed: no active response found", code="response_cancel_not_active"
+            )
+        yield from self._cancel_response(response, "client_cancelled")
+
+    def _cancel_response(self, response: Response, reason: str) -> Iterator[Effect]:
+        yield Stop(response.id)
+        yield from _send(response.cancel(reason))
+        yield from self._end_response(response)
+
+    def _end_response(self, response: Response) -> Iterator[Effect]:
+        del self._responses[response.id]
+        for item in response.items:
+            if item.spoken is None:
+                continue
+            self._pace = item.spoken.pace or self._pace
+            if (heard_ms := self._heard_ms.pop(item.id, None)) is not None:
+                item.content[0].text = item.spoken.cut(heard_ms, self._pace)
+        self._recount()
+        if self._waits and self._active() is None:
+            self._waits = False
+            try:
+                yield from self._create_response({})
+            except GatewayError as error:
+                yield self.refuse(error, None)
+
+    def _active(self) -> Response | None:
+        """Returns the conversation's response that is in progress."""
+        return next((one for one in self._responses.values() if one.in_conversation), None)
+
+    def _append(self, item: Item) -> str | None:
+        previous = self.conversation.insert(item)
+        self.conversation.forget_audio(max(0, self._max_bytes - len(self.buffer)))
+        self._recount()
+        return previous
+
+    def _recount(self) -> None:
+        self._items_bytes = self.conversation.held_bytes
+
+    def _view(self) -> dict[str, Any]:
+        return view_session(self.config, self.id, self._abilities.model, self._expires_at)
+
+
+def _send(found: Iterable[dict[str, Any]]) -> Iterator[Effect]:
+    return (Send(event) for event in found)
+
+
+def _view_added(item: Item, previous: str | None) -> Iterator[Effect]:
+    for kind in ("added", "done"):
+        yield Send({"type": f"conversation.item.{kind}", "previous_item_id": previous, "item": item.view()})
+
+
+def _read_metadata(given: Any) -> Mapping[str, str] | None:
+    if given is None:
+        return None
+    entries, key_chars, value_chars = MAX_METADATA
+    is_right = isinstance(given, dict) and len(given) <= entries
+    if not is_right or not all(
+        len(key) <= key_chars and isinstance(value, str) and len(value) <= value_chars for key, value in given.items()
+    ):
+        raise InvalidRequestError(
+            f"response.metadata has at most {entries} texts of {value_chars} characters.", param="response.metadata"
+        )
+    return cast(Mapping[str, str], given)
