@@ -7,7 +7,7 @@ speaks reaches its maximum length.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -44,8 +44,9 @@ class Starts(list[pb.Start]):
 
 
 class _Entry(stage_service_pb2_grpc.StageServiceServicer):
-    def __init__(self) -> None:
+    def __init__(self, media: Sequence[str] = ()) -> None:
         self.starts = Starts()
+        self._media = media
 
     def Generate(self, requests: Iterator[pb.GenerateRequest], context: Any) -> Iterator[pb.GenerateResponse]:
         start = next(requests).start
@@ -99,6 +100,7 @@ class _Entry(stage_service_pb2_grpc.StageServiceServicer):
             voices=VOICES[1:],
             text=pb.TextAbilities(given_reply=True, structured_output=True, tool_call_parser="hermes"),
             random_weights=True,
+            media=self._media,
         )
 
 
@@ -110,12 +112,14 @@ def _unknown_voice() -> status_pb2.Status:
 
 
 @contextmanager
-def serve_entry(credentials: grpc.ServerCredentials | None = None) -> Iterator[tuple[int, Starts]]:
-    """Serves on 127.0.0.1 inside the block, with TLS if there are credentials.
+def serve_entry(
+    credentials: grpc.ServerCredentials | None = None, media: Sequence[str] = ()
+) -> Iterator[tuple[int, Starts]]:
+    """Serves on 127.0.0.1 inside the block, with TLS if there are credentials. media: kinds that the stage reads.
 
     Yields the port, and a list that gets the Start of every request.
     """
-    entry = _Entry()
+    entry = _Entry(media)
     server = grpc.server(ThreadPoolExecutor(4))
     stage_service_pb2_grpc.add_StageServiceServicer_to_server(entry, server)
     if credentials is None:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from starlette.testclient import TestClient
+from starlette.testclient import TestClient, WebSocketDenialResponse
 from starlette.types import Message, Receive, Scope, Send
-from starlette.websockets import WebSocketDisconnect
 
 from omni_gateway.context import Gateway
 from omni_gateway.entries.connections import Entries
@@ -169,15 +168,15 @@ class AnyApp:
         self.scopes.append(scope["type"])
 
 
-async def test_a_websocket_is_refused_before_any_route_sees_it() -> None:
-    """The guard checks no WebSocket, so it lets none pass, whatever routes there are."""
+async def test_a_websocket_of_another_path_is_refused_before_any_route_sees_it() -> None:
+    """Only the route of sessions is a WebSocket, whatever other routes there are."""
     app, sent = AnyApp(), []
     guard = Guard(app, Gateway(GatewaySettings(), StaticPipelines(()), Entries(), GatewayMetrics()), None, lambda: 1)
 
     async def send(message: Message) -> None:
         sent.append(message)
 
-    await guard({"type": "websocket", "path": "/v1/realtime", "headers": []}, nothing_more, send)
+    await guard({"type": "websocket", "path": "/v1/chat/completions", "headers": []}, nothing_more, send)
     assert sent == [{"type": "websocket.close", "code": 1008}]
     with pytest.raises(ValueError, match="unknown ASGI scope 'webtransport'"):
         await guard({"type": "webtransport"}, nothing_more, send)
@@ -185,17 +184,17 @@ async def test_a_websocket_is_refused_before_any_route_sees_it() -> None:
     assert app.scopes == ["lifespan"]
 
 
-@pytest.mark.parametrize(("key", "status"), [("", 401), ("wrong", 401), ("k", 404)])
-async def test_a_handshake_needs_a_key_and_finds_no_websocket(key: str, status: int, tmp_path: Path) -> None:
-    """uvicorn passes a handshake on as a GET without its offer. A server for WebSockets gives it a scope of its own,
-    and answers 403 if that is closed before it is accepted."""
+@pytest.mark.parametrize(("key", "get", "status"), [("", 401, 401), ("wrong", 401, 401), ("k", 426, 404)])
+async def test_a_session_needs_a_key_and_a_model(key: str, get: int, status: int, tmp_path: Path) -> None:
+    """A wrong handshake is passed on as a GET without its offer. A right one has a scope of its own, and is answered
+    with an HTTP status if it is refused."""
     file = tmp_path / "keys.yaml"
     file.write_text(f"keys:\n- {{name: one, sha256: {hash_key('k')}}}\n")
     app = create_app(StaticPipelines(()), GatewaySettings(keys_file=file))
     headers = {"authorization": f"Bearer {key}"} if key else {}
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
-        assert (await client.get("/v1/realtime", headers=headers)).status_code == status
-    sockets = TestClient(app)
-    with pytest.raises(WebSocketDisconnect) as refused, sockets.websocket_connect("/v1/realtime", headers=headers):
+        assert (await client.get("/v1/realtime", headers=headers)).status_code == get
+    path = "/v1/realtime?model=nobody"
+    with pytest.raises(WebSocketDenialResponse) as refused, TestClient(app).websocket_connect(path, headers=headers):
         pass
-    assert refused.value.code == 1008
+    assert refused.value.status_code == status

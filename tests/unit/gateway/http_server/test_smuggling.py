@@ -11,6 +11,7 @@ import itertools
 import socket
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import httptools
@@ -19,6 +20,7 @@ import uvicorn
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from omni_gateway.http_server.connections import BoundedHttp, bounded_http
+from omni_gateway.http_server.websockets import Arriving, BoundedWebSocket, is_handshake
 from support.processes.polling import PATIENCE_S
 
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -114,7 +116,10 @@ CASES: dict[str, Case] = {
 
 
 async def tell(scope: Any, receive: Any, send: Any) -> None:
-    """An ASGI app that answers with the path and the size of the body."""
+    """An ASGI app that answers with the path and the size of the body. It refuses sessions."""
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close"})
+        return
     size, more = 0, True
     while more:
         message = await receive()
@@ -153,7 +158,8 @@ class Answers:
 @contextlib.asynccontextmanager
 async def connect() -> AsyncIterator[tuple[BoundedHttp, socket.socket]]:
     """Yields the server's side of a connection, and the client's."""
-    config = uvicorn.Config(tell, http=bounded_http(), ws="none", log_config=None, lifespan="off")
+    socket_protocol: Any = partial(BoundedWebSocket, arriving=Arriving())
+    config = uvicorn.Config(tell, http=bounded_http(), ws=socket_protocol, log_config=None, lifespan="off")
     state = uvicorn.server.ServerState()
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
@@ -177,7 +183,8 @@ async def answers_to(pieces: Sequence[bytes], count: int, turns: int) -> list[tu
         for piece in pieces:
             if protocol.transport.is_closing():
                 break  # a transport that is closed reads nothing
-            protocol.data_received(piece)
+            # After a handshake, the transport has another protocol.
+            protocol.transport.get_protocol().data_received(piece)  # type: ignore[attr-defined]
             for _ in range(turns):
                 await asyncio.sleep(0)
         answers = Answers()
@@ -205,3 +212,60 @@ def test_splitting_the_bytes_at_random_points_gives_the_same_answers(name: str, 
     places = [0, *sorted({cut for cut in cuts if cut < len(case.sent)}), len(case.sent)]
     pieces = [case.sent[first:last] for first, last in itertools.pairwise(places)]
     assert asyncio.run(answers_to(pieces, len(case.answers), turns)) == list(case.answers)
+
+
+HANDSHAKE = [
+    (b"host", b"x"),
+    (b"connection", b"keep-alive, Upgrade"),
+    (b"upgrade", b"WebSocket"),
+    (b"sec-websocket-version", b"13"),
+    (b"sec-websocket-key", b"dGhlIHNhbXBsZSBub25jZQ=="),
+]
+
+
+def head_of(lines: Sequence[tuple[bytes, bytes]], target: bytes = b"/v1/realtime?model=m") -> bytes:
+    return b"GET %b HTTP/1.1\r\n%b\r\n" % (target, b"".join(b"%b: %b\r\n" % line for line in lines))
+
+
+@pytest.mark.parametrize("before", [b"", GET], ids=["first", "behind another"])
+async def test_nothing_behind_a_handshake_is_a_request(before: bytes) -> None:
+    """Wherever the bytes are cut: the requests before the handshake are answered, it is refused or the connection is
+    cut, and nothing behind it is answered."""
+    sent = before + head_of(HANDSHAKE) + SMUGGLED
+    honest = [(200, b"/honest", 0)] if before else []
+    for place in range(0, len(sent), 3):
+        pieces = [sent[:place], sent[place:]] if place else [sent]
+        for turns in (0, 2, 20):
+            found = await answers_to(pieces, len(honest) + 1, turns)
+            # A handshake behind a request that waits for its answer is read as a request without an offer.
+            allowed = [(403, b"", 0)], [(200, b"/v1/realtime", 0)], []
+            assert found[: len(honest)] == honest[: len(found)]
+            assert found[len(honest) :] in allowed, f"cut at {place}: {pieces}"
+
+
+def without(name: bytes, *lines: tuple[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+    return [*(line for line in HANDSHAKE if line[0] != name), *lines]
+
+
+@pytest.mark.parametrize(
+    ("lines", "target", "is_one"),
+    [
+        (HANDSHAKE, b"/v1/realtime", True),
+        (HANDSHAKE, b"/v1//realtime/?model=m", True),
+        (HANDSHAKE, b"/v1/chat/completions", False),
+        (HANDSHAKE, b"/", False),
+        ([*HANDSHAKE, (b"content-length", b"0")], b"/v1/realtime", False),
+        ([*HANDSHAKE, (b"transfer-encoding", b"chunked")], b"/v1/realtime", False),
+        ([*HANDSHAKE, (b"upgrade", b"h2c")], b"/v1/realtime", False),
+        ([*HANDSHAKE, HANDSHAKE[-1]], b"/v1/realtime", False),
+        (without(b"upgrade", (b"upgrade", b"h2c")), b"/v1/realtime", False),
+        (without(b"connection", (b"connection", b"keep-alive")), b"/v1/realtime", False),
+        (without(b"sec-websocket-version", (b"sec-websocket-version", b"8")), b"/v1/realtime", False),
+        (without(b"sec-websocket-key", (b"sec-websocket-key", b"x")), b"/v1/realtime", False),
+        (without(b"sec-websocket-key"), b"/v1/realtime", False),
+    ],
+)
+def test_only_a_complete_handshake_leaves_http(lines: list[tuple[bytes, bytes]], target: bytes, is_one: bool) -> None:
+    assert is_handshake(b"GET", target, "1.1", lines) is is_one
+    assert not is_handshake(b"POST", target, "1.1", lines)
+    assert not is_handshake(b"GET", target, "1.0", lines)

@@ -1,0 +1,123 @@
+"""OpenAI's client for Python, unmodified, holds calls with real engines: turns, an interruption, errors, a cut answer.
+
+Each event is checked against the client's own types, and their order as LiveKit's agents rely on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+
+import httpx
+import pytest
+
+from support.media.spoken import speech_24k
+from support.peers.realtime_events import Caller, call
+from support.processes.polling import PATIENCE_S
+
+pytestmark = pytest.mark.pipeline
+
+MODEL = "tiny-omni"
+PIECE = 4800
+"""100 ms."""
+
+
+async def say(caller: Caller, text: str) -> None:
+    item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
+    await caller.connection.conversation.item.create(item=item)
+
+
+async def speak(caller: Caller, data: bytes) -> None:
+    for at in range(0, len(data), PIECE):
+        await caller.connection.input_audio_buffer.append(audio=base64.b64encode(data[at : at + PIECE]).decode())
+
+
+def audio_of(caller: Caller, response_id: str) -> bytes:
+    """Returns the audio of a response."""
+    kind = "response.output_audio.delta"
+    found = [one for one in caller.events if one["type"] == kind and one["response_id"] == response_id]
+    return b"".join(base64.b64decode(one["delta"]) for one in found)
+
+
+async def test_turns_of_text_and_of_speech_are_answered_with_speech(tiny_gateway: str) -> None:
+    async with call(tiny_gateway, model=MODEL) as caller:
+        session = {"type": "realtime", "instructions": "Be brief.", "max_output_tokens": 12, "tracing": "auto"}
+        await caller.connection.session.update(session=session)
+        shown = (await caller.until("session.updated"))["session"]
+        assert shown["audio"]["input"]["turn_detection"]["type"] == "server_vad"
+        done = {}
+        for turn in range(3):
+            await say(caller, f"This is turn {turn}.")
+            await caller.connection.response.create(response={"metadata": {"client_event_id": str(turn)}})
+            done = (await caller.until("response.done"))["response"]
+            assert done["status"] in ("completed", "incomplete"), done["status_details"]
+            assert done["metadata"] == {"client_event_id": str(turn)}
+            assert done["usage"]["output_tokens"] > 0
+            assert len(audio_of(caller, done["id"])) > 0
+        await speak(caller, speech_24k())
+        heard = (await caller.until("response.done"))["response"]
+        assert heard["status"] in ("completed", "incomplete"), heard["status_details"]
+        assert heard["usage"]["input_tokens"] > done["usage"]["input_tokens"], "the audio is part of the prompt"
+        kinds = [one["type"] for one in caller.events]
+        assert kinds.count("input_audio_buffer.speech_started") == 1
+        assert "error" not in kinds
+
+
+async def test_speech_interrupts_the_answer_and_the_engines(tiny_gateway: str) -> None:
+    async with call(tiny_gateway, model=MODEL) as caller:
+        await caller.connection.session.update(session={"type": "realtime", "max_output_tokens": 2000})
+        data = speech_24k()
+        await speak(caller, data[: 48 * 1000])  # silence
+        await say(caller, "Tell me a very long story.")
+        await caller.connection.response.create()
+        await caller.until("response.output_audio_transcript.delta")
+        await speak(caller, data[48 * 1000 : 48 * 2000])
+        done = (await caller.until("response.done"))["response"]
+        assert done["status_details"] == {"type": "cancelled", "reason": "turn_detected"}
+        item = done["output"][0]
+        whole = item["content"][0]["transcript"]
+        await caller.connection.conversation.item.truncate(item_id=item["id"], content_index=0, audio_end_ms=80)
+        await caller.until("conversation.item.truncated")
+        await caller.connection.conversation.item.retrieve(item_id=item["id"])
+        cut = (await caller.until("conversation.item.retrieved"))["item"]["content"][0]["transcript"]
+        assert whole.startswith(cut)
+        assert len(cut) < len(whole)
+        await caller.connection.session.update(session={"type": "realtime", "max_output_tokens": 8})
+        await speak(caller, bytes(48 * 2000))
+        done = (await caller.until("response.done"))["response"]
+        assert done["status"] in ("completed", "incomplete"), done["status_details"]
+    async with httpx.AsyncClient() as client, asyncio.timeout(PATIENCE_S):
+        while "omni_gateway_realtime_sessions 0.0" not in (await client.get(f"{tiny_gateway}/metrics")).text:  # noqa: ASYNC110 - no event says it
+            await asyncio.sleep(0.1)
+
+
+async def test_errors_name_the_clients_event_and_the_call_goes_on(tiny_gateway: str) -> None:
+    async with call(tiny_gateway, model=MODEL) as caller:
+        await caller.connection.session.update(session={"type": "realtime", "output_modalities": ["text"]})
+        await caller.connection.response.cancel(event_id="a")
+        assert (await caller.until("error"))["error"]["event_id"] == "a"
+        await say(caller, "word " * 100_000)
+        await caller.connection.response.create()
+        done = (await caller.until("response.done"))["response"]
+        assert done["status"] == "failed"
+        assert done["status_details"]["error"]["code"] in ("context_length_exceeded", "string_above_max_length")
+        long = next(one["item"]["id"] for one in caller.events if one["type"] == "conversation.item.added")
+        await caller.connection.conversation.item.delete(item_id=long)
+        await say(caller, "Hello.")
+        await caller.connection.response.create(response={"max_output_tokens": 5})
+        done = (await caller.until("response.done"))["response"]
+        assert done["status_details"] == {"type": "incomplete", "reason": "max_output_tokens"}
+        assert done["usage"]["output_token_details"] == {"text_tokens": 5, "audio_tokens": 0}
+
+
+async def test_the_users_speech_is_written_down(tiny_gateway: str) -> None:
+    async with call(tiny_gateway, model=MODEL) as caller:
+        audio = {"input": {"turn_detection": None, "transcription": {"model": "whisper-1"}}}
+        await caller.connection.session.update(session={"type": "realtime", "audio": audio})
+        shown = (await caller.until("session.updated"))["session"]
+        assert shown["audio"]["input"]["transcription"] == {"model": MODEL}
+        await speak(caller, speech_24k())
+        await caller.connection.input_audio_buffer.commit()
+        kinds = ("completed", "failed")
+        while not any(caller.events[-1]["type"].endswith(f"transcription.{one}") for one in kinds):
+            await caller.next()

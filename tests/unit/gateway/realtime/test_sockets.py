@@ -1,0 +1,212 @@
+"""Sessions over real sockets: OpenAI's client for Python, browsers' handshakes, limits, and a gateway that leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from omni_gateway.entries.pipelines import ServedPipeline
+from omni_gateway.guard.keys import hash_key
+from omni_gateway.settings import GatewaySettings
+from support.media.spoken import speech_24k
+from support.peers.answering_entry import ARGUMENTS, PCM, Starts, serve_entry
+from support.peers.gateways import serve_gateway
+from support.peers.realtime_events import call, check_event
+from support.processes.polling import PATIENCE_S
+
+
+@pytest.fixture(scope="module")
+def entry() -> Iterator[tuple[int, Starts]]:
+    with serve_entry(media=["audio"]) as served:
+        yield served
+
+
+def pipeline(entry: tuple[int, Starts]) -> ServedPipeline:
+    return ServedPipeline("m", f"grpc://127.0.0.1:{entry[0]}")
+
+
+@pytest.fixture(scope="module")
+def url(entry: tuple[int, Starts]) -> Iterator[str]:
+    with serve_gateway(pipeline(entry)) as served:
+        yield served
+
+
+async def test_a_call_of_several_turns(url: str, entry: tuple[int, Starts]) -> None:
+    async with call(url, model="gpt-realtime") as caller:
+        assert caller.events[0]["session"]["model"] == "m"
+        await caller.connection.session.update(session={"type": "realtime", "instructions": "Be brief."})
+        await caller.until("session.updated")
+        for turn in range(2):
+            item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": f"turn {turn}"}]}
+            await caller.connection.conversation.item.create(item=item)
+            await caller.connection.response.create()
+            done = (await caller.until("response.done"))["response"]
+            assert done["status"] == "completed"
+            assert done["output"][0]["content"][0]["transcript"] == "Hello there"
+        deltas = [one["delta"] for one in caller.events if one["type"] == "response.output_audio.delta"]
+        assert b"".join(map(base64.b64decode, deltas)) == PCM * 2
+        asked = entry[1][-1].chat.messages
+        assert [one.role for one in asked] == ["system", "user", "assistant", "user"]
+        await caller.connection.response.cancel(event_id="mine")
+        error = (await caller.until("error"))["error"]
+        assert (error["code"], error["event_id"]) == ("response_cancel_not_active", "mine")
+
+
+async def test_speech_is_a_turn_and_reaches_the_pipeline(url: str, entry: tuple[int, Starts]) -> None:
+    async with call(url) as caller:
+        data = speech_24k()
+        for at in range(0, len(data), 4800):
+            await caller.connection.input_audio_buffer.append(audio=base64.b64encode(data[at : at + 4800]).decode())
+        await caller.until("response.done")
+        kinds = [one["type"] for one in caller.events]
+        assert kinds[1:4] == [
+            "input_audio_buffer.speech_started",
+            "input_audio_buffer.speech_stopped",
+            "input_audio_buffer.committed",
+        ]
+        part = entry[1][-1].chat.messages[0].parts[0]
+        assert part.WhichOneof("part") is not None
+
+
+async def test_a_function_is_called(url: str) -> None:
+    async with call(url) as caller:
+        tool = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
+        await caller.connection.session.update(
+            session={"type": "realtime", "output_modalities": ["text"], "tools": [tool], "tool_choice": "required"}
+        )
+        await caller.connection.response.create(response={"instructions": "Call."})
+        done = (await caller.until("response.done"))["response"]
+        assert [(one["type"], one["name"], one["arguments"]) for one in done["output"]] == [
+            ("function_call", "weather", ARGUMENTS)
+        ] * 2
+
+
+async def test_audio_of_telephones(url: str) -> None:
+    async with call(url) as caller:
+        session = {"type": "realtime", "audio": {"output": {"format": {"type": "audio/pcmu"}}}}
+        await caller.connection.session.update(session=session)
+        await caller.connection.response.create(response={"instructions": "Speak."})
+        await caller.until("response.done")
+        deltas = [one["delta"] for one in caller.events if one["type"] == "response.output_audio.delta"]
+        assert len(b"".join(map(base64.b64decode, deltas))) == len(PCM) // 6
+
+
+def raw(url: str, path: str = "/v1/realtime?model=m", **options: Any) -> connect:
+    return connect(url.replace("http", "ws", 1) + path, max_size=None, **options)
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "status"),
+    [
+        ("/v1/realtime?model=nobody", {}, 404),
+        ("/v1/realtime?model=m", {"origin": "https://elsewhere.example"}, 403),
+        ("/v1/chat/completions", {}, 405),
+        ("/elsewhere", {}, 404),
+    ],
+)
+async def test_a_handshake_is_refused_with_an_error(url: str, path: str, options: Any, status: int) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        await raw(url, path, **options)
+    assert refused.value.response.status_code == status
+    if path.startswith("/v1/realtime"):
+        assert json.loads(refused.value.response.body or b"")["error"]["code"]
+        assert refused.value.response.headers["x-request-id"].startswith("req_")
+
+
+async def test_a_request_that_is_no_handshake_is_told_so(url: str) -> None:
+    async with httpx.AsyncClient() as client:
+        answer = await client.get(f"{url}/v1/realtime")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (426, "upgrade_required")
+
+
+async def test_keys_are_taken_from_the_header_and_from_the_subprotocol(
+    entry: tuple[int, Starts], tmp_path: Path
+) -> None:
+    file = tmp_path / "keys.yaml"
+    file.write_text(f"keys:\n- {{name: one, sha256: {hash_key('k')}, limits: {{requestsPerMinute: 1}}}}\n")
+    settings = GatewaySettings.model_validate({"keysFile": str(file), "realtime": {"maxSessionsPerKey": 2}})
+    with serve_gateway(pipeline(entry), settings=settings) as url:
+        for key in ("", "wrong"):
+            with pytest.raises(InvalidStatus) as refused:
+                await raw(url, additional_headers={"authorization": f"Bearer {key}"} if key else {})
+            assert refused.value.response.status_code == 401
+        offered = ["realtime", "openai-insecure-api-key.k"]
+        async with raw(url, subprotocols=offered) as browser, call(url, "k") as caller:
+            assert browser.subprotocol == "realtime"
+            with pytest.raises(InvalidStatus) as refused:
+                await raw(url, subprotocols=offered)
+            assert refused.value.response.status_code == 429
+            for status in ("completed", "failed"):  # each response counts as a request
+                await caller.connection.response.create(response={"instructions": "Speak."})
+                done = (await caller.until("response.done"))["response"]
+                assert done["status"] == status
+            assert done["status_details"]["error"]["code"] == "rate_limit_exceeded"
+        async with raw(url, subprotocols=offered):
+            pass
+
+
+async def closed(connection: ClientConnection) -> ConnectionClosed:
+    """Returns how the server closed a connection."""
+    async with asyncio.timeout(PATIENCE_S):
+        try:
+            while True:
+                await connection.recv()
+        except ConnectionClosed as error:
+            return error
+
+
+async def test_a_session_ends_with_its_time(entry: tuple[int, Starts]) -> None:
+    settings = GatewaySettings.model_validate({"realtime": {"sessionSeconds": 1}})
+    with serve_gateway(pipeline(entry), settings=settings) as url:
+        async with raw(url) as connection:
+            await connection.recv()
+            assert json.loads(await connection.recv())["error"]["code"] == "session_expired"
+            ended = await closed(connection)
+            assert ended.rcvd is not None
+            assert ended.rcvd.code == 1001
+
+
+async def test_a_gateway_that_leaves_closes_its_sessions(entry: tuple[int, Starts]) -> None:
+    served = serve_gateway(pipeline(entry))
+    url = served.__enter__()
+    async with raw(url) as connection:
+        await connection.recv()
+        leaving = asyncio.create_task(asyncio.to_thread(served.__exit__, None, None, None))
+        ended = await closed(connection)
+        assert ended.rcvd is not None
+        assert ended.rcvd.code == 1001
+        await leaving
+
+
+async def test_bad_messages_leave_the_session_open(url: str) -> None:
+    async with raw(url) as connection:
+        await connection.recv()
+        for sent in ("{", "[]", '{"type": "response.speak"}', json.dumps({"type": "x" * 100_000}), b"\xff\xfe"):
+            await connection.send(sent)
+            event = json.loads(await connection.recv())
+            check_event(event)
+            assert event["type"] == "error"
+        await connection.send('{"type": "input_audio_buffer.clear"}')
+        assert json.loads(await connection.recv())["type"] == "input_audio_buffer.cleared"
+
+
+async def test_sessions_are_counted_and_end_without_a_trace(url: str) -> None:
+    async with httpx.AsyncClient() as client:
+        async with raw(url) as connection:
+            await connection.recv()
+            assert "omni_gateway_realtime_sessions 1.0" in (await client.get(f"{url}/metrics")).text
+        async with asyncio.timeout(PATIENCE_S):
+            while "omni_gateway_realtime_sessions 0.0" not in (await client.get(f"{url}/metrics")).text:  # noqa: ASYNC110 - no event says it
+                await asyncio.sleep(0.05)
+        found = (await client.get(f"{url}/metrics")).text
+    assert 'omni_gateway_realtime_responses_total{status="completed"}' in found
+    assert 'omni_gateway_requests_total{route="/v1/realtime",status="101"}' in found
