@@ -14,12 +14,13 @@ from typing import Any, Final
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from omni_gateway.api.body_route import INLINE_BYTES, SHORT_BYTES
 from omni_gateway.api.live import encode_json
-from omni_gateway.context import Call, Gateway, Ration
+from omni_gateway.context import Call, Gateway, Ration, Share
 from omni_gateway.errors import GatewayError, InternalError, InvalidRequestError
 from omni_gateway.realtime.detector import Detector
 from omni_gateway.realtime.pipeline_calls import ask_pipeline, begin_call, write_down
-from omni_gateway.realtime.state.client_events import Clear, Commit, EventError, read_event
+from omni_gateway.realtime.state.client_events import Clear, ClientEvent, Commit, EventError, read_event
 from omni_gateway.realtime.state.effects import Ask, Effect, Heard, Listen, Send, Stop, Transcribe
 from omni_gateway.realtime.state.response import Ended, Failed
 from omni_gateway.realtime.state.session import Session
@@ -91,7 +92,6 @@ class RealtimeCall:
 
     async def _read(self) -> None:
         """Read events. Raises WebSocketDisconnect, _Closing."""
-        settings = self._gateway.settings
         while True:
             message = await self._websocket.receive()
             if message["type"] == "websocket.disconnect":
@@ -102,7 +102,7 @@ class RealtimeCall:
             share = self._ration.new_share()
             try:
                 share.add(len(text))
-                event = read_event(text, settings.max_prompt_chars, share.add)
+                event = await self._parse(text, share)
                 del text, message
                 effects = self._session.receive(event)
                 if isinstance(event, Commit | Clear) and self._detector is not None:
@@ -120,6 +120,14 @@ class RealtimeCall:
                 else:
                     self._do([effect])
             await self._let_send()
+
+    async def _parse(self, text: str, share: Share) -> ClientEvent:
+        """Returns an event. Long ones are read in a thread, one after another, as the bodies of requests are."""
+        most = self._gateway.settings.max_prompt_chars
+        if len(text) <= INLINE_BYTES:
+            return read_event(text, most, share.add)
+        async with self._gateway.reading[len(text) > SHORT_BYTES]:
+            return await asyncio.to_thread(read_event, text, most, share.add)
 
     def _count(self) -> None:
         """Count what the session holds. Raises _Closing if no memory is left."""

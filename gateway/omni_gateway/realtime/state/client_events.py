@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Annotated, Any, Final, cast
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from omni_gateway.api.body_route import CHAR_BYTES, validate_body
 from omni_gateway.api.errors import describe_validation
-from omni_gateway.errors import InvalidRequestError
+from omni_gateway.errors import GatewayError, InvalidRequestError
+from omni_gateway.media.read import decode_base64
 from omni_gateway.openai.json_body import Hold, parse_json
 
+MAX_AUDIO_BYTES: Final = 16 << 20
+"""Maximum audio of one event. A message of the WebSocket is not larger."""
 Id = Annotated[str, Field(min_length=1, max_length=512)]
 
 
@@ -30,11 +33,17 @@ class SessionUpdate(ClientEvent):
     session: dict[str, Any]
 
 
+def _decode(value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise ValueError("Input should be base64")
+    return decode_base64(value, param="audio", max_bytes=MAX_AUDIO_BYTES)
+
+
 class Append(ClientEvent):
     """Adds audio to the input buffer."""
 
-    audio: str
-    """In base64, in the session's input format."""
+    audio: Annotated[bytes, BeforeValidator(_decode)]
+    """In the session's input format. It is sent in base64."""
 
 
 class Commit(ClientEvent):
@@ -102,7 +111,7 @@ TYPES: Final[dict[str, type[ClientEvent]]] = {
 class EventError(Exception):
     """An event that cannot be read."""
 
-    def __init__(self, error: InvalidRequestError, event_id: str | None) -> None:
+    def __init__(self, error: GatewayError, event_id: str | None) -> None:
         super().__init__(error.message)
         self.error = error
         self.event_id = event_id
@@ -131,3 +140,5 @@ def read_event(text: str, max_chars: int, hold: Hold) -> ClientEvent:
         return cast(ClientEvent, validate_body(value, model))
     except RequestValidationError as error:
         raise EventError(describe_validation(error), event_id) from None
+    except GatewayError as error:  # audio that is no base64
+        raise EventError(error, event_id) from error

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, cast
 
-from omni_gateway.errors import GatewayError, InvalidRequestError, answer_error
-from omni_gateway.media.read import decode_base64
+from omni_gateway.errors import GatewayError, InvalidRequestError, TooLargeError, answer_error
 from omni_gateway.realtime.state import client_events as events
 from omni_gateway.realtime.state.config import Abilities, first_config, merge, view_session
 from omni_gateway.realtime.state.effects import Ask, Effect, Heard, Listen, Send, Stop, Transcribe
@@ -161,8 +160,12 @@ class Session:
     def _append_audio(self, event: events.Append) -> Iterator[Effect]:
         if not self._abilities.facts.hears:
             raise InvalidRequestError(f"The model {self._abilities.model!r} does not hear audio.", param="audio")
-        left = self._max_bytes - len(self.buffer)
-        data = decode_base64(event.audio, param="audio", max_bytes=max(2, left))
+        data = event.audio
+        if len(self.buffer) + len(data) > self._max_bytes:
+            raise TooLargeError(
+                f"The input buffer would hold more than {self._max_bytes} bytes, the limit; commit or clear it.",
+                param="audio",
+            )
         start_ms = self.buffer.end_ms
         self.buffer.append(data)
         detection = self.config.audio.input.turn_detection

@@ -66,7 +66,10 @@ class Held:
 
     def send(self, kind: str, **fields: Any) -> list[str]:
         """Passes on a client's event."""
-        event = read_event(json.dumps({"type": kind, "event_id": "mine", **fields}), 10_000, lambda size: None)
+        try:
+            event = read_event(json.dumps({"type": kind, "event_id": "mine", **fields}), 100_000, lambda size: None)
+        except EventError as error:
+            return self.take([self.session.refuse(error.error, error.event_id)])
         return self.take(self.session.receive(event))
 
     def update(self, **session: Any) -> dict[str, Any]:
