@@ -118,6 +118,8 @@ async def test_the_users_speech_is_written_down(tiny_gateway: str) -> None:
         assert shown["audio"]["input"]["transcription"] == {"model": MODEL}
         await speak(caller, speech_24k())
         await caller.connection.input_audio_buffer.commit()
-        kinds = ("completed", "failed")
-        while not any(caller.events[-1]["type"].endswith(f"transcription.{one}") for one in kinds):
-            await caller.next()
+        kind = "conversation.item.input_audio_transcription"
+        written = await caller.until(f"{kind}.completed")
+        pieces = [one["delta"] for one in caller.events if one["type"] == f"{kind}.delta"]
+        assert "".join(pieces) == written["transcript"]
+        assert written["usage"]["input_tokens"] > 0
