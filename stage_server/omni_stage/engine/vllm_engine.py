@@ -7,8 +7,9 @@ EngineCore -> EngineStep -> the emitter -> StageStep
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -46,6 +47,10 @@ from omni_stage.forms.trial_pool import TrialPool
 from omni_stage.models.component import (
     Component,
     EdgeStream,
+    Emitter,
+    EngineInput,
+    EngineStep,
+    RunsAgain,
     StageRequest,
     StageStep,
     UserPrompt,
@@ -215,38 +220,59 @@ class VllmStageEngine:
         return self._started.run_session(request, stream)
 
     async def _run_whole(self, request: StageRequest) -> AsyncGenerator[StageStep, None]:
-        """Run a request whose input is complete."""
-        lowering = self._started.lowering
+        """Run a request whose input is complete: once, or as often as its emitter needs (RunsAgain)."""
+        windows = self._started.windows
+        request = replace(request, max_prompt_tokens=self.max_model_len - 1)
+        prepare: Callable[[StageRequest], EngineInput] = self.component.prepare
+        emitter: Emitter | None = None
+        emitted: StageStep | None = None
         with self._work.open(request.request_id) as work:
-            preparation = Preparation(work, self._prepare_s)
-            request = replace(request, max_prompt_tokens=self.max_model_len - 1)
-            prepared = await preparation.within(self._preparers.run(self.component.prepare, request))
-            if prepared.finished is not None:
-                yield StageStep(finish_reason=prepared.finished)
-                return
-            prompt, params = lowering.lower(request, prepared, lowering.params(request, prepared))
-            compiles = isinstance(params, SamplingParams) and params.structured_outputs is not None
-            if isinstance(params, SamplingParams) and compiles:
-                await preparation.within(self._check_form(request, params))
-            emitter = self.component.emitter(request, prepared)
-            on_submit = partial(preparation.submitted, compiles=compiles)
-            run = self._core.stream(request.request_id, prompt, params, priority=request.priority, on_submit=on_submit)
-            async with aclosing(run) as outputs:
+            for number in itertools.count():
+                preparation = Preparation(work, self._prepare_s)
+                prepared = await preparation.within(self._preparers.run(prepare, request))
+                if prepared.finished is not None:
+                    yield StageStep(finish_reason=prepared.finished)
+                    return
+                emitter = emitter or self.component.emitter(request, prepared)
+                core_id = f"{request.request_id}.{number}" if number else request.request_id
+                windows[request.request_id] = core_id
                 try:
-                    output = await preparation.within(anext(outputs, None))
-                except InvalidMediaError as error:
-                    raise _place(error, request.source) from error
-                work.begin()
-                while output is not None:
-                    self._work.note_step()
-                    reason = finish_reason(output, self.component.facts.kind)
-                    # Copying a step takes longer than the rest of this loop, so a step is copied only if it changes.
-                    step = output if reason is output.finish_reason else replace(output, finish_reason=reason)
-                    emitted = emitter.emit(step if prepared.reply is None else as_if_sampled(step, prepared.reply))
-                    work.lend()
-                    yield emitted
-                    work.take_back()
-                    output = await anext(outputs, None)
+                    async with aclosing(await self._submit(request, core_id, prepared, preparation)) as outputs:
+                        try:
+                            output = await preparation.within(anext(outputs, None))
+                        except InvalidMediaError as error:
+                            raise _place(error, request.source) from error
+                        work.begin()
+                        while output is not None:
+                            self._work.note_step()
+                            reason = finish_reason(output, self.component.facts.kind)
+                            # Copying takes longer than the rest of this loop, so a step is copied only if it changes.
+                            step = output if reason is output.finish_reason else replace(output, finish_reason=reason)
+                            emitted = emitter.emit(
+                                step if prepared.reply is None else as_if_sampled(step, prepared.reply)
+                            )
+                            work.lend()
+                            yield emitted
+                            work.take_back()
+                            output = await anext(outputs, None)
+                finally:
+                    windows.pop(request.request_id, None)
+                if emitted is None or emitted.finish_reason is not None or not isinstance(emitter, RunsAgain):
+                    return
+                work.rest()
+                prepare = partial(_next_input, emitter)
+
+    async def _submit(
+        self, request: StageRequest, core_id: str, prepared: EngineInput, preparation: Preparation
+    ) -> AsyncGenerator[EngineStep, None]:
+        """Returns the outputs of one run of the engine. core_id: the engine's id of the run."""
+        lowering = self._started.lowering
+        prompt, params = lowering.lower(request, prepared, lowering.params(request, prepared))
+        compiles = isinstance(params, SamplingParams) and params.structured_outputs is not None
+        if isinstance(params, SamplingParams) and compiles:
+            await preparation.within(self._check_form(request, params))
+        on_submit = partial(preparation.submitted, compiles=compiles)
+        return self._core.stream(core_id, prompt, params, priority=request.priority, on_submit=on_submit)
 
     async def _check_form(self, request: StageRequest, params: SamplingParams) -> None:
         """Refuse a form of the text that is not enforced or costs too much, before the engine compiles it."""
@@ -333,6 +359,10 @@ def _place(error: InvalidMediaError, source: object) -> InvalidMediaError:
     if not kind or not isinstance(source, UserPrompt):
         return error
     return InvalidMediaError(str(error), field=source.field_of_largest(kind))
+
+
+def _next_input(emitter: RunsAgain, _: StageRequest) -> EngineInput:
+    return emitter.next_input()
 
 
 def _first_lines(error: Exception) -> str:

@@ -18,7 +18,7 @@ from omni_gateway.http_server.app import create_app
 from omni_gateway.settings import GatewaySettings
 from omni_proto.pipeline.components import EngineKind
 from omni_proto.stage_config import DownstreamStage, Modality, SamplingDefaults
-from omni_stage.models.component import FinishReason, StageRequest, StageStep, UserPrompt
+from omni_stage.models.component import FinishReason, SpokenSegment, StageRequest, StageStep, UserPrompt
 from support.stages.scripted_component import ScriptedComponent
 from support.stages.scripted_stages import EDGE_A, Kit, Stage, rows
 
@@ -52,7 +52,7 @@ class Dialogue:
         for number, (text, segment) in enumerate(zip(HEARD, SEGMENTS, strict=True)):
             yield StageStep(
                 text=text,
-                segment=segment if timed else None,
+                segments=[SpokenSegment(text, *segment)] if timed else (),
                 token_ids=[number],
                 prompt_token_ids=None if number else [1, 2, 3, 4],
                 tensors=_tensors(request, number),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -147,6 +147,7 @@ class OmniEngineArgs:
     language_model_only: bool | None = None
     limit_mm_per_prompt: Mapping[str, int] | None = None
     mm_processor_kwargs: Mapping[str, Any] | None = None
+    logits_processors: Sequence[str] | None = None
     additional_config: Mapping[str, Any] = field(default_factory=dict)
     # Set by engineArgs, except for the last three. If engineArgs do not set a field, the component's value applies.
     max_model_len: int | None = None

@@ -96,7 +96,7 @@ def lower_sampling(
     """Returns vLLM's SamplingParams; see sampling_kwargs. Each output holds only what is new since the previous one.
 
     `stop_token_ids`: ids that end the output, in addition to those of the request. `further`: parameters without a
-    field in SamplingDefaults.
+    field in SamplingDefaults, and those that override it.
     """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -110,7 +110,7 @@ def lower_sampling(
     )
     if stop_token_ids:
         kwargs["stop_token_ids"] = [*(kwargs.get("stop_token_ids") or ()), *stop_token_ids]
-    return SamplingParams(output_kind=RequestOutputKind.DELTA, **kwargs, **(further or {}))
+    return SamplingParams(output_kind=RequestOutputKind.DELTA, **{**kwargs, **(further or {})})
 
 
 def _set_fields(sampling: SamplingDefaults | None) -> dict[str, Any]:

@@ -29,6 +29,20 @@ class Emitter(Protocol):
         ...
 
 
+@runtime_checkable
+class RunsAgain(Protocol):
+    """An Emitter whose request takes several runs of the engine, one after another. Only for complete input.
+
+    `emit` leaves the finish_reason out of the last step of every run but the last.
+    """
+
+    def next_input(self) -> EngineInput:
+        """Returns the input of the next run, once a run has ended without a finish_reason. Called in a thread, as
+        Component.prepare is. Raises OmniStageError.
+        """
+        ...
+
+
 class ServedComponent(Protocol):
     """The attributes of a component that the stage server reads, whichever engine runs it."""
 
@@ -114,7 +128,8 @@ class MediaCost:
     """What one image, video or audio clip costs the engine."""
 
     tokens: int
-    """Minimum number of prompt tokens that the medium takes."""
+    """Minimum number of prompt tokens that the medium takes; 0 if an encoder reads it, to whose output the decoder
+    attends, so that it takes no position of the engine's sequences."""
     engine_input_bytes: int
     """Upper bound of the stage server's memory, in bytes, for the engine's input and for vLLM's processor while it
     makes that input. A larger medium of the same kind never costs less."""

@@ -125,7 +125,7 @@ class EngineInput(Brief):
     """The output ends when the same token has been sampled this many times in a row. The stop reason is then
     "repetition_detected"."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    """Further parameters of vLLM's SamplingParams, which the text parser needs."""
+    """Parameters of vLLM's SamplingParams that the component or the text parser needs. They override the request's."""
     parse: TextParse | None = None
     """Separates reasoning and tool calls from the text. The component's own emitter uses it."""
     reply: ReplyTokens | None = None
@@ -152,14 +152,24 @@ class InputPart:
     """Whether no part follows."""
 
 
+@dataclass(frozen=True, slots=True)
+class SpokenSegment:
+    """Text, and between which seconds of the audio its words were spoken, with those of text before it that belongs to
+    no segment."""
+
+    text: str
+    start_s: float
+    end_s: float
+
+
 @dataclass(slots=True, repr=False)
 class StageStep(Brief):
     """One output of a stage for one request, for the client and for downstream stages. Deltas, not totals."""
 
     text: str = ""
-    segment: tuple[float, float] | None = None
-    """Of a component whose facts say times_words: a segment of the speech ends with this text, and the segment's words,
-    all text since the segment before, were spoken between these seconds of the audio."""
+    segments: Sequence[SpokenSegment] = ()
+    """Of a component whose facts say times_words: the segments of speech that end within this step. If there are any,
+    their texts together are `text`."""
     reasoning: str = ""
     """The reasoning that precedes the text, if a parser separates the two."""
     tool_calls: Sequence[ToolCallPiece] = ()

@@ -112,13 +112,14 @@ class TextWriter(OutputWriter):
     async def write(self, step: StageStep) -> None:
         if step.reasoning:
             await self.responses.send(reasoning=events_pb2.ReasoningDelta(text=step.reasoning))
-        if step.segment is not None:
-            await self.responses.send(text=_text_delta(step))
+        if step.segments:
+            for delta in _timed_deltas(step):
+                await self.responses.send(text=delta)
         elif step.text:
             await self.responses.send_text(step.text)
         for piece in step.tool_calls:
-            delta = events_pb2.ToolCallDelta(index=piece.index, id=piece.id, name=piece.name, arguments=piece.arguments)
-            await self.responses.send(tool_call=delta)
+            call = events_pb2.ToolCallDelta(index=piece.index, id=piece.id, name=piece.name, arguments=piece.arguments)
+            await self.responses.send(tool_call=call)
 
 
 class TranscriptWriter(OutputWriter):
@@ -129,16 +130,20 @@ class TranscriptWriter(OutputWriter):
         return Modality.TRANSCRIPT in plan.own
 
     async def write(self, step: StageStep) -> None:
-        if step.text or step.segment:
-            await self.responses.send(transcript=_text_delta(step))
+        for delta in _timed_deltas(step):
+            await self.responses.send(transcript=delta)
+        if step.text and not step.segments:
+            await self.responses.send(transcript=events_pb2.TextDelta(text=step.text))
 
 
-def _text_delta(step: StageStep) -> events_pb2.TextDelta:
-    segment = None
-    if step.segment is not None:
-        start_s, end_s = step.segment
-        segment = events_pb2.SpeechSegment(start_ms=round(start_s * 1000), end_ms=round(end_s * 1000))
-    return events_pb2.TextDelta(text=step.text, segment=segment)
+def _timed_deltas(step: StageStep) -> list[events_pb2.TextDelta]:
+    return [
+        events_pb2.TextDelta(
+            text=one.text,
+            segment=events_pb2.SpeechSegment(start_ms=round(one.start_s * 1000), end_ms=round(one.end_s * 1000)),
+        )
+        for one in step.segments
+    ]
 
 
 class TokenWriter(OutputWriter):
