@@ -22,6 +22,7 @@ from omni_stage.models.sim.manifest import TALKER
 from support.stages.families import make_entry
 
 BUILT_IN = [
+    "asr/whisper",
     "generic/llm",
     *(f"qwen2_5_omni/{name}" for name in ("talker", "thinker", "token2wav")),
     *(f"qwen3_omni/{name}" for name in ("code2wav", "talker", "thinker")),

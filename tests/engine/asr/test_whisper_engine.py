@@ -1,0 +1,197 @@
+"""asr/whisper on vLLM with a tiny random checkpoint: token for token what transformers writes, also in a batch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from omni_proto.stage_config import EngineArgs, Modality, ModelSource, SamplingDefaults, StageConfig
+from omni_stage.engine.factory import build_stage_engine
+from omni_stage.engine.protocol import StageEngine
+from omni_stage.errors import InvalidRequestError
+from omni_stage.exchange import FinishReason
+from omni_stage.models.asr.tiny import write_tiny_checkpoint
+from omni_stage.models.asr.windows import WINDOW_S, WindowReader
+from omni_stage.models.component import AudioPart, ChatMessage, StageRequest, StageStep, TextPart, UserPrompt
+from support.models.spoken import RATE_HZ, WhisperJudge, make_sound
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
+MAX_TOKENS = 48
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("whisper"))
+
+
+@pytest.fixture(scope="module")
+def judge(checkpoint: Path) -> WhisperJudge:
+    return WhisperJudge(checkpoint)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(checkpoint: Path) -> AsyncIterator[StageEngine]:
+    config = StageConfig(
+        pipeline="heard",
+        stage="asr",
+        component="asr/whisper",
+        model=ModelSource(path=str(checkpoint)),
+        outputs=[Modality.TRANSCRIPT],
+        engine_args=EngineArgs(dtype="float32", max_num_seqs=4, kv_cache_memory_mib=64),
+    )
+    engine = build_stage_engine(config, in_process=True)
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.shutdown()
+
+
+def ask(
+    name: str, samples: np.ndarray, *, max_tokens: int | None = MAX_TOKENS, text: str = "", **arguments: Any
+) -> StageRequest:
+    parts = [*([TextPart(text)] if text else []), AudioPart(samples, RATE_HZ)]
+    source = UserPrompt(messages=[ChatMessage("user", parts)], template_arguments=arguments)
+    return StageRequest(name, source, SamplingDefaults(temperature=0.0, max_tokens=max_tokens))
+
+
+async def run(engine: StageEngine, request: StageRequest) -> list[StageStep]:
+    async with aclosing(engine.generate(request)) as steps:
+        return [step async for step in steps]
+
+
+def tokens(steps: list[StageStep]) -> list[int]:
+    return [token_id for step in steps for token_id in step.token_ids]
+
+
+@pytest.mark.parametrize("timed", [False, True])
+@pytest.mark.parametrize("language", ["en", "de"])
+async def test_equals_transformers(engine: StageEngine, judge: WhisperJudge, timed: bool, language: str) -> None:
+    for seed in range(3):
+        samples = make_sound(4 + seed, seed)
+        expected = judge.write(samples, timed=timed, max_tokens=MAX_TOKENS, language=language)
+        made = await run(engine, ask(f"{language}{timed}{seed}", samples, language=language, timestamps=timed))
+        assert tokens(made) == expected
+        assert len(set(expected)) > 5, "the checkpoint says the same thing over and over"
+        if not timed:
+            # The detokenizer of vLLM holds back a character whose last byte the maximum length cuts off.
+            assert "".join(step.text for step in made).rstrip("\ufffd") == judge.text(expected).rstrip("\ufffd")
+        assert made[-1].finish_reason is FinishReason.LENGTH
+        assert [step.finish_reason for step in made[:-1]] == [None] * (len(made) - 1)
+
+
+async def test_the_task_and_the_prompt_count(engine: StageEngine, judge: WhisperJudge) -> None:
+    samples = make_sound(5, 3)
+    plain = judge.write(samples, timed=False, max_tokens=MAX_TOKENS)
+    translated = judge.write(samples, timed=False, max_tokens=MAX_TOKENS, task="translate")
+    made = await run(engine, ask("translated", samples, language="en", task="translate"))
+    assert tokens(made) == translated != plain
+    from transformers import WhisperProcessor
+
+    processor = WhisperProcessor.from_pretrained(judge.model.name_or_path)
+    hints = processor.get_prompt_ids("tea at noon", return_tensors="pt")
+    hinted = judge.write(samples, timed=False, max_tokens=MAX_TOKENS, prompt_ids=hints)
+    made = await run(engine, ask("hinted", samples, language="en", prompt="tea at noon"))
+    assert tokens(made) == hinted != plain
+
+
+async def test_the_model_names_the_language(engine: StageEngine, judge: WhisperJudge) -> None:
+    for seed in range(3):
+        samples = make_sound(3, seed)
+        code = {number: name for name, number in judge.model.generation_config.lang_to_id.items()}[
+            judge.language(samples)
+        ]
+        made = await run(engine, ask(f"named{seed}", samples))
+        assert tokens(made) == judge.write(samples, timed=False, max_tokens=MAX_TOKENS, language=code.strip("<|>"))
+
+
+async def test_four_at_once_equal_each_alone(engine: StageEngine) -> None:
+    wishes: list[dict[str, Any]] = [
+        {"language": "en"},
+        {"language": "de", "timestamps": True},
+        {},
+        {"task": "translate", "timestamps": True, "prompt": "rain"},
+    ]
+    sounds = [make_sound(3 + 2 * seed, seed) for seed in range(4)]
+    alone = [
+        tokens(await run(engine, ask(f"alone{n}", sound, **wish)))
+        for n, (sound, wish) in enumerate(zip(sounds, wishes, strict=True))
+    ]
+    together = await asyncio.gather(
+        *(
+            run(engine, ask(f"together{n}", sound, **wish))
+            for n, (sound, wish) in enumerate(zip(sounds, wishes, strict=True))
+        )
+    )
+    assert [tokens(made) for made in together] == alone
+
+
+async def test_long_audio_is_heard_in_windows(engine: StageEngine, judge: WhisperJudge) -> None:
+    """The windows are those that follow from what transformers writes for each; silence between them is not heard."""
+    samples = np.concatenate([make_sound(37, 1), np.zeros(12 * RATE_HZ, np.float32), make_sound(6, 2)])
+    made = await run(engine, ask("long", samples, max_tokens=None, language="en"))
+    generation, begin_s, heard, seen = judge.model.generation_config, 0.0, [], []
+    for _ in range(20):
+        window = samples[round(begin_s * RATE_HZ) :][: round(WINDOW_S * RATE_HZ)]
+        written = judge.write(window, timed=True, max_tokens=generation.max_length - 3)
+        reader = WindowReader(
+            end_id=generation.eos_token_id,
+            first_timestamp_id=generation.no_timestamps_token_id + 1,
+            window_s=window.size / RATE_HZ,
+        )
+        closed = reader.add(written)
+        rest, advance_s = reader.end()
+        heard += written
+        seen += [judge.text(list(one.token_ids)) for one in (*closed, *rest)]
+        begin_s += advance_s
+        if 36 <= begin_s < 48:
+            begin_s = 48.8
+        if begin_s > 54.9:
+            break
+    assert tokens(made) == heard
+    segments = [segment for step in made for segment in step.segments]
+    assert [segment.text for segment in segments] == [text for text in seen if text]
+    assert "".join(step.text for step in made) == "".join(seen)
+    assert all(one.start_s <= one.end_s <= 55.01 for one in segments)
+
+
+async def test_silence_is_not_heard(engine: StageEngine) -> None:
+    (only,) = await run(engine, ask("silence", np.zeros(5 * RATE_HZ, np.float32)))
+    assert (only.text, only.finish_reason) == ("", FinishReason.EMPTY_INPUT)
+
+
+async def test_a_reader_that_leaves_ends_the_request(engine: StageEngine, judge: WhisperJudge) -> None:
+    """In the second window too; the engine then serves others, and has nothing left to do."""
+    steps = engine.generate(ask("left", make_sound(70, 1), max_tokens=None, language="en"))
+    async for step in steps:
+        if any(segment.start_s > WINDOW_S for segment in step.segments):
+            break
+    await steps.aclose()
+    samples = make_sound(3, 2)
+    made = await run(engine, ask("left", samples, language="en"))
+    assert tokens(made) == judge.write(samples, timed=False, max_tokens=MAX_TOKENS)
+    assert engine.unfinished_requests == 0
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (ask("xx", make_sound(1, 0), language="xx"), "start.chat.template_arguments.language"),
+        (ask("task", make_sound(1, 0), task="sing"), "start.chat.template_arguments.task"),
+        (ask("timestamps", make_sound(1, 0), timestamps="yes"), "start.chat.template_arguments.timestamps"),
+        (ask("text", make_sound(1, 0), text="What is this?"), "start.chat.messages[0].parts"),
+        (StageRequest("plain", UserPrompt(text="hello"), SamplingDefaults()), "start.input"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_refusals_name_the_field(engine: StageEngine, request_: StageRequest, field: str) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        await run(engine, request_)
+    assert refused.value.details.field == field
