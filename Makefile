@@ -35,8 +35,8 @@ docs-serve: ## Serve the documentation site on http://localhost:8001, and rebuil
 	@LIGHT=1 tools/setup.sh docs
 	@.venv/bin/mkdocs serve --dev-addr localhost:8001
 
-demo: setup ## Ask a small text model that answers with a voice, from real weights (FAMILY=qwen2_5_omni, qwen3_omni: tiny and random)
-	@.venv/bin/omnipipe demo --out demo-output $(if $(FAMILY),--family $(FAMILY))
+demo: setup ## Ask a small text model that answers with a voice, from real weights (TALK=1: ask aloud; FAMILY=qwen2_5_omni, qwen3_omni: tiny and random)
+	@.venv/bin/omnipipe demo --out demo-output $(if $(FAMILY),--family $(FAMILY)) $(if $(TALK),--talk)
 
 RUN_TESTS = PYTHONPATH=tests $(PY) -m runner --workers $${WORKERS:-5}
 WITH_GRPCURL = GRPCURL="$$(tools/grpcurl.sh)" && export GRPCURL

