@@ -55,6 +55,8 @@ class StageMetric(StrEnum):
     EDGE_TENSORS = "omni_stage_edge_tensors_total"
     EDGE_CHUNK_SECONDS = "omni_stage_edge_chunk_seconds"
     DOWNSTREAM_ERRORS = "omni_stage_downstream_errors_total"
+    DOWNSTREAM_CHOICES = "omni_stage_downstream_choices_total"
+    DOWNSTREAM_EJECTIONS = "omni_stage_downstream_ejections_total"
     INFLIGHT_REQUESTS = "omni_stage_inflight_requests"
     INFLIGHT_LIMIT_REQUESTS = "omni_stage_inflight_limit_requests"
     WAITING_REQUESTS = "omni_stage_waiting_requests"

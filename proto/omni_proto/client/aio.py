@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from contextlib import asynccontextmanager
-from functools import partial
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 import grpc
 import grpc.aio
 
+from omni_proto.client.affinity import affinity_of
 from omni_proto.client.arguments import GenerateArguments, Metadata
 from omni_proto.client.attempts import Attempts
 from omni_proto.client.connection import ClientTls, plan_connection
@@ -20,7 +20,10 @@ from omni_proto.client.events import Event
 from omni_proto.client.messages import PreparedRequest, check_timeout, prepare_call
 from omni_proto.client.result import GenerationResult, ResultBuilder
 from omni_proto.errors import ArgumentError
-from omni_proto.rpc.channels import ChannelPool, Loan, borrow_aio, open_aio_channel
+from omni_proto.rpc.balance.borrow import borrow_aio, open_aio_pool
+from omni_proto.rpc.balance.choice import Affinity
+from omni_proto.rpc.balance.report import find_report
+from omni_proto.rpc.channels import Loan
 from omni_proto.rpc.options import Options
 from omni_proto.rpc.retry import is_unreached
 from omni_proto.rpc.status import StatusKeeper
@@ -49,9 +52,7 @@ class AsyncOmniClient:
     ) -> None:
         plan = plan_connection(target, tls=tls, credentials=credentials, options=options)
         self._target = plan.target
-        self._pool = ChannelPool(
-            partial(open_aio_channel, plan.target, credentials=plan.credentials, options=plan.options)
-        )
+        self._pool = open_aio_pool(plan.target, plan.credentials, plan.options)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __aenter__(self) -> Self:
@@ -116,16 +117,19 @@ class AsyncOmniClient:
         self, prepared: PreparedRequest, metadata: Metadata, timeout_s: float | None
     ) -> AsyncGenerator[Event, None]:
         attempts = Attempts(timeout_s, target=self._target)
+        affinity, tried = affinity_of(prepared.start), set[str]()
         while True:
-            async with self._borrow() as loan:
+            async with self._borrow(affinity, tried) as loan:
                 gate = asyncio.Event()
                 call = _stub(loan.channel).Generate(_write(prepared, gate), timeout=attempts.begin(), metadata=metadata)
                 status = StatusKeeper(call)
                 try:
                     async for response in call:
                         event = attempts.take(response)
+                        loan.messages += 1
                         if not gate.is_set():
                             gate.set()
+                            self._pool.note_report(loan, find_report(await call.initial_metadata()))
                             del prepared  # it is not sent again; without this, its media would stay in memory
                         if event is not None:
                             yield event
@@ -137,13 +141,18 @@ class AsyncOmniClient:
                     gate.set()
                 if error is None:
                     attempts.finish()
+                    loan.complete, loan.report = True, find_report(await call.trailing_metadata())
                     return
-                loan.unreached = attempts.is_unreached(error)
+                loan.unreached, loan.is_fault = attempts.is_unreached(error), attempts.is_fault(error)
+                loan.report = find_report(error.trailing_metadata())
+                tried.add(loan.pod)
                 wait_s = attempts.fail(error, closed=self._pool.closed)
             await asyncio.sleep(wait_s)
 
     @asynccontextmanager
-    async def _borrow(self) -> AsyncIterator[Loan[grpc.aio.Channel]]:
+    async def _borrow(
+        self, affinity: Affinity | None = None, tried: Collection[str] = ()
+    ) -> AsyncIterator[Loan[grpc.aio.Channel]]:
         """Yields a channel for one call. Raises OmniRequestError if the client is closed, before or during the call;
         ArgumentError if this is not the event loop of the first call."""
         if self._pool.closed:
@@ -155,7 +164,7 @@ class AsyncOmniClient:
                 "an AsyncOmniClient belongs to the event loop of its first call; make one in each event loop"
             )
         try:
-            async with borrow_aio(self._pool) as loan:
+            async with borrow_aio(self._pool, affinity, tried) as loan:
                 yield loan
         except asyncio.CancelledError:
             # Closing a channel cancels its calls. To the caller this looks as if its own task had been cancelled.

@@ -16,7 +16,7 @@ import grpc
 
 from omni_proto.client.errors import ProtocolError, error_from_rpc
 from omni_proto.client.events import Accepted, Event, event_from_response
-from omni_proto.rpc.retry import compute_retry_wait_s, is_unreached
+from omni_proto.rpc.retry import compute_retry_wait_s, is_fault, is_unreached
 from omni_proto.stage.v1.stage_service_pb2 import GenerateResponse
 
 
@@ -69,6 +69,10 @@ class Attempts:
     def is_unreached(self, error: grpc.RpcError) -> bool:
         """Returns whether the failed call did not reach a stage."""
         return not self.accepted and is_unreached(error)
+
+    def is_fault(self, error: grpc.RpcError) -> bool:
+        """Returns whether the failed call says that its pod fails."""
+        return is_fault(error, self._stage)
 
     def fail(self, error: grpc.RpcError, *, closed: bool) -> float:
         """Handle the failure of a call. Returns the seconds to wait before the next attempt.

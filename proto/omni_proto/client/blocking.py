@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager
-from functools import partial
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 import grpc
 
+from omni_proto.client.affinity import affinity_of
 from omni_proto.client.arguments import GenerateArguments, Metadata
 from omni_proto.client.attempts import Attempts
 from omni_proto.client.connection import ClientTls, plan_connection
@@ -19,7 +19,10 @@ from omni_proto.client.errors import closed_error, error_from_rpc
 from omni_proto.client.events import Event
 from omni_proto.client.messages import PreparedRequest, check_timeout, prepare_call
 from omni_proto.client.result import GenerationResult, ResultBuilder
-from omni_proto.rpc.channels import ChannelPool, Loan, borrow, open_channel
+from omni_proto.rpc.balance.borrow import borrow, open_pool
+from omni_proto.rpc.balance.choice import Affinity
+from omni_proto.rpc.balance.report import find_report
+from omni_proto.rpc.channels import Loan
 from omni_proto.rpc.options import Options
 from omni_proto.rpc.retry import is_unreached
 from omni_proto.stage.v1 import stage_service_pb2, stage_service_pb2_grpc
@@ -45,7 +48,7 @@ class OmniClient:
     ) -> None:
         plan = plan_connection(target, tls=tls, credentials=credentials, options=options)
         self._target = plan.target
-        self._pool = ChannelPool(partial(open_channel, plan.target, credentials=plan.credentials, options=plan.options))
+        self._pool = open_pool(plan.target, plan.credentials, plan.options)
 
     def __enter__(self) -> Self:
         return self
@@ -106,22 +109,28 @@ class OmniClient:
         self, prepared: PreparedRequest, metadata: Metadata, timeout_s: float | None
     ) -> Generator[Event, None, None]:
         attempts = Attempts(timeout_s, target=self._target)
+        affinity, tried = affinity_of(prepared.start), set[str]()
         while True:
-            with self._borrow() as loan:
+            with self._borrow(affinity, tried) as loan:
                 gate = threading.Event()
                 call = _stub(loan.channel).Generate(_write(prepared, gate), timeout=attempts.begin(), metadata=metadata)
                 try:
                     for response in call:
                         event = attempts.take(response)
+                        loan.messages += 1
                         if not gate.is_set():
                             gate.set()
+                            self._pool.note_report(loan, find_report(call.initial_metadata()))
                             del prepared  # it is not sent again; without this, its media would stay in memory
                         if event is not None:
                             yield event
                     attempts.finish()
+                    loan.complete, loan.report = True, find_report(call.trailing_metadata())
                     return
                 except grpc.RpcError as error:
-                    loan.unreached = attempts.is_unreached(error)
+                    loan.unreached, loan.is_fault = attempts.is_unreached(error), attempts.is_fault(error)
+                    loan.report = find_report(error.trailing_metadata())
+                    tried.add(loan.pod)
                     wait_s = attempts.fail(error, closed=self._pool.closed)
                 finally:
                     call.cancel()  # no effect on a call that has ended
@@ -129,11 +138,11 @@ class OmniClient:
             time.sleep(wait_s)
 
     @contextmanager
-    def _borrow(self) -> Iterator[Loan[grpc.Channel]]:
+    def _borrow(self, affinity: Affinity | None = None, tried: Collection[str] = ()) -> Iterator[Loan[grpc.Channel]]:
         """Yields a channel for one call. Raises OmniRequestError if the client is closed."""
         if self._pool.closed:
             raise closed_error()
-        with borrow(self._pool) as loan:
+        with borrow(self._pool, affinity, tried) as loan:
             yield loan
 
 

@@ -1,7 +1,8 @@
 """Channels to stages: the only place where they are opened, and the pool that lends one to each call.
 
-Every caller of a stage gets its channel from `ChannelPool.take`: both clients, the gateway (through a client), and a
-stage that calls the next one. Calls share a channel, which is replaced after a call that could not reach its stage: a
+Every caller of a stage gets its channel from `balance.pool.StageChannels.take`: both clients, the gateway (through a
+client), and a stage that calls the next one. It lends a channel to one pod; or the one of ChannelPool, to the stage's
+name, while it knows no pods. Calls share that channel, which is replaced after a call that could not reach its stage: a
 name may not resolve, for example while the only pod of a stage is replaced. gRPC's DNS resolver then retries after
 1 s, and after pauses that grow by a factor of 1.6 up to two minutes (gRPC core 1.85, `polling_resolver.cc`). No channel
 option shortens them, so a stage that returns after a minute might stay unreachable for another minute. A new channel
@@ -12,15 +13,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 import grpc
 import grpc.aio
 
-from omni_proto.rpc.options import complete_options
+from omni_proto.rpc.balance.addresses import authority_of
+from omni_proto.rpc.balance.report import LoadReport
+from omni_proto.rpc.options import Options, complete_options
 
 
 def open_channel(
@@ -57,6 +59,16 @@ def open_aio_channel(
     return grpc.aio.secure_channel(target, credentials, options=complete)
 
 
+def pod_options(target: str, options: Iterable[tuple[str, int | str]] | None) -> Options:
+    """Returns the options of a channel to one pod of a target: calls and certificates keep the target's name."""
+    complete = complete_options(options)
+    names = {name for name, _ in complete}
+    authority = authority_of(target)
+    if not authority or names & {"grpc.default_authority", "grpc.ssl_target_name_override"}:
+        return complete
+    return (*complete, ("grpc.default_authority", authority))
+
+
 Channel = TypeVar("Channel")
 
 RENEW_AFTER_S: Final = 2.0
@@ -64,7 +76,7 @@ RENEW_AFTER_S: Final = 2.0
 
 
 @dataclass(slots=True, eq=False)
-class _Opened(Generic[Channel]):
+class Opened(Generic[Channel]):
     """A channel and the number of calls that use it."""
 
     channel: Channel
@@ -78,10 +90,22 @@ class Loan(Generic[Channel]):
     """A channel, lent to one call."""
 
     channel: Channel
-    opened: _Opened[Channel]
+    opened: Opened[Channel]
     unreached: bool = False
     """Set by the borrower if the call did not reach its stage: `retry.is_unreached`."""
     over: bool = False
+    pod: str = ""
+    """Address of the pod; empty if gRPC chooses it."""
+    began: float = 0.0
+    """When it was lent: time.monotonic() in seconds."""
+    messages: int = 0
+    """Messages of the answer, which the borrower counts."""
+    complete: bool = False
+    """Set by the borrower if the call ended with OK."""
+    is_fault: bool = False
+    """Set by the borrower if the pod itself failed: `retry.is_fault`."""
+    report: LoadReport | None = None
+    """The report in the call's trailer, if the borrower read one."""
 
 
 class ChannelPool(Generic[Channel]):
@@ -94,8 +118,8 @@ class ChannelPool(Generic[Channel]):
         self._open = open_channel
         self._renew_after_s = renew_after_s
         self._lock = threading.Lock()
-        self._current: _Opened[Channel] | None = None
-        self._retired: list[_Opened[Channel]] = []
+        self._current: Opened[Channel] | None = None
+        self._retired: list[Opened[Channel]] = []
         self.closed = False
         """Whether the pool is closed: no more calls can be made."""
 
@@ -127,6 +151,14 @@ class ChannelPool(Generic[Channel]):
             self._retired.remove(opened)
             return opened.channel
 
+    def drop_unused(self) -> Channel | None:
+        """Returns the channel for new calls, for the caller to close, or None while calls use it."""
+        with self._lock:
+            if self.closed or self._current is None or self._current.calls:
+                return None
+            opened, self._current = self._current, None
+            return opened.channel
+
     def close(self) -> list[Channel]:
         """Close the pool. Returns all its channels, which the caller must close."""
         with self._lock:
@@ -134,27 +166,5 @@ class ChannelPool(Generic[Channel]):
             retired, self._retired = self._retired, []
             return [opened.channel for opened in (*retired, self._current) if opened is not None]
 
-    def _new(self) -> _Opened[Channel]:
-        return _Opened(self._open(), time.monotonic())
-
-
-@contextmanager
-def borrow(pool: ChannelPool[grpc.Channel]) -> Iterator[Loan[grpc.Channel]]:
-    """Lends a blocking channel to one call. Afterwards closes it if it was replaced and no other call uses it."""
-    loan = pool.take()
-    try:
-        yield loan
-    finally:
-        if (unused := pool.give_back(loan)) is not None:
-            unused.close()
-
-
-@asynccontextmanager
-async def borrow_aio(pool: ChannelPool[grpc.aio.Channel]) -> AsyncIterator[Loan[grpc.aio.Channel]]:
-    """Lends an asyncio channel to one call. Afterwards closes it if it was replaced and no other call uses it."""
-    loan = pool.take()
-    try:
-        yield loan
-    finally:
-        if (unused := pool.give_back(loan)) is not None:
-            await unused.close()
+    def _new(self) -> Opened[Channel]:
+        return Opened(self._open(), time.monotonic())

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 import grpc
 
-from omni_proto.rpc.status import status_of_call
+from omni_proto.rpc.status import read_status, status_of_call
 
 MAX_ATTEMPTS: Final = 3
 MAX_WAIT_S: Final = 30.0
@@ -59,3 +59,22 @@ def compute_retry_wait_s(failure: Failure, *, attempt: int, remaining_s: float |
 def is_unreached(error: grpc.RpcError) -> bool:
     """Returns whether a call that was never accepted failed before it reached a stage: no connection, or no address."""
     return error.code() is grpc.StatusCode.UNAVAILABLE and status_of_call(error) is None
+
+
+_FAULTS: Final = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.DATA_LOSS,
+)
+
+
+def is_fault(error: grpc.RpcError, stage: str = "") -> bool:
+    """Returns whether a failed call says that its pod fails: the connection, or the called stage itself.
+
+    stage: name of the called stage, if known; a failure that it relays from another stage is not its pod's.
+    """
+    if error.code() not in _FAULTS:
+        return False
+    status = status_of_call(error)
+    return status is None or (bool(stage) and read_status(status).stage == stage)

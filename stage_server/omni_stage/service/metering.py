@@ -20,6 +20,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from omni_proto.pod_contract import StageMetric
+from omni_proto.rpc.balance.choice import Fault, Reason
 from omni_proto.stage.v1 import events_pb2, sampling_pb2, stage_service_pb2
 from omni_proto.stage_config import StageConfig
 from omni_stage.service.errors import OTHER_REASON, documented_errors
@@ -138,6 +139,18 @@ class StageMetrics:
             ("peer", "code"),
             registry=registry,
         )
+        self._choices = Counter(
+            StageMetric.DOWNSTREAM_CHOICES,
+            "Choices of a downstream stage's pod, by reason; retried attempts count too.",
+            ("peer", "reason"),
+            registry=registry,
+        )
+        self._ejections = Counter(
+            StageMetric.DOWNSTREAM_EJECTIONS,
+            "How often a downstream stage's pod was left out for a while, because it failed or was slow.",
+            ("peer", "reason"),
+            registry=registry,
+        )
         self.in_flight = Gauge(StageMetric.INFLIGHT_REQUESTS, "Calls of StageService in progress.", registry=registry)
         self.inflight_requests_limit = Gauge(
             StageMetric.INFLIGHT_LIMIT_REQUESTS,
@@ -186,6 +199,10 @@ class StageMetrics:
             self._chunk.labels(edge.stage)
             for code in RETRIED_CODES:
                 self._downstream_errors.labels(edge.stage, code)
+            for reason in Reason:
+                self._choices.labels(edge.stage, reason)
+            for fault in Fault:
+                self._ejections.labels(edge.stage, fault)
         if config.input is not None:
             self._edge_bytes.labels(config.input.source, "received")
             self._edge_tensors.labels(config.input.source, "received")
@@ -227,6 +244,14 @@ class StageMetrics:
     def downstream_error(self, peer: str, code: str) -> None:
         """Count a failed call to a downstream stage."""
         self._downstream_errors.labels(peer, code).inc()
+
+    def pod_chosen(self, peer: str, reason: Reason) -> None:
+        """Count a choice of a downstream stage's pod."""
+        self._choices.labels(peer, reason).inc()
+
+    def pod_ejected(self, peer: str, fault: Fault) -> None:
+        """Count an ejection of a downstream stage's pod."""
+        self._ejections.labels(peer, fault).inc()
 
 
 class ReadCounter(Collector):  # type: ignore[misc]

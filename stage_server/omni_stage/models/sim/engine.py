@@ -125,6 +125,11 @@ class PacedTokens(PacedEngine):
             clock.preempted,
         )
 
+    @property
+    def kv_share(self) -> float:
+        """Used share of the KV cache, 0 to 1."""
+        return self._clock.kv_used / self._clock.limits.kv_tokens
+
     async def generate(self, request: StageRequest) -> AsyncGenerator[StageStep, None]:
         """Run one request. Closing the generator aborts it. Raises OmniStageError."""
         run = self._component.open(request)

@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, cast
 
 import grpc
 
-from omni_proto.rpc.channels import RENEW_AFTER_S, ChannelPool, Loan, open_aio_channel
+from omni_proto.rpc.balance.addresses import resolver_of
+from omni_proto.rpc.balance.choice import Fault, Reason
+from omni_proto.rpc.balance.pool import StageChannels
+from omni_proto.rpc.balance.report import find_report
+from omni_proto.rpc.balance.watch import AioShell
+from omni_proto.rpc.channels import RENEW_AFTER_S, Loan, open_aio_channel, pod_options
+from omni_proto.rpc.retry import is_fault, is_unreached
 from omni_proto.stage.v1 import stage_service_pb2
 from omni_stage.errors import DeadlineExceededError
 from omni_stage.service.wire import GENERATE, GET_STAGE, SERVICE_NAME, serialize_request
@@ -74,10 +80,33 @@ class OpenCall:
         self._stage = stage
         self._loan = loan
 
-    def end(self, *, unreached: bool = False) -> None:
-        """Cancel the call unless it has ended. Idempotent. unreached: see `omni_proto.rpc.retry.is_unreached`."""
+    @property
+    def pod(self) -> str:
+        """Address of the called pod; empty if gRPC chose it."""
+        return self._loan.pod
+
+    async def note_accepted(self) -> None:
+        """Record the load that the pod reported with Accepted."""
+        self._channels.note_report(self._stage, self._loan, await self.call.initial_metadata())
+
+    def note_message(self) -> None:
+        """Count a message of the answer: the pace of a pod is the time of an answer by its messages."""
+        self._loan.messages += 1
+
+    async def note_complete(self) -> None:
+        """Record that the call ended with OK, and the load that the pod reported then."""
+        self._loan.report = find_report(await self.call.trailing_metadata())
+        self._loan.complete = True
+
+    def note_failed(self, error: grpc.aio.AioRpcError, *, accepted: bool) -> None:
+        """Record how the call failed, before or after Accepted."""
+        self._loan.unreached = not accepted and is_unreached(error)
+        self._loan.is_fault = is_fault(error, self._stage)
+        self._loan.report = find_report(error.trailing_metadata())
+
+    def end(self) -> None:
+        """Cancel the call unless it has ended. Idempotent."""
         self.call.cancel()
-        self._loan.unreached = unreached
         self._channels.give_back(self._stage, self._loan)
 
 
@@ -90,11 +119,21 @@ class DownstreamChannels:
         *,
         credentials: Mapping[str, grpc.ChannelCredentials] | None = None,
         renew_after_s: float = RENEW_AFTER_S,
+        on_choice: Callable[[str, Reason], None] = lambda stage, reason: None,
+        on_ejection: Callable[[str, Fault], None] = lambda stage, fault: None,
     ) -> None:
-        """targets: stage -> gRPC target. credentials: stage -> TLS; a stage without is called in plaintext."""
+        """targets: stage -> gRPC target. credentials: stage -> TLS; a stage without is called in plaintext. on_choice
+        and on_ejection count the choices and ejections of a stage's pods."""
         trust = credentials or {}
         self._pools = {
-            stage: ChannelPool(partial(_open, target, trust.get(stage)), renew_after_s=renew_after_s)
+            stage: StageChannels(
+                partial(_open, target, trust.get(stage)),
+                AioShell(_raw),
+                resolver_of(target),
+                renew_after_s=renew_after_s,
+                on_choice=partial(on_choice, stage),
+                on_ejection=partial(on_ejection, stage),
+            )
             for stage, target in targets.items()
         }
         self._closing: set[asyncio.Task[None]] = set()
@@ -102,9 +141,14 @@ class DownstreamChannels:
         """Calls that have not ended, to all stages."""
         self._refused_at: dict[str, float] = {}
 
-    def generate(self, stage: str, *, timeout: float, metadata: tuple[tuple[str, str], ...]) -> OpenCall:
-        """Open a Generate call to a downstream stage, with `timeout` in seconds. The caller must end it."""
-        loan = self._pools[stage].take()
+    def generate(
+        self, stage: str, *, timeout: float, metadata: tuple[tuple[str, str], ...], avoid: Collection[str] = ()
+    ) -> OpenCall:
+        """Open a Generate call to a downstream stage, with `timeout` in seconds. The caller must end it.
+
+        avoid: pods that this request has tried in vain.
+        """
+        loan = self._pools[stage].take(avoid=avoid)
         self.open_calls += 1
         return OpenCall(self, stage, loan, loan.channel.generate(timeout=timeout, metadata=metadata))
 
@@ -129,6 +173,10 @@ class DownstreamChannels:
         """Returns whether the stage will probably accept a request: it refused none for TRUST_AFTER_S seconds."""
         return time.monotonic() - self._refused_at.get(stage, -math.inf) > TRUST_AFTER_S
 
+    def note_report(self, stage: str, loan: Loan[_StageChannel], metadata: Any) -> None:
+        """Record the report in the metadata that came with Accepted."""
+        self._pools[stage].note_report(loan, find_report(metadata))
+
     def give_back(self, stage: str, loan: Loan[_StageChannel]) -> None:
         """Give a channel back to its pool once its call has ended; close the channel if it is no longer needed."""
         if not loan.over:
@@ -147,8 +195,13 @@ class DownstreamChannels:
         await asyncio.gather(*self._closing, return_exceptions=True)
 
 
-def _open(target: str, credentials: grpc.ChannelCredentials | None) -> _StageChannel:
-    channel = open_aio_channel(target, credentials=credentials)
+def _raw(channel: _StageChannel) -> grpc.aio.Channel:
+    return channel.channel
+
+
+def _open(target: str, credentials: grpc.ChannelCredentials | None, pod: str | None) -> _StageChannel:
+    options = None if pod is None else pod_options(target, None)
+    channel = open_aio_channel(pod or target, credentials=credentials, options=options)
     generate = channel.stream_stream(
         f"/{SERVICE_NAME}/{GENERATE}",
         request_serializer=serialize_request,

@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar, cast
 import grpc
 from google.rpc import status_pb2
 
-from omni_proto.rpc.retry import compute_retry_wait_s, is_unreached
+from omni_proto.rpc.retry import compute_retry_wait_s
 from omni_proto.rpc.status import StatusKeeper, read_status
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2, tensors_pb2
 from omni_proto.stage_config import DownstreamStage, EdgeMode
@@ -235,30 +235,34 @@ class EdgeCall:
             return self._call.call, self._responses
         request = stage_service_pb2.GenerateRequest(start=self._complete_start())
         self.opened = True
-        attempt = 0
+        attempt, tried = 0, set[str]()
         while True:
             attempt += 1
             timeout = downstream_timeout(self._context.deadline.remaining(time.monotonic()), self.edge.stage)
-            opened = self._context.channels.generate(self.edge.stage, timeout=timeout, metadata=self._context.metadata)
+            opened = self._context.channels.generate(
+                self.edge.stage, timeout=timeout, metadata=self._context.metadata, avoid=tried
+            )
             self._keeper = StatusKeeper(opened.call)
             # Iterate instead of calling read(), which loses messages after a failed write (see StatusKeeper).
             responses = aiter(opened.call)
-            accepted = unreached = False
+            accepted = False
             try:
                 await _write(opened.call, request)
                 await self._relay_one(await anext(responses, None))
                 accepted = True
                 self._call, self._responses = opened, responses
+                await opened.note_accepted()
                 return opened.call, responses
             except grpc.aio.AioRpcError as raised:
                 error = await self._keeper.unmask(raised)
                 if error is None:
                     raise self._ended_early() from raised
-                unreached = is_unreached(error)
+                opened.note_failed(error, accepted=False)
+                tried.add(opened.pod)
                 wait_s = self._wait_or_raise(error, attempt)
             finally:
                 if not accepted:
-                    opened.end(unreached=unreached)
+                    opened.end()
             await asyncio.sleep(wait_s)
 
     def _complete_start(self) -> stage_service_pb2.Start:
@@ -344,14 +348,21 @@ class EdgeCall:
         return True, reason
 
     async def _relay(self, responses: AsyncIterator[Any]) -> None:
+        opened = self._call
         try:
             async for response in responses:
+                if opened is not None:
+                    opened.note_message()
                 await self._relay_one(response)
         except grpc.aio.AioRpcError as raised:
             error = await self._keeper.unmask(raised) if self._keeper else raised
             if error is not None:
+                if opened is not None:
+                    opened.note_failed(error, accepted=True)
                 raise RelayedError(self._failed(error)) from raised
         self._protocol.finish()
+        if opened is not None:
+            await opened.note_complete()
 
     async def _relay_one(self, response: Any) -> None:
         if response is None:

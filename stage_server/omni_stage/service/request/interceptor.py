@@ -14,11 +14,13 @@ from typing import Any
 import grpc
 from google.rpc import status_pb2
 
+from omni_proto.rpc.balance.report import LOAD_KEY
 from omni_proto.rpc.status import STATUS_DETAILS_KEY, grpc_code, read_status
 from omni_stage.process.stage_log import request_id_var
 from omni_stage.service.errors import CallerLeftError, RelayedError, to_stage_error, to_status
 from omni_stage.service.guard.admission import peer_address
 from omni_stage.service.guard.refusals import Client, HeldRefusals
+from omni_stage.service.load import LoadMeter
 from omni_stage.service.metering import StageMetrics
 from omni_stage.service.request.tracing import request_id_of, user_of
 from omni_stage.service.wire import SERVICE_NAME
@@ -31,6 +33,8 @@ DISCARDING = 64
 """Maximum number of refused calls whose messages are read and discarded at a time."""
 
 _log = logging.getLogger(__name__)
+_FAULTS = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
+_Metadata = tuple[tuple[str, bytes], ...]
 _Behavior = Callable[[Any, Any], Awaitable[Any]]
 
 
@@ -40,11 +44,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     Calls of the port's other services (health, reflection) pass unchanged.
     """
 
-    def __init__(self, stage: str, metrics: StageMetrics, held: HeldRefusals | None = None) -> None:
-        """held: makes refusals wait; None for a stage that only other stages call."""
+    def __init__(
+        self, stage: str, metrics: StageMetrics, held: HeldRefusals | None = None, load: LoadMeter | None = None
+    ) -> None:
+        """held: makes refusals wait; None for a stage that only other stages call. load: reported in trailers."""
         self._stage = stage
         self._metrics = metrics
         self._held = held
+        self._load = load
         self._discarding = 0
 
     async def intercept_service(
@@ -84,12 +91,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 if ended.status is None:
                     if ended.code is grpc.StatusCode.CANCELLED:
                         raise asyncio.CancelledError
+                    if trailer := self._trailer(counted=counted):
+                        context.set_trailing_metadata(trailer)
                     return result
                 if counted and ended.code is not grpc.StatusCode.CANCELLED:
                     await self._discard(request)
                 if wait_s and self._held is not None:
                     await self._held.hold(_client_of(context), wait_s, context.time_remaining())
-                await _abort(context, ended.status)
+                await _abort(context, ended.status, self._trailer(counted=counted))
             finally:
                 request_id_var.reset(token)
 
@@ -105,11 +114,19 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     def _count(self, context: Any, ended: _End, seconds: float) -> float:
         """Count a call that has ended. Returns for how many seconds its status should wait."""
         self._metrics.request_ended(ended.code.name, ended.reason, seconds)
+        if self._load is not None:
+            self._load.ended(failed=ended.code in _FAULTS and not ended.relayed)
         extra = {"code": ended.code.name, "reason": ended.reason, "seconds": round(seconds, 4)}
         _log.info("request ended", extra=extra)
         if self._held is None or ended.code is grpc.StatusCode.OK or ended.relayed:
             return 0.0
         return self._held.charge(_client_of(context), ended.code, ended.reason, seconds)
+
+    def _trailer(self, *, counted: bool) -> _Metadata:
+        """Returns the report of the stage's load, for the trailer of a Generate call."""
+        if self._load is None or not counted:
+            return ()
+        return ((LOAD_KEY, self._load.report().encode()),)
 
     async def _discard(self, messages: AsyncIterator[Any]) -> None:
         """Read and discard the messages that the caller is still sending.
@@ -152,6 +169,6 @@ def _client_of(context: Any) -> Client:
     return Client(address, user_of(context.invocation_metadata()))
 
 
-async def _abort(context: Any, status: status_pb2.Status) -> None:
-    trailer = ((STATUS_DETAILS_KEY, status.SerializeToString()),)
+async def _abort(context: Any, status: status_pb2.Status, more: _Metadata) -> None:
+    trailer = ((STATUS_DETAILS_KEY, status.SerializeToString()), *more)
     await context.abort(grpc_code(status.code), status.message, trailing_metadata=trailer)

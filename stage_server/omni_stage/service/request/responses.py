@@ -10,9 +10,11 @@ import grpc
 from google.rpc import status_pb2
 from grpc import StatusCode
 
+from omni_proto.rpc.balance.report import LOAD_KEY
 from omni_proto.rpc.status import read_status
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2
 from omni_stage.service.errors import CallerLeftError
+from omni_stage.service.load import LoadMeter
 from omni_stage.service.metering import AnswerMeter
 
 EncodedResponse = NewType("EncodedResponse", bytes)
@@ -57,11 +59,14 @@ class ResponseWriter:
     Accepted is sent first; messages that downstream stages send earlier are held back until then.
     """
 
-    def __init__(self, stage: str, context: Any, meter: AnswerMeter | None = None) -> None:
-        """meter: if given, records every message that was written."""
+    def __init__(
+        self, stage: str, context: Any, meter: AnswerMeter | None = None, load: LoadMeter | None = None
+    ) -> None:
+        """meter: if given, records every message that was written. load: if given, is reported with Accepted."""
         self._stage = stage
         self._context = context
         self._meter = meter
+        self._load = load
         self._lock = self.quiet = asyncio.Lock()
         """While this lock is held, no write is in progress. Code that cancels tasks that may write, and sends messages
         after that, must hold it: a cancelled write continues inside gRPC, and the next write would fail."""
@@ -71,6 +76,8 @@ class ResponseWriter:
 
     async def accept(self, accepted: events_pb2.Accepted) -> None:
         """Send Accepted, then the messages that were held back."""
+        if self._load is not None:
+            await self._context.send_initial_metadata(((LOAD_KEY, self._load.report().encode()),))
         held, self._held = self._held or [], None
         await self.relay(stage_service_pb2.GenerateResponse(stage=self._stage, accepted=accepted))
         for response in held:

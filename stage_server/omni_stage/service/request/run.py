@@ -53,6 +53,7 @@ class RequestRun:
         self._allow_partial = plan.start.allow_partial
         self._engine = runtime.engine
         self._metrics = runtime.metrics
+        self._load = runtime.load
         self._calls = list(calls)
         self._want_tensors = bool(calls)
         self._responses = responses
@@ -182,9 +183,11 @@ class RequestRun:
         last: StageStep | None = None
         # However this function ends, closing the iterator makes the engine abort the request.
         async with aclosing(self._engine.generate(request)) as steps:
-            async for step in steps:
-                await self._on_step(step)
-                last = step
+            with self._load.waiting() as begun:
+                async for step in steps:
+                    begun()
+                    await self._on_step(step)
+                    last = step
         if last is None or last.finish_reason is None:
             raise ModelExecutionError(f"the engine of stage {self._stage!r} ended the request without a finish reason")
         return last

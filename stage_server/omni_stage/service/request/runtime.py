@@ -8,6 +8,7 @@ from omni_proto.stage_config import StageConfig
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.service.edges.channels import DownstreamChannels
 from omni_stage.service.guard.admission import Admission, CallQuota, Planners
+from omni_stage.service.load import LoadMeter
 from omni_stage.service.media.worker_pool import MediaPool
 from omni_stage.service.metering import StageMetrics
 from omni_stage.service.request.in_flight import InFlight
@@ -24,6 +25,7 @@ class StageRuntime:
     in_flight: InFlight
     channels: DownstreamChannels
     metrics: StageMetrics
+    load: LoadMeter
     starting: CallQuota
     """Slots of calls that have not sent Start: no bytes are reserved for them yet."""
     tracing: Tracing = field(default_factory=Tracing)

@@ -87,8 +87,9 @@ class StageServicer:
         plan = await self._plan(start)
         reader.expect(plan.prompt.announced if plan.prompt else {}, plan.edge)
         # 3. Admit the request: its bytes are reserved from here on.
+        runtime.load.begins()
         with runtime.admission.admit(plan.reserved_bytes, media_bytes=plan.media_bytes, priority=start.priority):
-            responses = ResponseWriter(config.stage, context, meter)
+            responses = ResponseWriter(config.stage, context, meter, runtime.load)
             timeline = Timeline()
             given = traceparent_of(metadata)
             trace = runtime.tracing.begin(given, request_id_var.get())

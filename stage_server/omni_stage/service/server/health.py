@@ -12,6 +12,8 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from omni_proto.pod_contract import LIVENESS, READINESS
+from omni_proto.rpc.balance.report import LOAD_KEY
+from omni_stage.service.load import LoadMeter
 from omni_stage.service.wire import SERVICE_NAME
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -30,6 +32,8 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     def __init__(self) -> None:
         self._statuses: dict[str, int] = {}
         self._changed = asyncio.Event()
+        self.load: LoadMeter | None = None
+        """If set, the answer of Check carries its report as a trailer."""
 
     def set(self, service: str, status: int) -> None:
         """Set the service's status and wake every watcher."""
@@ -43,6 +47,8 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         """Returns the service's status. Ends the call with NOT_FOUND if no status was ever set."""
         if request.service not in self._statuses:
             await context.abort(grpc.StatusCode.NOT_FOUND)
+        if self.load is not None:
+            context.set_trailing_metadata(((LOAD_KEY, self.load.report().encode()),))
         return health_pb2.HealthCheckResponse(status=self._statuses[request.service])
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext) -> None:

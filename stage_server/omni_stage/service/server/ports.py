@@ -24,6 +24,7 @@ from omni_stage.service.guard.side_calls import (
     MAIN_PER_PEER,
     SideCallInterceptor,
 )
+from omni_stage.service.load import LoadMeter
 from omni_stage.service.metering import StageMetrics
 from omni_stage.service.request.interceptor import CallInterceptor
 from omni_stage.service.request.reading import deserialize_request
@@ -105,6 +106,7 @@ def build_main_server(
     metrics: StageMetrics,
     start_slots: int,
     held: HeldRefusals | None,
+    load: LoadMeter,
 ) -> grpc.aio.Server:
     """Returns the server of StageService, not started and not bound.
 
@@ -112,7 +114,10 @@ def build_main_server(
     would be refused.
     """
     server = grpc.aio.server(
-        interceptors=(SideCallInterceptor(MAIN_IN_ALL, MAIN_PER_PEER), CallInterceptor(config.stage, metrics, held)),
+        interceptors=(
+            SideCallInterceptor(MAIN_IN_ALL, MAIN_PER_PEER),
+            CallInterceptor(config.stage, metrics, held, load),
+        ),
         options=main_options(config, start_slots),
     )
     name, methods = stage_handlers(servicer)

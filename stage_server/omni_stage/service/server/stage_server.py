@@ -24,6 +24,7 @@ from omni_stage.process.termination import report_start_failure, write_terminati
 from omni_stage.service.edges.channels import DownstreamChannels
 from omni_stage.service.guard.admission import Admission, CallQuota, count_start_slots
 from omni_stage.service.guard.refusals import HeldRefusals
+from omni_stage.service.load import LoadMeter, kv_reader
 from omni_stage.service.metering import StageMetrics
 from omni_stage.service.request.in_flight import InFlight
 from omni_stage.service.request.runtime import StageRuntime
@@ -148,7 +149,7 @@ class StageServer:
         self._stack.callback(runtime.media.close)
         self._stack.callback(runtime.planners.shutdown)
         main = build_main_server(
-            config, StageServicer(runtime), self.health, self.metrics, runtime.starting.in_all, self.held
+            config, StageServicer(runtime), self.health, self.metrics, runtime.starting.in_all, self.held, runtime.load
         )
         grpc_port = bind(
             main,
@@ -264,13 +265,20 @@ class StageServer:
         slots = count_start_slots(limits.max_concurrent_requests, admission.max_bytes, limits.max_message_bytes)
         self.metrics.inflight_bytes.set_function(lambda: float(admission.bytes))
         self.metrics.inflight_bytes_limit.set(admission.max_bytes)
+        load = LoadMeter(admission, kv_reader(engine, self._registry))
+        self.health.main.load = load
         return StageRuntime(
             config=self.config,
             engine=engine,
             admission=admission,
             in_flight=self.in_flight,
-            channels=DownstreamChannels({edge.stage: edge.target for edge in self.config.downstream}),
+            channels=DownstreamChannels(
+                {edge.stage: edge.target for edge in self.config.downstream},
+                on_choice=self.metrics.pod_chosen,
+                on_ejection=self.metrics.pod_ejected,
+            ),
             metrics=self.metrics,
+            load=load,
             starting=CallQuota("calls without Start", slots),
             tracing=tracing,
         )

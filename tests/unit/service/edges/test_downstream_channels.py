@@ -15,7 +15,6 @@ import grpc
 import pytest
 
 from omni_proto.rpc.options import server_options
-from omni_proto.rpc.retry import is_unreached
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2 as pb, stage_service_pb2_grpc
 from omni_stage.service.edges.channels import DownstreamChannels, OpenCall
 from support.machine.tcp_proxy import TcpProxy
@@ -90,7 +89,8 @@ async def call_in_vain(channels: DownstreamChannels) -> grpc.StatusCode:
     opened = call(channels)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await first_message(opened)
-    opened.end(unreached=is_unreached(caught.value))
+    opened.note_failed(caught.value, accepted=False)
+    opened.end()
     return caught.value.code()
 
 

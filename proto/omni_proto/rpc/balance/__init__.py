@@ -1,0 +1,1 @@
+"""Which pod of a stage gets the next call."""
