@@ -165,6 +165,31 @@ EDGES_ROW = Row(
             stacked=True,
         ),
         Panel(
+            "Choices of the next stage's pod",
+            [
+                Query(
+                    rate(f"omni_stage_downstream_choices_total{{{STAGES}}}", f"{BY_STAGE}, peer, reason"),
+                    "{{pipeline}}: {{stage}} to {{peer}} {{reason}}",
+                )
+            ],
+            "Calls per second, by the reason for their pod. by_name: one pod, or none is connected.",
+            unit="reqps",
+            stacked=True,
+            width=12,
+        ),
+        Panel(
+            "Ejected pods of the next stage",
+            [
+                Query(
+                    rate(f"omni_stage_downstream_ejections_total{{{STAGES}}}", f"{BY_STAGE}, peer, reason"),
+                    "{{pipeline}}: {{stage}} to {{peer}} {{reason}}",
+                )
+            ],
+            "Ejections per second: a pod that fails or is much slower than its peers gets no calls for a while.",
+            unit="cps",
+            width=12,
+        ),
+        Panel(
             "In-flight bytes",
             [
                 Query(f"sum by ({BY_STAGE}) (omni_stage_inflight_bytes{{{STAGES}}})", STAGE),

@@ -12,9 +12,11 @@ from google.protobuf.message import DecodeError
 
 from omni_proto.stage.v1 import orca_pb2
 
-LOAD_KEY: Final = "endpoint-load-metrics-bin"
-"""Metadata key of the report. ORCA defines it as a trailer; stages send it with Accepted too, because a long answer's
-trailer says little about now."""
+ORCA_KEY: Final = "endpoint-load-metrics-bin"
+"""The trailer in which ORCA's readers find the report. gRPC core 1.85 does not show it to a call's caller."""
+LOAD_KEY: Final = "omni-load-bin"
+"""Metadata key of the same bytes for this project's callers. Stages send it with Accepted too, because the trailer of a
+long answer says little about now."""
 MAX_REPORT_BYTES: Final = 1024
 """A longer report is ignored."""
 _RUNNING, _WAITING, _QUEUED_S, _FREE_KV = "omni.running", "omni.waiting", "omni.queued_seconds", "omni.free_kv"
@@ -43,6 +45,15 @@ class LoadReport:
     def requests(self) -> float:
         """Requests in the pod."""
         return self.running + self.waiting
+
+    def to_metadata(self) -> tuple[tuple[str, bytes], ...]:
+        """Returns the metadata to send with Accepted."""
+        return ((LOAD_KEY, self.encode()),)
+
+    def to_trailer(self) -> tuple[tuple[str, bytes], ...]:
+        """Returns the metadata to send as a trailer."""
+        encoded = self.encode()
+        return ((LOAD_KEY, encoded), (ORCA_KEY, encoded))
 
     def encode(self) -> bytes:
         """Returns the report as a serialized xds.data.orca.v3.OrcaLoadReport."""

@@ -14,7 +14,6 @@ from typing import Any
 import grpc
 from google.rpc import status_pb2
 
-from omni_proto.rpc.balance.report import LOAD_KEY
 from omni_proto.rpc.status import STATUS_DETAILS_KEY, grpc_code, read_status
 from omni_stage.process.stage_log import request_id_var
 from omni_stage.service.errors import CallerLeftError, RelayedError, to_stage_error, to_status
@@ -126,7 +125,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         """Returns the report of the stage's load, for the trailer of a Generate call."""
         if self._load is None or not counted:
             return ()
-        return ((LOAD_KEY, self._load.report().encode()),)
+        return self._load.report().to_trailer()
 
     async def _discard(self, messages: AsyncIterator[Any]) -> None:
         """Read and discard the messages that the caller is still sending.

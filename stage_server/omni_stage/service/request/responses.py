@@ -10,7 +10,6 @@ import grpc
 from google.rpc import status_pb2
 from grpc import StatusCode
 
-from omni_proto.rpc.balance.report import LOAD_KEY
 from omni_proto.rpc.status import read_status
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2
 from omni_stage.service.errors import CallerLeftError
@@ -77,7 +76,7 @@ class ResponseWriter:
     async def accept(self, accepted: events_pb2.Accepted) -> None:
         """Send Accepted, then the messages that were held back."""
         if self._load is not None:
-            await self._context.send_initial_metadata(((LOAD_KEY, self._load.report().encode()),))
+            await self._context.send_initial_metadata(self._load.report().to_metadata())
         held, self._held = self._held or [], None
         await self.relay(stage_service_pb2.GenerateResponse(stage=self._stage, accepted=accepted))
         for response in held:

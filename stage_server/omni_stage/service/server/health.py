@@ -12,7 +12,6 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from omni_proto.pod_contract import LIVENESS, READINESS
-from omni_proto.rpc.balance.report import LOAD_KEY
 from omni_stage.service.load import LoadMeter
 from omni_stage.service.wire import SERVICE_NAME
 
@@ -48,7 +47,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         if request.service not in self._statuses:
             await context.abort(grpc.StatusCode.NOT_FOUND)
         if self.load is not None:
-            context.set_trailing_metadata(((LOAD_KEY, self.load.report().encode()),))
+            context.set_trailing_metadata(self.load.report().to_trailer())
         return health_pb2.HealthCheckResponse(status=self._statuses[request.service])
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext) -> None:
