@@ -27,7 +27,10 @@ from benchmarks.harness.verdict import find_problems, judge, read_last
 
 CASES = {
     **{name: f"benchmarks.{name}" for name in ("codec", "schedulers", "startup", "predictor")},
-    **{name: f"benchmarks.{name}.measure" for name in ("transport", "tokens", "pipeline", "diffusion", "gateway")},
+    **{
+        name: f"benchmarks.{name}.measure"
+        for name in ("transport", "tokens", "pipeline", "diffusion", "gateway", "replicas")
+    },
     "first-audio": "benchmarks.first_audio.measure",
     "first-audio-qwen3": "benchmarks.first_audio.qwen3",
     "first-audio-expensive": "benchmarks.first_audio.expensive",

@@ -126,7 +126,7 @@ class AsyncOmniClient:
                 try:
                     async for response in call:
                         event = attempts.take(response)
-                        loan.messages += 1
+                        self._pool.note_message(loan)
                         if not gate.is_set():
                             gate.set()
                             self._pool.note_report(loan, find_report(await call.initial_metadata()))

@@ -117,7 +117,7 @@ class OmniClient:
                 try:
                     for response in call:
                         event = attempts.take(response)
-                        loan.messages += 1
+                        self._pool.note_message(loan)
                         if not gate.is_set():
                             gate.set()
                             self._pool.note_report(loan, find_report(call.initial_metadata()))

@@ -99,7 +99,7 @@ class Loan(Generic[Channel]):
     began: float = 0.0
     """When it was lent: time.monotonic() in seconds."""
     messages: int = 0
-    """Messages of the answer, which the borrower counts."""
+    """Messages of the answer so far."""
     complete: bool = False
     """Set by the borrower if the call ended with OK."""
     is_fault: bool = False

@@ -28,7 +28,8 @@ def channel_options() -> Options:
     """Returns the options of a channel to a stage.
 
     They set round_robin over healthy pods, connections not shared with other channels, no proxy, no TXT lookup, DNS
-    queries at least 5 s apart, messages of at most 8 MiB, and a keepalive ping every 30 s.
+    queries at least 5 s apart, messages of at most 8 MiB, and a keepalive ping every 30 s. A channel to a single pod
+    needs round_robin too: gRPC watches no health with pick_first.
     """
     return (
         *_REQUIRED,

@@ -207,6 +207,13 @@ class PodTable:
         if pod is not None:
             pod.others, pod.reported_at = max(0.0, report.requests - pod.calls), now
 
+    def note_pace(self, address: str, pace_s: float) -> None:
+        """Record the pace of an answer: seconds for each of its messages so far."""
+        pod = self._pods.get(address)
+        if pod is not None:
+            pod.pace = pace_s if not pod.samples else pod.pace + _NEW * (pace_s - pod.pace)
+            pod.samples += 1
+
     def end(self, address: str, outcome: Outcome, now: float) -> None:
         """Record the end of a call that `begin` recorded."""
         pod = self._pods.get(address)
@@ -218,8 +225,7 @@ class PodTable:
         if outcome.report is not None:
             self.report(address, outcome.report, now)
         if outcome.pace_s is not None:
-            pod.pace = outcome.pace_s if not pod.samples else pod.pace + _NEW * (outcome.pace_s - pod.pace)
-            pod.samples += 1
+            self.note_pace(address, outcome.pace_s)
         if pod.probing:
             self._judge_probe(pod, outcome, now)
         elif outcome.is_fault:

@@ -14,14 +14,17 @@ from typing import Final
 
 FAILURES: Final = 3
 """Consecutive failures that eject a pod. Envoy's default is 5; a request to a model is dearer than an HTTP request."""
-BASE_S: Final = 10.0
+BASE_S: Final = 30.0
 MAX_S: Final = 300.0
+"""Envoy's defaults: consecutive_5xx 5, base_ejection_time 30 s, max_ejection_time 300 s."""
 SLOW_RATIO: Final = 4.0
 """A pod is slow if its answers take this many times longer than those of its peers."""
 SLOW_MIN_S: Final = 0.02
 """A smaller difference, in seconds for each message of an answer, is noise of a small engine."""
 SAMPLES: Final = 3
-"""Answers after which a pod's pace is judged."""
+"""Samples after which a pod's pace is judged. An answer gives one after EARLY messages, and one at its end."""
+EARLY: Final = 4
+"""Messages of an answer after which it says something of its pod's pace. A slow pod is found before an answer ends."""
 MAX_EJECTED: Final = 0.5
 """Largest share of the pods that may be ejected at a time."""
 

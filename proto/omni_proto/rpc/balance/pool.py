@@ -14,6 +14,7 @@ from typing import Final, Generic, Protocol
 
 from omni_proto.rpc.balance.addresses import Resolve
 from omni_proto.rpc.balance.choice import Affinity, Fault, Outcome, PodTable, Reason
+from omni_proto.rpc.balance.outliers import EARLY
 from omni_proto.rpc.balance.report import LoadReport
 from omni_proto.rpc.channels import RENEW_AFTER_S, Channel, ChannelPool, Loan, Opened
 
@@ -98,6 +99,13 @@ class StageChannels(Generic[Channel]):
         if loan.pod and report is not None:
             with self._lock:
                 self._table.report(loan.pod, report, time.monotonic())
+
+    def note_message(self, loan: Loan[Channel]) -> None:
+        """Count a message of a call's answer: the time for each message is the pace of its pod."""
+        loan.messages += 1
+        if loan.messages == EARLY and loan.pod:
+            with self._lock:
+                self._table.note_pace(loan.pod, (time.monotonic() - loan.began) / (EARLY + 1))
 
     def give_back(self, loan: Loan[Channel]) -> Channel | None:
         """Release a channel after its call has ended. Idempotent.

@@ -90,8 +90,8 @@ class OpenCall:
         self._channels.note_report(self._stage, self._loan, await self.call.initial_metadata())
 
     def note_message(self) -> None:
-        """Count a message of the answer: the pace of a pod is the time of an answer by its messages."""
-        self._loan.messages += 1
+        """Count a message of the answer."""
+        self._channels.note_message(self._stage, self._loan)
 
     async def note_complete(self) -> None:
         """Record that the call ended with OK, and the load that the pod reported then."""
@@ -172,6 +172,10 @@ class DownstreamChannels:
     def is_trusted(self, stage: str) -> bool:
         """Returns whether the stage will probably accept a request: it refused none for TRUST_AFTER_S seconds."""
         return time.monotonic() - self._refused_at.get(stage, -math.inf) > TRUST_AFTER_S
+
+    def note_message(self, stage: str, loan: Loan[_StageChannel]) -> None:
+        """Count a message of a call's answer."""
+        self._pools[stage].note_message(loan)
 
     def note_report(self, stage: str, loan: Loan[_StageChannel], metadata: Any) -> None:
         """Record the report in the metadata that came with Accepted."""

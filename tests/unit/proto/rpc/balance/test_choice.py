@@ -176,7 +176,7 @@ def test_slowness(pace: float, others: list[float], slow: bool) -> None:
 
 
 def test_ejections_grow_to_a_maximum_and_paces_weigh_within_bounds() -> None:
-    assert [ejection_s(count) for count in (1, 2, 30, 31)] == [10.0, 20.0, 300.0, 300.0]
+    assert [ejection_s(count) for count in (1, 2, 10, 11)] == [30.0, 60.0, 300.0, 300.0]
     assert [relative_pace(pace, 1.0) for pace in (0.01, 0.5, 0.9, 1.2, 2.0, 100.0)] == [0.25, 0.5, 1.0, 1.0, 2.0, 4.0]
 
 

@@ -1,0 +1,1 @@
+"""Requests over several replicas of a stage."""
