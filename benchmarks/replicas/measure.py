@@ -22,9 +22,9 @@ from omni_proto.rpc.balance.choice import Outcome, PodTable
 REPLICAS = 4
 AT_ONCE = 10
 """Requests in flight for each replica: 2.5 times as many as it runs."""
-SECONDS = 20.0
+SECONDS = 15.0
 SHORT, LONG = 10, 40
-COSTS = 480
+COSTS = 400
 PER_SECOND, USUAL, UNEVEN = 8.0, 240, 600
 """Requests a second, and how many: over equal replicas, and over uneven ones, where three are two thirds busy."""
 SIDES, TABLE = ("ours", "round robin"), "replicas"

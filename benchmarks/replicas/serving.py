@@ -57,9 +57,9 @@ def _start(folder: Path, step_ms: float, guard: SessionGuard) -> StageProcess:
     (folder / "table" / "config.json").write_text(json.dumps(table))
     pipeline = load_pipeline(SAMPLE)
     thinker = pipeline.spec.stages[0]
-    del pipeline.spec.stages[1:]
-    if thinker.engine_args is not None:
-        thinker.engine_args = thinker.engine_args.model_copy(update={"max_num_seqs": SLOTS})
+    arguments = thinker.engine_args.model_copy(update={"max_num_seqs": SLOTS})
+    thinker = thinker.model_copy(update={"engine_args": arguments})
+    pipeline.spec.stages[:] = [thinker]
     (config,) = compile_local(pipeline, str(folder / "table"), {thinker.name: 0})
     files = stage_files(folder, folder, config.stage)
     files.config.write_text(config.to_yaml(), encoding="utf-8")

@@ -135,14 +135,15 @@ class StageChannels(Generic[Channel]):
             gone = [address for address in self._pods if address not in addresses]
             retired = [self._pods.pop(address) for address in gone]
             new = [address for address in addresses if address not in self._pods]
-            self._pods |= {address: Opened(self._open(address), time.monotonic()) for address in new}
+            opened = {address: Opened(self._open(address), time.monotonic()) for address in new}
+            self._pods |= opened
             self._table.replace(self._pods)
-            unused = [opened.channel for opened in retired if not opened.calls]
-            self._retired += [opened for opened in retired if opened.calls]
+            unused = [old.channel for old in retired if not old.calls]
+            self._retired += [old for old in retired if old.calls]
         for address in gone:
             self._shell.forget(address)
-        for address in new:
-            self._shell.watch(self, address, self._pods[address].channel)
+        for address, one in opened.items():
+            self._shell.watch(self, address, one.channel)
         if self._table.connected and (by_name := self._by_name.drop_unused()) is not None:
             unused.append(by_name)
         return unused

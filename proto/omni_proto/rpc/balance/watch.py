@@ -124,6 +124,6 @@ def _resolve(resolve: Resolve) -> Collection[str] | None:
     began = time.monotonic()
     try:
         return resolve()
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: a part of the name is empty or too long
         _log.debug("a stage's name was not resolved", extra={"reason": str(error), "seconds": time.monotonic() - began})
         return None
