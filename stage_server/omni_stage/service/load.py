@@ -92,7 +92,7 @@ class LoadMeter:
             queued_s=waiting * each_s,
             free_kv=1.0 - kv_share,
             # At least one request, because gRPC ignores a report of no utilization.
-            utilization=max(kv_share, max(1, requests) / self._admission.max_requests),
+            utilization=max(kv_share, max(1, requests) / max(1, self._admission.max_requests)),
             per_second=self._ended / window,
             errors_per_second=self._failed / window,
         )
