@@ -13,7 +13,7 @@ from statistics import median
 from typing import Final
 
 FAILURES: Final = 3
-"""Consecutive failures that eject a pod. Envoy's default is 5; a request to a model is dearer than an HTTP request."""
+"""Consecutive failures that eject a pod. Envoy's default is 5, but a request to a model costs more than one of HTTP."""
 BASE_S: Final = 30.0
 MAX_S: Final = 300.0
 """Envoy's defaults: consecutive_5xx 5, base_ejection_time 30 s, max_ejection_time 300 s."""

@@ -29,7 +29,7 @@ class Shell(Protocol[Channel]):
         """See to it that the pool is refreshed while calls are made. Called at each call; never blocks."""
 
     def watch(self, pool: StageChannels[Channel], address: str, channel: Channel) -> None:
-        """Tell the pool from now on whether the pod's channel is connected."""
+        """Report to the pool, from now on, whether the channel of a pod is connected."""
 
     def forget(self, address: str) -> None:
         """Stop watching a channel, which will be closed."""
@@ -77,7 +77,7 @@ class StageChannels(Generic[Channel]):
         return self._table.connected
 
     def take(self, affinity: Affinity | None = None, avoid: Collection[str] = ()) -> Loan[Channel]:
-        """Returns a channel for a call; give_back must follow. avoid: pods that this request has tried in vain."""
+        """Returns a channel for a call; give_back must follow. avoid: pods where this request has failed."""
         now = self._used_at = time.monotonic()
         if self.resolve is not None:
             self._shell.wake(self)

@@ -146,7 +146,7 @@ class DownstreamChannels:
     ) -> OpenCall:
         """Open a Generate call to a downstream stage, with `timeout` in seconds. The caller must end it.
 
-        avoid: pods that this request has tried in vain.
+        avoid: pods where this request has failed.
         """
         loan = self._pools[stage].take(avoid=avoid)
         self.open_calls += 1
