@@ -287,16 +287,23 @@ def _nibbles(packed: np.ndarray) -> np.ndarray:
     return _view(np.concatenate([packed & 15, packed >> 4], axis=1), "u1")
 
 
+def _scale(scales: np.ndarray, values: np.ndarray) -> np.ndarray:
+    scaled: np.ndarray = scales * values
+    return scaled
+
+
 def _unpack_q4_0(blocks: np.ndarray) -> np.ndarray:
-    return np.multiply(_half(blocks, 0), _nibbles(blocks[:, 2:]) - 8)
+    return _scale(_half(blocks, 0), _nibbles(blocks[:, 2:]) - 8)
 
 
 def _unpack_q4_1(blocks: np.ndarray) -> np.ndarray:
-    return np.add(np.multiply(_half(blocks, 0), _nibbles(blocks[:, 4:])), _half(blocks, 2))
+    values = _scale(_half(blocks, 0), _nibbles(blocks[:, 4:]))
+    values += _half(blocks, 2)
+    return values
 
 
 def _unpack_q8_0(blocks: np.ndarray) -> np.ndarray:
-    return np.multiply(_half(blocks, 0), _view(blocks[:, 2:], "i1"))
+    return _scale(_half(blocks, 0), _view(blocks[:, 2:], "i1"))
 
 
 def _unpack_q6_k(blocks: np.ndarray) -> np.ndarray:
@@ -304,8 +311,8 @@ def _unpack_q6_k(blocks: np.ndarray) -> np.ndarray:
     low = np.stack([packed & 15, packed >> 4], axis=2).reshape(-1, 2, 4, 32)
     high = (high >> np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)) & 3
     values = (low | (high << 4)).astype(np.float32).reshape(-1, 16, 16) - 32
-    scaled = values * _view(blocks[:, 192:208], "i1")[:, :, None]
-    return np.multiply(_half(blocks, 208), scaled.reshape(-1, 256))
+    scaled = _scale(values, _view(blocks[:, 192:208], "i1")[:, :, None])
+    return _scale(_half(blocks, 208), scaled.reshape(-1, 256))
 
 
 def _plain(form: str) -> Callable[[np.ndarray], np.ndarray]:
