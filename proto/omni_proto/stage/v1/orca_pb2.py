@@ -24,13 +24,14 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eomni_proto/stage/v1/orca.proto\x12\x13omni_proto.stage.v1\"\xf7\x01\n\x0eOrcaLoadReport\x12\x16\n\x0erps_fractional\x18\x06 \x01(\x01\x12\x0b\n\x03\x65ps\x18\x07 \x01(\x01\x12L\n\rnamed_metrics\x18\x08 \x03(\x0b\x32\x35.omni_proto.stage.v1.OrcaLoadReport.NamedMetricsEntry\x12\x1f\n\x17\x61pplication_utilization\x18\t \x01(\x01\x1a\x33\n\x11NamedMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01J\x04\x08\x01\x10\x02J\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04J\x04\x08\x04\x10\x05J\x04\x08\x05\x10\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eomni_proto/stage/v1/orca.proto\x12\x13omni_proto.stage.v1\"\xf7\x01\n\x0eOrcaLoadReport\x12\x16\n\x0erps_fractional\x18\x06 \x01(\x01\x12\x0b\n\x03\x65ps\x18\x07 \x01(\x01\x12L\n\rnamed_metrics\x18\x08 \x03(\x0b\x32\x35.omni_proto.stage.v1.OrcaLoadReport.NamedMetricsEntry\x12\x1f\n\x17\x61pplication_utilization\x18\t \x01(\x01\x1a\x33\n\x11NamedMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01J\x04\x08\x01\x10\x02J\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04J\x04\x08\x04\x10\x05J\x04\x08\x05\x10\x06\x42(Z&omnipipeline.io/proto/stage/v1;stagev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'omni_proto.stage.v1.orca_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'Z&omnipipeline.io/proto/stage/v1;stagev1'
   _globals['_ORCALOADREPORT_NAMEDMETRICSENTRY']._loaded_options = None
   _globals['_ORCALOADREPORT_NAMEDMETRICSENTRY']._serialized_options = b'8\001'
   _globals['_ORCALOADREPORT']._serialized_start=56
