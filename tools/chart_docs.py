@@ -146,7 +146,10 @@ def build_schema(values: dict[str, Any], notes: dict[str, Notes], prefix: str = 
     if prefix:
         return schema
     # Helm copies the `global` values of a parent chart into every subchart.
-    properties["global"] = {"type": "object"}
+    properties["global"] = {
+        "type": "object",
+        "properties": {"imageRegistry": {"type": ["string", "null"]}, "imagePullSecrets": {"type": ["array", "null"]}},
+    }
     return {"$schema": "https://json-schema.org/draft-07/schema#", **schema}
 
 

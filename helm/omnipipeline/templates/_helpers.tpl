@@ -3,6 +3,9 @@ defaults. Helm removes a key that is null, so templates would otherwise fail on 
 {{- define "omnipipeline.defaults" -}}
 {{- include "omnipipeline.removeNulls" .Values }}
 {{- include "omnipipeline.fill" (list .Values (.Files.Get "files/defaults.json" | fromJson)) }}
+{{- if not .Values.enabled }}
+{{- fail "enabled is false, but the parent chart has no condition; name this value in the parent's dependency, as condition: omnipipeline.enabled" }}
+{{- end }}
 {{- end -}}
 
 {{- define "omnipipeline.removeNulls" -}}
@@ -34,8 +37,9 @@ ends in -gateway-replicas. */}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride -}}
 {{- else -}}
-{{- $plain := and (eq .Chart.Name "omnipipeline") (contains .Chart.Name .Release.Name) }}
-{{- $wanted := ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) $plain }}
+{{- $chart := default .Chart.Name .Values.nameOverride }}
+{{- $plain := and (or .Values.nameOverride (eq .Chart.Name "omnipipeline")) (contains $chart .Release.Name) }}
+{{- $wanted := ternary .Release.Name (printf "%s-%s" .Release.Name $chart) (not (empty $plain)) }}
 {{- $name := regexReplaceAll "[^-a-z0-9]" (lower $wanted) "-" | trimAll "-" }}
 {{- if not (regexMatch "^[a-z]" $name) }}{{ $name = printf "o-%s" $name }}{{ end }}
 {{- if or (ne $name $wanted) (gt (len $name) 46) }}
@@ -100,12 +104,21 @@ app.kubernetes.io/name: omnipipeline-test
 
 {{/* [REGISTRY/]REPOSITORY@DIGEST or [REGISTRY/]REPOSITORY:TAG. Include it with (dict "image" IMAGE "root" $). */}}
 {{- define "omnipipeline.image" -}}
-{{- with .root.Values.imageRegistry }}{{ . }}/{{ end -}}
+{{- with default (default dict .root.Values.global).imageRegistry .root.Values.imageRegistry }}{{ . }}/{{ end -}}
 {{- if .image.digest -}}
 {{ .image.repository }}@{{ .image.digest }}
 {{- else -}}
 {{ .image.repository }}:{{ default (replace "+" "_" .root.Chart.AppVersion) .image.tag }}
 {{- end -}}
+{{- end -}}
+
+{{/* imagePullSecrets, and those of the parent chart, as names or as objects with a name; empty if there are none. */}}
+{{- define "omnipipeline.pullSecrets" -}}
+{{- $found := default list .Values.imagePullSecrets }}
+{{- range default list (default dict .Values.global).imagePullSecrets }}
+{{- $found = append $found (kindIs "map" . | ternary . (dict "name" .)) }}
+{{- end }}
+{{- with $found }}{{ toYaml (uniq .) }}{{ end }}
 {{- end -}}
 
 {{- define "omnipipeline.gatewayName" -}}

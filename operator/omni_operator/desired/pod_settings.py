@@ -47,6 +47,7 @@ def build_user_volumes(build: StageBuild) -> list[Manifest]:
 def build_pod_security(build: StageBuild) -> Manifest:
     """Returns the pod's securityContext. Whatever the resource sets, it conforms to Pod Security `restricted`."""
     given = build.setting("pod_security_context")
+    users: Manifest
     if given is None:
         users = {"runAsUser": USER_ID, "runAsGroup": USER_ID, "fsGroup": USER_ID}
     else:

@@ -230,8 +230,16 @@ def test_an_old_cluster_is_refused(helm: Helm) -> None:
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({}, ["serves every namespace.", "kubectl apply --namespace default", "unauthenticated plaintext"]),
+        ({}, ["serves every namespace.", "get omnipipelines --namespace default", "unauthenticated plaintext"]),
         ({"watchNamespaces": ["team-a", "b"]}, ["serves team-a, b.", "kubectl get omnipipelines --namespace team-a"]),
+        (
+            {"gateway": {"enabled": True, "tlsSecret": "a", "service": {"port": 443}}},
+            ["service/never-omnipipeline-gateway 8000:443", "curl --insecure https://127.0.0.1:8000", "no API keys"],
+        ),
+        (
+            {"gateway": {"enabled": True, "keysSecret": "a", "ingress": {"enabled": True, "hosts": ["b.example"]}}},
+            ['/v1/models --header "Authorization: Bearer KEY"', "From outside: http://b.example/v1/models"],
+        ),
         ({"replicas": 0}, ["It has no pods"]),
         ({"crds": {"install": False}}, ["This release does not install the CRD"]),
     ],
