@@ -1,17 +1,21 @@
-"""Checks that several subcommands make before they start, and their exits if a check fails."""
+"""What several subcommands share: checks before they start, exits if a check fails, output for programs."""
 
 from __future__ import annotations
 
+import json
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 if TYPE_CHECKING:
     from omni_proto.pipeline import OmniPipeline
 
+OutputFormat = Annotated[
+    Literal["json", "yaml"] | None, typer.Option("--output", "-o", help="Print for programs: json or yaml.")
+]
 PipelineFile = Annotated[Path, typer.Argument(metavar="PIPELINE.yaml", help="File that holds one OmniPipeline.")]
 
 
@@ -19,6 +23,16 @@ def fail(message: str) -> typer.Exit:
     """Print an error. Returns the exception that ends the command with exit code 1."""
     sys.stderr.write(f"error: {message}\n")
     return typer.Exit(1)
+
+
+def print_as(output: Literal["json", "yaml"], value: Any) -> None:
+    """Print a value made of JSON types on stdout."""
+    if output == "json":
+        print(json.dumps(value, indent=2, ensure_ascii=False))
+        return
+    import yaml
+
+    print(yaml.safe_dump(value, sort_keys=False, allow_unicode=True), end="")
 
 
 def require_engine() -> None:

@@ -21,7 +21,12 @@ class ModalityOption(StrEnum):
 
 def generate(
     endpoint: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Address of the entry stage, or the url of a pipeline's status.")
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            envvar="OMNIPIPE_ENDPOINT",
+            help="Address of the entry stage, or the url of a pipeline's status.",
+        ),
     ],
     text: Annotated[str | None, typer.Option(help="The prompt.")] = None,
     prompt_file: Annotated[

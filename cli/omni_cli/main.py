@@ -12,7 +12,15 @@ from typing import Annotated
 
 import typer
 
-from omni_cli.checks import PipelineFile, fail, read_pipeline, require_engine, require_gateway
+from omni_cli.checks import (
+    OutputFormat,
+    PipelineFile,
+    fail,
+    print_as,
+    read_pipeline,
+    require_engine,
+    require_gateway,
+)
 from omni_cli.generate_options import generate
 
 app = typer.Typer(
@@ -183,29 +191,35 @@ def gateway_key(
 
 
 @app.command()
-def validate(pipeline_file: PipelineFile) -> None:
-    """Check a pipeline file, offline. Prints all problems; the exit code is 1 if there is one.
+def validate(
+    pipeline_files: Annotated[
+        list[Path], typer.Argument(metavar="PIPELINE.yaml...", help="Files that hold OmniPipelines; - is stdin.")
+    ],
+    output: OutputFormat = None,
+) -> None:
+    """Check the pipelines in files, offline. Prints all problems of all of them.
+
+    A file may have several documents; those of other kinds are ignored beside pipelines. Exit codes: 0 all are valid,
+    1 a pipeline has a problem or a file cannot be read, 2 wrong options.
 
     Components that are not built in cause only a warning, because an image of your own may contain them. The command
-    also warns about devices that do not count as GPUs, edges without `mode` that could stream, and aliases of voices
-    that the published checkpoints lack.
+    also warns about several devices that count as one GPU, edges without `mode` that could stream, and aliases of
+    voices that the published checkpoints lack.
 
     \b
-    Example:
+    Examples:
       omnipipe validate manifests/samples/qwen25-omni.yaml
+      kustomize build overlays/prod | omnipipe validate - -o json
     """
-    from omni_proto.pipeline import order_stages
-    from omni_proto.pipeline.rules.component_checks import list_late_edges, list_unknown_voices, list_warnings
+    from omni_cli.commands.validate import validate_files
 
-    pipeline = read_pipeline(pipeline_file)
-    for warning in (
-        *list_warnings(pipeline),
-        *list_late_edges(pipeline),
-        *list_unknown_voices(pipeline),
-    ):
-        sys.stderr.write(f"warning: {pipeline_file}: {warning}\n")
-    names = " -> ".join(stage.name for stage in order_stages(pipeline))
-    print(f"OK: {pipeline.metadata.name}, {len(pipeline.spec.stages)} stages: {names}")
+    reports = validate_files(pipeline_files)
+    if output is None:
+        for report in reports:
+            report.write()
+    else:
+        print_as(output, [report.to_json() for report in reports])
+    raise typer.Exit(int(any(report.problems for report in reports)))
 
 
 @app.command()
@@ -220,8 +234,11 @@ def render(
     pod_monitors: Annotated[
         bool, typer.Option("--pod-monitors", help="Include PodMonitors, as in a cluster that has their API.")
     ] = False,
+    output: OutputFormat = None,
 ) -> None:
-    """Print the objects that the operator makes for a pipeline, as YAML. Needs no cluster.
+    """Print the objects that the operator makes for a pipeline, as YAML documents. Needs no cluster.
+
+    With -o, they are the items of one List.
 
     \b
     Examples:
@@ -234,7 +251,10 @@ def render(
     pipeline = read_pipeline(pipeline_file)
     settings = BuildSettings(default_image=image or DEFAULT_IMAGE, pod_monitors=pod_monitors)
     manifests = render_children(pipeline, namespace or pipeline.metadata.namespace or "default", settings)
-    sys.stdout.write(format_manifests(manifests))
+    if output is None:
+        sys.stdout.write(format_manifests(manifests))
+    else:
+        print_as(output, {"apiVersion": "v1", "kind": "List", "items": manifests})
 
 
 @app.command()
@@ -249,19 +269,29 @@ def status(
     kubeconfig: Annotated[
         Path | None, typer.Option(help="Credentials. Default: KUBECONFIG, else ~/.kube/config.")
     ] = None,
+    output: OutputFormat = None,
 ) -> None:
     """Draw a pipeline in a cluster: its conditions, and its stages as a graph with readiness and reasons.
+
+    With -o, prints the resource instead, with its status.
 
     \b
     Examples:
       omnipipe status qwen25-omni -n models
+      omnipipe status qwen25-omni -o json
       omnipipe status qwen25-omni --watch
     """
     from rich.console import Console
 
-    from omni_cli.commands.status import StatusError, show_status
+    from omni_cli.commands.status import StatusError, connect, show_status
 
+    if watch and output is not None:
+        raise typer.BadParameter("the resource is printed once; leave --watch or --output out", param_hint="--watch")
     try:
+        if output is not None:
+            read, _ = connect(kubeconfig, namespace)
+            print_as(output, read(name))
+            return
         show_status(name, kubeconfig, namespace, watch, Console(highlight=False))
     except StatusError as error:
         raise fail(str(error)) from error

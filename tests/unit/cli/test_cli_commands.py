@@ -5,6 +5,7 @@ tests/processes/cli/test_cli_supervisor.py and tests/pipeline test the commands 
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -85,6 +86,54 @@ def test_validate_prints_every_problem(tmp_path: Path) -> None:
         "spec.model.uri",
         "spec.stages",
     ]
+
+
+def test_validate_reads_stdin_with_many_documents() -> None:
+    """Documents of other kinds are ignored; all problems of all pipelines are in one JSON list."""
+    good = next(path for path in SAMPLES if path.stem == "generic-llm").read_text()
+    bad = good.replace("name: generic-llm", "name: Wrong").replace("replicas:", "replica:")
+    claim = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: a}\n"
+    result = CliRunner().invoke(app, ["validate", "-", "-o", "json"], input="---\n".join((claim, good, bad, "")))
+    assert result.exit_code == 1
+    first, second = json.loads(result.stdout)
+    assert (first["source"], first["name"], first["valid"]) == ("stdin, document 2", "generic-llm", True)
+    assert (second["source"], second["valid"]) == ("stdin, document 3", False)
+    assert "metadata.name" in {problem["field"] for problem in second["problems"]}
+
+
+def test_validate_checks_every_file(tmp_path: Path) -> None:
+    missing = tmp_path / "missing.yaml"
+    status, out, err = invoke("validate", *map(str, (SAMPLES[0], missing, SAMPLES[1])))
+    assert status == 1
+    assert [line.split(",")[0] for line in out.splitlines()] == [f"OK: {path.stem}" for path in SAMPLES[:2]]
+    assert f"{missing}: file: cannot be read" in err
+    assert invoke("validate", str(SAMPLES[0]), "-o", "yaml")[1].startswith(f"- source: {SAMPLES[0]}\n")
+    assert invoke("validate", str(SAMPLES[0]), "-o", "xml")[0] == 2
+
+
+def test_validate_refuses_what_holds_no_pipeline() -> None:
+    for text, says in (
+        ("", "holds 0 YAML documents"),
+        ("kind: Pod\n", "kind"),
+        ("- 1\n", "must hold one OmniPipeline"),
+    ):
+        result = CliRunner().invoke(app, ["validate", "-"], input=text)
+        assert result.exit_code == 1
+        assert says in result.stderr
+
+
+def test_render_prints_a_list_for_programs() -> None:
+    status, out, _ = invoke("render", str(SAMPLES[0]), "-o", "json")
+    rendered = json.loads(out)
+    assert (status, rendered["kind"]) == (0, "List")
+    assert rendered["items"][0]["kind"] == "ServiceAccount"
+
+
+def test_the_endpoint_may_be_in_the_environment() -> None:
+    environ = {"OMNIPIPE_ENDPOINT": "127.0.0.1:1"}
+    result = CliRunner(env=environ).invoke(app, ["generate", "--text", "Hi", "--timeout", "0.2"])
+    assert result.exit_code == 1
+    assert "127.0.0.1:1" in result.stderr
 
 
 @pytest.mark.needs_vllm

@@ -60,17 +60,26 @@ def read_file(path: Path) -> str:
 
 def parse_document(text: str, source: str) -> dict[str, Any]:
     """Returns the only document of a YAML or JSON text, made of JSON types. Raises PipelineError."""
+    documents = parse_documents(text, source)
+    if len(documents) != 1:
+        raise PipelineError(source, [Problem("file", f"holds {len(documents)} YAML documents; give one {KIND}")])
+    return to_json_types(documents[0], source)
+
+
+def parse_documents(text: str, source: str) -> list[Any]:
+    """Returns the documents of a YAML or JSON text that are not empty. Raises PipelineError."""
     try:
-        documents = [item for item in yaml.load_all(text, Loader=StrictLoader) if item is not None]
+        return [item for item in yaml.load_all(text, Loader=StrictLoader) if item is not None]
     except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "file"
         raise PipelineError(
             source, [Problem(where, f"is not YAML: {getattr(error, 'problem', None) or error}")]
         ) from error
-    if len(documents) != 1:
-        raise PipelineError(source, [Problem("file", f"holds {len(documents)} YAML documents; give one {KIND}")])
-    document = documents[0]
+
+
+def to_json_types(document: Any, source: str) -> dict[str, Any]:
+    """Returns a document of YAML made of JSON types. Raises PipelineError."""
     if not isinstance(document, dict):
         raise PipelineError(source, [Problem("file", f"must hold one {KIND}, found a {type(document).__name__}")])
     if problems := list(_not_json(document, ())):

@@ -37,7 +37,11 @@ def parse_checked(text: str, *, source: str = "pipeline") -> OmniPipeline:
 
     Raises PipelineError with every wrong field. A rule between fields is checked only if those fields are valid.
     """
-    written = parse_document(text, source)
+    return check_typed(parse_document(text, source), source)
+
+
+def check_typed(written: Mapping[str, Any], source: str) -> OmniPipeline:
+    """Check a document as parse_checked does. Returns the typed pipeline. Raises PipelineError."""
     document = fill_in(written)
     if problems := [*_keys_with_values(object_schema(), written, ()), *check_document(document)]:
         raise PipelineError(source, problems)
