@@ -36,9 +36,11 @@ WAVE_BASE_BYTES = 512 * MIB
 CODEC_BYTES_PER_FRAME = 14 * MIB
 """Peak memory of code2wav's decoder per frame of a forward, in float32, measured on an H200."""
 CODEC_STATE_BYTES = 5_189_888
-"""Bytes that code2wav keeps for a stream between its chunks (sound/state.py, with the published sizes)."""
+"""Bytes that code2wav keeps for a stream between its chunks (code2wav/streams.py, with the published sizes)."""
+CODEC_STATES = 2 + 256 + 64
+"""Number of these states that code2wav allocates for its CUDA graphs (code2wav/steps.py)."""
 CODEC_STEP_FRAMES = 256
-"""Maximum number of frames that code2wav decodes in one forward (code2wav/model.py, STEP_FRAMES)."""
+"""Maximum number of frames that code2wav decodes in one forward (code2wav/steps.py, STEP_FRAMES)."""
 GRAPH_BYTES_PER_SEQUENCE = 6 * MIB
 """Allowance for a stage's CUDA graphs, per request of maxNumSeqs. vLLM captures graphs for batches of up to twice
 maxNumSeqs."""
@@ -119,8 +121,8 @@ def stage_memory(release: Release, stage: Stage, *, device_bytes: int, weights: 
         return StageMemory(stage.name, held, activations=WAVE_BASE_BYTES + CODES * WAVE_BYTES_PER_CODE, share=share)
     sequences = args.max_num_seqs or SEQUENCES
     if component == "code2wav":
-        # Weights are stored in bfloat16 and loaded as float32. The pool of states doubles its size when it grows.
-        state = 2 * sequences * CODEC_STATE_BYTES
+        # Weights are stored in bfloat16 and loaded as float32.
+        state = CODEC_STATES * CODEC_STATE_BYTES
         activations = CODEC_STEP_FRAMES * CODEC_BYTES_PER_FRAME + state
         return StageMemory(stage.name, 2 * held, activations=activations, share=share)
     activations = text_shape(decoder_config(release, component)).activation_bytes(

@@ -72,8 +72,9 @@ def chunks(context: Context) -> Iterator[Finding]:
             states = decoder.layout.zeros(1, decoder.device)
             audio: list[torch.Tensor] = []
             for begin in range(0, frames, size):
-                samples, states = decoder.advance(codes[:, :, begin : begin + size], [begin], states)
-                audio.append(samples)
+                place = torch.tensor([begin], device=decoder.device)
+                samples, states = decoder.advance(codes[:, :, begin : begin + size], place, states)
+                audio.append(samples if begin else samples[:, decoder.lookahead :])
             ours = torch.cat(audio, dim=1)
             if ours.shape != expected.shape:
                 yield Finding(f"{ours.shape[1]} samples", f"{expected.shape[1]} samples", ok=False, name=f"of_{size}")
@@ -94,11 +95,12 @@ def together(context: Context) -> Finding:
         states = decoder.layout.zeros(len(lengths), decoder.device)
         codes = [draw(model, length + 2, seed=length) for length in lengths]
         for row, (length, own) in enumerate(zip(lengths, codes, strict=True)):
-            place = torch.tensor([row], device=decoder.device)
-            _, behind = decoder.advance(own[..., :length], [0], states.take(place))
-            states.put(place, behind)
-            alone.append(decoder.advance(own[..., length:], [length], behind)[0])
-        joined, _ = decoder.advance(torch.cat([own[..., -2:] for own in codes]), list(lengths), states)
+            begin, place = torch.tensor([[0], [length]], device=decoder.device)
+            _, behind = decoder.advance(own[..., :length], begin, states[row : row + 1])
+            states[row] = behind[0]
+            alone.append(decoder.advance(own[..., length:], place, behind)[0])
+        places = torch.tensor(lengths, device=decoder.device)
+        joined, _ = decoder.advance(torch.cat([own[..., -2:] for own in codes]), places, states)
     limit = AUDIO_GPU if context.on_gpu else AUDIO_CPU
     return at_most(float((joined - torch.cat(alone)).abs().max()), limit)
 
@@ -118,12 +120,13 @@ def speed(context: Context) -> Iterator[Finding]:
             torch.cuda.reset_peak_memory_stats()
             with torch.inference_mode():
                 states = decoder.layout.zeros(streams, decoder.device)
+                places = torch.full((streams,), 72, device=decoder.device)
                 for _ in range(3):
-                    decoder.advance(codes, [72] * streams, states)
+                    decoder.advance(codes, places, states)
                 torch.cuda.synchronize()
                 began = time.perf_counter()
                 for _ in range(10):
-                    decoder.advance(codes, [72] * streams, states)
+                    decoder.advance(codes, places, states)
                 torch.cuda.synchronize()
             seconds = (time.perf_counter() - began) / 10
             peak = torch.cuda.max_memory_allocated() - held

@@ -259,23 +259,47 @@ def name_tensors(result: DiffusionResult) -> dict[str, torch.Tensor]:
 
 def build_output(request_ids: list[str], results: Mapping[str, DiffusionResult | OmniStageError]) -> ModelRunnerOutput:
     """Returns vLLM's output of a step, on the host, with None for a request without a result. Waits for the device."""
+    named = {
+        request_id: result if isinstance(result, OmniStageError) else name_tensors(result)
+        for request_id, result in results.items()
+    }
+    tensors = [tensor for result in named.values() if isinstance(result, dict) for tensor in result.values()]
+    on_host = iter(copy_to_host(tensors))
+    copied = {
+        request_id: {name: next(on_host) for name in result} if isinstance(result, dict) else result
+        for request_id, result in named.items()
+    }
     return ModelRunnerOutput(
         req_ids=request_ids,
         req_id_to_index={request_id: index for index, request_id in enumerate(request_ids)},
-        pooler_output=[_encode(results.get(request_id)) for request_id in request_ids],
+        pooler_output=[_encode(copied.get(request_id)) for request_id in request_ids],
     )
 
 
-def _encode(result: DiffusionResult | OmniStageError | None) -> torch.Tensor | None:
-    if result is None:
+def copy_to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns contiguous copies of the tensors on the host, in order. Each dtype is one copy, and one wait for the
+    device.
+
+    A tensor that is on the host already is copied too: it may be a buffer that the model's next step overwrites.
+    """
+    places: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        places.setdefault((tensor.device, tensor.dtype), []).append(index)
+    found: dict[int, torch.Tensor] = {}
+    for alike in places.values():
+        flat = [tensors[index].detach().reshape(-1) for index in alike]
+        joined = (flat[0] if len(flat) == 1 else torch.cat(flat)).to("cpu")
+        parts = joined.split([len(part) for part in flat])
+        # Clones, so that a result does not hold the memory of the others.
+        found |= {index: part.view(tensors[index].shape).clone() for index, part in zip(alike, parts, strict=True)}
+    return [found[index] for index in range(len(tensors))]
+
+
+def _encode(tensors: dict[str, torch.Tensor] | OmniStageError | None) -> torch.Tensor | None:
+    if tensors is None:
         return None
-    if isinstance(result, OmniStageError):
-        return pack_error(type(result).__name__, str(result))
-    # A tensor that is on the host already is cloned too: it may be a buffer that the model's next step overwrites.
-    tensors = {
-        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        for name, tensor in name_tensors(result).items()
-    }
+    if isinstance(tensors, OmniStageError):
+        return pack_error(type(tensors).__name__, str(tensors))
     broken = [name for name, tensor in tensors.items() if not _is_finite(tensor)]
     if broken:
         error = ModelExecutionError(f"the model gave values that are not finite ({', '.join(broken)})")

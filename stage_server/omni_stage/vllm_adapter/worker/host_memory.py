@@ -22,12 +22,12 @@ def pinned_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
 
-def to_device(values: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> torch.Tensor:
+def to_device(values: Sequence[int] | Sequence[Sequence[int]] | torch.Tensor, device: torch.device) -> torch.Tensor:
     """Returns a table of integers as an int64 tensor on `device`, without waiting for the device's earlier work.
 
     A copy from memory that is not pinned may wait, even with non_blocking.
     """
-    table = torch.tensor(values, dtype=torch.int64)
+    table = torch.as_tensor(values, dtype=torch.int64)
     if not copies_overlap(device):
         return table
     return pinned_empty(table.shape, table.dtype).copy_(table).to(device, non_blocking=True)

@@ -2,28 +2,49 @@
 
 Source: transformers 5.19, Qwen3OmniMoeCode2Wav.forward. The joined audio of a stream's chunks equals the result of that
 forward on all codes, sample for sample, and nothing is computed twice. A transposed convolution of kernel 2r and stride
-r needs the next input before it can complete the r values of an input. So the audio of N frames is `lookahead_samples`
-shorter than N * frame_samples, as in transformers. The first chunk of a stream is shorter by these samples.
+r needs the next input before it can complete the r values of an input. So the audio of N frames is `lookahead` samples
+shorter than N * frame_samples, as in transformers.
+
+All streams of a batch run alike, whether they begin or not. A stream that begins gets r values too many from each
+transposed convolution: they lie before its start. They are set to zero in each layer, as the padding of transformers'
+convolutions is, and its first `lookahead` samples are not part of its audio.
+
+Nothing here depends on values on the host, so a CUDA graph can hold all of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from omni_stage.models.qwen3_omni.code2wav.streams import StateLayout, States, read_layout
+from omni_stage.models.qwen3_omni.code2wav.streams import StateLayout, read_layout
 
 
 class ChunkDecoder:
-    """A loaded Qwen3OmniMoeCode2Wav, run chunk by chunk. Holds no state."""
+    """A loaded Qwen3OmniMoeCode2Wav, run chunk by chunk. Holds no state. Make it after the weights are loaded."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._window: int = model.config.sliding_window
         self.layout: StateLayout = read_layout(model)
+        self._snakes = {
+            id(module): (
+                module.alpha.detach().exp()[:, None],
+                1 / (module.beta.detach().exp()[:, None] + module.no_div_by_zero),
+            )
+            for module in model.modules()
+            if hasattr(module, "no_div_by_zero")
+        }
+        """Of each activation: the factor in its sine, and the factor of the square."""
+        self.lookahead = 0
+        """Number of samples before the start of a stream that begins."""
+        for module in model.decoder.modules():
+            if hasattr(module, "left_pad"):
+                self.lookahead = (self.lookahead + 1) * module.conv.stride[0]
 
     @property
     def device(self) -> torch.device:
@@ -31,30 +52,32 @@ class ChunkDecoder:
         device: torch.device = self._model.code_embedding.weight.device
         return device
 
-    def advance(self, codes: torch.Tensor, positions: Sequence[int], states: States) -> tuple[torch.Tensor, States]:
+    def advance(
+        self, codes: torch.Tensor, positions: torch.Tensor, states: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the audio float32 [streams, samples] of codes int64 [streams, groups, frames], and the new states.
 
-        `positions`: number of earlier frames of each stream. Either all are 0 or none is, because a stream's first
-        chunk gives fewer samples. `states` is not changed.
+        `positions` int64 [streams]: number of earlier frames of each stream. `states`: [streams, layout.numbers], not
+        changed. The first `lookahead` samples of a stream at position 0 are zeros, which are not part of its audio.
         """
-        model, past = self._model, iter(states.columns)
-        kept: list[torch.Tensor] = []
+        model = self._model
+        behind = torch.empty_like(states)
+        past_attention, past = self.layout.split(states)
+        new_attention, new = self.layout.split(behind)
+        run = _Pass(iter(past), iter(new), (positions > 0).to(states.dtype)[:, None, None], self._snakes)
         hidden = model.code_embedding(codes + model.code_offset).mean(1)
-        hidden, attention = self._transform(hidden, torch.tensor(positions).to(codes.device), states.attention)
-        hidden = hidden.permute(0, 2, 1)
+        hidden = self._transform(hidden, positions, past_attention, new_attention).permute(0, 2, 1)
         for upsampling, block in model.upsample:
             # Kernel and stride are equal here, so the outputs of neighbouring inputs do not overlap.
-            hidden = upsampling(hidden)
-            hidden = _next_block(block, hidden, past, kept)
-        begins = positions[0] == 0
+            hidden = run.next_block(block, upsampling(hidden))
         for layer in model.decoder:
-            hidden = _decode(layer, hidden, past, kept, begins=begins)
-        return hidden[:, 0].clamp(min=-1, max=1), States(attention, kept)
+            hidden = run.decode(layer, hidden)
+        return hidden[:, 0].clamp(min=-1, max=1), behind
 
     def _transform(
-        self, hidden: torch.Tensor, positions: torch.Tensor, past: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the transformer's output [streams, frames, H], and the new keys and values."""
+        self, hidden: torch.Tensor, positions: torch.Tensor, past: torch.Tensor, behind: torch.Tensor
+    ) -> torch.Tensor:
+        """Returns the transformer's output [streams, frames, H]. Writes the new keys and values into `behind`."""
         transformer = self._model.pre_transformer
         frames, kept = hidden.shape[1], self._window - 1
         new = torch.arange(frames, device=hidden.device)
@@ -67,7 +90,6 @@ class ChunkDecoder:
         visible = (reach >= 0) & (reach < self._window)
         mask = visible[None] & (column[None, None] + positions[:, None, None] >= 0)
         mask = mask.unsqueeze(1)
-        states: list[torch.Tensor] = []
         for index, layer in enumerate(transformer.layers):
             attention = layer.self_attn
             normed = layer.input_layernorm(hidden)
@@ -78,7 +100,8 @@ class ChunkDecoder:
             query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
             key = torch.cat([past[:, index, 0], key], dim=2)
             value = torch.cat([past[:, index, 1], value], dim=2)
-            states.append(torch.stack([key[:, :, frames:], value[:, :, frames:]], dim=1))
+            behind[:, index, 0].copy_(key[:, :, frames:])
+            behind[:, index, 1].copy_(value[:, :, frames:])
             mixed = F.scaled_dot_product_attention(
                 query,
                 key,
@@ -89,7 +112,8 @@ class ChunkDecoder:
             )
             hidden = hidden + layer.self_attn_layer_scale(attention.o_proj(mixed.transpose(1, 2).flatten(2)))
             hidden = hidden + layer.mlp_layer_scale(layer.mlp(layer.post_attention_layernorm(hidden)))
-        return transformer.norm(hidden), torch.stack(states, dim=1)
+        normed_output: torch.Tensor = transformer.norm(hidden)
+        return normed_output
 
 
 def _rotate(values: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -97,52 +121,63 @@ def _rotate(values: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
     return values * cos + torch.cat([-second, first], dim=-1) * sin
 
 
-def _next_block(
-    block: Any, hidden: torch.Tensor, past: Iterator[torch.Tensor], kept: list[torch.Tensor]
-) -> torch.Tensor:
-    """Returns the output of transformers' Qwen3OmniMoeConvNeXtBlock, given its past inputs."""
-    mixed = _convolve(block.dwconv, hidden, past, kept).permute(0, 2, 1)
-    mixed = block.pwconv2(block.act(block.pwconv1(block.norm(mixed))))
-    return hidden + (block.gamma * mixed).permute(0, 2, 1)
+@dataclass(slots=True)
+class _Pass:
+    """One run of the convolutions, in the order of streams.read_layout."""
 
+    past: Iterator[torch.Tensor]
+    behind: Iterator[torch.Tensor]
+    """Where each convolution's new state goes."""
+    begun: torch.Tensor
+    """[streams, 1, 1]: 0 for a stream that begins in this chunk, else 1."""
+    snakes: dict[int, tuple[torch.Tensor, torch.Tensor]]
+    before: int = 0
+    """Number of columns before the start of a stream that begins."""
 
-def _decode(
-    layer: Any, hidden: torch.Tensor, past: Iterator[torch.Tensor], kept: list[torch.Tensor], *, begins: bool
-) -> torch.Tensor:
-    """Returns the output of a decoder layer. Runs its convolutions in the order of state.read_layout."""
-    if hasattr(layer, "block"):
-        for inner in layer.block:
-            hidden = _decode(inner, hidden, past, kept, begins=begins)
+    def next_block(self, block: Any, hidden: torch.Tensor) -> torch.Tensor:
+        """Returns the output of transformers' Qwen3OmniMoeConvNeXtBlock."""
+        mixed = self._convolve(block.dwconv, hidden).permute(0, 2, 1)
+        mixed = block.pwconv2(block.act(block.pwconv1(block.norm(mixed))))
+        return hidden + (block.gamma * mixed).permute(0, 2, 1)
+
+    def decode(self, layer: Any, hidden: torch.Tensor) -> torch.Tensor:
+        """Returns the output of a layer of the decoder."""
+        if hasattr(layer, "block"):
+            for inner in layer.block:
+                hidden = self.decode(inner, hidden)
+            return hidden
+        if hasattr(layer, "conv1"):
+            mixed = self._convolve(layer.conv1, self._activate(layer.act1, hidden))
+            return hidden + self._convolve(layer.conv2, self._activate(layer.act2, mixed))
+        if hasattr(layer, "left_pad"):
+            return self._convolve_transposed(layer, hidden)
+        if hasattr(layer, "conv"):
+            return self._convolve(layer, hidden)
+        return self._activate(layer, hidden)
+
+    def _activate(self, layer: Any, hidden: torch.Tensor) -> torch.Tensor:
+        """Returns x + sin(a x) ** 2 / b of transformers' SnakeBeta; 0 stays 0."""
+        scale, height = self.snakes[id(layer)]
+        return torch.addcmul(hidden, height, (hidden * scale).sin_().square_())
+
+    def _convolve(self, layer: Any, hidden: torch.Tensor) -> torch.Tensor:
+        """Returns the output of a causal convolution of stride 1, with the past inputs in place of its padding."""
+        last, kept = next(self.past), next(self.behind)
+        if layer.padding:
+            hidden = torch.cat([last, hidden], dim=-1)
+            kept.copy_(hidden[..., hidden.shape[-1] - layer.padding :])
+        return self._clear(layer.conv(hidden))
+
+    def _convolve_transposed(self, layer: Any, hidden: torch.Tensor) -> torch.Tensor:
+        """Returns the output of a transposed convolution of kernel 2r and stride r: r values per pair of adjacent
+        inputs. The last input of the previous chunk is the first input here."""
+        joined = torch.cat([next(self.past), hidden], dim=-1)
+        next(self.behind).copy_(hidden[..., -1:])
+        self.before = (self.before + 1) * layer.conv.stride[0]
+        return self._clear(layer(joined))
+
+    def _clear(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Set what lies before a stream's start to zero, in place: a layer's bias is not zero there."""
+        if self.before:
+            hidden[..., : self.before].mul_(self.begun)
         return hidden
-    if hasattr(layer, "conv1"):
-        mixed = _convolve(layer.conv1, layer.act1(hidden), past, kept)
-        return hidden + _convolve(layer.conv2, layer.act2(mixed), past, kept)
-    if hasattr(layer, "left_pad"):
-        return _convolve_transposed(layer, hidden, past, kept, begins=begins)
-    if hasattr(layer, "conv"):
-        return _convolve(layer, hidden, past, kept)
-    activated: torch.Tensor = layer(hidden)
-    return activated
-
-
-def _convolve(layer: Any, hidden: torch.Tensor, past: Iterator[torch.Tensor], kept: list[torch.Tensor]) -> torch.Tensor:
-    """Returns the output of a causal convolution of stride 1, with the past inputs in place of its padding."""
-    columns = layer.padding
-    joined = torch.cat([next(past), hidden], dim=-1)
-    kept.append(joined[..., joined.shape[-1] - columns :])
-    convolved: torch.Tensor = layer.conv(joined)
-    return convolved
-
-
-def _convolve_transposed(
-    layer: Any, hidden: torch.Tensor, past: Iterator[torch.Tensor], kept: list[torch.Tensor], *, begins: bool
-) -> torch.Tensor:
-    """Returns the output of a transposed convolution of kernel 2r and stride r: r values per pair of adjacent inputs.
-
-    The last input of the previous chunk is the first input here, except at a stream's beginning.
-    """
-    last = next(past)
-    kept.append(hidden[..., -1:])
-    joined = hidden if begins else torch.cat([last, hidden], dim=-1)
-    convolved: torch.Tensor = layer(joined)
-    return convolved

@@ -1,16 +1,14 @@
-"""vLLM model class of code2wav: transformers' modules, run chunk by chunk (sound/).
+"""vLLM model class of code2wav: transformers' modules, run chunk by chunk.
 
 Hooks (vllm_adapter/hooks.py): OneShotModel, KeepsStreams.
 
-A request has all codes of a reply, or a chunk of a stream's codes. Requests of a step share a forward under two
-conditions. First, they have equally many frames left, or each has at least PIECE_FRAMES left. Second, all of them are
-at their first frame, or none is. Each request's audio is the same as if it ran alone.
+A request has all codes of a reply, or a chunk of a stream's codes. Requests of a step share forwards, whether their
+streams begin or continue (steps.py). Each request's audio is the same as if it ran alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -24,37 +22,12 @@ from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 
 from omni_stage.errors import InvalidTensorError, OmniStageError
 from omni_stage.models.qwen3_omni.code2wav.decoder import ChunkDecoder
+from omni_stage.models.qwen3_omni.code2wav.steps import Chunk, StepRunner
 from omni_stage.models.qwen3_omni.code2wav.streams import StreamPool
+from omni_stage.models.shared.graphs import CudaCapture
 from omni_stage.payloads import AdditionalInformationPayload
 from omni_stage.vllm_adapter.checks.weights import load_checked
-
-PIECE_FRAMES = 64
-"""Maximum number of frames of one request in one forward. A longer request is computed in pieces."""
-STEP_FRAMES = 256
-"""Maximum number of frames of all requests in one forward. In the published model a frame takes 14 MB at the widest
-layer (measured on an H200), so 64 requests with PIECE_FRAMES frames each would take 57 GB in one forward."""
-
-
-@dataclass(slots=True)
-class _Chunk:
-    """One request of a step, and its audio so far."""
-
-    codes: torch.Tensor
-    """int64 [frames, groups] on the CPU."""
-    stream: str | None
-    first_frame: int
-    last: bool
-    done: int = 0
-    audio: list[torch.Tensor] = field(default_factory=list)
-
-    @property
-    def position(self) -> int:
-        return self.first_frame + self.done
-
-    @property
-    def batch_key(self) -> tuple[int, bool]:
-        """Chunks with equal keys may share a forward, of at most STEP_FRAMES frames."""
-        return min(PIECE_FRAMES, self.codes.shape[0] - self.done), self.position == 0
+from omni_stage.vllm_adapter.diffusion.admission import DiffusionSettings
 
 
 class Code2WavModel(nn.Module, IsAttentionFree):
@@ -67,8 +40,8 @@ class Code2WavModel(nn.Module, IsAttentionFree):
         super().__init__()
         self.code2wav = Qwen3OmniMoeCode2Wav._from_config(vllm_config.model_config.hf_config).float()
         self.pooler = IdentityPooler()
-        self._decoder: ChunkDecoder | None = None
-        self._pool: StreamPool | None = None
+        self._settings = DiffusionSettings.from_additional_config(vllm_config.additional_config)
+        self._steps: StepRunner | None = None
 
     def embed_input_ids(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Raises NotImplementedError: vLLM requires this method, but this model has no token embeddings."""
@@ -81,7 +54,7 @@ class Code2WavModel(nn.Module, IsAttentionFree):
     @property
     def pool(self) -> StreamPool:
         """The states of the open streams. The weights must already be on their device."""
-        return self._parts()[1]
+        return self._runner().pool
 
     @torch.inference_mode()
     def generate(self, requests: Sequence[AdditionalInformationPayload]) -> list[torch.Tensor | Exception]:
@@ -90,56 +63,41 @@ class Code2WavModel(nn.Module, IsAttentionFree):
         An exception in place of audio fails only that request. An error of the entire batch is raised, and leaves the
         state of every stream unchanged.
         """
-        decoder, pool = self._parts()
-        chunks: dict[int, _Chunk] = {}
+        chunks: dict[int, Chunk] = {}
         results: dict[int, torch.Tensor | Exception] = {}
         for index, request in enumerate(requests):
             try:
                 chunks[index] = self._read(request)
             except OmniStageError as error:
                 results[index] = error
-        batch = list(chunks.values())
-        if batch:
-            names = [chunk.stream for chunk in batch]
-            states = pool.read(names)
-            while waiting := [row for row, chunk in enumerate(batch) if chunk.done < chunk.codes.shape[0]]:
-                key = batch[waiting[0]].batch_key
-                rows = [row for row in waiting if batch[row].batch_key == key][: max(1, STEP_FRAMES // key[0])]
-                picked = torch.tensor(rows).to(decoder.device)
-                group = [batch[row] for row in rows]
-                codes = torch.stack([chunk.codes[chunk.done : chunk.done + key[0]] for chunk in group])
-                audio, behind = decoder.advance(
-                    codes.transpose(1, 2).to(decoder.device), [chunk.position for chunk in group], states.take(picked)
-                )
-                states.put(picked, behind)
-                for chunk, samples in zip(group, audio, strict=True):
-                    chunk.audio.append(samples)
-                    chunk.done += key[0]
-            # Join all audio before any state is written: a failure must leave every stream as it was.
-            results |= {index: torch.cat(chunk.audio) for index, chunk in chunks.items()}
-            pool.write(names, [chunk.position for chunk in batch], states)
-            for chunk in batch:
-                if chunk.last and chunk.stream is not None:
-                    pool.drop(chunk.stream)
+        if chunks:
+            results |= zip(chunks, self._runner().run(list(chunks.values())), strict=True)
         return [results[index] for index in range(len(requests))]
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Capture CUDA graphs, if enabled, and run all other sizes of steps. Call after load_weights."""
+        self._runner().warm_up()
 
     def end_stream(self, stream: str) -> None:
         """Free the state of a stream. Unknown ids are ignored."""
-        if self._pool is not None:
-            self._pool.drop(stream)
+        if self._steps is not None:
+            self._steps.pool.drop(stream)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load code2wav's part of a checkpoint. Raises ConfigurationError if the weights do not fit."""
         mapper = self.hf_to_vllm_mapper
         return load_checked(self, weights, partial(AutoWeightsLoader(self).load_weights, mapper=mapper), mapper=mapper)
 
-    def _parts(self) -> tuple[ChunkDecoder, StreamPool]:
-        if self._decoder is None or self._pool is None:
-            self._decoder = ChunkDecoder(self.code2wav)
-            self._pool = StreamPool(self._decoder.layout, self._decoder.device)
-        return self._decoder, self._pool
+    def _runner(self) -> StepRunner:
+        if self._steps is None:
+            decoder = ChunkDecoder(self.code2wav)
+            graphs = self._settings.cuda_graphs and decoder.device.type == "cuda"
+            capture = CudaCapture(decoder.device) if graphs else None
+            self._steps = StepRunner(decoder, self.code2wav.config.num_quantizers, capture)
+        return self._steps
 
-    def _read(self, request: AdditionalInformationPayload) -> _Chunk:
+    def _read(self, request: AdditionalInformationPayload) -> Chunk:
         """Returns the request's chunk.
 
         Raises InvalidTensorError; ModelExecutionError if the chunk does not continue its stream.
@@ -157,7 +115,7 @@ class Code2WavModel(nn.Module, IsAttentionFree):
                 limit=config.codebook_size,
             )
         stream = str(request.list("stream")[0]) if "stream" in request else None
-        chunk = _Chunk(codes, stream, _integer(request, "first_frame"), bool(_integer(request, "last")))
+        chunk = Chunk(codes, stream, _integer(request, "first_frame"), bool(_integer(request, "last")))
         if stream is not None:
             self.pool.check(stream, chunk.first_frame)
         return chunk

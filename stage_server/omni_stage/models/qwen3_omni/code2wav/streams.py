@@ -1,8 +1,8 @@
 """The state that code2wav keeps of a stream between chunks of codes. Its size is independent of the stream's length.
 
 Every layer is causal, so its state is a fixed number of columns: the keys and values of an attention window, the last
-inputs of a convolution, or the last input of a transposed convolution. The states of several streams share tensors,
-with one row for each stream, so that a step reads and writes all of them in one operation.
+inputs of a convolution, or the last input of a transposed convolution. A stream's state is one row of one table, so
+that a step reads the rows of all its streams in one operation, and writes them in another.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from omni_stage.errors import ModelExecutionError
 
 @dataclass(frozen=True, slots=True)
 class StateLayout:
-    """Shapes of one stream's tensors."""
+    """Shapes of one stream's tensors, which are parts of a row, in this order."""
 
     attention: tuple[int, int, int, int, int]
-    """(layers, 2 for keys and values, heads, window - 1, head size)"""
+    """(layers, 2 for keys and values, heads, window - 1, head size), the newest column last."""
     columns: tuple[tuple[int, int], ...]
     """(channels, columns) of each convolution, in the order of the computation."""
 
@@ -31,40 +31,18 @@ class StateLayout:
         """Number of values in one stream's state."""
         return math.prod(self.attention) + sum(channels * columns for channels, columns in self.columns)
 
-    def zeros(self, rows: int, device: torch.device) -> States:
-        """Returns the state of streams that have not begun: float32 zeros, the padding of causal layers."""
-        return States(
-            torch.zeros(rows, *self.attention, device=device),
-            [torch.zeros(rows, channels, columns, device=device) for channels, columns in self.columns],
-        )
+    def zeros(self, rows: int, device: torch.device) -> torch.Tensor:
+        """Returns the states float32 [rows, numbers] of streams that have not begun: zeros, as causal layers pad."""
+        return torch.zeros(rows, self.numbers, device=device)
 
-
-@dataclass(slots=True)
-class States:
-    """The states of several streams: row i of every tensor belongs to stream i."""
-
-    attention: torch.Tensor
-    """[streams, layers, 2, heads, window - 1, head size], the newest column last."""
-    columns: list[torch.Tensor]
-    """[streams, channels, columns] each."""
-
-    def take(self, rows: torch.Tensor) -> States:
-        """Returns a copy of these rows."""
-        return States(self.attention[rows], [tensor[rows] for tensor in self.columns])
-
-    def put(self, rows: torch.Tensor, values: States) -> None:
-        """Overwrite these rows."""
-        self.attention[rows] = values.attention
-        for tensor, value in zip(self.columns, values.columns, strict=True):
-            tensor[rows] = value
-
-    def grow(self, rows: int) -> States:
-        """Returns a copy with `rows` additional streams that have not begun."""
-        more = [tensor.new_zeros(rows, *tensor.shape[1:]) for tensor in (self.attention, *self.columns)]
-        return States(
-            torch.cat([self.attention, more[0]]),
-            [torch.cat([tensor, added]) for tensor, added in zip(self.columns, more[1:], strict=True)],
-        )
+    def split(self, states: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Returns views of states [rows, numbers]: the attention's part [rows, *attention], and each convolution's
+        part [rows, channels, columns]."""
+        sizes = [math.prod(self.attention), *(channels * columns for channels, columns in self.columns)]
+        attention, *columns = states.split(sizes, dim=1)
+        return attention.unflatten(1, self.attention), [
+            part.unflatten(1, shape) for part, shape in zip(columns, self.columns, strict=True)
+        ]
 
 
 def read_layout(model: Any) -> StateLayout:
@@ -101,6 +79,8 @@ def _columns_of(convolution: Any) -> tuple[int, int]:
 _FIRST_ROWS = 8
 MAXIMUM_STREAMS = 256
 """Maximum number of streams that may be open concurrently. Their states take 1.3 GB in the published model."""
+BLANK, SCRATCH = 0, 1
+"""Rows that no stream has: BLANK is always zeros, the state before a stream begins; nobody reads SCRATCH."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +89,28 @@ class _Stream:
     frames: int
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The rows of one request in a step: it reads `source`, and writes `target`, which no other request uses."""
+
+    stream: str | None
+    source: int
+    target: int
+
+
 class StreamPool:
-    """States of open streams by id. For use by one thread."""
+    """States of open streams by id. For use by one thread.
+
+    A step writes new rows, and a stream takes its new row only when the step has succeeded. So a step that failed can
+    run again.
+    """
 
     def __init__(self, layout: StateLayout, device: torch.device, maximum_streams: int = MAXIMUM_STREAMS) -> None:
-        self._layout = layout
-        self._device = device
         self._maximum_streams = maximum_streams
-        self._states = layout.zeros(0, device)
+        # This table is written inside and outside of inference mode, so it must not be an inference tensor.
+        with torch.inference_mode(False):
+            self.states = layout.zeros(2, device)
+        """[rows, numbers]"""
         self._free: list[int] = []
         self._streams: dict[str, _Stream] = {}
 
@@ -125,8 +119,8 @@ class StreamPool:
 
     @property
     def rows(self) -> int:
-        """Number of rows allocated so far, in use or free."""
-        return self._states.attention.shape[0]
+        """Number of rows allocated so far for streams, in use or free."""
+        return len(self.states) - 2
 
     def check(self, stream: str, first_frame: int) -> None:
         """Check that the stream continues at this frame; a new stream must begin at 0.
@@ -139,36 +133,33 @@ class StreamPool:
             raise ModelExecutionError(
                 f"a chunk of codes begins at frame {first_frame}, but its stream has {frames} so far; retry the request"
             )
-        if known is None and len(self._streams) >= self._maximum_streams:
-            raise ModelExecutionError(f"{self._maximum_streams} audio streams are open, and no more fit; add replicas")
+        if known is None:
+            self._admit(1)
 
-    def read(self, streams: Sequence[str | None]) -> States:
-        """Returns a copy of these streams' states, in this order; zeros for None and for unknown ids."""
-        states = self._layout.zeros(len(streams), self._device)
-        places = [(at, self._streams[name].row) for at, name in enumerate(streams) if name in self._streams]
-        if places:
-            at, rows = (torch.tensor(column).to(self._device) for column in zip(*places, strict=True))
-            states.put(at, self._states.take(rows))
-        return states
+    def begin(self, streams: Sequence[str | None]) -> list[Turn]:
+        """Returns the rows of a step's requests; None is a request whose codes are all in this step.
 
-    def write(self, streams: Sequence[str | None], frames: Sequence[int], states: States) -> None:
-        """Store the states of the streams that have an id. `frames`: each stream's number of frames so far.
-
-        Raises torch.OutOfMemoryError if the device has no memory for new streams. In this case no state has changed.
+        End the turns with `keep` or `give_back`. Raises ModelExecutionError if too many streams would be open, and
+        torch.OutOfMemoryError without memory for more rows.
         """
-        kept = [(at, name) for at, name in enumerate(streams) if name is not None]
-        if not kept:
-            return
-        new = [name for _, name in kept if name not in self._streams]
-        self._reserve(len(new))
-        lent = dict(zip(new, self._free, strict=False))
-        rows = [lent[name] if name in lent else self._streams[name].row for _, name in kept]
-        values = states.take(torch.tensor([at for at, _ in kept]).to(self._device))
-        self._states.put(torch.tensor(rows).to(self._device), values)
-        # Nothing below this line allocates memory on the device.
-        del self._free[: len(new)]
-        for (at, name), row in zip(kept, rows, strict=True):
-            self._streams[name] = _Stream(row, frames[at])
+        self._admit(sum(stream is not None and stream not in self._streams for stream in streams))
+        self.reserve(len(streams))
+        known = [self._streams.get(stream) if stream is not None else None for stream in streams]
+        sources = [BLANK if stream is None else stream.row for stream in known]
+        return [Turn(stream, source, self._free.pop()) for stream, source in zip(streams, sources, strict=True)]
+
+    def keep(self, turns: Sequence[Turn], frames: Sequence[int]) -> None:
+        """Advance the streams. `frames`: each stream's number of frames so far."""
+        for turn, count in zip(turns, frames, strict=True):
+            if turn.stream is None:
+                self._free.append(turn.target)
+                continue
+            self.drop(turn.stream)
+            self._streams[turn.stream] = _Stream(turn.target, count)
+
+    def give_back(self, turns: Sequence[Turn]) -> None:
+        """End the turns of a step that failed; the streams stay where they were."""
+        self._free.extend(turn.target for turn in turns)
 
     def drop(self, stream: str) -> None:
         """Free a stream that has ended or was cancelled. Unknown ids are ignored."""
@@ -176,12 +167,17 @@ class StreamPool:
         if known is not None:
             self._free.append(known.row)
 
-    def _reserve(self, count: int) -> None:
-        """Add rows until at least `count` are free."""
-        while len(self._free) < count:
-            first = self.rows
-            more = max(_FIRST_ROWS, first)
-            # These tensors are written inside and outside of inference mode, so they must not be inference tensors.
-            with torch.inference_mode(False):
-                self._states = self._states.grow(more)
-            self._free.extend(range(first, first + more))
+    def _admit(self, new: int) -> None:
+        if new and len(self._streams) + new > self._maximum_streams:
+            raise ModelExecutionError(f"{self._maximum_streams} audio streams are open, and no more fit; add replicas")
+
+    def reserve(self, count: int) -> None:
+        """Add rows until at least `count` are free. The table moves then, so CUDA graphs need all rows beforehand."""
+        more = max(count - len(self._free), 0)
+        if not more:
+            return
+        more = max(more, _FIRST_ROWS, self.rows)
+        first = len(self.states)
+        with torch.inference_mode(False):
+            self.states = torch.cat([self.states, self.states.new_zeros(more, self.states.shape[1])])
+        self._free.extend(range(first + more - 1, first - 1, -1))
