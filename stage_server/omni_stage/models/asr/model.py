@@ -11,7 +11,7 @@ from vllm.model_executor.models.whisper import (
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
 
-class _PromptKeeper(WhisperMultiModalProcessor):  # type: ignore[misc]  # vLLM counts as untyped
+class _PromptKeeper(WhisperMultiModalProcessor):
     """vLLM puts the decoder's start token before every prompt that does not begin with it, also before <|startofprev|>,
     which must come first."""
 
@@ -21,5 +21,5 @@ class _PromptKeeper(WhisperMultiModalProcessor):  # type: ignore[misc]  # vLLM c
 @MULTIMODAL_REGISTRY.register_processor(
     _PromptKeeper, info=WhisperProcessingInfo, dummy_inputs=WhisperDummyInputsBuilder
 )
-class OmniWhisper(WhisperForConditionalGeneration):  # type: ignore[misc]  # vLLM counts as untyped
+class OmniWhisper(WhisperForConditionalGeneration):
     """The model itself is vLLM's."""
