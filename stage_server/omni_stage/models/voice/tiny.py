@@ -103,9 +103,9 @@ def _fill(model: Vits, seed: int) -> None:
             scale = 0.05 if parameter.dim() < 2 or name.endswith("bias") else 1.1 / math.sqrt(_fan_in(model, name))
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
         # About 12 frames a symbol.
-        predictor = model.duration_predictor
-        predictor.flows[0].translate.fill_(2.5)
-        predictor.flows[0].log_scale.fill_(1.0)
+        affine = model.get_submodule("duration_predictor.flows.0")
+        affine.get_parameter("translate").fill_(2.5)
+        affine.get_parameter("log_scale").fill_(1.0)
 
 
 def _fan_in(model: Vits, name: str) -> int:

@@ -55,7 +55,7 @@ def _read_safetensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     directions: dict[str, torch.Tensor] = {}
     for file in files:
         try:
-            with safe_open(file, framework="pt") as opened:  # type: ignore[no-untyped-call]
+            with safe_open(file, framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118 - not a mapping
                     short = name.removeprefix("vits.")
                     if short.startswith(_LEFT_OUT):
