@@ -37,6 +37,9 @@ AHEAD_BYTES: Final = 256 << 10
 """Maximum bytes of a part's audio that wait to be sent: 5 s at 24 kHz. Then its stages wait, too."""
 RETRY_S: Final = 1.0
 """Pause before a part that a full pipeline refused is requested again, if the pipeline names none."""
+MAX_STARTS: Final = 128
+"""How many requests of the pipeline one text may become by being cut finer than its first plan. Its words are then
+spoken in longer parts, which a talker of so low a limit may cut."""
 OpenPart = Callable[[str], Awaitable[AsyncGenerator[Event, None]]]
 """Requests the speech of a text; see open_answer."""
 
@@ -212,6 +215,7 @@ class SpeechStream:
         self._text = text
         self._waiting = deque(_list_spoken(split_parts(text)))
         self._is_first = True
+        self._starts_left = max(MAX_STARTS, 2 * len(self._waiting))
         self._current = self._start()
         self._ahead: SpeechPart | None = None
 
@@ -260,6 +264,7 @@ class SpeechStream:
 
     def _start(self) -> SpeechPart:
         text = self._waiting.popleft()
+        self._starts_left -= 1
         patience_s = 0.0 if self._is_first else self._patience_s
         self._is_first = False
         # A text that needs no cut is spoken exactly as it is written.
@@ -273,8 +278,8 @@ class SpeechStream:
             longest = units_for(part.max_tokens)
             if longest < self._longest:
                 self._longest = longest
-                if measure(part.text) > longest:
-                    await self._replan(split_parts(part.text + self._unsent(), longest))
+                if measure(part.text) > longest and (texts := self._cut(part.text + self._unsent(), longest)):
+                    await self._replan(texts)
                     continue
             if self._longest < LONGEST_UNITS:
                 # With so low a limit a part is short, and complete before it must be sent.
@@ -284,7 +289,19 @@ class SpeechStream:
                 return
             # The parts after this one would probably be cut too.
             self._longest = max(SHORTEST_UNITS, min(self._longest, measure(part.text) // 2))
-            await self._replan([*finer, *split_parts(self._unsent(), self._longest)])
+            later = self._cut(self._unsent(), self._longest)
+            if len(finer) + len(later) > self._starts_left:
+                return
+            await self._replan([*finer, *later])
+
+    def _cut(self, text: str, longest: int) -> list[str]:
+        """Returns the text in parts of at most `longest` units, or longer ones if as many requests are not left; empty
+        if none are."""
+        parts = _list_spoken(split_parts(text, longest))
+        while len(parts) > self._starts_left and longest < LONGEST_UNITS:
+            longest *= 2
+            parts = _list_spoken(split_parts(text, longest))
+        return parts if len(parts) <= self._starts_left else []
 
     def _unsent(self) -> str:
         """Returns the text after the current part."""

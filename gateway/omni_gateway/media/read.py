@@ -6,7 +6,6 @@ import asyncio
 import binascii
 from collections.abc import Callable, Sequence
 from typing import Final
-from urllib.parse import unquote
 
 from omni_gateway.errors import InvalidMediaError, TooLargeError, UnsupportedError
 from omni_gateway.media.fetch import fetch_media
@@ -33,7 +32,12 @@ UNTYPED: Final = ("", "application/octet-stream", "binary/octet-stream")
 """Types of data: URIs that say nothing."""
 _MAX_HEAD: Final = 1024
 _MARK: Final = "base64,"
-_URL_ALPHABET: Final = {ord("-"): "+", ord("_"): "/"}
+_URL_ALPHABET: Final = bytes.maketrans(b"-_", b"+/")
+_SPACES: Final = b" \t\r\n\v\f"
+_PERCENT: Final = {"%2B": b"+", "%2F": b"/", "%3D": b"=", "%2D": b"-", "%5F": b"_", "%0D": b"", "%0A": b"", "%20": b""}
+"""What forms and URLs encode of base64."""
+_WRAPPING: Final = "\ufeff\"'` \t\r\n"
+"""What editors, shells and templates leave around base64: a byte order mark, quotes, white space."""
 
 _PIECE: Final = 1 << 20
 """Characters of base64 that are decoded at once, a multiple of four."""
@@ -44,9 +48,10 @@ Hold = Callable[[int], None]
 def decode_base64(text: str, *, param: str, max_bytes: int) -> bytes:
     """Returns the decoded bytes of base64, or of a data: URI with it.
 
-    Takes what base64 libraries and forms make: line breaks, the alphabet for URLs, percent-encoding, and text without
-    padding. Raises TooLargeError, before decoding, and InvalidMediaError.
+    Takes what base64 libraries, forms and editors make: line breaks, the alphabet for URLs, percent-encoding, text
+    without padding, in quotes or after a byte order mark. Raises TooLargeError, before decoding, and InvalidMediaError.
     """
+    text = text.strip(_WRAPPING)
     if text[:64].lstrip()[:5].lower() == "data:":
         text = _split(text, param)[1]
     data = _decode(text, param, max_bytes)
@@ -69,12 +74,13 @@ def read_data_uri(url: str, types: Sequence[str], *, param: str, max_bytes: int)
 def _split(uri: str, param: str, example: str = "audio/wav") -> tuple[str, str]:
     """Returns the media type of a data: URI, in lower case, and its base64.
 
-    Parameters of the type may hold commas: a browser's recorder writes data:video/webm;codecs=vp8,opus;base64,...
+    Parameters of the type may hold commas: a browser's recorder writes data:video/webm;codecs=vp8,opus;base64,... A
+    comma before base64 is taken for the semicolon that belongs there.
     """
     head = uri[:_MAX_HEAD].lower()
     end = head.find(_MARK)
-    kind, *options = head[: max(end, 0)].partition("data:")[2].split(";")
-    if end < 0 or not options:
+    kind = head[: max(end, 0)].partition("data:")[2].partition(";")[0].rstrip(", ")
+    if end < 0 or head[end - 1 : end] not in (";", ",", " "):
         raise InvalidMediaError(f"{param} must be data:{example};base64,...", param=param)
     return kind.strip(), uri[end + len(_MARK) :]
 
@@ -85,11 +91,10 @@ def _decode(text: str, param: str, max_bytes: int) -> bytes:
     if len(text) > 2 * max_bytes + _MAX_HEAD:
         raise too_large
     try:
-        data = _decode_pieces(text)
+        data = _decode_pieces(text.encode("ascii"))
     except ValueError:
-        plain = "".join((unquote(text) if "%" in text else text).split()).translate(_URL_ALPHABET).rstrip("=")
         try:
-            data = _decode_pieces(plain + "=" * (-len(plain) % 4))
+            data = _decode_pieces(_repair(text))
         except ValueError as error:
             raise InvalidMediaError(
                 f"{param} is not base64: send the file's bytes in base64 (RFC 4648), alone or as a data: URI.",
@@ -100,9 +105,20 @@ def _decode(text: str, param: str, max_bytes: int) -> bytes:
     return data
 
 
-def _decode_pieces(text: str) -> bytes:
+def _repair(text: str) -> bytes:
+    """Returns strict base64 from the forms that `decode_base64` takes. In few passes, because all of them hold Python's
+    global lock. Raises ValueError for other text than ASCII."""
+    plain = text.encode("ascii")
+    if b"%" in plain:
+        for code, character in _PERCENT.items():
+            plain = plain.replace(code.encode(), character).replace(code.lower().encode(), character)
+    plain = plain.translate(_URL_ALPHABET, _SPACES).rstrip(b"=")
+    return plain + b"=" * (-len(plain) % 4)
+
+
+def _decode_pieces(text: bytes) -> bytes:
     """Returns the bytes of strict base64. Raises ValueError."""
-    if "=" in text[:-2]:
+    if b"=" in text[:-2]:
         raise ValueError("padding before the end")
     # In pieces, because each one holds Python's global lock, and other threads have to run.
     pieces = (text[at : at + _PIECE] for at in range(0, len(text), _PIECE))

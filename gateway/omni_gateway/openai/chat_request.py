@@ -26,6 +26,7 @@ from omni_gateway.openai.body import (
     find_unsupported,
 )
 from omni_gateway.openai.chat_messages import AssistantMessage, ImagePart, Message, parts_of
+from omni_proto.runtime.limits import MAX_CHAT_PARTS
 
 
 class FunctionTool(CacheHints):
@@ -160,7 +161,7 @@ class ChatRequest(CacheHints):
     """A chat completion."""
 
     model: str
-    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=2048)]
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_CHAT_PARTS)]
     modalities: Annotated[list[Literal["text", "audio"]], Field(fail_fast=True, max_length=2)] | None = None
     """Default: text."""
     audio: AudioOutput | None = None

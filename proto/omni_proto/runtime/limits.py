@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 Member = TypeVar("Member")
+
+MAX_CHAT_PARTS: Final = 1024
+"""Maximum number of parts and tool calls in all messages of a chat together, and therefore of messages. The bound is on
+the sum, because the cost of a conversation does not depend on how it is divided into messages."""
 
 
 class PeerTable(Generic[Member]):

@@ -10,6 +10,7 @@ from starlette.testclient import TestClient
 from omni_gateway.entries.pipelines import StaticPipelines
 from omni_gateway.http_server.app import create_app
 from omni_gateway.settings import GatewaySettings, UnsupportedFields
+from omni_proto.runtime.limits import MAX_CHAT_PARTS
 from support.tables import each_row
 
 PART = "messages[0].content[0]"
@@ -152,3 +153,9 @@ def test_a_lenient_gateway_also_refuses_fields_that_a_request_needs(name: str) -
     body = {"model": "m", "messages": [{"role": "user", "content": "x", "index": 1}], "best_of": 1, name: "x"}
     error = client.post("/v1/chat/completions", json=body).json()["error"]
     assert (error["param"], error["code"]) == (name, "unknown_parameter")
+
+
+def test_more_messages_than_a_stage_takes_are_refused_by_the_gateway() -> None:
+    error = ask([{"role": "user", "content": "a"}] * (MAX_CHAT_PARTS + 1))
+    assert error["param"] == "messages"
+    assert f"at most {MAX_CHAT_PARTS}" in error["message"]

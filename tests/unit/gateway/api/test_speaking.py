@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from omni_gateway.api.speaking import AHEAD_BYTES, SpeechStream
+from omni_gateway.api.speaking import AHEAD_BYTES, MAX_STARTS, SpeechStream
 from omni_gateway.errors import GatewayError, InternalError, RateLimitError
 from omni_proto.client import PCM_S16LE, Accepted, AudioChunk, Event, StageOutcome, Summary, Usage
 
@@ -125,6 +125,14 @@ async def test_a_part_that_is_cut_before_it_is_sent_is_spoken_again_in_shorter_o
     assert speech.cut_stages == ()
     lengths = [summary.stages[0].usage.completion_tokens for summary in speech.summaries]
     assert lengths == [len(part) for part in ("one two", "three", "four", "five six", "seven")]
+
+
+@pytest.mark.parametrize("says_limit", [True, False])
+async def test_a_talker_that_makes_almost_nothing_is_asked_a_bounded_number_of_times(says_limit: bool) -> None:
+    pipeline = Pipeline(limit=2, says_limit=says_limit)
+    speech, _ = await pipeline.speak("".join(SENTENCE * 300)[:16_384])
+    assert len(pipeline.asked) <= MAX_STARTS
+    assert speech.cut_stages == ("talker",), "words are missing, and the answer says so"
 
 
 @pytest.mark.parametrize("text", ["Yes.", "Good morning!", SENTENCE * 3])

@@ -45,6 +45,11 @@ FORMS = {
     "upper case": f"DATA:AUDIO/WAV;BASE64,{PLAIN}",
     "parameters": f"data:audio/webm;codecs=opus;base64,{PLAIN}",
     "a comma in parameters": f"data:video/webm;codecs=vp8,opus;base64,{LINES}",
+    "a comma for the semicolon": f"data:audio/wav,base64,{PLAIN}",
+    "in quotes": f'"{PLAIN}"',
+    "a data uri in quotes": f"'data:audio/wav;base64,{PLAIN}'",
+    "after a byte order mark": f"\ufeff{PLAIN}",
+    "spaces between the characters": " ".join(PLAIN),
     "spaces in its head": f" data: audio/wav; charset=x; base64,{PLAIN}",
 }
 

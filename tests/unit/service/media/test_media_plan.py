@@ -14,6 +14,7 @@ import pytest
 
 from omni_proto.media_headers import read_header
 from omni_proto.media_headers.image import ImageHeader
+from omni_proto.runtime.limits import MAX_CHAT_PARTS
 from omni_proto.stage.v1 import prompt_pb2, stage_service_pb2 as pb
 from omni_proto.stage_config import Limits, MediaLimits
 from omni_stage.errors import (
@@ -28,7 +29,7 @@ from omni_stage.service.guard.admission import Admission
 from omni_stage.service.media.kinds import MediaKind
 from omni_stage.service.media.planning import plan_medium, receive_media
 from omni_stage.service.media.slots import MediaRules, MediaSlot
-from omni_stage.service.request.planning.prompt import MAX_PARTS, is_light, plan_prompt
+from omni_stage.service.request.planning.prompt import is_light, plan_prompt
 from support.media.hostile_files import flac, flat_png, with_frames
 from support.media.samples import encode_png, encode_wav, make_image, make_sound
 from support.media.sounds import COMPRESSED, encode_sound, encode_tone
@@ -190,7 +191,7 @@ def test_parts_are_bounded_together(messages: int, parts: int) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         plan_prompt(start, Limits(), 4096, RULES)
     assert caught.value.details.field == "start.chat.messages"
-    assert str(MAX_PARTS) in str(caught.value)
+    assert str(MAX_CHAT_PARTS) in str(caught.value)
 
 
 def test_large_chats_and_media_are_planned_beside_the_loop() -> None:

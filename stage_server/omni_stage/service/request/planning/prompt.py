@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from omni_proto.runtime.limits import MAX_CHAT_PARTS
 from omni_proto.stage.v1 import prompt_pb2, stage_service_pb2
 from omni_proto.stage_config import Limits
 from omni_stage.errors import InvalidRequestError, PromptTooLongError, RequestTooLargeError
@@ -25,9 +26,6 @@ from omni_stage.service.request.planning.reply_form import (
 )
 
 ROLES = ("system", "user", "assistant", "tool")
-MAX_PARTS = 1024
-"""Maximum number of parts and tool calls in all messages of a chat together. The bound is on the sum, because the cost
-of a conversation does not depend on how it is divided into messages."""
 _TOKEN_BYTES = 64
 """Bytes of one token id: the Python integer, and its places in the lists of stage and engine."""
 _TEXT_COPIES = 4
@@ -252,11 +250,11 @@ def _check_size(chat: prompt_pb2.ChatPrompt, limits: Limits) -> None:
 
     Raises InvalidRequestError, RequestTooLargeError.
     """
-    if not 1 <= len(chat.messages) <= MAX_PARTS:
+    if not 1 <= len(chat.messages) <= MAX_CHAT_PARTS:
         raise InvalidRequestError(
-            f"a chat has 1 to {MAX_PARTS} messages, got {len(chat.messages)}",
+            f"a chat has 1 to {MAX_CHAT_PARTS} messages, got {len(chat.messages)}",
             field="start.chat.messages",
-            limit=MAX_PARTS,
+            limit=MAX_CHAT_PARTS,
         )
     parts = 0
     for number, message in enumerate(chat.messages):
@@ -264,15 +262,15 @@ def _check_size(chat: prompt_pb2.ChatPrompt, limits: Limits) -> None:
             raise InvalidRequestError(
                 "a message has at least one part or tool call",
                 field=f"start.chat.messages[{number}].parts",
-                limit=MAX_PARTS,
+                limit=MAX_CHAT_PARTS,
             )
         parts += len(message.parts) + len(message.tool_calls)
-    if parts > MAX_PARTS:
+    if parts > MAX_CHAT_PARTS:
         raise InvalidRequestError(
-            f"the messages of a chat have at most {MAX_PARTS} parts and tool calls together, got {parts}; join text "
-            "parts",
+            f"the messages of a chat have at most {MAX_CHAT_PARTS} parts and tool calls together, got {parts}; join "
+            "text parts",
             field="start.chat.messages",
-            limit=MAX_PARTS,
+            limit=MAX_CHAT_PARTS,
         )
     media = [
         f"start.chat.messages[{number}].parts[{index}].{kind}"
