@@ -13,7 +13,7 @@ import torch
 
 from omni_stage.errors import InvalidRequestError, InvalidTensorError, OmniStageError, PromptTooLongError
 from omni_stage.models.component import AudioPart, ChatMessage, FinishReason, TextPart, UserPrompt
-from omni_stage.models.qwen2_5_omni.talker import component as talker_component
+from omni_stage.models.shared import talker_feed
 from support.engines.omni_stages import SOUND_TOLERANCE, OmniStages, check_parity, run_omni_stages
 from support.media.samples import make_image, make_sound
 from support.models.reference import (
@@ -197,7 +197,7 @@ async def test_talker_sampling(stages: OmniStages, reference: ReferenceModel) ->
 
 
 async def test_a_talker_that_misses_its_end_is_stopped(stages: OmniStages, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A codec token that repeats REPEAT_LIMIT times ends the stream. The limit is lowered to 2 for this checkpoint."""
+    """A codec token that repeats too often ends the stream. The limit is lowered to 2 for this checkpoint."""
     thinker = await stages.ask("thinker", ENDING.to_user_prompt(), max_tokens=LONG.thinker_tokens)
     sampling = {"temperature": 1.0, "top_k": 2, "repetition_penalty": 1.0, "max_tokens": 48}
     for seed in range(10):
@@ -207,7 +207,7 @@ async def test_a_talker_that_misses_its_end_is_stopped(stages: OmniStages, monke
             break
     else:
         pytest.fail("this talker never repeats a token; add seeds")
-    monkeypatch.setattr(talker_component, "REPEAT_LIMIT", 2)
+    monkeypatch.setattr(talker_feed, "REPEAT_SECONDS", 2 / 50)
     stopped = await stages.ask("talker", thinker.tensors, **sampling, seed=seed)
     assert stopped.token_ids == plain[: second[0] + 1]
     assert stopped.tensors["codes"].tolist() == stopped.token_ids

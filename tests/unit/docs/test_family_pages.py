@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 
-from omni_stage.models.qwen2_5_omni.talker.component import REPEAT_LIMIT
 from omni_stage.models.qwen2_5_omni.thinker.component import SPEECH_SYSTEM_PROMPT
-from omni_stage.models.qwen3_omni.talker.component import REPEAT_LIMIT as QWEN3_REPEAT_LIMIT
+from omni_stage.models.shared.talker_feed import repeat_limit
 from support.docs.doc_examples import ROOT
 
 PAGE, QWEN3_PAGE = ROOT / "docs" / "qwen2-5-omni.md", ROOT / "docs" / "qwen3-omni.md"
@@ -15,8 +14,8 @@ PAGE, QWEN3_PAGE = ROOT / "docs" / "qwen2-5-omni.md", ROOT / "docs" / "qwen3-omn
 def test_the_pages_have_the_codes_own_words() -> None:
     text = PAGE.read_text()
     assert f"> {SPEECH_SYSTEM_PROMPT}\n" in text
-    assert f"a codec token {REPEAT_LIMIT} times in a row" in text
-    assert f"is the same {QWEN3_REPEAT_LIMIT} times in a row" in QWEN3_PAGE.read_text()
+    assert f"a codec token {repeat_limit({'tokens_per_second': 50})} times in a row" in text
+    assert f"is the same {repeat_limit({'tokens_per_second': 12.5})} times in a row" in QWEN3_PAGE.read_text()
 
 
 def test_the_table_is_the_last_run_of_make_oracle() -> None:

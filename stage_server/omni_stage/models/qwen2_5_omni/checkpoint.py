@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ import torch
 from transformers import Qwen2_5OmniConfig
 
 from omni_stage.errors import ConfigurationError
-from omni_stage.models.shared.config_file import find_dtype, parse_config, read_config
+from omni_stage.models.shared.config_file import check_ids, find_dtype, parse_config, read_config
 
 DEFAULT_VOICE = "Chelsie"
 _PARTS = {
@@ -118,6 +118,28 @@ def read_checkpoint(path: str | Path) -> OmniCheckpoint:
         raise ConfigurationError(
             f"{directory / 'config.json'}: dit_config.repeats must be at least 1", field="model.path"
         )
+    if dit.block_size < dit.repeats:
+        raise ConfigurationError(
+            f"{directory / 'config.json'}: dit_config.block_size must be at least its repeats, {dit.repeats}",
+            field="model.path",
+            limit=dit.repeats,
+        )
+    if vocoder.mel_dim != dit.mel_dim:
+        raise ConfigurationError(
+            f"{directory / 'config.json'}: mel_dim of bigvgan_config ({vocoder.mel_dim}) and of dit_config "
+            f"({dit.mel_dim}) must be equal",
+            field="model.path",
+        )
+    codec = CodecTokens(
+        padding=talker.tts_codec_pad_token_id,
+        start=talker.tts_codec_start_token_id,
+        end=talker.tts_codec_end_token_id,
+        mask=talker.tts_codec_mask_token_id,
+    )
+    placeholder_ids = (thinker.audio_token_index, thinker.image_token_index, thinker.video_token_index)
+    text_ids = (talker.tts_text_end_token_id, talker.tts_text_pad_token_id)
+    check_ids(directory, (*placeholder_ids, *text_ids), thinker.text_config.vocab_size)
+    check_ids(directory, astuple(codec), talker.vocab_size, whose="talker")
     hidden_size = thinker.text_config.hidden_size
     if talker.embedding_size != hidden_size:
         raise ConfigurationError(
@@ -130,13 +152,8 @@ def read_checkpoint(path: str | Path) -> OmniCheckpoint:
         dtype=find_dtype((raw, raw["thinker_config"], raw["thinker_config"]["text_config"])),
         hidden_size=hidden_size,
         vocab_size=thinker.text_config.vocab_size,
-        placeholder_ids=(thinker.audio_token_index, thinker.image_token_index, thinker.video_token_index),
-        codec=CodecTokens(
-            padding=talker.tts_codec_pad_token_id,
-            start=talker.tts_codec_start_token_id,
-            end=talker.tts_codec_end_token_id,
-            mask=talker.tts_codec_mask_token_id,
-        ),
+        placeholder_ids=placeholder_ids,
+        codec=codec,
         text_end_id=talker.tts_text_end_token_id,
         text_padding_id=talker.tts_text_pad_token_id,
         talker_positions=talker.max_position_embeddings,

@@ -25,9 +25,6 @@ from omni_stage.models.component import EdgeRows
 from omni_stage.models.qwen2_5_omni.checkpoint import CodecTokens
 from omni_stage.models.shared.talker_feed import TalkerPart, TalkerPrompt
 
-DEFAULT_POSITIONS = 32_768
-"""Number of positions of the published talkers' rotary embedding."""
-
 
 @dataclass(frozen=True, slots=True)
 class TextRows:
@@ -42,7 +39,7 @@ class TextRows:
 class TalkerConditioning:
     """Builds the table in the module's docstring. The result does not depend on how the thinker's rows are split."""
 
-    def __init__(self, text: TextRows, codec: CodecTokens, positions: int = DEFAULT_POSITIONS) -> None:
+    def __init__(self, text: TextRows, codec: CodecTokens, positions: int) -> None:
         """`positions`: number of positions of the talker's rotary embedding."""
         self._text = text
         self._codec = codec
@@ -158,13 +155,15 @@ class TalkerConditioning:
         return sum(part.shape[0] for part in self._fresh.get(name, ()))
 
 
-def thinker2talker(tensors: Mapping[str, torch.Tensor], text: TextRows, codec: CodecTokens) -> TalkerPrompt | None:
+def thinker2talker(
+    tensors: Mapping[str, torch.Tensor], text: TextRows, codec: CodecTokens, positions: int
+) -> TalkerPrompt | None:
     """Returns the talker's input from the thinker's tensors; None if the thinker's reply has no text to speak.
 
-    `tensors`: x [T, H], mrope_positions int64 [P, 3], mrope_delta int64 [1]; T >= P. Raises InvalidTensorError naming
-    the tensor.
+    `tensors`: x [T, H], mrope_positions int64 [P, 3], mrope_delta int64 [1]; T >= P. `positions`: see
+    TalkerConditioning. Raises InvalidTensorError naming the tensor.
     """
-    conditioning = TalkerConditioning(text, codec)
+    conditioning = TalkerConditioning(text, codec, positions)
     conditioning.add(EdgeRows(tensors, ended=True))
     part = conditioning.take()
     return None if part is None else part.prompt

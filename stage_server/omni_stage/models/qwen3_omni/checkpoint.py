@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import astuple, dataclass
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -13,7 +14,7 @@ from transformers import Qwen3OmniMoeConfig
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeTalkerConfig
 
 from omni_stage.errors import ConfigurationError
-from omni_stage.models.shared.config_file import find_dtype, parse_config, read_config
+from omni_stage.models.shared.config_file import check_ids, find_dtype, parse_config, read_config
 
 DEFAULT_VOICE: Final = "ethan"
 _PARTS: Final = {
@@ -24,9 +25,6 @@ _PARTS: Final = {
 """The mappings that config.json must hold; see parse_config."""
 _SPEECH_PARTS: Final = ("talker_config", "code2wav_config")
 """Parts that a checkpoint without speech, such as Thinking, lacks."""
-_SILENT_IDS: Final = 1024
-"""How many ids at the end of the talker's vocabulary have no audio. transformers' generate() suppresses all of them but
-the id that ends the stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +56,8 @@ class CodecTokens:
     think_start: int
     think_end: int
     vocab_size: int
+    codes: int
+    """Ids below this are audio codes: the size of code2wav's codebooks."""
     speakers: Mapping[str, int]
     """Speakers' ids by name in lower case, the default first."""
 
@@ -69,17 +69,22 @@ class CodecTokens:
 
     @property
     def never_sampled(self) -> range:
-        """Ids without audio. They are never sampled, except for `end`, which is one of them."""
-        return range(self.vocab_size - _SILENT_IDS, self.vocab_size)
+        """Ids without audio. They are never sampled, except for `end`, which is one of them.
+
+        transformers' generate() suppresses the last 1,024 ids, which are the same ids in the published models.
+        """
+        return range(self.codes, self.vocab_size)
 
     @property
     def placeholders(self) -> tuple[int, int]:
         """Two unused ids, which stand for "text here" and "a medium's hidden state here" in the talker's prompts.
 
         They are among the ids that are never sampled, so a repetition penalty on them affects no audio code.
+        Raises ValueError if fewer than two ids are unused.
         """
         free = (token for token in reversed(self.never_sampled) if token not in self.special_ids)
-        return next(free), next(free)
+        text, media = islice(free, 2)
+        return text, media
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +107,12 @@ class SpeechFacts:
     the published model."""
     max_frames: int
     """Maximum number of frames in one reply's audio: the number of positions of code2wav's rotary embedding."""
+
+    @property
+    def first_frames(self) -> int:
+        """How many frames a stream's first audio needs: 1 in the published model, whose lookahead is shorter than a
+        frame."""
+        return self.lookahead_samples // self.frame_samples + 1
 
     @property
     def voices(self) -> tuple[str, ...]:
@@ -140,22 +151,26 @@ def read_checkpoint(path: str | Path) -> OmniCheckpoint:
     parts = {part: inner for part, inner in _PARTS.items() if speaks or part not in _SPEECH_PARTS}
     config = parse_config(directory, raw, Qwen3OmniMoeConfig, title="Qwen3-Omni", parts=parts)
     thinker = config.thinker_config
+    text = TextTokens(
+        message_start=config.im_start_token_id,
+        message_end=config.im_end_token_id,
+        user=config.user_token_id,
+        assistant=config.assistant_token_id,
+        speech_start=config.tts_bos_token_id,
+        speech_end=config.tts_eos_token_id,
+        speech_padding=config.tts_pad_token_id,
+    )
+    placeholder_ids = (thinker.audio_token_id, thinker.image_token_id, thinker.video_token_id)
+    ids = astuple(text) if speaks else (text.message_start, text.message_end, text.user, text.assistant)
+    check_ids(directory, (*ids, *placeholder_ids), thinker.text_config.vocab_size)
     return OmniCheckpoint(
         path=directory,
         dtype=find_dtype((raw, raw["thinker_config"], raw["thinker_config"]["text_config"])),
         hidden_size=thinker.text_config.hidden_size,
         vocab_size=thinker.text_config.vocab_size,
-        placeholder_ids=(thinker.audio_token_id, thinker.image_token_id, thinker.video_token_id),
+        placeholder_ids=placeholder_ids,
         audio_frames=2 * thinker.audio_config.n_window,
-        text=TextTokens(
-            message_start=config.im_start_token_id,
-            message_end=config.im_end_token_id,
-            user=config.user_token_id,
-            assistant=config.assistant_token_id,
-            speech_start=config.tts_bos_token_id,
-            speech_end=config.tts_eos_token_id,
-            speech_padding=config.tts_pad_token_id,
-        ),
+        text=text,
         speech=_speech_facts(directory, config) if speaks else None,
     )
 
@@ -173,51 +188,85 @@ def read_speaking_checkpoint(path: str | Path) -> tuple[OmniCheckpoint, SpeechFa
 
 
 def _speech_facts(directory: Path, config: Qwen3OmniMoeConfig) -> SpeechFacts:
-    file, talker, code2wav = directory / "config.json", config.talker_config, config.code2wav_config
-    text = talker.text_config
-    if talker.thinker_hidden_size != config.thinker_config.text_config.hidden_size:
-        raise ConfigurationError(
-            f"{file}: talker_config.thinker_hidden_size ({talker.thinker_hidden_size}) must equal the thinker's "
-            f"hidden_size ({config.thinker_config.text_config.hidden_size})",
-            field="model.path",
-        )
-    groups = {talker.num_code_groups, talker.code_predictor_config.num_code_groups, code2wav.num_quantizers}
-    if len(groups) != 1:
-        raise ConfigurationError(
-            f"{file}: num_code_groups of talker_config and code_predictor_config and num_quantizers of "
-            "code2wav_config must be equal",
-            field="model.path",
-        )
-    if not talker.speaker_id:
-        raise ConfigurationError(f"{file}: talker_config.speaker_id names no speaker", field="model.path")
-    if not 0 <= talker.accept_hidden_layer < config.thinker_config.text_config.num_hidden_layers:
-        raise ConfigurationError(
-            f"{file}: talker_config.accept_hidden_layer is not a layer of the thinker",
-            field="model.path",
-            limit=config.thinker_config.text_config.num_hidden_layers,
-        )
-    codec = read_codec_tokens(talker)
-    if code2wav.codebook_size > codec.never_sampled.start:
-        raise ConfigurationError(
-            f"{file}: code2wav_config.codebook_size must be at most {codec.never_sampled.start}, the number of the "
-            "talker's ids that have audio",
-            field="model.path",
-            limit=codec.never_sampled.start,
-        )
+    talker, code2wav = config.talker_config, config.code2wav_config
+    codec = read_codec_tokens(talker, code2wav.codebook_size)
+    for problem, limit in _find_problems(config, codec):
+        raise ConfigurationError(f"{directory / 'config.json'}: {problem}", field="model.path", limit=limit)
     return SpeechFacts(
         codec=codec,
-        groups=groups.pop(),
+        groups=talker.num_code_groups,
         codebook_size=code2wav.codebook_size,
         accept_hidden_layer=talker.accept_hidden_layer,
-        talker_positions=text.max_position_embeddings,
+        talker_positions=talker.text_config.max_position_embeddings,
         frame_samples=math.prod((*code2wav.upsample_rates, *code2wav.upsampling_ratios)),
         lookahead_samples=count_lookahead(code2wav.upsample_rates),
         max_frames=code2wav.max_position_embeddings,
     )
 
 
-def read_codec_tokens(talker: Qwen3OmniMoeTalkerConfig) -> CodecTokens:
-    """Returns the token ids of a talker's configuration."""
+def _find_problems(config: Qwen3OmniMoeConfig, codec: CodecTokens) -> Iterator[tuple[str, int | None]]:
+    """Yields what in talker_config and code2wav_config does not fit together or is not served, each with its limit."""
+    thinker, talker, code2wav = config.thinker_config.text_config, config.talker_config, config.code2wav_config
+    predictor = talker.code_predictor_config
+    if talker.thinker_hidden_size != thinker.hidden_size:
+        yield (
+            f"talker_config.thinker_hidden_size ({talker.thinker_hidden_size}) must equal the thinker's hidden_size "
+            f"({thinker.hidden_size})",
+            thinker.hidden_size,
+        )
+    if predictor.hidden_size != talker.text_config.hidden_size:
+        yield (
+            f"code_predictor_config.hidden_size ({predictor.hidden_size}) must equal the talker's hidden_size "
+            f"({talker.text_config.hidden_size}), because its embeddings are added to the talker's input",
+            talker.text_config.hidden_size,
+        )
+    if len({talker.num_code_groups, predictor.num_code_groups, code2wav.num_quantizers}) != 1:
+        yield (
+            "num_code_groups of talker_config and code_predictor_config and num_quantizers of code2wav_config must be "
+            "equal",
+            None,
+        )
+    if talker.num_code_groups < 2:
+        yield "talker_config.num_code_groups must be at least 2: the talker's code and its code predictor's", 2
+    if predictor.vocab_size > code2wav.codebook_size:
+        yield (
+            f"code_predictor_config.vocab_size must be at most {code2wav.codebook_size}, the codebook_size of "
+            "code2wav_config",
+            code2wav.codebook_size,
+        )
+    if "sliding_attention" in (predictor.layer_types or ()):
+        yield "code_predictor_config.layer_types: only full_attention is served", None
+    if not codec.speakers:
+        yield "talker_config.speaker_id names no speaker", None
+    if not 0 <= talker.accept_hidden_layer < thinker.num_hidden_layers:
+        yield "talker_config.accept_hidden_layer is not a layer of the thinker", thinker.num_hidden_layers
+    # transformers takes such a layer's output before the features are added, vLLM after that.
+    deepstack = len(config.thinker_config.vision_config.deepstack_visual_indexes)
+    if 1 <= talker.accept_hidden_layer <= deepstack:
+        yield (
+            f"talker_config.accept_hidden_layer must be above {deepstack}, the number of layers to which the vision "
+            "encoder adds features (deepstack_visual_indexes)",
+            deepstack,
+        )
+    beyond = [token for token in codec.special_ids if not 0 <= token < codec.vocab_size]
+    if beyond:
+        yield (
+            f"talker_config names the token id {min(beyond)}, which is not in the talker's vocabulary",
+            codec.vocab_size,
+        )
+    if codec.end < codec.codes:
+        yield f"talker_config.codec_eos_token_id ({codec.end}) is an audio code (below codebook_size)", codec.codes
+    unused = len(set(codec.never_sampled) - codec.special_ids)
+    if unused < 2:
+        yield (
+            f"code2wav_config.codebook_size leaves {max(0, unused)} unused ids in the talker's vocabulary of "
+            f"{codec.vocab_size}; at least 2 are needed",
+            codec.vocab_size,
+        )
+
+
+def read_codec_tokens(talker: Qwen3OmniMoeTalkerConfig, codes: int) -> CodecTokens:
+    """Returns the token ids of a talker's configuration. `codes`: see CodecTokens."""
     speakers: dict[str, int] = {}
     for name, token in talker.speaker_id.items():
         # Of names that differ only in case, the one in lower case is meant: transformers finds no other.
@@ -232,6 +281,7 @@ def read_codec_tokens(talker: Qwen3OmniMoeTalkerConfig) -> CodecTokens:
         think_start=talker.codec_think_bos_id,
         think_end=talker.codec_think_eos_id,
         vocab_size=talker.text_config.vocab_size,
+        codes=codes,
         speakers=MappingProxyType(ordered),
     )
 

@@ -6,6 +6,7 @@ finds them by name. vLLM first calls them with a dummy configuration, to check w
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from omni_stage.models.qwen3_omni.manifest import (
@@ -27,8 +28,12 @@ def pick_code2wav(config: Any) -> Any:
 
 def name_thinker(config: Any) -> Any:
     """Returns the complete configuration, with our class as architecture. vLLM's thinker reads only its own part."""
-    if getattr(config, "thinker_config", None) is not None:
+    thinker = getattr(config, "thinker_config", None)
+    if thinker is not None:
         config.architectures = [THINKER_ARCHITECTURE]
+        # vLLM derives the number of position embeddings from image_size, which transformers does not read.
+        vision = thinker.vision_config
+        vision.image_size = math.isqrt(vision.num_position_embeddings) * vision.patch_size
     return config
 
 
@@ -43,5 +48,8 @@ def pick_talker(config: Any) -> Any:
     text.rope_parameters = {**text.rope_parameters, "mrope_interleaved": True}
     text.bos_token_id = talker.codec_bos_id
     text.eos_token_id = talker.codec_eos_token_id
+    # Every layer of transformers' talker has experts, whatever these two fields say.
+    text.decoder_sparse_step, text.mlp_only_layers = 1, []
     text.omni_talker = talker.to_dict()
+    text.omni_codes = config.code2wav_config.codebook_size
     return text

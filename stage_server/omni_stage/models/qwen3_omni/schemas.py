@@ -15,14 +15,14 @@ def find_pace(speech: SpeechFacts | None, config: StageConfig) -> Mapping[str, A
     """Returns how fast playback consumes the tokens of a thinker or talker: fields of scheduling.playback.Pace.
 
     The talker reads one row of the thinker for each frame of speech, so both have the same rate.
-    The first audio needs one token, because code2wav decodes each frame as it arrives.
+    code2wav decodes each frame as it arrives.
     """
     streams = any(edge.mode is EdgeMode.STREAM for edge in config.downstream)
     if speech is None:
         return {}
     return {
         "tokens_per_second": CODE2WAV.sample_rate_hz / speech.frame_samples,
-        "first_tokens": 1,
+        "first_tokens": speech.first_frames,
         "heard_early": streams,
     }
 

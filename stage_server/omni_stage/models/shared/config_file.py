@@ -57,6 +57,18 @@ def find_dtype(parts: Iterable[Mapping[str, Any]]) -> str:
     return "bfloat16"
 
 
+def check_ids(directory: Path, ids: Iterable[int], vocab_size: int, *, whose: str = "thinker") -> None:
+    """Refuse ids of config.json that are not in that part's vocabulary. Raises ConfigurationError."""
+    for token_id in ids:
+        if not 0 <= token_id < vocab_size:
+            raise ConfigurationError(
+                f"{directory / 'config.json'} names the token id {token_id}, which is not in the {whose}'s vocabulary, "
+                f"whose ids are 0 to {vocab_size - 1}",
+                field="model.path",
+                limit=vocab_size,
+            )
+
+
 def torch_dtype(name: str) -> torch.dtype:
     """Returns the torch dtype of this name: bfloat16, float16 or float32."""
     dtype: torch.dtype = getattr(torch, name)

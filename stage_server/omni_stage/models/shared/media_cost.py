@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from transformers import Qwen2VLImageProcessor
+from transformers import Qwen2VLImageProcessor, WhisperFeatureExtractor
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
 from omni_proto.media_headers.video import FRAMES_PER_GRID
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.component import MediaCost
-from omni_stage.models.shared.prompts import check_aspect, check_audio_length
+from omni_stage.models.shared.config_file import read_if_there
+from omni_stage.models.shared.prompts import AUDIO_RATE_HZ, check_aspect, check_audio_length
 
 BYTES_PER_PIXEL: Final = 48
 """Bytes per pixel of the image as the model sees it. The features take 24 (two frames of three float32 channels), and
@@ -73,6 +75,8 @@ class MediaCosts:
                 field="model.path",
                 limit=FRAMES_PER_GRID,
             )
+        given = {"patch_size": processor.patch_size, "spatial_merge_size": processor.merge_size}
+        _check_encoder(path, "vision_config", given)
         return cls(smallest, largest, max_samples, patch, samples_per_token, pads_to_limit)
 
     def image(self, width: int, height: int) -> MediaCost:
@@ -106,3 +110,38 @@ class MediaCosts:
         check_audio_length(samples, self.max_samples)
         padded = self.max_samples if self.pads_to_limit else samples
         return MediaCost(samples // self.samples_per_token, padded * BYTES_PER_AUDIO_SAMPLE)
+
+
+def load_extractor(path: Path) -> WhisperFeatureExtractor:
+    """Returns the audio feature extractor in `path`. Raises ConfigurationError if there is none, or if it does not fit
+    the audio encoder or the rate to which audio is resampled."""
+    try:
+        extractor: WhisperFeatureExtractor = WhisperFeatureExtractor.from_pretrained(str(path), local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"no feature extractor can be read from model.path {path} ({type(error).__name__}); the checkpoint must "
+            "hold its preprocessor_config.json",
+            field="model.path",
+        ) from error
+    if extractor.sampling_rate != AUDIO_RATE_HZ:
+        raise ConfigurationError(
+            f"{path}/preprocessor_config.json: sampling_rate is {extractor.sampling_rate}; only {AUDIO_RATE_HZ} is "
+            "served",
+            field="model.path",
+            limit=AUDIO_RATE_HZ,
+        )
+    _check_encoder(path, "audio_config", {"num_mel_bins": extractor.feature_size})
+    return extractor
+
+
+def _check_encoder(path: Path, part: str, given: Mapping[str, int]) -> None:
+    """Refuse an encoder whose config.json contradicts the processor's numbers `given`. Raises ConfigurationError."""
+    encoder = (read_if_there(path / "config.json").get("thinker_config") or {}).get(part) or {}
+    for name, number in given.items():
+        if encoder.get(name, number) != number:
+            raise ConfigurationError(
+                f"{path}/config.json: {part}.{name} is {encoder[name]}, but preprocessor_config.json prepares media "
+                f"for {number}; the two files must agree",
+                field="model.path",
+                limit=number,
+            )

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 
 from omni_stage.errors import InvalidRequestError, InvalidTensorError
 from omni_stage.models.component import EdgeInput, EdgeRows, EngineInput, FinishReason, InputPart, StageRequest
 from omni_stage.payloads import AdditionalInformationPayload
+
+REPEAT_SECONDS: Final = 10.0
+"""A talker's stream ends when the same token fills this much speech."""
+
+
+def repeat_limit(pace: Mapping[str, Any]) -> int:
+    """Returns how often in a row a token may be sampled. `pace`: the family's schemas.find_pace."""
+    return max(1, round(REPEAT_SECONDS * float(pace["tokens_per_second"])))
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,9 @@ def test_what_a_file_leaves_out_has_transformers_default(tiny_checkpoint: Path, 
         for name in ("tts_codec_pad_token_id", "tts_text_end_token_id", "max_position_embeddings"):
             config["talker_config"].pop(name)
         config["thinker_config"].pop("audio_token_index")
+        # transformers' own ids are those of the published vocabularies.
+        config["thinker_config"]["text_config"]["vocab_size"] = 152_064
+        config["talker_config"]["vocab_size"] = 8448
 
     checkpoint = read_checkpoint(edit(tiny_checkpoint, tmp_path, strip))
     assert (checkpoint.code_limit, checkpoint.blocks.codes, checkpoint.max_codes) == (8194, 12, 16384)

@@ -44,7 +44,9 @@ def test_talker_input_is_transformers_own(
         "mrope_positions": result.mrope_positions,
         "mrope_delta": result.mrope_positions.max()[None] + 1 - len(result.prompt_token_ids),
     }
-    ours = thinker2talker(tensors, TextRows(start=start, end=end, padding=padding), checkpoint.codec)
+    ours = thinker2talker(
+        tensors, TextRows(start=start, end=end, padding=padding), checkpoint.codec, checkpoint.talker_positions
+    )
     assert ours is not None
     assert ours.prompt_token_ids == handed["input_ids"][0].tolist()
     rows = torch.cat([handed["inputs_embeds"][0], handed["thinker_reply_part"][0]])
@@ -102,7 +104,7 @@ def edge(rows: int, prompt: int, size: int = 4) -> dict[str, torch.Tensor]:
 
 
 def test_rows_are_framed_by_the_voice_and_the_end_of_text() -> None:
-    prompt = thinker2talker(edge(5, 3), text_rows(), CODEC)
+    prompt = thinker2talker(edge(5, 3), text_rows(), CODEC, 32_768)
     assert prompt is not None
     assert prompt.prompt_token_ids == [133, 133, 133, 129, 130]
     assert prompt.input_rows[:, 0].tolist() == [10, 14, 18, 1, 22, 26, 2, 3]
@@ -112,7 +114,7 @@ def test_rows_are_framed_by_the_voice_and_the_end_of_text() -> None:
 def test_positions_go_on_where_media_left_off() -> None:
     """The reply's positions begin at the prompt's length plus mrope_delta."""
     tensors = edge(5, 3) | {"mrope_delta": torch.tensor([-2])}
-    prompt = thinker2talker(tensors, text_rows(), CODEC)
+    prompt = thinker2talker(tensors, text_rows(), CODEC, 32_768)
     assert prompt is not None
     assert prompt.mrope_positions[3:].tolist() == [[1, 1, 1], [2, 2, 2]]
     assert prompt.mrope_delta == -2
@@ -120,13 +122,13 @@ def test_positions_go_on_where_media_left_off() -> None:
 
 def test_dtype_of_the_rows_is_kept() -> None:
     tensors = edge(5, 3) | {"x": torch.ones(5, 4, dtype=torch.bfloat16)}
-    prompt = thinker2talker(tensors, text_rows(), CODEC)
+    prompt = thinker2talker(tensors, text_rows(), CODEC, 32_768)
     assert prompt is not None
     assert prompt.input_rows.dtype is torch.bfloat16
 
 
 def test_no_reply_is_nothing_to_say() -> None:
-    assert thinker2talker(edge(3, 3), text_rows(), CODEC) is None
+    assert thinker2talker(edge(3, 3), text_rows(), CODEC, 32_768) is None
 
 
 BAD_EDGES: dict[str, tuple[dict[str, torch.Tensor], str]] = {
@@ -149,7 +151,7 @@ BAD_EDGES: dict[str, tuple[dict[str, torch.Tensor], str]] = {
 def test_bad_rows_are_refused_by_name(case: str) -> None:
     tensors, words = BAD_EDGES[case]
     with pytest.raises(InvalidTensorError, match=words) as caught:
-        thinker2talker(tensors, text_rows(), CODEC)
+        thinker2talker(tensors, text_rows(), CODEC, 32_768)
     assert caught.value.details.field.startswith("tensors.")
 
 

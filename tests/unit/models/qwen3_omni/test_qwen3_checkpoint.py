@@ -11,9 +11,15 @@ import pytest
 
 from omni_proto.stage_config import StageConfig
 from omni_stage.errors import ConfigurationError
-from omni_stage.models.qwen3_omni.checkpoint import count_lookahead, read_checkpoint, read_speaking_checkpoint
+from omni_stage.models.qwen3_omni.checkpoint import (
+    SpeechFacts,
+    count_lookahead,
+    read_checkpoint,
+    read_speaking_checkpoint,
+)
 from omni_stage.models.qwen3_omni.schemas import find_pace
 from omni_stage.models.qwen3_omni.thinker.component import samples_per_token
+from omni_stage.models.shared.talker_feed import repeat_limit
 from support.models.published import write_published_qwen3
 
 
@@ -74,7 +80,7 @@ def test_no_number_of_the_published_checkpoint_stands_where_the_file_has_one(edi
         config["code2wav_config"] |= {"upsample_rates": [4, 3], "upsampling_ratios": [5], "num_quantizers": 3}
         config["code2wav_config"] |= {"codebook_size": 20, "max_position_embeddings": 99}
         config["talker_config"] |= {"num_code_groups": 3, "codec_eos_token_id": 31, "speaker_id": {"Ada": 7, "bo": 8}}
-        config["talker_config"]["code_predictor_config"] |= {"num_code_groups": 3}
+        predictor(config).update(num_code_groups=3, vocab_size=20)
         config["thinker_config"]["audio_config"] |= {"n_window": 25}
 
     directory = edit(change)
@@ -82,9 +88,37 @@ def test_no_number_of_the_published_checkpoint_stands_where_the_file_has_one(edi
     assert (speech.frame_samples, speech.lookahead_samples, speech.max_frames) == (60, 15, 99)
     assert (speech.groups, speech.codebook_size, speech.codec.end) == (3, 20, 31)
     assert (speech.voices, dict(speech.codec.speakers)) == (("Ada", "Bo"), {"ada": 7, "bo": 8})
-    assert (checkpoint.audio_frames, samples_per_token(checkpoint.audio_frames)) == (50, 8000 // 7 + 1)
+    assert (checkpoint.audio_frames, samples_per_token(checkpoint.audio_frames, 80)) == (50, 50 * 80 // 7 + 1)
     fields = {"pipeline": "p", "stage": "t", "component": "qwen3_omni/talker", "model": {"path": str(directory)}}
-    assert find_pace(speech, StageConfig.model_validate(fields))["tokens_per_second"] == 400
+    pace = find_pace(speech, StageConfig.model_validate(fields))
+    assert (pace["tokens_per_second"], pace["first_tokens"], repeat_limit(pace)) == (400, 1, 4000)
+    assert codec_facts(speech) == (range(20, 1088), 1088)
+
+
+def codec_facts(speech: SpeechFacts) -> tuple[range, int]:
+    """Returns the talker's ids without audio, and how many ids it has."""
+    return speech.codec.never_sampled, speech.codec.vocab_size
+
+
+@pytest.mark.parametrize(("rates", "ratios", "frames"), [([8, 5, 4, 3], [2, 2], 1), ([4, 3], [], 2), ([1, 1], [1], 3)])
+def test_the_first_audio_needs_more_frames_if_the_lookahead_is_longer_than_one(
+    edit: Callable[..., Path], rates: list[int], ratios: list[int], frames: int
+) -> None:
+    directory = edit(lambda config: config["code2wav_config"].update(upsample_rates=rates, upsampling_ratios=ratios))
+    _, speech = read_speaking_checkpoint(directory)
+    assert speech.first_frames == frames
+    samples = speech.first_frames * speech.frame_samples - speech.lookahead_samples
+    assert 0 < samples <= speech.frame_samples
+
+
+def predictor(config: Any) -> Any:
+    return config["talker_config"]["code_predictor_config"]
+
+
+def set_groups(config: Any, groups: int) -> None:
+    """Changes the number of codes in a frame in all three parts."""
+    config["talker_config"]["num_code_groups"] = predictor(config)["num_code_groups"] = groups
+    config["code2wav_config"]["num_quantizers"] = groups
 
 
 DEFECTS: dict[str, Callable[[Any], object]] = {
@@ -96,7 +130,18 @@ DEFECTS: dict[str, Callable[[Any], object]] = {
     "must be equal": lambda config: config["code2wav_config"].update(num_quantizers=9),
     "names no speaker": lambda config: config["talker_config"].update(speaker_id={}),
     "is not a layer of the thinker": lambda config: config["talker_config"].update(accept_hidden_layer=99),
-    "codebook_size must be at most 64": lambda config: config["code2wav_config"].update(codebook_size=65),
+    "codebook_size leaves 0 unused ids": lambda config: (
+        config["code2wav_config"].update(codebook_size=1087),
+        config["talker_config"].update(codec_eos_token_id=1087),
+    ),
+    "is an audio code": lambda config: config["code2wav_config"].update(codebook_size=200),
+    "vocab_size must be at most 48": lambda config: config["code2wav_config"].update(codebook_size=48),
+    "the token id 2000, which is not in the talker": lambda config: config["talker_config"].update(codec_bos_id=2000),
+    "the token id 640, which is not in the thinker": lambda config: config.update(tts_pad_token_id=640),
+    "must be at least 2": lambda config: set_groups(config, 1),
+    "must equal the talker's hidden_size": lambda config: predictor(config).update(hidden_size=64),
+    "only full_attention": lambda config: predictor(config).update(layer_types=["sliding_attention"] * 2),
+    "must be above 1, the number of layers": lambda config: config["talker_config"].update(accept_hidden_layer=1),
     "vocab_size": lambda config: config["thinker_config"]["text_config"].update(vocab_size="many"),
 }
 

@@ -30,16 +30,12 @@ from omni_stage.models.qwen2_5_omni.processors import TalkerConditioning, TextRo
 from omni_stage.models.qwen2_5_omni.schemas import find_pace, talker2token2wav_schema, thinker2talker_schema
 from omni_stage.models.shared.config_file import torch_dtype
 from omni_stage.models.shared.embedding import THINKER_EMBEDDING, EmbeddingTable
-from omni_stage.models.shared.talker_feed import TalkerFeed, prepare_whole
+from omni_stage.models.shared.talker_feed import TalkerFeed, prepare_whole, repeat_limit
 from omni_stage.models.shared.voices import pick_voice
 from omni_stage.vllm_adapter.scheduling.playback import PACE_KEY
 
 # The checkpoint's generation_config.json is for the thinker: its end-of-text ids are not codec tokens.
 _GENERATION_CONFIG = Path(__file__).parent / "codec_generation"
-
-
-REPEAT_LIMIT = 500
-"""The stream ends when one codec token was sampled this many times in a row: ten seconds of speech."""
 
 
 class Talker:
@@ -84,7 +80,7 @@ class Talker:
             conditioning,
             self._checkpoint.codec.stop_ids,
             ignore_eos=bool(request.sampling.ignore_eos),
-            repeat_limit=REPEAT_LIMIT,
+            repeat_limit=repeat_limit(self._pace),
         )
 
     def emitter(self, request: StageRequest, prepared: EngineInput) -> Emitter:

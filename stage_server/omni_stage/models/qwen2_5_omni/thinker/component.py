@@ -21,7 +21,7 @@ from omni_stage.models.qwen2_5_omni.manifest import THINKER
 from omni_stage.models.qwen2_5_omni.model_configs import name_thinker
 from omni_stage.models.qwen2_5_omni.schemas import find_pace, thinker2talker_schema
 from omni_stage.models.shared.config_file import read_if_there, torch_dtype
-from omni_stage.models.shared.media_cost import MediaCosts
+from omni_stage.models.shared.media_cost import MediaCosts, load_extractor
 from omni_stage.models.shared.prompts import AUDIO_RATE_HZ, PromptBuilder
 from omni_stage.models.shared.thinker import MAX_TOKENS, OmniThinker, SpokenTokens, ThinkerSettings
 
@@ -42,21 +42,11 @@ def read_audio_limit(path: Path) -> int:
     It cuts off the rest. The limit is `chunk_length` of preprocessor_config.json: 300 seconds in the published
     checkpoints. Raises ConfigurationError.
     """
-    from transformers import WhisperFeatureExtractor
-
-    try:
-        extractor = WhisperFeatureExtractor.from_pretrained(str(path), local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(
-            f"no feature extractor can be read from model.path {path} ({type(error).__name__}); the checkpoint must "
-            "hold its preprocessor_config.json",
-            field="model.path",
-        ) from error
-    return int(extractor.chunk_length) * AUDIO_RATE_HZ
+    return int(load_extractor(path).chunk_length) * AUDIO_RATE_HZ
 
 
-SAMPLES_PER_TOKEN: Final = 640
-"""Audio samples per token: the encoder joins four frames of 10 ms, whatever config.json says."""
+_FRAMES_PER_TOKEN: Final = 4
+"""Frames of the audio encoder's input per token, whatever config.json says."""
 _PROMPT_TENSORS = frozenset({"mrope_positions", "mrope_delta"})
 """Tensors that arrive only with a request's first rows."""
 _NO_ROWS = torch.empty(0)
@@ -154,7 +144,7 @@ def build_component(config: StageConfig) -> Thinker:
         media_costs=MediaCosts.load(
             checkpoint.path,
             max_samples=max_samples,
-            samples_per_token=SAMPLES_PER_TOKEN,
+            samples_per_token=_FRAMES_PER_TOKEN * int(load_extractor(checkpoint.path).hop_length),
             pads_to_limit=True,
         ),
         pace=find_pace(checkpoint, config),

@@ -67,13 +67,14 @@ class Code2Wav:
         }
 
     def prepare(self, request: StageRequest) -> EngineInput:
-        """Convert the talker's frames. A request without frames ends as EMPTY_INPUT."""
+        """Convert the talker's frames. A request of too few frames for any audio ends as EMPTY_INPUT."""
         if not isinstance(request.source, EdgeInput):
             raise InvalidRequestError(f"component {CODE2WAV.id} reads tensors of a talker, not a prompt")
         codes = request.source.tensors.get("codes")
-        if codes is None or codes.shape[0] == 0:
+        if codes is not None and codes.shape[0]:
+            self._check_frames(codes, 0)
+        if codes is None or codes.shape[0] < self._speech.first_frames:
             return EngineInput(prompt={}, finished=FinishReason.EMPTY_INPUT)
-        self._check_frames(codes, 0)
         return self._engine_input({"codes": codes})
 
     def open_feed(self, request: StageRequest) -> CodesFeed:
@@ -83,7 +84,7 @@ class Code2Wav:
         def build(codes: torch.Tensor, first: int, last: bool) -> EngineInput:
             return self._engine_input({"codes": codes, "stream": [stream], "first_frame": [first], "last": [int(last)]})
 
-        return CodesFeed(self._check_frames, build)
+        return CodesFeed(self._check_frames, build, self._speech.first_frames)
 
     def _check_frames(self, codes: torch.Tensor, before: int) -> None:
         """Refuse codes without audio, and more frames than a request may have. Raises InvalidTensorError.
@@ -122,8 +123,8 @@ class Code2Wav:
         return Code2WavEmitter(self._speech)
 
     def warmup_request(self) -> StageRequest:
-        """Returns a request for two frames of audio."""
-        codes = torch.zeros(2, self._speech.groups, dtype=torch.int64)
+        """Returns a request for a stream's first audio and one more frame."""
+        codes = torch.zeros(self._speech.first_frames + 1, self._speech.groups, dtype=torch.int64)
         return StageRequest(request_id="warmup", source=EdgeInput({"codes": codes}), sampling=SamplingDefaults())
 
 
@@ -167,13 +168,18 @@ class CodesFeed:
     """An InputFeed of chunks. A chunk has all waiting frames, at least one and at most MAX_CHUNK_FRAMES."""
 
     def __init__(
-        self, check: Callable[[torch.Tensor, int], None], build: Callable[[torch.Tensor, int, bool], EngineInput]
+        self,
+        check: Callable[[torch.Tensor, int], None],
+        build: Callable[[torch.Tensor, int, bool], EngineInput],
+        first_frames: int = 1,
     ) -> None:
         """`check` refuses frames without audio, and too many frames. Its second argument is the number of earlier
         frames.
 
         `build` makes the engine's input from frames, the index of the first one, and whether these are the last frames.
+        `first_frames`: least number of frames of the first chunk, at most MAX_CHUNK_FRAMES; fewer give no audio.
         """
+        self._first_frames = first_frames
         self._check = check
         self._build = build
         self._waiting: list[torch.Tensor] = []
@@ -194,9 +200,9 @@ class CodesFeed:
         """Returns the next chunk; None if no frame waits.
 
         If the stream ends when no frame waits, the last part has no input and finishes with STOP, or with EMPTY_INPUT
-        if there were no frames at all.
+        if there were too few frames for any audio.
         """
-        if self._taken == self._came:
+        if self._taken == self._came or (not self._taken and self._came < self._first_frames):
             # The end often arrives after the last frame, because frames do not wait for the end.
             return None if not self._ended else self._end()
         waiting = torch.cat(self._waiting)
@@ -207,5 +213,5 @@ class CodesFeed:
         return InputPart(self._build(chunk, first, last), last=last)
 
     def _end(self) -> InputPart:
-        reason = FinishReason.STOP if self._came else FinishReason.EMPTY_INPUT
+        reason = FinishReason.STOP if self._taken else FinishReason.EMPTY_INPUT
         return InputPart(EngineInput(prompt={}, finished=reason), last=True)

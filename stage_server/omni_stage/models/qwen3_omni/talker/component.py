@@ -38,12 +38,10 @@ from omni_stage.models.qwen3_omni.schemas import find_pace, talker2code2wav_sche
 from omni_stage.models.qwen3_omni.turns import find_media, find_reply, find_user_tokens
 from omni_stage.models.shared.config_file import torch_dtype
 from omni_stage.models.shared.embedding import THINKER_EMBEDDING, EmbeddingTable
-from omni_stage.models.shared.talker_feed import TalkerFeed, TalkerPart, TalkerPrompt, prepare_whole
+from omni_stage.models.shared.talker_feed import TalkerFeed, TalkerPart, TalkerPrompt, prepare_whole, repeat_limit
 from omni_stage.models.shared.voices import pick_voice
 from omni_stage.vllm_adapter.scheduling.playback import PACE_KEY
 
-REPEAT_LIMIT = 125
-"""The stream ends when this many frames in a row have the same first code: ten seconds of speech."""
 GREEDY, SEED = "predictor_greedy", "predictor_seed"
 """Names of the code predictor's settings in a request's payload."""
 
@@ -95,7 +93,7 @@ class Talker:
             (codec.end,),
             # With ignore_eos, generation must continue to max_tokens, so the token that ends the stream is suppressed.
             ignore_eos=bool(sampling.ignore_eos),
-            repeat_limit=REPEAT_LIMIT,
+            repeat_limit=repeat_limit(self._pace),
             # As in transformers, the code predictor is greedy if the talker is. Otherwise it has its own sampling
             # values.
             settings={GREEDY: [int(temperature == 0.0)], SEED: [seed]},

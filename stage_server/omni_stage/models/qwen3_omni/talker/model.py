@@ -76,7 +76,7 @@ class TalkerModel(nn.Module, SupportsMRoPE):
         talker = Qwen3OmniMoeTalkerConfig.from_dict(config.omni_talker)
         self.config = config
         self.input_row_size: int = talker.thinker_hidden_size
-        codec = read_codec_tokens(talker)
+        codec = read_codec_tokens(talker, config.omni_codes)
         self._text_here, self._media_here = codec.placeholders
         self.codec_embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.text_projection = Qwen3OmniMoeTalkerResizeMLP(talker)
@@ -256,7 +256,7 @@ class FrameCodes:
         """`codes`: number of a frame's codes after the first."""
         # This table is written inside and outside of inference mode, so it must not be an inference tensor.
         with torch.inference_mode(False):
-            self._table = torch.zeros(_FIRST_ROWS, _FIRST_FRAMES, codes, dtype=torch.int16, device=device)
+            self._table = torch.zeros(_FIRST_ROWS, _FIRST_FRAMES, codes, dtype=torch.int32, device=device)
         self._requests: dict[str, _Kept] = {}
         self._free = list(range(_FIRST_ROWS - 1, -1, -1))
 
@@ -282,7 +282,7 @@ class FrameCodes:
             frames.append(frame)
         self._widen(max(frames) + 1)
         places = to_device([rows, frames], self._table.device)
-        self._table[places[0], places[1]] = codes.to(torch.int16)
+        self._table[places[0], places[1]] = codes.to(torch.int32)
 
     def find(self, spans: Sequence[ScheduledSpan]) -> Places:
         """Returns the tokens of a step that have stored codes."""

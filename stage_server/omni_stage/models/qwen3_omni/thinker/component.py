@@ -23,12 +23,13 @@ from omni_stage.models.qwen3_omni.model_configs import name_thinker
 from omni_stage.models.qwen3_omni.schemas import find_pace, thinker2talker_schema
 from omni_stage.models.qwen3_omni.turns import find_media, find_reply, find_user_tokens
 from omni_stage.models.shared.config_file import read_if_there, torch_dtype
-from omni_stage.models.shared.media_cost import MediaCosts
+from omni_stage.models.shared.media_cost import MediaCosts, load_extractor
 from omni_stage.models.shared.prompts import AUDIO_RATE_HZ, PromptBuilder
 from omni_stage.models.shared.thinker import MAX_TOKENS, OmniThinker, SpokenTokens, ThinkerSettings
 
-_FRAME_SAMPLES: Final = AUDIO_RATE_HZ // 100
-"""Samples of one frame of the audio encoder's input, 10 ms."""
+_SERVED_FRAMES: Final = 100
+"""Frames of an encoder's window whose tokens vLLM 0.32 and transformers 5.19 count right: both take 13 tokens for every
+full window."""
 MAX_SAMPLES: Final = 300 * AUDIO_RATE_HZ
 """Samples of the longest audio. The published preprocessor_config.json names 300 s (`n_samples`). The file is not read,
 because its value is unreliable: a checkpoint that transformers has saved again names 30 s, although transformers does
@@ -150,15 +151,16 @@ def read_text_sampling(path: Path) -> SamplingDefaults:
     return SamplingDefaults(max_tokens=None if "max_new_tokens" in values else MAX_TOKENS)
 
 
-def samples_per_token(frames: int) -> int:
-    """Returns the maximum number of audio samples that become one token. `frames`: frames in a window of the encoder.
+def samples_per_token(frames: int, hop: int) -> int:
+    """Returns the maximum number of audio samples that become one token.
 
-    Three convolutions of stride 2 turn the 100 frames of the published models' windows into 13 tokens.
+    `frames`: frames in a window of the encoder, which three convolutions of stride 2 turn into tokens: 100 into 13.
+    `hop`: samples of a frame.
     """
     tokens = frames
     for _ in range(3):
         tokens = -(-tokens // 2)
-    return -(-frames * _FRAME_SAMPLES // tokens)
+    return -(-frames * hop // tokens)
 
 
 def build_component(config: StageConfig) -> Thinker:
@@ -170,6 +172,14 @@ def build_component(config: StageConfig) -> Thinker:
             "stage can read its thinker; leave the other stages out",
             field="downstream",
         )
+    if checkpoint.audio_frames != _SERVED_FRAMES:
+        raise ConfigurationError(
+            f"{checkpoint.path / 'config.json'}: audio_config.n_window is {checkpoint.audio_frames // 2}; only "
+            f"{_SERVED_FRAMES // 2} is served",
+            field="model.path",
+            limit=_SERVED_FRAMES // 2,
+        )
+    extractor = load_extractor(checkpoint.path)
     # A talker with a checkpoint of its own may have other voices; it checks them itself.
     knows_voices = bool(config.downstream) and config.is_model_shared
     prompts = PromptBuilder.load(checkpoint, max_audio_samples=MAX_SAMPLES, speech_needs_chat=True)
@@ -181,7 +191,7 @@ def build_component(config: StageConfig) -> Thinker:
         media_costs=MediaCosts.load(
             checkpoint.path,
             max_samples=MAX_SAMPLES,
-            samples_per_token=samples_per_token(checkpoint.audio_frames),
+            samples_per_token=samples_per_token(checkpoint.audio_frames, int(extractor.hop_length)),
             pads_to_limit=False,
         ),
         pace=find_pace(checkpoint.speech, config),

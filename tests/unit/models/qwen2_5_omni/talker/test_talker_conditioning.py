@@ -13,12 +13,12 @@ from omni_stage.errors import InvalidTensorError
 from omni_stage.models.component import EdgeRows, EdgeStream, EngineStep, FinishReason, InputPart
 from omni_stage.models.qwen2_5_omni.checkpoint import CodecTokens
 from omni_stage.models.qwen2_5_omni.processors import TalkerConditioning, TextRows, thinker2talker
-from omni_stage.models.qwen2_5_omni.talker.component import REPEAT_LIMIT
 from omni_stage.models.qwen2_5_omni.thinker.component import ThinkerEmitter
 from omni_stage.models.shared.talker_feed import TalkerFeed
 from omni_stage.models.shared.thinker import SpokenTokens
 
 CODEC = CodecTokens(padding=129, start=130, end=131, mask=133)
+POSITIONS, REPEAT_LIMIT = 32_768, 500
 TEXT = TextRows(start=torch.full((1, 2), 1.0), end=torch.full((1, 2), 2.0), padding=torch.full((1, 2), 3.0))
 HEAD = frozenset({"mrope_positions", "mrope_delta"})
 
@@ -34,7 +34,8 @@ def edge(rows: int, prompt: int, delta: int = 0) -> dict[str, torch.Tensor]:
 
 def feed_of(ignore_eos: bool = False) -> TalkerFeed:
     """Returns a talker's feed. With ignore_eos, as for ignore_eos, the codec's end tokens are never sampled."""
-    return TalkerFeed(TalkerConditioning(TEXT, CODEC), CODEC.stop_ids, ignore_eos=ignore_eos, repeat_limit=REPEAT_LIMIT)
+    conditioning = TalkerConditioning(TEXT, CODEC, POSITIONS)
+    return TalkerFeed(conditioning, CODEC.stop_ids, ignore_eos=ignore_eos, repeat_limit=REPEAT_LIMIT)
 
 
 def run_feed(batches: list[EdgeRows]) -> list[InputPart]:
@@ -87,7 +88,7 @@ def cut_edges(draw: st.DrawFn) -> tuple[dict[str, torch.Tensor], list[EdgeRows]]
 @settings(max_examples=150, deadline=None)
 def test_parts_add_up_to_the_whole(case: tuple[dict[str, torch.Tensor], list[EdgeRows]]) -> None:
     whole, batches = case
-    expected = thinker2talker(whole, TEXT, CODEC)
+    expected = thinker2talker(whole, TEXT, CODEC, 32_768)
     assert expected is not None
     parts = run_feed(batches)
     rows = torch.empty(0, 2)

@@ -221,15 +221,16 @@ class Speech:
         interval = self._interval(DEFAULT_STEPS, 0)
         voice = self.encode_voice(next(iter(self._voices)))
         for blocks in reversed(graph_blocks(self.blocks)):
-            frames = blocks * dit.block_size
-            pack = pack_blocks([frames], dit.block_size)
-            codes = torch.zeros(frames // dit.repeats, dtype=torch.int64)
+            codes = torch.zeros(blocks * self.blocks.codes, dtype=torch.int64)
+            # A block may end within a code. Then the codes of so many blocks have fewer frames than the blocks.
+            frames = len(codes) * dit.repeats
+            pack = pack_blocks([frames], dit.block_size, blocks)
             conditions = self.transformer.condition(pack, [codes], [voice], [1.0])
             mel = pack.fill([make_noise(0, frames, dit.mel_dim)[0]]).to(device)
             captured += self._advance.warm_up(mel, *interval, *conditions)
         for blocks in reversed(window_blocks(self.blocks)):
             for count in reversed(GRAPH_WINDOWS):
-                mel = torch.zeros(count, dit.mel_dim, blocks * dit.block_size, device=device)
+                mel = torch.zeros(count, dit.mel_dim, blocks * self.blocks.codes * dit.repeats, device=device)
                 captured += self._vocode.warm_up(mel)
         logger.info("token2wav: %d CUDA graphs captured", captured)
         return captured
