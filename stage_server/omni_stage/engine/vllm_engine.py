@@ -63,7 +63,7 @@ from omni_stage.vllm_adapter.core.interface import EngineCore
 from omni_stage.vllm_adapter.scheduling.sessions import Sessions
 from omni_stage.vllm_adapter.structured.params import read_params
 from omni_stage.vllm_adapter.wiring import select
-from omni_stage.vllm_adapter.wiring.names import PAYLOAD_LIMITS
+from omni_stage.vllm_adapter.wiring.names import LAYERS_ONLY_EAGER, PAYLOAD_LIMITS
 
 _log = logging.getLogger(__name__)
 _COUNT_EVERY_S = 15.0
@@ -201,7 +201,13 @@ class VllmStageEngine:
         )
         self.compiled_check_failed = True
         await self._core.shutdown()
-        self._args = replace(self._args, enforce_eager=True)
+        # Eager steps spend their time on launches: asynchronous scheduling would only delay each output by a step.
+        self._args = replace(
+            self._args,
+            enforce_eager=True,
+            async_scheduling=False,
+            additional_config={**self._args.additional_config, LAYERS_ONLY_EAGER: True},
+        )
         self._core = self._core_type(self._create_vllm_config)
         await self._core.start()
 

@@ -55,6 +55,11 @@ class ExpertChoices:
             return None
         return cls([runner.router for runner in runners], most_tokens, device)
 
+    def forget(self) -> None:
+        """Clear the record before a step, so that `recorded` notices a router that did not run in it."""
+        for ids in self._ids:
+            ids.fill_(_NOT_RECORDED)
+
     def recorded(self, tokens: int) -> list[torch.Tensor] | None:
         """Returns each router's ids [tokens, k], int32, on the device; None if a router did not record all of them."""
         if any(bool((ids[:tokens] == _NOT_RECORDED).any()) for ids in self._ids):
