@@ -198,6 +198,7 @@ def compile_stages(
             stage=stage.name,
             component=stage.component,
             model=source_of(stage),
+            system_prompt=stage.system_prompt,
             input=InputEdge(source=stage.inputs[0].source, mode=stage.inputs[0].mode) if stage.inputs else None,
             outputs=list(stage.outputs),
             downstream=[compile_edge(stage, reader) for reader in readers_of(pipeline, stage.name)],

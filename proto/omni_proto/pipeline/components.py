@@ -112,6 +112,8 @@ class ComponentFacts(ConfigModel):
     """Whether it can constrain its text to a format: a JSON Schema, a regular expression, a grammar."""
     times_words: bool = False
     """Whether it can state when the words of its transcript were spoken."""
+    takes_system_prompt: bool = False
+    """Whether a resource may give it a system prompt."""
     takes_tools: bool = False
     """Whether its prompts may offer tools, if engineArgs.toolCallParser names a parser."""
     voices: tuple[str, ...] = ()

@@ -36,4 +36,5 @@ from omni_proto.stage_config.settings import (
     SamplingDefaults as SamplingDefaults,
     StageName as StageName,
     StructuredOutput as StructuredOutput,
+    SystemPrompt as SystemPrompt,
 )

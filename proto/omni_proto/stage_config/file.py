@@ -22,6 +22,7 @@ from omni_proto.stage_config.settings import (
     Modality,
     SamplingDefaults,
     StageName,
+    SystemPrompt,
 )
 
 SCHEMA_VERSION: Final = 1
@@ -124,6 +125,8 @@ class StageConfig(ConfigModel):
     """Id of the component in the stage server's registry."""
     model: ModelSource
     """The checkpoint."""
+    system_prompt: SystemPrompt | None = None
+    """System message before the text of another stage, and of chats that have none."""
     input: InputEdge | None = None
     """The upstream stage that this stage reads from; empty for the entry stage."""
     outputs: Annotated[list[Modality], Field(max_length=4)] = Field(default_factory=list)

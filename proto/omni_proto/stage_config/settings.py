@@ -14,6 +14,7 @@ PARSER_PATTERN: Final = r"^[a-z0-9_-]+$"
 
 StageName = Annotated[str, StringConstraints(min_length=1, max_length=20, pattern=STAGE_NAME_PATTERN)]
 ParserName = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=PARSER_PATTERN)]
+SystemPrompt = Annotated[str, StringConstraints(min_length=1, max_length=8192)]
 ComponentId = Annotated[str, StringConstraints(max_length=128, pattern=COMPONENT_PATTERN)]
 
 

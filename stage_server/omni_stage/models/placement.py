@@ -24,6 +24,8 @@ def check_placement(
         raise ConfigurationError(
             f"{stage} reads a prompt: it can only be the entry stage, without inputs", field="input"
         )
+    if config.system_prompt is not None and not facts.takes_system_prompt:
+        raise ConfigurationError(f"{stage} takes no system prompt; remove it", field="systemPrompt")
     if config.input is None and not facts.is_entry:
         raise ConfigurationError(
             f"{stage} reads another stage and needs an input; name that stage under inputs", field="input"

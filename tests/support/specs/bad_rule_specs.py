@@ -56,6 +56,11 @@ BAD_RULES: Final[dict[str, Bad]] = {
         "spec.stages",
         'stages ["token2wav"] return a Transcript, which is what the entry hears; declare outputs: [Text] there',
     ),
+    "a system prompt for a stage that writes no answer": Bad(
+        (third(systemPrompt="Be brief."),),
+        "spec.stages[2].systemPrompt",
+        "component qwen2_5_omni/token2wav takes no system prompt; remove it, and give it in the request's chat",
+    ),
     "an answer and a transcript in one": Bad(
         (first(component="acme/ears", outputs=["Text", "Transcript"]),),
         f"{S0}.outputs",

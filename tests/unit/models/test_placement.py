@@ -36,6 +36,11 @@ def check(config: StageConfig) -> None:
 
 
 REFUSED: dict[str, tuple[StageConfig, str, str]] = {
+    "thinker with a system prompt": (
+        stage(f"{OMNI}/thinker", system_prompt="Be brief."),
+        "systemPrompt",
+        "takes no system prompt",
+    ),
     "thinker reads a prompt": (stage(f"{OMNI}/thinker", "other"), "input", "only be the entry"),
     "llm reads a stream": (stage("generic/llm", "other", STREAM), "input.mode", "set the mode of its input to Full"),
     "talker is no entry": (stage(f"{OMNI}/talker"), "input", "needs an input"),

@@ -148,6 +148,11 @@ def _check_stage(
             f"{path}.outputs",
             f"component {own.id} cannot return {', '.join(extra)}; it can return {can}",
         )
+    if stage.system_prompt is not None and not own.takes_system_prompt:
+        yield Problem(
+            f"{path}.systemPrompt",
+            f"component {own.id} takes no system prompt; remove it, and give it in the request's chat",
+        )
     if stage.inputs and own.reads is None:
         yield Problem(
             f"{path}.inputs", f"component {own.id} reads the client's prompt and no other stage; remove inputs"

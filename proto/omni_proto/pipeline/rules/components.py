@@ -141,6 +141,14 @@ def _shape_rules(facts: Mapping[str, ComponentFacts]) -> Iterable[Rule]:
         ),
         field=".outputs",
     )
+    unprompted = _list(item.id for item in facts.values() if not item.takes_system_prompt)
+    yield Rule(
+        summary="`systemPrompt` is for components that take one",
+        rule=f"!has(self.systemPrompt) || !(self.component in {unprompted})",
+        words="component %s takes no system prompt; remove it, and give it in the request's chat",
+        values=("self.component",),
+        field=".systemPrompt",
+    )
     entries = _list(item.id for item in facts.values() if item.reads is None)
     yield Rule(
         summary="a built-in component that reads the client's prompt has no inputs",

@@ -35,6 +35,7 @@ from omni_proto.stage_config import (
     Modality,
     SamplingDefaults,
     StageName,
+    SystemPrompt,
 )
 
 MODEL_ALIAS_PATTERN: Final = r"^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$"
@@ -161,6 +162,8 @@ class Stage(PodSettings):
     """Id in the stage server's registry, e.g. qwen2_5_omni/thinker; never a Python path."""
     model: Model | None = None
     """The stage's own checkpoint, which replaces spec.model completely. Default: spec.model."""
+    system_prompt: SystemPrompt | None = None
+    """System message before the text of another stage, and of chats that have none. Only for generic/llm."""
     replicas: Annotated[int, Field(ge=0, le=1000)] = 1
     """Number of pods. Local runs start one process."""
     resources: Resources = Resources()

@@ -47,15 +47,25 @@ _WARMUP_TOKENS = 4
 class TextTokenizer:
     """Turns text, chat messages or token ids into checked token ids. Safe to use from several threads."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, system_prompt: str = "") -> None:
+        """`system_prompt`: message before the text of another stage, and before chats that have no system message.
+
+        Raises ConfigurationError if the checkpoint has no chat template that could show it.
+        """
         self._tokenizer = tokenizer
+        self._system_prompt = system_prompt
         self._encoder = TextEncoder(tokenizer)
         self._template = ChatTemplate(tokenizer)
+        if system_prompt and not self._template.exists:
+            raise ConfigurationError(
+                "this checkpoint has no chat template, so it cannot show a system prompt; remove systemPrompt",
+                field="systemPrompt",
+            )
 
     @classmethod
-    def load(cls, path: Path) -> TextTokenizer:
+    def load(cls, path: Path, system_prompt: str = "") -> TextTokenizer:
         """Read the tokenizer in the checkpoint directory. Raises ConfigurationError."""
-        return cls(load_tokenizer(path))
+        return cls(load_tokenizer(path), system_prompt)
 
     @property
     def vocab_size(self) -> int:
@@ -84,7 +94,7 @@ class TextTokenizer:
         """
         if not self._template.exists:
             return self._encoder.encode(text, maximum, TEXT_FIELD)
-        messages = [ChatMessage("user", [TextPart(text)])]
+        messages = self._introduce([ChatMessage("user", [TextPart(text)])])
         rendered = self._render(UserPrompt(messages=messages), messages)
         return self._encoder.encode(rendered, maximum, TEXT_FIELD, add_special_tokens=False)
 
@@ -116,7 +126,7 @@ class TextTokenizer:
         if prompt.token_ids is not None:
             ids = list(prompt.token_ids)
         elif prompt.messages is not None:
-            text = self._render(prompt, prompt.messages)
+            text = self._render(prompt, self._introduce(prompt.messages))
             # The template writes the special tokens itself.
             ids = self._encoder.encode(text, maximum, "start.chat", add_special_tokens=False)
         elif prompt.text is not None:
@@ -132,6 +142,12 @@ class TextTokenizer:
                 limit=self.vocab_size - 1,
             )
         return ids
+
+    def _introduce(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
+        """Returns the conversation with the stage's system prompt before it, unless it has a system message."""
+        if not self._system_prompt or any(message.role == "system" for message in messages):
+            return messages
+        return [ChatMessage("system", [TextPart(self._system_prompt)]), *messages]
 
     def _render(self, prompt: UserPrompt, messages: Sequence[ChatMessage]) -> str:
         if not self._template.exists:
@@ -290,7 +306,7 @@ def build_component(config: StageConfig) -> GenericLlm:
             "choose another model",
             field="model.path",
         )
-    tokenizer, args = TextTokenizer.load(path), config.engine_args
+    tokenizer, args = TextTokenizer.load(path, config.system_prompt or ""), config.engine_args
     if not (args.tool_call_parser or args.reasoning_parser):
         return GenericLlm(path, tokenizer)
     from omni_stage.vllm_adapter.text.text_parsers import TextParsers

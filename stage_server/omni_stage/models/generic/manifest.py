@@ -20,6 +20,7 @@ LLM: Final = describe(
         writes_text=True,
         takes_reply=True,
         structures_text=True,
+        takes_system_prompt=True,
         takes_tools=True,
     ),
     takes_prompt_embeds=True,

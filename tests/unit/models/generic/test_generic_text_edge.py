@@ -8,9 +8,18 @@ from typing import Any
 import pytest
 
 from omni_proto.stage_config import SamplingDefaults
-from omni_stage.errors import InvalidRequestError, InvalidTensorError, PromptTooLongError
+from omni_stage.errors import ConfigurationError, InvalidRequestError, InvalidTensorError, PromptTooLongError
 from omni_stage.exchange import GivenReply
-from omni_stage.models.component import EdgeInput, EdgeStream, EngineStep, FinishReason, StageRequest, UserPrompt
+from omni_stage.models.component import (
+    ChatMessage,
+    EdgeInput,
+    EdgeStream,
+    EngineStep,
+    FinishReason,
+    StageRequest,
+    TextPart,
+    UserPrompt,
+)
 from omni_stage.models.generic.llm import GenericLlm, TextTokenizer
 from omni_stage.models.shared.text.edge import read_text, text_rows
 from support.models.generic_checkpoint import train_tokenizer
@@ -44,6 +53,23 @@ def test_without_a_chat_template_the_text_is_the_prompt(tmp_path: Any) -> None:
     plain.chat_template = None
     prepared = GenericLlm(tmp_path, TextTokenizer(plain)).prepare(request(EdgeInput(text_rows(QUESTION))))
     assert plain.decode(prepared.prompt["prompt_token_ids"]) == QUESTION
+
+
+def test_the_system_prompt_precedes_texts_and_chats_without_one(tokenizer: Any, tmp_path: Any) -> None:
+    llm = GenericLlm(tmp_path, TextTokenizer(tokenizer, "Be brief."))
+    brief = f"<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n"
+    own = [ChatMessage("system", [TextPart("Sing.")]), ChatMessage("user", [TextPart(QUESTION)])]
+    for source, expected in (
+        (EdgeInput(text_rows(QUESTION)), brief),
+        (UserPrompt(messages=own[1:]), brief),
+        (UserPrompt(messages=own), brief.replace("Be brief.", "Sing.")),
+        (UserPrompt(text=QUESTION), QUESTION),
+    ):
+        assert tokenizer.decode(llm.prepare(request(source)).prompt["prompt_token_ids"]) == expected
+    plain = train_tokenizer()
+    plain.chat_template = None
+    with pytest.raises(ConfigurationError, match="no chat template"):
+        TextTokenizer(plain, "Be brief.")
 
 
 @pytest.mark.parametrize("text", ["", " \n"])
