@@ -147,7 +147,7 @@ class StepRunner:
     def _forward(self, plan: torch.Tensor) -> torch.Tensor:
         """Returns the audio [streams, samples] of a plan, and writes the new states."""
         source, target, positions = plan[:, 0], plan[:, 1], plan[:, 2]
-        codes = plan[:, 3:].unflatten(1, (self._groups, -1))
+        codes = plan[:, 3:].view(len(plan), self._groups, -1)
         audio, behind = self._decoder.advance(codes, positions, self.pool.states.index_select(0, source))
         self.pool.states.index_copy_(0, target, behind)
         return audio

@@ -39,9 +39,10 @@ class StateLayout:
         """Returns views of states [rows, numbers]: the attention's part [rows, *attention], and each convolution's
         part [rows, channels, columns]."""
         sizes = [math.prod(self.attention), *(channels * columns for channels, columns in self.columns)]
-        attention, *columns = states.split(sizes, dim=1)
-        return attention.unflatten(1, self.attention), [
-            part.unflatten(1, shape) for part, shape in zip(columns, self.columns, strict=True)
+        rows = len(states)
+        attention, *columns = torch.split(states, sizes, dim=1)
+        return attention.view(rows, *self.attention), [
+            part.view(rows, *shape) for part, shape in zip(columns, self.columns, strict=True)
         ]
 
 
