@@ -72,7 +72,7 @@ def _find_language(given: Any, tokens: WhisperTokens) -> int | None:
     if not tokens.languages and code == "en":
         return None
     if code not in tokens.languages:
-        known = ", ".join(tokens.languages) or "en"
+        known = ", ".join(sorted(tokens.languages)) or "en"
         raise _bad("language", f"is not one that the checkpoint knows; these are {known}", known)
     return tokens.languages[code]
 
