@@ -57,7 +57,7 @@ def convert_whisper(parts: Sequence[Path], config: Path, tokenizer: Path, direct
     values = json.loads(config.read_text(encoding="utf-8"))
     ids = {item["content"]: item["id"] for item in json.loads(tokenizer.read_text(encoding="utf-8"))["added_tokens"]}
     data = np.concatenate([np.fromfile(part, np.uint8) for part in parts])
-    tensors = dict(_rename(read_tensors(memoryview(data))))
+    tensors = dict(_rename(read_tensors(data.data)))
     positions, embeddings = (f"model.decoder.embed_{name}.weight" for name in ("positions", "tokens"))
     try:
         # CTranslate2 pads the vocabulary.

@@ -70,7 +70,9 @@ async def test_speech_interrupts_the_answer_and_the_engines(tiny_gateway: str) -
         await speak(caller, data[: 48 * 1000])  # silence
         await say(caller, "Tell me a very long story.")
         await caller.connection.response.create()
-        await caller.until("response.output_audio_transcript.delta")
+        response_id = (await caller.until("response.created"))["response"]["id"]
+        while len(audio_of(caller, response_id)) < 48 * 1000:  # a second, so that 80 ms are a small part of the answer
+            await caller.until("response.output_audio.delta")
         await speak(caller, data[48 * 1000 : 48 * 2000])
         done = (await caller.until("response.done"))["response"]
         assert done["status_details"] == {"type": "cancelled", "reason": "turn_detected"}

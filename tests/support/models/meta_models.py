@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ from vllm.distributed import (
     init_distributed_environment,
 )
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.model_executor.layers import rotary_embedding
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.utils.torch_utils import set_default_torch_dtype
 
@@ -90,8 +92,12 @@ def one_rank(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def meta_model(config: VllmConfig) -> Iterator[nn.Module]:
-    """Yields the model of a configuration on the meta device. Load weights inside the block. Needs `one_rank`."""
-    with set_current_vllm_config(config):
+    """Yields the model of a configuration on the meta device. Load weights inside the block. Needs `one_rank`.
+
+    vLLM 0.32 keeps rotary embeddings for all models of a process in `_ROPE_DICT`. One on the meta device would fail the
+    engines that later tests start in this process.
+    """
+    with patch.dict(rotary_embedding._ROPE_DICT, clear=True), set_current_vllm_config(config):
         ensure_model_parallel_initialized(1, 1)
         with set_default_torch_dtype(config.model_config.dtype), torch.device("meta"):
             model = initialize_model(vllm_config=config)

@@ -60,7 +60,10 @@ class HearingEntry(stage_service_pb2_grpc.StageServiceServicer):
             if timed and number in SEGMENT_ENDS:
                 begin, end = SEGMENT_ENDS[number]
                 delta.segment.CopyFrom(events_pb2.SpeechSegment(start_ms=begin, end_ms=end))
-            yield pb.GenerateResponse(stage=stage, **{"transcript" if is_transcript else "text": delta})
+            if is_transcript:
+                yield pb.GenerateResponse(stage=stage, transcript=delta)
+            else:
+                yield pb.GenerateResponse(stage=stage, text=delta)
         if is_transcript and (not start.modalities or sampling_pb2.MODALITY_TEXT in start.modalities):
             delta = events_pb2.TextDelta(text=ANSWER)
             yield pb.GenerateResponse(stage=self.described.answering_stage, text=delta)
