@@ -58,7 +58,9 @@ ODD_COMPONENTS_BAD: Final[dict[str, Bad]] = {
     ),
     "llm reads thinker": Bad((_chain(THINKER, LLM),), *_no_reader("a", "b")),
     "llm reads codes": Bad(
-        (_chain(THINKER, TALKER, LLM),), "spec.stages", f"text is read by {LLM}, voice/vits and published by {LLM}"
+        (_chain(THINKER, TALKER, LLM),),
+        "spec.stages",
+        f"text is read by {LLM}, voice/vits and published by asr/whisper, {LLM}",
     ),
     "thinker reads thinker": Bad((_chain(THINKER, THINKER),), f"{S1}.inputs", "reads the client's prompt and no other"),
     "token2wav reads llm": Bad((_chain(LLM, TOKEN2WAV),), *_no_reader("a", "b")),
