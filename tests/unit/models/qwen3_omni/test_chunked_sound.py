@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen3OmniMoeForConditionalGeneration
+from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeForConditionalGeneration
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
+from omni_stage.models.qwen3_omni.checkpoint import count_lookahead
 from omni_stage.models.qwen3_omni.code2wav.decoder import ChunkDecoder
+from omni_stage.models.qwen3_omni.tiny import weights
+from omni_stage.models.qwen3_omni.tiny.shapes import TinyShape, config_dict
 
 TOLERANCE = 1e-5
 FRAME, LOOKAHEAD = 1920, 555
@@ -103,3 +108,36 @@ def test_the_state_is_bounded_and_as_large_as_said(code2wav: Any) -> None:
     attention, columns = decoder.layout.split(states)
     assert sum(tensor.numel() for tensor in (attention, *columns)) == decoder.layout.numbers
     assert states.isfinite().all()
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "other rates": {"upsample_rates": [4, 3], "upsampling_ratios": [3]},
+    "one rate": {"upsample_rates": [7], "upsampling_ratios": [2, 1]},
+    "a lookahead longer than a frame": {"upsample_rates": [4, 3], "upsampling_ratios": []},
+    "rates of one": {"upsample_rates": [1, 1], "upsampling_ratios": [1]},
+    "widths and heads": {"hidden_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "decoder_dim": 96},
+    "groups and codes": {"num_quantizers": 7, "codebook_size": 48},
+    "a window of one frame": {"sliding_window": 1, "num_hidden_layers": 3},
+    "other settings": {"rope_theta": 500.0, "attention_bias": True, "rms_norm_eps": 1e-3, "intermediate_size": 80},
+}
+FEW: dict[str, Any] = {"upsample_rates": [3, 2], "upsampling_ratios": [2], "sliding_window": 4}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_number_of_the_configuration_may_differ(shape: str) -> None:
+    """The audio is transformers', and begins with the frames that SpeechFacts.first_frames states."""
+    values = config_dict(TinyShape(), {"system": 1, "user": 2, "assistant": 3})["code2wav_config"]
+    values |= FEW | SHAPES[shape]
+    config = Qwen3OmniMoeConfig(code2wav_config=values).code2wav_config
+    holder = torch.nn.Module()
+    holder.code2wav = model = Qwen3OmniMoeCode2Wav._from_config(config).float().eval()
+    weights.fill_weights(holder, 0)
+    weights.make_audible(model, 0)
+    samples = math.prod((*config.upsample_rates, *config.upsampling_ratios))
+    first = count_lookahead(config.upsample_rates) // samples + 1
+    codes = draw(model, first + 14)
+    with torch.inference_mode():
+        expected = model(codes)[:, 0]
+    for size in (first, 5):
+        torch.testing.assert_close(torch.cat(run(model, codes, size), dim=1), expected, atol=TOLERANCE, rtol=0)
+    assert expected.abs().max() > 0.05, "the audio must not be nearly silent, or the comparison is meaningless"
