@@ -82,6 +82,11 @@ ODD_COMPONENTS_BAD: Final[dict[str, Bad]] = {
         f"{S1}.defaultSampling",
         '["stop"',
     ),
+    "stop strings of a stage that hears": Bad(
+        (_chain("asr/whisper"), first(defaultSampling={"stop": ["."]})),
+        f"{S0}.defaultSampling",
+        "of component asr/whisper: the words end with the audio, which is heard in parts; leave it out",
+    ),
     "solver of an llm": Bad(
         (_chain(LLM), first(defaultSampling={"numInferenceSteps": 8})),
         f"{S0}.defaultSampling",
