@@ -70,12 +70,15 @@ async def test_speech_interrupts_the_answer_and_the_engines(tiny_gateway: str) -
         await speak(caller, data[: 48 * 1000])  # silence
         await say(caller, "Tell me a very long story.")
         await caller.connection.response.create()
-        response_id = (await caller.until("response.created"))["response"]["id"]
-        while len(audio_of(caller, response_id)) < 48 * 1000:  # a second, so that 80 ms are a small part of the answer
-            await caller.until("response.output_audio.delta")
+        await caller.until("response.output_audio_transcript.delta")
         await speak(caller, data[48 * 1000 : 48 * 2000])
         done = (await caller.until("response.done"))["response"]
         assert done["status_details"] == {"type": "cancelled", "reason": "turn_detected"}
+        await caller.connection.session.update(session={"type": "realtime", "max_output_tokens": 100})
+        await speak(caller, bytes(48 * 2000))
+        done = (await caller.until("response.done"))["response"]
+        assert done["status"] in ("completed", "incomplete"), done["status_details"]
+        # Cut an answer that has ended, because an interrupted one may have been a single character.
         item = done["output"][0]
         whole = item["content"][0]["transcript"]
         await caller.connection.conversation.item.truncate(item_id=item["id"], content_index=0, audio_end_ms=80)
@@ -84,10 +87,6 @@ async def test_speech_interrupts_the_answer_and_the_engines(tiny_gateway: str) -
         cut = (await caller.until("conversation.item.retrieved"))["item"]["content"][0]["transcript"]
         assert whole.startswith(cut)
         assert len(cut) < len(whole)
-        await caller.connection.session.update(session={"type": "realtime", "max_output_tokens": 8})
-        await speak(caller, bytes(48 * 2000))
-        done = (await caller.until("response.done"))["response"]
-        assert done["status"] in ("completed", "incomplete"), done["status_details"]
     async with httpx.AsyncClient() as client, asyncio.timeout(PATIENCE_S):
         while "omni_gateway_realtime_sessions 0.0" not in (await client.get(f"{tiny_gateway}/metrics")).text:  # noqa: ASYNC110 - no event says it
             await asyncio.sleep(0.1)
