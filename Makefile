@@ -41,7 +41,7 @@ demo: setup ## Ask a small text model that answers with a voice, from real weigh
 RUN_TESTS = PYTHONPATH=tests $(PY) -m runner --workers $${WORKERS:-5}
 WITH_GRPCURL = GRPCURL="$$(tools/grpcurl.sh)" && export GRPCURL
 
-test: setup ## Run unit tests, one engine of each kind and one pipeline of each family (9 minutes on two cores, and 2 for set-up); logs in test-logs
+test: setup ## Run unit tests, one engine of each kind and one pipeline of each family (10 minutes on two cores, and 2 for set-up); logs in test-logs
 	@rm -rf test-logs .coverage
 	@$(RUN_TESTS) --tier first -- -p no:cacheprovider
 
