@@ -80,8 +80,17 @@ class SpokenText:
 
     def _take(self, raw: str, *, ended: bool) -> str:
         read = ""
+        rest: str | None = raw
+        while rest is not None:
+            part, rest = self._take_prose(rest, ended=ended)
+            read += part
+        return read
+
+    def _take_prose(self, raw: str, *, ended: bool) -> tuple[str, str | None]:
+        """Returns what is read aloud up to the next code block, and what follows the block's mark; None without one."""
+        read = ""
         if self._fence and not (raw := self._skip_code(raw, ended=ended)):
-            return read
+            return read, None
         text = self._before + raw
         place = 1
         limit = len(text) if ended else _find_settled(text)
@@ -96,10 +105,10 @@ class SpokenText:
             if found["fence"] is not None:
                 self._fence = found["fence"].strip()[0] * 3
                 self._before = "\n"
-                return read + "\n\n" + self._take(text[place:], ended=ended)
+                return read + "\n\n", text[place:]
             read += self._speak(found, text)
         self._before, self._held = text[place - 1], text[place:]
-        return read
+        return read, None
 
     def _skip_code(self, raw: str, *, ended: bool) -> str:
         """Returns what follows the code block; empty if its end has not arrived."""

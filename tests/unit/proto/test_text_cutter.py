@@ -138,3 +138,11 @@ def test_little_is_held_whatever_is_written(letter: str) -> None:
         spoken.add(letter)
     assert len(spoken._held) <= 2000
     spoken.end()
+
+
+@pytest.mark.parametrize("block", ["```\na\n```\nYes.\n", "~~~\na\n~~~\n", "```\n", "```\n~~~\n```\n- a\n"])
+def test_any_number_of_code_blocks_may_come_in_one_piece(block: str) -> None:
+    whole, pieces = SpokenText(), SpokenText()
+    text = block * 2000
+    spoken = "".join(pieces.add(text[place : place + 50]) for place in range(0, len(text), 50)) + pieces.end()
+    assert whole.add(text) + whole.end() == spoken
