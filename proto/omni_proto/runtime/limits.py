@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -11,6 +11,17 @@ Member = TypeVar("Member")
 MAX_CHAT_PARTS: Final = 1024
 """Maximum number of parts and tool calls in all messages of a chat together, and therefore of messages. The bound is on
 the sum, because the cost of a conversation does not depend on how it is divided into messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A client, or a user of a client, as a server knows it."""
+
+    address: str = ""
+    """Address without port, or the identity of a client certificate; empty in an offline engine."""
+    user: str = ""
+    """The user that a client with many users, such as the gateway, names in a call; empty if the client names none.
+    Nobody verifies it, so users share what their client may use."""
 
 
 class PeerTable(Generic[Member]):
@@ -44,6 +55,10 @@ class PeerTable(Generic[Member]):
             self._count -= 1
             if not members:
                 del self._by_peer[peer]
+
+    def members_of(self, peer: str) -> Iterable[Member]:
+        """Returns the members of a peer, the oldest first."""
+        return self._by_peer.get(peer, {}).keys()
 
     def oldest_of(self, peer: str) -> Member:
         """Returns the oldest member of a peer, which must have at least one."""

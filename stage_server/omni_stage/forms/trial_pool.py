@@ -15,11 +15,12 @@ import socket
 import subprocess
 import sys
 import threading
-from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Final
 
+from omni_proto.runtime.limits import Client
 from omni_stage.errors import InvalidRequestError, OmniStageError, TooManyRequestsError
 from omni_stage.forms.trial import Form
 from omni_stage.forms.worker import PACKET_BYTES, READY, TOO_SLOW
@@ -28,6 +29,8 @@ TRIALS: Final = 2
 """Forms that are tried at the same time."""
 WAITING: Final = 8
 """Forms of one caller that may wait."""
+USERS: Final = 16
+"""Forms of all users of one client together that may wait, as a multiple of WAITING."""
 REMEMBERED: Final = 4096
 """Results that are kept."""
 START_TIMEOUT_S: Final = 120.0
@@ -36,58 +39,95 @@ _log = logging.getLogger(__name__)
 
 
 class Turns:
-    """Gives a number of places to callers in turn. Used from one event loop."""
+    """Gives a number of places to clients in turn, and to the users of a client in turn. Used from one event loop.
+
+    One user never holds the last place, so that others need not wait until its forms are tried.
+    """
 
     def __init__(self, places: int = TRIALS, waiting: int = WAITING) -> None:
         self._free = places
+        self._most_held = max(1, places - 1)
         self._most = waiting
-        self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-        """What waits, by caller; the caller whose turn is next comes first."""
+        self._held: Counter[Client] = Counter()
+        self._queues: OrderedDict[str, OrderedDict[Client, deque[asyncio.Future[None]]]] = OrderedDict()
+        """What waits, by address and user; the one whose turn is next comes first."""
 
     @asynccontextmanager
-    async def place(self, caller: str) -> AsyncIterator[None]:
-        """Wait for a place and hold it. Raises TooManyRequestsError if too many calls of this caller wait."""
-        if not self._free:
-            await self._wait(caller)
+    async def place(self, client: Client) -> AsyncIterator[None]:
+        """Wait for a place and hold it. Raises TooManyRequestsError if too many calls of this user or client wait."""
+        if self._free and self._held[client] < self._most_held:
+            self._take(client)
         else:
-            self._free -= 1
+            await self._wait(client)
         try:
             yield
         finally:
-            self._pass_on()
+            self._give_back(client)
 
-    async def _wait(self, caller: str) -> None:
-        queue = self._queues.setdefault(caller, deque())
-        if len(queue) >= self._most:
-            raise TooManyRequestsError(
-                f"{self._most} new forms of structured output of this caller already wait to be checked; retry later",
-                limit=f"{self._most} forms per caller",
-                retry_after_s=1.0,
-            )
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        queue.append(turn)
+    async def _wait(self, client: Client) -> None:
+        users = self._queues.setdefault(client.address, OrderedDict())
+        queue = users.setdefault(client, deque())
         try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self._pass_on()
-            elif turn in queue:
-                queue.remove(turn)
-                if not queue:
-                    self._queues.pop(caller, None)
-            raise
+            self._check_room(users, queue)
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            queue.append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self._give_back(client)
+                elif turn in queue:
+                    queue.remove(turn)
+                raise
+        finally:
+            self._drop_empty(client)
 
-    def _pass_on(self) -> None:
-        """Give a place that became free to the next caller."""
-        while self._queues:
-            caller, queue = self._queues.popitem(last=False)
-            turn = queue.popleft()
-            if queue:
-                self._queues[caller] = queue
-            if not turn.done():
-                turn.set_result(None)
-                return
+    def _check_room(
+        self, users: Mapping[Client, deque[asyncio.Future[None]]], queue: deque[asyncio.Future[None]]
+    ) -> None:
+        for waiting, most, whose in (
+            (len(queue), self._most, "caller"),
+            (sum(map(len, users.values())), USERS * self._most, "client and its users"),
+        ):
+            if waiting >= most:
+                raise TooManyRequestsError(
+                    f"{most} new forms of structured output of this {whose} already wait to be checked; retry later",
+                    limit=f"{most} forms per {whose}",
+                    retry_after_s=1.0,
+                )
+
+    def _take(self, client: Client) -> None:
+        self._free -= 1
+        self._held[client] += 1
+
+    def _give_back(self, client: Client) -> None:
+        """Free a client's place, and give free places to those whose turn is next."""
         self._free += 1
+        self._held[client] -= 1
+        if not self._held[client]:
+            del self._held[client]
+        while self._free and (following := self._next()) is not None:
+            users = self._queues[following.address]
+            turn = users[following].popleft()
+            # A user who had a turn is last in the next round.
+            users.move_to_end(following)
+            self._queues.move_to_end(following.address)
+            self._drop_empty(following)
+            if not turn.done():
+                self._take(following)
+                turn.set_result(None)
+
+    def _next(self) -> Client | None:
+        waiting = (client for users in self._queues.values() for client, queue in users.items() if queue)
+        return next((client for client in waiting if self._held[client] < self._most_held), None)
+
+    def _drop_empty(self, client: Client) -> None:
+        """Forget what nobody waits in."""
+        users = self._queues.get(client.address, OrderedDict())
+        if not users.get(client, True):
+            del users[client]
+        if not users:
+            self._queues.pop(client.address, None)
 
 
 class TrialPool:
@@ -100,7 +140,7 @@ class TrialPool:
         self._results: OrderedDict[bytes, str | None] = OrderedDict()
         self._process: asyncio.Task[_Process] | None = None
 
-    async def check(self, form: Form, *, caller: str, field: str) -> None:
+    async def check(self, form: Form, *, caller: Client, field: str) -> None:
         """Raises InvalidRequestError if the form cannot be used or costs too much.
 
         Cancelling the call frees its place, and ends the trial. Raises TooManyRequestsError.

@@ -12,6 +12,7 @@ from contextlib import suppress
 import pytest
 import pytest_asyncio
 
+from omni_proto.runtime.limits import Client
 from omni_stage.errors import InvalidRequestError
 from omni_stage.forms.trial import Form
 from omni_stage.forms.trial_pool import TrialPool
@@ -47,7 +48,7 @@ async def pool() -> AsyncIterator[TrialPool]:
     ],
 )
 async def test_ordinary_forms_pass(pool: TrialPool, form: Form) -> None:
-    await pool.check(form, caller="one", field="start.structured_output")
+    await pool.check(form, caller=Client("one"), field="start.structured_output")
 
 
 @pytest.mark.parametrize(
@@ -67,19 +68,19 @@ async def test_ordinary_forms_pass(pool: TrialPool, form: Form) -> None:
 async def test_forms_that_cost_too_much_or_fit_nothing_are_refused(pool: TrialPool, form: Form) -> None:
     for _ in range(2):
         with pytest.raises(InvalidRequestError, match="the form of structured output cannot be used") as refused:
-            await pool.check(form, caller="one", field="start.structured_output")
+            await pool.check(form, caller=Client("one"), field="start.structured_output")
         assert refused.value.details.field == "start.structured_output"
 
 
 async def test_a_caller_who_left_ends_the_trial(pool: TrialPool) -> None:
     slow = Form("regex", "[a-z]{0,2000}")
-    leavers = [asyncio.create_task(pool.check(slow, caller="one", field="f")) for _ in range(2)]
+    leavers = [asyncio.create_task(pool.check(slow, caller=Client("one"), field="f")) for _ in range(2)]
     await asyncio.sleep(0.2)
     for leaver in leavers:
         leaver.cancel()
         with suppress(asyncio.CancelledError, InvalidRequestError):
             await leaver
-    await pool.check(Form("regex", "[a-z]+"), caller="two", field="f")
+    await pool.check(Form("regex", "[a-z]+"), caller=Client("two"), field="f")
 
 
 @pytest.mark.parametrize("read", [True, False], ids=["while the form is tried", "before the form is read"])
@@ -89,18 +90,18 @@ async def test_a_form_is_not_blamed_for_good_when_the_process_ends(pool: TrialPo
     process, form = await pool._started(), Form("json", json.dumps({"type": "string", "maxLength": 60 + read}))
     if not read:
         os.kill(process._process.pid, signal.SIGSTOP)
-    asked = asyncio.create_task(pool.check(form, caller="one", field="f"))
+    asked = asyncio.create_task(pool.check(form, caller=Client("one"), field="f"))
     while not process._answers and not asked.done():  # noqa: ASYNC110 - nothing says when the form was sent
         await asyncio.sleep(0.01)
     os.kill(process._process.pid, signal.SIGKILL)
     with pytest.raises(InvalidRequestError, match="of CPU time to compile"):
         await asked
-    await pool.check(form, caller="one", field="f")
+    await pool.check(form, caller=Client("one"), field="f")
 
 
 async def test_a_process_that_ended_is_replaced(pool: TrialPool) -> None:
     process = await pool._started()
     os.kill(process._process.pid, signal.SIGKILL)
     await asyncio.wait_for(asyncio.shield(process._reader or asyncio.sleep(0)), PATIENCE_S)
-    await pool.check(Form("regex", "[a-y]+"), caller="one", field="f")
+    await pool.check(Form("regex", "[a-y]+"), caller=Client("one"), field="f")
     assert await pool._started() is not process

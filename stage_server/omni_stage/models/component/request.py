@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from omni_proto.brief import Brief
+from omni_proto.runtime.limits import Client
 from omni_proto.stage_config import SamplingDefaults
 from omni_stage.exchange import Array, EngineStep, FinishReason, ReplyTokens, TextParse, ToolCallPiece, join
 from omni_stage.models.component.prompt import UserPrompt
@@ -96,8 +97,8 @@ class StageRequest(Brief):
     """Whether a downstream stage reads this request's tensors."""
     priority: int = 0
     """Requests with lower values are scheduled earlier, as in vLLM."""
-    caller: str = ""
-    """Name by which callers get their turns where the work of a request comes before the engine."""
+    caller: Client = field(default_factory=Client)
+    """Whose turn it takes where the work of a request comes before the engine."""
     cache_salt: str = ""
     """Cached prefixes are shared only among requests with the same salt. The empty string is a salt like any other."""
     max_prompt_tokens: int | None = None

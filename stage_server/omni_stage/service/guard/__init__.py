@@ -8,7 +8,7 @@
 | streams of one connection | more than the bounds below, so that a call is refused with a reason | `server/ports.py` |
 | calls other than Generate | 512, per address 64 (health port: 128, 16), each for a bounded time | `side_calls.py` |
 | fields of a message | 8,192, counted before protobuf parses it | `field_count.py` |
-| calls that have not sent Start | half of the byte budget; beyond it, the largest peer loses one | `admission.py` |
+| calls that have not sent Start | half of the byte budget; then the largest peer loses one | `admission.py` |
 | time until Start arrives | 30 s | `request/reading.py` |
 | large requests being planned | as many as calls without Start, on two threads | `admission.py` |
 | requests, their bytes | `limits.maxConcurrentRequests`, `.maxInflightBytes`; media three quarters | `admission.py` |

@@ -14,13 +14,14 @@ requests. Otherwise priority has no effect here: it decides the order of request
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from omni_proto.runtime.limits import PeerTable
+from omni_proto.runtime.limits import Client, PeerTable
 from omni_stage.errors import ByteBudgetExceededError, RequestTooLargeError, TooManyRequestsError
 from omni_stage.vllm_adapter.scheduling.sessions import YIELDING_SHARE
 
@@ -46,6 +47,7 @@ _T = TypeVar("_T")
 class CallSlot:
     """A call's slot."""
 
+    client: Client
     end: Callable[[], None]
     """Ends the call."""
     evicted: bool = False
@@ -57,8 +59,8 @@ class CallSlot:
 class CallQuota:
     """Slots of one kind of calls, in one event loop. A call holds a slot while it may use the server's memory.
 
-    A peer with many calls cannot lock others out: when all slots are taken, the oldest call of the peer with the most
-    slots is ended.
+    A peer with many calls cannot lock others out: when all slots are taken, the peer with the most slots loses one, and
+    of its users the one with the most, which loses its oldest call. A peer that invents users gains nothing.
     """
 
     def __init__(self, what: str, in_all: int, per_peer: int | None = None) -> None:
@@ -73,40 +75,43 @@ class CallQuota:
         return len(self._table)
 
     @contextmanager
-    def hold(self, peer: str, end: Callable[[], None], *, after_s: float = 0.0) -> Iterator[CallSlot]:
+    def hold(self, client: Client, end: Callable[[], None], *, after_s: float = 0.0) -> Iterator[CallSlot]:
         """Take a slot after_s seconds after the context is opened, and hold it until the context is closed.
 
         Calls `end` when the slot is lost to another call. If the peer holds per_peer slots when this slot is to be
         taken: raises TooManyRequestsError if after_s is 0, else calls `end`.
         """
-        slot = CallSlot(end)
+        slot = CallSlot(client, end)
         if after_s:
-            self._take_late(peer, slot, after_s / GRACE_STEPS, GRACE_STEPS)
+            self._take_late(slot, after_s / GRACE_STEPS, GRACE_STEPS)
         else:
-            self._take(peer, slot)
+            self._take(slot)
         try:
             yield slot
         finally:
             if slot.timer is not None:
                 slot.timer.cancel()
-            self._table.remove(peer, slot)
+            self._table.remove(client.address, slot)
 
-    def _take_late(self, peer: str, slot: CallSlot, step_s: float, steps: int) -> None:
+    def _take_late(self, slot: CallSlot, step_s: float, steps: int) -> None:
         if steps:
-            again = (peer, slot, step_s, steps - 1)
+            again = (slot, step_s, steps - 1)
             slot.timer = asyncio.get_running_loop().call_later(step_s, self._take_late, *again)
             return
         try:
-            self._take(peer, slot)
+            self._take(slot)
         except TooManyRequestsError:
             self._end(slot)
 
-    def _take(self, peer: str, slot: CallSlot) -> None:
+    def _take(self, slot: CallSlot) -> None:
+        peer = slot.client.address
         if self._per_peer is not None and self._table.held_by(peer) >= self._per_peer:
             raise self.refusal(f"{self._per_peer} per address")
         if len(self._table) >= self.in_all:
             holder = self._table.largest()
-            victim = self._table.oldest_of(holder)
+            held = list(self._table.members_of(holder))
+            most = Counter(one.client for one in held).most_common(1)[0][0]
+            victim = next(one for one in held if one.client == most)
             self._table.remove(holder, victim)
             self._end(victim)
         self._table.add(peer, slot)

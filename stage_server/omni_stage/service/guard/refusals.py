@@ -14,13 +14,12 @@ import random
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import grpc
 import prometheus_client
 
-from omni_proto.runtime.limits import TokenBucket
+from omni_proto.runtime.limits import Client, TokenBucket
 from omni_proto.stage_config import Limits
 from omni_stage.errors import PrepareTimeoutError
 
@@ -53,16 +52,6 @@ _REFUSED: Final = frozenset(
 )
 _LEFT: Final = frozenset((grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED))
 _SLOW_MEDIA: Final = PrepareTimeoutError.reason
-
-
-@dataclass(frozen=True, slots=True)
-class Client:
-    """A client, or a user of a client, whose refusals are counted together."""
-
-    address: str
-    """Address without port, or the identity of a client certificate."""
-    user: str = ""
-    """The user that a client with many users, such as the gateway, names in a call; empty if the client names none."""
 
 
 class RefusalBuckets:

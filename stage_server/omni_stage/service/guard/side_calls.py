@@ -16,6 +16,7 @@ import grpc
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
+from omni_proto.runtime.limits import Client
 from omni_stage.errors import TooManyRequestsError
 from omni_stage.service.guard.admission import CallQuota, peer_address
 from omni_stage.service.wire import GENERATE, SERVICE_NAME
@@ -76,7 +77,7 @@ class SideCallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             slot = None
             try:
                 async with asyncio.timeout(life_s) as scope:
-                    with quota.hold(peer_address(context.peer()), partial(scope.reschedule, 0.0)) as slot:
+                    with quota.hold(Client(peer_address(context.peer())), partial(scope.reschedule, 0.0)) as slot:
                         request = await _read_only(messages, context) if one_request else messages
                         await _answer(behavior(request, context), context)
             except TooManyRequestsError as error:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from enum import StrEnum
 
+from omni_proto.runtime.limits import Client
 from omni_proto.tensors import PROMPT_EMBEDS
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.component import EdgeInput, EdgeStream, MediaPart, StageRequest, UserPrompt
@@ -41,9 +42,9 @@ class RequestInput:
         messages: AsyncIterator[WireMessage],
         reader: RequestReader,
         timeline: Timeline,
-        caller: str,
+        caller: Client,
     ) -> None:
-        """caller: the name by which callers get their turns."""
+        """caller: who gets its turn where callers take turns."""
         self._runtime = runtime
         self._plan = plan
         self._messages = messages

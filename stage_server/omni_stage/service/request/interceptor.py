@@ -17,11 +17,10 @@ from google.rpc import status_pb2
 from omni_proto.rpc.status import STATUS_DETAILS_KEY, grpc_code, read_status
 from omni_stage.process.stage_log import request_id_var
 from omni_stage.service.errors import CallerLeftError, RelayedError, to_stage_error, to_status
-from omni_stage.service.guard.admission import peer_address
-from omni_stage.service.guard.refusals import Client, HeldRefusals
+from omni_stage.service.guard.refusals import HeldRefusals
 from omni_stage.service.load import LoadMeter
 from omni_stage.service.metering import StageMetrics
-from omni_stage.service.request.tracing import request_id_of, user_of
+from omni_stage.service.request.tracing import client_of, request_id_of
 from omni_stage.service.wire import SERVICE_NAME
 
 DISCARD_S = 0.05
@@ -96,7 +95,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 if counted and ended.code is not grpc.StatusCode.CANCELLED:
                     await self._discard(request)
                 if wait_s and self._held is not None:
-                    await self._held.hold(_client_of(context), wait_s, context.time_remaining())
+                    await self._held.hold(client_of(context), wait_s, context.time_remaining())
                 await _abort(context, ended.status, self._trailer(counted=counted))
             finally:
                 request_id_var.reset(token)
@@ -119,7 +118,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         _log.info("request ended", extra=extra)
         if self._held is None or ended.code is grpc.StatusCode.OK or ended.relayed:
             return 0.0
-        return self._held.charge(_client_of(context), ended.code, ended.reason, seconds)
+        return self._held.charge(client_of(context), ended.code, ended.reason, seconds)
 
     def _trailer(self, *, counted: bool) -> _Metadata:
         """Returns the report of the stage's load, for the trailer of a Generate call."""
@@ -160,12 +159,6 @@ class _End:
     relayed: bool = False
     """Whether a downstream stage refused the call. Such a refusal never waits, because the client may not have caused
     it."""
-
-
-def _client_of(context: Any) -> Client:
-    identities = context.peer_identities()
-    address = b",".join(identities).decode(errors="replace") if identities else peer_address(context.peer())
-    return Client(address, user_of(context.invocation_metadata()))
 
 
 async def _abort(context: Any, status: status_pb2.Status, more: _Metadata) -> None:

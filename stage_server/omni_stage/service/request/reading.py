@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final
 
 from omni_proto.errors import WireError
+from omni_proto.runtime.limits import Client
 from omni_proto.stage.v1 import stage_service_pb2
 from omni_proto.tensors import EdgeAssembler, ReceivedTensor, TensorChunkView, decode_generate_request
 from omni_stage.errors import DeadlineExceededError, ProtocolViolationError
@@ -172,7 +173,7 @@ def _kind(message: WireMessage) -> str:
 
 
 async def read_start(
-    messages: AsyncIterator[WireMessage], reader: RequestReader, quota: CallQuota, peer: str
+    messages: AsyncIterator[WireMessage], reader: RequestReader, quota: CallQuota, client: Client
 ) -> stage_service_pb2.Start:
     """Returns the first message. A call that has not sent it within START_GRACE_S seconds takes a slot of `quota`.
 
@@ -181,7 +182,7 @@ async def read_start(
     slot = None
     try:
         async with asyncio.timeout(START_TIMEOUT_S) as scope:
-            with quota.hold(peer, partial(scope.reschedule, 0.0), after_s=START_GRACE_S) as slot:
+            with quota.hold(client, partial(scope.reschedule, 0.0), after_s=START_GRACE_S) as slot:
                 message = await read_message(messages, reader)
     except TimeoutError as error:
         if slot is not None and slot.evicted:

@@ -19,7 +19,6 @@ from omni_proto.stage.v1 import events_pb2, stage_service_pb2
 from omni_stage.errors import DeadlineExceededError, EngineDeadStageError, NotReadyError
 from omni_stage.process.stage_log import request_id_var
 from omni_stage.service.edges.channels import Deadline
-from omni_stage.service.guard.admission import peer_address
 from omni_stage.service.metering import AnswerMeter, exemplar_var
 from omni_stage.service.request.input import RequestInput
 from omni_stage.service.request.planning.plan import RequestPlan, plan_request
@@ -29,7 +28,7 @@ from omni_stage.service.request.responses import ResponseWriter
 from omni_stage.service.request.run import RequestRun, build_calls
 from omni_stage.service.request.runtime import StageRuntime
 from omni_stage.service.request.stage_info import describe_stage
-from omni_stage.service.request.tracing import Timeline, traceparent_of, user_of
+from omni_stage.service.request.tracing import Timeline, client_of, traceparent_of
 from omni_stage.service.request.voices_below import VoicesBelow
 
 
@@ -82,7 +81,7 @@ class StageServicer:
         # 1. Read Start, but none of the data that follows it.
         self._check_engine()
         reader = RequestReader()
-        start = await read_start(messages, reader, runtime.starting, peer_address(context.peer()))
+        start = await read_start(messages, reader, runtime.starting, client_of(context))
         # 2. Plan the request; this checks the edge's schema too.
         plan = await self._plan(start)
         reader.expect(plan.prompt.announced if plan.prompt else {}, plan.edge)
@@ -102,8 +101,7 @@ class StageServicer:
                 # 4. Accept, once the stages of Stream edges have accepted.
                 # 5. Read the input up to End, before the engine starts or while it runs.
                 # 6. Run the engine and the downstream calls.
-                caller = user_of(metadata) or peer_address(context.peer())
-                await run.execute(RequestInput(runtime, plan, messages, reader, timeline, caller))
+                await run.execute(RequestInput(runtime, plan, messages, reader, timeline, client_of(context)))
             # 7. The entry stage reports how each stage ended.
             if config.input is None:
                 stages = responses.summarize(config.stages)

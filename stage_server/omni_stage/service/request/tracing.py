@@ -24,8 +24,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from omni_proto.rpc.options import USER_KEY
 from omni_proto.runtime import otlp
+from omni_proto.runtime.limits import Client
 from omni_proto.stage.v1 import events_pb2
 from omni_stage.errors import ConfigurationError
+from omni_stage.service.guard.admission import peer_address
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -58,6 +60,13 @@ def user_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
     """Returns the user that the caller named, or "" if the caller named no well-formed one."""
     user = _first(metadata, USER_KEY)
     return user if _USER.match(user) else ""
+
+
+def client_of(context: Any) -> Client:
+    """Returns the client of a call (grpc.aio.ServicerContext) and its user."""
+    identities = context.peer_identities()
+    address = b",".join(identities).decode(errors="replace") if identities else peer_address(context.peer())
+    return Client(address, user_of(context.invocation_metadata()))
 
 
 def forwarded_metadata(request_id: str, traceparent: str) -> tuple[tuple[str, str], ...]:

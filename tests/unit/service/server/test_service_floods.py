@@ -13,6 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from omni_proto.client import AsyncOmniClient
+from omni_proto.runtime.limits import Client
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_stage.errors import TooManyRequestsError
 from omni_stage.service.guard import side_calls
@@ -47,18 +48,29 @@ def connect() -> Iterator[Callable[..., RawConnection]]:
 
 @pytest.mark.parametrize(
     ("peers", "became"),
-    [("aab", "hhh"), ("aaab", "hhrh"), ("aabbc", "lhhhh"), ("abbcd", "hlhhh")],
-    ids=["room for all", "a peer's share", "the oldest call", "the oldest call of the peer with the most"],
+    [
+        ("a a b", "hhh"),
+        ("a a a b", "hhrh"),
+        ("a a b b c", "lhhhh"),
+        ("a b b c d", "hlhhh"),
+        ("am b bg bg d", "hhlhh"),
+        ("g g1 g2 h h", "lhhhh"),
+    ],
+    ids=[
+        *("room for all", "a peer's share", "the oldest call", "the oldest call of the peer with the most"),
+        *("the oldest call of the peer's user with the most", "a peer that invents users"),
+    ],
 )
 async def test_a_quota_evicts_the_oldest_call_of_the_largest_peer(peers: str, became: str) -> None:
-    """became: for the call of each peer, h if it holds a slot, l if it lost its slot, r if it was refused."""
-    quota = CallQuota("calls", 4, per_peer=2)
+    """peers: an address of one letter and perhaps a user for each call. became: h if it holds a slot, l if it lost its
+    slot, r if it was refused."""
+    quota = CallQuota("calls", 4, per_peer=3 if any(len(peer) > 1 for peer in peers.split()) else 2)
     ended: list[str] = []
     found: list[CallSlot | None] = []
     with ExitStack() as stack:
-        for peer in peers:
+        for peer in peers.split():
             try:
-                found.append(stack.enter_context(quota.hold(peer, partial(ended.append, peer))))
+                found.append(stack.enter_context(quota.hold(Client(peer[0], peer[1:]), partial(ended.append, peer))))
             except TooManyRequestsError:
                 found.append(None)
         assert "".join("r" if slot is None else "l" if slot.evicted else "h" for slot in found) == became
@@ -73,7 +85,7 @@ def test_a_call_that_is_ending_already_gives_way() -> None:
         raise RuntimeError("Cannot change state of expired Timeout")
 
     quota = CallQuota("calls", 1)
-    with quota.hold("a", end) as old, quota.hold("b", lambda: None) as new:
+    with quota.hold(Client("a"), end) as old, quota.hold(Client("b"), lambda: None) as new:
         assert (old.evicted, new.evicted) == (True, False)
 
 
