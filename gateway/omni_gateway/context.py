@@ -98,9 +98,9 @@ class Ration:
 
     new_share: Callable[[], Share]
     """Returns a share of the gateway's memory, for one response."""
-    enter: Callable[[], Callable[[float], None]]
+    enter: Callable[[], tuple[Callable[[float], None], Mapping[str, str]]]
     """Counts a response that begins as a request of the session's key. Returns a function to call at its end, with the
-    seconds of its audio. Raises RateLimitError, UnavailableError."""
+    seconds of its audio, and the x-ratelimit-* headers of KeyLimiter. Raises RateLimitError, UnavailableError."""
 
 
 @dataclass(slots=True)

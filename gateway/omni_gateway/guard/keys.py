@@ -1,5 +1,6 @@
 """API keys: hashes from a file, which is read again when it changes, and the use of each key's limits.
 
+    signingSecret: 64 random digits     # for client secrets
     keys:
     - name: alice
       sha256: 2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae
@@ -26,10 +27,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import yaml
-from pydantic import ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from omni_gateway.errors import AuthenticationError, RateLimitError
 from omni_gateway.rights import ApiKey, FileModel
@@ -43,6 +44,8 @@ CHECK_S: Final = 2.0
 MAX_FILE_BYTES: Final = 1 << 20
 """Maximum size of the file: that of a Secret."""
 PREFIX: Final = "sk-omni-"
+BEARER: Final = "bearer"
+"""Scheme of the header Authorization, in lower case."""
 
 
 class KeyFileError(ValueError):
@@ -53,6 +56,8 @@ class KeyFile(FileModel):
     """Content of the key file."""
 
     keys: tuple[ApiKey, ...]
+    signing_secret: Annotated[str, Field(min_length=32, max_length=1024)] | None = None
+    """Random text that signs client secrets. None: there are none."""
 
     @model_validator(mode="after")
     def _check_names(self) -> KeyFile:
@@ -73,8 +78,8 @@ def hash_key(key: str) -> str:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def parse_keys(text: str | bytes) -> tuple[ApiKey, ...]:
-    """Returns the keys of a file. Raises KeyFileError."""
+def parse_keys(text: str | bytes) -> KeyFile:
+    """Returns a file's content. Raises KeyFileError."""
     if len(text) > MAX_FILE_BYTES:
         raise KeyFileError(f"the file of keys has more than {MAX_FILE_BYTES} bytes")
     try:
@@ -86,7 +91,7 @@ def parse_keys(text: str | bytes) -> tuple[ApiKey, ...]:
     if repeated:
         raise KeyFileError(f"a part of the file of keys has two fields {repeated}")
     try:
-        return KeyFile.model_validate(document).keys
+        return KeyFile.model_validate(document)
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         raise KeyFileError(wrong) from None  # pydantic's own message quotes values
@@ -140,15 +145,26 @@ class KeyRing:
         self._clock = clock
         self._checked = clock()
         self._seen = self._stamp()
-        self._keys = self._read()
+        self._file = self._read()
+
+    @property
+    def signing_secret(self) -> str | None:
+        """The secret that signs client secrets; None if there is none."""
+        self._reload()
+        return self._file.signing_secret
+
+    def find(self, name: str) -> ApiKey | None:
+        """Returns the key with a name."""
+        self._reload()
+        return next((key for key in self._file.keys if key.name == name), None)
 
     def authenticate(self, authorization: str | None) -> ApiKey:
         """Returns the key of a header `Authorization: Bearer KEY`. Raises AuthenticationError."""
         self._reload()
         scheme, _, presented = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer" or not presented.strip():
+        if scheme.lower() != BEARER or not presented.strip():
             raise AuthenticationError("No API key: send it as Authorization: Bearer KEY.", code="missing_api_key")
-        key = find_key(self._keys, presented.strip())
+        key = find_key(self._file.keys, presented.strip())
         if key is None:
             raise AuthenticationError("The API key is not valid.")
         return key
@@ -163,13 +179,13 @@ class KeyRing:
             if seen == self._seen:
                 return
             self._seen = seen
-            self._keys = self._read()
+            self._file = self._read()
         except (KeyFileError, OSError) as error:
             log.error("the file of keys cannot be read; the earlier keys stay", extra={"reason": str(error)})
             return
-        log.info("read the keys again", extra={"keys": len(self._keys)})
+        log.info("read the keys again", extra={"keys": len(self._file.keys)})
 
-    def _read(self) -> tuple[ApiKey, ...]:
+    def _read(self) -> KeyFile:
         with self._path.open("rb") as file:
             return parse_keys(file.read(MAX_FILE_BYTES + 1))
 

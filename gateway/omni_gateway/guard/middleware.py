@@ -13,7 +13,8 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from starlette.datastructures import Headers
@@ -22,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from omni_gateway.context import Budget, Call, Gateway, Ration, Share
 from omni_gateway.errors import ClientDisconnectedError, EncodingError, GatewayError, InternalError, UnavailableError
 from omni_gateway.guard.body import BodyReader
+from omni_gateway.guard.client_secrets import ClientSecrets, Opened
 from omni_gateway.guard.keys import KeyLimiter, KeyRing
 from omni_gateway.guard.record import PROBES, Recorder
 from omni_gateway.guard.reply import CUT, Reply
@@ -53,6 +55,7 @@ class Guard:
         self._app = app
         self._gateway = gateway
         self._keys = keys
+        self._client_secrets = ClientSecrets(keys, time.time)
         self._limiter = KeyLimiter(replicas)
         most = gateway.settings.max_requests
         self._bodies = BodyReader(gateway.settings.max_body_bytes, gateway.settings.body_seconds, slots=most)
@@ -87,7 +90,11 @@ class Guard:
         call = scope["omni_call"] = self._begin(scope, headers)
         reply = Reply(answer_handshake(send), call, self._gateway, self._sending, None)
         try:
-            key = None if self._keys is None else self._keys.authenticate(presented_key(headers))
+            presented = presented_key(headers)
+            opened = self._client_secrets.open(presented)
+            if opened is None:
+                opened = Opened(None if self._keys is None else self._keys.authenticate(presented), {})
+            key, scope["omni_session"] = opened.key, opened.session
             if key is not None:
                 call.key, call.rights = key.name, key
             check_origin(headers, self._gateway.settings)
@@ -105,11 +112,10 @@ class Guard:
             call.media_share.release()
             self._recorder.record(scope, call, reply.status or DISCONNECTED_STATUS)
 
-    def _enter_response(self, scope: Scope, key: ApiKey | None) -> Callable[[float], None]:
-        """Count a response of a session. Returns the function that counts its end; see Ration.enter."""
+    def _enter_response(self, scope: Scope, key: ApiKey | None) -> tuple[Callable[[float], None], Mapping[str, str]]:
+        """Count a response of a session; see Ration.enter."""
         self._make_room(scope)
-        if key is not None:
-            self._limiter.enter(key)
+        limits = {} if key is None else self._limiter.enter(key)
         self._running += 1
 
         def leave(audio_seconds: float) -> None:
@@ -117,7 +123,7 @@ class Guard:
             if key is not None:
                 self._limiter.leave(key, audio_seconds)
 
-        return leave
+        return leave, limits
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["path"] = normalize_path(scope["path"])

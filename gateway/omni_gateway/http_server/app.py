@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -17,6 +18,7 @@ from omni_gateway.api.errors import add_error_handlers
 from omni_gateway.context import Gateway
 from omni_gateway.entries.connections import Entries
 from omni_gateway.entries.pipelines import Pipelines
+from omni_gateway.guard.client_secrets import ClientSecrets
 from omni_gateway.guard.keys import open_keys
 from omni_gateway.guard.middleware import PROTECTED, VOICE_LISTS, Guard
 from omni_gateway.guard.reply import IGNORED_HEADER
@@ -100,9 +102,11 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.gateway = gateway
+    app.state.client_secrets = ClientSecrets(keys, time.time)
     add_error_handlers(app)
     for part in (service, models, chat, speech, transcriptions, realtime):
         app.include_router(part.router)
+    app.include_router(realtime.secrets_router)
     app.add_route("/docs", lambda request: HTMLResponse(render_docs(app.openapi()), headers=HEADERS))
     # A mount would also take requests to other routes with a method that the route does not allow.
     app.router.default = PageFiles()

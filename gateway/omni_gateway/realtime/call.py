@@ -19,8 +19,15 @@ from omni_gateway.api.live import encode_json
 from omni_gateway.context import Call, Gateway, Ration, Share
 from omni_gateway.errors import GatewayError, InternalError, InvalidRequestError
 from omni_gateway.realtime.detector import Detector
-from omni_gateway.realtime.pipeline_calls import ask_pipeline, begin_call, write_down
-from omni_gateway.realtime.state.client_events import Clear, ClientEvent, Commit, EventError, read_event
+from omni_gateway.realtime.pipeline_calls import ask_pipeline, begin_call, learn_writer, write_down
+from omni_gateway.realtime.state.client_events import (
+    Clear,
+    ClientEvent,
+    Commit,
+    EventError,
+    SessionUpdate,
+    read_event,
+)
 from omni_gateway.realtime.state.effects import Ask, Effect, Heard, Listen, Send, Stop, Transcribe
 from omni_gateway.realtime.state.response import Ended, Failed
 from omni_gateway.realtime.state.session import Session
@@ -104,6 +111,8 @@ class RealtimeCall:
                 share.add(len(text))
                 event = await self._parse(text, share)
                 del text, message
+                if isinstance(event, SessionUpdate):
+                    await learn_writer(self._gateway, self._call, self._session.abilities, event.session)
                 effects = self._session.receive(event)
                 if isinstance(event, Commit | Clear) and self._detector is not None:
                     self._detector.reset()
@@ -178,7 +187,8 @@ class RealtimeCall:
         call = begin_call(self._call, self._calls, share)
         status, error, leave = "cancelled", None, None
         try:
-            leave = self._ration.enter()
+            leave, limits = self._ration.enter()
+            self._do(self._session.count(limits))
             async with aclosing(ask_pipeline(self._gateway, call, ask)) as outputs:
                 async for output in outputs:
                     if isinstance(output, Ended):
@@ -216,7 +226,7 @@ class RealtimeCall:
         call = begin_call(self._call, self._calls, share)
         leave = None
         try:
-            leave = self._ration.enter()
+            leave, _ = self._ration.enter()
             async with aclosing(write_down(self._gateway, call, effect.audio, effect.settings)) as pieces:
                 async for piece in pieces:
                     self._do(self._session.transcribe(effect.item_id, piece))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
@@ -19,7 +20,7 @@ from omni_gateway.client_paths import TRANSCRIPT, ClientPaths
 from omni_gateway.context import Call, Gateway, Share
 from omni_gateway.entries.connections import EntryFacts
 from omni_gateway.entries.pipelines import ServedPipeline, find_pipeline
-from omni_gateway.errors import InternalError
+from omni_gateway.errors import GatewayError, InternalError
 from omni_gateway.media.read import read_media
 from omni_gateway.openai.chat_events import read_usage
 from omni_gateway.openai.chat_messages import AudioPart
@@ -28,7 +29,7 @@ from omni_gateway.openai.chat_request import ChatRequest
 from omni_gateway.openai.transcription_request import TranscriptionRequest
 from omni_gateway.openai.transcripts import Trimmer
 from omni_gateway.realtime.audio import OutputAudio, to_wav
-from omni_gateway.realtime.state.config import Config, Transcription
+from omni_gateway.realtime.state.config import Abilities, Config, Transcription, read_writer
 from omni_gateway.realtime.state.effects import Ask, Heard
 from omni_gateway.realtime.state.items import Content
 from omni_gateway.realtime.state.prompt import Prompt
@@ -135,6 +136,7 @@ async def write_down(
     gateway: Gateway, call: Call, content: Content, settings: Transcription
 ) -> AsyncGenerator[Heard, None]:
     """Yields what the pipeline writes down of a user's audio. Raises GatewayError."""
+    call.model = settings.model or call.model
     pipeline, facts = await _find(gateway, call)
     call.paths = TRANSCRIPT
     call.media_share.add(2 * len(content.audio))
@@ -155,6 +157,17 @@ async def write_down(
             elif isinstance(item, Summary):
                 usage = count_tokens(item)
     yield Heard(trimmer.text, usage or {"type": "tokens", "input_tokens": 0, "output_tokens": 0, "total_tokens": 0})
+
+
+async def learn_writer(gateway: Gateway, call: Call, abilities: Abilities, wishes: Mapping[str, Any]) -> None:
+    """Find out whether another pipeline, which a client's wishes name, writes down what it hears."""
+    name = read_writer(wishes)
+    if name is None or name in abilities.writers:
+        return
+    with contextlib.suppress(GatewayError):  # the session then shows that it writes nothing down
+        model, pipeline = find_pipeline(call.rights.filter(gateway.pipelines.list_pipelines()), name)
+        if Abilities(model, await gateway.entries.facts(pipeline), {}).transcribes:
+            abilities.writers[name] = model
 
 
 async def _find(gateway: Gateway, call: Call) -> tuple[ServedPipeline, EntryFacts]:

@@ -7,7 +7,7 @@ that the client gets back shows what holds.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
 from fastapi.exceptions import RequestValidationError
@@ -26,6 +26,9 @@ OPENAI_VOICES: Final = frozenset(
 """Voices that clients name by habit. The pipeline's default stands in for one without an alias."""
 SILENCE_MS: Final = {"low": 1200, "medium": 800, "auto": 800, "high": 500}
 """The silence that ends a turn, by the eagerness of semantic_vad, which is served as server_vad."""
+REALTIME: Final = "realtime"
+TRANSCRIPTION: Final = "transcription"
+"""The types of a session: one with answers, and one that writes down the user's speech alone."""
 _NULLABLE: Final = frozenset(("turn_detection", "transcription"))
 """Fields for which null is a value. Elsewhere it leaves a field as it was."""
 _DEPTH: Final = 4
@@ -141,6 +144,8 @@ class Abilities:
     facts: EntryFacts
     aliases: Mapping[str, str]
     """Names of voices in other APIs; see pick_voice."""
+    writers: dict[str, str] = field(default_factory=dict)
+    """Ids of other pipelines that write down what they hear, by the names that the session has used for them."""
 
     @property
     def transcribes(self) -> bool:
@@ -148,9 +153,35 @@ class Abilities:
         return self.facts.hears and (self.facts.has_transcript or self.facts.answering == self.facts.stage)
 
 
-def first_config(abilities: Abilities) -> Config:
-    """Returns what holds before the client has said anything."""
-    return merge(Config(), {}, abilities, "session")
+def first_config(abilities: Abilities, wishes: Mapping[str, Any]) -> Config:
+    """Returns what holds when a session begins. wishes: those that it was opened with. Raises InvalidRequestError."""
+    config = Config()
+    if read_kind(wishes) == TRANSCRIPTION:
+        config = Config(audio=Audio(input=AudioInput(transcription=Transcription())))
+    config = merge(config, wishes, abilities, "session")
+    if read_kind(wishes) == TRANSCRIPTION and config.audio.input.transcription is None:
+        raise InvalidRequestError(
+            f"The model {abilities.model!r} does not write down what it hears; name one that does as 'model' in the "
+            "URL, or as session.audio.input.transcription.model.",
+            param="model",
+        )
+    return config
+
+
+def read_kind(session: Mapping[str, Any]) -> str:
+    """Returns the type of a session: REALTIME or TRANSCRIPTION. Raises InvalidRequestError."""
+    kind = session.get("type", REALTIME)
+    if kind not in (REALTIME, TRANSCRIPTION):
+        raise InvalidRequestError("session.type is 'realtime' or 'transcription'.", param="session.type")
+    return str(kind)
+
+
+def read_writer(session: Mapping[str, Any]) -> str | None:
+    """Returns the model that shall write down the user's speech; None if the client's wishes name none."""
+    found: Any = session
+    for name in ("audio", "input", "transcription", "model"):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found if isinstance(found, str) else None
 
 
 def merge(config: Config, wishes: Mapping[str, Any], abilities: Abilities, param: str) -> Config:
@@ -190,9 +221,11 @@ def _map(config: Config, abilities: Abilities, param: str) -> Config:
     if detection is not None and detection.type == "semantic_vad":
         silence = SILENCE_MS[detection.eagerness or "auto"]
         detection = detection.model_copy(update={"type": "server_vad", "silence_duration_ms": silence})
-    transcription = audio.input.transcription if abilities.transcribes else None
+    transcription = audio.input.transcription
     if transcription is not None:
-        transcription = transcription.model_copy(update={"model": abilities.model})
+        own = abilities.model if abilities.transcribes else None
+        writer = abilities.writers.get(transcription.model or "", own)
+        transcription = transcription.model_copy(update={"model": writer}) if writer else None
     taken = AudioInput(format=audio.input.format, transcription=transcription, turn_detection=detection)
     output = AudioOutput(format=audio.output.format, voice=_pick_voice(audio.output.voice, abilities, param))
     can_speak = "audio" in facts.modalities or not facts.modalities
@@ -234,11 +267,20 @@ def _pick_tool_choice(wanted: str | dict[str, Any], tools: list[FunctionTool], p
     return {"type": "function", "name": name}
 
 
-def view_session(config: Config, id: str, model: str, expires_at: int) -> dict[str, Any]:
-    """Returns the session as clients see it. expires_at: seconds since the epoch."""
+def view_session(config: Config, kind: str, id: str, model: str, expires_at: int) -> dict[str, Any]:
+    """Returns the session as clients see it. kind: its type. expires_at: seconds since the epoch."""
     given, detection = config.audio.input.transcription, config.audio.input.turn_detection
+    heard = {
+        "format": config.audio.input.format.view(),
+        "transcription": None if given is None else given.model_dump(exclude_none=True),
+        "noise_reduction": None,
+        "turn_detection": None if detection is None else view_detection(detection, kind),
+    }
+    if kind == TRANSCRIPTION:
+        head = {"type": kind, "object": "realtime.transcription_session", "id": id, "expires_at": expires_at}
+        return {**head, "audio": {"input": heard}, "include": None}
     return {
-        "type": "realtime",
+        "type": kind,
         "object": "realtime.session",
         "id": id,
         "model": model,
@@ -251,15 +293,7 @@ def view_session(config: Config, id: str, model: str, expires_at: int) -> dict[s
         "truncation": "auto",
         "prompt": None,
         "expires_at": expires_at,
-        "audio": {
-            "input": {
-                "format": config.audio.input.format.view(),
-                "transcription": None if given is None else given.model_dump(exclude_none=True),
-                "noise_reduction": None,
-                "turn_detection": None if detection is None else view_detection(detection),
-            },
-            "output": view_output(config),
-        },
+        "audio": {"input": heard, "output": view_output(config)},
         "include": None,
     }
 
@@ -269,6 +303,8 @@ def view_output(config: Config) -> dict[str, Any]:
     return {"format": config.audio.output.format.view(), "voice": config.audio.output.voice, "speed": 1.0}
 
 
-def view_detection(detection: TurnDetection) -> dict[str, Any]:
+def view_detection(detection: TurnDetection, kind: str) -> dict[str, Any]:
     """Returns the turn detection as clients see it."""
+    if kind == TRANSCRIPTION:
+        return detection.model_dump(include={"type", "threshold", "prefix_padding_ms", "silence_duration_ms"})
     return {**detection.model_dump(exclude={"eagerness"}), "idle_timeout_ms": None}

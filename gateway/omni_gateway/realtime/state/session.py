@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 
 from omni_gateway.errors import GatewayError, InvalidRequestError, TooLargeError, answer_error
 from omni_gateway.realtime.state import client_events as events
-from omni_gateway.realtime.state.config import Abilities, first_config, merge, view_session
+from omni_gateway.realtime.state.config import REALTIME, Abilities, first_config, merge, read_kind, view_session
 from omni_gateway.realtime.state.effects import Ask, Effect, Heard, Listen, Send, Stop, Transcribe
 from omni_gateway.realtime.state.input_buffer import InputBuffer
 from omni_gateway.realtime.state.items import Content, Conversation, Item, read_item
@@ -29,17 +29,30 @@ MAX_METADATA: Final = (16, 64, 512)
 """Maximum number of entries, and of characters of a key and of a value."""
 
 
+NO_WISHES: Final[Mapping[str, Any]] = {}
+
+
 class Session:
     """The state of one session."""
 
-    def __init__(self, abilities: Abilities, make: Callable[[str], str], *, expires_at: int, max_bytes: int) -> None:
-        """make: returns a new id with a prefix. expires_at: seconds since the epoch. max_bytes: of what it holds."""
-        self._abilities = abilities
+    def __init__(
+        self,
+        abilities: Abilities,
+        make: Callable[[str], str],
+        *,
+        expires_at: int,
+        max_bytes: int,
+        wishes: Mapping[str, Any] = NO_WISHES,
+    ) -> None:
+        """make: returns a new id with a prefix. expires_at: seconds since the epoch. max_bytes: of what it holds.
+        wishes: the session that the client was given, as session.update has it. Raises InvalidRequestError."""
+        self.abilities = abilities
         self._make = make
         self._expires_at = expires_at
         self._max_bytes = max_bytes
         self.id = make("sess")
-        self.config = first_config(abilities)
+        self.kind = read_kind(wishes)
+        self.config = first_config(abilities, wishes)
         self.conversation = Conversation()
         self.buffer = InputBuffer(self.config.audio.input.format)
         self._conversation_id = make("conv")
@@ -65,7 +78,7 @@ class Session:
 
     def open(self) -> list[Effect]:
         """Returns the effects of a new session."""
-        return [Send({"type": "session.created", "session": self._view()})]
+        return [Send({"type": "session.created", "session": self.view()})]
 
     def receive(self, event: events.ClientEvent) -> list[Effect]:
         """Returns the effects of a client's event. An error of the client is one of them."""
@@ -85,6 +98,14 @@ class Session:
     def turn(self, turn: Turn) -> list[Effect]:
         """Returns the effects of the begin or the end of a user's turn."""
         return list(self._begin_turn(turn) if isinstance(turn, Began) else self._end_turn(turn.audio_ms))
+
+    def count(self, limits: Mapping[str, str]) -> list[Effect]:
+        """Returns the effects of a response that counts towards the key's limits. limits: the x-ratelimit-* headers."""
+        if "x-ratelimit-limit-requests" not in limits:
+            return []
+        limit, remaining, reset = (limits[f"x-ratelimit-{one}-requests"] for one in ("limit", "remaining", "reset"))
+        shown = {"limit": int(limit), "remaining": int(remaining), "reset_seconds": float(reset.removesuffix("s"))}
+        return [Send({"type": "rate_limits.updated", "rate_limits": [{"name": "requests", **shown}]})]
 
     def answer(self, response_id: str, output: Output) -> list[Effect]:
         """Returns the effects of what the pipeline returned for a response."""
@@ -146,20 +167,21 @@ class Session:
             yield from self._cancel(event.response_id)
 
     def _update(self, event: events.SessionUpdate) -> Iterator[Effect]:
-        if event.session.get("type", "realtime") != "realtime":
+        if read_kind({"type": self.kind, **event.session}) != self.kind:
             raise InvalidRequestError(
-                "session.type is 'realtime' here; for transcripts alone use /v1/audio/transcriptions.",
+                f"session.type is {self.kind!r} in this session and stays so; for transcripts alone connect with "
+                "?intent=transcription.",
                 param="session.type",
             )
-        self.config = merge(self.config, event.session, self._abilities, "session")
+        self.config = merge(self.config, event.session, self.abilities, "session")
         self.buffer.use_format(self.config.audio.input.format)
         if self.config.audio.input.turn_detection is None:
             self._speech_item = None
-        yield Send({"type": "session.updated", "session": self._view()})
+        yield Send({"type": "session.updated", "session": self.view()})
 
     def _append_audio(self, event: events.Append) -> Iterator[Effect]:
-        if not self._abilities.facts.hears:
-            raise InvalidRequestError(f"The model {self._abilities.model!r} does not hear audio.", param="audio")
+        if not self.abilities.facts.hears:
+            raise InvalidRequestError(f"The model {self.abilities.model!r} does not hear audio.", param="audio")
         data = event.audio
         if len(self.buffer) + len(data) > self._max_bytes:
             raise TooLargeError(
@@ -215,10 +237,11 @@ class Session:
         yield Send({"type": "input_audio_buffer.speech_stopped", "audio_end_ms": end_ms, "item_id": item_id})
         try:
             yield from self._add_speech(item_id, self.buffer.take(end_ms))
-            if detection.create_response and self._active() is None:
+            answers = detection.create_response and self.kind == REALTIME
+            if answers and self._active() is None:
                 yield from self._create_response({})
             else:
-                self._waits = detection.create_response
+                self._waits = answers
         except GatewayError as error:
             yield self.refuse(error, None)
 
@@ -263,6 +286,8 @@ class Session:
         yield Send({"type": "conversation.item.truncated", **place})
 
     def _create_response(self, given: Mapping[str, Any]) -> Iterator[Effect]:
+        if self.kind != REALTIME:
+            raise InvalidRequestError(f"A session of type {self.kind!r} has no responses.", param="type")
         where = given.get("conversation", "auto")
         in_band = where in (None, "auto", self._conversation_id)
         if not in_band and where != "none":
@@ -276,9 +301,9 @@ class Session:
             )
         if len(self._responses) >= MAX_RESPONSES:
             raise InvalidRequestError(f"{MAX_RESPONSES} responses are in progress, the limit; wait for one to end.")
-        config = merge(self.config, given, self._abilities, "response")
+        config = merge(self.config, given, self.abilities, "response")
         metadata = _read_metadata(given.get("metadata"))
-        prompt = build_prompt(config, list(self._read_input(given.get("input"))), self._abilities.model)
+        prompt = build_prompt(config, list(self._read_input(given.get("input"))), self.abilities.model)
         conversation = self._conversation_id if in_band else None
         response = Response(self._make("resp"), config, self._make, conversation, metadata)
         self._responses[response.id] = response
@@ -340,8 +365,9 @@ class Session:
     def _recount(self) -> None:
         self._items_bytes = self.conversation.held_bytes
 
-    def _view(self) -> dict[str, Any]:
-        return view_session(self.config, self.id, self._abilities.model, self._expires_at)
+    def view(self) -> dict[str, Any]:
+        """Returns the session as clients see it."""
+        return view_session(self.config, self.kind, self.id, self.abilities.model, self._expires_at)
 
 
 def _send(found: Iterable[dict[str, Any]]) -> Iterator[Effect]:

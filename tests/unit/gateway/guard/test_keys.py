@@ -25,7 +25,7 @@ def test_the_hash_is_sha256_as_sha256sum_prints_it() -> None:
 
 def test_a_new_key_is_found_by_its_hash_alone() -> None:
     key, digest = make_key()
-    keys = parse_keys(f"keys:\n{entry('bob', 'other')}- {{name: alice, sha256: {digest}}}\n")
+    keys = parse_keys(f"keys:\n{entry('bob', 'other')}- {{name: alice, sha256: {digest}}}\n").keys
     assert find_key(keys, key) is keys[1]
     assert find_key(keys, digest) is None
     assert len(key) > 40
@@ -35,7 +35,7 @@ def test_a_new_key_is_found_by_its_hash_alone() -> None:
 @pytest.mark.parametrize("name", ["alice", "123", "null", "1.5", "2026-11-23", "yes"])
 def test_the_command_prints_an_entry_that_the_gateway_reads(name: str) -> None:
     made = CliRunner().invoke(app, ["gateway-key", name])
-    (key,) = parse_keys(f"keys:\n{made.stdout}")
+    (key,) = parse_keys(f"keys:\n{made.stdout}").keys
     assert key.name == name
     assert key.sha256 == hash_key(made.stderr.removeprefix("key: ").strip())
 
@@ -107,5 +107,5 @@ def test_a_changed_key_file_is_reloaded_and_a_damaged_one_is_ignored(
 
 def test_the_key_file_in_the_docs_is_valid() -> None:
     page = (Path(__file__).parents[4] / "docs/gateway-operations.md").read_text()
-    (key,) = parse_keys("keys:" + page.partition("```yaml\nkeys:")[2].partition("```")[0])
+    (key,) = parse_keys("keys:" + page.partition("```yaml\nkeys:")[2].partition("```")[0]).keys
     assert (key.name, key.sha256, key.limits.requests_per_minute) == ("alice", hash_key("foo"), 60)

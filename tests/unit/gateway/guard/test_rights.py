@@ -177,5 +177,5 @@ def chat(**fields: Any) -> ChatRequest:
 
 
 def key(fields: str = "", sha256: str = "a" * 64) -> ApiKey:
-    (found,) = parse_keys(f"keys:\n- {{name: a, sha256: {sha256}{', ' if fields else ''}{fields}}}")
+    (found,) = parse_keys(f"keys:\n- {{name: a, sha256: {sha256}{', ' if fields else ''}{fields}}}").keys
     return found

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -20,7 +21,7 @@ from omni_gateway.settings import GatewaySettings
 from support.media.spoken import speech_24k
 from support.peers.answering_entry import ARGUMENTS, PCM, Starts, serve_entry
 from support.peers.gateways import serve_gateway
-from support.peers.realtime_events import call, check_event
+from support.peers.realtime_events import Caller, call, check_event
 from support.processes.polling import PATIENCE_S
 
 
@@ -150,8 +151,61 @@ async def test_keys_are_taken_from_the_header_and_from_the_subprotocol(
                 done = (await caller.until("response.done"))["response"]
                 assert done["status"] == status
             assert done["status_details"]["error"]["code"] == "rate_limit_exceeded"
+            (counted,) = [one["rate_limits"] for one in caller.events if one["type"] == "rate_limits.updated"]
+            assert [(one["name"], one["limit"], one["remaining"]) for one in counted] == [("requests", 1, 0)]
         async with raw(url, subprotocols=offered):
             pass
+
+
+async def test_a_browser_opens_a_session_with_a_client_secret_from_any_replica(
+    entry: tuple[int, Starts], tmp_path: Path
+) -> None:
+    file = tmp_path / "keys.yaml"
+    file.write_text(f"signingSecret: {'s' * 32}\nkeys:\n- {{name: one, sha256: {hash_key('k')}}}\n")
+    settings = GatewaySettings.model_validate({"keysFile": str(file)})
+    with (
+        serve_gateway(pipeline(entry), settings=settings) as first,
+        serve_gateway(pipeline(entry), settings=settings) as second,
+    ):
+        client = openai.AsyncOpenAI(base_url=f"{first}/v1", api_key="k")
+        wishes: Any = {"type": "realtime", "instructions": "Be brief.", "output_modalities": ["text"]}
+        made = await client.realtime.client_secrets.create(
+            session=wishes, expires_after={"anchor": "created_at", "seconds": 60}
+        )
+        assert made.session.type == "realtime"
+        assert made.session.instructions == "Be brief."
+        offered = ["realtime", f"openai-insecure-api-key.{made.value}"]
+        async with raw(second, "/v1/realtime", subprotocols=offered) as browser:
+            event = json.loads(await browser.recv())
+            check_event(event)
+            shown = event["session"]
+            assert (shown["instructions"], shown["output_modalities"], shown["model"]) == ("Be brief.", ["text"], "m")
+        async with call(first, made.value, "gpt-realtime") as caller:
+            assert caller.events[0]["session"]["instructions"] == "Be brief."
+        with pytest.raises(openai.AuthenticationError):
+            await openai.AsyncOpenAI(base_url=f"{first}/v1", api_key=made.value).models.list()
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.realtime.client_secrets.create(session={"type": "realtime", "max_output_tokens": 0})
+        assert refused.value.param == "session.max_output_tokens"
+
+
+async def test_a_session_of_transcripts_has_no_answers(url: str) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k").realtime.connect(
+        extra_query={"intent": "transcription"}
+    ) as connection:
+        caller = Caller(connection)
+        first = (await caller.until("session.created"))["session"]
+        assert (first["type"], first["audio"]["input"]["transcription"]) == ("transcription", {"model": "m"})
+        session: Any = {"type": "transcription", "audio": {"input": {"transcription": {"model": "gpt-4o-transcribe"}}}}
+        await connection.session.update(session=session)
+        await caller.until("session.updated")
+        data = speech_24k()
+        await connection.input_audio_buffer.append(audio=base64.b64encode(data).decode())
+        written = await caller.until("conversation.item.input_audio_transcription.completed")
+        assert written["transcript"] == "Hello there"
+        await connection.response.create(event_id="mine")
+        assert (await caller.until("error"))["error"]["event_id"] == "mine"
+        assert not any(one["type"].startswith("response.") for one in caller.events)
 
 
 async def closed(connection: ClientConnection) -> ConnectionClosed:
