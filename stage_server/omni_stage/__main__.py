@@ -132,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--config", type=Path, required=True, help="the stage file (StageConfig)")
     serve.add_argument("--address-file", type=Path, help="where to write the ports as JSON once ready")
     fetch = commands.add_parser("fetch", help="download a checkpoint")
-    fetch.add_argument("--uri", required=True, help="hf://ORG/NAME")
+    fetch.add_argument("--uri", required=True, help="hf://ORG/NAME or hf://ORG/NAME/FOLDER")
     fetch.add_argument("--revision", default="main", help="branch, tag or commit")
     fetch.add_argument("--dest", type=Path, required=True, help="directory of the checkpoint")
     fetch.add_argument("--component", default="", help="fetch only the weights that this component reads")

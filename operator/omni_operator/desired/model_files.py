@@ -3,11 +3,12 @@
 file:///PATH        no volume; PATH is in the image
 pvc://CLAIM/PATH    the claim at /models, read-only
 hf://ORG/NAME       a cache at /models (a claim, else an emptyDir); each component has a directory of its own, since
-                    it fetches only the weights that it loads
+                    it fetches only the weights that it loads; with /FOLDER, one of its own for each folder too
 """
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Final
 
@@ -61,8 +62,9 @@ def locate_model(pipeline: OmniPipeline, stage: Stage) -> ModelFiles:
         return ModelFiles(path=f"{MODELS_MOUNT}/{path}".rstrip("/"), volume=source)
     revision = model.revision or DEFAULT_MODEL_REVISION
     # Without "rev-", a revision named ".." would leave the model's directory.
-    root = f"{MODELS_MOUNT}/{rest}/rev-{revision.replace('/', '--')}"
-    destination = f"{root}/{stage.component.replace('/', '--')}"
+    organization, name, *folder = rest.split("/")
+    root = f"{MODELS_MOUNT}/{organization}/{name}/rev-{revision.replace('/', '--')}"
+    destination = f"{root}/{stage.component.replace('/', '--')}{_folder_key(folder)}"
     fetch = ModelFetch(
         uri=model.uri,
         revision=revision,
@@ -72,6 +74,12 @@ def locate_model(pipeline: OmniPipeline, stage: Stage) -> ModelFiles:
         token=model.token_secret_ref,
     )
     return ModelFiles(path=destination, volume=_cache_volume(model.cache, stage), fetch=fetch)
+
+
+def _folder_key(folder: list[str]) -> str:
+    """Returns a suffix of a file's name that no other folder of the repository has."""
+    # Nested directories could lie inside those of another stage, and a joined path could exceed a name's 255 bytes.
+    return f"--{hashlib.sha256('/'.join(folder).encode()).hexdigest()[:16]}" if folder else ""
 
 
 def _cache_volume(cache: ModelCache | None, stage: Stage) -> Manifest:

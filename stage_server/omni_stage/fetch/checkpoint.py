@@ -1,8 +1,9 @@
 """`python -m omni_stage fetch`: downloads the checkpoint's files from a hub into a directory, resumably.
 
 It fetches only the files that engines read (configuration, tokenizer, safetensors, the speaker file). If a component is
-named, it fetches only the weight files (shards) that hold tensors of that component. The directory is complete once the
-marker file names the commit. A later run for the same commit or revision then does nothing and needs no network.
+named, it fetches only the weight files (shards) that hold tensors of that component, and files of other formats that
+the component reads. A folder of a repository is fetched like a whole one. The directory is complete once the marker
+file names the commit. A later run for the same commit or revision then does nothing and needs no network.
 
 The commit file records the commit that a revision named when the first stage of a pipeline looked it up. Stages that
 share a cache share this file. So they all use the same commit, even if they download at different times.
@@ -17,7 +18,7 @@ import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
@@ -44,11 +45,11 @@ from omni_stage.fetch.download import (
     find_file,
     has_file,
 )
-from omni_stage.models.registry import weight_prefixes
+from omni_stage.models.registry import weight_files, weight_prefixes
 from omni_stage.process.termination import write_termination
 
 _QUERY: Final = re.compile(r"(https?://[^\s?'\"]*)\?[^\s'\"]*")
-_URI = re.compile(r"hf://([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})\Z")
+_URI = re.compile(r"hf://([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})((?:/\w[\w.-]*)*)\Z", re.ASCII)
 INDEX: Final = "model.safetensors.index.json"
 ALL_WEIGHTS: Final = "*.safetensors"
 FULL_INDEX_FOLDER: Final = ".omni-index"
@@ -85,7 +86,7 @@ class FetchRequest:
     """What to fetch, and the directory to put it into."""
 
     uri: str
-    """hf://ORG/NAME"""
+    """hf://ORG/NAME or hf://ORG/NAME/FOLDER"""
     revision: str
     """Branch, tag or commit."""
     dest: Path
@@ -96,12 +97,12 @@ class FetchRequest:
     """File with the commit to which the first fetch resolved the revision. Later fetches take that commit."""
 
 
-def parse_uri(uri: str) -> str:
-    """Returns ORG/NAME of hf://ORG/NAME. Raises ConfigurationError."""
+def parse_uri(uri: str) -> tuple[str, str]:
+    """Returns ORG/NAME and FOLDER of hf://ORG/NAME/FOLDER; FOLDER may be empty. Raises ConfigurationError."""
     match = _URI.match(uri)
     if match is None:
-        raise ConfigurationError("uri must be hf://ORG/NAME", field="model.uri")
-    return match[1]
+        raise ConfigurationError("uri must be hf://ORG/NAME or hf://ORG/NAME/FOLDER", field="model.uri")
+    return match[1], match[2].strip("/")
 
 
 def read_token(file: Path | None) -> str | None:
@@ -214,7 +215,7 @@ def write_pin(file: Path, repository: str, revision: str, commit: str) -> str:
     return read_pin(file, repository, revision) or commit
 
 
-def fetched_commit(request: FetchRequest, repository: str) -> str | None:
+def fetched_commit(request: FetchRequest) -> str | None:
     """Returns the requested commit if the marker shows that dest holds all files of the commit, else None.
 
     The hub is not asked: a branch means the commit that was fetched for the branch.
@@ -222,7 +223,8 @@ def fetched_commit(request: FetchRequest, repository: str) -> str | None:
     try:
         marker = json.loads((request.dest / MARKER).read_text(encoding="utf-8"))
         commit = str(marker["commit"])
-        same = (marker["repository"], marker.get("component", "")) == (repository, request.component)
+        found = (marker["repository"], marker.get("folder", "")), marker.get("component", "")
+        same = found == (parse_uri(request.uri), request.component)
         same = same and request.revision in (commit, marker["revision"])
         whole = all((request.dest / name).stat().st_size == size for name, size in marker["files"].items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -230,9 +232,10 @@ def fetched_commit(request: FetchRequest, repository: str) -> str | None:
     return commit if same and whole else None
 
 
-def write_marker(request: FetchRequest, repository: str, commit: str) -> None:
+def write_marker(request: FetchRequest, commit: str) -> None:
     """Mark request.dest as complete."""
     dest = request.dest
+    repository, folder = parse_uri(request.uri)
     files = {
         str(path.relative_to(dest)): path.stat().st_size
         for path in sorted(dest.rglob("*"))
@@ -240,6 +243,7 @@ def write_marker(request: FetchRequest, repository: str, commit: str) -> None:
     }
     marker = {
         "repository": repository,
+        "folder": folder,
         "revision": request.revision,
         "commit": commit,
         "component": request.component,
@@ -254,9 +258,9 @@ def fetch(request: FetchRequest, token: str | None) -> str:
     Files that are complete are not fetched again. Raises ConfigurationError for errors that a retry cannot fix
     (address, revision, token), and FetchError for all others.
     """
-    repository = parse_uri(request.uri)
+    repository, _ = parse_uri(request.uri)
     pinned = read_pin(request.commit_file, repository, request.revision)
-    known = fetched_commit(request, repository)
+    known = fetched_commit(request)
     if known is not None and pinned is None and request.commit_file is not None:
         # The commit file was deleted. Without it, stages that fetch later would look the revision up again.
         pinned = write_pin(request.commit_file, repository, request.revision, known)
@@ -265,11 +269,11 @@ def fetch(request: FetchRequest, token: str | None) -> str:
         return known
     wanted = pinned or request.revision
     try:
-        commit, sizes = _look_up(repository, wanted, token)
+        commit, sizes = _look_up(request, wanted, token)
         if request.commit_file is not None and pinned is None:
             commit = write_pin(request.commit_file, repository, request.revision, commit)
-        _download(request, repository, commit, sizes, token)
-        write_marker(request, repository, commit)
+        _download(request, commit, sizes, token)
+        write_marker(request, commit)
     except GatedRepoError as error:
         raise _refused(repository, "is gated; accept its licence and give a token that may read it") from error
     except RevisionNotFoundError as error:
@@ -315,33 +319,47 @@ def run_fetch(request: FetchRequest, token_file: Path | None) -> ExitCode:
     return ExitCode.DRAINED
 
 
-def _look_up(repository: str, revision: str, token: str | None) -> tuple[str, dict[str, int | None]]:
-    """Returns the commit of a revision, and the size in bytes of each file of the commit (None if the hub states none).
+def _look_up(request: FetchRequest, revision: str, token: str | None) -> tuple[str, dict[str, int | None]]:
+    """Returns the commit of a revision, and the size in bytes of each file of the uri's folder (None if the hub states
+    none).
 
     Raises ConfigurationError if the commit holds no checkpoint that engines read, and FetchError if the hub names no
     commit.
     """
+    repository, folder = parse_uri(request.uri)
     # False: never use a token from the environment.
     info = HfApi(token=token or False).model_info(repository, revision=revision, files_metadata=True, timeout=60)
     commit = info.sha or ""
     if not COMMIT.match(commit):
         raise FetchError(f"the hub names no commit for revision {revision!r} of {repository}", field="model.revision")
     sizes = {item.rfilename: item.size for item in info.siblings or ()}
-    if "config.json" not in sizes or not any(fnmatch(name, ALL_WEIGHTS) for name in sizes):
-        raise ConfigurationError(
-            f"{repository} holds no config.json with safetensors weights at commit {commit}", field="model.uri"
-        )
+    if folder:
+        sizes = {name.removeprefix(f"{folder}/"): size for name, size in sizes.items() if name.startswith(f"{folder}/")}
+    others = weight_files(request.component)
+    whole = "config.json" in sizes and any(fnmatch(name, ALL_WEIGHTS) for name in sizes)
+    if not whole and not _match_top(sizes, others):
+        place = f"the folder {folder} of {repository}" if folder else repository
+        what = " or ".join(("config.json with safetensors weights", *others))
+        hint = "" if sizes else ": there is no such folder"
+        raise ConfigurationError(f"{place} holds no {what} at commit {commit}{hint}", field="model.uri")
     return commit, sizes
 
 
-def _download(
-    request: FetchRequest, repository: str, commit: str, sizes: Mapping[str, int | None], token: str | None
-) -> None:
+def _match_top(names: Iterable[str], patterns: Sequence[str]) -> set[str]:
+    """Returns the names outside folders that match a pattern."""
+    return {name for name in names if "/" not in name and any(fnmatch(name, pattern) for pattern in patterns)}
+
+
+def _download(request: FetchRequest, commit: str, sizes: Mapping[str, int | None], token: str | None) -> None:
+    repository, folder = parse_uri(request.uri)
+
     def ask(name: str) -> RemoteFile:
-        return find_file(repository, commit, name, sizes.get(name), token)
+        file = find_file(repository, commit, f"{folder}/{name}" if folder else name, sizes.get(name), token)
+        return replace(file, name=name)
 
     prefixes = weight_prefixes(request.component)
     wanted = {name for name in sizes if any(fnmatch(name, pattern) for pattern in (*PATTERNS, ALL_WEIGHTS))}
+    wanted |= _match_top(sizes, weight_files(request.component))
     if prefixes and INDEX in sizes:
         download_file(request.dest / FULL_INDEX_FOLDER, ask(INDEX), constants.ENDPOINT, token)
         selected = reduce_index(request.dest, repository, prefixes)

@@ -50,7 +50,7 @@ class RemoteFile:
     """A file of one commit, as the hub describes it."""
 
     name: str
-    """Path in the repository."""
+    """Path in the checkpoint: in the repository, or in the folder of it that is fetched."""
     url: str
     """Where to download it: the hub itself, or a signed address elsewhere."""
     etag: str

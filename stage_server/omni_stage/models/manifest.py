@@ -44,6 +44,9 @@ class ComponentEntry:
     weight_prefixes: tuple[str, ...] = ()
     """Name prefixes of the tensors that the component reads, so that its pod downloads only the shards that it needs;
     empty means all shards."""
+    weight_files: tuple[str, ...] = ()
+    """Patterns of files that hold weights in another format than safetensors. They are downloaded only from the top of
+    a checkpoint, because folders of repositories often hold the same weights for other engines."""
 
 
 RANDOM_WEIGHTS_MARKER: Final = ".omnipipe-tiny-model"

@@ -136,6 +136,12 @@ def weight_prefixes(component_id: str) -> tuple[str, ...]:
     return () if entry is None else entry.weight_prefixes
 
 
+def weight_files(component_id: str) -> tuple[str, ...]:
+    """Returns the patterns of the component's weights in other formats than safetensors. Does not import it either."""
+    entry = installed_families().find(component_id)
+    return () if entry is None else entry.weight_files
+
+
 def tiny_checkpoints() -> dict[str, TinyCheckpoint]:
     """Returns the tiny checkpoints that can be written, by the family's name. Raises ConfigurationError."""
     return {

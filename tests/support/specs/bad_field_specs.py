@@ -9,7 +9,7 @@ from typing import Final
 
 from support.specs.spec_edits import LETTERS, S0, S1, S2, Bad, edit, first, second, stages, third
 
-_URI = "must be hf://ORG/NAME, pvc://CLAIM/PATH or file:///PATH"
+_URI = "must be hf://ORG/NAME[/FOLDER], pvc://CLAIM/PATH or file:///PATH"
 _STAGE_NAME = "must be lower-case letters and digits, beginning with a letter"
 _COMPONENT = "must be an id of the stage server's registry such as qwen2_5_omni/thinker, never a Python path"
 

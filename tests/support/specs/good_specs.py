@@ -182,6 +182,7 @@ GOOD: Final[dict[str, tuple[Edit, ...]]] = {
             },
         ),
     ),
+    "folder of a repository": (edit("spec/model/uri", "hf://rhasspy/piper-voices/en/en_US/joe--2..1/medium.git"),),
     "a talker of its own": (second(model={"uri": "pvc://models/talker"}),),
     "every stage has a model of its own": (
         edit("spec/model", None),

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from support.specs.spec_edits import S0, Bad, Edit, edit, first, node_affinity
 
-_URI = "must be hf://ORG/NAME, pvc://CLAIM/PATH or file:///PATH; found "
+_URI = "must be hf://ORG/NAME[/FOLDER], pvc://CLAIM/PATH or file:///PATH; found "
 
 
 def _limits(**values: Any) -> Edit:
@@ -55,9 +55,9 @@ ODD_BAD: Final[dict[str, Bad]] = {
     "revision after an at sign": _uri("hf://Qwen/Qwen2.5-Omni-7B@main", _REVISION),
     "repository with a slash at its end": _uri("hf://Qwen/Qwen2.5-Omni-7B/", _SLASH),
     "path with a slash at its end": _uri("pvc://models/omni/", _SLASH),
-    "folder of a repository": _uri(
-        "hf://Qwen/Qwen2.5-Omni-7B/thinker", "; name the repository, without a folder in it"
-    ),
+    "folder of a repository with a slash at its end": _uri("hf://rhasspy/piper-voices/en/", _SLASH),
+    "folder of a repository with a revision": _uri("hf://rhasspy/piper-voices/en/en_US@v1", _REVISION),
+    "hidden folder of a repository": _uri("hf://rhasspy/piper-voices/.cache", ""),
     "page of the hub without its scheme": _uri("huggingface.co/Qwen/Qwen2.5-Omni-7B", _HUB),
     "uri with a space at its end": _uri("hf://Qwen/Qwen2.5-Omni-7B ", "; remove the space"),
     "file of two slashes": _uri("file://models/omni", _DIRECTORY),
@@ -68,7 +68,10 @@ ODD_BAD: Final[dict[str, Bad]] = {
             "spec.model.uri",
             f"{uri} is no name that the Hugging Face hub allows; give the repository's name as its page shows it",
         )
-        for uri in ("hf://Qwen/a--b", "hf://Qwen/a..b", "hf://Qwen/omni.git", f"hf://Qwen/{'x' * 97}")
+        for uri in (
+            *("hf://Qwen/a--b", "hf://Qwen/a..b", "hf://Qwen/omni.git", "hf://Qwen/omni.git/voice"),
+            *(f"hf://Qwen/{'x' * 97}", f"hf://Qwen/{'y' * 97}/voice"),
+        )
     },
     "label of nodes with an empty part": Bad(
         (edit("spec/defaults/nodeSelector", {"a..b/c": "d"}),),

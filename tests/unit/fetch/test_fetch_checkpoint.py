@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -83,7 +85,19 @@ def test_command_writes_the_termination_message(hub: Hub, tmp_path: Path, monkey
     assert run_fetch(request_into(tmp_path / "m"), file) is ExitCode.DRAINED
 
 
-@pytest.mark.parametrize("uri", ["org/model", "hf://model", "hf://../x", "http://host/x", "hf://a/b/c"])
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "org/model",
+        "hf://model",
+        "hf://../x",
+        "http://host/x",
+        "hf://a/b/",
+        "hf://a/b/../c",
+        "hf://a/b/.c",
+        "hf://a/b/c@v1",
+    ],
+)
 def test_addresses_that_are_refused(uri: str) -> None:
     with pytest.raises(ConfigurationError):
         parse_uri(uri)
@@ -95,6 +109,58 @@ def test_token_files_that_are_refused(tmp_path: Path, content: str) -> None:
     file.write_text(content)
     with pytest.raises(ConfigurationError):
         read_token(file)
+
+
+def test_a_folder_of_a_repository_is_a_checkpoint_of_its_own(hub: Hub, tmp_path: Path) -> None:
+    """A voice of rhasspy/piper-voices: its graph and settings, without other voices, samples and other formats."""
+    place, joe = "en/en_US/joe/medium", {"en_US-joe-medium.onnx": b"joe" * 1000, "en_US-joe-medium.onnx.json": b"{}"}
+    hub.files = {f"{place}/{name}": data for name, data in joe.items()} | {
+        "voices.json": b"{}",
+        f"{place}/MODEL_CARD": b"card",
+        f"{place}/samples/speaker_0.mp3": b"mp3",
+        f"{place}-2/en_US-joe-medium.onnx": b"another",
+        "en/en_US/amy/low/en_US-amy-low.onnx": b"amy",
+    }
+    request = FetchRequest(f"hf://org/model/{place}", "main", tmp_path / "joe", "voice/vits", tmp_path / "commit.json")
+    assert fetch(request, TOKEN) == COMMIT
+    assert {file.name: file.read_bytes() for file in request.dest.iterdir() if file.name[0] != "."} == joe
+    (request.dest / "en_US-joe-medium.onnx.json").unlink()
+    hub.sent.clear()
+    assert fetch(request, TOKEN) == COMMIT
+    assert hub.names_sent() == [f"{place}/en_US-joe-medium.onnx.json"]
+    amy = dataclasses.replace(request, uri="hf://org/model/en/en_US/amy/low", dest=tmp_path / "amy")
+    assert fetch(amy, TOKEN) == COMMIT
+    hub.sent.clear()
+    fetch(dataclasses.replace(amy, dest=tmp_path / "joe-of-old", uri=request.uri), TOKEN)
+    assert fetch(dataclasses.replace(amy, dest=tmp_path / "joe-of-old"), TOKEN) == COMMIT
+    assert hub.names_sent()[-1] == "en/en_US/amy/low/en_US-amy-low.onnx", "another folder's files do not complete it"
+    hub.shutdown()
+    hub.server_close()
+    assert fetch(request, None) == fetch(amy, None) == COMMIT
+
+
+@pytest.mark.parametrize(
+    ("uri", "component", "told"),
+    [
+        ("hf://org/model", "voice/vits", "org/model holds no config.json with safetensors weights or *.onnx at commit"),
+        ("hf://org/model/joe", "generic/llm", "the folder joe of org/model holds no config.json with safetensors"),
+        ("hf://org/model/jo", "voice/vits", f"at commit {COMMIT}: there is no such folder"),
+        ("hf://org/model/joe/voice.onnx", "voice/vits", "there is no such folder"),
+    ],
+)
+def test_folders_without_a_checkpoint_are_named(hub: Hub, tmp_path: Path, uri: str, component: str, told: str) -> None:
+    hub.files = {"joe/voice.onnx": b"1", "joe/voice.onnx.json": b"{}"}
+    with pytest.raises(ConfigurationError, match=re.escape(told)) as caught:
+        fetch(FetchRequest(uri, "main", tmp_path, component), TOKEN)
+    assert caught.value.details.field == "model.uri"
+
+
+def test_only_a_component_that_reads_graphs_gets_them(hub: Hub, tmp_path: Path) -> None:
+    hub.files = {**FILES, "model.onnx": b"1" * 100, "onnx/model.onnx": b"2" * 100}
+    for component in ("generic/llm", "voice/vits"):
+        fetch(request_into(tmp_path / component, component), TOKEN)
+    assert not list((tmp_path / "generic").rglob("*.onnx"))
+    assert [file.name for file in (tmp_path / "voice").rglob("*.onnx")] == ["model.onnx"]
 
 
 @pytest.mark.parametrize(

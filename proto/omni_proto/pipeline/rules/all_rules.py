@@ -37,10 +37,9 @@ from omni_proto.pipeline.types.forms import FORMS
 from omni_proto.stage_config import COMPONENT_PATTERN, STAGE_NAME_PATTERN, EngineArgs, Limits, SamplingDefaults
 
 _URI_HINT: Final = (
-    "self.matches('^hf://[^/:@]+/[^/:@]+[:@]') ? '; give what follows the name as revision' "
+    "self.matches('^hf://[^/:@]+/[^:@]+[:@]') ? '; give what follows the name as revision' "
     ": self.matches('^(hf|pvc)://.*/$') ? '; remove the slash at its end' : "
     "self.contains(' ') ? '; remove the space' : "
-    "self.matches('^hf://[^/]+/[^/]+/') ? '; name the repository, without a folder in it' : "
     f"self.matches({quote('^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$')}) || self.startsWith('http') "
     "|| self.startsWith('huggingface.co/') "
     "? '; a repository of the Hugging Face hub is hf://ORG/NAME' "
@@ -92,6 +91,8 @@ def _only_hf(field: str) -> Rule:
     )
 
 
+_NO_REPOSITORY: Final = r"^hf://(([^/]*/)?[^/]*(--|[.][.]|[^/]{97})|[^/]*/[^/]*[.]git(/|$))"
+
 _MODEL = (
     Rule(
         summary="`uri` stays below its root: no `..` in its path",
@@ -103,7 +104,7 @@ _MODEL = (
     Rule(
         summary="the name of an hf:// repository has at most 96 characters in each part, neither `--` nor `..`, and "
         "does not end with .git",
-        rule="!self.uri.startsWith('hf://') || !self.uri.matches('--|[.][.]|[.]git$|[^/]{97}')",
+        rule=f"!self.uri.matches({quote(_NO_REPOSITORY)})",
         words="%s is no name that the Hugging Face hub allows; give the repository's name as its page shows it",
         values=("self.uri",),
         field=".uri",

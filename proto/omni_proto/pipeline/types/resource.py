@@ -104,7 +104,7 @@ KIND = "OmniPipeline"
 
 NAME_PATTERN: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 URI_PATTERN: Final = (
-    r"^(hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*"
+    r"^(hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*"
     rf"|pvc://{SUBDOMAIN}(/[A-Za-z0-9._-]+)*"
     r"|file:///[!-~]+)$"
 )
@@ -124,7 +124,8 @@ class Model(ConfigModel):
     """A checkpoint, and how it is downloaded."""
 
     uri: ModelUri
-    """hf://ORG/NAME, pvc://CLAIM/PATH, or file:///PATH (a path in the image, or on this machine for local runs)."""
+    """hf://ORG/NAME, or hf://ORG/NAME/FOLDER for a folder of the repository; pvc://CLAIM/PATH; or file:///PATH (a path
+    in the image, or on this machine for local runs)."""
     revision: Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=REVISION_PATTERN)] | None = None
     """Branch, tag or commit of an hf:// repository. Default: main."""
     token_secret_ref: SecretKeyReference | None = None

@@ -31,7 +31,7 @@ VITS: Final = describe(
 
 FAMILY: Final = FamilyManifest(
     name="voice",
-    components=(ComponentEntry(facts=VITS, factory=f"{_PACKAGE}.component:build_component"),),
+    components=(ComponentEntry(facts=VITS, factory=f"{_PACKAGE}.component:build_component", weight_files=("*.onnx",)),),
     model_classes={VITS_ARCHITECTURE: f"{_PACKAGE}.model:VitsVoiceModel"},
     tiny_checkpoint=TinyCheckpoint(writer=f"{_PACKAGE}.tiny:write_tiny_checkpoint", shapes=("small", "speakers")),
 )

@@ -164,6 +164,20 @@ class TestModel:
         assert "--token-file" not in spec["initContainers"][0]["args"]
         assert {"name": "models", "emptyDir": {"sizeLimit": "200Gi"}} in spec["volumes"]
 
+    def test_folders_of_a_repository_share_its_commit_but_no_files(self) -> None:
+        """No folder's files lie inside those of another, and each path has parts that a file system allows."""
+        folders = ["", "/en", "/en/en_US", "/rev-main/qwen2_5_omni--thinker", f"/{'x' * 400}"]
+        all_files = []
+        for folder in folders:
+            pod = pod_spec(build_all(make_single(spec={"model": {"uri": f"hf://org/voices{folder}"}})))
+            args = _parser().parse_args(pod["initContainers"][0]["args"])
+            assert args.uri == f"hf://org/voices{folder}"
+            all_files.append((args.dest, args.commit_file))
+        assert {commit_file for _, commit_file in all_files} == {Path("/models/org/voices/rev-main/commit.json")}
+        assert {dest.parent for dest, _ in all_files} == {Path("/models/org/voices/rev-main")}
+        assert len({dest for dest, _ in all_files}) == len(folders)
+        assert max(len(dest.name) for dest, _ in all_files) < 255
+
     @pytest.mark.parametrize("revision", ["refs/pr/1", "v1.0"])
     def test_a_revision_is_one_folder_of_the_cache(self, revision: str) -> None:
         children = build_all(make_single(spec={"model": {"uri": "hf://org/model", "revision": revision}}))
