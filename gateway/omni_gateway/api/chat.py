@@ -30,6 +30,7 @@ from omni_gateway.openai.chat_prompt import (
     count_chars,
     fold_seed,
     list_media,
+    recall_heard,
 )
 from omni_gateway.openai.chat_request import ChatRequest, NamedTool, find_unsupported_in_chat, voice_name
 from omni_proto.client import (
@@ -60,6 +61,8 @@ async def create_chat_completion(request: Request, body: ChatRequest) -> Respons
     key, pipeline = find_pipeline(pipelines_of(request), body.model)
     call.model = key
     facts = await gateway.entries.facts(pipeline)
+    if facts.transcribes:
+        body = body.model_copy(update={"messages": recall_heard(body.messages)})
     call.paths, call.max_model_lens = chat_paths(body), {facts.stage: facts.max_model_len}
     answer = ChatAnswer(
         id=f"chatcmpl-{call.id.removeprefix('req_')}",

@@ -171,7 +171,8 @@ class AssistantMessage(_Message):
     reasoning_items: Any = None
     thinking_blocks: Any = None
     input_transcript: Any = None
-    """Without effect: what the answer's model heard of the message before, which the conversation contains."""
+    """What the model heard of the message before. If the entry stage writes down what it hears, these words replace the
+    audio of that message; otherwise without effect."""
     parsed: Any = None
     """Added by openai-python and openai for Node; without effect, because `content` says the same."""
     annotations: Any = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Final
 
 from omni_gateway.client_paths import ClientPaths
@@ -13,10 +14,13 @@ from omni_gateway.openai.body import Target, fields_with_target, read_fields
 from omni_gateway.openai.chat_messages import (
     AssistantMessage,
     AudioPart,
+    AudioUrlPart,
     FunctionCall,
     Media,
     Message,
+    TextPart,
     ToolMessage,
+    UserMessage,
     parts_of,
     url_of,
 )
@@ -47,6 +51,23 @@ def list_media(messages: Sequence[Message]) -> list[tuple[str, Media]]:
         for part in parts_of(message)
         if not isinstance(part.content, str)
     ]
+
+
+def recall_heard(messages: Sequence[Message]) -> list[Message]:
+    """Returns the messages with the words in place of the audio that was heard already, as the answer to it says.
+
+    A stage that writes down what it hears reads only the last message, and the answering stage reads only text.
+    """
+    recalled = list(messages)
+    for index, (message, answer) in enumerate(pairwise(messages)):
+        if not (isinstance(message, UserMessage) and isinstance(answer, AssistantMessage)):
+            continue
+        heard = answer.input_transcript
+        if isinstance(message.content, list) and isinstance(heard, str) and heard.strip():
+            words = TextPart(type="text", text=heard.strip())
+            content = [words if isinstance(part, AudioPart | AudioUrlPart) else part for part in message.content]
+            recalled[index] = message.model_copy(update={"content": content})
+    return recalled
 
 
 def chat_paths(body: ChatRequest) -> ClientPaths:

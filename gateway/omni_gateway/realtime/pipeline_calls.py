@@ -33,11 +33,12 @@ from omni_gateway.realtime.state.config import Abilities, Config, Transcription,
 from omni_gateway.realtime.state.effects import Ask, Heard
 from omni_gateway.realtime.state.items import Content
 from omni_gateway.realtime.state.prompt import Prompt
-from omni_gateway.realtime.state.response import Called, Ended, Output, Said, Spoke
+from omni_gateway.realtime.state.response import Called, Ended, Output, Said, Spoke, Wrote
 from omni_proto.client import (
     AudioChunk,
     Event,
     MediaPart,
+    StageFinished,
     Summary,
     TextDelta,
     ToolCallDelta,
@@ -69,22 +70,49 @@ def begin_call(session: Call, number: int, share: Share) -> Call:
 async def ask_pipeline(gateway: Gateway, call: Call, ask: Ask) -> AsyncGenerator[Output, None]:
     """Yields what the pipeline returns for a response; the last one is Ended. Raises GatewayError."""
     pipeline, facts = await _find(gateway, call)
-    body = read_body(ask.prompt)
+    prompt = recall_heard(ask.prompt) if facts.transcribes else ask.prompt
+    body = read_body(prompt)
     call.rights.check(body)
     call.paths = ClientPaths(
         prompt="conversation",
         voice="session.audio.output.voice",
-        parts=ask.prompt.paths,
+        parts=prompt.paths,
         max_tokens="max_output_tokens",
         has_messages=True,
         own=("max_tokens",),
     )
     call.max_model_lens = {facts.stage: facts.max_model_len}
-    media = await _read_media(gateway, call, body, ask.prompt)
+    media = await _read_media(gateway, call, body, prompt)
     arguments = await read_arguments(gateway, call, pipeline, facts, body, media)
     async with aclosing(await open_answer(gateway, call, ROUTE, pipeline, **arguments)) as events:
-        async for output in convert(gateway, events, ask.config, facts):
+        async for output in convert(gateway, events, ask.config, facts, prompt.audio[-1] if prompt.audio else None):
             yield output
+
+
+def recall_heard(prompt: Prompt) -> Prompt:
+    """Returns the prompt for a pipeline whose entry writes down what it hears: it hears only the last message. Earlier
+    audio becomes its words; without words (its answer was interrupted before they were known) it is left out."""
+    recalled, audio = Prompt({**prompt.body, "messages": []}), iter(prompt.audio)
+    last = len(prompt.paths) - 1
+    for number, (message, paths) in enumerate(zip(prompt.body["messages"], prompt.paths, strict=True)):
+        parts, content = [], message["content"]
+        for place, part in enumerate(content if isinstance(content, list) else ()):
+            if part["type"] == "input_audio":
+                heard = next(audio)
+                if number == last:
+                    recalled.audio.append(heard)
+                elif heard.text.strip():
+                    part = {"type": "text", "text": heard.text.strip()}
+                else:
+                    continue
+            parts.append((part, paths[place]))
+        if isinstance(content, list):
+            if not parts:
+                continue
+            message, paths = {**message, "content": [part for part, _ in parts]}, [path for _, path in parts]
+        recalled.body["messages"].append(message)
+        recalled.paths.append(paths)
+    return recalled
 
 
 def read_body(prompt: Prompt) -> ChatRequest:
@@ -108,14 +136,26 @@ async def _read_media(gateway: Gateway, call: Call, body: ChatRequest, prompt: P
 
 
 async def convert(
-    gateway: Gateway, events: AsyncIterator[Event], config: Config, facts: EntryFacts
+    gateway: Gateway,
+    events: AsyncIterator[Event],
+    config: Config,
+    facts: EntryFacts,
+    audio: Content | None = None,
 ) -> AsyncGenerator[Output, None]:
-    """Yields the events of a call of the pipeline as those of a response. Raises InternalError without a Summary."""
+    """Yields the events of a call of the pipeline as those of a response. Raises InternalError without a Summary.
+
+    audio: that of the prompt's last message.
+    """
     output = OutputAudio(config.audio.output.format)
+    heard = ""
     async for item in events:
         if isinstance(item, TextDelta | ToolCallDelta) and item.stage != facts.answering:
             continue
-        if isinstance(item, TextDelta):
+        if isinstance(item, TranscriptDelta):
+            heard += item.text
+        elif isinstance(item, StageFinished) and item.stage == facts.stage and heard and audio is not None:
+            yield Wrote(audio, heard.strip())
+        elif isinstance(item, TextDelta):
             yield Said(item.text)
         elif isinstance(item, ToolCallDelta):
             yield Called(item.index, item.id, item.name, item.arguments)

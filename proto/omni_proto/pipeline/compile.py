@@ -187,6 +187,9 @@ def compile_stages(
             other_model=any(key_of(item) != key_of(above) for item in below),
         )
 
+    def below(stage: Stage) -> list[str]:
+        return [item.name for item in stages_from(pipeline, stage.name)[1:]]
+
     def source_of(stage: Stage) -> ModelSource:
         model = pipeline.model_of(stage)
         return ModelSource(path=model_path_for(stage), uri=model.uri, revision=model.revision or "")
@@ -202,7 +205,7 @@ def compile_stages(
             input=InputEdge(source=stage.inputs[0].source, mode=stage.inputs[0].mode) if stage.inputs else None,
             outputs=list(stage.outputs),
             downstream=[compile_edge(stage, reader) for reader in readers_of(pipeline, stage.name)],
-            answering_stage=None if stage.inputs or stage.name == answering else answering,
+            answering_stage=answering if answering in below(stage) else None,
             engine_args=stage.engine_args,
             tensor_parallel_size=max(1, gpus_of(stage)),
             default_sampling=stage.default_sampling,

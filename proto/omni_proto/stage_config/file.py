@@ -134,7 +134,7 @@ class StageConfig(ConfigModel):
     downstream: Annotated[list[DownstreamStage], Field(max_length=15)] = Field(default_factory=list)
     """Stages that read this one."""
     answering_stage: StageName | None = None
-    """The stage whose text is the answer, if it is below this one; only in an entry stage's file."""
+    """The stage whose text is the answer, if it is below this one."""
     engine_args: EngineArgs = EngineArgs()
     """Arguments of the engine."""
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 from omni_stage.engine.work import Work
 from omni_stage.errors import EngineDeadStageError, PrepareTimeoutError
-from omni_stage.models.component import StageRequest, UserPrompt
+from omni_stage.models.component import EdgeInput, StageRequest, UserPrompt
 
 LIGHT_THREADS: Final = 4
 CHARS_PER_S: Final = 200_000
@@ -44,7 +44,7 @@ class Preparers:
 
     async def run(self, function: Callable[[StageRequest], _T], request: StageRequest) -> _T:
         """Returns the result of a function that prepares a request. Raises EngineDeadStageError after `shutdown`."""
-        source = request.source
+        source = request.source.context if isinstance(request.source, EdgeInput) else request.source
         if not isinstance(source, UserPrompt) or source.is_light:
             await self._light_free.acquire()
             threads, free = self._light, self._light_free.release

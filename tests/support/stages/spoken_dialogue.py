@@ -18,7 +18,7 @@ from omni_gateway.http_server.app import create_app
 from omni_gateway.settings import GatewaySettings
 from omni_proto.pipeline.components import EngineKind
 from omni_proto.stage_config import DownstreamStage, Modality, SamplingDefaults
-from omni_stage.models.component import FinishReason, SpokenSegment, StageRequest, StageStep, UserPrompt
+from omni_stage.models.component import EdgeInput, FinishReason, SpokenSegment, StageRequest, StageStep, UserPrompt
 from support.stages.scripted_component import ScriptedComponent
 from support.stages.scripted_stages import EDGE_A, Kit, Stage, rows
 
@@ -33,6 +33,8 @@ class Dialogue:
 
     def __init__(self) -> None:
         self.heard: list[UserPrompt] = []
+        self.asked: list[EdgeInput] = []
+        """What the stage that answers read."""
         self.sampling: dict[str, SamplingDefaults] = {}
         self.cut = ""
         """The stage that ends at its maximum length."""
@@ -44,8 +46,11 @@ class Dialogue:
         return FinishReason.LENGTH if stage == self.cut else FinishReason.STOP
 
     async def hear(self, request: StageRequest) -> AsyncIterator[StageStep]:
-        """Writes two segments, with their times if these are asked for."""
+        """Writes two segments, with their times if these are asked for; nothing if a reply is given."""
         assert isinstance(request.source, UserPrompt)
+        if request.source.reply is not None:
+            yield StageStep(finish_reason=FinishReason.EMPTY_INPUT)
+            return
         self.heard.append(request.source)
         self.sampling["asr"] = request.sampling
         timed = bool(request.source.template_arguments.get("timestamps"))
@@ -61,9 +66,12 @@ class Dialogue:
         yield StageStep(finish_reason=self._end("asr"), tensors=_tensors(request, 2))
 
     async def answer(self, request: StageRequest) -> AsyncIterator[StageStep]:
-        """Writes two pieces of text."""
+        """Writes two pieces of text, or a given reply."""
+        assert isinstance(request.source, EdgeInput)
+        self.asked.append(request.source)
+        given = request.source.context and request.source.context.reply
         self.sampling["llm"] = request.sampling
-        for number, text in enumerate(ANSWER):
+        for number, text in enumerate((given.text or "",) if given else ANSWER):
             yield StageStep(
                 text=text,
                 token_ids=[number],
@@ -76,7 +84,7 @@ class Dialogue:
         """Speaks 0.1 s of silence."""
         yield StageStep(audio=torch.zeros(2400), finish_reason=FinishReason.DIFFUSION_DONE)
 
-    async def start(self, stack: AsyncExitStack, *, times_words: bool = True) -> None:
+    async def start(self, stack: AsyncExitStack, *, times_words: bool = True, takes_reply: bool = True) -> None:
         """Serve the stages and the gateway until the stack closes."""
         kit = Kit(stack)
         voice = await kit.serve(
@@ -98,7 +106,7 @@ class Dialogue:
             outputs=["Text"],
             input={"source": "asr"},
             downstream=[kit.edge("voice", voice.target, ["voice"])],
-            component=ScriptedComponent(input_schema=EDGE_A, output_schema=EDGE_A),
+            component=ScriptedComponent(input_schema=EDGE_A, output_schema=EDGE_A, takes_reply=takes_reply),
         )
         self.entry = await kit.serve(
             self.hear,

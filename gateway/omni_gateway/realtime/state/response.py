@@ -70,7 +70,15 @@ class Failed:
     message: str
 
 
-Output = Said | Spoke | Called | Ended | Failed
+@dataclass(frozen=True, slots=True)
+class Wrote:
+    """The pipeline, whose entry writes down what it hears, wrote down the audio of the prompt's last message."""
+
+    audio: Content
+    text: str
+
+
+Output = Said | Spoke | Called | Wrote | Ended | Failed
 Make = Callable[[str], str]
 """Returns a new id with this prefix."""
 

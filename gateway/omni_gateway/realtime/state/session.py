@@ -16,7 +16,7 @@ from omni_gateway.realtime.state.effects import Ask, Effect, Heard, Listen, Send
 from omni_gateway.realtime.state.input_buffer import InputBuffer
 from omni_gateway.realtime.state.items import Content, Conversation, Item, read_item
 from omni_gateway.realtime.state.prompt import build_prompt
-from omni_gateway.realtime.state.response import Ended, Failed, Output, Response
+from omni_gateway.realtime.state.response import Ended, Failed, Output, Response, Wrote
 from omni_gateway.realtime.state.turns import Began, Turn
 
 MIN_COMMIT_MS: Final = 100
@@ -111,6 +111,10 @@ class Session:
         """Returns the effects of what the pipeline returned for a response."""
         response = self._responses.get(response_id)
         if response is None:
+            return []
+        if isinstance(output, Wrote):
+            output.audio.text = output.audio.text or output.text
+            self._recount()
             return []
         found: list[Effect] = []
         try:

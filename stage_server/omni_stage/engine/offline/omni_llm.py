@@ -32,6 +32,7 @@ from omni_stage.engine.offline.inputs import (
     read_pipeline,
 )
 from omni_stage.engine.offline.stage_llm import StageLLM, StageResult
+from omni_stage.engine.requests.given_reply import passes_on
 from omni_stage.errors import InvalidRequestError, OmniStageError
 from omni_stage.models.component import EdgeInput, FinishReason, UserPrompt
 
@@ -108,6 +109,9 @@ class AsyncOmniLLM:
         if voice and not speaks:
             raise InvalidRequestError("no stage of this request speaks; leave the voice out", field="voice")
         results: dict[str, StageResult] = {}
+        answering = self.configs[0].answering_stage
+
+        context = self._context(source)
 
         async def run(config: StageConfig, stage_source: UserPrompt | EdgeInput) -> None:
             name = config.stage
@@ -123,10 +127,14 @@ class AsyncOmniLLM:
             except OmniStageError as error:
                 error.add_note(f"in stage {name}")
                 raise
-            edge_input = EdgeInput(self._published(name, results[name])) if readers else None
-            if edge_input is not None:
-                # The readers run concurrently; the first one that fails cancels the others.
-                await _gather(run(self._stages[reader].config, edge_input) for reader in readers)
+            if not readers:
+                return
+            published = self._published(name, results[name])
+            # The readers run concurrently; the first one that fails cancels the others.
+            await _gather(
+                run(self._stages[reader].config, EdgeInput(published, context if reader == answering else None))
+                for reader in readers
+            )
 
         async with self._slots:
             await run(self.configs[0], source)
@@ -143,6 +151,14 @@ class AsyncOmniLLM:
             return [stage.name for stage in stages_for_outputs(self.pipeline, outputs)]
         except ValueError as error:
             raise InvalidRequestError(str(error), field="modalities") from error
+
+    def _context(self, source: UserPrompt) -> UserPrompt | None:
+        """Returns what the stage that answers reads beside the text of its edge; see EdgeInput."""
+        entry = self.configs[0]
+        if not passes_on(entry, self._stages[entry.stage].engine.component.facts):
+            return None
+        earlier = list(source.messages or ())[:-1]
+        return UserPrompt(messages=earlier, reply=source.reply) if earlier or source.reply else None
 
     def _published(self, name: str, result: StageResult) -> dict[str, torch.Tensor]:
         """Returns the stage's tensors, with an empty one for each tensor of its schema that has no rows."""

@@ -27,6 +27,7 @@ from omni_stage.models.component import (
     ChatMessage,
     Emitter,
     EngineInput,
+    FinishReason,
     MediaCost,
     StageRequest,
     UserPrompt,
@@ -105,6 +106,9 @@ class Whisper:
         source = request.source
         if not isinstance(source, UserPrompt):
             raise InvalidRequestError("component asr/whisper hears audio, and reads no tensors of another stage")
+        if source.reply is not None:
+            # The stage that answers speaks it.
+            return EngineInput(prompt={}, finished=FinishReason.EMPTY_INPUT)
         clip, _ = find_audio(source)
         wish = read_wish(source.template_arguments, self._tokens)
         samples = resample(clip.samples, clip.sampling_rate_hz, RATE_HZ)

@@ -23,6 +23,9 @@ class EdgeInput(Brief):
 
     tensors: Mapping[str, Any]
     """By name, each [rows, *row_shape] as the input schema defines, of the type from StageEngine.open_tensors."""
+    context: UserPrompt | None = None
+    """Only for the stage that answers, of a pipeline whose entry writes down what it hears: the messages before the
+    text of the edge, and a reply that the client gives; None if there is neither."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Component generic/llm: any text model that vLLM serves (except gpt-oss), as a stage that reads and writes text.
 
-As the entry stage it reads the client's prompt; with an input, the text of another stage, which it answers as a user's
-message. It publishes the text that the client gets too: without reasoning, tool calls, special tokens and stop strings.
+As the entry stage it reads the client's prompt. With an input it reads the text of another stage as a message of the
+user, which follows the earlier messages of the client's chat. It publishes the text that the client gets too: without
+reasoning, tool calls, special tokens and stop strings.
 
 This component turns text and chat into token ids with the checkpoint's own tokenizer and chat template (local files
 only, no remote code). So the stage refuses a prompt that is too long before it reaches the engine.
@@ -87,16 +88,18 @@ class TextTokenizer:
         """Maximum number of bytes of text that one token stands for."""
         return bytes_per_token(self._tokenizer.get_vocab())
 
-    def encode_message(self, text: str, maximum: int | None) -> list[int]:
-        """Returns the token ids of a prompt with one message of the user, the text of another stage.
+    def encode_message(self, text: str, maximum: int | None, earlier: Sequence[ChatMessage] = ()) -> list[int]:
+        """Returns the token ids of a conversation whose last message, the user's, is the text of another stage.
 
-        For a checkpoint without a chat template, the text itself is the prompt. Raises PromptTooLongError.
+        For a checkpoint without a chat template, the text itself is the prompt, and there may be no earlier messages.
+        Raises InvalidRequestError, PromptTooLongError.
         """
-        if not self._template.exists:
-            return self._encoder.encode(text, maximum, TEXT_FIELD)
-        messages = self._introduce([ChatMessage("user", [TextPart(text)])])
+        field = "start.chat" if earlier else TEXT_FIELD
+        if not self._template.exists and not earlier:
+            return self._encoder.encode(text, maximum, field)
+        messages = self._introduce([*earlier, ChatMessage("user", [TextPart(text)])])
         rendered = self._render(UserPrompt(messages=messages), messages)
-        return self._encoder.encode(rendered, maximum, TEXT_FIELD, add_special_tokens=False)
+        return self._encoder.encode(rendered, maximum, field, add_special_tokens=False)
 
     def encode_reply(self, reply: GivenReply, maximum: int | None) -> ReplyTokens:
         """Returns a given reply as tokens and as text. Raises InvalidRequestError, PromptTooLongError."""
@@ -251,11 +254,7 @@ class GenericLlm:
     def prepare(self, request: StageRequest) -> EngineInput:
         """Tokenize the prompt, or another stage's text; prompt embeddings are passed unchanged."""
         if isinstance(request.source, EdgeInput):
-            text = read_text(request.source.tensors).strip()
-            if not text:
-                return EngineInput(prompt={}, finished=FinishReason.EMPTY_INPUT)
-            ids = self._tokenizer.encode_message(text, request.max_prompt_tokens)
-            return EngineInput(prompt={"prompt_token_ids": ids}, parse=self._open_parser(UserPrompt(text=text)))
+            return self._prepare_text(request.source, request.max_prompt_tokens)
         if not isinstance(request.source, UserPrompt):
             raise InvalidRequestError(f"component {LLM.id} cannot start before its input is complete")
         if request.voice:
@@ -269,6 +268,20 @@ class GenericLlm:
         prompt: Mapping[str, Any] = {"prompt_token_ids": ids}
         parse = self._open_parser(request.source)
         return EngineInput(prompt=prompt, parse=parse, sampling={} if parse is None else parse.sampling)
+
+    def _prepare_text(self, source: EdgeInput, maximum: int | None) -> EngineInput:
+        context = source.context or UserPrompt()
+        earlier = context.messages or ()
+        text = read_text(source.tensors).strip()
+        if context.reply is not None:
+            # What precedes a reply does not change its words.
+            ids = self._tokenizer.encode_message(text, maximum, earlier)
+            reply = self._tokenizer.encode_reply(context.reply, maximum)
+            return EngineInput(prompt={"prompt_token_ids": [*ids, *reply.token_ids]}, reply=reply)
+        if not text:
+            return EngineInput(prompt={}, finished=FinishReason.EMPTY_INPUT)
+        ids = self._tokenizer.encode_message(text, maximum, earlier)
+        return EngineInput(prompt={"prompt_token_ids": ids}, parse=self._open_parser(UserPrompt(messages=earlier)))
 
     def _open_parser(self, source: UserPrompt) -> ParserOfRequest | None:
         if self._parsers is None:

@@ -25,6 +25,7 @@ _START: Final[_Tree] = {
     7: _PACKED,  # modalities
     12: {3: _PACKED},  # prompt_embeds.row_shape
     17: {4: {}},  # structured_output.choice.texts
+    18: {},  # conversation
 }
 _REPEATING: Final[_Tree] = {1: _START, 14: {}}
 """Field numbers to descend into: start, and tensors with its chunks. Token ids are not counted: protobuf holds them as

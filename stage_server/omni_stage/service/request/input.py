@@ -96,7 +96,8 @@ class RequestInput:
             ]
             source = build_prompt(plan.prompt, media)
         elif plan.edge is not None:
-            source = EdgeInput(self._runtime.engine.open_tensors(reader.tensors))
+            context = None if plan.context is None else build_prompt(plan.context)
+            source = EdgeInput(self._runtime.engine.open_tensors(reader.tensors), context)
         else:
             stage = self._runtime.config.stage
             raise ConfigurationError(f"stage {stage!r} has neither a prompt nor an edge", field="input")

@@ -11,6 +11,7 @@ from typing import Final
 from omni_proto.errors import OmniProtoError
 from omni_proto.rpc.status import read_status
 from omni_proto.stage.v1 import events_pb2
+from omni_stage.engine.requests.given_reply import passes_on
 from omni_stage.errors import ConfigurationError, EngineDeadStageError, ModelExecutionError
 from omni_stage.models.component import FinishReason, KnowsFirstAudio, ServedComponent, StageRequest, StageStep
 from omni_stage.process.stage_log import request_id_var
@@ -274,7 +275,8 @@ def build_calls(
         metrics=runtime.metrics,
         relay=responses.relay,
     )
-    return [EdgeCall(edge, downstream_start(plan.start, edge), common) for edge in plan.calls]
+    answering = config.answering_stage if passes_on(config, component.facts) else None
+    return [EdgeCall(edge, downstream_start(plan.start, edge, answering), common) for edge in plan.calls]
 
 
 def _count_early_steps(component: ServedComponent) -> int:

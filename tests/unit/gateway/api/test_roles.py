@@ -10,9 +10,13 @@ from typing import Any
 import pytest
 
 from omni_proto.client import AsyncOmniClient, ResultBuilder, TextDelta, TranscriptDelta, user
+from omni_stage.exchange import GivenReply
+from omni_stage.models.component import TextPart, UserPrompt
 from support.stages.spoken_dialogue import ANSWER, HEARD, SEGMENTS, Dialogue
 
 QUESTION: list[Any] = [{"role": "user", "content": "Audio, as text for the scripted stage."}]
+HEADER = b"RIFF\x2c\0\0\0WAVEfmt \x10\0\0\0\1\0\1\0\x80>\0\0\0}\0\0\2\0\x10\0data\x08\0\0\0"
+WAV = base64.b64encode(HEADER + bytes(8)).decode()
 SPOKEN: dict[str, Any] = {"modalities": ["text", "audio"], "audio": {"voice": "Ada", "format": "pcm16"}}
 
 
@@ -92,10 +96,61 @@ async def test_the_voices_are_those_of_the_stage_that_speaks(dialogue: Dialogue)
     assert "use Ada" in answer.json()["error"]["message"]
 
 
-async def test_a_text_that_should_be_spoken_is_refused_by_an_entry_that_only_hears(dialogue: Dialogue) -> None:
-    answer = await dialogue.http.post("/v1/audio/speech", json={"model": "m", "input": "Good morning!"})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "model")
-    assert "its entry stage asr hears audio and reads no text" in answer.json()["error"]["message"]
+async def test_a_given_text_is_spoken_although_the_entry_hears(dialogue: Dialogue) -> None:
+    asked = {"model": "m", "input": "Good morning!", "response_format": "pcm"}
+    answer = await dialogue.http.post("/v1/audio/speech", json=asked)
+    assert (answer.status_code, len(answer.content)) == (200, 4800)
+    assert dialogue.heard == [], "there is nothing to hear"
+    context = dialogue.asked[0].context
+    assert context is not None
+    assert (context.reply, list(context.messages or ())) == (GivenReply(text="Good morning!"), [])
+
+
+async def test_a_text_is_refused_where_no_stage_speaks_given_texts() -> None:
+    async with AsyncExitStack() as stack:
+        dialogue = Dialogue()
+        await dialogue.start(stack, takes_reply=False)
+        answer = await dialogue.http.post("/v1/audio/speech", json={"model": "m", "input": "Good morning!"})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input")
+        assert "cannot honour" in answer.json()["error"]["message"]
+
+
+async def test_the_conversation_reaches_the_stage_that_answers(dialogue: Dialogue) -> None:
+    system = {"role": "system", "content": "Be brief."}
+    audio = {"type": "input_audio", "input_audio": {"data": "not read again", "format": "wav"}}
+    first = await dialogue.client.chat.completions.create(model="m", messages=[system, *QUESTION])  # type: ignore[list-item]
+    said = first.choices[0].message.to_dict()
+    messages: list[Any] = [system, {"role": "user", "content": [audio]}, said, *QUESTION]
+    await dialogue.client.chat.completions.create(model="m", messages=messages)
+    [alone, second] = [one.context for one in dialogue.asked]
+    assert alone is not None
+    assert second is not None
+    assert described(alone) == [("system", "Be brief.")]
+    assert described(second) == [
+        ("system", "Be brief."),
+        ("user", "".join(HEARD).strip()),
+        ("assistant", "".join(ANSWER)),
+    ]
+
+
+async def test_earlier_audio_that_nobody_wrote_down_is_refused(dialogue: Dialogue) -> None:
+    audio = {"type": "input_audio", "input_audio": {"data": WAV, "format": "wav"}}
+    messages = [{"role": "user", "content": [audio]}, {"role": "assistant", "content": "Paris."}, *QUESTION]
+    answer = await dialogue.http.post("/v1/chat/completions", json={"model": "m", "messages": messages})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages[0].content[0].input_audio.data")
+    assert "as text" in answer.json()["error"]["message"]
+
+
+async def test_only_the_stage_that_answers_gets_the_conversation(dialogue: Dialogue) -> None:
+    await dialogue.client.chat.completions.create(model="m", messages=QUESTION)
+    assert dialogue.asked[0].context is None
+
+
+def described(context: UserPrompt) -> list[tuple[str, str]]:
+    return [
+        (message.role, "".join(part.text for part in message.parts if isinstance(part, TextPart)))
+        for message in context.messages or ()
+    ]
 
 
 async def test_the_client_names_the_answer_the_transcript_and_each_stage_s_text(dialogue: Dialogue) -> None:

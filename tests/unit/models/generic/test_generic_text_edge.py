@@ -72,6 +72,36 @@ def test_the_system_prompt_precedes_texts_and_chats_without_one(tokenizer: Any, 
         TextTokenizer(plain, "Be brief.")
 
 
+def test_the_text_follows_the_conversation_of_the_client(llm: GenericLlm, tokenizer: Any, tmp_path: Any) -> None:
+    earlier = [
+        ChatMessage("system", [TextPart("Sing.")]),
+        ChatMessage("user", [TextPart("Hi!")]),
+        ChatMessage("assistant", [TextPart("Hello.")]),
+    ]
+    asked = request(EdgeInput(text_rows(QUESTION), UserPrompt(messages=earlier)))
+    chat = request(UserPrompt(messages=[*earlier, ChatMessage("user", [TextPart(QUESTION)])]))
+    assert llm.prepare(asked).prompt == llm.prepare(chat).prompt
+    own = GenericLlm(tmp_path, TextTokenizer(tokenizer, "Be brief."))
+    assert own.prepare(asked).prompt == llm.prepare(chat).prompt, "the client's system message replaces the stage's"
+    long = UserPrompt(messages=[ChatMessage("user", [TextPart(QUESTION * 9000)])])
+    with pytest.raises(PromptTooLongError) as caught:
+        llm.prepare(replace(request(EdgeInput(text_rows("Hi"), long)), max_prompt_tokens=8))
+    assert caught.value.details.field == "start.chat"
+    plain = train_tokenizer()
+    plain.chat_template = None
+    with pytest.raises(InvalidRequestError, match="no chat template"):
+        GenericLlm(tmp_path, TextTokenizer(plain)).prepare(asked)
+
+
+def test_a_given_reply_needs_no_text_of_the_other_stage(llm: GenericLlm, tokenizer: Any) -> None:
+    given = UserPrompt(reply=GivenReply(text="I am well."))
+    prepared = llm.prepare(request(EdgeInput(text_rows(""), given)))
+    ids = tokenizer("I am well.")["input_ids"]
+    assert prepared.reply is not None
+    assert prepared.reply.text == "I am well."
+    assert prepared.prompt["prompt_token_ids"][-len(ids) :] == ids
+
+
 @pytest.mark.parametrize("text", ["", " \n"])
 def test_no_text_is_not_answered(llm: GenericLlm, text: str) -> None:
     assert llm.prepare(request(EdgeInput(text_rows(text)))).finished is FinishReason.EMPTY_INPUT

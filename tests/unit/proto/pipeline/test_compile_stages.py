@@ -272,6 +272,10 @@ def test_the_entry_knows_which_stage_answers() -> None:
     assert configs["asr"].outputs == [Modality.TRANSCRIPT]
     earlier = compile_all(parse_pipeline(DIALOGUE.replace("[Transcript]", "[Text]")))
     assert earlier["asr"].answering_stage == "llm", "of several texts, the last one is the answer"
+    between = DIALOGUE.replace("{from: asr}", "{from: tidy}").replace(
+        "  - {name: asr", "  - {name: tidy, component: acme/tidy, inputs: [{from: asr}]}\n  - {name: asr"
+    )
+    assert compile_all(parse_pipeline(between))["tidy"].answering_stage == "llm", "and so does a stage in between"
     alone = compile_all(parse_pipeline(TREE))
     assert alone["thinker"].answering_stage is None, "the stage itself answers"
 

@@ -13,12 +13,13 @@ from omni_proto.stage.v1 import sampling_pb2, stage_service_pb2
 from omni_proto.stage_config import DownstreamStage, EdgeMode, Modality, SamplingDefaults, StageConfig, StructuredOutput
 from omni_proto.tensors import EdgeAssembler, TensorSpec
 from omni_proto.voices import find_voice
+from omni_stage.engine.requests.given_reply import passes_on
 from omni_stage.engine.requests.sampling import check_stage_sampling, resolve_sampling
 from omni_stage.errors import InvalidRequestError, PromptTooLongError
 from omni_stage.models.component import BoundsRows, KnowsTokens, ServedComponent, TakesMedia
 from omni_stage.service.edges.input import check_edge
 from omni_stage.service.media.slots import MediaRules
-from omni_stage.service.request.planning.prompt import PromptPlan, plan_prompt
+from omni_stage.service.request.planning.prompt import PromptPlan, plan_context, plan_prompt
 from omni_stage.service.request.planning.prompt_embeds import EMBEDS_COPIES, plan_embeds
 from omni_stage.service.request.planning.reply_form import bound_reply, check_reply_form, check_setting
 
@@ -41,6 +42,8 @@ class RequestPlan:
     start: stage_service_pb2.Start
     prompt: PromptPlan | None
     """The user's prompt; None if the input is an edge."""
+    context: PromptPlan | None
+    """What the client says to the stage that answers, beside the edge: earlier messages, a reply; None if neither."""
     edge: EdgeAssembler | None
     """Receives the tensors of the input edge, or the embeddings of a prompt; None for every other prompt."""
     streamed: bool
@@ -83,15 +86,26 @@ def plan_request(
     plan = plan_modalities(config, start.modalities)
     check_reply_form(start, config, component.facts, speaks=bool(plan.edges))
     check_setting(start, config.engine_args.structured_output or StructuredOutput.JSON)
+    handed = passes_on(config, component.facts) and any(config.answering_stage in edge.stages for edge in plan.edges)
+    if handed and config.input is None:
+        _check_earlier(start)
+    elif start.HasField("reply") and not handed and passes_on(config, component.facts):
+        raise InvalidRequestError(
+            f"the reply is for stage {config.answering_stage!r}, which the requested modalities do not need; request "
+            "audio or text",
+            field="start.reply",
+        )
     prompt, edge = _plan_input(start, config, component, max_model_len, prompt_embeds)
+    context = None if config.input is None else plan_context(start, config.limits, max_model_len)
     _check_queueing(start)
     check_sampling_names(start.sampling, config.stages)
     if start.HasField("seed") and start.seed > MAX_SEED:
         raise InvalidRequestError(f"seed must be at most {MAX_SEED}", field="start.seed", limit=MAX_SEED)
     sampling = _resolve(start, config, component)
-    if prompt is not None and prompt.reply is not None:
+    own = prompt or context
+    if own is not None and own.reply is not None:
         # A given reply is not sampled: an upper bound of its length replaces max_tokens.
-        sampling = sampling.model_copy(update={"max_tokens": bound_reply(prompt.reply, max_model_len)})
+        sampling = sampling.model_copy(update={"max_tokens": bound_reply(own.reply, max_model_len)})
     if start.audio.encoding not in _ENCODINGS:
         raise InvalidRequestError("the audio encoding is not known", field="start.audio.encoding")
     prompt_rows = prompt.max_prompt_tokens if prompt else max((h.max_rows for h in start.tensors.tensors), default=0)
@@ -101,13 +115,14 @@ def plan_request(
     return RequestPlan(
         start=start,
         prompt=prompt,
+        context=None if handed else context,
         edge=edge,
         streamed=reads_stream(config),
         sampling=sampling,
         own=plan.own,
         calls=plan.edges,
         voice=_check_voice(start.audio.voice, component.voices),
-        input_bytes=_input_bytes(prompt, edge),
+        input_bytes=_input_bytes(prompt, edge) + (0 if context is None else context.held_text_bytes),
         output_rows=rows,
         output_bytes=rows * row_bytes,
     )
@@ -140,14 +155,19 @@ def bound_rows(component: ServedComponent, input_rows: int, max_tokens: int | No
 
 def max_new_tokens(plan: RequestPlan, facts: ComponentFacts, max_model_len: int) -> int:
     """Returns an upper bound of the tokens that the stage will generate; 0 if its engine generates none."""
-    if facts.kind.is_one_shot:
+    if facts.kind.is_one_shot or (plan.context is not None and plan.context.reply is not None):
         return 0
     wanted = plan.sampling.max_tokens
     return max_model_len if wanted is None else min(wanted, max_model_len)
 
 
-def downstream_start(start: stage_service_pb2.Start, edge: DownstreamStage) -> stage_service_pb2.Start:
-    """Returns the Start for a downstream stage: all that it and the stages below it need, except its input."""
+def downstream_start(
+    start: stage_service_pb2.Start, edge: DownstreamStage, answering: str | None = None
+) -> stage_service_pb2.Start:
+    """Returns the Start for a downstream stage: all that it and the stages below it need, except its input.
+
+    `answering`: the stage to which the conversation and a given reply are passed on; None: they are this stage's own.
+    """
     message = stage_service_pb2.Start(
         # The requested modalities that the stage, or a stage below it, declares.
         modalities=[it for it in modality_numbers(edge.outputs) if not start.modalities or it in start.modalities],
@@ -159,10 +179,27 @@ def downstream_start(start: stage_service_pb2.Start, edge: DownstreamStage) -> s
     )
     if start.HasField("seed"):
         message.seed = start.seed
+    if answering in edge.stages:
+        # The entry stage hears the last message, and its words are the text on the edge.
+        message.conversation.extend(start.conversation or start.chat.messages[:-1])
+        if start.HasField("reply"):
+            message.reply.CopyFrom(start.reply)
     for name in edge.stages:
         if name in start.sampling:
             message.sampling[name].CopyFrom(start.sampling[name])
     return message
+
+
+def _check_earlier(start: stage_service_pb2.Start) -> None:
+    """Refuse media before the last message: only that one is heard. Raises InvalidRequestError."""
+    for number, message in enumerate(start.chat.messages[:-1]):
+        for index, part in enumerate(message.parts):
+            if (kind := part.WhichOneof("part")) not in ("text", None):
+                raise InvalidRequestError(
+                    f"only the last message may hold {kind} here; send what was heard in earlier ones (the transcript) "
+                    "as text",
+                    field=f"start.chat.messages[{number}].parts[{index}].{kind}",
+                )
 
 
 def _check_queueing(start: stage_service_pb2.Start) -> None:

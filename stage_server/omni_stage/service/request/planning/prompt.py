@@ -89,7 +89,7 @@ class PromptPlan:
 def is_light(start: stage_service_pb2.Start) -> bool:
     """Returns whether planning takes much less than a millisecond: there are no media headers and no JSON to parse, and
     only few parts."""
-    messages = start.chat.messages
+    messages = (*start.chat.messages, *start.conversation)
     if start.chat.tools or start.HasField("structured_output") or any(message.tool_calls for message in messages):
         return False
     if start.chat.template_arguments:
@@ -111,6 +111,18 @@ def plan_prompt(
     if reply is None:
         return replace(plan, structured=read_structured(start))
     return replace(plan, reply=reply)
+
+
+def plan_context(start: stage_service_pb2.Start, limits: Limits, max_model_len: int) -> PromptPlan | None:
+    """Validate what the client says to a stage that is not the entry: the conversation and a reply; None if nothing.
+
+    Raises as plan_prompt does. The fields that errors name are the client's: start.chat.
+    """
+    reply = read_reply(start, limits, max_model_len)
+    if not start.conversation:
+        return None if reply is None else PromptPlan(None, None, None, (), 0, reply=reply)
+    chat = prompt_pb2.ChatPrompt(messages=start.conversation)
+    return replace(_plan_chat(chat, limits, max_model_len, None), reply=reply)
 
 
 def _plan_input(
