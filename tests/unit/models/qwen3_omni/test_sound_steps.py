@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen3OmniMoeForConditionalGeneration
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
@@ -29,6 +28,7 @@ from omni_stage.models.qwen3_omni.code2wav.steps import (
 )
 from omni_stage.models.qwen3_omni.code2wav.streams import StateLayout, StreamPool
 from omni_stage.models.shared.graphs import Captured, TensorFunction, next_size
+from support.models.kernels import Launches
 
 TOLERANCE = 1e-5
 PUBLISHED = Path(__file__).parents[3] / "data" / "published" / "qwen3_omni_30b_a3b.config.json"
@@ -158,31 +158,6 @@ def test_rows_are_lent_and_given_back() -> None:
         pool.keep(pool.begin([f"later-{turn}", None]), [1, 1])
         pool.drop(f"later-{turn}")
     assert pool.rows == rows
-
-
-class Launches(TorchDispatchMode):
-    """Counts operators that compute something, and notes those that no CUDA graph can hold."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-        self.refused: list[str] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        result = function(*args, **kwargs)
-        name = str(function)
-        source = next((value for value in args if isinstance(value, torch.Tensor)), None)
-        moves = source is not None and isinstance(result, torch.Tensor) and result.device.type != source.device.type
-        if moves or name in ("aten._local_scalar_dense.default", "aten.nonzero.default", "aten.masked_select.default"):
-            self.refused.append(name)
-        if (
-            isinstance(result, torch.Tensor)
-            and not function.is_view
-            and not name.startswith(("aten.empty", "aten._unsafe_view"))
-        ):
-            self.count += 1
-        return result
 
 
 @pytest.mark.parametrize(("streams", "frames"), [(1, 1), (8, 1), (8, 8)])

@@ -1,8 +1,9 @@
 """The code predictor: computes a frame's other codes from its first code and the talker's hidden state.
 
-It runs transformers' modules for all frames of a step in one batch. Each frame is a separate sequence: hidden state,
-first code, second code and so on. The predictor is greedy if the talker is. Otherwise it uses top_k 50, top_p 0.8,
-temperature 1 and no penalty, whatever the talker's values are. Source: transformers 5.19,
+It computes what transformers' modules compute, with their weights, for all frames of a step in one batch, but in fewer
+kernels: a frame takes many small ones, and their number decides its time. Each frame is a separate sequence: hidden
+state, first code, second code and so on. The predictor is greedy if the talker is. Otherwise it uses top_k 50,
+top_p 0.8, temperature 1 and no penalty, whatever the talker's values are. Source: transformers 5.19,
 Qwen3OmniMoeTalkerForConditionalGeneration.prepare_inputs_for_generation.
 
 Samples codes for many frames in one call, with random numbers that depend only on seed, position and group. Pure.
@@ -19,6 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from omni_stage.models.shared.graphs import Capture, GraphedFunction, next_size
+from omni_stage.models.shared.parameters import join
 
 TOP_K = 50
 TOP_P = 0.8
@@ -26,31 +28,31 @@ TOP_P = 0.8
 _MASK = (1 << 31) - 1
 
 
-def uniform(seeds: torch.Tensor, positions: torch.Tensor, group: int) -> torch.Tensor:
-    """Returns random numbers float32 [n] in [0, 1) for `seeds` and `positions` int64 [n] and a group."""
+def uniform(seeds: torch.Tensor, positions: torch.Tensor, groups: int) -> torch.Tensor:
+    """Returns random numbers float32 [n, groups] in [0, 1) for `seeds` and `positions` int64 [n]."""
     state = _mix(seeds & _MASK)
     state = _mix(state ^ (seeds >> 31 & _MASK))
     state = _mix(state ^ (positions & _MASK))
-    state = _mix(state ^ group)
+    state = _mix(state[:, None] ^ torch.arange(groups, device=seeds.device))
     # 24 bits: the precision of a float32 below one.
     return (state >> 7).to(torch.float32) * (1.0 / (1 << 24))
 
 
 def pick_tokens(logits: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
-    """Returns tokens int64 [n], sampled from logits float32 [n, V] with top-k and top-p.
+    """Returns tokens int64 [n], sampled from logits [n, V] with top-k and top-p.
 
     Only the TOP_K likeliest tokens are considered. The candidates are the smallest number of them, likeliest first,
     whose probabilities add up to at least TOP_P. `chance` float32 [n] in [0, 1) selects the candidate at this fraction
     of their cumulative probability.
     """
     likeliest, tokens = logits.topk(min(TOP_K, logits.shape[-1]), dim=-1)
-    shares = likeliest.softmax(dim=-1)
-    before = shares.cumsum(dim=-1) - shares
-    shares = torch.where(before < TOP_P, shares, 0.0)
-    reached = shares.cumsum(dim=-1)
-    chosen = (reached <= chance.unsqueeze(-1) * reached[:, -1:]).sum(dim=-1)
-    last = (shares > 0).sum(dim=-1) - 1
-    return tokens.gather(-1, torch.minimum(chosen, last).unsqueeze(-1)).squeeze(-1)
+    reached = likeliest.softmax(dim=-1, dtype=torch.float32).cumsum(dim=-1)
+    # The last candidate is the first that reaches TOP_P, and all before it are followed by a candidate.
+    followed = reached < TOP_P
+    followed[:, -1] = False
+    total = reached.masked_fill(followed, 2.0).amin(dim=-1)
+    chosen = (followed & (reached <= (chance * total)[:, None])).sum(dim=-1)
+    return tokens.gather(-1, chosen[:, None])[:, 0]
 
 
 def _mix(state: torch.Tensor) -> torch.Tensor:
@@ -65,22 +67,24 @@ class CodePredictor:
     """A loaded Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration. Stateless."""
 
     def __init__(self, model: Any) -> None:
+        """Joins matrices of `model` that read the same input. Its own parameters become views of the joined ones, so
+        the weights may be loaded before or after."""
+        config = model.config
         self._model = model
-        self._layers = list(model.model.layers)
-        self._config = model.config
-
-    @property
-    def groups(self) -> int:
+        self._layers = [_Layer(layer, config) for layer in model.model.layers]
+        self._tables = join([table.weight for table in model.model.codec_embedding])
+        self._norm = model.model.norm
+        self.hidden_size = int(config.hidden_size)
+        self.groups = int(config.num_code_groups)
         """Number of codes in a frame, including the first."""
-        return int(self._config.num_code_groups)
+        heads = config.num_attention_heads + 2 * config.num_key_value_heads
+        self._shape = (len(self._layers), heads, self.groups, config.head_dim)
+        self._vocabulary = int(config.vocab_size)
 
     def embed(self, codes: torch.Tensor) -> torch.Tensor:
         """Returns the sums [n, H] of the embeddings of each frame's codes after the first, int64 [n, groups - 1]."""
-        tables = self._model.model.codec_embedding
-        total = tables[0](codes[:, 0])
-        for group in range(1, self.groups - 1):
-            total = total + tables[group](codes[:, group])
-        return total
+        first = torch.arange(self.groups - 1, device=codes.device) * self._vocabulary
+        return F.embedding(codes + first, self._tables).sum(dim=1)
 
     def predict(
         self,
@@ -96,67 +100,98 @@ class CodePredictor:
         first code; `greedy`: bool [n]; `seeds`, `positions`: int64 [n]. The random numbers depend only on seed,
         position and group, so a frame has the same codes if it is computed again or in another batch.
         """
-        count, groups = hidden.shape[0], self.groups
-        keys, values = self._new_cache(count, hidden)
-        cos, sin = self._angles(hidden)
+        layers, *cache_shape = self._shape
+        cache = hidden.new_empty(layers, hidden.shape[0], *cache_shape)
+        chances = uniform(seeds, positions, self.groups - 1)
+        rotations = self._rotations(hidden.device)
         inputs = torch.stack([hidden, first], dim=1)
         codes: list[torch.Tensor] = []
         begin = 0
-        for group in range(groups - 1):
+        for group in range(self.groups - 1):
             end = begin + inputs.shape[1]
-            state = self._forward(inputs, begin, end, keys, values, cos, sin)
-            logits = self._model.lm_head[group](state).float()
-            chance = uniform(seeds, positions, group)
-            codes.append(torch.where(greedy, logits.argmax(dim=-1), pick_tokens(logits, chance)))
-            if group < groups - 2:
+            for layer, own, rotation in zip(self._layers, cache, rotations, strict=True):
+                inputs = layer.forward(inputs, begin, end, own, rotation[:, :, begin:end])
+            logits = self._model.lm_head[group](_normalize(inputs[:, -1], self._norm))
+            picked = pick_tokens(logits, chances[:, group])
+            codes.append(torch.where(greedy, logits.argmax(dim=-1), picked))
+            if group < self.groups - 2:
                 inputs = self._model.model.codec_embedding[group](codes[-1]).unsqueeze(1)
             begin = end
         return torch.stack(codes, dim=1)
 
-    def _forward(
-        self,
-        inputs: torch.Tensor,
-        begin: int,
-        end: int,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+    def _rotations(self, device: torch.device) -> torch.Tensor:
+        """Returns the factors of each layer's normalized queries and keys, and of the same with their halves exchanged.
+
+        float32 [layers, 2, heads, groups, head size]: the rotary embedding, times the weights of the normalization. In
+        bfloat16, speech would turn to noise over time.
+        """
+        places = torch.arange(self.groups, device=device)
+        cos, sin = self._model.model.rotary_emb(torch.empty(0, device=device), places[None])
+        half = cos.shape[-1] // 2
+        sin = torch.cat([-sin[0, :, :half], sin[0, :, half:]], dim=-1)
+        weights = torch.stack([layer.head_weights() for layer in self._layers]).unsqueeze(2)
+        return torch.stack([weights * cos[0], weights.roll(half, -1) * sin], dim=1)
+
+
+class _Layer:
+    """A layer of the predictor, with its query, key and value matrices joined, and its gate and up matrices."""
+
+    def __init__(self, layer: Any, config: Any) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self._layer, self._attention, self._down = layer, attention, mlp.down_proj
+        self._activation = mlp.act_fn
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        self._inputs = join([projection.weight for projection in projections])
+        biases = [projection.bias for projection in projections if projection.bias is not None]
+        self._bias = join(biases) if biases else None
+        self._gates = join([mlp.gate_proj.weight, mlp.up_proj.weight])
+        self._queries, self._keys = config.num_attention_heads, config.num_key_value_heads
+        self._size = config.head_dim
+
+    def head_weights(self) -> torch.Tensor:
+        """Returns the weights float32 [query heads + key heads, head size] of the normalization of queries and keys."""
+        queries = self._attention.q_norm.weight.expand(self._queries, -1)
+        return torch.cat([queries, self._attention.k_norm.weight.expand(self._keys, -1)]).float()
+
+    def forward(
+        self, hidden: torch.Tensor, begin: int, end: int, cache: torch.Tensor, rotation: torch.Tensor
     ) -> torch.Tensor:
-        """Returns the state [n, H] at position end - 1. Caches the keys and values of positions [begin, end)."""
-        hidden = inputs
-        for index, layer in enumerate(self._layers):
-            attention = layer.self_attn
-            normed = layer.input_layernorm(hidden)
-            query = attention.q_norm(attention.q_proj(normed).unflatten(-1, (-1, attention.head_dim))).transpose(1, 2)
-            key = attention.k_norm(attention.k_proj(normed).unflatten(-1, (-1, attention.head_dim))).transpose(1, 2)
-            value = attention.v_proj(normed).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
-            keys[index, :, :, begin:end] = _rotate(key, cos[begin:end], sin[begin:end])
-            values[index, :, :, begin:end] = value
-            mixed = F.scaled_dot_product_attention(
-                _rotate(query, cos[begin:end], sin[begin:end]),
-                keys[index, :, :, :end],
-                values[index, :, :, :end],
-                # The first call has two positions. Later calls have one, which attends to all positions before it.
-                is_causal=begin == 0,
-                scale=attention.scaling,
-                enable_gqa=query.shape[1] != key.shape[1],
-            )
-            hidden = hidden + attention.o_proj(mixed.transpose(1, 2).flatten(2))
-            hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-        state: torch.Tensor = self._model.model.norm(hidden[:, -1])
-        return state
+        """Returns the output [n, positions, H] for positions [begin, end), and caches their keys and values.
 
-    def _new_cache(self, count: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        config = self._config
-        shape = (len(self._layers), count, config.num_key_value_heads, self.groups, config.head_dim)
-        return like.new_empty(shape), like.new_empty(shape)
+        `cache` [n, heads, groups, head size]: queries, keys and values. The queries are there only so that one kernel
+        writes them and the keys. `rotation`: of this layer (_rotations).
+        """
+        attention, turning = self._attention, self._queries + self._keys
+        joined = F.linear(_normalize(hidden, self._layer.input_layernorm), self._inputs, self._bias)
+        heads = joined.view(*joined.shape[:2], -1, self._size).transpose(1, 2)
+        # Without weights: they are in the rotation.
+        normed = F.rms_norm(heads[:, :turning], (self._size,), None, attention.q_norm.variance_epsilon)
+        turned = torch.addcmul(normed * rotation[0], normed.roll(self._size // 2, -1), rotation[1])
+        cache[:, :turning, begin:end] = turned
+        cache[:, turning:, begin:end] = heads[:, turning:]
+        mixed = F.scaled_dot_product_attention(
+            cache[:, : self._queries, begin:end],
+            cache[:, self._queries : turning, :end],
+            cache[:, turning:, :end],
+            # The first call has two positions. Later calls have one, which attends to all positions before it.
+            is_causal=begin == 0,
+            scale=attention.scaling,
+            enable_gqa=self._queries != self._keys,
+        )
+        hidden = _add_linear(hidden, mixed.transpose(1, 2).flatten(2), attention.o_proj)
+        gate, up = F.linear(_normalize(hidden, self._layer.post_attention_layernorm), self._gates).chunk(2, dim=-1)
+        return _add_linear(hidden, self._activation(gate) * up, self._down)
 
-    def _angles(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns cosines and sines, float32 [groups, head size]: in bfloat16, speech would turn to noise over time."""
-        places = torch.arange(self.groups, device=like.device)
-        cos, sin = self._model.model.rotary_emb(like.new_empty(0, dtype=torch.float32), places[None])
-        return cos[0], sin[0]
+
+def _normalize(hidden: torch.Tensor, norm: Any) -> torch.Tensor:
+    """Returns the output of a Qwen3OmniMoeRMSNorm, as one kernel."""
+    return F.rms_norm(hidden, norm.weight.shape, norm.weight, norm.variance_epsilon)
+
+
+def _add_linear(hidden: torch.Tensor, inputs: torch.Tensor, layer: Any) -> torch.Tensor:
+    """Returns `hidden` [n, positions, H] plus a linear layer's output, as one kernel unless the layer has a bias."""
+    total = torch.addmm(hidden.flatten(0, 1), inputs.flatten(0, 1), layer.weight.T).view_as(hidden)
+    return total if layer.bias is None else total + layer.bias
 
 
 class GraphedPredictor:
@@ -193,9 +228,3 @@ def graph_sizes(maximum: int) -> tuple[int, ...]:
     """Returns the batch sizes, in frames, that are captured: powers of two below `maximum`, and `maximum`."""
     powers = [1 << power for power in range(maximum.bit_length()) if 1 << power < maximum]
     return (*powers, maximum)
-
-
-def _rotate(values: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    first, second = values.float().chunk(2, dim=-1)
-    turned = values.float() * cos + torch.cat([-second, first], dim=-1) * sin
-    return turned.to(values.dtype)

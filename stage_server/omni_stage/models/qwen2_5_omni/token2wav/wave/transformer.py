@@ -37,6 +37,7 @@ from torch.nn import functional
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavDiTModel
 
 from omni_stage.models.qwen2_5_omni.checkpoint import Voice
+from omni_stage.models.shared.parameters import join
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +257,7 @@ class _Layer:
         self._layer = layer
         self._heads: int = layer.attn.heads
         parts = (layer.attn.to_q, layer.attn.to_k, layer.attn.to_v)
-        self._weight, self._bias = (_join([getattr(part, name) for part in parts]) for name in ("weight", "bias"))
+        self._weight, self._bias = (join([getattr(part, name) for part in parts]) for name in ("weight", "bias"))
 
     def run(self, hidden: torch.Tensor, modulation: Sequence[torch.Tensor], conditions: Conditions) -> torch.Tensor:
         """Returns [R, S, H], the shape of `hidden`. `modulation`: six rows [H], see `BlockTransformer.modulate`."""
@@ -287,14 +288,6 @@ class _Layer:
 def _normalize(hidden: torch.Tensor, factor: torch.Tensor, shift: torch.Tensor, epsilon: float) -> torch.Tensor:
     """Returns the normalization of `hidden` [R, S, H], times `factor` [H], plus `shift` [H]."""
     return functional.layer_norm(hidden, factor.shape, factor, shift, epsilon)
-
-
-def _join(parameters: Sequence[torch.nn.Parameter]) -> torch.Tensor:
-    """Returns the parameters one after another along the first dimension. They become views of the result."""
-    joined = torch.cat([parameter.data for parameter in parameters])
-    for parameter, view in zip(parameters, torch.split(joined, [len(part) for part in parameters]), strict=True):
-        parameter.data = view
-    return joined
 
 
 def _with_neighbours(table: torch.Tensor, back: int, ahead: int, conditions: Conditions) -> torch.Tensor:
