@@ -14,5 +14,6 @@ patched/            lets a stage make its own random weights, and fail on purpos
 published.py        the published checkpoint; golden.py compares our answers with published ones
 sizes.py, peak.py   computes memory, and measures peaks without a GPU; tables.py writes the tables of
                     docs/gpu-sizing.md
+offline/            vLLM on a machine without a network, in three calls
 bundle.py           packs all that a machine without a network needs into one file
 """

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import statistics
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.checks import Context, Finding, at_most, equal
@@ -23,6 +26,7 @@ from benchmarks.gpu.stages.engines import (
     serve,
     wait_until,
 )
+from omni_cli.local.pipeline import LocalPipeline
 from omni_proto.pipeline import OmniPipeline
 from omni_proto.pod_contract import ExitCode
 
@@ -35,6 +39,8 @@ _DRAWN_SECONDS = 10
 _DRAWN_WORDS = 64
 """Models with random weights do not end their replies sensibly, so the lengths are fixed."""
 _CODES_A_SECOND = {"qwen2_5_omni": 50.0, "qwen3_omni": 12.5}
+_COMPILED = re.compile(r"during inference: (.+?)\. This causes")
+"""What vLLM's JIT monitor logs for a kernel."""
 ASSERT_SEED, OOM_SEED = 1_000_001, 1_000_002
 
 
@@ -73,42 +79,56 @@ def _no_cuda(context: Context, servers: list[int]) -> Finding:
 
 
 def speed(context: Context) -> Iterator[Finding]:
-    """Sends 1, 8, 32 and 64 concurrent requests, but at most 32 if the weights are random.
+    """Sends 1, 8, 32 and 64 concurrent requests, but at most 32 if the weights are random. Each level runs twice, once
+    right after the stages are ready ("cold") and once after all levels ("warm").
 
-    Reports first audio, real-time factor, the GPU's idle share and the load of the stage servers' event loops.
+    Reports first audio, real-time factor, the GPU's idle share and the load of the stage servers' event loops. Fails if
+    a stage compiled a kernel after it was ready.
     """
     pipeline, checkpoint = load_sample(context, stream=True)
-    limits = _drawn_limits(pipeline) if context.shaped else {}
     with serve(context, pipeline, checkpoint, "speed", drawn=context.shaped) as (local, seconds_to_start):
-        servers = {process.name: process.session for process in local._processes}
         before = gpu_memory_by_stage(local)
-        # The first requests compile and load code that later ones reuse.
-        asyncio.run(_ask(local.endpoint, 2, limits))
-        for count in DRAWN_AT_ONCE if context.shaped else AT_ONCE:
-            busy = _Busy(servers)
-            with busy:
-                answers = asyncio.run(_ask(local.endpoint, count, limits))
-            seconds = max(answer["done"] for answer in answers)
-            audio = sum(answer["audio_s"] for answer in answers)
-            first = statistics.median(answer["first_audio"] for answer in answers)
-            steps = statistics.median(answer["talker_step_ms"] for answer in answers)
-            data = {
-                "first_audio_s": first,
-                "step_ms": steps,
-                "rtf": seconds / max(audio, 1e-9),
-                "gpu_idle_percent": busy.gpu_idle_percent,
-                "loop_load": busy.loads,
-            }
-            context.say(f"{count} at once: {data}")
-            words = (
-                f"step {steps:.1f} ms, first audio {first:.2f} s, RTF {data['rtf']:.2f}, GPU idle "
-                f"{busy.gpu_idle_percent} %, busiest loop {max(busy.loads.values(), default=0):.2f}"
-            )
-            complete = all(answer["audio_s"] > 0 for answer in answers)
-            yield Finding(words, "all answered", ok=complete, name=f"{count}_at_once", data=data)
+        for way, count in product(("cold", "warm"), DRAWN_AT_ONCE if context.shaped else AT_ONCE):
+            yield measure_level(context, local, f"{count}_at_once.{way}", count)
+        compiled = _compiled_kernels(context.out / "logs" / "speed")
+        yield Finding(", ".join(compiled) or "none", "none", ok=not compiled, name="compiled_after_ready")
         for stage, used in gpu_memory_by_stage(local).items():
             data = {"started_bytes": before[stage], "bytes": used, "start_seconds": seconds_to_start.by_stage[stage]}
             yield Finding(f"{used / (1 << 30):.1f} GiB", name=f"memory.{stage}", data=data)
+
+
+def measure_level(context: Context, local: LocalPipeline, name: str, count: int) -> Finding:
+    """Sends `count` requests at once to a running pipeline. Returns first audio, the talker's step and the load."""
+    limits = _drawn_limits(local.pipeline) if context.shaped else {}
+    busy = _Busy({process.name: process.session for process in local._processes})
+    with busy:
+        answers = asyncio.run(_ask(local.endpoint, count, limits))
+    seconds = max(answer["done"] for answer in answers)
+    audio = sum(answer["audio_s"] for answer in answers)
+    firsts = sorted(answer["first_audio"] for answer in answers)
+    data = {
+        "first_audio_s": statistics.median(firsts),
+        "first_audio_by_request_s": firsts,
+        "step_ms": statistics.median(answer["talker_step_ms"] for answer in answers),
+        "rtf": seconds / max(audio, 1e-9),
+        "gpu_idle_percent": busy.gpu_idle_percent,
+        "loop_load": busy.loads,
+    }
+    context.say(f"{name}: {data}")
+    words = (
+        f"step {data['step_ms']:.1f} ms, first audio {data['first_audio_s']:.2f} s, RTF {data['rtf']:.3f}, GPU idle "
+        f"{busy.gpu_idle_percent} %, busiest loop {max(busy.loads.values(), default=0):.2f}"
+    )
+    return Finding(words, "all answered", ok=all(answer["audio_s"] > 0 for answer in answers), name=name, data=data)
+
+
+def _compiled_kernels(logs: Path) -> list[str]:
+    """Returns STAGE: KERNEL for each kernel that a stage compiled after it was ready, as its log says."""
+    found = []
+    for log in sorted(logs.glob("*.log")):
+        lines = log.read_text(errors="replace").splitlines()
+        found += [f"{log.stem}: {match[1]}" for line in lines if (match := _COMPILED.search(line))]
+    return found
 
 
 def _drawn_limits(pipeline: OmniPipeline) -> dict[str, dict[str, int | bool]]:

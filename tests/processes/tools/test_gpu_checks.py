@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.bundle import PACKAGES, pins
 from benchmarks.gpu.catalogue import CHECKS
 from benchmarks.gpu.checks import Check, Context, Finding, at_most, equal, run_check
+from benchmarks.gpu.offline import pieces
 
 PAGE = (Path(__file__).parents[3] / "docs" / "gpu-check.md").read_text(encoding="utf-8")
 ON_CPU = {
@@ -125,5 +127,20 @@ def test_a_name_that_no_check_has_is_refused(tmp_path: Path) -> None:
 
 def test_the_bundles_packages_are_pinned() -> None:
     assert len(pins()) == len(PACKAGES)
+    assert len(pins(pieces.PACKAGES)) == len(pieces.PACKAGES)
     with pytest.raises(ValueError, match="does not pin nothing-at-all"):
         pins(("nothing-at-all",))
+
+
+def test_a_piece_has_the_wanted_files_and_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = tmp_path / "site"
+    for name in ("vllm/a.py", "vllm/b.so", "grpc/c.py"):
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_bytes(random.Random(name).randbytes(500))
+    target = tmp_path / "1" / "rest.tar.xz"
+    assert pieces.pack(site, target, lambda name: name.startswith("vllm")) == target.stat().st_size
+    with tarfile.open(target) as tar:
+        assert sorted(tar.getnames()) == ["vllm/a.py", "vllm/b.so"]
+    monkeypatch.setattr(pieces, "LIMIT_BYTES", 800)
+    with pytest.raises(RuntimeError, match="the limit is"):
+        pieces.pack(site, target, lambda _: True)
