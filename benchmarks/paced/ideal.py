@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from omni_proto.stage_config import DownstreamStage, Modality, ModelSource, SamplingDefaults, StageConfig
 from omni_stage.models.component import EdgeRows, EdgeStream, StageRequest, UserPrompt
@@ -16,6 +17,7 @@ from omni_stage.models.sim.stages.thinker import TextRun, Thinker
 from omni_stage.models.sim.tables import Table, audio_cost, token_cost
 from omni_stage.models.sim.virtual_time.clock import Limits, Made, Sequence as Queued, StepClock
 from omni_stage.models.sim.virtual_time.windows import Job, Window, WindowClock, next_window
+from omni_stage.vllm_adapter.scheduling.playback import Playback, rows_to_gather
 
 _MODEL_LEN = 32_768
 _LIMITS = Limits(max_seqs=1024, max_step_tokens=8192, kv_tokens=1 << 40)
@@ -70,6 +72,13 @@ class _Request:
     decoded: int = 0
     ended: bool = False
     window: Window | None = None
+    asked: float = 0.0
+    """When the newest window was given to the decoder."""
+    last: int = 0
+    """Number of frames of the last window."""
+    took: float = 0.0
+    """Seconds that the decoder had the last window."""
+    playback: Playback = field(default_factory=Playback)
 
 
 class _Ideal:
@@ -82,6 +91,8 @@ class _Ideal:
         self._talker = StepClock(token_cost(table.talker), _LIMITS)
         self._decoder = WindowClock(audio_cost(table.decoder), table.decoder.max_batch)
         self._requests: dict[str, _Request] = {}
+        self._wakes: dict[str, float] = {}
+        """Request -> until when its next window waits for more frames."""
         self._text_maker = Thinker(table, _config("thinker"), _MODEL_LEN)
         self._code_maker = Talker(table, _config("talker"), _MODEL_LEN)
         self._prompt = UserPrompt(token_ids=[0] * prompt_tokens)
@@ -94,6 +105,7 @@ class _Ideal:
         while True:
             clocks = (self._thinker.next_time, self._talker.next_time, self._decoder.next_time)
             times = [time for time in clocks if time is not None] + [start for start, _ in waiting[:1]]
+            times += self._wakes.values()
             if not times:
                 break
             now = min(times)
@@ -103,6 +115,8 @@ class _Ideal:
                 self._on_frame(made, now)
             for job, _ in self._decoder.advance(now):
                 self._on_audio(job.request_id, now)
+            for key in [key for key, wake in self._wakes.items() if wake <= now]:
+                self._next_window(key, self._requests[key], now)
             while waiting and waiting[0][0] <= now:
                 self._start(waiting.pop(0)[1], now)
         return [_since(self._requests[f"{number}"].outcome, start) for number, start in enumerate(starts)]
@@ -144,18 +158,25 @@ class _Ideal:
             raise RuntimeError("the decoder finished a window that the request did not ask for")
         seconds = (window.until - window.first) / self._table.talker.frames_per_second
         request.outcome.chunks.append(Chunk(now, seconds))
+        request.playback.add(now, seconds)
+        request.last, request.took = window.until - window.first, now - request.asked
         request.decoded, request.window = window.until, None
         self._next_window(key, request, now)
 
     def _next_window(self, key: str, request: _Request, now: float) -> None:
         if request.window is not None:
             return
+        self._wakes.pop(key, None)
         if self._streams:
-            shape = self._table.decoder
-            request.window = next_window(request.decoded, request.frames, ended=request.ended, shape=shape)
+            find = partial(next_window, request.decoded, request.frames, ended=request.ended, shape=self._table.decoder)
+            until = request.playback.gathers_until(now, request.took)
+            request.window = find(gather=rows_to_gather(request.last) if until > now else 0)
+            if request.window is None and find() is not None:
+                self._wakes[key] = until
         elif request.ended and request.decoded < request.frames:
             request.window = Window(0, 0, request.frames, request.frames)
         if request.window is not None:
+            request.asked = now
             played = request.decoded / self._table.talker.frames_per_second
             due = request.outcome.chunks[0].time + played if request.outcome.chunks else -math.inf
             frames = request.window.frames

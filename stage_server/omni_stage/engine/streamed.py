@@ -22,6 +22,7 @@ from omni_stage.models.component import (
     StageRequest,
     StageStep,
     TakesStreams,
+    gather_rows,
     read_part,
 )
 from omni_stage.payloads.keys import OMNI_DUE_KEY
@@ -119,17 +120,19 @@ class StreamedRuns:
             _set_due(params, playback.due(time.monotonic()))
             core_id = f"{request.request_id}.{window}"
             self.windows[request.request_id] = core_id
+            made = began = time.monotonic()
             try:
                 with self.work.open(core_id) as work:
                     run = self.core.stream(core_id, prompt, params, priority=request.priority, on_submit=work.begin)
                     async with aclosing(run) as outputs:
                         async for output in outputs:
                             self.work.note_step()
+                            made = time.monotonic()
                             reason = finish_reason(output, kind) if part.last else None
                             step = emitter.emit(replace(output, finish_reason=reason))
                             step.submitted_ns = submitted
                             if step.audio is not None and rate:
-                                playback.add(time.monotonic(), step.audio.shape[-1] / rate)
+                                playback.add(made, step.audio.shape[-1] / rate)
                             work.lend()
                             yield step, reason is not None
                             work.take_back()
@@ -137,6 +140,8 @@ class StreamedRuns:
                 self.windows.pop(request.request_id, None)
             if part.last:
                 return
+            now = time.monotonic()
+            await gather_rows(stream, feed, playback.gathers_until(now, made - began) - now)
             part = await read_part(stream, feed)
             if part.input.finished is not None:
                 # The stream's end arrived after its last rows: there is nothing more to compute.

@@ -23,8 +23,10 @@ from omni_stage.models.component.protocol import (
     Component,
     ComponentFactory,
     Emitter,
+    GathersRows,
     InputFeed,
     KnowsFirstAudio,
+    KnowsPace,
     KnowsTokens,
     KnowsVoices,
     MediaCost,
@@ -33,6 +35,7 @@ from omni_stage.models.component.protocol import (
     TakesMedia,
     TakesStreams,
     TakesVideo,
+    gather_rows,
     read_part,
 )
 from omni_stage.models.component.request import (
@@ -59,10 +62,12 @@ __all__ = [
     "EngineInput",
     "EngineStep",
     "FinishReason",
+    "GathersRows",
     "ImagePart",
     "InputFeed",
     "InputPart",
     "KnowsFirstAudio",
+    "KnowsPace",
     "KnowsTokens",
     "KnowsVoices",
     "MediaCost",
@@ -78,5 +83,6 @@ __all__ = [
     "TextPart",
     "UserPrompt",
     "VideoPart",
+    "gather_rows",
     "read_part",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -111,6 +112,27 @@ async def read_part(stream: EdgeStream, feed: InputFeed, *, in_thread: bool = Fa
 
 
 @runtime_checkable
+class GathersRows(Protocol):
+    """An InputFeed whose output does not depend on how its rows are cut into parts, so that a part may wait for more."""
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether the next part should wait for more rows as long as nobody needs its output."""
+        ...
+
+
+async def gather_rows(stream: EdgeStream, feed: InputFeed, seconds: float) -> None:
+    """Add rows to a feed that wants more of them, for at most `seconds`. Raises OmniStageError."""
+    if seconds <= 0 or not isinstance(feed, GathersRows):
+        return
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while feed.wants_more:
+                # A read that is cancelled takes nothing out of the stream.
+                feed.add(await stream.read())
+
+
+@runtime_checkable
 class TakesStreams(Protocol):
     """A Component that can start before its upstream stage has ended."""
 
@@ -214,6 +236,14 @@ class KnowsFirstAudio(Protocol):
 
     first_audio_steps: int
     """Number of steps of a request after which the stages downstream have all rows for its first audio."""
+
+
+@runtime_checkable
+class KnowsPace(Protocol):
+    """A Component whose rows each stand for the same time of audio."""
+
+    row_plays_s: float | None
+    """Seconds of audio per row; None if no stage downstream speaks."""
 
 
 class ComponentFactory(Protocol):

@@ -63,6 +63,7 @@ class OmniThinker:
         self.output_schema = output_schema
         self.default_sampling = settings.default_sampling
         self.known_voices = settings.known_voices
+        self.row_plays_s: float | None = 1 / settings.pace["tokens_per_second"] if settings.pace else None
         self._prompts = prompts
         self._settings = settings
         self._engine = engine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator
@@ -15,6 +16,7 @@ from omni_stage.models.sim.stages.decoder import Decoder
 from omni_stage.models.sim.tables import AudioShape, audio_cost
 from omni_stage.models.sim.virtual_time.ticker import Mailbox, Ticker
 from omni_stage.models.sim.virtual_time.windows import Job, Window, WindowClock, next_window
+from omni_stage.vllm_adapter.scheduling.playback import Playback, rows_to_gather
 
 
 class AudioRuns:
@@ -79,12 +81,22 @@ class AudioRuns:
     async def _run_windows(
         self, request: StageRequest, stream: EdgeStream, voice: VoiceAudio
     ) -> AsyncGenerator[StageStep, None]:
-        frames, done, ended, began = 0, 0, False, -math.inf
+        frames, done, ended, began, last, took = 0, 0, False, -math.inf, 0, 0.0
+        playback = Playback()
         try:
             while not (ended and done == frames):
-                window = next_window(done, frames, ended=ended, shape=self._shape)
+                now = time.monotonic()
+                left = playback.gathers_until(now, took) - now
+                wanted = rows_to_gather(last) if left > 0 else 0
+                window = next_window(done, frames, ended=ended, shape=self._shape, gather=wanted)
                 if window is None:
-                    rows = await stream.read()
+                    # Without frames to compute there is nothing to do at the end of the wait.
+                    waits = wanted and next_window(done, frames, ended=ended, shape=self._shape) is not None
+                    try:
+                        async with asyncio.timeout(left if waits else None):
+                            rows = await stream.read()
+                    except TimeoutError:
+                        continue
                     frames += rows.tensors["codes"].shape[0] if "codes" in rows.tensors else 0
                     ended = rows.ended
                     self._check(frames)
@@ -92,8 +104,10 @@ class AudioRuns:
                 submitted = time.monotonic_ns()
                 step = await self._make(request, window, voice, due=began + done * self._frame_s)
                 step.submitted_ns = submitted
-                began = time.monotonic() if not done else began
-                done = window.until
+                made = time.monotonic()
+                began = made if not done else began
+                done, last, took = window.until, window.until - window.first, made - submitted / 1e9
+                playback.add(made, last * self._frame_s)
                 # A window that reads the last frame so far is not the last window unless the input has ended.
                 if ended and done == frames:
                     step.finish_reason = FinishReason.STOP

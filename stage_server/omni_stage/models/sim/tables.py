@@ -80,6 +80,9 @@ class AudioShape(ConfigModel):
     """Number of new frames in the first window."""
     next_frames: Annotated[int, Field(ge=1)]
     """Number of new frames in every later window."""
+    most_frames: Annotated[int, Field(ge=1)] | None = None
+    """If set, a later window has the frames that wait, at most this many, as in Qwen3-Omni's code2wav (GathersRows);
+    nextFrames is then the fewest. With 1, no window waits for more."""
     back_frames: Annotated[int, Field(ge=0)] = 0
     """Number of frames before its new frames that a window computes again."""
     ahead_frames: Annotated[int, Field(ge=0)] = 0

@@ -29,7 +29,7 @@ from omni_stage.errors import DownstreamProtocolError, ModelExecutionError
 from omni_stage.exchange import Array
 from omni_stage.service.edges.channels import Deadline, DownstreamChannels, OpenCall, downstream_timeout
 from omni_stage.service.edges.downstream_protocol import DownstreamProtocol, explain_failure
-from omni_stage.service.edges.outbox import ALIVE_S, Outbox
+from omni_stage.service.edges.outbox import ALIVE_S, Outbox, Pacing
 from omni_stage.service.edges.output import EdgeWriter
 from omni_stage.service.errors import RelayedError, first_error
 from omni_stage.service.metering import StageMetrics
@@ -94,6 +94,8 @@ class EdgeContext:
     """Id of the component that publishes the rows."""
     schema: TensorSchema
     early_steps: int
+    row_plays_s: float
+    """See Pacing."""
     request_id: str
     metadata: tuple[tuple[str, str], ...]
     deadline: Deadline
@@ -116,7 +118,7 @@ class EdgeCall:
         self.opened = False
         self._start = start
         self._context = context
-        self._outbox = Outbox(context.channels, streamed=self.opens_early, early_steps=context.early_steps)
+        self._outbox = Outbox(context.channels, Pacing(self.opens_early, context.early_steps, context.row_plays_s))
         self._writer = EdgeWriter(context.schema)
         self._count = context.metrics.chunk_counter(edge.stage)
         self._sending: Any = None

@@ -15,11 +15,13 @@ from omni_stage.vllm_adapter.scheduling.step_order import FIRST_OUTPUTS
 EARLY_STEPS: Final = FIRST_OUTPUTS
 """Number of steps, from a request's first one, whose rows do not wait: the step with the prompt, and the next eight.
 The number is higher for a component whose first audio needs more steps (KnowsFirstAudio)."""
-LONGEST_S: Final = 0.04
-A_CALL_S: Final = 0.000_625
-"""Seconds that each open call adds to the longest wait. With 64 open calls, the longest wait reaches LONGEST_S."""
 ROW_PLAYS_S: Final = 0.02
-"""Seconds of audio per row, at 50 codec tokens a second: the highest rate of a published talker."""
+"""Seconds of audio per row, at 50 codec tokens a second: the highest rate of a published talker. Used for components
+that do not know their own (KnowsPace)."""
+LONGEST_S: Final = 2 * ROW_PLAYS_S
+"""Longest wait of a row on a Full edge. On a Stream edge it is the time that two rows play."""
+MANY_CALLS: Final = 64
+"""With so many open calls, or more, rows may wait longest; with fewer, the longest wait is in proportion."""
 MAX_STEPS: Final = 64
 """Maximum number of steps in one message. At one row of 7 KiB per step, they fill less than half of the largest
 message."""
@@ -48,6 +50,8 @@ class Pacing:
     """Whether the downstream stage reads rows before the request ends (a Stream edge)."""
     early_steps: int = EARLY_STEPS
     """Number of first steps whose rows do not wait."""
+    row_plays_s: float = ROW_PLAYS_S
+    """Seconds of audio per row."""
     _steps: int = 0
     _rows: int = 0
     _began: float = 0.0
@@ -86,8 +90,8 @@ class Pacing:
             return LONGEST_S
         if self.early:
             return 0.0
-        ahead_s = self._rows * ROW_PLAYS_S - (now - self._began) - ROW_PLAYS_S
-        return max(0.0, min(LONGEST_S, open_calls * A_CALL_S, ahead_s))
+        ahead_s = (self._rows - 1) * self.row_plays_s - (now - self._began)
+        return max(0.0, min(2 * self.row_plays_s * min(1.0, open_calls / MANY_CALLS), ahead_s))
 
 
 Taken = tuple[list[Mapping[str, Array]], set[str], "events_pb2.FinishReason | None"]
@@ -107,13 +111,10 @@ class OpenCalls(Protocol):
 class Outbox:
     """The queued rows of one call. `put`, `end` and `take` never block; a single task calls `wait`."""
 
-    def __init__(self, calls: OpenCalls, *, streamed: bool, early_steps: int = EARLY_STEPS) -> None:
-        """`streamed`: whether the downstream stage reads rows before the request ends (a Stream edge).
-
-        `early_steps`: number of steps, from the first one, whose rows do not wait.
-        """
+    def __init__(self, calls: OpenCalls, pacing: Pacing) -> None:
+        """`pacing`: a new one, for this call alone."""
         self._calls = calls
-        self._pacing = Pacing(streamed, early_steps)
+        self._pacing = pacing
         self._loop = asyncio.get_running_loop()
         self._steps: list[Mapping[str, Array]] = []
         self._complete: set[str] = set()

@@ -13,11 +13,18 @@ from omni_proto.rpc.status import read_status
 from omni_proto.stage.v1 import events_pb2
 from omni_stage.engine.requests.given_reply import passes_on
 from omni_stage.errors import ConfigurationError, EngineDeadStageError, ModelExecutionError
-from omni_stage.models.component import FinishReason, KnowsFirstAudio, ServedComponent, StageRequest, StageStep
+from omni_stage.models.component import (
+    FinishReason,
+    KnowsFirstAudio,
+    KnowsPace,
+    ServedComponent,
+    StageRequest,
+    StageStep,
+)
 from omni_stage.process.stage_log import request_id_var
 from omni_stage.service.edges.channels import Deadline
 from omni_stage.service.edges.downstream_call import EdgeCall, EdgeContext
-from omni_stage.service.edges.outbox import EARLY_STEPS
+from omni_stage.service.edges.outbox import EARLY_STEPS, ROW_PLAYS_S
 from omni_stage.service.errors import first_error, to_status
 from omni_stage.service.request.input import InputOrder, RequestInput
 from omni_stage.service.request.outputs import open_writers
@@ -268,6 +275,7 @@ def build_calls(
         component=config.component,
         schema=component.output_schema,
         early_steps=_count_early_steps(component),
+        row_plays_s=(component.row_plays_s if isinstance(component, KnowsPace) else None) or ROW_PLAYS_S,
         request_id=request_id_var.get(),
         metadata=forwarded_metadata(request_id_var.get(), traceparent),
         deadline=deadline,

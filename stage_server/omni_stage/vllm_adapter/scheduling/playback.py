@@ -21,6 +21,17 @@ FIRST_AHEAD_S: Final = 5.0
 """A stream's first audio is due this many seconds before the stream reached the engine. So first audio is served before
 all streams that still have audio to play, and after streams that have been silent for longer than this. The first
 windows of several streams are served in the order in which the streams reached the engine."""
+GATHERED_ROWS: Final = 8
+"""Most rows for which a window waits while its listener has audio. The largest number with a CUDA graph in code2wav."""
+
+
+def rows_to_gather(last: int) -> int:
+    """Returns for how many rows the window after one of `last` rows waits.
+
+    Each window has a fixed cost, on the GPU and in the stage server. The first one comes as soon as it can; from there
+    the sizes double, because the listener's audio grows with each window.
+    """
+    return min(GATHERED_ROWS, 2 * last)
 
 
 @dataclass(slots=True)
@@ -36,6 +47,16 @@ class Playback:
     def due(self, now: float) -> float:
         """Returns when the next window must be ready. Streams with an earlier time are served first."""
         return now - FIRST_AHEAD_S if self.runs_out is None else self.runs_out
+
+    def gathers_until(self, now: float, took: float = 0.0) -> float:
+        """Returns until when the next window may wait for more rows; at most `now` means that it must not wait.
+
+        At most half of the audio that the listener has is spent on waiting. The other half must cover at least twice
+        the seconds that the last window `took`.
+        """
+        if self.runs_out is None:
+            return now
+        return min(now + (self.runs_out - now) / 2, self.runs_out - 2 * took)
 
     def add(self, now: float, seconds: float) -> None:
         """Record that `seconds` of audio were sent. If playback had run out before, it resumes `now`.

@@ -40,6 +40,16 @@ def test_a_window_waits_for_the_frames_behind_it() -> None:
     assert next_window(5, 5, ended=True, shape=SHAPE) is None
 
 
+@pytest.mark.parametrize(
+    ("waiting", "gather", "ended", "made"),
+    [(1, 0, False, 1), (3, 0, False, 2), (3, 4, False, None), (3, 4, True, 2), (9, 8, False, 8), (40, 8, False, 16)],
+)
+def test_a_window_of_a_decoder_that_gathers(waiting: int, gather: int, ended: bool, made: int | None) -> None:
+    shape = AudioShape(frame_ms={1: 1.0}, first_frames=1, next_frames=1, most_frames=16)
+    window = next_window(5, 5 + waiting, ended=ended, shape=shape, gather=gather)
+    assert (window and window.until - window.first) == made
+
+
 def job(name: str, due: float, frames: int = 10) -> Job:
     return Job(request_id=name, frames=frames, due=due)
 

@@ -72,3 +72,12 @@ def test_rows_that_nobody_reads_before_the_end_wait_even_alone() -> None:
     assert waits[0] == 0.0, "the first row opens the call, so it does not wait"
     assert len(waits) <= 20
     assert max(waits) <= LONGEST_S + 1e-9
+
+
+@pytest.mark.parametrize(("open_calls", "longest"), [(1, 0.0025), (8, 0.02), (MANY, 0.16), (10 * MANY, 0.16)])
+def test_rows_that_play_longer_may_wait_longer(open_calls: int, longest: float) -> None:
+    """Qwen3-Omni's talker makes a frame of 80 ms in 22 ms: a listener's audio grows, although a row takes 20 ms."""
+    waits = send_times(Pacing(row_plays_s=0.08), 0.022, 200, open_calls)[EARLY_STEPS:]
+    assert max(waits) <= longest + 1e-9
+    if open_calls >= MANY:
+        assert len(waits) <= (200 - EARLY_STEPS) / 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_stage.vllm_adapter.scheduling.playback import FIRST_AHEAD_S, Playback
+from omni_stage.vllm_adapter.scheduling.playback import FIRST_AHEAD_S, Playback, rows_to_gather
 
 NOW = 100.0
 
@@ -57,3 +57,25 @@ def test_whoever_can_be_served_in_time_never_hears_silence() -> None:
         gaps += runs_out is not None and now > runs_out
         listeners[index].add(now, 1.0)
     assert gaps == 0
+
+
+@pytest.mark.parametrize(
+    ("runs_out", "took", "until"),
+    [
+        (None, 0.0, NOW),  # nobody waits before the first audio
+        (NOW + 1.0, 0.0, NOW + 0.5),
+        (NOW + 1.0, 0.1, NOW + 0.5),
+        (NOW + 1.0, 0.4, NOW + 0.2),  # a slow decoder needs the time itself
+        (NOW + 0.1, 0.4, NOW - 0.7),
+        (NOW - 1.0, 0.0, NOW - 1.0),  # silent already
+    ],
+)
+def test_a_window_waits_at_most_for_half_of_the_audio_that_is_left(
+    runs_out: float | None, took: float, until: float
+) -> None:
+    found = Playback(runs_out).gathers_until(NOW, took)
+    assert found == pytest.approx(until) or (found <= NOW and until <= NOW)
+
+
+def test_windows_double_up_to_eight_rows() -> None:
+    assert [rows_to_gather(last) for last in (0, 1, 2, 3, 4, 5, 64)] == [0, 2, 4, 6, 8, 8, 8]

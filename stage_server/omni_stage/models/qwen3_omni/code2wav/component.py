@@ -25,6 +25,7 @@ from omni_stage.models.qwen3_omni.manifest import CODE2WAV
 from omni_stage.models.qwen3_omni.model_configs import pick_code2wav
 from omni_stage.models.qwen3_omni.schemas import talker2code2wav_schema
 from omni_stage.payloads import AdditionalInformationPayload
+from omni_stage.vllm_adapter.scheduling.playback import rows_to_gather
 from omni_stage.vllm_adapter.wiring.names import DIFFUSION_SETTINGS
 
 STEP_FRAMES = 1024
@@ -165,7 +166,11 @@ other requests of its step."""
 
 
 class CodesFeed:
-    """An InputFeed of chunks. A chunk has all waiting frames, at least one and at most MAX_CHUNK_FRAMES."""
+    """An InputFeed of chunks, which gathers frames while the listener has audio to play.
+
+    The first chunk and the last one have all waiting frames, at most MAX_CHUNK_FRAMES. Any other has the largest number
+    of waiting frames that is a power of two, because such numbers have CUDA graphs; the others wait for the next chunk.
+    """
 
     def __init__(
         self,
@@ -185,6 +190,7 @@ class CodesFeed:
         self._waiting: list[torch.Tensor] = []
         self._taken = 0
         self._came = 0
+        self._last_frames = 0
         self._ended = False
 
     def add(self, rows: EdgeRows) -> None:
@@ -196,6 +202,11 @@ class CodesFeed:
             self._came += codes.shape[0]
         self._ended = self._ended or rows.ended or "codes" in rows.complete
 
+    @property
+    def wants_more(self) -> bool:
+        """Whether the next chunk should have more frames than wait now; see `rows_to_gather`."""
+        return not self._ended and self._came - self._taken < rows_to_gather(self._last_frames)
+
     def next_part(self) -> InputPart | None:
         """Returns the next chunk; None if no frame waits.
 
@@ -206,9 +217,12 @@ class CodesFeed:
             # The end often arrives after the last frame, because frames do not wait for the end.
             return None if not self._ended else self._end()
         waiting = torch.cat(self._waiting)
-        chunk, rest = waiting[:MAX_CHUNK_FRAMES], waiting[MAX_CHUNK_FRAMES:]
+        frames = min(waiting.shape[0], MAX_CHUNK_FRAMES)
+        if self._taken and not self._ended:
+            frames = 1 << (frames.bit_length() - 1)
+        chunk, rest = waiting[:frames], waiting[frames:]
         self._waiting = [rest] if rest.shape[0] else []
-        first, self._taken = self._taken, self._taken + chunk.shape[0]
+        first, self._taken, self._last_frames = self._taken, self._taken + frames, frames
         last = self._ended and not self._waiting
         return InputPart(self._build(chunk, first, last), last=last)
 

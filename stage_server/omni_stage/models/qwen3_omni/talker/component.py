@@ -60,6 +60,7 @@ class Talker:
         self._pace = pace
         self._speech = speech
         self._table = table
+        self.row_plays_s: float | None = 1 / pace["tokens_per_second"]
         self.voices: Sequence[str] = speech.voices
         self.input_schema = thinker2talker_schema(checkpoint)
         self.output_schema = talker2code2wav_schema(speech)

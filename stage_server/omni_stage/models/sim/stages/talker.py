@@ -36,6 +36,7 @@ class Talker:
         self.input_schema: TensorSchema | None = thinker2talker_schema(table)
         self.output_schema: TensorSchema | None = talker2decoder_schema(table)
         self.first_audio_steps = table.decoder.first_frames + table.decoder.ahead_frames
+        self.row_plays_s: float | None = 1 / table.talker.frames_per_second
         self._shape = table.talker
         self._max_model_len = max_model_len
 

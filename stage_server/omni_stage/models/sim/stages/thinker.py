@@ -33,6 +33,7 @@ class Thinker:
         self.output_schema: TensorSchema | None = thinker2talker_schema(table)
         # Each frame needs one row of the reply, and the first step has only the prompt's rows.
         self.first_audio_steps = table.decoder.first_frames + table.decoder.ahead_frames + 1
+        self.row_plays_s: float | None = 1 / table.talker.frames_per_second
         self._shape = table.thinker
         self._max_model_len = max_model_len
         values = table.thinker.row_values

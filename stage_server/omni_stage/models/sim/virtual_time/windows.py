@@ -33,13 +33,19 @@ class Window:
         return self.end - self.begin
 
 
-def next_window(first: int, frames: int, *, ended: bool, shape: AudioShape) -> Window | None:
+def next_window(first: int, frames: int, *, ended: bool, shape: AudioShape, gather: int = 0) -> Window | None:
     """Returns the window whose audio starts at frame `first`; None if more frames must arrive.
 
-    `frames`: number of frames that have arrived; `ended`: whether these are all.
+    `frames`: number of frames that have arrived; `ended`: whether these are all. `gather`: for how many frames a window
+    waits that may wait, if the table sets most_frames.
     """
     begin = max(0, first - shape.back_frames)
     until = first + (shape.next_frames if first else shape.first_frames)
+    waiting = frames - shape.ahead_frames - first
+    if first and shape.most_frames and waiting >= shape.next_frames:
+        if waiting < min(gather, shape.most_frames) and not ended:
+            return None
+        until = first + (1 << (min(waiting, shape.most_frames).bit_length() - 1))
     if frames >= until + shape.ahead_frames:
         return Window(begin, first, until, until + shape.ahead_frames)
     if ended and frames > first:
