@@ -35,6 +35,7 @@ CASES = {
     "first-audio-qwen3": "benchmarks.first_audio.qwen3",
     "first-audio-expensive": "benchmarks.first_audio.expensive",
     "first-audio-paced": "benchmarks.paced.measure",
+    "first-audio-rate": "benchmarks.paced.rate",
     "peer": "benchmarks.peer.measure",
 }
 """Case -> its module, which has the functions `measure` and `draw`."""

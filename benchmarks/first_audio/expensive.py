@@ -106,6 +106,8 @@ def read_cpu(pids: Mapping[str, int]) -> dict[str, float]:
 class Outcome:
     """The results of all rounds with one number of concurrent requests."""
 
+    cold: list[Heard] = field(default_factory=list)
+    """The first round, which no other figure contains."""
     heard: list[Heard] = field(default_factory=list)
     wall_s: float = 0.0
     cpu_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -147,6 +149,8 @@ async def _ask_all(
     outcomes = {count: Outcome() for count in AT_ONCE}
     least = {count: Outcome() for count in LEAST_OF.values()}
     answers: list[list[Answer]] = []
+    for count, outcome in outcomes.items():
+        outcome.cold = await ask(pipeline.client, count, sampling)
     for _ in range(rounds):
         for count, outcome in outcomes.items():
             await _ask_once(pipeline, count, sampling, outcome)
@@ -204,6 +208,7 @@ def heard_row(count: int, outcome: Outcome) -> Row:
         "side": "Stream",
         "at_once": count,
         "first_audio_s_p50": round(first, 2),
+        "cold_first_audio_s_p50": round(statistics.median(one.playback.first for one in outcome.cold), 2),
         "first_audio_s_max": round(max(one.playback.first for one in outcome.heard), 2),
         "job_s_p50": round(job, 2),
         "first_over_job": round(first / job, 3),

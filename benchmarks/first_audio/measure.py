@@ -34,6 +34,7 @@ NOTES = (
     "The sample's engines run 8 requests at a time; further ones wait in their queues.",
     "Gaps: how often a player that starts with the first chunk has nothing to play. Silence: the seconds of all gaps "
     "of an answer, median. Full has no gaps, because it waits before it starts. `waited` is first audio plus silence.",
+    "Cold: the first round with these requests, which counts apart.",
 )
 
 
@@ -72,6 +73,7 @@ async def _ask_all(
     rows = []
     for seconds in SECONDS:
         for count in family.at_once:
+            cold = {name: await ask(client, count, family.sampling(seconds)) for name, client in clients.items()}
             heard: dict[str, list[Heard]] = {name: [] for name in clients}
             spans: dict[str, list[float]] = {name: [] for name in clients}
             for number in range(rounds or ROUNDS[seconds]):
@@ -79,7 +81,11 @@ async def _ask_all(
                     answers = await ask(clients[name], count, family.sampling(seconds))
                     heard[name] += answers
                     spans[name].append(max(answer.done for answer in answers))
-            rows += [heard_row(name, count, seconds, heard[name], spans[name]) for name in clients]
+            rows += [
+                heard_row(name, count, seconds, heard[name], spans[name])
+                | {"cold_first_audio_s_p50": _first(cold[name])}
+                for name in clients
+            ]
             if count == 1:  # transformers answers one request after another
                 answered = await reference.ask(PROMPTS[:1], round(seconds * family.codes_per_second))
                 rows.append(reference_row(count, seconds, answered, family.codes_per_second))
@@ -99,7 +105,7 @@ def heard_row(name: str, count: int, seconds: float, heard: list[Heard], spans: 
         "side": name,
         "at_once": count,
         "audio_s": seconds,
-        "first_audio_s_p50": round(statistics.median(item.first for item in playbacks), 3),
+        "first_audio_s_p50": _first(heard),
         "job_s_p50": round(statistics.median(answer.done for answer in heard), 3),
         "gaps": sum(item.gaps for item in playbacks),
         "silence_s_p50": round(statistics.median(item.silence for item in playbacks), 2),
@@ -107,6 +113,10 @@ def heard_row(name: str, count: int, seconds: float, heard: list[Heard], spans: 
         "clicks": sum(answer.clicks for answer in heard),
         "audio_s_per_s": round(audio / sum(spans), 2),
     }
+
+
+def _first(heard: list[Heard]) -> float:
+    return round(statistics.median(answer.playback.first for answer in heard), 3)
 
 
 def reference_row(count: int, seconds: float, answers: list[Answer], codes_per_second: float) -> Row:
@@ -123,6 +133,7 @@ def reference_row(count: int, seconds: float, answers: list[Answer], codes_per_s
         "silence_s_p50": 0.0,
         "waited_s_p50": round(done, 2),
         "clicks": 0,
+        "cold_first_audio_s_p50": None,
         "audio_s_per_s": round(audio / max(answer.done for answer in answers), 2),
     }
 

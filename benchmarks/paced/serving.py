@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,20 +57,26 @@ def serve(table: Path, mode: EdgeMode) -> Iterator[LocalPipeline]:
 
 async def send(pipeline: Pipeline, count: int, frames: int) -> Group:
     """Send `count` equal requests at the same time. Returns their outcomes and each process's processor time."""
+    return await send_at(pipeline, [0.0] * count, frames)
+
+
+async def send_at(pipeline: Pipeline, starts: Sequence[float], frames: int) -> Group:
+    """Send equal requests at these times, in seconds from now. Returns the same as `send`."""
     processes = {stage: psutil.Process(pid) for stage, pid in pipeline.pids.items()}
     processes["client"] = psutil.Process(os.getpid())
     before = {name: _cpu(process) for name, process in processes.items()}
     began = time.perf_counter()
-    outcomes = await asyncio.gather(*(_ask(pipeline, frames, seed) for seed in range(count)))
+    outcomes = await asyncio.gather(*(_ask(pipeline, frames, *each) for each in enumerate(starts)))
     wall = time.perf_counter() - began
     return Group(outcomes, wall, {name: _cpu(process) - before[name] for name, process in processes.items()})
 
 
-async def _ask(pipeline: Pipeline, frames: int, seed: int) -> Outcome:
+async def _ask(pipeline: Pipeline, frames: int, seed: int, start: float) -> Outcome:
     sampling = {
         "thinker": {"max_tokens": TEXT_TOKENS, "ignore_eos": True},
         "talker": {"max_tokens": frames, "ignore_eos": True},
     }
+    await asyncio.sleep(start)
     outcome, began = Outcome(), time.perf_counter()
     async for event in pipeline.client.generate(text=PROMPT, sampling=sampling, seed=seed):
         now = time.perf_counter() - began
@@ -87,4 +93,4 @@ def _cpu(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-__all__ = ["PROMPT", "SPEECH_S", "TEXT_TOKENS", "Group", "connect", "send", "serve"]
+__all__ = ["PROMPT", "SPEECH_S", "TEXT_TOKENS", "Group", "connect", "send", "send_at", "serve"]

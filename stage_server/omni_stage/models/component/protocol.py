@@ -113,7 +113,7 @@ async def read_part(stream: EdgeStream, feed: InputFeed, *, in_thread: bool = Fa
 
 @runtime_checkable
 class GathersRows(Protocol):
-    """An InputFeed whose output does not depend on how its rows are cut into parts, so that a part may wait for more."""
+    """An InputFeed whose output does not depend on the sizes of its parts, so that a part may wait for more rows."""
 
     @property
     def wants_more(self) -> bool:
