@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from omni_stage.models.qwen3_omni.code2wav.streams import StateLayout, read_layout
+from omni_stage.models.shared.fused import join_linear, normalize
 
 
 class ChunkDecoder:
@@ -40,6 +41,12 @@ class ChunkDecoder:
             if hasattr(module, "no_div_by_zero")
         }
         """Of each activation: the factor in its sine, and the factor of the square."""
+        layers = model.pre_transformer.layers
+        self._inputs = [
+            join_linear((one.self_attn.q_proj, one.self_attn.k_proj, one.self_attn.v_proj)) for one in layers
+        ]
+        self._gates = [join_linear((layer.mlp.gate_proj, layer.mlp.up_proj)) for layer in layers]
+        """Matrices that read the same input are joined, for fewer kernels. The model's own become views of them."""
         self.lookahead = 0
         """Number of samples before the start of a stream that begins."""
         for module in model.decoder.modules():
@@ -82,7 +89,8 @@ class ChunkDecoder:
         frames, kept = hidden.shape[1], self._window - 1
         new = torch.arange(frames, device=hidden.device)
         cos, sin = transformer.rotary_emb(hidden, positions[:, None] + new)
-        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+        half = cos.shape[-1] // 2
+        cos, sin = cos.unsqueeze(1), torch.cat([-sin[..., :half], sin[..., half:]], dim=-1).unsqueeze(1)
         # Columns of keys: first `kept` columns of the past, then the new ones. Columns before the stream's first frame
         # are masked.
         column = torch.arange(kept + frames, device=hidden.device) - kept
@@ -92,33 +100,29 @@ class ChunkDecoder:
         mask = mask.unsqueeze(1)
         for index, layer in enumerate(transformer.layers):
             attention = layer.self_attn
-            normed = layer.input_layernorm(hidden)
-            query, key, value = (
-                projection(normed).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
-                for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
-            )
-            query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
-            key = torch.cat([past[:, index, 0], key], dim=2)
-            value = torch.cat([past[:, index, 1], value], dim=2)
-            behind[:, index, 0].copy_(key[:, :, frames:])
-            behind[:, index, 1].copy_(value[:, :, frames:])
+            joined = F.linear(normalize(hidden, layer.input_layernorm), *self._inputs[index])
+            heads = joined.view(*joined.shape[:2], -1, attention.head_dim).transpose(1, 2)
+            kept_heads = past.shape[3]
+            turning = heads.shape[1] - kept_heads
+            unturned = heads[:, :turning]
+            turned = torch.addcmul(unturned * cos, unturned.roll(half, -1), sin)
+            query, key = turned[:, :-kept_heads], turned[:, -kept_heads:]
+            window = torch.cat([past[:, index], torch.stack([key, heads[:, turning:]], dim=1)], dim=3)
+            behind[:, index].copy_(window[:, :, :, frames:])
             mixed = F.scaled_dot_product_attention(
                 query,
-                key,
-                value,
+                window[:, 0],
+                window[:, 1],
                 attn_mask=mask,
                 scale=attention.scaling,
-                enable_gqa=query.shape[1] != key.shape[1],
+                enable_gqa=query.shape[1] != kept_heads,
             )
-            hidden = hidden + layer.self_attn_layer_scale(attention.o_proj(mixed.transpose(1, 2).flatten(2)))
-            hidden = hidden + layer.mlp_layer_scale(layer.mlp(layer.post_attention_layernorm(hidden)))
-        normed_output: torch.Tensor = transformer.norm(hidden)
-        return normed_output
-
-
-def _rotate(values: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    first, second = values.chunk(2, dim=-1)
-    return values * cos + torch.cat([-second, first], dim=-1) * sin
+            mixed = attention.o_proj(mixed.transpose(1, 2).flatten(2))
+            hidden = torch.addcmul(hidden, layer.self_attn_layer_scale.scale, mixed)
+            gate, up = F.linear(normalize(hidden, layer.post_attention_layernorm), *self._gates[index]).chunk(2, -1)
+            mixed = layer.mlp.down_proj(layer.mlp.act_fn(gate) * up)
+            hidden = torch.addcmul(hidden, layer.mlp_layer_scale.scale, mixed)
+        return normalize(hidden, transformer.norm)
 
 
 @dataclass(slots=True)

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from omni_stage.models.shared.fused import join, join_linear, normalize
 from omni_stage.models.shared.graphs import Capture, GraphedFunction, next_size
-from omni_stage.models.shared.parameters import join
 
 TOP_K = 50
 TOP_P = 0.8
@@ -111,7 +111,7 @@ class CodePredictor:
             end = begin + inputs.shape[1]
             for layer, own, rotation in zip(self._layers, cache, rotations, strict=True):
                 inputs = layer.forward(inputs, begin, end, own, rotation[:, :, begin:end])
-            logits = self._model.lm_head[group](_normalize(inputs[:, -1], self._norm))
+            logits = self._model.lm_head[group](normalize(inputs[:, -1], self._norm))
             picked = pick_tokens(logits, chances[:, group])
             codes.append(torch.where(greedy, logits.argmax(dim=-1), picked))
             if group < self.groups - 2:
@@ -140,11 +140,8 @@ class _Layer:
         attention, mlp = layer.self_attn, layer.mlp
         self._layer, self._attention, self._down = layer, attention, mlp.down_proj
         self._activation = mlp.act_fn
-        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        self._inputs = join([projection.weight for projection in projections])
-        biases = [projection.bias for projection in projections if projection.bias is not None]
-        self._bias = join(biases) if biases else None
-        self._gates = join([mlp.gate_proj.weight, mlp.up_proj.weight])
+        self._inputs, self._bias = join_linear((attention.q_proj, attention.k_proj, attention.v_proj))
+        self._gates, _ = join_linear((mlp.gate_proj, mlp.up_proj))
         self._queries, self._keys = config.num_attention_heads, config.num_key_value_heads
         self._size = config.head_dim
 
@@ -162,7 +159,7 @@ class _Layer:
         writes them and the keys. `rotation`: of this layer (_rotations).
         """
         attention, turning = self._attention, self._queries + self._keys
-        joined = F.linear(_normalize(hidden, self._layer.input_layernorm), self._inputs, self._bias)
+        joined = F.linear(normalize(hidden, self._layer.input_layernorm), self._inputs, self._bias)
         heads = joined.view(*joined.shape[:2], -1, self._size).transpose(1, 2)
         # Without weights: they are in the rotation.
         normed = F.rms_norm(heads[:, :turning], (self._size,), None, attention.q_norm.variance_epsilon)
@@ -179,13 +176,8 @@ class _Layer:
             enable_gqa=self._queries != self._keys,
         )
         hidden = _add_linear(hidden, mixed.transpose(1, 2).flatten(2), attention.o_proj)
-        gate, up = F.linear(_normalize(hidden, self._layer.post_attention_layernorm), self._gates).chunk(2, dim=-1)
+        gate, up = F.linear(normalize(hidden, self._layer.post_attention_layernorm), self._gates).chunk(2, dim=-1)
         return _add_linear(hidden, self._activation(gate) * up, self._down)
-
-
-def _normalize(hidden: torch.Tensor, norm: Any) -> torch.Tensor:
-    """Returns the output of a Qwen3OmniMoeRMSNorm, as one kernel."""
-    return F.rms_norm(hidden, norm.weight.shape, norm.weight, norm.variance_epsilon)
 
 
 def _add_linear(hidden: torch.Tensor, inputs: torch.Tensor, layer: Any) -> torch.Tensor:
