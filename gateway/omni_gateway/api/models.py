@@ -37,6 +37,7 @@ async def get_model(request: Request, model: str) -> dict[str, Any]:
         "voices": list(facts.voices),
         "stages": list(facts.stages),
         "answering_stage": facts.answering,
+        "hears": facts.hears,
         "random_weights": facts.random_weights,
     }
 

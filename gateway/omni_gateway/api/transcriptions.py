@@ -297,6 +297,8 @@ def count_tokens(summary: Summary) -> dict[str, Any]:
     return {
         "type": "tokens",
         "input_tokens": usage["prompt_tokens"],
+        # Which of them were audio is not known. OpenAI's agents SDK drops a transcript without these details.
+        "input_token_details": {"text_tokens": usage["prompt_tokens"], "audio_tokens": 0},
         "output_tokens": usage["completion_tokens"],
         "total_tokens": usage["total_tokens"],
     }

@@ -196,7 +196,7 @@ async def write_down(
                     yield Heard(text)
             elif isinstance(item, Summary):
                 usage = count_tokens(item)
-    yield Heard(trimmer.text, usage or {"type": "tokens", "input_tokens": 0, "output_tokens": 0, "total_tokens": 0})
+    yield Heard(trimmer.text, usage or {"type": "duration", "seconds": 0.0})
 
 
 async def learn_writer(gateway: Gateway, call: Call, abilities: Abilities, wishes: Mapping[str, Any]) -> None:

@@ -24,11 +24,15 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from omni_gateway.entries.pipelines import ServedPipeline
 from omni_gateway.guard.keys import make_key
 from omni_gateway.settings import GatewaySettings
+from support.media.spoken import speech_24k
 from support.peers.gateways import serve_gateway
 from support.processes.browsers import FLAGS, chromium
 from support.processes.pipelines import RunningPipeline
+from support.processes.polling import PATIENCE_S
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.full]
+
+PATIENCE_MS = 1000 * PATIENCE_S
 
 TAP = """
 globalThis.heard = [];
@@ -247,9 +251,58 @@ def test_a_wrong_key_is_asked_for_again(browser: Browser, tiny_pipeline: Running
         context.close()
 
 
+@pytest.fixture(scope="module")
+def speaking_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A browser whose microphone repeats a spoken sentence and two seconds of silence."""
+    path = tmp_path_factory.mktemp("microphone") / "speech.wav"
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(24_000)
+        file.writeframes(speech_24k()[48_000:])
+    fake = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(
+            executable_path=chromium(), args=[*FLAGS, *fake, f"--use-file-for-fake-audio-capture={path}"]
+        )
+        yield launched
+        launched.close()
+
+
+def test_a_call_is_held_by_speaking(speaking_browser: Browser, tiny_gateway: str) -> None:
+    context = speaking_browser.new_context()
+    page = context.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.add_init_script(TAP)
+    page.goto(tiny_gateway)
+    expect(page.locator("#call")).to_be_enabled()
+    page.locator("summary", has_text="Settings").click()
+    page.locator("#longest").fill("16")
+    page.keyboard.press("Escape")
+    page.locator("#call").click()
+    expect(page.locator("#call")).to_have_attribute("aria-pressed", "true")
+    expect(page.locator("#text")).to_be_disabled()
+    # What the user said is written down and answered, aloud. The second sentence interrupts, or follows.
+    for turn in range(2):
+        expect(page.locator("#talk .question p").nth(turn)).not_to_have_text("…", timeout=PATIENCE_MS)
+        expect(page.locator("#talk .answer").nth(turn)).not_to_be_empty(timeout=PATIENCE_MS)
+    page.wait_for_function("heard.some((sample) => sample !== 0)", timeout=PATIENCE_MS)
+    page.locator("#call").click()
+    expect(page.locator("#status")).to_have_text("The call has ended.")
+    expect(page.locator("#text")).to_be_enabled()
+    context.close()
+    assert errors == []
+
+
 PARSER = """async () => {
   const { SseParser } = await import("/sse.js");
   const { SampleQueue } = await import("/sample-queue.js");
+  const { Resampler } = await import("/audio.js");
+  const lower = (rate, ...pieces) => {
+    const to = new Resampler(rate, 24000);
+    return pieces.flatMap((piece) => [...to.add(piece)]);
+  };
   const whole = ": hi\\r\\ndata: a\\r\\ndata: b\\r\\n\\r\\ndata:c\\n\\ndata: [DONE]\\n\\n";
   const cuts = [];
   for (let cut = 0; cut <= whole.length; cut++) {
@@ -262,13 +315,19 @@ PARSER = """async () => {
   queue.push(Float32Array.of(1, 2, 3)); read();
   queue.push(Float32Array.of(4, 5)); read(); read(); read(); read();
   queue.push(Float32Array.of(6)); read(); queue.end(); read();
-  return { cuts: [...new Set(cuts)], out, gaps: queue.gaps, done: queue.done };
+  const halved = lower(48000, [1, 3, 5], [7, 9]);
+  const other = lower(44100, new Float32Array(44100).fill(0.5));
+  const range = [other.length, Math.min(...other), Math.max(...other)];
+  return { halved, range, cuts: [...new Set(cuts)], out, gaps: queue.gaps, done: queue.done };
 }"""
 
 
 def test_the_parser_and_the_queue(page: Page) -> None:
     found = page.evaluate(PARSER)
     assert found["cuts"] == ["a\nb|c|[DONE]"]
+    assert found["halved"] == [2, 6]
+    assert found["range"][0] in (23_999, 24_000)
+    assert found["range"][1:] == pytest.approx([0.5, 0.5])
     # Playback starts when four samples are queued and runs dry after five. It then waits again, until end() is called.
     assert found["out"] == [0, 0, 1, 2, 3, 4, 5, 0, 0, 0, 0, 0, 6, 0]
     assert (found["gaps"], found["done"]) == (1, True)

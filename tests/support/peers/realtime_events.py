@@ -49,6 +49,15 @@ def check_event(event: Mapping[str, Any]) -> None:
     read = _BY_TYPE[event["type"]].model_validate(event, strict=True)
     others = sorted(set(_others(read)) - _OWN)
     assert not others, f"{event['type']} has fields that its type lacks: {others}"
+    kind = event["type"].removeprefix("conversation.item.input_audio_transcription.")
+    # What the schemas of openai-agents-js 0.20 demand beyond these types: it drops other events.
+    if kind == "completed":
+        usage = event["usage"]
+        wanted = {"seconds"} if usage["type"] == "duration" else {"input_token_details", "total_tokens"}
+        assert wanted <= set(usage)
+    if kind in ("failed", "rate_limits.updated"):
+        values = [value for one in event.get("rate_limits", [event.get("error", {})]) for value in one.values()]
+        assert None not in values
 
 
 def _others(value: Any) -> Iterator[str]:

@@ -24,6 +24,14 @@ export class Api {
     return this.#json(`/v1/models/${id.split("/").map(encodeURIComponent).join("/")}`);
   }
 
+  /** Returns the WebSocket of a call. Browsers send no header with one, so the key is a sub-protocol. */
+  call(model) {
+    const url = new URL(`/v1/realtime?model=${encodeURIComponent(model)}`, location.href);
+    url.protocol = url.protocol.replace("http", "ws");
+    const key = this.key();
+    return new WebSocket(url, ["realtime", ...(key ? [`openai-insecure-api-key.${key}`] : [])]);
+  }
+
   /** Yields the chunks of a streamed chat completion. Throws ApiError; TypeError if the gateway is unreachable. */
   async *chat(body, signal) {
     const response = await this.#fetch("/v1/chat/completions", {

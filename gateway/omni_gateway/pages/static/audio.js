@@ -47,6 +47,43 @@ export function peaksOf(samples, width) {
   return peaks;
 }
 
+/** Returns samples, -1 to 1, as signed 16-bit little-endian PCM in base64. */
+export function pcmBase64Of(samples) {
+  const view = new DataView(new ArrayBuffer(samples.length * 2));
+  samples.forEach((sample, index) => view.setInt16(index * 2, Math.max(-32768, Math.min(32767, Math.round(sample * 32768))), true));
+  return btoa(String.fromCharCode(...new Uint8Array(view.buffer)));
+}
+
+/** Lowers the sample rate of a stream of samples: each one returned is the mean of those that it stands for. */
+export class Resampler {
+  #ratio;
+  #next = 0; // samples of the input until the next one of the output ends
+  #sum = 0;
+  #weight = 0;
+
+  constructor(from, to) {
+    this.#ratio = from / to;
+    this.#next = this.#ratio;
+  }
+
+  add(samples) {
+    const found = [];
+    for (const sample of samples) {
+      let left = 1;
+      while (this.#next <= left) {
+        found.push((this.#sum + sample * this.#next) / (this.#weight + this.#next));
+        left -= this.#next;
+        this.#sum = this.#weight = 0;
+        this.#next = this.#ratio;
+      }
+      this.#sum += sample * left;
+      this.#weight += left;
+      this.#next -= left;
+    }
+    return Float32Array.from(found);
+  }
+}
+
 export function bytesOf(base64) {
   return Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
 }

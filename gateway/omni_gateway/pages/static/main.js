@@ -1,8 +1,10 @@
 // Connects the parts of the page: models and settings at the top, the conversation, the composer at the bottom.
 import { Api } from "./api.js";
+import { Call, RATE } from "./call.js";
 import { Lanes } from "./lanes.js";
 import { canStream, unlock } from "./player.js";
-import { Recorder, canRecord } from "./recorder.js";
+import { canRecord, whyNot } from "./microphone.js";
+import { Recorder } from "./recorder.js";
 import { base64Of } from "./audio.js";
 import { Turn } from "./turn.js";
 
@@ -15,6 +17,7 @@ let messages = [];
 let attachments = [];
 let turn = null;
 let recorder = null;
+let call = null;
 
 const status = (text) => ($("status").textContent = text);
 
@@ -49,6 +52,7 @@ async function chooseModel() {
   $("voice-field").hidden = !speaks || !model.voices.length;
   $("speak-field").hidden = !speaks;
   $("speak").checked = speaks;
+  $("call").hidden = !speaks || !model.hears || !canRecord();
   const lanes = new Lanes(model.stages, speaks);
   $("idle-lanes").replaceChildren(lanes.element);
   $("send").disabled = false;
@@ -142,7 +146,7 @@ function bodyOf(history) {
 
 async function send() {
   const text = $("text").value.trim();
-  if (!model || turn?.running || recorder || (!text && !attachments.length)) return;
+  if (!model || turn?.running || recorder || call || (!text && !attachments.length)) return;
   unlock();
   turn?.stop();
   const taken = attachments;
@@ -207,9 +211,41 @@ async function toggleRecording() {
     document.body.classList.add("recording");
     status("Recording. Press again to end, Escape to discard.");
   } catch (error) {
-    const why = { NotAllowedError: "The microphone is not allowed. Allow it for this page in the browser's address bar.", NotFoundError: "No microphone was found. Attach an audio file instead." };
-    notice("microphone", why[error.name] ?? `The microphone cannot be used: ${error.message}`);
+    notice("microphone", whyNot(error));
   }
+}
+
+// ---- calls
+
+async function toggleCall() {
+  if (call) return call.close();
+  stopAll();
+  unlock(RATE);
+  const audio = { input: { transcription: {} }, ...($("voice").value ? { output: { voice: $("voice").value } } : {}) };
+  const session = { type: "realtime", instructions: $("system").value.trim(), audio };
+  if ($("longest").value) session.max_output_tokens = Number($("longest").value);
+  call = new Call($("talk"), { state: status, ended: endCall });
+  showCall();
+  status("Calling.");
+  try {
+    await call.open(api, model.id, session, (level) => $("call").style.setProperty("--level", String(Math.min(1, level * 3))));
+  } catch (error) {
+    notice("microphone", whyNot(error));
+    endCall("");
+  }
+}
+
+function endCall(why) {
+  call = null;
+  status(why || "The call has ended.");
+  showCall();
+}
+
+function showCall() {
+  $("call").setAttribute("aria-pressed", String(Boolean(call)));
+  for (const name of ["record", "send", "attach", "text", "model"]) $(name).disabled = Boolean(call) || (name === "record" && !canRecord());
+  $("idle").hidden ||= Boolean(call);
+  $("new").hidden &&= !call;
 }
 
 function stopAll() {
@@ -221,6 +257,7 @@ function stopAll() {
     status("The recording is discarded.");
   }
   turn?.stop();
+  call?.close();
   showState();
 }
 
@@ -260,6 +297,7 @@ $("file").addEventListener("change", () => {
   $("text").focus();
 });
 $("record").addEventListener("click", toggleRecording);
+$("call").addEventListener("click", toggleCall);
 $("stop").addEventListener("click", stopAll);
 $("talk").addEventListener("playback", showState);
 $("model").addEventListener("change", chooseModel);
@@ -275,7 +313,7 @@ $("new").addEventListener("click", () => {
 });
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") {
-    if ($("settings").open && !recorder && !turn?.running) $("settings").open = false;
+    if ($("settings").open && !recorder && !call && !turn?.running) $("settings").open = false;
     else stopAll();
   } else if (event.key === "/" && !/^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName)) {
     event.preventDefault();

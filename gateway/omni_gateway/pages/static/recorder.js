@@ -1,12 +1,8 @@
 // Records the microphone into a WAV file.
 import { wavOf } from "./audio.js";
+import { Microphone, peakOf } from "./microphone.js";
 
 const RATE = 16000; // the usual input rate of speech models; at a microphone's own 48 kHz the file would be three times as large
-
-/** Returns whether the browser offers a microphone here. Browsers do so only over https and on localhost. */
-export function canRecord() {
-  return Boolean(navigator.mediaDevices?.getUserMedia && globalThis.AudioWorkletNode);
-}
 
 export class Recorder {
   #pieces = [];
@@ -14,30 +10,17 @@ export class Recorder {
   /** Requests the microphone and starts recording. onLevel: called with the peak of each 50 ms, 0 to 1. Throws what getUserMedia throws. */
   static async open(onLevel) {
     const recorder = new Recorder();
-    const constraints = { channelCount: 1, echoCancellation: true, noiseSuppression: true, autoGainControl: true };
-    recorder.stream = await navigator.mediaDevices.getUserMedia({ audio: constraints });
-    recorder.context = new AudioContext();
-    await recorder.context.audioWorklet.addModule(new URL("./recorder-worklet.js", import.meta.url));
-    const source = recorder.context.createMediaStreamSource(recorder.stream);
-    recorder.node = new AudioWorkletNode(recorder.context, "recorder", { numberOfOutputs: 1, channelCount: 1, channelCountMode: "explicit" });
-    recorder.ended = new Promise((resolve) => {
-      recorder.node.port.onmessage = ({ data }) => {
-        if (data === "end") return resolve();
-        recorder.#pieces.push(data);
-        onLevel(data.reduce((loudest, sample) => Math.max(loudest, Math.abs(sample)), 0));
-      };
+    recorder.microphone = await Microphone.open((piece) => {
+      recorder.#pieces.push(piece);
+      onLevel(peakOf(piece));
     });
-    // The recorder outputs silence. It is connected because browsers may not run a node without a destination.
-    source.connect(recorder.node).connect(recorder.context.destination);
     return recorder;
   }
 
   /** Stops recording. Returns the recording as a WAV file at 16 kHz. */
   async stop() {
-    this.node.port.postMessage("stop");
-    await this.ended;
-    const { sampleRate } = this.context;
-    this.close();
+    await this.microphone.stop();
+    const { sampleRate } = this.microphone;
     const count = this.#pieces.reduce((sum, piece) => sum + piece.length, 0);
     if (!count) throw new Error("The microphone gave no audio.");
     const offline = new OfflineAudioContext(1, Math.ceil((count * RATE) / sampleRate), RATE);
@@ -56,7 +39,6 @@ export class Recorder {
 
   /** Releases the microphone. */
   close() {
-    for (const track of this.stream.getTracks()) track.stop();
-    this.context.close();
+    this.microphone.close();
   }
 }

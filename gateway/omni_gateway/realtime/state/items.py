@@ -210,7 +210,7 @@ class Conversation:
             )
         if any(one.id == item.id for one in self.items):
             raise InvalidRequestError(
-                f"An item has the id {item.id[:128]!r} already.", param="item.id", code="item_create_duplicate_id"
+                f"An item has the id {item.id[:128]!r} already.", param="item.id", code="item_create_duplicate_item_id"
             )
         place = len(self.items) if place is None else place
         self.items.insert(place, item)

@@ -133,7 +133,9 @@ class Session:
         kind = "conversation.item.input_audio_transcription"
         if heard.error is not None:
             error = answer_error(heard.error).body["error"]
-            return [Send({"type": f"{kind}.failed", **place, "error": error})]
+            # OpenAI's agents SDK knows no null here.
+            shown = {name: value for name, value in error.items() if value is not None}
+            return [Send({"type": f"{kind}.failed", **place, "error": shown})]
         if heard.usage is None:
             return [Send({"type": f"{kind}.delta", **place, "delta": heard.text})]
         for item in self.conversation.items:

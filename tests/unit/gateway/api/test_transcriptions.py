@@ -80,7 +80,13 @@ def test_a_transcript_is_the_words_that_the_entry_heard(served: Served, model: s
     answer = served.client.audio.transcriptions.create(model=model, file=FILE)
     assert answer.text == WORDS
     assert answer.usage is not None
-    assert answer.usage.to_dict() == {"type": "tokens", "input_tokens": 4, "output_tokens": 9, "total_tokens": 13}
+    assert answer.usage.to_dict() == {
+        "type": "tokens",
+        "input_tokens": 4,
+        "input_token_details": {"text_tokens": 4, "audio_tokens": 0},
+        "output_tokens": 9,
+        "total_tokens": 13,
+    }
     said = served.client.audio.transcriptions.create(model=model, file=wav(), response_format="text")
     assert said == f"{WORDS}\n"
     start = served.entries[model].starts[-1]

@@ -244,7 +244,8 @@ def test_audio_is_committed_by_hand_and_written_down() -> None:
     assert len(work.audio.audio) == 48_000
     item = held.sent[-1]["item"]
     held.take(held.session.transcribe(item["id"], Heard("Good")))
-    usage = {"type": "tokens", "input_tokens": 1, "output_tokens": 2, "total_tokens": 3}
+    details = {"text_tokens": 1, "audio_tokens": 0}
+    usage = {"type": "tokens", "input_tokens": 1, "input_token_details": details, "output_tokens": 2, "total_tokens": 3}
     held.take(held.session.transcribe(item["id"], Heard("Good day", usage)))
     assert held.sent[-1]["transcript"] == "Good day"
     assert held.send("conversation.item.retrieve", item_id=item["id"]) == ["conversation.item.retrieved"]
@@ -410,7 +411,7 @@ def test_items_have_the_clients_ids_and_places() -> None:
     assert held.sent[-1]["previous_item_id"] == "mine-1"
     assert [one.role for one in held.session.conversation.items] == ["system", "assistant", "user"]
     assert held.send("conversation.item.create", item=first) == ["error"]
-    assert held.error["code"] == "item_create_duplicate_id"
+    assert held.error["code"] == "item_create_duplicate_item_id"
     assert held.send("conversation.item.create", item=between, previous_item_id="x") == ["error"]
     assert held.send("conversation.item.delete", item_id="mine-1") == ["conversation.item.deleted"]
 
