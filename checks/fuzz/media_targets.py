@@ -19,7 +19,7 @@ from omni_proto.stage_config import Limits, MediaLimits
 from omni_stage.decoding.audio import AudioRules, decode_audio
 from omni_stage.decoding.decode import UndecodableError, decode_image
 from omni_stage.decoding.resample import resample, resample_blocks
-from omni_stage.decoding.video import decode_sound, decode_video
+from omni_stage.decoding.video import decode_audio_track, decode_video
 from omni_stage.errors import InvalidRequestError, RequestTooLargeError
 from omni_stage.service.media.kinds import MediaKind
 from omni_stage.service.media.planning import check_media, judge_medium
@@ -122,7 +122,7 @@ def decode_both(data: bytes, header: VideoHeader, slot: MediaSlot) -> None:
         data, header.media_type, seconds=header.seconds, max_frames=RULES.media.max_video_frames, out=seen
     )
     heard = np.zeros(header.audio_samples, np.float32)
-    samples, _ = decode_sound(data, header.media_type, audio_rules(header.seconds), heard)
+    samples, _ = decode_audio_track(data, header.media_type, audio_rules(header.seconds), heard)
     if not 2 <= count <= len(seen) or not samples <= heard.size or not np.isfinite(heard).all():
         raise AssertionError("a decoded video has too few or too many frames, or audio that is too long or not finite")
 

@@ -40,7 +40,7 @@ from omni_stage.models.qwen2_5_omni.thinker.component import SPEECH_SYSTEM_PROMP
 from omni_stage.models.qwen2_5_omni.tiny.checkpoint import write_tiny_checkpoint
 from omni_stage.models.qwen2_5_omni.tiny.shapes import TinyShape
 from support.engines.omni_stages import Collected, run_omni_stages
-from support.media.samples import make_image, make_sound
+from support.media.samples import make_audio, make_image
 from support.models.reference import ReferencePrompt
 
 SHAPE = TinyShape(
@@ -61,11 +61,11 @@ THINKER_TOKENS = 24
 TALKER_TOKENS = 60
 QUESTIONS = {
     "text": ReferencePrompt("Where does the river start, and how far does the road go?"),
-    "audio": ReferencePrompt("What do you hear in this recording?", sounds=[make_sound(5, 1.3)]),
+    "audio": ReferencePrompt("What do you hear in this recording?", audios=[make_audio(5, 1.3)]),
     "image": ReferencePrompt("What do you see?", images=[make_image(6, 140, 84)]),
-    "two-audios": ReferencePrompt("Which is longer?", sounds=[make_sound(2, 0.4), make_sound(3, 2.1)]),
+    "two-audios": ReferencePrompt("Which is longer?", audios=[make_audio(2, 0.4), make_audio(3, 2.1)]),
     "image-and-audio": ReferencePrompt(
-        "Say it again, slowly.", images=[make_image(8, 84, 168)], sounds=[make_sound(9, 0.8)]
+        "Say it again, slowly.", images=[make_image(8, 84, 168)], audios=[make_audio(9, 0.8)]
     ),
 }
 
@@ -100,10 +100,10 @@ def write_questions(folder: Path, stop_ids: Sequence[int], seed: int) -> Path:
     questions = []
     for name, prompt in QUESTIONS.items():
         images = [folder / f"{name}-{index}.png" for index in range(len(prompt.images))]
-        audios = [folder / f"{name}-{index}.npy" for index in range(len(prompt.sounds))]
+        audios = [folder / f"{name}-{index}.npy" for index in range(len(prompt.audios))]
         for path, image in zip(images, prompt.images, strict=True):
             image.save(path)
-        for path, audio in zip(audios, prompt.sounds, strict=True):
+        for path, audio in zip(audios, prompt.audios, strict=True):
             np.save(path, audio)
         media = {"images": [str(path) for path in images], "audios": [str(path) for path in audios]}
         questions.append({"name": name, "system": SPEECH_SYSTEM_PROMPT, "text": prompt.text, **media})

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from omni_proto.client import AsyncOmniClient, GenerationResult, OmniRequestError, audio_part, image_part, user
-from support.media.samples import encode_png, encode_wav, make_image, make_sound
+from support.media.samples import encode_png, encode_wav, make_audio, make_image
 
 GREEDY = {
     "thinker": {"temperature": 0.0, "max_tokens": 12},
@@ -43,7 +43,7 @@ KINDS = {
         {"raw_text": "Count"}, sampling={**GREEDY, "talker": {"temperature": 0.0, "max_tokens": 150, "min_tokens": 150}}
     ),
     "image": Kind({"chat": user(image_part(encode_png(make_image(0))), "What is it?"), "modalities": ["text"]}),
-    "sound": Kind({"chat": user(audio_part(encode_wav(make_sound(0))), "What is it?")}),
+    "sound": Kind({"chat": user(audio_part(encode_wav(make_audio(0))), "What is it?")}),
     "partial": Kind({"raw_text": "Whatever you can", "allow_partial": True}),
     "cancelled": Kind({"raw_text": "Never mind"}, cancel=True),
     "in a hurry": Kind({"raw_text": "Quick"}, expected="DEADLINE_EXCEEDED", timeout_s=0.05),

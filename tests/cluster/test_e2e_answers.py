@@ -22,7 +22,7 @@ from support.cluster.node.images import ROOT
 from support.cluster.workload import SAMPLES, delete_pipeline, load_sample
 from support.controlplane.pipelines import wait_settled
 from support.controlplane.server.api import Api, Manifest
-from support.media.samples import encode_png, encode_wav, make_image, make_sound
+from support.media.samples import encode_png, encode_wav, make_audio, make_image
 from support.media.videos import encode_video
 from support.processes.pipelines import run_pipeline
 from support.processes.stage_processes import STAGES
@@ -30,7 +30,7 @@ from support.processes.stage_processes import STAGES
 SERVICE = "omni_proto.stage.v1.StageService"
 PROMPTS: dict[str, dict[str, Any]] = {
     "text": {"text": "Say hello to the whales."},
-    "sound": {"text": "What do you hear?", "audio": base64.b64encode(encode_wav(make_sound(1))).decode()},
+    "sound": {"text": "What do you hear?", "audio": base64.b64encode(encode_wav(make_audio(1))).decode()},
     "image": {"text": "What do you see?", "image": base64.b64encode(encode_png(make_image(2))).decode()},
     "video": {"text": "What happens?", "video": base64.b64encode(encode_video(width=448, height=320)).decode()},
 }
@@ -114,12 +114,12 @@ def test_pods_answer_as_local_processes_do(
     assert there["token_ids"] == here["token_ids"]
     assert len(there["token_ids"]["talker"]) > 1
     assert there["sample_rate_hz"] == here["sample_rate_hz"]
-    sound, expected = (np.frombuffer(base64.b64decode(answer["audio"]), np.float32) for answer in (there, here))
-    assert sound.size > 1000
-    np.testing.assert_allclose(sound, expected, rtol=0, atol=1e-5)
+    audio, expected = (np.frombuffer(base64.b64decode(answer["audio"]), np.float32) for answer in (there, here))
+    assert audio.size > 1000
+    np.testing.assert_allclose(audio, expected, rtol=0, atol=1e-5)
 
 
-def test_grpcurl_of_another_pod_gets_text_and_sound(tiny_omni: Manifest, client: ClientPod) -> None:
+def test_grpcurl_of_another_pod_gets_text_and_audio(tiny_omni: Manifest, client: ClientPod) -> None:
     url = tiny_omni["status"]["url"].removeprefix("grpc://")
     assert SERVICE in client.grpcurl(url, "list").split()
     # With greedy sampling the tiny model speaks until its token limit; with random sampling it may end without audio.

@@ -31,7 +31,7 @@ def set_token(speech: Api, token: str) -> None:
     speech.apply({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"token": token}})
 
 
-def test_a_broken_transfer_goes_on_where_it_stopped_and_a_cache_volume_saves_the_next(
+def test_a_broken_transfer_resumes_where_it_stopped_and_a_cache_volume_saves_the_next(
     hub: Hub, speech: Api, pipeline: Manifest, client: ClientPod, models: Path
 ) -> None:
     """A broken download resumes. A pipeline that is created again takes the weights from the cache volume."""
@@ -54,7 +54,7 @@ def test_a_broken_transfer_goes_on_where_it_stopped_and_a_cache_volume_saves_the
     assert not [name for name in hub.names_sent() if name.endswith(".safetensors")]
 
 
-def test_a_wrong_token_is_said_in_the_status_and_a_right_one_mends_it(
+def test_a_wrong_token_is_reported_in_the_status_and_a_right_one_clears_it(
     hub: Hub, speech: Api, pipeline: Manifest
 ) -> None:
     """The status has the reason TokenRejected until new pods use the right token."""

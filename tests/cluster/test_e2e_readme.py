@@ -89,10 +89,10 @@ def test_from_nothing_to_speech(environment: dict[str, str], tmp_path: Path) -> 
         if forward is not None:
             forward.send_signal(signal.SIGTERM)
             forward.wait(timeout=30)
-    sound = (tmp_path / "hello.wav").read_bytes()
+    audio = (tmp_path / "hello.wav").read_bytes()
     # The header of a streamed WAV (44 bytes) is sent before the length is known, so its length fields are not checked.
-    assert (sound[:4], sound[8:12], int.from_bytes(sound[24:28], "little")) == (b"RIFF", b"WAVE", 24_000)
-    samples = np.frombuffer(sound[44:], np.int16)
+    assert (audio[:4], audio[8:12], int.from_bytes(audio[24:28], "little")) == (b"RIFF", b"WAVE", 24_000)
+    samples = np.frombuffer(audio[44:], np.int16)
     assert samples.size > 1000
     assert np.abs(samples).max() > 0
     assert page.status_code == 200

@@ -55,7 +55,7 @@ def run_groups(
                     running.remove(process)
                     guard.forget(process.session)
                     outcomes.append(outcome)
-                    _tell(outcome, process.log)
+                    _report(outcome, process.log)
             least_free = min(least_free, _free_bytes())
             time.sleep(0.2)
     return outcomes, least_free
@@ -98,7 +98,7 @@ def _free_bytes() -> int:
     return 0
 
 
-def _tell(outcome: Outcome, log: Path) -> None:
+def _report(outcome: Outcome, log: Path) -> None:
     print(format_outcome(outcome), flush=True)
     if outcome.problems:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()

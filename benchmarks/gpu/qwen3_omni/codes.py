@@ -22,12 +22,12 @@ _CPU_ONLY = "needs a GPU: vLLM's CPU build has no CUDA graphs"
 
 
 def _prompts(context: Context) -> dict[str, Any]:
-    from support.media.samples import make_image, make_sound
+    from support.media.samples import make_audio, make_image
     from support.models.reference import ReferencePrompt
 
     text = {"text": ReferencePrompt("Say what the weather is like.")}
     media = {
-        "sound": ReferencePrompt("What do you hear?", sounds=[make_sound(0)]),
+        "sound": ReferencePrompt("What do you hear?", audios=[make_audio(0)]),
         "image": ReferencePrompt("What do you see?", images=[make_image(0)]),
     }
     return text | media if context.on_gpu else {"sound": media["sound"]}

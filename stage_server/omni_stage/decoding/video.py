@@ -84,7 +84,7 @@ def spread(total: int, count: int) -> list[int]:
     return places
 
 
-def decode_sound(data: bytes, media_type: str, rules: AudioRules, out: np.ndarray) -> tuple[int, float]:
+def decode_audio_track(data: bytes, media_type: str, rules: AudioRules, out: np.ndarray) -> tuple[int, float]:
     """Decode the first audio track as mono at `to_hz` into `out`, float32. Audio that does not fit in `out` is cut off.
 
     Returns the number of samples, 0 if the video has no audio, and the share of the track that was skipped because it

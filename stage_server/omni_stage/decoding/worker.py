@@ -98,7 +98,7 @@ def _decode(shared: mmap.mmap, medium: dict[str, Any]) -> tuple[tuple[int, int],
 
 
 def _decode_video(shared: mmap.mmap, medium: dict[str, Any], data: bytes) -> tuple[tuple[int, int], float]:
-    from omni_stage.decoding.video import decode_sound, decode_video
+    from omni_stage.decoding.video import decode_audio_track, decode_video
 
     shape = (medium["frames"], medium["height"], medium["width"], 3)
     frames = np.ndarray(shape, np.uint8, shared, medium["out"])
@@ -109,8 +109,8 @@ def _decode_video(shared: mmap.mmap, medium: dict[str, Any], data: bytes) -> tup
     )
     if not medium["max_samples"]:
         return (count, 0), share
-    sound = np.ndarray((medium["max_samples"],), np.float32, shared, medium["sound_out"])
-    samples, lost = decode_sound(data, medium["kind"], _audio_rules(medium), sound)
+    track = np.ndarray((medium["max_samples"],), np.float32, shared, medium["audio_out"])
+    samples, lost = decode_audio_track(data, medium["kind"], _audio_rules(medium), track)
     return (count, samples), max(share, lost)
 
 

@@ -29,7 +29,7 @@ _REGEX: Final = 12
 _STRING_CHARACTERS: Final = [_CLASS, 9, 1, 34, 34, 92, 92, 13, 13, 10, 10]
 """[^"\\\\\\r\\n], which xgrammar uses for strings of limited length. It lets control characters through, which JSON
 forbids."""
-_MENDED: Final = [_CLASS, 9, 1, 0, 31, 34, 34, 92, 92, 92, 92]
+_STRICT_CHARACTERS: Final = [_CLASS, 9, 1, 0, 31, 34, 34, 92, 92, 92, 92]
 
 
 class WrongFormError(ValueError):
@@ -62,12 +62,12 @@ class Rules:
                 f"{most}; lower them, or put a fixed text between the repetitions that their characters do not hold"
             )
 
-    def mend(self) -> xgr.Grammar:
+    def forbid_control_characters(self) -> xgr.Grammar:
         """Returns the grammar without control characters in its JSON strings."""
         data = self._body["grammar_expr_data"]
         for start in self._body["grammar_expr_indptr"]:
             if data[start : start + len(_STRING_CHARACTERS)] == _STRING_CHARACTERS:
-                data[start : start + len(_MENDED)] = _MENDED
+                data[start : start + len(_STRICT_CHARACTERS)] = _STRICT_CHARACTERS
         return self._at(self._root)
 
     def parts(self) -> Iterator[xgr.Grammar]:

@@ -137,7 +137,7 @@ def test_a_tenant_needs_no_rights_in_the_cluster(helm: Helm) -> None:
     assert {item["kind"] for item in manifests} & CLUSTER_SCOPED == set()
 
 
-def test_the_tests_pod_may_scrape_whoever_else_may_not(helm: Helm) -> None:
+def test_only_the_tests_pod_may_scrape(helm: Helm) -> None:
     """The operator's NetworkPolicy admits Helm's test pod, even if values restrict who may scrape."""
     manifests = helm.template(EVERYTHING)
     (rule,) = pick_operators(manifests, "NetworkPolicy")["spec"]["ingress"]

@@ -94,7 +94,7 @@ async def test_lists_come_in_pages_of_one_state(client: ApiClient, space: Api, m
     assert "data" not in read, "only metadata was requested"
 
 
-async def test_watch_tells_of_changes_however_large(client: ApiClient, space: Api) -> None:
+async def test_watch_reports_changes_however_large(client: ApiClient, space: Api) -> None:
     """A watch also reports an object of 900 kB."""
     version = [page async for page in client.list_pages(CONFIG_MAP, space.namespace)][-1].version
     space.apply(config_map(space, "large", a="x" * 900_000))

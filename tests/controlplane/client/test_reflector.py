@@ -72,7 +72,7 @@ async def test_reflector_follows(client: ApiClient, space: Api) -> None:
     await watched.stop()
 
 
-async def test_reflector_goes_on_where_a_watch_ended(client: ApiClient, space: Api) -> None:
+async def test_reflector_resumes_where_a_watch_ended(client: ApiClient, space: Api) -> None:
     watched = Watched(client, space, watch_timeout_s=1.0)
     await asyncio.wait_for(watched.reflector.synced.wait(), DEADLINE_S)
     for number in range(3):

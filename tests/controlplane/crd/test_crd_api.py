@@ -126,7 +126,7 @@ def test_defaults_are_filled_in(omni: Api) -> None:
     assert spec["stages"][2]["inputs"] == [{"from": "talker", "mode": "Full"}]
 
 
-def test_status_is_kept_as_it_is_written_and_apart_from_the_spec(omni: Api) -> None:
+def test_status_is_kept_as_it_is_written_and_separate_from_the_spec(omni: Api) -> None:
     before = omni.get("OmniPipeline", "omni")
     changed = {"status": STATUS, "spec": {"suspend": True}}
     after = omni.patch("OmniPipeline", "omni", changed, subresource="status")

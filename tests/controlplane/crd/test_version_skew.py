@@ -171,7 +171,7 @@ def test_wider_bounds_other_types_and_required_fields(edit_crd: Edit, api: Api, 
     assert "spec.owner" in names_fields(api)
 
 
-def test_an_older_crd_drops_fields_and_the_operator_goes_on(
+def test_an_older_crd_drops_fields_and_the_operator_keeps_working(
     edit_crd: Edit, api: Api, operator: OperatorProcess
 ) -> None:
     api.apply(build_two_stages(tracing={"otlpEndpoint": "http://collector:4317"}))

@@ -53,7 +53,7 @@ def test_another_manager_takes_our_fields(api: Api, operator: OperatorProcess) -
     assert operator.metrics()["omni_operator_noop_applies_total"] == 0
 
 
-def test_what_strangers_label_does_not_fill_the_operator(
+def test_objects_that_others_label_do_not_fill_the_operator(
     api: Api, make_operator: Callable[..., OperatorProcess]
 ) -> None:
     """Foreign objects with our label grow the operator's memory by less than a third of their size.

@@ -17,7 +17,7 @@ from support.controlplane.pipelines import (
 )
 from support.controlplane.server.api import Api, eventually
 from support.controlplane.server.api_calls import Call
-from support.controlplane.server.fault_proxy import POD_NEWS, FaultProxy
+from support.controlplane.server.fault_proxy import POD_CHANGES, FaultProxy
 
 pytestmark = pytest.mark.controlplane
 
@@ -37,7 +37,7 @@ def writes(proxy: FaultProxy) -> list[Call]:
 def test_a_creation_costs_one_apply_a_child_and_three_status_writes_at_most(
     make_operator: MakeOperator, proxy: FaultProxy, api: Api
 ) -> None:
-    proxy.hold_watches(*POD_NEWS)
+    proxy.hold_watches(*POD_CHANGES)
     with make_operator("--resync=1", "--debounce=2", server=proxy.url) as operator:
         for number in range(PIPELINES):
             api.apply(build_pipeline(f"omni{number}"))

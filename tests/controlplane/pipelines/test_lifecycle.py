@@ -27,7 +27,7 @@ from support.controlplane.pipelines import (
     wait_settled,
 )
 from support.controlplane.server.api import Api, Manifest, eventually
-from support.controlplane.server.fault_proxy import POD_NEWS, FaultProxy
+from support.controlplane.server.fault_proxy import POD_CHANGES, FaultProxy
 from support.processes.polling import PATIENCE_S
 
 pytestmark = pytest.mark.controlplane
@@ -46,7 +46,7 @@ def writes(operator: OperatorProcess) -> float:
 
 
 def test_create(api: Api, proxy: FaultProxy, make_operator: Callable[..., OperatorProcess]) -> None:
-    proxy.hold_watches(*POD_NEWS)
+    proxy.hold_watches(*POD_CHANGES)
     with make_operator(server=proxy.url) as operator:
         api.create(build_pipeline())
         wait_available(api, 3)

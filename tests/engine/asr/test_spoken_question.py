@@ -10,7 +10,7 @@ from omni_stage import OmniLLM
 from omni_stage.models.asr.tiny import write_tiny_checkpoint
 from omni_stage.models.component import AudioPart, ChatMessage, UserPrompt
 from support.models.generic_checkpoint import write_tiny_text_checkpoint
-from support.models.spoken import RATE_HZ, WhisperJudge, make_sound
+from support.models.spoken import RATE_HZ, WhisperJudge, make_audio
 
 pytestmark = pytest.mark.engine
 
@@ -41,17 +41,17 @@ def test_a_spoken_question_is_answered(tmp_path: Path) -> None:
     checkpoint = write_tiny_text_checkpoint(tmp_path / "tiny", seed=5)
     file = tmp_path / "pipeline.yaml"
     file.write_text(PIPELINE)
-    sounds = [make_sound(3, 1), make_sound(4, 2)]
+    audios = [make_audio(3, 1), make_audio(4, 2)]
     questions = [
         UserPrompt(messages=[ChatMessage("user", [AudioPart(one, RATE_HZ)])], template_arguments={"language": "en"})
-        for one in sounds
+        for one in audios
     ]
     with OmniLLM(file, model_dir={"asr": whisper, "llm": checkpoint}) as llm:
         answers = llm.generate(questions)
         again = llm.generate(questions[:1])
     judge = WhisperJudge(whisper)
-    for sound, answer in zip(sounds, answers, strict=True):
-        expected = judge.text(judge.write(sound, timed=False, max_tokens=24))
+    for audio, answer in zip(audios, answers, strict=True):
+        expected = judge.text(judge.write(audio, timed=False, max_tokens=24))
         assert answer.transcript.rstrip("\ufffd") == expected.rstrip("\ufffd")
         assert answer.text
     assert answers[0].text == again[0].text != answers[1].text

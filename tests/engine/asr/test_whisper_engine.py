@@ -20,7 +20,7 @@ from omni_stage.exchange import FinishReason
 from omni_stage.models.asr.tiny import write_tiny_checkpoint
 from omni_stage.models.asr.windows import WINDOW_S, WindowReader
 from omni_stage.models.component import AudioPart, ChatMessage, StageRequest, StageStep, TextPart, UserPrompt
-from support.models.spoken import RATE_HZ, WhisperJudge, make_sound
+from support.models.spoken import RATE_HZ, WhisperJudge, make_audio
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 MAX_TOKENS = 48
@@ -75,7 +75,7 @@ def tokens(steps: list[StageStep]) -> list[int]:
 @pytest.mark.parametrize("language", ["en", "de"])
 async def test_equals_transformers(engine: StageEngine, judge: WhisperJudge, timed: bool, language: str) -> None:
     for seed in range(3):
-        samples = make_sound(4 + seed, seed)
+        samples = make_audio(4 + seed, seed)
         expected = judge.write(samples, timed=timed, max_tokens=MAX_TOKENS, language=language)
         made = await run(engine, ask(f"{language}{timed}{seed}", samples, language=language, timestamps=timed))
         assert tokens(made) == expected
@@ -88,7 +88,7 @@ async def test_equals_transformers(engine: StageEngine, judge: WhisperJudge, tim
 
 
 async def test_the_task_and_the_prompt_count(engine: StageEngine, judge: WhisperJudge) -> None:
-    samples = make_sound(5, 3)
+    samples = make_audio(5, 3)
     plain = judge.write(samples, timed=False, max_tokens=MAX_TOKENS)
     translated = judge.write(samples, timed=False, max_tokens=MAX_TOKENS, task="translate")
     made = await run(engine, ask("translated", samples, language="en", task="translate"))
@@ -104,7 +104,7 @@ async def test_the_task_and_the_prompt_count(engine: StageEngine, judge: Whisper
 
 async def test_the_model_names_the_language(engine: StageEngine, judge: WhisperJudge) -> None:
     for seed in range(3):
-        samples = make_sound(3, seed)
+        samples = make_audio(3, seed)
         code = {number: name for name, number in judge.model.generation_config.lang_to_id.items()}[
             judge.language(samples)
         ]
@@ -119,15 +119,15 @@ async def test_four_at_once_equal_each_alone(engine: StageEngine) -> None:
         {},
         {"task": "translate", "timestamps": True, "prompt": "rain"},
     ]
-    sounds = [make_sound(3 + 2 * seed, seed) for seed in range(4)]
+    audios = [make_audio(3 + 2 * seed, seed) for seed in range(4)]
     alone = [
-        tokens(await run(engine, ask(f"alone{n}", sound, **wish)))
-        for n, (sound, wish) in enumerate(zip(sounds, wishes, strict=True))
+        tokens(await run(engine, ask(f"alone{n}", audio, **wish)))
+        for n, (audio, wish) in enumerate(zip(audios, wishes, strict=True))
     ]
     together = await asyncio.gather(
         *(
-            run(engine, ask(f"together{n}", sound, **wish))
-            for n, (sound, wish) in enumerate(zip(sounds, wishes, strict=True))
+            run(engine, ask(f"together{n}", audio, **wish))
+            for n, (audio, wish) in enumerate(zip(audios, wishes, strict=True))
         )
     )
     assert [tokens(made) for made in together] == alone
@@ -135,7 +135,7 @@ async def test_four_at_once_equal_each_alone(engine: StageEngine) -> None:
 
 async def test_long_audio_is_heard_in_windows(engine: StageEngine, judge: WhisperJudge) -> None:
     """The windows are those that follow from what transformers writes for each; silence between them is not heard."""
-    samples = np.concatenate([make_sound(37, 1), np.zeros(12 * RATE_HZ, np.float32), make_sound(6, 2)])
+    samples = np.concatenate([make_audio(37, 1), np.zeros(12 * RATE_HZ, np.float32), make_audio(6, 2)])
     made = await run(engine, ask("long", samples, max_tokens=None, language="en"))
     generation, begin_s, heard, seen = judge.model.generation_config, 0.0, [], []
     for _ in range(20):
@@ -169,12 +169,12 @@ async def test_silence_is_not_heard(engine: StageEngine) -> None:
 
 async def test_a_reader_that_leaves_ends_the_request(engine: StageEngine, judge: WhisperJudge) -> None:
     """In the second window too; the engine then serves others, and has nothing left to do."""
-    steps = engine.generate(ask("left", make_sound(70, 1), max_tokens=None, language="en"))
+    steps = engine.generate(ask("left", make_audio(70, 1), max_tokens=None, language="en"))
     async for step in steps:
         if any(segment.start_s > WINDOW_S for segment in step.segments):
             break
     await steps.aclose()
-    samples = make_sound(3, 2)
+    samples = make_audio(3, 2)
     made = await run(engine, ask("left", samples, language="en"))
     assert tokens(made) == judge.write(samples, timed=False, max_tokens=MAX_TOKENS)
     assert engine.unfinished_requests == 0
@@ -183,10 +183,10 @@ async def test_a_reader_that_leaves_ends_the_request(engine: StageEngine, judge:
 @pytest.mark.parametrize(
     ("request_", "field"),
     [
-        (ask("xx", make_sound(1, 0), language="xx"), "start.chat.template_arguments.language"),
-        (ask("task", make_sound(1, 0), task="sing"), "start.chat.template_arguments.task"),
-        (ask("timestamps", make_sound(1, 0), timestamps="yes"), "start.chat.template_arguments.timestamps"),
-        (ask("text", make_sound(1, 0), text="What is this?"), "start.chat.messages[0].parts"),
+        (ask("xx", make_audio(1, 0), language="xx"), "start.chat.template_arguments.language"),
+        (ask("task", make_audio(1, 0), task="sing"), "start.chat.template_arguments.task"),
+        (ask("timestamps", make_audio(1, 0), timestamps="yes"), "start.chat.template_arguments.timestamps"),
+        (ask("text", make_audio(1, 0), text="What is this?"), "start.chat.messages[0].parts"),
         (StageRequest("plain", UserPrompt(text="hello"), SamplingDefaults()), "start.input"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

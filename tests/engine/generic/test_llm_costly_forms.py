@@ -55,10 +55,10 @@ async def ask(engine: StageEngine, name: str, form: StructuredText | None, tools
 async def test_a_form_that_becomes_slow_ends_only_its_own_request(engine: StageEngine) -> None:
     """An ambiguous grammar: it passes the trial, and each token then costs more than the one before."""
     slow = asyncio.create_task(ask(engine, "slow", StructuredText(grammar='root ::= root root root | "a" | ""')))
-    honest = [asyncio.create_task(ask(engine, f"honest-{number}", None)) for number in range(3)]
+    well_behaved = [asyncio.create_task(ask(engine, f"honest-{number}", None)) for number in range(3)]
     with pytest.raises(InvalidRequestError, match="CPU time"):
         await slow
-    assert all(await asyncio.gather(*honest))
+    assert all(await asyncio.gather(*well_behaved))
     assert await ask(engine, "choice", StructuredText(choice=("yes", "no"))) in ("yes", "no")
 
 

@@ -55,7 +55,7 @@ async def attacked(
 ) -> AsyncIterator[Attacked]:
     family = HOSTILE_FAMILIES[request.param]
     checkpoint = make_tiny_checkpoint(0, "small", request.param)
-    async with run_omni_stages(checkpoint, "talker", family.sound_stage, family=request.param) as started:
+    async with run_omni_stages(checkpoint, "talker", family.audio_stage, family=request.param) as started:
         yield Attacked(family, started)
 
 
@@ -90,7 +90,7 @@ async def test_talker_survives_rows_of_any_size(attacked: Attacked, scale: float
 
 @pytest.mark.parametrize("code", [-1, -BIG, 10**9, BIG])
 async def test_the_last_stage_refuses_and_lives(attacked: Attacked, code: int) -> None:
-    stage = attacked.family.sound_stage
+    stage = attacked.family.audio_stage
     codes = attacked.family.codes(attacked.component(stage), code)
     with pytest.raises((InvalidRequestError, ModelExecutionError)):
         await attacked.stages.ask(stage, {"codes": codes}, **attacked.family.sampling)

@@ -14,8 +14,8 @@ from omni_proto.stage_config import Modality
 from omni_stage import OmniLLM
 from omni_stage.engine.offline.omni_llm import OmniResult
 from omni_stage.errors import InvalidRequestError
-from support.engines.omni_stages import SOUND_TOLERANCE
-from support.media.samples import make_image, make_sound
+from support.engines.omni_stages import AUDIO_TOLERANCE
+from support.media.samples import make_audio, make_image
 from support.models.reference import PLAIN_SYSTEM_PROMPT, Reference, ReferencePrompt, ReferenceSettings, load_reference
 from support.processes.pipelines import SAMPLES
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.engine
 SETTINGS = ReferenceSettings(seed=11)
 PROMPTS = [
     ReferencePrompt("Count to three."),
-    ReferencePrompt("And both?", images=[make_image(3, 140, 56)], sounds=[make_sound(3, 0.7)]),
+    ReferencePrompt("And both?", images=[make_image(3, 140, 56)], audios=[make_audio(3, 0.7)]),
 ]
 SAMPLING: dict[str, dict[str, Any]] = {
     "thinker": {"temperature": 0.0, "max_tokens": SETTINGS.thinker_tokens},
@@ -40,7 +40,7 @@ def check(result: OmniResult, expected: Reference) -> None:
     assert result.stages["talker"].token_ids == expected.codec_token_ids
     assert result.sample_rate_hz == 24_000
     assert result.audio is not None
-    torch.testing.assert_close(result.audio, expected.waveform, atol=SOUND_TOLERANCE, rtol=0)
+    torch.testing.assert_close(result.audio, expected.waveform, atol=AUDIO_TOLERANCE, rtol=0)
 
 
 def test_a_pipeline_file_alone_and_as_a_batch(make_tiny_checkpoint: Callable[..., Path]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from support.engines.omni_stages import check_parity, run_omni_stages
-from support.media.samples import make_image, make_sound
+from support.media.samples import make_audio, make_image
 from support.models.reference import ReferencePrompt, ReferenceSettings, load_reference
 
 pytestmark = pytest.mark.engine
@@ -28,12 +28,12 @@ CHECKPOINTS = [
 
 PROMPTS = {
     "text": ReferencePrompt("Tell me what the weather is like."),
-    "sound": ReferencePrompt("What do you hear?", sounds=[make_sound(0)]),
+    "sound": ReferencePrompt("What do you hear?", audios=[make_audio(0)]),
     "image": ReferencePrompt("What do you see?", images=[make_image(0)]),
     "image and sound": ReferencePrompt(
-        "Read the sentence slowly.", images=[make_image(1, 140, 56)], sounds=[make_sound(1, 0.7)]
+        "Read the sentence slowly.", images=[make_image(1, 140, 56)], audios=[make_audio(1, 0.7)]
     ),
-    "second turn": ReferencePrompt("And this?", sounds=[make_sound(2, 0.4)], history=[("Hello!", "你好. Hi there.")]),
+    "second turn": ReferencePrompt("And this?", audios=[make_audio(2, 0.4)], history=[("Hello!", "你好. Hi there.")]),
 }
 SETTINGS = ReferenceSettings()
 

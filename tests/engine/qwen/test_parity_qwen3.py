@@ -19,7 +19,7 @@ from omni_stage.exchange import StructuredText
 from omni_stage.models.component import EdgeStream, FinishReason
 from support.engines.omni_stages import OmniStages, receive, run_omni_stages
 from support.engines.streams import stage_request
-from support.media.samples import make_image, make_sound
+from support.media.samples import make_audio, make_image
 from support.models.qwen3_chain import check_parity, run_chain, run_streamed, talking
 from support.models.reference import ReferencePrompt
 from support.models.reference_qwen3 import Qwen3Settings, load_qwen3_reference
@@ -37,12 +37,12 @@ PROMPTS = {
     "text": ReferencePrompt("Tell me what the weather is like."),
     "system": ReferencePrompt("Tell me what the weather is like.", system="Be brief."),
     "long": ReferencePrompt(2 * SENTENCE),
-    "sound": ReferencePrompt("What do you hear?", sounds=[make_sound(0)]),
+    "sound": ReferencePrompt("What do you hear?", audios=[make_audio(0)]),
     # Ends in the middle of a frame of 10 ms. One more frame would be one more token.
-    "odd sound": ReferencePrompt("What do you hear?", sounds=[make_sound(2, 2.0055)]),
+    "odd sound": ReferencePrompt("What do you hear?", audios=[make_audio(2, 2.0055)]),
     "image": ReferencePrompt("What do you see?", images=[make_image(0)]),
     "image and sound": ReferencePrompt(
-        "Read the sentence slowly.", images=[make_image(1, 140, 56)], sounds=[make_sound(1, 0.7)]
+        "Read the sentence slowly.", images=[make_image(1, 140, 56)], audios=[make_audio(1, 0.7)]
     ),
     "third turn": ReferencePrompt(
         "And this?",
@@ -123,11 +123,11 @@ async def check_each_frame_is_heard_before_the_next(stages: OmniStages) -> None:
     speaking = talker.generate(stage_request(talker, written, SETTINGS.voice, **talking(replace(SETTINGS, frames=6))))
     sounding = code2wav.generate(stage_request(code2wav, frames))
     heard: list[tuple[int, int]] = []
-    async with aclosing(speaking) as steps, aclosing(sounding) as sounds:
+    async with aclosing(speaking) as steps, aclosing(sounding) as audios:
         async for step in steps:
             if "codes" in step.tensors:
                 frames.put(receive(step))
-                audio = (await anext(sounds)).audio
+                audio = (await anext(audios)).audio
                 assert audio is not None
                 heard.append((step.tensors["codes"].shape[0], audio.shape[0]))
     assert sum(count for count, _ in heard) == 6

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.engines.omni_stages import check_parity, run_omni_stages
-from support.media.samples import make_frames, make_image, make_sound
+from support.media.samples import make_audio, make_frames, make_image
 from support.models import qwen3_chain
 from support.models.reference import ReferencePrompt, ReferenceSettings, load_reference
 from support.models.reference_qwen3 import Qwen3Settings, load_qwen3_reference
@@ -26,19 +26,19 @@ def prompts(patch: int) -> dict[str, ReferencePrompt]:
     two, five = make_frames(0, 4, **size), make_frames(1, 5, **size)
     return {
         "video": ReferencePrompt("What happens?", videos=[five]),
-        "heard": ReferencePrompt("What happens?", videos=[two], heard=[make_sound(0, 2.3)]),
+        "heard": ReferencePrompt("What happens?", videos=[two], heard=[make_audio(0, 2.3)]),
         "heard beside others": ReferencePrompt(
             "Compare them.",
             images=[make_image(0)],
-            sounds=[make_sound(1, 1.2)],
+            audios=[make_audio(1, 1.2)],
             videos=[two],
-            heard=[make_sound(2, 1.6)],
+            heard=[make_audio(2, 1.6)],
         ),
         "two heard": ReferencePrompt(
-            "Compare them.", videos=[two, five[:2]], heard=[make_sound(0, 1.9), make_sound(1, 1.1)]
+            "Compare them.", videos=[two, five[:2]], heard=[make_audio(0, 1.9), make_audio(1, 1.1)]
         ),
         "wide, short": ReferencePrompt(
-            "?", videos=[make_frames(1, 2, 40 * patch, 4 * patch)], heard=[make_sound(1, 0.6)]
+            "?", videos=[make_frames(1, 2, 40 * patch, 4 * patch)], heard=[make_audio(1, 0.6)]
         ),
     }
 

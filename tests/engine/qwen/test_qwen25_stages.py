@@ -14,8 +14,8 @@ import torch
 from omni_stage.errors import InvalidRequestError, InvalidTensorError, OmniStageError, PromptTooLongError
 from omni_stage.models.component import AudioPart, ChatMessage, FinishReason, TextPart, UserPrompt
 from omni_stage.models.shared import talker_feed
-from support.engines.omni_stages import SOUND_TOLERANCE, OmniStages, check_parity, run_omni_stages
-from support.media.samples import make_image, make_sound
+from support.engines.omni_stages import AUDIO_TOLERANCE, OmniStages, check_parity, run_omni_stages
+from support.media.samples import make_audio, make_image
 from support.models.reference import (
     PLAIN_SYSTEM_PROMPT,
     ReferenceModel,
@@ -97,7 +97,7 @@ async def test_text_and_token_ids_are_the_prompt_as_it_is(stages: OmniStages, re
         assert thinker.token_ids == expected.thinker_token_ids
 
 
-async def test_a_thinker_that_is_told_nothing_is_greedy(stages: OmniStages, reference: ReferenceModel) -> None:
+async def test_a_thinker_without_sampling_options_is_greedy(stages: OmniStages, reference: ReferenceModel) -> None:
     """Without sampling settings the thinker is greedy, and ends where transformers' thinker ends."""
     thinker = await stages.ask("thinker", ENDING.to_user_prompt())
     assert thinker.token_ids == reference.run(ENDING, LONG).thinker_token_ids
@@ -125,7 +125,7 @@ async def test_image_positions_reach_the_talker(stages: OmniStages, reference: R
     assert other.token_ids != expected.codec_token_ids
 
 
-SOUNDS = {
+AUDIOS = {
     "no guidance": (12, ReferenceSettings(guidance=0.0)),
     "strong guidance": (12, ReferenceSettings(guidance=2.0)),
     "few steps": (12, ReferenceSettings(steps=4)),
@@ -137,12 +137,12 @@ SOUNDS = {
 }
 
 
-async def test_sounds_in_one_batch_equal_sounds_alone(stages: OmniStages, reference: ReferenceModel) -> None:
+async def test_audio_in_one_batch_equals_audio_alone(stages: OmniStages, reference: ReferenceModel) -> None:
     """Requests with equal settings share a batch. The audio of each equals that of transformers for this request."""
     generator = torch.Generator().manual_seed(0)
-    cases = [(torch.randint(192, (length,), generator=generator), settings) for length, settings in SOUNDS.values()]
+    cases = [(torch.randint(192, (length,), generator=generator), settings) for length, settings in AUDIOS.values()]
     cases += [(torch.randint(192, (12,), generator=generator), ReferenceSettings(seed=seed)) for seed in range(4)]
-    sounds = await asyncio.gather(
+    audios = await asyncio.gather(
         *(
             stages.ask(
                 "token2wav",
@@ -155,13 +155,13 @@ async def test_sounds_in_one_batch_equal_sounds_alone(stages: OmniStages, refere
             for codes, item in cases
         )
     )
-    for (codes, item), sound in zip(cases, sounds, strict=True):
-        assert sound.finish_reason is FinishReason.DIFFUSION_DONE
-        assert sound.audio.shape == (codes.numel() * 480,), "480 samples a code: 24 kHz at 50 codes a second"
-        torch.testing.assert_close(sound.audio, reference.speak(codes.tolist(), item), atol=SOUND_TOLERANCE, rtol=0)
+    for (codes, item), waveform in zip(cases, audios, strict=True):
+        assert waveform.finish_reason is FinishReason.DIFFUSION_DONE
+        assert waveform.audio.shape == (codes.numel() * 480,), "480 samples a code: 24 kHz at 50 codes a second"
+        torch.testing.assert_close(waveform.audio, reference.speak(codes.tolist(), item), atol=AUDIO_TOLERANCE, rtol=0)
 
 
-async def test_sounds_without_a_seed_differ(stages: OmniStages) -> None:
+async def test_audio_without_a_seed_differs(stages: OmniStages) -> None:
     codes = {"codes": torch.arange(8)}
     first, second = await stages.ask("token2wav", codes), await stages.ask("token2wav", codes)
     assert not torch.equal(first.audio, second.audio)
@@ -173,8 +173,8 @@ async def test_nothing_to_say(stages: OmniStages) -> None:
     assert thinker.tensors["x"].shape[0] == thinker.tensors["mrope_positions"].shape[0]
     talker = await stages.ask("talker", thinker.tensors)
     assert (talker.finish_reason, talker.token_ids, talker.tensors) == (FinishReason.EMPTY_INPUT, [], {})
-    sound = await stages.ask("token2wav", {"codes": torch.empty(0, dtype=torch.int64)})
-    assert (sound.finish_reason, sound.audio.numel()) == (FinishReason.EMPTY_INPUT, 0)
+    waveform = await stages.ask("token2wav", {"codes": torch.empty(0, dtype=torch.int64)})
+    assert (waveform.finish_reason, waveform.audio.numel()) == (FinishReason.EMPTY_INPUT, 0)
 
 
 async def test_talker_sampling(stages: OmniStages, reference: ReferenceModel) -> None:
@@ -216,12 +216,12 @@ async def test_a_talker_that_misses_its_end_is_stopped(stages: OmniStages, monke
     assert endless.finish_reason is FinishReason.LENGTH, "ignore_eos also ignores this end"
 
 
-async def test_sound_at_another_rate(stages: OmniStages) -> None:
+async def test_audio_at_another_rate(stages: OmniStages) -> None:
     """Audio of 44.1 kHz is resampled to the encoder's 16 kHz."""
-    samples = make_sound(0, rate_hz=44_100)
+    samples = make_audio(0, rate_hz=44_100)
     message = ChatMessage("user", [AudioPart(samples, 44_100), TextPart("What do you hear?")])
     thinker = await stages.ask("thinker", UserPrompt(messages=[message]), **GREEDY, max_tokens=4)
-    same = ReferencePrompt("What do you hear?", sounds=[make_sound(0)]).to_user_prompt()
+    same = ReferencePrompt("What do you hear?", audios=[make_audio(0)]).to_user_prompt()
     expected = await stages.ask("thinker", same, **GREEDY, max_tokens=4)
     assert thinker.prompt_token_ids == expected.prompt_token_ids
 

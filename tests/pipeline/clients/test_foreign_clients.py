@@ -43,7 +43,7 @@ def test_grpcurl_lists_the_service_by_reflection(tiny_pipeline: RunningPipeline)
     assert SERVICE in grpcurl(tiny_pipeline.endpoint, "list").split()
 
 
-def test_grpcurl_gets_text_and_sound(tiny_pipeline: RunningPipeline) -> None:
+def test_grpcurl_gets_text_and_audio(tiny_pipeline: RunningPipeline) -> None:
     # A greedy talker continues to its token limit here. A sampled one may end before the first audio.
     greedy = {"talker": {"temperature": 0, "repetitionPenalty": 1, "maxTokens": 24}}
     start = {"text": "Tell me what the weather is like.", "seed": 3, "sampling": greedy}
@@ -52,10 +52,10 @@ def test_grpcurl_gets_text_and_sound(tiny_pipeline: RunningPipeline) -> None:
     assert "accepted" in events[0]
     assert "summary" in events[-1]
     assert "".join(e["text"]["text"] for e in events if "text" in e)
-    sound = [e["audio"] for e in events if "audio" in e]
-    assert sound[-1]["last"] is True
-    assert sound[0]["encoding"] == "AUDIO_ENCODING_PCM_S16LE"
-    samples = sum(len(base64.b64decode(chunk["data"])) // 2 for chunk in sound)
+    waveform = [e["audio"] for e in events if "audio" in e]
+    assert waveform[-1]["last"] is True
+    assert waveform[0]["encoding"] == "AUDIO_ENCODING_PCM_S16LE"
+    samples = sum(len(base64.b64decode(chunk["data"])) // 2 for chunk in waveform)
     finished = {e["stage"]: e["finished"] for e in events if "finished" in e}
     assert set(finished) == {"thinker", "talker", "token2wav"}
     assert samples == int(finished["token2wav"]["usage"]["audio_samples"]) > 0
@@ -68,7 +68,7 @@ def test_grpcurl_sees_the_error_with_its_details(tiny_pipeline: RunningPipeline)
     assert "thinker" in str(failure.value)
 
 
-def test_plain_stubs_get_text_and_sound(tiny_pipeline: RunningPipeline) -> None:
+def test_plain_stubs_get_text_and_audio(tiny_pipeline: RunningPipeline) -> None:
     pb = stage_service_pb2
     with grpc.insecure_channel(tiny_pipeline.endpoint) as channel:
         stub = stage_service_pb2_grpc.StageServiceStub(channel)

@@ -43,15 +43,15 @@ async def cancel_calls(client: AsyncOmniClient, count: int, rng: random.Random) 
         nonlocal ended
         # Most calls use only the first stage, to save time.
         modalities = () if rng.random() < 0.3 else ("text",)
-        at_sound, stop_after = not modalities and rng.random() < 0.2, rng.randrange(EVENTS)
-        at_once = stop_after == 0 and not at_sound
+        at_audio, stop_after = not modalities and rng.random() < 0.2, rng.randrange(EVENTS)
+        at_once = stop_after == 0 and not at_audio
         sampling = {"thinker": {"max_tokens": 4, "top_k": 1}}
         async with aclosing(client.generate(raw_text="hello", modalities=modalities, sampling=sampling)) as events:
             with suppress(TimeoutError):
                 async with asyncio.timeout(rng.uniform(0.0, 0.02) if at_once else 60):
                     async for event in events:
                         stop_after -= 1
-                        if isinstance(event, AudioChunk) if at_sound else stop_after == 0:
+                        if isinstance(event, AudioChunk) if at_audio else stop_after == 0:
                             return
                     ended += 1
 

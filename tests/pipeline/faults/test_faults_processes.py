@@ -191,8 +191,8 @@ async def test_killed_stage_is_named_and_may_be_replaced_only_by_its_like(chain:
     error = await chain.fail()
     assert (error.code.name, error.reason, error.stage) == ("UNAVAILABLE", "DOWNSTREAM_UNAVAILABLE", chain.last)
     wait_until_gone(known)
-    with StageProcess(last.configs, tmp_path, CHEAP) as stranger:
-        stranger.start()
+    with StageProcess(last.configs, tmp_path, CHEAP) as other_process:
+        other_process.start()
         began = time.monotonic()
         while (error := await chain.fail()).reason == "DOWNSTREAM_UNAVAILABLE":
             assert time.monotonic() - began < RECOVERY_S
@@ -201,7 +201,7 @@ async def test_killed_stage_is_named_and_may_be_replaced_only_by_its_like(chain:
             "EDGE_SCHEMA_MISMATCH",
             chain.last,
         )
-        assert stranger.metric(chain.last, "cheap_executions") == 0
+        assert other_process.metric(chain.last, "cheap_executions") == 0
     last.start()
     await chain.check_served()
 

@@ -15,7 +15,7 @@ from checks.soak.hostile import run_hostile
 pytestmark = [pytest.mark.pipeline, pytest.mark.full]
 
 
-async def test_honest_callers_beside_hostile_ones(tmp_path: Path) -> None:
+async def test_well_behaved_callers_beside_hostile_ones(tmp_path: Path) -> None:
     report: dict[str, Any] = await run_hostile(0.7, tmp_path)
     assert report["problems"] == []
     assert report["hostile"]["INVALID_ARGUMENT"] > 100

@@ -92,7 +92,7 @@ async def test_speech_interrupts_the_answer_and_the_engines(tiny_gateway: str) -
             await asyncio.sleep(0.1)
 
 
-async def test_errors_name_the_clients_event_and_the_call_goes_on(tiny_gateway: str) -> None:
+async def test_errors_name_the_clients_event_and_the_call_continues(tiny_gateway: str) -> None:
     async with call(tiny_gateway, model=MODEL) as caller:
         await caller.connection.session.update(session={"type": "realtime", "output_modalities": ["text"]})
         await caller.connection.response.cancel(event_id="a")

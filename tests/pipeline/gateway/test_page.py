@@ -103,12 +103,12 @@ def send(page: Page, text: str) -> dict[str, object]:
 def pcm_of(gateway: str, body: dict[str, object]) -> tuple[str, bytes]:
     """Returns the text and the PCM bytes that openai-python receives for the same body."""
     client = openai.OpenAI(base_url=f"{gateway}/v1", api_key="none", max_retries=0)
-    text, sound = "", b""
+    text, waveform = "", b""
     for chunk in client.chat.completions.create(**body):  # type: ignore[call-overload]
         audio = (chunk.choices[0].delta.model_dump().get("audio") or {}) if chunk.choices else {}
         text += audio.get("transcript") or ""
-        sound += base64.b64decode(audio.get("data") or "")
-    return text, sound
+        waveform += base64.b64decode(audio.get("data") or "")
+    return text, waveform
 
 
 def screenshot(page: Page, name: str) -> None:
@@ -119,13 +119,13 @@ def screenshot(page: Page, name: str) -> None:
         picture.save(path, optimize=True)
 
 
-def test_text_is_answered_and_the_sound_played_is_the_api_s(page: Page, tiny_gateway: str) -> None:
+def test_text_is_answered_and_the_page_plays_the_audio_of_the_api(page: Page, tiny_gateway: str) -> None:
     body = send(page, "Tell me what the weather is like.")
-    text, sound = pcm_of(tiny_gateway, body)
+    text, waveform = pcm_of(tiny_gateway, body)
     expect(page.locator(".answer")).to_have_text(text, use_inner_text=False)
     heard = page.evaluate("heard.map((sample) => Math.round(sample * 32768))")
-    assert len(sound) > 10_000
-    assert b"".join(int(sample).to_bytes(2, "little", signed=True) for sample in heard) == sound
+    assert len(waveform) > 10_000
+    assert b"".join(int(sample).to_bytes(2, "little", signed=True) for sample in heard) == waveform
     expect(page.locator(".facts [data-part='first audio'] dd")).to_contain_text("s")
     assert page.locator(".lane .name").all_inner_texts()[-4:] == ["thinker", "talker", "token2wav", "you hear"]
     for lane in range(3):
@@ -141,10 +141,10 @@ def test_the_python_shown_does_what_was_done(page: Page, tiny_gateway: str, tmp_
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True
     )
-    text, sound = pcm_of(tiny_gateway, body)
+    text, waveform = pcm_of(tiny_gateway, body)
     assert done.stdout == text
     with wave.open(str(tmp_path / "answer.wav")) as file:
-        assert file.readframes(file.getnframes()) == sound
+        assert file.readframes(file.getnframes()) == waveform
     page.locator('[data-snippet="curl"]').click()
     shell = page.locator("[data-part='code']").inner_text()
     sent = subprocess.run(

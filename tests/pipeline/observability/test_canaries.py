@@ -16,7 +16,7 @@ import pytest
 from omni_proto.client import AsyncOmniClient, OmniRequestError, StageFailed, audio_part, image_part, system, user
 from omni_proto.stage.v1 import stage_service_pb2 as pb, stage_service_pb2_grpc
 from omni_proto.tensors import crc32c, encode_tensor_chunk, schema_from_proto, schema_hash, tensor_prompt
-from support.media.samples import encode_png, encode_wav, make_image, make_sound
+from support.media.samples import encode_png, encode_wav, make_audio, make_image
 from support.processes.pipelines import RunningPipeline
 from support.processes.polling import PATIENCE_S
 from support.stages.scripted_stages import collect
@@ -36,7 +36,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "text": {"raw_text": f"say {WORD} twice", "cache_salt": WORD, "priority": 1},
     "chat": {"chat": [system(f"be {WORD}"), user(f"who is {WORD}?")]},
     "tokens": {"token_ids": TOKENS},
-    "media": {"chat": user(image_part(encode_png(make_image(0))), audio_part(encode_wav(make_sound(0))), WORD)},
+    "media": {"chat": user(image_part(encode_png(make_image(0))), audio_part(encode_wav(make_audio(0))), WORD)},
 }
 BAD: dict[str, dict[str, Any]] = {
     "voice": {"raw_text": WORD, "voice": WORD},
@@ -62,7 +62,7 @@ def told(error: OmniRequestError) -> str:
 
 
 @pytest.mark.parametrize("family", PIPELINES)
-async def test_nothing_of_a_request_is_told(family: str, request: pytest.FixtureRequest) -> None:
+async def test_nothing_of_a_request_leaks(family: str, request: pytest.FixtureRequest) -> None:
     pipeline: RunningPipeline = request.getfixturevalue(PIPELINES[family])
     said: list[str] = []
     async with AsyncOmniClient(pipeline.endpoint) as client:
@@ -99,8 +99,8 @@ async def hostile_edges(pipeline: RunningPipeline) -> list[str]:
     The tensors are sent with a correct checksum, with a wrong one, and with the canary as the source's name.
     """
     said = []
-    thinker, talker, sound = pipeline.stages
-    for stage, source in ((talker, thinker), (sound, talker)):
+    thinker, talker, audio = pipeline.stages
+    for stage, source in ((talker, thinker), (audio, talker)):
         async with grpc.aio.insecure_channel(f"127.0.0.1:{pipeline.stages[stage]['grpc']}") as channel:
             stub = stage_service_pb2_grpc.StageServiceStub(channel)
             schema = schema_from_proto((await stub.GetStage(pb.GetStageRequest(), timeout=PATIENCE_S)).input_schema)

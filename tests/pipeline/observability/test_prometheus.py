@@ -130,7 +130,7 @@ def test_every_alert_watches_something_and_none_fires(prometheus: PrometheusProc
     assert find_broken_rules(prometheus, ALERTS) == []
 
 
-def test_what_runbooks_tell_one_to_ask_has_an_answer(prometheus: PrometheusProcess) -> None:
+def test_queries_of_runbooks_have_an_answer(prometheus: PrometheusProcess) -> None:
     questions = runbook_queries(NAMESPACE="models", NAME="tiny-omni")
     assert len(questions) >= 2
     assert find_unanswered(prometheus, questions) == []

@@ -16,7 +16,7 @@ from omni_cli.commands.run import find_models
 from omni_gateway.entries.pipelines import ServedPipeline
 from omni_proto.pipeline import load_pipeline
 from omni_proto.runtime.otlp import ENDPOINTS
-from support.media.samples import encode_wav, make_sound
+from support.media.samples import encode_wav, make_audio
 from support.peers.gateways import serve_gateway
 from support.peers.otel_collector import CollectedSpan, OtelCollector, run_collector
 from support.processes.pipelines import SAMPLES, run_pipeline
@@ -41,8 +41,8 @@ class Case:
 
 
 def _hear() -> list[dict[str, Any]]:
-    sound = base64.b64encode(encode_wav(make_sound())).decode()
-    return [{"type": "input_audio", "input_audio": {"data": sound, "format": "wav"}}]
+    audio = base64.b64encode(encode_wav(make_audio())).decode()
+    return [{"type": "input_audio", "input_audio": {"data": audio, "format": "wav"}}]
 
 
 TOKENS = {"input", "queue", "prefill", "generate", "transfer"}

@@ -163,7 +163,7 @@ def test_no_process_imports_modules_of_the_current_directory(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("reason", list(TerminationReason))
-def test_what_a_stage_leaves_for_kubelet_is_told(reason: TerminationReason, tmp_path: Path) -> None:
+def test_what_a_stage_leaves_for_kubelet_is_reported(reason: TerminationReason, tmp_path: Path) -> None:
     files = StageFiles(*(tmp_path / name for name in ("config", "address", "log", "termination")))
     files.termination.write_text(Termination(reason, "said so", "model.path").encode())
     guard = SessionGuard()

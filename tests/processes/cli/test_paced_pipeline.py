@@ -47,12 +47,12 @@ def test_text_and_speech_come_in_pieces_and_a_seed_repeats_them(running: LocalPi
     with OmniClient(running.endpoint) as client:
         events = list(client.generate(text="Say something.", sampling=ONE_SECOND, seed=3))
         again = client.run(text="Say something.", sampling=ONE_SECOND, seed=3)
-    sounds = [event for event in events if isinstance(event, AudioChunk)]
+    audios = [event for event in events if isinstance(event, AudioChunk)]
     kinds = [type(event) for event in events]
-    assert len(sounds) > 1
+    assert len(audios) > 1
     assert kinds.index(TextDelta) < kinds.index(AudioChunk)
-    assert sum(len(sound.data) for sound in sounds) == 2 * 24_000
-    assert b"".join(sound.data for sound in sounds) == again.audio
+    assert sum(len(waveform.data) for waveform in audios) == 2 * 24_000
+    assert b"".join(waveform.data for waveform in audios) == again.audio
     assert "".join(event.text for event in events if isinstance(event, TextDelta)) == again.text
     assert len(again.text.split()) == 8
 

@@ -80,7 +80,7 @@ def unsent_bytes(url: str) -> int:
     return sum(int(row[4].partition(":")[0], 16) for row in rows if row[1].endswith(f":{port:04X}"))
 
 
-def check_stalled_readers(folder: Path, count: int, honest: int) -> None:
+def check_stalled_readers(folder: Path, count: int, well_behaved: int) -> None:
     """Checks that `honest` requests are answered while `count` clients have stopped reading.
 
     The gateway's memory stays within its bounds, and it disconnects all stalled clients.
@@ -96,7 +96,7 @@ def check_stalled_readers(folder: Path, count: int, honest: int) -> None:
         for _ in range(count):
             stack.enter_context(connect_stalled(gateway.url))
         until(lambda: entry.endless_begun == count, "not all readers were let in")
-        for _ in range(honest):
+        for _ in range(well_behaved):
             ask(client)
         most = gateway.rss_bytes()
         unsent = unsent_bytes(gateway.url)

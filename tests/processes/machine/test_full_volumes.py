@@ -67,7 +67,7 @@ def request_into(volume: Path) -> FetchRequest:
     return FetchRequest("hf://org/model", "main", volume / "model")
 
 
-def test_a_volume_without_room_is_said_before_the_weights(hub: Hub, volume: Path) -> None:
+def test_a_full_volume_is_reported_before_the_weights(hub: Hub, volume: Path) -> None:
     ballast = fill(volume, leave=MIB)
     with pytest.raises(FetchError, match=r"needs 3 MiB more.*has [01] MiB.*larger claim") as caught:
         fetch(request_into(volume), None)
@@ -119,7 +119,7 @@ def test_an_address_file_without_room_is_named(volume: Path) -> None:
 
 
 @pytest.mark.pipeline
-def test_a_stage_whose_log_is_full_goes_on_serving(tmp_path: Path) -> None:
+def test_a_stage_whose_log_is_full_keeps_serving(tmp_path: Path) -> None:
     """A stage keeps serving although its log is /dev/full, where each write fails with ENOSPC."""
     configs = chain_configs(pick_chain_ports())
 

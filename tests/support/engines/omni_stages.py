@@ -28,7 +28,7 @@ from omni_stage.models.component import EdgeInput, FinishReason, StageRequest, S
 from support.models.reference import Reference, ReferencePrompt, ReferenceSettings
 from support.processes.stage_processes import STAGES
 
-SOUND_STAGES = {family: stages[-1] for family, stages in STAGES.items()}
+AUDIO_STAGES = {family: stages[-1] for family, stages in STAGES.items()}
 """The last stage of each family's pipeline."""
 _PREVIOUS = {"talker": "thinker", "token2wav": "talker", "code2wav": "talker"}
 _OUTPUTS = {"thinker": [Modality.TEXT], "talker": []}
@@ -45,10 +45,10 @@ def stage_config(
 ) -> StageConfig:
     """Returns the configuration of one stage: a small engine in eager mode."""
     settings: dict[str, Any] = {"max_num_seqs": 8, "enforce_eager": True}
-    sound_stage = SOUND_STAGES[family]
-    if stage != sound_stage:
+    audio_stage = AUDIO_STAGES[family]
+    if stage != audio_stage:
         settings |= {"max_model_len": 1024, "kv_cache_memory_mib": 16, "max_num_batched_tokens": 1024}
-    below = {"thinker": "talker", "talker": sound_stage}.get(stage)
+    below = {"thinker": "talker", "talker": audio_stage}.get(stage)
     return StageConfig(
         pipeline="test",
         stage=stage,
@@ -158,9 +158,9 @@ async def run_omni_stages(
     """Starts the named stages (default: all three) and shuts them down after the block."""
     async with AsyncExitStack() as stack:
         engines: dict[str, StageEngine] = {}
-        for stage in stages or ("thinker", "talker", SOUND_STAGES[family]):
+        for stage in stages or ("thinker", "talker", AUDIO_STAGES[family]):
             # The last stage has no tokens to batch, so these arguments are not for it.
-            arguments = {} if stage == SOUND_STAGES[family] else engine_args
+            arguments = {} if stage == AUDIO_STAGES[family] else engine_args
             config = stage_config(stage, checkpoint, max_media, family=family, **arguments)
             engine = build_stage_engine(config, in_process=in_process)
             stack.push_async_callback(engine.shutdown)
@@ -170,7 +170,7 @@ async def run_omni_stages(
 
 
 ROWS_TOLERANCE = 1e-4
-SOUND_TOLERANCE = 1e-5
+AUDIO_TOLERANCE = 1e-5
 
 
 def check_parity(ours: Mapping[str, Collected], reference: Reference) -> None:
@@ -188,7 +188,7 @@ def check_parity(ours: Mapping[str, Collected], reference: Reference) -> None:
     assert talker.token_ids == reference.codec_token_ids
     assert talker.tensors["codes"].tolist() == reference.codes
     assert token2wav.audio.shape == reference.waveform.shape
-    torch.testing.assert_close(token2wav.audio, reference.waveform, atol=SOUND_TOLERANCE, rtol=0)
+    torch.testing.assert_close(token2wav.audio, reference.waveform, atol=AUDIO_TOLERANCE, rtol=0)
     assert reference.waveform.abs().max() > 0.05, (
         "the reference audio is nearly silent, so the comparison proves nothing"
     )

@@ -13,8 +13,8 @@ import soundfile
 from PIL import ExifTags, Image, ImageCms
 from PIL.PngImagePlugin import PngInfo
 
-from support.media.samples import make_image, make_sound
-from support.media.sounds import encode_sound
+from support.media.audios import encode_audio
+from support.media.samples import make_audio, make_image
 from support.media.videos import encode_video
 
 FRAGMENTS = {"movflags": "frag_keyframe+empty_moov+default_base_moof"}
@@ -135,7 +135,7 @@ def patched(data: bytes, mark: bytes, at: int, value: bytes) -> bytes:
 
 def lasting(seconds: float, *, said: float) -> bytes:
     """Returns an MP4 of `seconds` whose headers (mvhd, mdhd) say a duration of `said` seconds."""
-    data = encode_video(frames=int(seconds * 10), sound=None)
+    data = encode_video(frames=int(seconds * 10), audio=None)
     for mark in (b"mvhd", b"mdhd"):
         scale = int.from_bytes(data[data.index(mark) + 16 : data.index(mark) + 20], "big")
         data = patched(data, mark, 16, struct.pack(">I", int(said * scale)))
@@ -148,7 +148,7 @@ def many_boxes() -> bytes:
 
 def sized_mp4(width: int, height: int) -> bytes:
     """Returns an MP4 of 160 x 120 whose sample description says `width` x `height`."""
-    return patched(encode_video(sound=None), b"stsd", 40, struct.pack(">HH", width, height))
+    return patched(encode_video(audio=None), b"stsd", 40, struct.pack(">HH", width, height))
 
 
 def sized_gif(width: int, height: int) -> bytes:
@@ -166,12 +166,12 @@ def sized_webp(width: int, height: int) -> bytes:
 
 def fragments(seconds: int) -> bytes:
     """Returns an MP4 of fragments, as a recorder writes it."""
-    return encode_video(frames=2 * seconds, fps=2, width=32, height=32, sound=None, options=FRAGMENTS)
+    return encode_video(frames=2 * seconds, fps=2, width=32, height=32, audio=None, options=FRAGMENTS)
 
 
 def opus(seconds: int) -> bytes:
     """Returns an Opus file of silence. 12 minutes take about 110 kB."""
-    return encode_sound("ogg", "libopus", np.zeros(seconds * 48_000, np.float32), 48_000)
+    return encode_audio("ogg", "libopus", np.zeros(seconds * 48_000, np.float32), 48_000)
 
 
 def timeless(data: bytes) -> bytes:
@@ -199,5 +199,5 @@ def _ogg_crc(page: bytes | bytearray) -> int:
 
 def mostly_damaged() -> bytes:
     """Returns an MP3 that begins well and goes on with noise."""
-    data = encode_sound("mp3", "libmp3lame", make_sound(seconds=0.3), 16_000)
+    data = encode_audio("mp3", "libmp3lame", make_audio(seconds=0.3), 16_000)
     return data + np.random.default_rng(0).bytes(9 * len(data))

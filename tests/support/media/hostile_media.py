@@ -13,6 +13,7 @@ from functools import partial
 from PIL import Image
 
 from omni_stage.service.media.kinds import MediaKind
+from support.media.audios import COMPRESSED, encode_tone
 from support.media.hostile_files import (
     FRAGMENTS,
     animated,
@@ -41,8 +42,7 @@ from support.media.hostile_files import (
     wav,
     with_frames,
 )
-from support.media.samples import encode_png, encode_wav, make_image, make_sound
-from support.media.sounds import COMPRESSED, encode_tone
+from support.media.samples import encode_png, encode_wav, make_audio, make_image
 from support.media.videos import encode_tracks, encode_video
 
 IMAGE: MediaKind = "image"
@@ -69,16 +69,16 @@ class Hostile:
 
 VIDEOS: tuple[Hostile, ...] = (
     Hostile("mp4 of h264 and aac", VIDEO, encode_video, TAKEN),
-    Hostile("silent mp4", VIDEO, lambda: encode_video(sound=None), TAKEN),
+    Hostile("silent mp4", VIDEO, lambda: encode_video(audio=None), TAKEN),
     Hostile("webm of vp9 and opus", VIDEO, lambda: encode_video("webm", "libvpx-vp9", "libopus"), TAKEN),
     Hostile("matroska of h264 and opus", VIDEO, lambda: encode_video("matroska", "libx264", "libopus"), TAKEN),
     Hostile("quicktime of mpeg4 and aac", VIDEO, lambda: encode_video("mov", "mpeg4"), TAKEN),
-    Hostile("mp4 of odd sizes", VIDEO, lambda: encode_video(width=162, height=34, sound=None), TAKEN),
-    Hostile("mp4 of 3840 x 2160", VIDEO, lambda: encode_video(frames=2, width=3840, height=2160, sound=None), TAKEN),
+    Hostile("mp4 of odd sizes", VIDEO, lambda: encode_video(width=162, height=34, audio=None), TAKEN),
+    Hostile("mp4 of 3840 x 2160", VIDEO, lambda: encode_video(frames=2, width=3840, height=2160, audio=None), TAKEN),
     Hostile(
         "matroska of frames at any time",
         VIDEO,
-        lambda: encode_video("matroska", sound=None, frames=6, times=[0, 1, 2, 900, 1800, 5000]),
+        lambda: encode_video("matroska", audio=None, frames=6, times=[0, 1, 2, 900, 1800, 5000]),
         TAKEN,
     ),
     Hostile("mp4 of 5 s that says 0.5", VIDEO, lambda: lasting(5, said=0.5), TAKEN),
@@ -88,12 +88,12 @@ VIDEOS: tuple[Hostile, ...] = (
     Hostile("mp4 that says 65,535 x 65,535", VIDEO, lambda: sized_mp4(65_535, 65_535), REFUSED, "maxVideoPixels"),
     Hostile("mp4 that says it is smaller", VIDEO, lambda: sized_mp4(16, 16), TAKEN),
     Hostile("mp4 that says it has no size", VIDEO, lambda: sized_mp4(0, 0), REFUSED, "how large"),
-    Hostile("mp4 of one frame", VIDEO, lambda: encode_video(frames=1, sound=None), REFUSED, "one frame"),
+    Hostile("mp4 of one frame", VIDEO, lambda: encode_video(frames=1, audio=None), REFUSED, "one frame"),
     Hostile("webm of one frame", VIDEO, lambda: encode_video("webm", "libvpx-vp9", None, frames=1), UNDECODABLE, "two"),
     Hostile(
         "mp4 of 8,000 frames",
         VIDEO,
-        lambda: encode_video(frames=8000, fps=1000, width=16, height=16, sound=None, picture="mpeg4"),
+        lambda: encode_video(frames=8000, fps=1000, width=16, height=16, audio=None, picture="mpeg4"),
         REFUSED,
         "maxVideoFrames",
     ),
@@ -116,7 +116,7 @@ VIDEOS: tuple[Hostile, ...] = (
     Hostile("matroska of sound alone", VIDEO, lambda: encode_tracks(1), REFUSED, "no picture track"),
     Hostile("matroska of ffv1", VIDEO, lambda: encode_video("matroska", "ffv1", None), UNDECODABLE, "codec"),
     Hostile("animated gif as video", VIDEO, lambda: animated("GIF"), REFUSED, "not MP4"),
-    Hostile("sound as video", VIDEO, lambda: encode_wav(make_sound()), REFUSED, "not MP4"),
+    Hostile("sound as video", VIDEO, lambda: encode_wav(make_audio()), REFUSED, "not MP4"),
     Hostile("video as image", IMAGE, encode_video, REFUSED, "not PNG"),
     Hostile("mp4 of nothing", VIDEO, lambda: b"\0\0\0\x18ftypisom" + bytes(400), REFUSED, "no picture track"),
 )
@@ -196,9 +196,9 @@ CORPUS: tuple[Hostile, ...] = (
     Hostile("gif", IMAGE, lambda: save(make_image(), "GIF"), TAKEN),
     Hostile("tiff", IMAGE, lambda: save(make_image(), "TIFF"), REFUSED, "not PNG"),
     Hostile("eps", IMAGE, lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", REFUSED, "not PNG"),
-    Hostile("sound as image", IMAGE, lambda: encode_wav(make_sound()), REFUSED, "not PNG"),
+    Hostile("sound as image", IMAGE, lambda: encode_wav(make_audio()), REFUSED, "not PNG"),
     Hostile("image as sound", AUDIO, lambda: encode_png(make_image()), REFUSED, "not WAV"),
-    Hostile("wav", AUDIO, lambda: encode_wav(make_sound()), TAKEN),
+    Hostile("wav", AUDIO, lambda: encode_wav(make_audio()), TAKEN),
     *(
         Hostile(f"wav of {rate:,} Hz", AUDIO, partial(silent_wav, rate), REFUSED, RATE)
         for rate in (1, 7, 3_999, 192_001, 383_999, 1_000_000)
@@ -228,8 +228,8 @@ CORPUS: tuple[Hostile, ...] = (
     Hostile(
         "wav of 5,000 chunks", AUDIO, lambda: wav(16_000, 1, b"")[:12] + b"junk\0\0\0\0" * 5000, REFUSED, "sections"
     ),
-    Hostile("wav that is cut off", AUDIO, lambda: encode_wav(make_sound())[:20], REFUSED),
-    Hostile("wav with an exe behind it", AUDIO, lambda: encode_wav(make_sound()) + b"MZ" + bytes(9000), TAKEN),
+    Hostile("wav that is cut off", AUDIO, lambda: encode_wav(make_audio())[:20], REFUSED),
+    Hostile("wav with an exe behind it", AUDIO, lambda: encode_wav(make_audio()) + b"MZ" + bytes(9000), TAKEN),
     Hostile("flac of 300 s of silence", AUDIO, lambda: flac(300), TAKEN),
     Hostile("flac of 12 minutes of silence", AUDIO, lambda: flac(720, 16_000), REFUSED, "maxAudioSeconds"),
     Hostile("flac of 8 channels at 192 kHz, 40 s", AUDIO, lambda: flac(40, 192_000, 8), TAKEN),
@@ -253,7 +253,7 @@ CORPUS: tuple[Hostile, ...] = (
     Hostile("flac that is cut off", AUDIO, lambda: flac(300)[:400], UNDECODABLE),
     Hostile("flac of its first bytes", AUDIO, lambda: flac(1)[:20], REFUSED, "cut off"),
     Hostile("300 flac files in one", AUDIO, lambda: flac(0.1) * 300, REFUSED, "joined"),
-    Hostile("wav of 3 s and 20 joined", AUDIO, lambda: encode_wav(make_sound(seconds=3)) * 21, TAKEN),
+    Hostile("wav of 3 s and 20 joined", AUDIO, lambda: encode_wav(make_audio(seconds=3)) * 21, TAKEN),
     Hostile("ogg", AUDIO, lambda: b"OggS" + bytes(100), REFUSED, "no beginning"),
     Hostile("ogg of 100,000 pages", AUDIO, lambda: opus(1) + (b"OggS" + bytes(22)) * 100_000, REFUSED, "pages"),
     Hostile("ogg of 100,000 beginnings", AUDIO, lambda: (b"OggS\0\2" + bytes(22)) * 100_000, REFUSED, "joined"),
@@ -266,7 +266,7 @@ CORPUS: tuple[Hostile, ...] = (
     Hostile("mp3 without frames", AUDIO, lambda: b"ID3\3\0\0\0\0\0\0" + bytes(5000), REFUSED, "not WAV"),
     Hostile("nothing but synchronization", AUDIO, lambda: b"\xff" * 1_000_000, REFUSED, "not WAV"),
     Hostile("mp3 that is mostly damaged", AUDIO, mostly_damaged, UNDECODABLE, "damaged"),
-    Hostile("m4a of a codec of pictures", AUDIO, lambda: encode_video(sound=None), UNDECODABLE, "no audio track"),
+    Hostile("m4a of a codec of pictures", AUDIO, lambda: encode_video(audio=None), UNDECODABLE, "no audio track"),
     Hostile("video as sound", AUDIO, encode_video, TAKEN),
     *VIDEOS,
     Hostile("nothing known", AUDIO, lambda: bytes(100), REFUSED, "not WAV"),

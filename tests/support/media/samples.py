@@ -17,7 +17,7 @@ def make_image(seed: int = 0, width: int = 112, height: int = 84) -> Image.Image
     return Image.fromarray((noise + gradient).astype(np.uint8))
 
 
-def make_sound(seed: int = 0, seconds: float = 1.0, rate_hz: int = 16_000) -> np.ndarray:
+def make_audio(seed: int = 0, seconds: float = 1.0, rate_hz: int = 16_000) -> np.ndarray:
     """Returns two tones and a little noise, float32 [samples]. Values are 16-bit steps, so a WAV file is lossless."""
     generator = np.random.default_rng(seed)
     time = np.arange(int(seconds * rate_hz)) / rate_hz

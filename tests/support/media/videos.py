@@ -18,7 +18,7 @@ _RATE_HZ = 48_000
 def encode_video(
     form: str = "mp4",
     picture: str = "libx264",
-    sound: str | None = "aac",
+    audio: str | None = "aac",
     *,
     frames: int = 20,
     fps: int = 10,
@@ -38,7 +38,7 @@ def encode_video(
         stream.thread_count = 1
         if times is not None:
             stream.codec_context.time_base = Fraction(1, 1000)
-        track: Any = None if sound is None else container.add_stream(sound, rate=_RATE_HZ, layout="mono")
+        track: Any = None if audio is None else container.add_stream(audio, rate=_RATE_HZ, layout="mono")
         for index, pixels in enumerate(make_frames(0, frames, width, height)):
             frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
             if times is not None:

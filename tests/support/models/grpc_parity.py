@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from omni_proto.client import AsyncOmniClient, audio_part, image_part
-from support.engines.omni_stages import SOUND_TOLERANCE
+from support.engines.omni_stages import AUDIO_TOLERANCE
 from support.media.samples import encode_png, encode_wav
 from support.models.reference import ReferencePrompt
 
@@ -37,7 +37,7 @@ class Expected(Protocol):
 def media_parts(prompt: ReferencePrompt) -> list[Any]:
     """Returns a chat message's parts: one for each image of the prompt, then one for each audio clip."""
     images = [image_part(encode_png(image)) for image in prompt.images]
-    return [*images, *(audio_part(encode_wav(sound)) for sound in prompt.sounds)]
+    return [*images, *(audio_part(encode_wav(track)) for track in prompt.audios)]
 
 
 def check_text_and_audio(result: Any, expected: Expected) -> None:
@@ -47,7 +47,7 @@ def check_text_and_audio(result: Any, expected: Expected) -> None:
     assert result.text == expected.text
     assert (result.sample_rate_hz, result.channels) == (24_000, 1)
     audio = torch.from_numpy(np.frombuffer(result.audio, "<f4").copy())
-    torch.testing.assert_close(audio, expected.waveform, atol=SOUND_TOLERANCE, rtol=0)
+    torch.testing.assert_close(audio, expected.waveform, atol=AUDIO_TOLERANCE, rtol=0)
 
 
 async def check_each_alone_and_all_at_once(

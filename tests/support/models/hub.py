@@ -42,7 +42,7 @@ class Hub(ThreadingHTTPServer):
         self.hangs = False
         """Whether a transfer that stops keeps its connection open until the client closes it."""
         self.stopped = threading.Event()
-        self.tells_sizes = True
+        self.reports_sizes = True
         """Whether answers to HEAD have a Content-Length. Some proxies remove it."""
         self.failures: list[int] = []
         """HTTP statuses of the next answers about files."""
@@ -127,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(416, {"error": "Range not satisfiable"}, body, {"Content-Range": f"bytes */{len(data)}"})
             return
         self.send_response(206 if asked else 200)
-        if body or hub.tells_sizes:
+        if body or hub.reports_sizes:
             self.send_header("Content-Length", str(len(data) - start))
         self.send_header("ETag", f'"{etag_of(data)}"')
         self.send_header("X-Repo-Commit", self._commit())

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from omni_stage.models.component import EdgeStream, UserPrompt
-from support.engines.omni_stages import SOUND_TOLERANCE, Collected, OmniStages, receive
+from support.engines.omni_stages import AUDIO_TOLERANCE, Collected, OmniStages, receive
 from support.engines.streams import stage_request
 from support.models.reference import ReferencePrompt
 from support.models.reference_qwen3 import Qwen3Reference, Qwen3Settings
@@ -67,7 +67,7 @@ def check_parity(ours: Mapping[str, Collected], reference: Qwen3Reference) -> No
     assert thinker.text == reference.text
     assert talker.tensors["codes"].tolist() == reference.codes.tolist(), "every codebook of every frame"
     assert code2wav.audio.shape == reference.waveform.shape
-    torch.testing.assert_close(code2wav.audio, reference.waveform, atol=SOUND_TOLERANCE, rtol=0)
+    torch.testing.assert_close(code2wav.audio, reference.waveform, atol=AUDIO_TOLERANCE, rtol=0)
     assert reference.waveform.abs().max() > 0.05, (
         "the reference audio is nearly silent, so the comparison proves nothing"
     )

@@ -41,7 +41,7 @@ class ReferencePrompt:
 
     text: str
     images: Sequence[Image] = ()
-    sounds: Sequence[np.ndarray] = ()
+    audios: Sequence[np.ndarray] = ()
     """float32 [samples] at 16 kHz each."""
     videos: Sequence[np.ndarray] = ()
     """uint8 [frames, height, width, 3] each, at two frames a second, in a size that the processor does not change."""
@@ -55,10 +55,10 @@ class ReferencePrompt:
     def to_user_prompt(self) -> UserPrompt:
         """Returns the same prompt in the form that our stages accept."""
         parts: list[Any] = [ImagePart(image) for image in self.images]
-        parts += [AudioPart(sound, AUDIO_RATE_HZ) for sound in self.sounds]
+        parts += [AudioPart(audio, AUDIO_RATE_HZ) for audio in self.audios]
         for index, frames in enumerate(self.videos):
-            sound = AudioPart(self.heard[index], AUDIO_RATE_HZ) if self.heard else None
-            parts.append(VideoPart(frames, sound))
+            audio = AudioPart(self.heard[index], AUDIO_RATE_HZ) if self.heard else None
+            parts.append(VideoPart(frames, audio))
         system = [] if self.system is None else [ChatMessage("system", [TextPart(self.system)])]
         earlier = [ChatMessage(turn["role"], [TextPart(turn["content"])]) for turn in self.describe_history()]
         return UserPrompt(messages=[*system, *earlier, ChatMessage("user", [*parts, TextPart(self.text)])])
@@ -137,7 +137,7 @@ class ReferenceModel:
     def encode(self, prompt: ReferencePrompt) -> dict[str, Any]:
         """Returns the processor's tensors."""
         content: list[dict[str, str]] = [{"type": "image"} for _ in prompt.images]
-        content += [{"type": "audio"} for _ in prompt.sounds]
+        content += [{"type": "audio"} for _ in prompt.audios]
         content += [{"type": "video"} for _ in prompt.videos]
         content.append({"type": "text", "text": prompt.text})
         system = SPEECH_SYSTEM_PROMPT if prompt.system is None else prompt.system
@@ -159,14 +159,14 @@ class ReferenceModel:
         speaker = self.model.speaker_map[settings.voice]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
-            sound = self.model.token2wav(
+            audio = self.model.token2wav(
                 torch.tensor([codes]),
                 conditioning=speaker["cond"].float(),
                 reference_mel=speaker["ref_mel"].float(),
                 num_steps=settings.steps,
                 guidance_scale=settings.guidance,
             )
-        return sound.reshape(-1).float()
+        return audio.reshape(-1).float()
 
     def _think(
         self, inputs: dict[str, Any], prompt: ReferencePrompt, settings: ReferenceSettings
@@ -252,8 +252,8 @@ def describe_media(prompt: ReferencePrompt) -> dict[str, Any]:
     media: dict[str, Any] = {}
     if prompt.images:
         media["images"] = list(prompt.images)
-    if prompt.sounds or prompt.heard:
-        media["audio"] = [*prompt.sounds, *prompt.heard]
+    if prompt.audios or prompt.heard:
+        media["audio"] = [*prompt.audios, *prompt.heard]
     if prompt.videos:
         media |= {"videos": list(prompt.videos), "fps": 2.0, "use_audio_in_video": bool(prompt.heard)}
     return media

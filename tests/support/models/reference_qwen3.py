@@ -100,7 +100,7 @@ class Qwen3ReferenceModel:
     def encode(self, prompt: ReferencePrompt) -> dict[str, Any]:
         """Returns the processor's tensors."""
         content: list[dict[str, str]] = [{"type": "image"} for _ in prompt.images]
-        content += [{"type": "audio"} for _ in prompt.sounds]
+        content += [{"type": "audio"} for _ in prompt.audios]
         content += [{"type": "video"} for _ in prompt.videos]
         content.append({"type": "text", "text": prompt.text})
         system = [] if prompt.system is None else [{"role": "system", "content": prompt.system}]

@@ -10,14 +10,14 @@ import numpy as np
 RATE_HZ = 16_000
 
 
-def make_sound(seconds: float, seed: int) -> np.ndarray:
+def make_audio(seconds: float, seed: int) -> np.ndarray:
     """Returns float32 [samples] of noise whose loudness and colour change."""
     rng = np.random.default_rng(seed)
     count = round(seconds * RATE_HZ)
     slow = np.sin(np.arange(count) * (2 * np.pi * (0.3 + 0.2 * seed) / RATE_HZ))
     tone = np.sin(np.arange(count) * (2 * np.pi * (200 + 150 * seed) / RATE_HZ))
-    sound: np.ndarray = (rng.standard_normal(count) * 0.05 + 0.3 * tone) * (0.6 + 0.4 * slow)
-    return sound.astype(np.float32)
+    audio: np.ndarray = (rng.standard_normal(count) * 0.05 + 0.3 * tone) * (0.6 + 0.4 * slow)
+    return audio.astype(np.float32)
 
 
 class WhisperJudge:

@@ -73,7 +73,7 @@ async def talk(request: StageRequest) -> AsyncIterator[StageStep]:
     yield StageStep(finish_reason=FinishReason.LENGTH)
 
 
-async def sound(request: StageRequest) -> AsyncIterator[StageStep]:
+async def speak(request: StageRequest) -> AsyncIterator[StageStep]:
     """Yields 8 samples of silence for each code, in one step."""
     codes = request.source.tensors["codes"]  # type: ignore[union-attr]
     await asyncio.sleep((request.sampling.num_inference_steps or 0) / 100)
@@ -127,7 +127,7 @@ def make_engine(config: StageConfig) -> CheapEngine:
     if config.stage in ("token2wav", "code2wav"):
         nothing = SamplingDefaults()
         component = ScriptedComponent(kind=EngineKind.DIFFUSION, input_schema=EDGE_B, default_sampling=nothing)
-        return CheapEngine(component, sound)
+        return CheapEngine(component, speak)
     few = SamplingDefaults(max_tokens=4)
     if config.stage == "talker":
         component = ScriptedComponent(

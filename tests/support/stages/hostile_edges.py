@@ -17,7 +17,7 @@ _PROMPT, _ROWS = 4, 6
 class HostileFamily:
     """Inputs of a family's talker and of its last stage."""
 
-    sound_stage: str
+    audio_stage: str
     talker: Callable[[Any], Tensors]
     """The talker's component -> valid input tensors."""
     hostile_talker: Callable[[Any], Mapping[str, Tensors]]

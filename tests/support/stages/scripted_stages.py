@@ -159,7 +159,7 @@ async def speak_codes(request: StageRequest) -> AsyncIterator[StageStep]:
     yield StageStep(finish_reason=FinishReason.LENGTH)
 
 
-async def make_sound(request: StageRequest) -> AsyncIterator[StageStep]:
+async def make_audio(request: StageRequest) -> AsyncIterator[StageStep]:
     codes = request.source.tensors["codes"]  # type: ignore[union-attr]
     audio = torch.linspace(-1.5, 1.5, 6000 * len(codes))
     yield StageStep(audio=audio, finish_reason=FinishReason.DIFFUSION_DONE)
@@ -235,7 +235,7 @@ class Kit:
         self,
         thinker: Script = say_hello,
         talker: Script = speak_codes,
-        token2wav: Script = make_sound,
+        token2wav: Script = make_audio,
         *,
         via: Callable[[str, str], str] = lambda stage, target: target,
         max_model_len: int = 64,

@@ -23,7 +23,7 @@ async def test_a_video_is_turned_as_its_file_says(tmp_path: Path) -> None:
     try:
         for form in ("mp4", "mov"):
             for turns in range(4):
-                data = turn_track(encode_video(form, sound=None, frames=4, fps=2), turns)
+                data = turn_track(encode_video(form, audio=None, frames=4, fps=2), turns)
                 slot = judge_medium(MediaSlot("f", "video", "", data, None, len(data)), RULES)
                 (part,) = await pool.decode([slot], RULES, 200.0)
                 assert isinstance(part, VideoPart)

@@ -17,9 +17,9 @@ from omni_proto.media_headers.container import MediaHeaderError
 from omni_proto.media_headers.image import ImageHeader
 from omni_stage.decoding.audio import AudioRules, decode_audio
 from omni_stage.decoding.decode import UndecodableError, decode_image
-from support.media.sounds import COMPRESSED, encode_sound
+from support.media.audios import COMPRESSED, encode_audio
 
-SOUNDS = Path(__file__).parents[2] / "data" / "sounds"
+AUDIOS = Path(__file__).parents[2] / "data" / "sounds"
 HZ = 16_000
 CHECKED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 MODES = {
@@ -48,9 +48,9 @@ FORMS = (*COMPRESSED, ("wav", "pcm_s16le"), ("wav", "pcm_f32le"), ("flac", "flac
 
 @CHECKED
 @given(st.sampled_from(FORMS), st.sampled_from([8_000, 16_000, 24_000, 48_000]), st.integers(1, 40), st.integers(1, 3))
-def test_every_sound_has_the_length_of_its_header(form: tuple[str, str], rate: int, tenths: int, joined: int) -> None:
+def test_all_audio_has_the_length_of_its_header(form: tuple[str, str], rate: int, tenths: int, joined: int) -> None:
     samples = np.zeros(rate * tenths // 10, np.float32)
-    data = encode_sound(*form, samples, rate) * joined
+    data = encode_audio(*form, samples, rate) * joined
     header, heard = hear(data)
     expected = tenths / 10 * joined
     # Encoders add up to two frames at the beginning and one at the end: at 8 kHz, 0.4 s of AAC.
@@ -67,7 +67,7 @@ def hear(data: bytes) -> tuple[AudioHeader, float]:
     return header, count / HZ
 
 
-FILES = tuple(file.read_bytes()[:4000] for file in sorted(SOUNDS.iterdir()) if file.suffix != ".md")
+FILES = tuple(file.read_bytes()[:4000] for file in sorted(AUDIOS.iterdir()) if file.suffix != ".md")
 changes = st.lists(st.tuples(st.integers(0, 3999), st.binary(min_size=1, max_size=3)), min_size=1, max_size=4)
 
 

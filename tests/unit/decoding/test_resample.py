@@ -40,7 +40,7 @@ def test_equal_rates_and_no_samples_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("rate", [8_000, 44_100, 48_000, *ODD_RATES])
-def test_blocks_of_any_size_make_the_same_sound(rate: int) -> None:
+def test_blocks_of_any_size_make_the_same_audio(rate: int) -> None:
     samples = np.random.default_rng(rate).uniform(-1, 1, rate // 2).astype(np.float32)
     whole = resample(samples, rate, 16_000)
     assert whole.size == -(-samples.size * 16_000 // rate)

@@ -14,7 +14,7 @@ from omni_stage.engine.factory import build_component
 from omni_stage.errors import ConfigurationError
 
 BELOW = {"stage": "next", "target": "127.0.0.1:1", "component": "qwen2_5_omni/talker", "stages": ["next"]}
-SOUND_BELOW = {**BELOW, "component": "qwen2_5_omni/token2wav"}
+AUDIO_BELOW = {**BELOW, "component": "qwen2_5_omni/token2wav"}
 FROM_ABOVE = {"source": "above"}
 
 
@@ -34,8 +34,8 @@ def configure(checkpoint: Path, stage: str, **settings: Any) -> StageConfig:
     ("stage", "settings"),
     [
         ("thinker", {"outputs": ["Text"], "downstream": [BELOW]}),
-        ("talker", {"input": FROM_ABOVE, "downstream": [SOUND_BELOW]}),
-        ("talker", {"input": {**FROM_ABOVE, "mode": "Stream"}, "downstream": [SOUND_BELOW]}),
+        ("talker", {"input": FROM_ABOVE, "downstream": [AUDIO_BELOW]}),
+        ("talker", {"input": {**FROM_ABOVE, "mode": "Stream"}, "downstream": [AUDIO_BELOW]}),
         ("token2wav", {"input": FROM_ABOVE, "outputs": ["Audio"]}),
     ],
 )
@@ -52,7 +52,7 @@ def test_what_a_component_can_do(checkpoint: Path, stage: str, settings: dict[st
         ("talker", {"downstream": [BELOW]}, "input", "needs an input"),
         ("token2wav", {"outputs": ["Audio"]}, "input", "needs an input"),
         ("token2wav", {"input": FROM_ABOVE, "downstream": [BELOW]}, "downstream", "publishes no tensors"),
-        ("thinker", {"downstream": [SOUND_BELOW]}, "downstream", "publishes tensors qwen2_5_omni/thinker2talker"),
+        ("thinker", {"downstream": [AUDIO_BELOW]}, "downstream", "publishes tensors qwen2_5_omni/thinker2talker"),
     ],
 )
 def test_what_it_cannot_do(checkpoint: Path, stage: str, settings: dict[str, Any], field: str, message: str) -> None:

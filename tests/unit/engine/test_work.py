@@ -30,7 +30,7 @@ def test_when_a_request_counts(notes: list[str], busy: int) -> None:
     assert len(ledger) == 0
 
 
-def test_time_begins_anew_when_somebody_waits_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_restarts_when_somebody_waits_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller's pause that is longer than the step timeout does not count as a step that takes too long."""
     now = 100.0
     monkeypatch.setattr("omni_stage.engine.work.time.monotonic", lambda: now)

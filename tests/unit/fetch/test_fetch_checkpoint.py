@@ -58,7 +58,7 @@ def test_second_run_needs_no_network(hub: Hub, tmp_path: Path) -> None:
     assert fetch(request_into(tmp_path), None) == COMMIT
 
 
-def test_interrupted_fetch_goes_on_where_it_stopped(hub: Hub, tmp_path: Path) -> None:
+def test_interrupted_fetch_resumes_where_it_stopped(hub: Hub, tmp_path: Path) -> None:
     fetch(request_into(tmp_path), TOKEN)
     (tmp_path / "config.json").unlink()
     hub.sent.clear()
@@ -195,7 +195,7 @@ def test_weights_that_the_index_does_not_name_are_not_fetched(hub: Hub, tmp_path
     assert (tmp_path / "encoder/model.safetensors").read_bytes() == b"4"
 
 
-def test_interrupted_component_goes_on_where_it_stopped(hub: Hub, tmp_path: Path) -> None:
+def test_interrupted_component_resumes_where_it_stopped(hub: Hub, tmp_path: Path) -> None:
     hub.files = SHARDED
     request = request_into(tmp_path, "qwen2_5_omni/thinker")
     fetch(request, TOKEN)
@@ -251,7 +251,7 @@ def test_a_commit_without_weights_is_not_recorded(hub: Hub, tmp_path: Path) -> N
 
 
 def test_a_mirror_that_omits_the_size_is_read(hub: Hub, tmp_path: Path) -> None:
-    hub.tells_sizes = False
+    hub.reports_sizes = False
     assert fetch(request_into(tmp_path), TOKEN) == COMMIT
 
 
@@ -290,7 +290,7 @@ def command(hub: Hub, tmp_path: Path) -> dict[str, Any]:
     return {"args": args, "env": os.environ | changes}
 
 
-def test_a_download_that_is_killed_goes_on_at_the_byte_where_it_stopped(hub: Hub, tmp_path: Path) -> None:
+def test_a_download_that_is_killed_resumes_at_the_byte_where_it_stopped(hub: Hub, tmp_path: Path) -> None:
     """A second process resumes the partial file of a killed one, as when kubelet restarts the init container."""
     weights = bytes(range(256)) * (24 << 12)
     hub.files, hub.stop_at, hub.hangs = {**FILES, "model.safetensors": weights}, 22 << 20, True

@@ -132,7 +132,7 @@ def test_what_is_not_enforced_is_named_with_its_place(schema: Any, says: str) ->
     assert "#" in str(refused.value)
 
 
-def test_schemas_that_xgrammar_would_take_for_one_are_told_apart() -> None:
+def test_schemas_that_xgrammar_would_take_for_one_are_kept_separate() -> None:
     """Its cache leaves out what is below a property with the name of an annotation."""
     one, other = ({"properties": {"title": {"type": kind}}, "required": ["title"]} for kind in ("integer", "null"))
     admitted = admit_schema({"anyOf": [one, other]})

@@ -87,11 +87,11 @@ async def test_a_request_and_the_warm_up() -> None:
 
 async def test_an_engine_that_was_idle_for_long_is_not_stuck() -> None:
     """The time of the last step is that of the first work after the engine was idle."""
-    begun, go_on = threading.Event(), threading.Event()
+    begun, proceed = threading.Event(), threading.Event()
 
     def wait(text: str) -> str:
         begun.set()
-        go_on.wait(20)
+        proceed.wait(20)
         return text
 
     engine = Own(wait)
@@ -101,7 +101,7 @@ async def test_an_engine_that_was_idle_for_long_is_not_stuck() -> None:
     assert engine.unfinished_requests == 1
     assert verdict(engine) is Verdict.HEALTHY
     assert verdict(engine, STEP_TIMEOUT_S + 1) is Verdict.STUCK, "work that does not end"
-    go_on.set()
+    proceed.set()
     await running
     await until(lambda: engine.unfinished_requests == 0)
 
@@ -119,11 +119,11 @@ async def test_a_request_that_waits_for_its_input_is_no_work() -> None:
 
 
 async def test_a_cancelled_request_leaves_its_thread_at_work() -> None:
-    begun, go_on = threading.Event(), threading.Event()
+    begun, proceed = threading.Event(), threading.Event()
 
     def wait(text: str) -> str:
         begun.set()
-        go_on.wait(20)
+        proceed.wait(20)
         return text
 
     engine = Own(wait)
@@ -134,7 +134,7 @@ async def test_a_cancelled_request_leaves_its_thread_at_work() -> None:
         await running
     assert engine.closed
     assert engine.unfinished_requests == 1, "a thread that never ends is a stuck engine"
-    go_on.set()
+    proceed.set()
     await until(lambda: engine.unfinished_requests == 0)
 
 

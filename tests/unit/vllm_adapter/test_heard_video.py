@@ -30,9 +30,9 @@ from omni_stage.vllm_adapter.media.positions import (
 )
 
 IDS = {AUDIO: 7, IMAGE: 8, VIDEO: 9}
-BEGIN, END, SOUND_BEGIN, SOUND_END = 1, 2, 3, 4
-TOKENS = Tokens(IDS, SOUND_BEGIN, SOUND_END)
-NAMES = {7: "<A>", 8: "<I>", 9: "<V>", BEGIN: "<b>", END: "<e>", SOUND_BEGIN: "<s>", SOUND_END: "<t>", 20: "x", 21: "y"}
+BEGIN, END, AUDIO_BEGIN, AUDIO_END = 1, 2, 3, 4
+TOKENS = Tokens(IDS, AUDIO_BEGIN, AUDIO_END)
+NAMES = {7: "<A>", 8: "<I>", 9: "<V>", BEGIN: "<b>", END: "<e>", AUDIO_BEGIN: "<s>", AUDIO_END: "<t>", 20: "x", 21: "y"}
 HEIGHT, WIDTH = 2, 40
 
 CASES = [
@@ -45,8 +45,8 @@ CASES = [
 ]
 
 
-def qwen2_5(times: np.ndarray, sounds: int) -> np.ndarray:
-    return interleave_chunks(times, sounds, 50)
+def qwen2_5(times: np.ndarray, audios: int) -> np.ndarray:
+    return interleave_chunks(times, audios, 50)
 
 
 FAMILIES = [
@@ -54,7 +54,7 @@ FAMILIES = [
     pytest.param(
         processing_qwen2_5_omni.Qwen2_5OmniProcessor,
         "2.5",
-        lambda times, sounds: interleave_chunks(times, sounds, 40),
+        lambda times, audios: interleave_chunks(times, audios, 40),
         20,
         id="qwen2.5 with another rate",
     ),
@@ -62,16 +62,16 @@ FAMILIES = [
 ]
 
 
-def ours(grids: int, sound: int, interleave: Any, per_second: int) -> tuple[list[int], list[MediaPosition]]:
+def ours(grids: int, audio: int, interleave: Any, per_second: int) -> tuple[list[int], list[MediaPosition]]:
     """Returns the tokens and places of a prompt with text, an image, audio of 9 tokens, and a video with audio."""
-    prompt = [20, BEGIN, 8, END, 21, SOUND_BEGIN, 7, SOUND_END, 20, BEGIN, 9, 7, END, 21, 20]
-    lengths = {IMAGE: [HEIGHT * WIDTH], AUDIO: [9, sound], VIDEO: [grids * HEIGHT * WIDTH]}
+    prompt = [20, BEGIN, 8, END, 21, AUDIO_BEGIN, 7, AUDIO_END, 20, BEGIN, 9, 7, END, 21, 20]
+    lengths = {IMAGE: [HEIGHT * WIDTH], AUDIO: [9, audio], VIDEO: [grids * HEIGHT * WIDTH]}
     return expand(prompt, lengths, [grids], TOKENS, interleave, per_second)
 
 
-@pytest.mark.parametrize(("grids", "sound"), CASES)
+@pytest.mark.parametrize(("grids", "audio"), CASES)
 @pytest.mark.parametrize(("processor", "family", "interleave", "per_second"), FAMILIES)
-def test_tokens(processor: Any, family: str, interleave: Any, per_second: int, grids: int, sound: int) -> None:
+def test_tokens(processor: Any, family: str, interleave: Any, per_second: int, grids: int, audio: int) -> None:
     merge = SimpleNamespace(merge_size=2)
     this = SimpleNamespace(
         audio_token="<A>", image_token="<I>", video_token="<V>", vision_bos_token="<b>", vision_eos_token="<e>",
@@ -81,7 +81,7 @@ def test_tokens(processor: Any, family: str, interleave: Any, per_second: int, g
     (text,) = processor.replace_multimodal_special_tokens(
         this,
         ["x<b><I><e>y<s><A><t>x<b><V><e>yx"],
-        iter([9, sound]),
+        iter([9, audio]),
         iter([np.array([1, 2 * HEIGHT, 2 * WIDTH])]),
         iter([np.array([grids, 2 * HEIGHT, 2 * WIDTH])]),
         video_second_per_grid=iter([1.0]),
@@ -89,7 +89,7 @@ def test_tokens(processor: Any, family: str, interleave: Any, per_second: int, g
         position_id_per_seconds=per_second,
         seconds_per_chunk=2.0,
     )
-    expanded, places = ours(grids, sound, interleave, per_second)
+    expanded, places = ours(grids, audio, interleave, per_second)
     assert "".join(NAMES[token] for token in expanded) == text
     assert [place.modality for place in places] == [IMAGE, AUDIO, VIDEO, AUDIO]
     assert [place.item for place in places] == [0, 0, 0, 1]
@@ -100,32 +100,32 @@ def test_tokens(processor: Any, family: str, interleave: Any, per_second: int, g
         assert (inside[mask] == IDS[place.modality]).all()
 
 
-@pytest.mark.parametrize(("grids", "sound"), CASES)
+@pytest.mark.parametrize(("grids", "audio"), CASES)
 @pytest.mark.parametrize(("processor", "family", "interleave", "per_second"), FAMILIES)
-def test_positions(processor: Any, family: str, interleave: Any, per_second: int, grids: int, sound: int) -> None:
-    expanded, places = ours(grids, sound, interleave, per_second)
-    sizes = {AUDIO: [9, sound]}
+def test_positions(processor: Any, family: str, interleave: Any, per_second: int, grids: int, audio: int) -> None:
+    expanded, places = ours(grids, audio, interleave, per_second)
+    sizes = {AUDIO: [9, audio]}
     video = grid_positions((grids, HEIGHT, WIDTH), per_second)
     mask = next(place.mask for place in places if place.modality == VIDEO)
     assert mask is not None
     blocks = [
         Block(places[0].start, grid_positions((1, HEIGHT, WIDTH), per_second)),
         Block(places[1].start, audio_positions(sizes[AUDIO][0])),
-        Block(places[2].start, video_audio_positions(video, audio_positions(sound), mask), mask),
+        Block(places[2].start, video_audio_positions(video, audio_positions(audio), mask), mask),
     ]
     mine = place_prompt(len(expanded), blocks, frames_share=family == "2.5")
-    expected = theirs(family, expanded, grids, [9, sound], per_second)
+    expected = theirs(family, expanded, grids, [9, audio], per_second)
     assert mine.tolist() == expected
 
 
-def theirs(family: str, expanded: list[int], grids: int, sounds: list[int], per_second: int) -> list[Any]:
+def theirs(family: str, expanded: list[int], grids: int, audios: list[int], per_second: int) -> list[Any]:
     """Returns the positions that get_rope_index of transformers' thinkers computes; it needs no weights."""
     module: Any = modeling_qwen2_5_omni if family == "2.5" else modeling_qwen3_omni_moe
     prefix = "Qwen2_5Omni" if family == "2.5" else "Qwen3OmniMoe"
     owner = getattr(module, f"{prefix}PreTrainedModelForConditionalGeneration")
     config = SimpleNamespace(
         image_token_id=8, video_token_id=9, audio_token_id=7, vision_start_token_id=BEGIN,
-        audio_start_token_id=SOUND_BEGIN, position_id_per_seconds=per_second, seconds_per_chunk=2.0,
+        audio_start_token_id=AUDIO_BEGIN, position_id_per_seconds=per_second, seconds_per_chunk=2.0,
         audio_config=SimpleNamespace(n_window=50),
     )  # fmt: skip
     this = SimpleNamespace(config=config, spatial_merge_size=2)
@@ -139,7 +139,7 @@ def theirs(family: str, expanded: list[int], grids: int, sounds: list[int], per_
         video_grid_thw=torch.tensor([[grids, 2 * HEIGHT, 2 * WIDTH]]),
         attention_mask=torch.ones_like(ids),
         use_audio_in_video=True,
-        audio_seqlens=torch.tensor([frames_of(family, sound) for sound in sounds]),
+        audio_seqlens=torch.tensor([frames_of(family, audio) for audio in audios]),
         second_per_grids=torch.tensor([1.0]),
     )
     return positions[:, 0].to(torch.int64).tolist()

@@ -58,10 +58,10 @@ class WhisperRules(LogitsProcessor):
 
     def _open_row(self, _: SamplingParams, prompt: list[int] | None, output: list[int]) -> _Row:
         last = prompt[-1] if prompt else self._tokens.no_timestamps
-        tells_language = bool(self._tokens.languages)
+        is_multilingual = bool(self._tokens.languages)
         return _Row(
             timed=last != self._tokens.no_timestamps,
-            names_language=tells_language and last == self._tokens.start,
+            names_language=is_multilingual and last == self._tokens.start,
             output=output,
         )
 

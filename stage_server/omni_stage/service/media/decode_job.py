@@ -50,7 +50,7 @@ class DecodeJob:
             medium |= described
             if "seconds" in described:
                 # The audio follows the frames, which take a whole number of pages.
-                medium["sound_out"] = position + room - described["max_samples"] * BYTES_PER_SAMPLE
+                medium["audio_out"] = position + room - described["max_samples"] * BYTES_PER_SAMPLE
             position += room
             work = max(work, needed + slot.size)
         job = {
@@ -92,14 +92,14 @@ class DecodeJob:
             begin = medium["out"]
             if "seconds" in medium:
                 seen = np.ndarray((frames, medium["height"], medium["width"], 3), np.uint8, shared, begin).copy()
-                sound = _take_sound(shared, medium["sound_out"], count, medium["to_hz"]) if count else None
-                parts.append(VideoPart(seen, sound, damage))
+                track = _take_audio(shared, medium["audio_out"], count, medium["to_hz"]) if count else None
+                parts.append(VideoPart(seen, track, damage))
             elif "width" in medium:
                 width, height = frames, count
                 pixels = np.ndarray((height, width, 3), np.uint8, shared, begin)
                 parts.append(ImagePart(Image.fromarray(pixels)))
             else:
-                parts.append(replace(_take_sound(shared, begin, count, medium["to_hz"]), damage=damage))
+                parts.append(replace(_take_audio(shared, begin, count, medium["to_hz"]), damage=damage))
         return parts
 
 
@@ -126,7 +126,7 @@ def _fits(size: Any, damage: Any, medium: dict[str, Any]) -> bool:
     return bool(least <= frames <= max(1, medium.get("frames", 1)) and 0 <= samples <= medium.get("max_samples", 0))
 
 
-def _take_sound(shared: mmap.mmap, begin: int, count: int, rate_hz: int) -> AudioPart:
+def _take_audio(shared: mmap.mmap, begin: int, count: int, rate_hz: int) -> AudioPart:
     waveform = np.ndarray((count,), np.float32, shared, begin).copy()
     if not np.isfinite(waveform).all():
         raise InvalidMediaError("audio holds NaN or infinity")

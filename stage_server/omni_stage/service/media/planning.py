@@ -160,8 +160,8 @@ def plan_medium(message: prompt_pb2.Media, field: str, kind: MediaKind, rules: M
     if slot.media_id is None:
         return judge_medium(slot, rules)
     with in_field(field):
-        unseen, sound = _bound_unseen(slot, rules)
-    return replace(slot, held_bytes=ENCODED_COPIES * slot.size + unseen + sound, sound_input_bytes=sound)
+        unseen, audio_bytes = _bound_unseen(slot, rules)
+    return replace(slot, held_bytes=ENCODED_COPIES * slot.size + unseen + audio_bytes, audio_input_bytes=audio_bytes)
 
 
 def check_media(media: Sequence[MediaSlot], rules: MediaRules) -> None:
@@ -238,17 +238,19 @@ def _judge(slot: MediaSlot, rules: MediaRules) -> MediaSlot:
     if isinstance(header, ImageHeader):
         check_image(header, slot.field, rules.media)
         cost = rules.takes.image_cost(header.width, header.height)
-        copies, sound, samples = _image_copies(header.pixels), 0, 0
+        copies, audio_bytes, samples = _image_copies(header.pixels), 0, 0
     else:
         check_audio(header, slot.field, rules.media)
         samples = audio_samples(header, slot.size, rules)
         cost, copies = rules.takes.audio_cost(samples), _audio_copies(samples)
-        sound = cost.engine_input_bytes
+        audio_bytes = cost.engine_input_bytes
         if not header.seconds:
             # Audio that does not state its length may be short.
             cost = replace(cost, tokens=0)
     held = ENCODED_COPIES * slot.size + copies + cost.engine_input_bytes
-    return replace(slot, header=header, samples=samples, tokens=cost.tokens, held_bytes=held, sound_input_bytes=sound)
+    return replace(
+        slot, header=header, samples=samples, tokens=cost.tokens, held_bytes=held, audio_input_bytes=audio_bytes
+    )
 
 
 def audio_samples(header: AudioHeader, size: int, rules: MediaRules) -> int:
@@ -283,8 +285,8 @@ def _judge_video(slot: MediaSlot, header: VideoHeader, rules: MediaRules) -> Med
     )
     # A video may be shorter than its header says, so only the tokens of two frames are certain.
     least = rules.takes.video_cost(width, height, 2).tokens
-    sound = heard.engine_input_bytes
-    return replace(slot, header=header, frames=plan, tokens=least, held_bytes=held, sound_input_bytes=sound)
+    audio_bytes = heard.engine_input_bytes
+    return replace(slot, header=header, frames=plan, tokens=least, held_bytes=held, audio_input_bytes=audio_bytes)
 
 
 def _cost_of_track(header: VideoHeader, rules: MediaRules) -> MediaCost:
@@ -344,9 +346,9 @@ def _bound_unseen_video(slot: MediaSlot, rules: MediaRules) -> tuple[int, int]:
     if not isinstance(rules.takes, TakesVideo):
         return 0, 0
     cost = rules.takes.video_cost(seen // MIN_FRAMES, 1, MIN_FRAMES).engine_input_bytes
-    sound = rules.takes.audio_cost(min(samples, rules.max_audio_samples)).engine_input_bytes
+    audio_bytes = rules.takes.audio_cost(min(samples, rules.max_audio_samples)).engine_input_bytes
     work = rules.media.max_video_pixels * VIDEO_WORK_BYTES_PER_PIXEL
-    return 3 * seen * FRAME_COPIES + work + _audio_copies(min(samples, decoded // 4 + 1)) + cost, sound
+    return 3 * seen * FRAME_COPIES + work + _audio_copies(min(samples, decoded // 4 + 1)) + cost, audio_bytes
 
 
 def _worst_image(pixels: int, takes: TakesMedia) -> int:

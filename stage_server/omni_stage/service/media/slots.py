@@ -33,7 +33,7 @@ class MediaSlot:
     tokens: int = 0
     held_bytes: int = 0
     """Maximum number of bytes that the stage holds for this medium until the request ends."""
-    sound_input_bytes: int = 0
+    audio_input_bytes: int = 0
     """The part of held_bytes that is for the engine's input made from its audio."""
 
 

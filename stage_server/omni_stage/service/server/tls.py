@@ -121,7 +121,7 @@ class ServingCertificate:
         self._current = self._given = read_certificate(settings)
         self._told_expired = False
         self._problem = ""
-        self._tell("certificate loaded")
+        self._log_event("certificate loaded")
 
     @property
     def current(self) -> Certificate:
@@ -153,13 +153,13 @@ class ServingCertificate:
         recovered, self._problem = bool(self._problem), ""
         if found == self._current:
             if recovered:
-                self._tell("certificate files match the served certificate again")
+                self._log_event("certificate files match the served certificate again")
             elif self._current.not_after <= datetime.now(UTC) and not self._told_expired:
-                self._tell("certificate in use")
+                self._log_event("certificate in use")
             return False
         with self._lock:
             self._current = found
-        self._tell("certificate replaced")
+        self._log_event("certificate replaced")
         return True
 
     async def watch(self, poll_s: float = POLL_S) -> None:
@@ -179,7 +179,7 @@ class ServingCertificate:
             self._given = self._current
             return self._current.to_grpc()
 
-    def _tell(self, event: str) -> None:
+    def _log_event(self, event: str) -> None:
         found = self._current
         self._metrics.expiry.set(found.not_after.timestamp())
         expired = self._told_expired = found.not_after <= datetime.now(UTC)

@@ -103,13 +103,13 @@ def expand(
         item, count = take(modality)
         if modality == VIDEO and list(prompt[index + 1 : index + 2]) == [tokens.placeholders[AUDIO]]:
             skip = True
-            sound, heard = take(AUDIO)
+            track, heard = take(AUDIO)
             times = video_times(grids[item], count // grids[item], positions_per_second)
             is_video = interleave(times, heard)
             inside = np.where(is_video, tokens.placeholders[VIDEO], tokens.placeholders[AUDIO]).tolist()
             start = len(expanded) + 1
             places.append(MediaPosition(VIDEO, item, start, inside, is_video))
-            places.append(MediaPosition(AUDIO, sound, start, inside, ~is_video))
+            places.append(MediaPosition(AUDIO, track, start, inside, ~is_video))
             expanded += [tokens.audio_begins, *inside, tokens.audio_ends]
         else:
             inside = [token] * count
@@ -161,11 +161,11 @@ def audio_positions(count: int) -> np.ndarray:
     return np.broadcast_to(np.arange(count), (3, count))
 
 
-def video_audio_positions(video: np.ndarray, sound: np.ndarray, is_video: np.ndarray) -> np.ndarray:
+def video_audio_positions(video: np.ndarray, track: np.ndarray, is_video: np.ndarray) -> np.ndarray:
     """Returns the positions, int64 [3, v + a], of a video [3, v] and its audio [3, a] that begin together."""
     positions = np.empty((3, is_video.size), np.int64)
     positions[:, is_video] = video
-    positions[:, ~is_video] = sound
+    positions[:, ~is_video] = track
     return positions
 
 

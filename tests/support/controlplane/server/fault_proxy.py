@@ -34,7 +34,7 @@ FAULTS: tuple[Fault, ...] = ("409", "429", "500", "silence", "lost answer")
 _REASONS = {409: "Conflict", 410: "Expired", 429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable"}
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", "content-length", "host"}
 
-POD_NEWS = ("deployments", "pods", "replicasets")
+POD_CHANGES = ("deployments", "pods", "replicasets")
 """Resources for hold_watches.
 
 On a busy machine pods become Ready one by one, and the operator may write the status after each. If these events are

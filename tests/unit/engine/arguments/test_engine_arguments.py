@@ -24,7 +24,7 @@ def test_the_user_wins_over_the_component() -> None:
     assert (args.max_model_len, args.dtype, args.max_num_seqs) == (64, "float32", 4)
 
 
-def test_vllm_kwargs_hold_only_what_is_said() -> None:
+def test_vllm_kwargs_hold_only_what_is_set() -> None:
     """An argument that neither user, component nor OmniEngineArgs sets is left to vLLM."""
     kwargs = build().vllm_kwargs(worker_cls="w", scheduler_cls="s")
     assert kwargs == {

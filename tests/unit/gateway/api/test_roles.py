@@ -45,7 +45,7 @@ async def test_the_answer_is_the_last_text_and_the_transcript_is_beside_it(dialo
     await dialogue.client.chat.completions.create(model="m", messages=again)
 
 
-async def test_a_stream_tells_both_texts_apart(dialogue: Dialogue) -> None:
+async def test_a_stream_separates_both_texts(dialogue: Dialogue) -> None:
     stream = await dialogue.client.chat.completions.create(model="m", messages=QUESTION, stream=True)
     deltas = [chunk.choices[0].delta.to_dict() async for chunk in stream]
     assert "".join(str(delta.get("content") or "") for delta in deltas) == "".join(ANSWER)

@@ -65,7 +65,7 @@ async def test_incomplete_bodies_do_not_use_request_slots() -> None:
     """Six times as many half bodies as places keep nobody from being served: neither others, nor their own sender."""
     settings = GatewaySettings(max_requests=16)
     async with serve(create_app(StaticPipelines(()), settings)) as port:
-        honest = await send(port, HALF, "127.0.0.3")
+        well_behaved = await send(port, HALF, "127.0.0.3")
         hoard = [await send(port, HALF, "127.0.0.2") for _ in range(96)]
         for reader, _ in hoard[:80]:
             answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
@@ -75,9 +75,9 @@ async def test_incomplete_bodies_do_not_use_request_slots() -> None:
         assert await status_of(port, WHOLE) == b"400"
         assert await status_of(port, WHOLE, "127.0.0.2") == b"400"
         assert await status_of(port, b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n") == b"200"
-        honest[1].write(b" " * 98 + b"}")
-        assert (await asyncio.wait_for(honest[0].readline(), PATIENCE_S)).split()[1] == b"400", "it had one slot"
-        for _, writer in [honest, *hoard]:
+        well_behaved[1].write(b" " * 98 + b"}")
+        assert (await asyncio.wait_for(well_behaved[0].readline(), PATIENCE_S)).split()[1] == b"400", "it had one slot"
+        for _, writer in [well_behaved, *hoard]:
             writer.close()
 
 
@@ -108,8 +108,8 @@ async def test_large_incomplete_bodies_release_their_memory(monkeypatch: pytest.
         receive, taken = reader_of(b"x" * 240)
         tasks.append(asyncio.create_task(bodies.read(receive, None, Share(budget), "attacker")))
         await taken.wait()
-    honest = Share(budget)
-    assert len(await bodies.read(lambda: whole(b"y" * 300), None, honest, "honest")) == 300
+    well_behaved = Share(budget)
+    assert len(await bodies.read(lambda: whole(b"y" * 300), None, well_behaved, "honest")) == 300
     for _ in range(5):
         await asyncio.sleep(0)
     ended = [task for task in tasks if task.done() or task.cancelling()]

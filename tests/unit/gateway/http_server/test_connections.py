@@ -20,7 +20,7 @@ Bounds = ConnectionBounds
 Serve = contextlib.AbstractAsyncContextManager[int]
 
 
-async def tell(scope: dict[str, Any], receive: Any, send: Any) -> None:
+async def report(scope: dict[str, Any], receive: Any, send: Any) -> None:
     """An ASGI app that answers with the number of bytes and of headers that it received. /slow takes half a second, and
     /never waits until the client has left."""
     size = 0
@@ -42,7 +42,7 @@ async def tell(scope: dict[str, Any], receive: Any, send: Any) -> None:
 @contextlib.asynccontextmanager
 async def serve(bounds: Bounds) -> AsyncIterator[int]:
     """Yields the port of a server with these bounds."""
-    config = uvicorn.Config(tell, port=0, http=bounded_http(bounds), ws="none", log_config=None, lifespan="off")
+    config = uvicorn.Config(report, port=0, http=bounded_http(bounds), ws="none", log_config=None, lifespan="off")
     config.timeout_graceful_shutdown = 5  # seconds; a test that fails leaves its connections open
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]

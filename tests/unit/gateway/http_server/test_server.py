@@ -25,7 +25,7 @@ def answer_much(request: Request) -> Response:
     return Response(bytes(8 << 20))
 
 
-def tell_address(request: Request) -> Response:
+def report_address(request: Request) -> Response:
     """Answers with the client's address."""
     return Response(request.client.host if request.client else "")
 
@@ -43,7 +43,7 @@ def has_ipv6() -> bool:
 async def serve(settings: GatewaySettings, host: str) -> AsyncIterator[GatewayServer]:
     """Yields a server with the two routes above."""
     app = create_app(StaticPipelines(()), settings)
-    app.router.routes[:0] = [Route("/much", answer_much), Route("/address", tell_address)]
+    app.router.routes[:0] = [Route("/much", answer_much), Route("/address", report_address)]
     server = make_server(app, settings, ListenOptions(host, 0))
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
     running = asyncio.create_task(server.serve())

@@ -115,7 +115,7 @@ CASES: dict[str, Case] = {
 }
 
 
-async def tell(scope: Any, receive: Any, send: Any) -> None:
+async def report(scope: Any, receive: Any, send: Any) -> None:
     """An ASGI app that answers with the path and the size of the body. It refuses sessions."""
     if scope["type"] == "websocket":
         await send({"type": "websocket.close"})
@@ -159,7 +159,7 @@ class Answers:
 async def connect() -> AsyncIterator[tuple[BoundedHttp, socket.socket]]:
     """Yields the server's side of a connection, and the client's."""
     socket_protocol: Any = partial(BoundedWebSocket, arriving=Arriving())
-    config = uvicorn.Config(tell, http=bounded_http(), ws=socket_protocol, log_config=None, lifespan="off")
+    config = uvicorn.Config(report, http=bounded_http(), ws=socket_protocol, log_config=None, lifespan="off")
     state = uvicorn.server.ServerState()
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
@@ -232,15 +232,15 @@ async def test_nothing_behind_a_handshake_is_a_request(before: bytes) -> None:
     """Wherever the bytes are cut: the requests before the handshake are answered, it is refused or the connection is
     cut, and nothing behind it is answered."""
     sent = before + head_of(HANDSHAKE) + SMUGGLED
-    honest = [(200, b"/honest", 0)] if before else []
+    well_behaved = [(200, b"/honest", 0)] if before else []
     for place in range(0, len(sent), 3):
         pieces = [sent[:place], sent[place:]] if place else [sent]
         for turns in (0, 2, 20):
-            found = await answers_to(pieces, len(honest) + 1, turns)
+            found = await answers_to(pieces, len(well_behaved) + 1, turns)
             # A handshake behind a request that waits for its answer is read as a request without an offer.
             allowed = [(403, b"", 0)], [(200, b"/v1/realtime", 0)], []
-            assert found[: len(honest)] == honest[: len(found)]
-            assert found[len(honest) :] in allowed, f"cut at {place}: {pieces}"
+            assert found[: len(well_behaved)] == well_behaved[: len(found)]
+            assert found[len(well_behaved) :] in allowed, f"cut at {place}: {pieces}"
 
 
 def without(name: bytes, *lines: tuple[bytes, bytes]) -> list[tuple[bytes, bytes]]:

@@ -42,7 +42,7 @@ def test_lossless_formats_keep_every_sample(step: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["mp3", "opus", "aac"])
-def test_lossy_formats_sound_alike(name: str) -> None:
+def test_lossy_formats_decode_alike(name: str) -> None:
     pieces = encode(name, PCM, 1920)
     rate, samples = decode(b"".join(pieces))
     assert len(samples) / rate == pytest.approx(1.0, abs=0.08)

@@ -42,9 +42,9 @@ def test_finish_reason(named_tool: bool, calls: bool, reason: str, expected: str
         ("stop", "unspecified", "stop"),
     ],
 )
-@pytest.mark.parametrize("sound", ["diffusion_done", "stop"])
-def test_an_answer_is_cut_if_any_stage_was(thinker: str, talker: str, expected: str, sound: str) -> None:
-    reasons = {"thinker": thinker, "talker": talker, "token2wav": sound}
+@pytest.mark.parametrize("audio", ["diffusion_done", "stop"])
+def test_an_answer_is_cut_if_any_stage_was(thinker: str, talker: str, expected: str, audio: str) -> None:
+    reasons = {"thinker": thinker, "talker": talker, "token2wav": audio}
     outcomes = tuple(StageOutcome(stage, reason, Usage(), 0) for stage, reason in reasons.items())
     answer = ChatAnswer(id="chatcmpl-1", model="m", created=1)
     answer.end(Summary("thinker", "r", outcomes, 1).cut_stages)

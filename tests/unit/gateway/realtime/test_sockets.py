@@ -123,7 +123,7 @@ async def test_a_handshake_is_refused_with_an_error(url: str, path: str, options
         assert refused.value.response.headers["x-request-id"].startswith("req_")
 
 
-async def test_a_request_that_is_no_handshake_is_told_so(url: str) -> None:
+async def test_a_request_that_is_no_handshake_gets_an_error(url: str) -> None:
     async with httpx.AsyncClient() as client:
         answer = await client.get(f"{url}/v1/realtime")
     assert (answer.status_code, answer.json()["error"]["code"]) == (426, "upgrade_required")

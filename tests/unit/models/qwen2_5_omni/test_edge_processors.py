@@ -14,12 +14,12 @@ from omni_stage.models.qwen2_5_omni.checkpoint import CodecTokens, read_checkpoi
 from omni_stage.models.qwen2_5_omni.processors import TextRows, talker2token2wav, thinker2talker
 from omni_stage.models.shared.config_file import torch_dtype
 from omni_stage.models.shared.embedding import THINKER_EMBEDDING, EmbeddingTable
-from support.media.samples import make_image, make_sound
+from support.media.samples import make_audio, make_image
 from support.models.reference import ReferencePrompt, ReferenceSettings, load_reference
 
 PROMPTS = {
     "text": ReferencePrompt("Tell me what the weather is like."),
-    "image and sound": ReferencePrompt("What?", images=[make_image(0)], sounds=[make_sound(0)]),
+    "image and sound": ReferencePrompt("What?", images=[make_image(0)], audios=[make_audio(0)]),
 }
 CODEC = CodecTokens(padding=129, start=130, end=131, mask=133)
 
@@ -111,7 +111,7 @@ def test_rows_are_framed_by_the_voice_and_the_end_of_text() -> None:
     assert prompt.mrope_positions[:, 0].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_positions_go_on_where_media_left_off() -> None:
+def test_positions_continue_where_media_left_off() -> None:
     """The reply's positions begin at the prompt's length plus mrope_delta."""
     tensors = edge(5, 3) | {"mrope_delta": torch.tensor([-2])}
     prompt = thinker2talker(tensors, text_rows(), CODEC, 32_768)

@@ -174,7 +174,7 @@ def test_what_vllm_gets_for_the_talker(tiny_checkpoint: Path) -> None:
     assert params.stop_token_ids == sorted(read_checkpoint(tiny_checkpoint).codec.stop_ids)
 
 
-def test_released_talker_stops_at_8292_and_8294_and_writes_nothing_that_cannot_be_sounded() -> None:
+def test_released_talker_stops_at_8292_and_8294_and_writes_only_codes_with_audio() -> None:
     """The talker's vocabulary has 8,448 ids, but token2wav embeds only the first 8,194.
 
     transformers' default configuration is that of the 7B model.

@@ -150,8 +150,8 @@ def test_the_predictor_is_greedy_where_the_talker_is_and_has_its_seed(talker: An
 
 def hear(thinker: Any, seconds: float) -> int:
     """Returns how many samples of silence of this length the engine gets."""
-    sound = AudioPart(np.zeros(int(seconds * 16_000), np.float32), 16_000)
-    prepared = thinker.prepare(ask(UserPrompt(messages=[ChatMessage("user", [sound])])))
+    audio = AudioPart(np.zeros(int(seconds * 16_000), np.float32), 16_000)
+    prepared = thinker.prepare(ask(UserPrompt(messages=[ChatMessage("user", [audio])])))
     ((samples, _),) = prepared.prompt["multi_modal_data"]["audio"]
     return int(samples.size)
 

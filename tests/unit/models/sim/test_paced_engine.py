@@ -108,7 +108,7 @@ async def test_ids_travel_alone_where_the_table_has_no_rows(codebooks: Path) -> 
     assert len(tokens(spoken)) == math.ceil((len(tokens(steps)) - 1) * 0.13333 * 12.5) + 1
 
 
-async def test_a_seed_says_the_same_whoever_else_is_served(table: Path) -> None:
+async def test_a_seed_gives_the_same_text_beside_any_other_requests(table: Path) -> None:
     """A seed gives the same reply, whatever other requests run."""
     thinker = engine("thinker", table)
     alone = await collect(thinker.generate(ask()))
@@ -238,14 +238,14 @@ async def test_a_decoder_makes_every_sample_once_whole_or_in_windows(table: Path
         await asyncio.sleep(0.005)
     stream.end()
     steps = await task
-    sounds = [step.audio for step in steps if step.audio is not None]
-    assert len(sounds[0]) == 12 * 480
-    assert np.array_equal(np.concatenate(sounds), whole.audio)
+    audios = [step.audio for step in steps if step.audio is not None]
+    assert len(audios[0]) == 12 * 480
+    assert np.array_equal(np.concatenate(audios), whole.audio)
     assert steps[-1].finish_reason is FinishReason.STOP
     assert decoder.unfinished_requests == 0
 
 
-async def test_a_window_that_ends_with_the_frames_ends_the_sound_once(table: Path) -> None:
+async def test_a_window_that_ends_with_the_frames_ends_the_audio_once(table: Path) -> None:
     """If the stream ends after its last window, one further step ends the audio."""
     decoder, stream = engine("decoder", table), EdgeStream()
     steps = decoder.generate(ask(stream))
@@ -256,7 +256,7 @@ async def test_a_window_that_ends_with_the_frames_ends_the_sound_once(table: Pat
     assert [step.finish_reason for step in rest] == [FinishReason.STOP]
 
 
-async def test_no_frames_are_no_sound(table: Path) -> None:
+async def test_no_frames_are_no_audio(table: Path) -> None:
     (stream := EdgeStream()).end()
     for source in (EdgeInput({"codes": np.zeros(0, np.int64)}), stream):
         (step,) = await collect(engine("decoder", table).generate(ask(source)))

@@ -101,7 +101,7 @@ def test_what_is_aborted_makes_nothing_more_though_its_step_takes_its_time() -> 
     engine.abort("unknown", 2.0)
 
 
-def test_whoever_came_last_gives_up_its_kv_when_the_cache_is_full_and_starts_over() -> None:
+def test_the_latest_request_gives_up_its_kv_when_the_cache_is_full_and_starts_over() -> None:
     """When the KV cache is full, the request that arrived last is preempted, and is computed again later."""
     engine = clock(Limits(max_seqs=8, max_step_tokens=100, kv_tokens=26))
     engine.add(ask("a", prompt=10, limit=10), 0.0)

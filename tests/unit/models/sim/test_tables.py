@@ -88,7 +88,7 @@ def test_a_curve_is_linear_between_its_points_and_beyond_the_last(count: int, ex
     assert interpolate({2: 2.0, 4: 4.0})(count) == expected
 
 
-def test_a_decoders_step_takes_its_least_and_a_whole_sound_more() -> None:
+def test_a_decoders_step_takes_its_minimum_and_whole_audio_more() -> None:
     """A step with a window takes at least the table's minimum. A whole utterance takes longer."""
     shape = read_table(BUILT_IN / "qwen2.5-omni-7b-h100").decoder
     cost = audio_cost(shape)

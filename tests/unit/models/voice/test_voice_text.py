@@ -96,7 +96,7 @@ def test_unknown_words_are_guessed_from_their_letters(word: str, phones: str) ->
     assert " ".join(guess_phones(word)) == phones
 
 
-def test_every_word_of_letters_has_sounds() -> None:
+def test_every_word_of_letters_has_phonemes() -> None:
     for word in ("a", "rhythm", "psychology", "xylophone", "aeiou", "qqq"):
         assert all(guess_phones(word)), word
 

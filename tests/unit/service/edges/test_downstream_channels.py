@@ -84,7 +84,7 @@ async def first_message(opened: OpenCall) -> str:
     return str(message.WhichOneof("message"))
 
 
-async def call_in_vain(channels: DownstreamChannels) -> grpc.StatusCode:
+async def call_unreachable(channels: DownstreamChannels) -> grpc.StatusCode:
     """Makes a call that must fail before any message arrives. Returns its status code."""
     opened = call(channels)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -99,14 +99,14 @@ async def test_a_name_that_is_back_is_found_by_the_next_call() -> None:
         target = f"dns://127.0.0.1:{dns_port}/talker.test.:{port}"
         channels = DownstreamChannels({"talker": target}, renew_after_s=0.0)
         for _ in range(6):
-            assert await call_in_vain(channels) is grpc.StatusCode.UNAVAILABLE
+            assert await call_unreachable(channels) is grpc.StatusCode.UNAVAILABLE
         assert names.queries >= 6, "gRPC's own resolver would have asked once or twice"
         names.known = True
         assert await first_message(call(channels)) == "accepted"
         await channels.close()
 
 
-async def test_calls_on_a_channel_that_is_replaced_go_on() -> None:
+async def test_calls_on_a_channel_that_is_replaced_continue() -> None:
     async with serving() as (stage, server, port):
         channels = DownstreamChannels({"talker": f"127.0.0.1:{port}"}, renew_after_s=0.0)
         running = call(channels)
@@ -115,7 +115,7 @@ async def test_calls_on_a_channel_that_is_replaced_go_on() -> None:
         for _ in range(3):
             # A call that meets the server's shutdown may end with CANCELLED. explain_failure treats both codes alike,
             # as a lost stage.
-            code = await call_in_vain(channels)
+            code = await call_unreachable(channels)
             assert code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
         stage.may_end.set()
         assert await running.call.code() is grpc.StatusCode.OK
@@ -128,7 +128,7 @@ async def test_a_young_channel_is_kept() -> None:
     async with name_server() as (names, dns_port):
         channels = DownstreamChannels({"talker": f"dns://127.0.0.1:{dns_port}/talker.test.:1"}, renew_after_s=3600)
         for _ in range(6):
-            assert await call_in_vain(channels) is grpc.StatusCode.UNAVAILABLE
+            assert await call_unreachable(channels) is grpc.StatusCode.UNAVAILABLE
         assert names.queries < 6
         await channels.close()
 

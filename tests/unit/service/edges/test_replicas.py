@@ -133,7 +133,7 @@ async def test_a_new_pod_gets_calls_and_a_leaving_pod_none(kit: Kit) -> None:
         await until(lambda: client._pool.connected == 3, PATIENCE_S)
 
 
-async def test_answers_of_a_pod_that_leaves_go_on(kit: Kit) -> None:
+async def test_answers_of_a_pod_that_leaves_continue(kit: Kit) -> None:
     first, second = await kit.serve(paced(0.2)), await kit.serve(paced(0.2))
     pods = Pods(first, second)
     async with calling(pods) as client:
@@ -218,7 +218,7 @@ async def test_an_edge_chooses_among_the_pods_of_the_next_stage(kit: Kit) -> Non
         kind=EngineKind.DIFFUSION, input_schema=lab.EDGE_B, default_sampling=SamplingDefaults(), voices=("Chelsie",)
     )
     other = await kit.serve(
-        lab.make_sound, stage="token2wav", outputs=["Audio"], input={"source": "talker"}, component=decoder
+        lab.make_audio, stage="token2wav", outputs=["Audio"], input={"source": "talker"}, component=decoder
     )
     entry, talker, one = await kit.chain(
         outputs=["Text", "Audio"],

@@ -133,11 +133,11 @@ async def test_the_engine_works_while_the_stage_below_accepts(
 async def test_streamed_requests_beyond_the_talkers_limit_are_refused_before_they_begin(
     start_pair: Callable[..., Any],
 ) -> None:
-    go_on = asyncio.Event()
+    proceed = asyncio.Event()
 
     async def think(request: StageRequest) -> AsyncIterator[StageStep]:
         yield step(0, 3, prompt_token_ids=[1])
-        await go_on.wait()
+        await proceed.wait()
         yield StageStep(finish_reason=FinishReason.STOP)
 
     pair = await start_pair(think)
@@ -150,7 +150,7 @@ async def test_streamed_requests_beyond_the_talkers_limit_are_refused_before_the
     text = asyncio.create_task(lab.ask(pair.thinker, [lab.start(allow_partial=True, modalities=[1]), lab.END]))
     await until(lambda: pair.thinker.server.admission.requests == 2)
     assert pair.talker.server.health.ready
-    go_on.set()
+    proceed.set()
     assert (await text).of("accepted"), "text alone needs no talker"
     assert (await first).code.name == "OK"
     assert pair.talker.server.admission.requests == 0

@@ -19,7 +19,7 @@ from support.stages import scripted_stages as lab
 from support.stages.streamed_pairs import Gates, Pair, step
 
 
-async def test_a_talker_that_needs_no_more_ends_and_the_thinker_goes_on(start_pair: Callable[..., Any]) -> None:
+async def test_a_talker_that_needs_no_more_ends_and_the_thinker_continues(start_pair: Callable[..., Any]) -> None:
     async def think(request: StageRequest) -> AsyncIterator[StageStep]:
         yield step(0, 3, prompt_token_ids=[1])
         await pair.talker.engine.ended.wait()

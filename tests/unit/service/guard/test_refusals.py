@@ -188,7 +188,7 @@ async def test_one_mistake_is_answered_at_once(kit: Any) -> None:
     assert stage.metric(HELD) == 0
 
 
-async def test_callers_in_a_loop_are_slowed_and_honest_ones_are_not(kit: Any) -> None:
+async def test_callers_in_a_loop_are_slowed_and_others_are_not(kit: Any) -> None:
     """All callers have the same address. The longer the test takes, for example on a slow machine, the more refusals it
     allows."""
     stage = await kit.serve(limits={**LIMITS, "maxRefusalWait": 2, "maxConcurrentRequests": 2})
@@ -202,8 +202,8 @@ async def test_callers_in_a_loop_are_slowed_and_honest_ones_are_not(kit: Any) ->
     began = time.monotonic()
     loops = [asyncio.create_task(loop()) for _ in range(32)]
     await until(lambda: len(stage.server.held) >= 24)
-    honest = [await lab.ask(stage) for _ in range(30)]
-    assert {answer.text for answer in honest} == {"Hello"}
+    well_behaved = [await lab.ask(stage) for _ in range(30)]
+    assert {answer.text for answer in well_behaved} == {"Hello"}
     assert await stage.server.in_flight.wait_idle(20)
     assert (len(stage.server.in_flight), stage.server.admission.requests, stage.server.admission.bytes) == (0, 0, 0)
     assert len(stage.server.runtime.starting) == 0

@@ -30,15 +30,15 @@ from omni_stage.service.media.kinds import MediaKind
 from omni_stage.service.media.planning import plan_medium, receive_media
 from omni_stage.service.media.slots import MediaRules, MediaSlot
 from omni_stage.service.request.planning.prompt import is_light, plan_prompt
+from support.media.audios import COMPRESSED, encode_audio, encode_tone
 from support.media.hostile_files import flac, flat_png, with_frames
-from support.media.samples import encode_png, encode_wav, make_image, make_sound
-from support.media.sounds import COMPRESSED, encode_sound, encode_tone
+from support.media.samples import encode_png, encode_wav, make_audio, make_image
 from support.stages import scripted_stages as lab
 from support.stages.scripted_stages import ScriptedComponent
 
 RULES = MediaRules(Limits(), MediaLimits(), ScriptedComponent(), 4096)
 PNG = encode_png(make_image())
-WAV = encode_wav(make_sound())
+WAV = encode_wav(make_audio())
 
 
 def chat(*parts: prompt_pb2.ContentPart) -> pb.Start:
@@ -111,8 +111,8 @@ def test_more_than_was_announced_is_refused(slot: MediaSlot, data: bytes) -> Non
     assert caught.value.details.field == "f.chunked.decoded_bytes"
 
 
-def sound(seconds: float, *, chunked: bool = False) -> prompt_pb2.ContentPart:
-    data = encode_wav(make_sound(seconds=seconds))
+def waveform(seconds: float, *, chunked: bool = False) -> prompt_pb2.ContentPart:
+    data = encode_wav(make_audio(seconds=seconds))
     if not chunked:
         return prompt_pb2.ContentPart(audio=prompt_pb2.Media(data=data))
     reference = prompt_pb2.MediaReference(
@@ -133,13 +133,13 @@ def test_audio_reserves_what_the_feature_extractor_pads_to(pads_to_limit: bool, 
     def reserve(*parts: prompt_pb2.ContentPart) -> float:
         """Returns the seconds of padded audio that a request reserves beside its copies of images and audio."""
         plan = plan_prompt(chat(*parts), Limits(), 32_768, rules)
-        copies = sum(slot.held_bytes - slot.sound_input_bytes for slot in plan.media)
+        copies = sum(slot.held_bytes - slot.audio_input_bytes for slot in plan.media)
         return (plan.media_bytes - copies) / (16_000 * BYTES_PER_AUDIO_SAMPLE)
 
-    assert reserve(sound(2)) == reserve(image(), sound(2)) == alone
-    assert reserve(sound(2), sound(3)) == together
-    assert reserve(sound(2, chunked=True)) >= alone
-    assert reserve(sound(2, chunked=True), sound(3)) >= together
+    assert reserve(waveform(2)) == reserve(image(), waveform(2)) == alone
+    assert reserve(waveform(2), waveform(3)) == together
+    assert reserve(waveform(2, chunked=True)) >= alone
+    assert reserve(waveform(2, chunked=True), waveform(3)) >= together
 
 
 @pytest.mark.parametrize("form", ["adts", "mp3", "ogg", "webm"])
@@ -150,7 +150,7 @@ def test_audio_of_unknown_length_reserves_no_more_than_the_model_reads(form: str
     costs = MediaCosts(3136, 12_845_056, 30 * 16_000, 28, 640, pads_to_limit=True)
     rules = replace(RULES, takes=cost_of(costs))
     codec = dict(COMPRESSED)[form]
-    data = encode_sound(form, codec, make_sound(seconds=29.9, rate_hz=48_000), 48_000)
+    data = encode_audio(form, codec, make_audio(seconds=29.9, rate_hz=48_000), 48_000)
     slot = plan_medium(prompt_pb2.Media(data=data), "f", "audio", rules)
     assert 29.9 * 16_000 <= slot.samples <= 30 * 16_000
     reference = prompt_pb2.MediaReference(media_id=1, total_bytes=len(data))
@@ -214,7 +214,7 @@ async def test_the_budget_holds_what_media_are_decoded(kit: Any) -> None:
     assert stage.server.admission.bytes == 0
 
 
-async def test_a_sound_that_lies_fails_its_own_request(kit: Any) -> None:
+async def test_audio_with_a_wrong_header_fails_its_own_request(kit: Any) -> None:
     """Audio whose header has a false length fails only its own request."""
     stage = await kit.serve()
     part = prompt_pb2.ContentPart(audio=prompt_pb2.Media(data=with_frames(flac(1), 10_000_000)))

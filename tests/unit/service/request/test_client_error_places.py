@@ -16,7 +16,7 @@ from support.stages.served_gateway import Served, png, wav
 SYSTEM = {"role": "system", "content": "Be brief."}
 ANSWER = {"role": "assistant", "content": None, "audio": {"id": "a", "transcript": "Hello"}}
 GOOD = {"type": "image_url", "image_url": {"url": png()}}
-SOUND = {"type": "input_audio", "input_audio": {"data": wav(), "format": "wav"}}
+AUDIO = {"type": "input_audio", "input_audio": {"data": wav(), "format": "wav"}}
 TOOLS = [{"type": "function", "function": {"name": "weather"}}]
 
 
@@ -62,7 +62,7 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
             "messages[0].content[1].image_url",
         ),
         (
-            {"messages": [user(SOUND), user(SOUND, {"type": "input_audio", "input_audio": CHANNELS})]},
+            {"messages": [user(AUDIO), user(AUDIO, {"type": "input_audio", "input_audio": CHANNELS})]},
             "messages[1].content[1].input_audio.data",
         ),
         ({"messages": [user("Hi"), call(name="no name", arguments="{}")]}, "messages[1].tool_calls[0].function.name"),

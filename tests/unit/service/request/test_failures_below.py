@@ -107,7 +107,7 @@ async def test_unreachable_stage_is_named(kit: Any) -> None:
 
 async def test_other_schema_below_is_refused_before_it_works(kit: Any) -> None:
     last = await kit.serve(
-        lab.make_sound,
+        lab.make_audio,
         stage="talker",
         outputs=["Audio"],
         input={"source": "thinker"},

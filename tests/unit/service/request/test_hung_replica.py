@@ -20,7 +20,7 @@ from omni_proto.stage_config import SamplingDefaults
 from omni_stage.models.component import StageRequest, StageStep
 from support.processes.polling import PATIENCE_S, until
 from support.stages import scripted_stages as lab
-from support.stages.scripted_stages import EDGE_B, make_sound
+from support.stages.scripted_stages import EDGE_B, make_audio
 
 LONG_S, SHORT_S = 600.0, 1.0
 """Time limits of a step in seconds: LONG_S never passes during a test, SHORT_S passes soon."""
@@ -36,7 +36,7 @@ class Diffusion:
     async def play(self, request: StageRequest) -> AsyncIterator[StageStep]:
         if self.hangs:
             await asyncio.Event().wait()
-        async for step in make_sound(request):
+        async for step in make_audio(request):
             yield step
 
 

@@ -204,7 +204,7 @@ EDGE_CASES = [
 async def test_edge_errors(kit: Any, changes: dict[str, Any], chunks: list[bytes], code: str, reason: str) -> None:
     component = lab.ScriptedComponent(input_schema=lab.EDGE_B)
     stage = await kit.serve(
-        lab.make_sound, stage="token2wav", outputs=["Audio"], input={"source": "talker"}, component=component
+        lab.make_audio, stage="token2wav", outputs=["Audio"], input={"source": "talker"}, component=component
     )
     async with grpc.aio.insecure_channel(stage.target) as channel:
         method = channel.stream_stream(

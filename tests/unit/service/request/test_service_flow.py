@@ -137,12 +137,12 @@ async def test_large_tensors_travel_in_many_chunks(kit: Any) -> None:
         pytest.param(sampling_pb2.AUDIO_ENCODING_PCM_F32LE, "<f4", 1.0, id="f32le as made"),
     ],
 )
-async def test_audio_chunks_join_to_the_sound(kit: Any, encoding: int, dtype: str, scale: float) -> None:
+async def test_audio_chunks_join_to_the_whole(kit: Any, encoding: int, dtype: str, scale: float) -> None:
     first, _, _ = await kit.chain()
     answer = await lab.ask(first, [lab.start(audio=sampling_pb2.AudioOptions(encoding=encoding)), lab.END])
     chunks = answer.of("audio", "token2wav")
-    sound = torch.linspace(-1.5, 1.5, 30_000).numpy()
-    expected = sound if scale == 1.0 else np.round(np.clip(sound, -1, 1) * np.float32(scale)).astype(dtype)
+    waveform = torch.linspace(-1.5, 1.5, 30_000).numpy()
+    expected = waveform if scale == 1.0 else np.round(np.clip(waveform, -1, 1) * np.float32(scale)).astype(dtype)
     joined = np.frombuffer(b"".join(chunk.data for chunk in chunks), dtype)
     assert np.array_equal(joined, expected)
     assert [chunk.first_sample for chunk in chunks] == [0, 12_000, 24_000]
@@ -199,7 +199,7 @@ async def test_voice_reaches_the_stage_that_speaks(kit: Any) -> None:
 
 async def test_chat_with_inline_and_chunked_media(kit: Any) -> None:
     stage = await kit.serve()
-    image, sound = encode_png(make_image(width=4, height=3)), encode_wav(np.zeros((1600, 2), np.float32))
+    image, waveform = encode_png(make_image(width=4, height=3)), encode_wav(np.zeros((1600, 2), np.float32))
     chat = {
         "messages": [
             {
@@ -207,16 +207,16 @@ async def test_chat_with_inline_and_chunked_media(kit: Any) -> None:
                 "parts": [
                     {"image": {"data": image}},
                     {"text": "what is this?"},
-                    {"audio": {"chunked": {"media_id": 4, "total_bytes": len(sound)}}},
+                    {"audio": {"chunked": {"media_id": 4, "total_bytes": len(waveform)}}},
                 ],
             }
         ]
     }
-    half = len(sound) // 2
+    half = len(waveform) // 2
     messages = [
         pb.GenerateRequest(start=pb.Start(chat=chat)),
-        pb.GenerateRequest(media={"media_id": 4, "offset": 0, "data": sound[:half]}),
-        pb.GenerateRequest(media={"media_id": 4, "offset": half, "data": sound[half:]}),
+        pb.GenerateRequest(media={"media_id": 4, "offset": 0, "data": waveform[:half]}),
+        pb.GenerateRequest(media={"media_id": 4, "offset": half, "data": waveform[half:]}),
         lab.END,
     ]
     answer = await lab.ask(stage, messages)

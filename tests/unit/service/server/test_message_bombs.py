@@ -83,7 +83,7 @@ async def test_what_is_nested_too_deep_is_not_decoded(kit: Any, depth: int, says
     assert (await lab.ask(stage)).text == "Hello"
 
 
-def test_no_message_of_ours_nests_in_itself() -> None:
+def test_no_message_nests_in_itself() -> None:
     """No message type contains itself, so a deeply nested message is never a legal request."""
 
     def depth(message: Any, above: tuple[str, ...] = ()) -> int:

@@ -262,7 +262,7 @@ async def test_a_client_that_accepts_no_bytes_holds_its_places_no_longer_than_ti
     await until(lambda: stage.server.admission.requests == 0)
 
 
-async def test_a_call_that_loses_its_place_is_told_so(kit: Any, connect: Callable[..., RawConnection]) -> None:
+async def test_a_call_that_loses_its_place_gets_an_error(kit: Any, connect: Callable[..., RawConnection]) -> None:
     stage = await kit.serve(limits={"maxConcurrentRequests": 1})
 
     async def nothing() -> AsyncIterator[Any]:

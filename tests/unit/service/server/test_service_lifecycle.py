@@ -200,7 +200,7 @@ async def test_watchdog_ends_calls_of_a_stuck_engine(kit: Any) -> None:
 
 
 @pytest.mark.parametrize(("dies", "reason"), [(True, "EngineDead"), (False, "StepTimeout")])
-async def test_what_is_left_for_kubelet_tells_nothing_of_requests(
+async def test_what_is_left_for_kubelet_holds_nothing_of_requests(
     kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: bool, reason: str
 ) -> None:
     """The termination message holds no content of requests, because the operator copies it to Events and the status."""

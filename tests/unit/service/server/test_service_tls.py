@@ -122,12 +122,12 @@ async def test_required_client_certificates(kit: Any, tmp_path: Path) -> None:
 
 
 async def test_rotation_reaches_new_connections_and_leaves_streams_alone(kit: Any, secret: MountedSecret) -> None:
-    go_on = asyncio.Event()
+    proceed = asyncio.Event()
 
     async def two_words(request: Any) -> Any:
         steps = lab.say_hello(request)
         yield await anext(steps)
-        await go_on.wait()
+        await proceed.wait()
         async for step in steps:
             yield step
 
@@ -141,14 +141,14 @@ async def test_rotation_reaches_new_connections_and_leaves_streams_alone(kit: An
         secret.write(tls_files(renewed))
         await until(lambda: stage.registry.get_sample_value(EXPIRY) == renewed.not_after.timestamp())
         assert await shown_serial(stage) == renewed.serial
-        go_on.set()
+        proceed.set()
         answer = await task
     assert (answer.code, answer.text) == (grpc.StatusCode.OK, "Hello")
     assert await ask(stage, credentials()) == "thinker"
 
 
 @pytest.mark.parametrize("files", BROKEN.values(), ids=BROKEN)
-async def test_a_broken_renewal_keeps_the_certificate_and_is_told_once(
+async def test_a_broken_renewal_keeps_the_certificate_and_is_logged_once(
     kit: Any, secret: MountedSecret, files: dict[str, bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     stage = await kit.serve(listen=listen(secret))
@@ -169,7 +169,7 @@ async def test_a_broken_renewal_keeps_the_certificate_and_is_told_once(
     assert await shown_serial(stage) == renewed.serial
 
 
-async def test_a_certificate_that_expires_while_it_is_served_is_told_once(
+async def test_a_certificate_that_expires_while_it_is_served_is_logged_once(
     secret: MountedSecret, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     issued = CA.issue(lasts=DAY)

@@ -135,7 +135,7 @@ def test_a_gap_fails_its_request_alone() -> None:
 @pytest.mark.parametrize(
     ("position", "expected"), [(2, [[0, 1, 2, 3], [2, 3]]), (9, [[0, 1, 2, 3]]), (0, [[0, 1, 2, 3]])]
 )
-def test_a_session_goes_on_where_it_was_cut(position: int, expected: list[list[int]]) -> None:
+def test_a_session_resumes_where_it_was_cut(position: int, expected: list[list[int]]) -> None:
     ledger = CaptureLedger()
     ledger.open("a")
     sent = play(ledger, [{"a": (0, 4, True)}])

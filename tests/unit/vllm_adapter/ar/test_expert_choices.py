@@ -41,7 +41,7 @@ def test_what_a_router_chose_is_recorded() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_router_that_is_told_its_own_choice_weighs_it_the_same(dtype: torch.dtype) -> None:
+def test_a_router_given_its_own_choice_weighs_it_the_same(dtype: torch.dtype) -> None:
     one = router()
     choices = ExpertChoices([one], TOKENS, CPU)
     own = select(one, logits(2, dtype))
@@ -55,7 +55,7 @@ def test_a_router_that_is_told_its_own_choice_weighs_it_the_same(dtype: torch.dt
         assert told[token] == pytest.approx(own[token], rel=1e-3)
 
 
-def test_a_router_that_is_told_another_choice_obeys_and_says_how_far_behind_it_is() -> None:
+def test_a_router_given_another_choice_obeys_and_reports_how_far_behind_it_is() -> None:
     one, scores = router(), logits(3)
     choices = ExpertChoices([one], TOKENS, CPU)
     own = select(one, scores)

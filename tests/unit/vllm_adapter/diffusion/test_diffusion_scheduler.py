@@ -240,7 +240,7 @@ def test_wrong_settings_are_a_configuration_error(settings, make):
         make(settings=settings)
 
 
-def test_whoever_is_due_first_comes_first_within_a_priority(make, diffusion_request, step, new_ids):
+def test_the_request_that_is_due_first_comes_first_within_a_priority(make, diffusion_request, step, new_ids):
     scheduler = make(settings={"max_batch": 1})
     now = scheduler.clock()
     for name, due, priority in [

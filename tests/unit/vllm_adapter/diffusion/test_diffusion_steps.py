@@ -157,7 +157,7 @@ def test_a_model_may_warm_up() -> None:
         pytest.param(IndexError("index 4711 is out of range"), "(IndexError)", id="anything else"),
     ],
 )
-def test_a_fault_is_told_without_its_words(fault: Exception, message: str) -> None:
+def test_a_fault_is_reported_without_its_message(fault: Exception, message: str) -> None:
     """A model's exception is reported without its message, which may quote values."""
     runner = make_runner()
     runner.model.fault = fault

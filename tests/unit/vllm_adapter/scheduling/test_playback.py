@@ -19,7 +19,7 @@ NOW = 100.0
         ([(1.0, 0.24), (3.0, 0.72), (3.1, 0.72)], 4.44),
     ],
 )
-def test_when_the_sound_runs_out(sent: list[tuple[float, float]], runs_out: float | None) -> None:
+def test_when_the_audio_runs_out(sent: list[tuple[float, float]], runs_out: float | None) -> None:
     playback = Playback()
     for now, seconds in sent:
         playback.add(now, seconds)
@@ -48,7 +48,7 @@ def test_too_many_listeners_are_served_in_turns() -> None:
     assert served == [20] * 5
 
 
-def test_whoever_can_be_served_in_time_never_hears_silence() -> None:
+def test_requests_that_can_be_served_in_time_have_no_silence() -> None:
     """Nine listeners use 90 % of the decoder's capacity: computing a window of 1 s takes 0.1 s. None hears a gap."""
     listeners, now, gaps = [Playback() for _ in range(9)], 0.0, 0
     for _ in range(400):

@@ -40,7 +40,7 @@ def test_parsers_of_harmony_are_refused_at_start(tool_parser: str, reasoning_par
     assert caught.value.details.field == f"engineArgs.{field}"
 
 
-def test_requests_do_not_build_the_vocabulary_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_do_not_build_the_vocabulary_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers needs 130 ms to build a vocabulary of Qwen3's size, and holds the interpreter's lock meanwhile."""
     tokenizer, built = tokenizer_with_tools(), []
     build = type(tokenizer).get_vocab

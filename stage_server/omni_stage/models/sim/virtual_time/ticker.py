@@ -49,22 +49,22 @@ class Mailbox(Generic[_T]):
     def __init__(self) -> None:
         self._items: list[_T] = []
         self._error: Exception | None = None
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     def put(self, item: _T) -> None:
         """Add an item."""
         self._items.append(item)
-        self._news.set()
+        self._changed.set()
 
     def fail(self, error: Exception) -> None:
         """Make the reader raise an error."""
         self._error = error
-        self._news.set()
+        self._changed.set()
 
     async def take(self) -> list[_T]:
         """Returns all items put since the last call; waits until there is one. Raises the error given to `fail`."""
-        await self._news.wait()
-        self._news.clear()
+        await self._changed.wait()
+        self._changed.clear()
         if self._error is not None:
             raise self._error
         items, self._items = self._items, []

@@ -81,8 +81,8 @@ class PromptPlan:
         vLLM's processor pads every audio clip of a request to the longest one, so each takes as much input as the
         longest.
         """
-        sounds = [slot.sound_input_bytes for slot in self.media if slot.sound_input_bytes]
-        padding = len(sounds) * max(sounds, default=0) - sum(sounds)
+        audios = [slot.audio_input_bytes for slot in self.media if slot.audio_input_bytes]
+        padding = len(audios) * max(audios, default=0) - sum(audios)
         return sum(slot.held_bytes for slot in self.media) + padding
 
 

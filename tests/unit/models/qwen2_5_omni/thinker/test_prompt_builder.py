@@ -17,7 +17,7 @@ from omni_stage.models.qwen2_5_omni.checkpoint import read_checkpoint
 from omni_stage.models.qwen2_5_omni.thinker.component import SPEECH_SYSTEM_PROMPT, read_audio_limit
 from omni_stage.models.qwen2_5_omni.tiny.shapes import SPECIAL_TOKENS
 from omni_stage.models.shared.prompts import PromptBuilder
-from support.media.samples import make_image, make_sound
+from support.media.samples import make_audio, make_image
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_chat_without_media_is_tokenized(builder: PromptBuilder, tiny_checkpoint
 def test_media_keep_their_order(builder: PromptBuilder) -> None:
     grey = make_image(1).convert("L")
     prompt = builder.build(
-        chat(TextPart("Look: "), ImagePart(grey), AudioPart(make_sound(0), 16_000), ImagePart(make_image(2)))
+        chat(TextPart("Look: "), ImagePart(grey), AudioPart(make_audio(0), 16_000), ImagePart(make_image(2)))
     )
     assert (
         "Look: <|vision_bos|><|IMAGE|><|vision_eos|><|audio_bos|><|AUDIO|><|audio_eos|><|vision_bos|>"
@@ -71,8 +71,8 @@ def test_media_keep_their_order(builder: PromptBuilder) -> None:
     assert media["audio"][0][1] == 16_000
 
 
-def test_sound_is_brought_to_the_encoders_rate(builder: PromptBuilder) -> None:
-    prompt = builder.build(chat(AudioPart(make_sound(0, rate_hz=48_000), 48_000)))
+def test_audio_is_brought_to_the_encoders_rate(builder: PromptBuilder) -> None:
+    prompt = builder.build(chat(AudioPart(make_audio(0, rate_hz=48_000), 48_000)))
     samples, rate = prompt["multi_modal_data"]["audio"][0]
     assert (samples.size, samples.dtype, rate) == (16_000, np.float32, 16_000)
 
@@ -98,15 +98,15 @@ REFUSED: dict[str, tuple[UserPrompt, type[OmniStageError], str]] = {
         "start.chat",
     ),
     "placeholder beside a medium": (
-        chat(TextPart("<|AUD"), TextPart("IO|>"), AudioPart(make_sound(0), 16_000)),
+        chat(TextPart("<|AUD"), TextPart("IO|>"), AudioPart(make_audio(0), 16_000)),
         InvalidRequestError,
         "start.chat",
     ),
     "no message": (UserPrompt(messages=[]), InvalidRequestError, "start.chat"),
     "unknown role": (chat(TextPart("Hi"), role="tool"), InvalidRequestError, "start.chat.messages[0].role"),
-    "short sound": (chat(AudioPart(make_sound(0, 0.01), 16_000)), InvalidMediaError, f"{PART}.audio"),
+    "short sound": (chat(AudioPart(make_audio(0, 0.01), 16_000)), InvalidMediaError, f"{PART}.audio"),
     "the third of three sounds": (
-        chat(AudioPart(make_sound(0), 16_000), TextPart("x"), AudioPart(make_sound(0, 31.0), 16_000)),
+        chat(AudioPart(make_audio(0), 16_000), TextPart("x"), AudioPart(make_audio(0, 31.0), 16_000)),
         InvalidMediaError,
         "start.chat.messages[0].parts[2].audio",
     ),

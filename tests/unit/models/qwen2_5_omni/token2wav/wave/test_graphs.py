@@ -83,7 +83,7 @@ def test_a_capture_that_cannot_be_trusted_is_left_out(capture: object, caplog: p
     assert "serves these shapes without a graph" in caplog.text
 
 
-def test_a_broken_device_is_no_reason_to_go_on() -> None:
+def test_a_broken_device_ends_the_warmup() -> None:
     def broken(function: TensorFunction, inputs: tuple[torch.Tensor, ...]) -> Captured:
         raise torch.AcceleratorError("an illegal memory access was encountered")
 
@@ -110,7 +110,7 @@ def test_windows_have_the_sizes_that_are_captured(blocks: Blocks, expected: set[
     assert [next_size(size, (2, 5, 8)) for size in (1, 2, 3, 8, 9)] == [2, 2, 5, 8, 9]
 
 
-def test_packs_that_are_filled_up_to_a_captured_size_sound_the_same() -> None:
+def test_packs_that_are_filled_up_to_a_captured_size_have_the_same_audio() -> None:
     model = make_wave_model("small blocks")
     voices = make_wave_voices(model, "a", "b")
     plain, graphed = (Speech(model, voices, use_graphs=False) for _ in range(2))

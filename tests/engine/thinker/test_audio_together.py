@@ -65,7 +65,7 @@ def encode(thinker: Any, features: torch.Tensor, lengths: tuple[int, ...]) -> tu
     )
 
 
-def test_a_sound_has_the_same_rows_alone_and_beside_others(thinker: Any) -> None:
+def test_audio_has_the_same_rows_alone_and_beside_others(thinker: Any) -> None:
     bins = thinker.audio_tower.num_mel_bins
     features = torch.randn(bins, sum(LENGTHS), generator=torch.Generator().manual_seed(1))
     borders = [sum(LENGTHS[:count]) for count in range(len(LENGTHS) + 1)]

@@ -8,7 +8,7 @@ from typing import Any
 import av
 import numpy as np
 
-from support.media.samples import make_sound
+from support.media.samples import make_audio
 
 COMPRESSED = (
     *(("mp3", "libmp3lame"), ("adts", "aac"), ("mp4", "aac"), ("ogg", "libopus"), ("webm", "libopus")),
@@ -18,7 +18,7 @@ COMPRESSED = (
 _PIECE = 4096
 
 
-def encode_sound(
+def encode_audio(
     form: str, codec: str, samples: np.ndarray, rate_hz: int, options: dict[str, str] | None = None
 ) -> bytes:
     """Returns float32 [samples] as an audio file."""
@@ -40,4 +40,4 @@ def encode_sound(
 
 def encode_tone(form: str, codec: str, options: dict[str, str] | None = None) -> bytes:
     """Returns a second of make_sound() as an audio file at 48 kHz."""
-    return encode_sound(form, codec, make_sound(rate_hz=48_000), 48_000, options)
+    return encode_audio(form, codec, make_audio(rate_hz=48_000), 48_000, options)

@@ -27,11 +27,11 @@ def code2wav(request: pytest.FixtureRequest, make_tiny_checkpoint: Callable[...,
     return Qwen3OmniMoeForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32).code2wav.eval()
 
 
-def draw(code2wav: Any, frames: int, seed: int = 0, sounds: int = 1) -> torch.Tensor:
+def draw(code2wav: Any, frames: int, seed: int = 0, audios: int = 1) -> torch.Tensor:
     """Returns random codes: int64 [sounds, groups, frames]."""
     generator = torch.Generator().manual_seed(seed)
     config = code2wav.config
-    return torch.randint(config.codebook_size, (sounds, config.num_quantizers, frames), generator=generator)
+    return torch.randint(config.codebook_size, (audios, config.num_quantizers, frames), generator=generator)
 
 
 @torch.inference_mode()
@@ -80,7 +80,7 @@ def test_every_layer_needs_its_past(code2wav: Any) -> None:
             kept.copy_(before)
 
 
-def test_sounds_of_a_batch_do_not_touch_each_other(code2wav: Any) -> None:
+def test_audio_of_a_batch_is_independent(code2wav: Any) -> None:
     """Streams at different frames, one of which begins, give the same audio in one forward as separately."""
     decoder, lengths = ChunkDecoder(code2wav), (3, 0, 40, 17)
     states = decoder.layout.zeros(4, decoder.device)

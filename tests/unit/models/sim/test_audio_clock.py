@@ -14,18 +14,18 @@ SHAPE = AudioShape(frame_ms={1: 1.0}, first_frames=4, next_frames=10, back_frame
 
 def cut(arrivals: list[int]) -> list[Window]:
     """Returns the windows of frames that arrive in batches of these sizes. The last batch ends the stream."""
-    windows, there, sounded = [], 0, 0
+    windows, there, decoded = [], 0, 0
     for number, count in enumerate(arrivals):
         there += count
         ended = number == len(arrivals) - 1
-        while (window := next_window(sounded, there, ended=ended, shape=SHAPE)) is not None:
+        while (window := next_window(decoded, there, ended=ended, shape=SHAPE)) is not None:
             windows.append(window)
-            sounded = window.until
+            decoded = window.until
     return windows
 
 
 @pytest.mark.parametrize("arrivals", [[33], [1] * 33, [5, 28], [32, 1]])
-def test_the_windows_sound_every_frame_once_however_they_come(arrivals: list[int]) -> None:
+def test_the_windows_decode_every_frame_once_however_they_come(arrivals: list[int]) -> None:
     windows = cut(arrivals)
     assert [frame for window in windows for frame in range(window.first, window.until)] == list(range(33))
     assert windows[0] == Window(0, 0, 4, 6)
@@ -54,7 +54,7 @@ def job(name: str, due: float, frames: int = 10) -> Job:
     return Job(request_id=name, frames=frames, due=due)
 
 
-def test_first_windows_come_first_and_then_whoever_runs_out_of_sound_soonest() -> None:
+def test_first_windows_come_first_and_then_the_request_that_runs_out_of_audio_soonest() -> None:
     """First windows come first, then the stream whose audio runs out soonest."""
     clock = WindowClock(lambda windows, frames, whole: 10.0 * windows, max_batch=8)
     clock.add(job("running", 0.0), 0.0)

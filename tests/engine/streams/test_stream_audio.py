@@ -41,7 +41,7 @@ def codes_of(count: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(192, (count,), generator=torch.Generator().manual_seed(seed))
 
 
-async def sound(stages: OmniStages, codes: torch.Tensor, sizes: list[int], **sampling: Any) -> tuple[Collected, int]:
+async def waveform(stages: OmniStages, codes: torch.Tensor, sizes: list[int], **sampling: Any) -> tuple[Collected, int]:
     """Feeds the codes in pieces of these sizes, repeated in turn. Returns the audio, and in how many steps it came."""
     engine, stream = stages.engines["token2wav"], EdgeStream()
     collected, steps = Collected(), 0
@@ -66,11 +66,11 @@ async def sound(stages: OmniStages, codes: torch.Tensor, sizes: list[int], **sam
 @pytest.mark.parametrize("count", [1, BLOCK, FIRST, FIRST + 1, 5 * BLOCK, 50])
 async def test_gapless_and_the_same_however_codes_come(stages: OmniStages, count: int) -> None:
     codes = codes_of(count)
-    slow, steps = await sound(stages, codes, [1])
+    slow, steps = await waveform(stages, codes, [1])
     assert slow.audio.shape == (count * SAMPLES,)
     assert slow.finish_reason is FinishReason.DIFFUSION_DONE
     assert steps == 1 if count < FIRST else steps > 1
-    at_once, _ = await sound(stages, codes, [1000])
+    at_once, _ = await waveform(stages, codes, [1000])
     assert torch.equal(slow.audio, at_once.audio)
     full = await stages.ask("token2wav", {"codes": codes}, **SEEDED)
     if steps == 1:
@@ -81,7 +81,7 @@ async def test_close_to_full_and_smooth_at_the_borders(stages: OmniStages) -> No
     """The figures that docs/streaming.md gives for the tiny checkpoint hold."""
     for seed in range(3):
         codes = codes_of(60, seed)
-        streamed, _ = await sound(stages, codes, [7], seed=seed)
+        streamed, _ = await waveform(stages, codes, [7], seed=seed)
         full = await stages.ask("token2wav", {"codes": codes}, **{**SEEDED, "seed": seed})
         other = await stages.ask("token2wav", {"codes": codes}, **{**SEEDED, "seed": seed + 100})
         # The error is at most -40 dB relative to the difference that another seed makes; -60 dB was measured.
@@ -91,7 +91,7 @@ async def test_close_to_full_and_smooth_at_the_borders(stages: OmniStages) -> No
         assert max(float(jumps[border]) for border in borders) < 0.5 * float(usual.max())
 
 
-async def test_first_sound_before_the_talkers_last_code(stages: OmniStages) -> None:
+async def test_first_audio_before_the_talkers_last_code(stages: OmniStages) -> None:
     thinker = await stages.ask(
         "thinker", ReferencePrompt("Hello").to_user_prompt(), temperature=0.0, max_tokens=12, ignore_eos=True
     )
@@ -156,9 +156,9 @@ async def test_leaving_between_windows_ends_it(stages: OmniStages) -> None:
 
 
 async def test_windows_of_several_requests_share_batches(stages: OmniStages) -> None:
-    alone = [(await sound(stages, codes_of(40 + index, index), [100], seed=index))[0] for index in range(3)]
+    alone = [(await waveform(stages, codes_of(40 + index, index), [100], seed=index))[0] for index in range(3)]
     together = await asyncio.gather(
-        *(sound(stages, codes_of(40 + index, index), [100], seed=index) for index in range(3))
+        *(waveform(stages, codes_of(40 + index, index), [100], seed=index) for index in range(3))
     )
     for first, (second, _) in zip(alone, together, strict=True):
         torch.testing.assert_close(first.audio, second.audio, atol=1e-5, rtol=0)

@@ -19,7 +19,7 @@ from omni_proto.media_headers import read_header
 from omni_proto.media_headers.audio import AudioHeader
 from omni_stage.decoding.audio import AudioRules, decode_audio
 from omni_stage.decoding.decode import UndecodableError
-from support.media.samples import encode_wav, make_sound
+from support.media.samples import encode_wav, make_audio
 from support.tables import each_row
 
 FOLDER = Path(__file__).parents[2] / "data" / "sounds"
@@ -83,7 +83,7 @@ HARMLESS: dict[str, tuple[Callable[[], bytes], float]] = {
     "chained vorbis of two rates": (lambda: read("oggenc.ogg") + read("stereo.ogg"), 2.0),
     "chained vorbis and opus": (lambda: read("oggenc.ogg") + read("opusenc.opus"), 2.0),
     "joined flac": (lambda: read("flac.flac") + read("piped.flac") + read("flac.flac"), 3.0),
-    "joined wav": (lambda: encode_wav(make_sound(5)) * 2, 2.0),
+    "joined wav": (lambda: encode_wav(make_audio(5)) * 2, 2.0),
     "joined aac": (lambda: read("ffmpeg.aac") * 2, 2.1),
     "joined webm": (lambda: read("streamed.webm") * 2, 2.0),
     "joined m4a": (lambda: read("phone.m4a") * 2, 2.1),
@@ -92,18 +92,18 @@ HARMLESS: dict[str, tuple[Callable[[], bytes], float]] = {
     "wav of size 0": (lambda: sized(0), 1.0),
     "wav of the largest size": (lambda: sized(0xFFFFFFFF), 1.0),
     "wav with an odd chunk": (lambda: chunked(b"LIST" + struct.pack("<I", 5) + b"abcde\0"), 1.0),
-    "wav with more behind it": (lambda: encode_wav(make_sound(5)) + b"id3 " + struct.pack("<I", 9) + bytes(10), 1.0),
+    "wav with more behind it": (lambda: encode_wav(make_audio(5)) + b"id3 " + struct.pack("<I", 9) + bytes(10), 1.0),
     "mp3 without its first kilobyte": (lambda: read("lame.mp3")[1003:], 0.7),
 }
 
 
 def sized(size: int) -> bytes:
-    data = encode_wav(make_sound(5))
+    data = encode_wav(make_audio(5))
     return data[:40] + struct.pack("<I", size) + data[44:]
 
 
 def chunked(chunk: bytes) -> bytes:
-    data = encode_wav(make_sound(5))
+    data = encode_wav(make_audio(5))
     return data[:36] + chunk + data[36:]
 
 
@@ -144,7 +144,7 @@ def test_damage_is_skipped_and_reported(name: str) -> None:
 @pytest.mark.parametrize("form", ["wav", "mp3", "opus", "flac", "aac"])
 def test_what_the_gateway_speaks_can_be_sent_back(form: str) -> None:
     """Streamed, its WAV and FLAC do not state their length."""
-    pcm = (make_sound(5, rate_hz=24_000) * 32768).astype("<i2").tobytes()
+    pcm = (make_audio(5, rate_hz=24_000) * 32768).astype("<i2").tobytes()
     encoder = make_encoder(form, 24_000, 1)
     streamed = b"".join([*(encoder.encode(pcm[at : at + 9600]) for at in range(0, len(pcm), 9600)), encoder.finish()])
     for data in (streamed, encode_whole(form, pcm, 24_000, 1)):
@@ -158,7 +158,7 @@ def test_wav_and_flac_are_heard_sample_by_sample() -> None:
     """FFmpeg and libsndfile give the same samples."""
     for subtype in ("PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"):
         file = io.BytesIO()
-        soundfile.write(file, np.stack([make_sound(1), make_sound(2)], axis=1), HZ, format="WAV", subtype=subtype)
+        soundfile.write(file, np.stack([make_audio(1), make_audio(2)], axis=1), HZ, format="WAV", subtype=subtype)
         expected = soundfile.read(io.BytesIO(file.getvalue()), dtype="float32")[0].mean(axis=1, dtype=np.float32)
         room = np.zeros(HZ, np.float32)
         assert decode_audio(file.getvalue(), "audio/wav", AudioRules(HZ, 1.0, 192_000, 8), room) == (HZ, 0.0)

@@ -51,8 +51,8 @@ def frames_of(count: int, seed: int = 0) -> torch.Tensor:
 @torch.inference_mode()
 def whole(reference: Any, codes: torch.Tensor) -> torch.Tensor:
     """Returns the audio that transformers computes from all codes in one forward."""
-    sound: torch.Tensor = reference(codes.T[None])[0, 0]
-    return sound
+    waveform: torch.Tensor = reference(codes.T[None])[0, 0]
+    return waveform
 
 
 async def say(stages: OmniStages, codes: torch.Tensor, size: int, *, end_late: bool = True) -> tuple[Collected, int]:
@@ -79,30 +79,30 @@ async def say(stages: OmniStages, codes: torch.Tensor, size: int, *, end_late: b
     return collected, steps
 
 
-def open_sounds(stages: OmniStages) -> int:
+def open_audios(stages: OmniStages) -> int:
     """Returns for how many requests the model holds state, read from the engine's model."""
     engine: Any = stages.engines[STAGE]
     llm = engine._core.llm
     return len(llm.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.get_model().pool)
 
 
-async def test_streams_and_whole_sounds_at_once_are_each_transformers_own(stages: OmniStages, reference: Any) -> None:
+async def test_streams_and_whole_audio_at_once_each_equal_transformers(stages: OmniStages, reference: Any) -> None:
     paces = {1: 9, 4: 30, 25: 60, 200: 150}
-    sounds = {size: frames_of(count, size) for size, count in paces.items()}
+    audios = {size: frames_of(count, size) for size, count in paces.items()}
     full = frames_of(70, 99)
     *streamed, at_once = await asyncio.gather(
-        *(say(stages, codes, size) for size, codes in sounds.items()), stages.ask(STAGE, {"codes": full})
+        *(say(stages, codes, size) for size, codes in audios.items()), stages.ask(STAGE, {"codes": full})
     )
-    for (size, codes), (collected, steps) in zip(sounds.items(), streamed, strict=True):
+    for (size, codes), (collected, steps) in zip(audios.items(), streamed, strict=True):
         expected = whole(reference, codes)
         torch.testing.assert_close(collected.audio, expected, atol=TOLERANCE, rtol=0)
         assert collected.finish_reason is FinishReason.STOP
         assert steps > 1 or size > 100
     torch.testing.assert_close(at_once.audio, whole(reference, full), atol=TOLERANCE, rtol=0)
-    assert open_sounds(stages) == 0
+    assert open_audios(stages) == 0
 
 
-async def test_one_frame_sounds_before_the_next_comes(stages: OmniStages, reference: Any) -> None:
+async def test_one_frame_is_decoded_before_the_next_comes(stages: OmniStages, reference: Any) -> None:
     """Each frame's audio is returned before the next frame is sent: 1,365 samples, then 1,920 each."""
     engine, stream, codes = stages.engines[STAGE], EdgeStream(), frames_of(4)
     heard: list[torch.Tensor] = []
@@ -123,12 +123,12 @@ async def test_an_aborted_stream_leaves_nothing(stages: OmniStages) -> None:
     outputs = engine.generate(stage_request(engine, stream))
     stream.put({"codes": frames_of(3)})
     await anext(outputs)
-    assert open_sounds(stages) == 1
+    assert open_audios(stages) == 1
     await outputs.aclose()
-    assert open_sounds(stages) == 0
+    assert open_audios(stages) == 0
 
 
-async def test_no_frames_are_no_sound(stages: OmniStages) -> None:
+async def test_no_frames_are_no_audio(stages: OmniStages) -> None:
     collected, steps = await say(stages, frames_of(0), 1)
     assert (collected.finish_reason, steps) == (FinishReason.EMPTY_INPUT, 0)
     full = await stages.ask(STAGE, {"codes": frames_of(0)})
@@ -145,4 +145,4 @@ async def test_a_code_outside_the_codebook_ends_its_request_alone(
     assert isinstance(refused, InvalidTensorError)
     assert not isinstance(heard, BaseException)
     torch.testing.assert_close(heard[0].audio, whole(reference, good), atol=TOLERANCE, rtol=0)
-    assert open_sounds(stages) == 0
+    assert open_audios(stages) == 0

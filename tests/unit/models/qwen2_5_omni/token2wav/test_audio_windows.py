@@ -32,7 +32,7 @@ from omni_stage.models.qwen2_5_omni.token2wav.windows import (
 )
 
 BLOCKS = Blocks(4, 2, 1)
-SOUND = AudioShape(240, 2)
+AUDIO = AudioShape(240, 2)
 """Of the published models."""
 
 
@@ -75,15 +75,15 @@ def test_windows_do_not_depend_on_when_codes_come(count: int, data: st.DataObjec
     cuts = sorted(data.draw(st.sets(st.integers(1, count - 1)))) if count > 1 else []
     windows = run_feed(codes, cuts, end_late=data.draw(st.booleans()))
     assert windows == run_feed(codes, [], end_late=False)
-    sounded: list[int] = []
+    decoded: list[int] = []
     for heard, window in windows:
         assert heard == codes[window.begin : window.end]
-        sounded += codes[window.first : window.until]
+        decoded += codes[window.first : window.until]
         assert window.begin % BLOCKS.codes == 0, "a window begins at a block's border"
         assert window.begin == max(0, window.first - BLOCKS.back * BLOCKS.codes)
         if not window.last:
             assert window.end == window.until + lookahead_blocks(BLOCKS) * BLOCKS.codes
-    assert sounded == codes
+    assert decoded == codes
     assert [window.last for _, window in windows] == [False] * (len(windows) - 1) + [True]
 
 
@@ -111,7 +111,7 @@ def test_windows_of_small_blocks_grow_to_the_published_size(block_codes: int, ne
     assert found == new_blocks
 
 
-def test_no_codes_are_no_sound() -> None:
+def test_no_codes_are_no_audio() -> None:
     feed = feed_of([])
     assert feed.next_part() is None
     feed.add(EdgeRows(ended=True))
@@ -137,26 +137,26 @@ def test_a_frame_has_the_same_noise_in_every_window(mel_bins: int) -> None:
 
 def test_what_a_window_gives() -> None:
     """cut_window returns the audio of the codes to keep, and the samples that follow it, for the cross-fade."""
-    audio = torch.arange(6.0 * SOUND.code)
+    audio = torch.arange(6.0 * AUDIO.code)
     heard = Utterance(torch.zeros(6, dtype=torch.int64), "voice", 0, 10, 0.5, first_code=4, keep=(2, 3, 5))
-    parts = cut_window(audio, heard, SOUND)
+    parts = cut_window(audio, heard, AUDIO)
     assert isinstance(parts, dict)
-    assert torch.equal(parts["output"], audio[2 * SOUND.code : 5 * SOUND.code])
-    assert torch.equal(parts["tail"], audio[5 * SOUND.code : 5 * SOUND.code + 5])
-    assert parts["output"].untyped_storage().nbytes() == 3 * SOUND.code * 4, (
+    assert torch.equal(parts["output"], audio[2 * AUDIO.code : 5 * AUDIO.code])
+    assert torch.equal(parts["tail"], audio[5 * AUDIO.code : 5 * AUDIO.code + 5])
+    assert parts["output"].untyped_storage().nbytes() == 3 * AUDIO.code * 4, (
         "the output shares no storage with the rest of the audio"
     )
 
 
-@pytest.mark.parametrize("shape", [(6 * SOUND.code - 1,), (6 * SOUND.code + 1,), (1, 6 * SOUND.code), (0,)])
+@pytest.mark.parametrize("shape", [(6 * AUDIO.code - 1,), (6 * AUDIO.code + 1,), (1, 6 * AUDIO.code), (0,)])
 def test_audio_of_another_length_is_the_models_fault(shape: tuple[int, ...]) -> None:
     for keep in (None, (2, 3, 5)):
         heard = Utterance(torch.zeros(6, dtype=torch.int64), "voice", 0, 10, 0.5, keep=keep)
         with pytest.raises(ModelExecutionError, match="6 codes; it must be"):
-            cut_window(torch.zeros(shape), heard, SOUND)
+            cut_window(torch.zeros(shape), heard, AUDIO)
 
 
-def test_sounds_go_over_into_one_another() -> None:
+def test_windows_cross_fade() -> None:
     """fade_over cross-fades linearly from the previous window's tail to the next window."""
     joined = fade_over(torch.ones(4), torch.zeros(6))
     assert joined.tolist() == pytest.approx([0.8, 0.6, 0.4, 0.2, 0.0, 0.0])
@@ -166,14 +166,14 @@ def test_sounds_go_over_into_one_another() -> None:
 
 
 def test_the_emitter_joins_windows() -> None:
-    emitter = WindowEmitter(SOUND)
-    window = torch.zeros(SOUND.code)
-    first = emitter.emit(EngineStep(tensors={"output": window, "tail": torch.ones(SOUND.frame)}))
+    emitter = WindowEmitter(AUDIO)
+    window = torch.zeros(AUDIO.code)
+    first = emitter.emit(EngineStep(tensors={"output": window, "tail": torch.ones(AUDIO.frame)}))
     second = emitter.emit(EngineStep(tensors={"output": window}, finish_reason=FinishReason.DIFFUSION_DONE))
     assert first.audio is not None
     assert second.audio is not None
     assert torch.equal(first.audio, window)
-    assert torch.equal(second.audio, fade_over(torch.ones(SOUND.frame), window))
+    assert torch.equal(second.audio, fade_over(torch.ones(AUDIO.frame), window))
     assert second.audio[0] > 0.99
     assert (first.finish_reason, second.finish_reason) == (None, FinishReason.DIFFUSION_DONE)
     with pytest.raises(ModelExecutionError, match="without audio"):
@@ -183,17 +183,17 @@ def test_the_emitter_joins_windows() -> None:
 @pytest.mark.parametrize(
     "tensors",
     [
-        pytest.param({"output": torch.zeros(SOUND.code - 1)}, id="a part of a code"),
+        pytest.param({"output": torch.zeros(AUDIO.code - 1)}, id="a part of a code"),
         pytest.param({"output": torch.zeros(0)}, id="nothing"),
-        pytest.param({"output": torch.zeros(1, SOUND.code)}, id="two dimensions"),
+        pytest.param({"output": torch.zeros(1, AUDIO.code)}, id="two dimensions"),
         pytest.param({"output": torch.zeros(())}, id="no dimension"),
-        pytest.param({"output": torch.zeros(SOUND.code, dtype=torch.int16)}, id="integers"),
-        pytest.param({"output": torch.zeros(SOUND.code), "tail": torch.zeros(3)}, id="a short tail"),
+        pytest.param({"output": torch.zeros(AUDIO.code, dtype=torch.int16)}, id="integers"),
+        pytest.param({"output": torch.zeros(AUDIO.code), "tail": torch.zeros(3)}, id="a short tail"),
     ],
 )
 def test_a_window_of_another_form_is_the_models_fault(tensors: dict[str, torch.Tensor]) -> None:
     with pytest.raises(ModelExecutionError, match="it must be float32"):
-        WindowEmitter(SOUND).emit(EngineStep(tensors=tensors))
+        WindowEmitter(AUDIO).emit(EngineStep(tensors=tensors))
 
 
 @pytest.mark.parametrize("block", [2, 4, 8, 12, 16])
@@ -225,17 +225,17 @@ def test_a_vocoder_of_any_rates(repeats: int, rates: list[int], kernels: list[in
         upsample_kernel_sizes=kernels,
     )
     vocoder = Qwen2_5OmniToken2WavBigVGANModel(config).eval()
-    sound = read_audio_shape(repeats, rates, kernels)
+    waveform = read_audio_shape(repeats, rates, kernels)
     with torch.inference_mode():
         mel = torch.randn(1, 4, 6 * repeats)
         audio = vocode(vocoder, mel)[0]
         torch.testing.assert_close(audio, vocoder(mel))
-    assert audio.shape == (sound.count(6),)
-    emitter, made = WindowEmitter(sound), 0
-    for keep in ((0, 4, sound.frame), (4, 2, 0)):
+    assert audio.shape == (waveform.count(6),)
+    emitter, made = WindowEmitter(waveform), 0
+    for keep in ((0, 4, waveform.frame), (4, 2, 0)):
         heard = Utterance(torch.zeros(6, dtype=torch.int64), "voice", 0, 10, 0.5, keep=keep)
-        parts = cut_window(audio, heard, sound)
+        parts = cut_window(audio, heard, waveform)
         assert isinstance(parts, dict)
         step = emitter.emit(EngineStep(tensors=parts))
         made += 0 if step.audio is None else step.audio.shape[0]
-    assert made == sound.count(6)
+    assert made == waveform.count(6)
