@@ -69,11 +69,6 @@ class Usage:
     cores: int
 
     @property
-    def cores_used(self) -> float:
-        """Cores that the stages kept busy on average."""
-        return sum(self.cpu_s.values()) / self.wall_s
-
-    @property
     def limit(self) -> float:
         """Seconds of audio per second that the machine's cores would make if no stage ever waited."""
         return self.cores * self.audio_s / sum(self.cpu_s.values())

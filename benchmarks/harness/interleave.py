@@ -34,11 +34,6 @@ def time_rounds(
     return seconds
 
 
-def time_interleaved(sides: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Returns the median seconds of each side; see time_rounds."""
-    return {name: statistics.median(times) for name, times in time_rounds(sides, rounds).items()}
-
-
 def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
     """Returns the median of the rounds' ratios. A disturbance affects both sides of its round, so it cancels out."""
     return statistics.median(above / below for above, below in zip(numerators, denominators, strict=True))

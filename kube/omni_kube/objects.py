@@ -86,12 +86,6 @@ def controller_of(manifest: Manifest) -> Mapping[str, Any] | None:
     return next((owner for owner in manifest["metadata"].get("ownerReferences", ()) if owner.get("controller")), None)
 
 
-def controller_uid(manifest: Manifest) -> str | None:
-    """Returns the uid of the object's controller, None if it has none."""
-    owner = controller_of(manifest)
-    return None if owner is None else str(owner["uid"])
-
-
 def find_condition(manifest: Manifest | None, kind: str) -> Mapping[str, Any] | None:
     """Returns the condition of that type in an object's status, None if there is none."""
     conditions = value_at(manifest, "status", "conditions", default=())

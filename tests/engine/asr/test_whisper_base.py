@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import wave
-from contextlib import aclosing
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +11,11 @@ import pytest
 
 from omni_cli.commands.demo import ASSETS
 from omni_cli.weights.wheels import cache_folder
-from omni_proto.stage_config import EngineArgs, Modality, ModelSource, SamplingDefaults, StageConfig
+from omni_proto.stage_config import SamplingDefaults
 from omni_stage.decoding.resample import resample
-from omni_stage.engine.factory import build_stage_engine
 from omni_stage.models.asr.silence import LoudFrames
 from omni_stage.models.component import AudioPart, ChatMessage, StageRequest, StageStep, UserPrompt
+from support.engines.one_stage import collect, configure, running
 from support.models.spoken import RATE_HZ, WhisperJudge
 
 pytestmark = pytest.mark.engine
@@ -37,28 +36,16 @@ def test_a_question_and_a_long_file_are_understood(checkpoint: Path) -> None:
     question = resample(np.frombuffer(data, np.int16).astype(np.float32) / 32768, rate, RATE_HZ)
     gap = np.zeros(14 * RATE_HZ, np.float32)
     long = np.concatenate([gap, question, gap, question, gap, question])
-    config = StageConfig(
-        pipeline="heard",
-        stage="asr",
-        component="asr/whisper",
-        model=ModelSource(path=str(checkpoint)),
-        outputs=[Modality.TRANSCRIPT],
-        engine_args=EngineArgs(dtype="float32", max_num_seqs=4, kv_cache_memory_mib=256),
-    )
 
-    async def run() -> tuple[list[StageStep], list[StageStep]]:
-        engine = build_stage_engine(config, in_process=True)
-        await engine.start()
+    def hear(name: str, samples: np.ndarray) -> StageRequest:
+        source = UserPrompt(messages=[ChatMessage("user", [AudioPart(samples, RATE_HZ)])])
+        return StageRequest(name, source, SamplingDefaults(temperature=0))
 
-        async def hear(name: str, samples: np.ndarray) -> list[StageStep]:
-            source = UserPrompt(messages=[ChatMessage("user", [AudioPart(samples, RATE_HZ)])])
-            async with aclosing(engine.generate(StageRequest(name, source, SamplingDefaults(temperature=0)))) as steps:
-                return [step async for step in steps]
-
-        try:
-            return tuple(await asyncio.gather(hear("short", question), hear("long", long)))
-        finally:
-            await engine.shutdown()
+    async def run() -> list[list[StageStep]]:
+        config = configure("asr/whisper", checkpoint, max_num_seqs=4, kv_cache_memory_mib=256)
+        async with running(config) as engine:
+            requests = hear("short", question), hear("long", long)
+            return await asyncio.gather(*(collect(engine, request) for request in requests))
 
     short, heard = asyncio.run(run())
     assert "".join(step.text for step in short) == QUESTION

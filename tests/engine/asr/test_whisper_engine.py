@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,14 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from omni_proto.stage_config import EngineArgs, Modality, ModelSource, SamplingDefaults, StageConfig
-from omni_stage.engine.factory import build_stage_engine
+from omni_proto.stage_config import SamplingDefaults
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.errors import InvalidRequestError
 from omni_stage.exchange import FinishReason
 from omni_stage.models.asr.tiny import write_tiny_checkpoint
 from omni_stage.models.asr.windows import WINDOW_S, WindowReader
-from omni_stage.models.component import AudioPart, ChatMessage, StageRequest, StageStep, TextPart, UserPrompt
+from omni_stage.models.component import AudioPart, ChatMessage, StageRequest, TextPart, UserPrompt
+from support.engines.one_stage import collect, configure, running, token_ids
 from support.models.spoken import RATE_HZ, WhisperJudge, make_audio
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
@@ -38,20 +37,8 @@ def judge(checkpoint: Path) -> WhisperJudge:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(checkpoint: Path) -> AsyncIterator[StageEngine]:
-    config = StageConfig(
-        pipeline="heard",
-        stage="asr",
-        component="asr/whisper",
-        model=ModelSource(path=str(checkpoint)),
-        outputs=[Modality.TRANSCRIPT],
-        engine_args=EngineArgs(dtype="float32", max_num_seqs=4, kv_cache_memory_mib=64),
-    )
-    engine = build_stage_engine(config, in_process=True)
-    await engine.start()
-    try:
+    async with running(configure("asr/whisper", checkpoint, max_num_seqs=4, kv_cache_memory_mib=64)) as engine:
         yield engine
-    finally:
-        await engine.shutdown()
 
 
 def ask(
@@ -62,23 +49,14 @@ def ask(
     return StageRequest(name, source, SamplingDefaults(temperature=0.0, max_tokens=max_tokens))
 
 
-async def run(engine: StageEngine, request: StageRequest) -> list[StageStep]:
-    async with aclosing(engine.generate(request)) as steps:
-        return [step async for step in steps]
-
-
-def tokens(steps: list[StageStep]) -> list[int]:
-    return [token_id for step in steps for token_id in step.token_ids]
-
-
 @pytest.mark.parametrize("timed", [False, True])
 @pytest.mark.parametrize("language", ["en", "de"])
 async def test_equals_transformers(engine: StageEngine, judge: WhisperJudge, timed: bool, language: str) -> None:
     for seed in range(3):
         samples = make_audio(4 + seed, seed)
         expected = judge.write(samples, timed=timed, max_tokens=MAX_TOKENS, language=language)
-        made = await run(engine, ask(f"{language}{timed}{seed}", samples, language=language, timestamps=timed))
-        assert tokens(made) == expected
+        made = await collect(engine, ask(f"{language}{timed}{seed}", samples, language=language, timestamps=timed))
+        assert token_ids(made) == expected
         assert len(set(expected)) > 5, "the checkpoint says the same thing over and over"
         if not timed:
             # The detokenizer of vLLM holds back a character whose last byte the maximum length cuts off.
@@ -91,15 +69,15 @@ async def test_the_task_and_the_prompt_count(engine: StageEngine, judge: Whisper
     samples = make_audio(5, 3)
     plain = judge.write(samples, timed=False, max_tokens=MAX_TOKENS)
     translated = judge.write(samples, timed=False, max_tokens=MAX_TOKENS, task="translate")
-    made = await run(engine, ask("translated", samples, language="en", task="translate"))
-    assert tokens(made) == translated != plain
+    made = await collect(engine, ask("translated", samples, language="en", task="translate"))
+    assert token_ids(made) == translated != plain
     from transformers import WhisperProcessor
 
     processor = WhisperProcessor.from_pretrained(judge.model.name_or_path)
     hints = processor.get_prompt_ids("tea at noon", return_tensors="pt")
     hinted = judge.write(samples, timed=False, max_tokens=MAX_TOKENS, prompt_ids=hints)
-    made = await run(engine, ask("hinted", samples, language="en", prompt="tea at noon"))
-    assert tokens(made) == hinted != plain
+    made = await collect(engine, ask("hinted", samples, language="en", prompt="tea at noon"))
+    assert token_ids(made) == hinted != plain
 
 
 async def test_the_model_names_the_language(engine: StageEngine, judge: WhisperJudge) -> None:
@@ -108,8 +86,8 @@ async def test_the_model_names_the_language(engine: StageEngine, judge: WhisperJ
         code = {number: name for name, number in judge.model.generation_config.lang_to_id.items()}[
             judge.language(samples)
         ]
-        made = await run(engine, ask(f"named{seed}", samples))
-        assert tokens(made) == judge.write(samples, timed=False, max_tokens=MAX_TOKENS, language=code.strip("<|>"))
+        made = await collect(engine, ask(f"named{seed}", samples))
+        assert token_ids(made) == judge.write(samples, timed=False, max_tokens=MAX_TOKENS, language=code.strip("<|>"))
 
 
 async def test_four_at_once_equal_each_alone(engine: StageEngine) -> None:
@@ -121,22 +99,22 @@ async def test_four_at_once_equal_each_alone(engine: StageEngine) -> None:
     ]
     audios = [make_audio(3 + 2 * seed, seed) for seed in range(4)]
     alone = [
-        tokens(await run(engine, ask(f"alone{n}", audio, **wish)))
+        token_ids(await collect(engine, ask(f"alone{n}", audio, **wish)))
         for n, (audio, wish) in enumerate(zip(audios, wishes, strict=True))
     ]
     together = await asyncio.gather(
         *(
-            run(engine, ask(f"together{n}", audio, **wish))
+            collect(engine, ask(f"together{n}", audio, **wish))
             for n, (audio, wish) in enumerate(zip(audios, wishes, strict=True))
         )
     )
-    assert [tokens(made) for made in together] == alone
+    assert [token_ids(made) for made in together] == alone
 
 
 async def test_long_audio_is_heard_in_windows(engine: StageEngine, judge: WhisperJudge) -> None:
     """The windows are those that follow from what transformers writes for each; silence between them is not heard."""
     samples = np.concatenate([make_audio(37, 1), np.zeros(12 * RATE_HZ, np.float32), make_audio(6, 2)])
-    made = await run(engine, ask("long", samples, max_tokens=None, language="en"))
+    made = await collect(engine, ask("long", samples, max_tokens=None, language="en"))
     generation, begin_s, heard, seen = judge.model.generation_config, 0.0, [], []
     for _ in range(20):
         window = samples[round(begin_s * RATE_HZ) :][: round(WINDOW_S * RATE_HZ)]
@@ -155,7 +133,7 @@ async def test_long_audio_is_heard_in_windows(engine: StageEngine, judge: Whispe
             begin_s = 48.8
         if begin_s > 54.9:
             break
-    assert tokens(made) == heard
+    assert token_ids(made) == heard
     segments = [segment for step in made for segment in step.segments]
     assert [segment.text for segment in segments] == [text for text in seen if text]
     assert "".join(step.text for step in made) == "".join(seen)
@@ -163,7 +141,7 @@ async def test_long_audio_is_heard_in_windows(engine: StageEngine, judge: Whispe
 
 
 async def test_silence_is_not_heard(engine: StageEngine) -> None:
-    (only,) = await run(engine, ask("silence", np.zeros(5 * RATE_HZ, np.float32)))
+    (only,) = await collect(engine, ask("silence", np.zeros(5 * RATE_HZ, np.float32)))
     assert (only.text, only.finish_reason) == ("", FinishReason.EMPTY_INPUT)
 
 
@@ -175,8 +153,8 @@ async def test_a_reader_that_leaves_ends_the_request(engine: StageEngine, judge:
             break
     await steps.aclose()
     samples = make_audio(3, 2)
-    made = await run(engine, ask("left", samples, language="en"))
-    assert tokens(made) == judge.write(samples, timed=False, max_tokens=MAX_TOKENS)
+    made = await collect(engine, ask("left", samples, language="en"))
+    assert token_ids(made) == judge.write(samples, timed=False, max_tokens=MAX_TOKENS)
     assert engine.unfinished_requests == 0
 
 
@@ -193,5 +171,5 @@ async def test_a_reader_that_leaves_ends_the_request(engine: StageEngine, judge:
 )
 async def test_refusals_name_the_field(engine: StageEngine, request_: StageRequest, field: str) -> None:
     with pytest.raises(InvalidRequestError) as refused:
-        await run(engine, request_)
+        await collect(engine, request_)
     assert refused.value.details.field == field

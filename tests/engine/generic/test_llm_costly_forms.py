@@ -6,17 +6,16 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 
 import pytest
 import pytest_asyncio
 
-from omni_proto.stage_config import EngineArgs, Modality, ModelSource, SamplingDefaults, StageConfig
-from omni_stage.engine.factory import build_stage_engine
+from omni_proto.stage_config import SamplingDefaults
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.errors import InvalidRequestError
 from omni_stage.exchange import OfferedTool, StructuredText, ToolMode, Tools
 from omni_stage.models.component import ChatMessage, StageRequest, TextPart, UserPrompt
+from support.engines.one_stage import collect, configure, running
 from support.models.generic_checkpoint import write_tiny_text_checkpoint
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
@@ -25,22 +24,9 @@ pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[StageEngine]:
     checkpoint = write_tiny_text_checkpoint(tmp_path_factory.mktemp("large"), tools=True, large=True)
-    config = StageConfig(
-        pipeline="text",
-        stage="llm",
-        component="generic/llm",
-        model=ModelSource(path=str(checkpoint)),
-        outputs=[Modality.TEXT],
-        engine_args=EngineArgs(
-            dtype="float32", max_num_seqs=8, kv_cache_memory_mib=64, tool_call_parser="hermes", max_model_len=2048
-        ),
-    )
-    engine = build_stage_engine(config, in_process=True)
-    await engine.start()
-    try:
+    args = {"max_num_seqs": 8, "kv_cache_memory_mib": 64, "tool_call_parser": "hermes", "max_model_len": 2048}
+    async with running(configure("generic/llm", checkpoint, **args)) as engine:
         yield engine
-    finally:
-        await engine.shutdown()
 
 
 async def ask(engine: StageEngine, name: str, form: StructuredText | None, tools: Tools | None = None) -> str:
@@ -48,8 +34,7 @@ async def ask(engine: StageEngine, name: str, form: StructuredText | None, tools
     # The end of the text is as likely as any other token: keep the slow form from ending early.
     least, most = (400, 400) if name == "slow" else (0, 60)
     sampling = SamplingDefaults(temperature=1.0, max_tokens=most, min_tokens=least, seed=1)
-    async with aclosing(engine.generate(StageRequest(name, source, sampling))) as steps:
-        return "".join([step.text async for step in steps])
+    return "".join(step.text for step in await collect(engine, StageRequest(name, source, sampling)))
 
 
 async def test_a_form_that_becomes_slow_ends_only_its_own_request(engine: StageEngine) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_proto.stage_config import EngineArgs, Modality, ModelSource, SamplingDefaults, StageConfig
+from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_stage.engine.factory import build_stage_engine
 from omni_stage.engine.vllm_engine import VllmStageEngine
 from omni_stage.errors import (
@@ -26,6 +26,7 @@ from omni_stage.models.component import (
     TextPart,
     UserPrompt,
 )
+from support.engines.one_stage import collect, configure, running, token_ids
 from support.models.generic_checkpoint import write_tiny_text_checkpoint
 from support.processes.polling import until
 
@@ -57,16 +58,8 @@ def reference(checkpoint: Path) -> dict[str, list[int]]:
 
 
 def make_config(checkpoint: Path) -> StageConfig:
-    return StageConfig(
-        pipeline="text",
-        stage="llm",
-        component="generic/llm",
-        model=ModelSource(path=str(checkpoint)),
-        outputs=[Modality.TEXT],
-        engine_args=EngineArgs(
-            dtype="float32", max_model_len=256, max_num_seqs=8, kv_cache_memory_mib=8, enforce_eager=True, block_size=32
-        ),
-    )
+    args = {"max_model_len": 256, "max_num_seqs": 8, "kv_cache_memory_mib": 8, "enforce_eager": True, "block_size": 32}
+    return configure("generic/llm", checkpoint, **args)
 
 
 def test_vllm_takes_fp8_for_a_checkpoint_that_is_not_quantized(checkpoint: Path) -> None:
@@ -102,15 +95,6 @@ def text_request(request_id: str, prompt: UserPrompt, sampling: SamplingDefaults
     return StageRequest(request_id=request_id, source=prompt, sampling=sampling)
 
 
-async def collect(engine: VllmStageEngine, request: StageRequest) -> list[StageStep]:
-    async with aclosing(engine.generate(request)) as steps:
-        return [step async for step in steps]
-
-
-def token_ids(steps: list[StageStep]) -> list[int]:
-    return [token for step in steps for token in step.token_ids]
-
-
 async def scheduler_requests(engine: VllmStageEngine) -> int:
     """Returns how many entries the engine's request tables have: the output processor's two and, if the engine runs in
     this process, the scheduler's."""
@@ -135,10 +119,8 @@ async def test_one_engine_from_start_to_shutdown(
     checkpoint: Path, reference: dict[str, list[int]], in_process: bool
 ) -> None:
     """One test covers an engine's whole life: an engine belongs to one event loop, and loading it takes seconds."""
-    engine = build_stage_engine(make_config(checkpoint), in_process=in_process)
-    assert isinstance(engine, VllmStageEngine)
-    await engine.start()
-    try:
+    async with running(make_config(checkpoint), in_process=in_process) as engine:
+        assert isinstance(engine, VllmStageEngine)
         assert engine.max_model_len == 256
         assert not engine.is_dead
         await check_greedy_tokens(engine, reference)
@@ -146,9 +128,7 @@ async def test_one_engine_from_start_to_shutdown(
         await check_refusals(engine)
         await check_abort(engine)
         await check_sampling(engine)
-    finally:
-        await engine.shutdown()
-        await engine.shutdown()
+        await engine.shutdown()  # a second call, when the block ends, does nothing
     assert engine.is_dead
     with pytest.raises(EngineDeadStageError):
         await collect(engine, text_request("late", UserPrompt(text="Hello")))

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from omni_proto.stage_config import EngineArgs, ModelSource, SamplingDefaults, StageConfig
-from omni_stage.engine.factory import build_stage_engine
+from omni_proto.stage_config import SamplingDefaults
 from omni_stage.errors import EngineDeadStageError, PrepareTimeoutError
 from omni_stage.models.component import StageRequest, StageStep, UserPrompt
+from support.engines.one_stage import configure, running
 from support.models.generic_checkpoint import write_tiny_text_checkpoint
 from support.processes.polling import PATIENCE_S
 
@@ -137,17 +137,10 @@ async def check_preparing_is_no_work(engine: Any, request: StageRequest) -> None
 
 
 async def test_requests_of_a_dead_engine_fail_at_once(tmp_path: Path) -> None:
-    config = StageConfig(
-        pipeline="text",
-        stage="llm",
-        component="generic/llm",
-        model=ModelSource(path=str(write_tiny_text_checkpoint(tmp_path / "tiny"))),
-        engine_args=EngineArgs(dtype="float32", max_model_len=512, kv_cache_memory_mib=8, enforce_eager=True),
-    )
+    checkpoint = write_tiny_text_checkpoint(tmp_path / "tiny")
+    config = configure("generic/llm", checkpoint, max_model_len=512, kv_cache_memory_mib=8, enforce_eager=True)
     before = set(descendants(os.getpid()))
-    engine = build_stage_engine(config)
-    await engine.start()
-    try:
+    async with running(config, in_process=False) as engine:
         below = [pid for pid in descendants(os.getpid()) if pid not in before]
         request = StageRequest(
             request_id="long",
@@ -166,5 +159,3 @@ async def test_requests_of_a_dead_engine_fail_at_once(tmp_path: Path) -> None:
         assert engine.unfinished_requests == 0
         with pytest.raises(EngineDeadStageError):
             await anext(engine.generate(request))
-    finally:
-        await engine.shutdown()

@@ -13,13 +13,13 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from omni_proto.stage_config import EngineArgs, Modality, ModelSource, SamplingDefaults, StageConfig
-from omni_stage.engine.factory import build_stage_engine
+from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_stage.engine.vllm_engine import VllmStageEngine
 from omni_stage.errors import InvalidRequestError, InvalidTensorError, PromptTooLongError
-from omni_stage.models.component import FinishReason, StageRequest, StageStep, UserPrompt
+from omni_stage.models.component import FinishReason, StageRequest, UserPrompt
 from omni_stage.payloads import PromptEmbedsPayload
 from omni_stage.vllm_adapter.core.inproc import InprocEngineCore
+from support.engines.one_stage import collect, configure, running, token_ids
 from support.models.generic_checkpoint import write_tiny_text_checkpoint
 from support.processes.polling import until
 
@@ -50,22 +50,16 @@ def transformers_tokens(checkpoint: Path, embeds: torch.Tensor) -> list[int]:
 
 
 def make_config(checkpoint: Path) -> StageConfig:
-    return StageConfig(
-        pipeline="text",
-        stage="llm",
-        component="generic/llm",
-        model=ModelSource(path=str(checkpoint)),
-        outputs=[Modality.TEXT],
-        engine_args=EngineArgs(
-            dtype="float32",
-            max_model_len=256,
-            max_num_seqs=2,
-            kv_cache_memory_mib=8,
-            enforce_eager=True,
-            block_size=BLOCK,
-            enable_prefix_caching=True,
-            enable_prompt_embeds=True,
-        ),
+    return configure(
+        "generic/llm",
+        checkpoint,
+        max_model_len=256,
+        max_num_seqs=2,
+        kv_cache_memory_mib=8,
+        enforce_eager=True,
+        block_size=BLOCK,
+        enable_prefix_caching=True,
+        enable_prompt_embeds=True,
     )
 
 
@@ -77,13 +71,8 @@ def ask(name: str, prompt: UserPrompt, sampling: SamplingDefaults = GREEDY, **mo
     return StageRequest(request_id=name, source=prompt, sampling=sampling, **more)
 
 
-async def collect(engine: VllmStageEngine, request: StageRequest) -> list[StageStep]:
-    async with aclosing(engine.generate(request)) as steps:
-        return [step async for step in steps]
-
-
 async def tokens_of(engine: VllmStageEngine, request: StageRequest) -> list[int]:
-    return [token for step in await collect(engine, request) for token in step.token_ids]
+    return token_ids(await collect(engine, request))
 
 
 @pytest.mark.parametrize(
@@ -92,10 +81,8 @@ async def tokens_of(engine: VllmStageEngine, request: StageRequest) -> list[int]
     [pytest.param(True, id="in-process"), pytest.param(False, id="multi-process", marks=pytest.mark.full)],
 )
 async def test_one_engine(checkpoint: Path, in_process: bool) -> None:
-    engine = build_stage_engine(make_config(checkpoint), in_process=in_process)
-    assert isinstance(engine, VllmStageEngine)
-    await engine.start()
-    try:
+    async with running(make_config(checkpoint), in_process=in_process) as engine:
+        assert isinstance(engine, VllmStageEngine)
         assert engine.prompt_embeds is not None
         assert (engine.prompt_embeds.row_shape, engine.prompt_embeds.dtype) == ((128,), "float32")
         await check_embeddings(engine, checkpoint)
@@ -104,8 +91,6 @@ async def test_one_engine(checkpoint: Path, in_process: bool) -> None:
         if in_process:
             # vLLM's AsyncLLM puts its outputs into queues, so the function that this check wraps does not return them.
             await check_cache_salts(engine)
-    finally:
-        await engine.shutdown()
 
 
 async def check_embeddings(engine: VllmStageEngine, checkpoint: Path) -> None:

@@ -9,7 +9,6 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,13 @@ import jsonschema
 import pytest
 import pytest_asyncio
 
-from omni_proto.stage_config import EngineArgs, Modality, ModelSource, SamplingDefaults, StageConfig
+from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_stage.engine.factory import build_stage_engine
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.errors import ConfigurationError, InvalidRequestError
 from omni_stage.exchange import CalledTool, OfferedTool, StructuredText, ToolMode, Tools
 from omni_stage.models.component import ChatMessage, FinishReason, StageRequest, StageStep, TextPart, UserPrompt
+from support.engines.one_stage import collect, configure, running
 from support.models.generic_checkpoint import write_tiny_text_checkpoint
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
@@ -46,25 +46,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_config(checkpoint: Path, **engine_args: Any) -> StageConfig:
-    args = {"dtype": "float32", "max_num_seqs": 8, "kv_cache_memory_mib": 64, "tool_call_parser": "hermes"}
-    return StageConfig(
-        pipeline="text",
-        stage="llm",
-        component="generic/llm",
-        model=ModelSource(path=str(checkpoint)),
-        outputs=[Modality.TEXT],
-        engine_args=EngineArgs(**{**args, **engine_args}),
-    )
+    args = {"max_num_seqs": 8, "kv_cache_memory_mib": 64, "tool_call_parser": "hermes"}
+    return configure("generic/llm", checkpoint, **{**args, **engine_args})
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(checkpoint: Path) -> AsyncIterator[StageEngine]:
-    engine = build_stage_engine(make_config(checkpoint), in_process=True)
-    await engine.start()
-    try:
+    async with running(make_config(checkpoint)) as engine:
         yield engine
-    finally:
-        await engine.shutdown()
 
 
 def say(text: str = "hi") -> list[ChatMessage]:
@@ -73,9 +62,7 @@ def say(text: str = "hi") -> list[ChatMessage]:
 
 async def ask(engine: StageEngine, prompt: UserPrompt, *, seed: int = 0, **sampling: Any) -> list[StageStep]:
     chosen = SAMPLING.model_copy(update={"seed": seed, **sampling})
-    request = StageRequest(f"r{seed}-{id(prompt)}", prompt, chosen)
-    async with aclosing(engine.generate(request)) as steps:
-        return [step async for step in steps]
+    return await collect(engine, StageRequest(f"r{seed}-{id(prompt)}", prompt, chosen))
 
 
 def text_of(steps: list[StageStep]) -> str:

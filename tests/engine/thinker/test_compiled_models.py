@@ -7,7 +7,6 @@ compiles no C++, which would take minutes. vLLM chooses that backend if VLLM_CPU
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,11 @@ import pytest_asyncio
 import torch
 from torch._dynamo.utils import counters
 
-from omni_proto.stage_config import EngineArgs, Modality, ModelSource, SamplingDefaults, StageConfig
-from omni_stage.engine.factory import build_stage_engine
+from omni_proto.stage_config import SamplingDefaults
 from omni_stage.models.component import StageRequest, UserPrompt
 from omni_stage.vllm_adapter.ar.warm_steps import run_steps
 from support.engines.omni_stages import ROWS_TOLERANCE, OmniStages, run_omni_stages
+from support.engines.one_stage import collect, configure, running, token_ids
 from support.engines.toy_models import register_toy_models, use_architecture
 from support.models.generic_checkpoint import write_tiny_text_checkpoint
 from support.models.reference import ReferencePrompt
@@ -120,8 +119,7 @@ async def test_steps_without_requests_change_no_answer(stages: OmniStages) -> No
 async def answer(engine: Any, text: str) -> list[int]:
     sampling = SamplingDefaults(temperature=0.0, max_tokens=12, ignore_eos=True)
     request = StageRequest(request_id=f"ask {text}", source=UserPrompt(text=text), sampling=sampling)
-    async with aclosing(engine.generate(request)) as steps:
-        return [token async for step in steps for token in step.token_ids]
+    return token_ids(await collect(engine, request))
 
 
 # This test is last: engines of one process share vLLM's process groups, and an engine that shuts down destroys them.
@@ -135,27 +133,12 @@ async def test_a_model_that_compiles_to_something_else_is_served_eager(
     wrong = use_architecture(write_tiny_text_checkpoint(tmp_path / "wrong", seed=3), "ToyMiscompiled")
     answers = []
     for checkpoint, fails in ((right, False), (wrong, True)):
-        config = StageConfig(
-            pipeline="text",
-            stage="llm",
-            component="generic/llm",
-            model=ModelSource(path=str(checkpoint)),
-            outputs=[Modality.TEXT],
-            engine_args=EngineArgs(
-                # The right model runs eager, as the reference for the wrong one.
-                dtype="float32",
-                max_model_len=64,
-                max_num_seqs=4,
-                kv_cache_memory_mib=8,
-                enforce_eager=not fails,
-            ),
-        )
-        engine = build_stage_engine(config, in_process=True)
-        await engine.start()
-        assert engine.compiled_check_failed is fails
-        if fails:
-            assert not engine._args.async_scheduling
-        assert ("hidden states differ" in caplog.text) is fails
-        answers.append(await answer(engine, "one two three"))
-        await engine.shutdown()
+        # The right model runs eager, as the reference for the wrong one.
+        args = {"max_model_len": 64, "max_num_seqs": 4, "kv_cache_memory_mib": 8, "enforce_eager": not fails}
+        async with running(configure("generic/llm", checkpoint, **args)) as engine:
+            assert engine.compiled_check_failed is fails
+            if fails:
+                assert not engine._args.async_scheduling
+            assert ("hidden states differ" in caplog.text) is fails
+            answers.append(await answer(engine, "one two three"))
     assert answers[0] == answers[1]

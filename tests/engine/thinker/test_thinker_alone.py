@@ -11,10 +11,11 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from omni_stage.engine.factory import build_stage_engine
+from omni_stage.engine.vllm_engine import VllmStageEngine
 from omni_stage.models.component import UserPrompt
 from omni_stage.payloads import PromptEmbedsPayload
 from support.engines.omni_stages import OmniStages, stage_config
+from support.engines.one_stage import running
 from support.media.samples import make_image
 from support.models.reference import ReferencePrompt
 
@@ -37,9 +38,7 @@ async def test_embeddings_and_media(make_tiny_checkpoint: Callable[..., Path]) -
     checkpoint = make_tiny_checkpoint(0, "small")
     settings = {"enable_prompt_embeds": True, "mm_processor_cache_mib": CACHE_MIB}
     config = stage_config("thinker", checkpoint, **settings).model_copy(update={"downstream": []})
-    engine: Any = build_stage_engine(config, in_process=True)
-    await engine.start()
-    try:
+    async with running(config) as engine:
         stages = OmniStages({"thinker": engine})
         greedy = {"temperature": 0.0, "repetition_penalty": 1.0, "max_tokens": 12, "ignore_eos": True}
         rows = UserPrompt(prompt_embeds=PromptEmbedsPayload.from_tensor(embeddings_of(checkpoint, IDS)))
@@ -53,9 +52,8 @@ async def test_embeddings_and_media(make_tiny_checkpoint: Callable[..., Path]) -
         assert {name: got.token_ids for name, got in together.items()} == {
             name: got.token_ids for name, got in alone.items()
         }
-        llm = engine._core.llm
+        assert isinstance(engine, VllmStageEngine)
+        llm: Any = engine._core.llm
         assert llm.model_config.multimodal_config.mm_processor_cache_gb == CACHE_MIB / 1024
         stats = llm._renderer.stat_mm_cache()
         assert (stats.queries, stats.hits) == (2, 1), "the image came twice and was processed once"
-    finally:
-        await engine.shutdown()

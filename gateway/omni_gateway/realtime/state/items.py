@@ -216,11 +216,6 @@ class Conversation:
         self.items.insert(place, item)
         return self.items[place - 1].id if place else None
 
-    @property
-    def last_id(self) -> str | None:
-        """Id of the last item."""
-        return self.items[-1].id if self.items else None
-
     def forget_audio(self, max_bytes: int) -> None:
         """Forget the user's audio from the oldest item on, until all items fit. Items keep their transcripts."""
         held = self.held_bytes

@@ -26,12 +26,11 @@ from omni_stage.models.component import (
     StageStep,
 )
 from omni_stage.models.shared.text.edge import TextReader, read_text, text_rows
+from omni_stage.models.shared.vocoder import vocoder_input, vocoder_kwargs
 from omni_stage.models.shared.voices import pick_voice
 from omni_stage.models.voice.checkpoint import VoiceCheckpoint, open_reader, read_checkpoint
 from omni_stage.models.voice.manifest import VITS
 from omni_stage.models.voice.text.symbols import VoiceReader
-from omni_stage.payloads import AdditionalInformationPayload
-from omni_stage.vllm_adapter.wiring.names import DIFFUSION_SETTINGS
 
 MAX_IDS: Final = 16_384
 """Symbols of one request, blanks included, by default: about nine minutes of speech."""
@@ -61,19 +60,12 @@ class VitsVoice:
         self.input_schema = TEXT_SCHEMA
 
     def engine_kwargs(self) -> dict[str, Any]:
-        """Returns arguments for our model class. For vLLM's scheduler, a request has one token per symbol."""
+        """Returns arguments for our model class, whose unit of work is a symbol."""
+        work = {"max_work": MAX_IDS, "step_work": STEP_IDS, "cpu_step_work": CPU_STEP_IDS}
         return {
-            "model": str(self._checkpoint.path),
+            **vocoder_kwargs(self._checkpoint.path, max_batch=MAX_BATCH, **work),
             "hf_config_path": str(_CONFIG),
             "load_format": "dummy",  # the model reads its files itself
-            "dtype": "float32",
-            "skip_tokenizer_init": True,
-            "runner": "pooling",
-            "max_model_len": MAX_IDS,
-            "max_num_batched_tokens": MAX_IDS,
-            "max_num_seqs": MAX_BATCH,
-            "enforce_eager": True,  # vLLM captures no graphs, because the model captures its own
-            "additional_config": {DIFFUSION_SETTINGS: {"step_work": STEP_IDS, "cpu_step_work": CPU_STEP_IDS}},
         }
 
     def prepare(self, request: StageRequest) -> EngineInput:
@@ -120,17 +112,9 @@ class VitsVoice:
                 field="tensors.utf8",
                 limit=self._max_ids,
             )
-        return EngineInput(
-            prompt={"prompt_token_ids": [0] * len(ids)},
-            additional_information=AdditionalInformationPayload.from_mapping(
-                {
-                    "ids": torch.tensor(ids, dtype=torch.int32),
-                    "lengths": [len(utterance) for utterance in utterances],
-                    "first": [first],
-                    **settings,
-                }
-            ),
-        )
+        lengths = [len(utterance) for utterance in utterances]
+        values = {"ids": torch.tensor(ids, dtype=torch.int32), "lengths": lengths, "first": [first], **settings}
+        return vocoder_input(len(ids), values)
 
     def emitter(self, request: StageRequest, prepared: EngineInput) -> Emitter:
         """Returns an emitter that forwards the audio."""

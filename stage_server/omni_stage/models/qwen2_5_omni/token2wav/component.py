@@ -28,9 +28,8 @@ from omni_stage.models.qwen2_5_omni.model_configs import pick_token2wav
 from omni_stage.models.qwen2_5_omni.processors import talker2token2wav
 from omni_stage.models.qwen2_5_omni.schemas import talker2token2wav_schema
 from omni_stage.models.qwen2_5_omni.token2wav.windows import Window, next_window
+from omni_stage.models.shared.vocoder import vocoder_input, vocoder_kwargs
 from omni_stage.models.shared.voices import pick_voice
-from omni_stage.payloads import AdditionalInformationPayload
-from omni_stage.vllm_adapter.wiring.names import DIFFUSION_SETTINGS
 
 STEP_WORK = 4096
 """Maximum work in one engine step, in codec tokens at the default number of solver steps: 82 s of speech. A request
@@ -60,21 +59,14 @@ class Token2Wav:
         self.input_schema = talker2token2wav_schema()
 
     def engine_kwargs(self) -> dict[str, Any]:
-        """Returns arguments for our model class. For vLLM's scheduler, a request has one token per unit of work.
+        """Returns arguments for our model class. For its unit of work, see count_work.
 
-        See count_work.
+        transformers too runs this model in float32 whatever the checkpoint's dtype.
         """
+        work = {"max_work": self._checkpoint.max_codes, "step_work": STEP_WORK, "cpu_step_work": CPU_STEP_WORK}
         return {
-            "model": str(self._checkpoint.path),
-            "dtype": "float32",  # transformers runs this model in float32 whatever the checkpoint's dtype
+            **vocoder_kwargs(self._checkpoint.path, max_batch=MAX_BATCH, **work),
             "hf_overrides": pick_token2wav,
-            "skip_tokenizer_init": True,
-            "runner": "pooling",
-            "max_model_len": self._checkpoint.max_codes,
-            "max_num_batched_tokens": self._checkpoint.max_codes,
-            "max_num_seqs": MAX_BATCH,
-            "enforce_eager": True,  # vLLM captures no graphs, because the model captures its own
-            "additional_config": {DIFFUSION_SETTINGS: {"step_work": STEP_WORK, "cpu_step_work": CPU_STEP_WORK}},
         }
 
     def prepare(self, request: StageRequest) -> EngineInput:
@@ -127,10 +119,7 @@ class Token2Wav:
                 field="sampling.num_inference_steps",
                 limit=self._max_work,
             )
-        return EngineInput(
-            prompt={"prompt_token_ids": [0] * work},
-            additional_information=AdditionalInformationPayload.from_mapping(values),
-        )
+        return vocoder_input(work, values)
 
     def emitter(self, request: StageRequest, prepared: EngineInput) -> Emitter:
         """Returns an emitter that forwards the audio; for streamed input, one that joins the audio of windows."""

@@ -24,9 +24,8 @@ from omni_stage.models.qwen3_omni.checkpoint import OmniCheckpoint, SpeechFacts,
 from omni_stage.models.qwen3_omni.manifest import CODE2WAV
 from omni_stage.models.qwen3_omni.model_configs import pick_code2wav
 from omni_stage.models.qwen3_omni.schemas import talker2code2wav_schema
-from omni_stage.payloads import AdditionalInformationPayload
+from omni_stage.models.shared.vocoder import vocoder_input, vocoder_kwargs
 from omni_stage.vllm_adapter.scheduling.playback import rows_to_gather
-from omni_stage.vllm_adapter.wiring.names import DIFFUSION_SETTINGS
 
 STEP_FRAMES = 1024
 """Maximum number of frames in one engine step, 82 s of speech. A longer request gets a step of its own."""
@@ -52,19 +51,14 @@ class Code2Wav:
         self.input_schema = talker2code2wav_schema(speech)
 
     def engine_kwargs(self) -> dict[str, Any]:
-        """Returns arguments for our model class. For vLLM's scheduler, a request has one token per frame."""
+        """Returns arguments for our model class, whose unit of work is a frame.
+
+        float32, as in transformers, takes a few hundred MiB more than bfloat16, whose rounding would add noise.
+        """
+        work = {"max_work": self._speech.max_frames, "step_work": STEP_FRAMES}
         return {
-            "model": str(self._checkpoint.path),
-            # As in transformers. float32 takes a few hundred MiB more than bfloat16, whose rounding would add noise.
-            "dtype": "float32",
+            **vocoder_kwargs(self._checkpoint.path, max_batch=MAX_BATCH, **work),
             "hf_overrides": pick_code2wav,
-            "skip_tokenizer_init": True,
-            "runner": "pooling",
-            "max_model_len": self._speech.max_frames,
-            "max_num_batched_tokens": self._speech.max_frames,
-            "max_num_seqs": MAX_BATCH,
-            "enforce_eager": True,
-            "additional_config": {DIFFUSION_SETTINGS: {"step_work": STEP_FRAMES}},
         }
 
     def prepare(self, request: StageRequest) -> EngineInput:
@@ -112,12 +106,7 @@ class Code2Wav:
             )
 
     def _engine_input(self, values: dict[str, Any]) -> EngineInput:
-        return EngineInput(
-            prompt={"prompt_token_ids": [0] * len(values["codes"])},
-            additional_information=AdditionalInformationPayload.from_mapping(
-                {**values, "codes": values["codes"].contiguous()}
-            ),
-        )
+        return vocoder_input(len(values["codes"]), {**values, "codes": values["codes"].contiguous()})
 
     def emitter(self, request: StageRequest, prepared: EngineInput) -> Emitter:
         """Returns an emitter that forwards the audio and checks its length."""
