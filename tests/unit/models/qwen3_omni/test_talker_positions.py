@@ -21,7 +21,7 @@ SYSTEM = 6
 
 
 @pytest.mark.parametrize(
-    ("grids", "sound"),
+    ("grids", "audio"),
     [
         pytest.param(2, 0, id="seen alone"),
         pytest.param(1, 13, id="a second"),
