@@ -39,5 +39,5 @@ def encode_audio(
 
 
 def encode_tone(form: str, codec: str, options: dict[str, str] | None = None) -> bytes:
-    """Returns a second of make_sound() as an audio file at 48 kHz."""
+    """Returns a second of make_audio() as an audio file at 48 kHz."""
     return encode_audio(form, codec, make_audio(rate_hz=48_000), 48_000, options)

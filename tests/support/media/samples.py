@@ -34,7 +34,7 @@ def encode_png(image: Image.Image) -> bytes:
 
 
 def encode_wav(samples: np.ndarray, rate_hz: int = 16_000) -> bytes:
-    """Returns the audio as a WAV file of 16 bits, which is lossless for audio from make_sound."""
+    """Returns the audio as a WAV file of 16 bits, which is lossless for audio from make_audio."""
     buffer = io.BytesIO()
     soundfile.write(buffer, samples, rate_hz, format="WAV", subtype="PCM_16")
     return buffer.getvalue()

@@ -112,7 +112,7 @@ def test_what_joiners_and_recorders_do_is_heard(name: str) -> None:
     make, expected = HARMLESS[name]
     seconds, frequency, _ = hear(make())
     assert seconds == pytest.approx(expected, abs=0.2)
-    assert frequency == pytest.approx(440, abs=25)  # make_sound(5) has 420 Hz
+    assert frequency == pytest.approx(440, abs=25)  # make_audio(5) has 420 Hz
 
 
 DAMAGED: dict[str, tuple[Callable[[], bytes], float]] = {
