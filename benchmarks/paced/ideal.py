@@ -192,6 +192,11 @@ def _since(outcome: Outcome, start: float) -> Outcome:
     return Outcome(outcome.first_text - start, outcome.last_text - start, chunks)
 
 
+def longest_gap(chunks: Sequence[Chunk]) -> float:
+    """Returns the longest silence in seconds if playback starts with the first chunk; 0 if there is none."""
+    return max((silence for _, silence in gaps(chunks)), default=0.0)
+
+
 def gaps(chunks: Sequence[Chunk]) -> list[tuple[float, float]]:
     """Returns the silences if playback starts with the first chunk: when each begins, and how long it lasts."""
     found: list[tuple[float, float]] = []
