@@ -1,7 +1,8 @@
 """Sends requests to a pipeline from a pod or from this machine. Needs only our client and the standard library.
 
-Reads {"target", "requests": [{"text", "image", "audio", "video", "seed"}]} as JSON from stdin. Media are in base64, and
-may be missing. Writes a JSON list of answers to stdout. The model also hears the videos' audio (use_audio_in_video).
+Reads {"target", "requests": [{"text", "image", "audio", "video", "seed"}]} as JSON from stdin. Media are in base64.
+All but the seed may be missing. Writes a JSON list of answers to stdout. The model also hears the videos' audio
+(use_audio_in_video).
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ def answer(client: OmniClient, request: dict[str, Any]) -> GenerationResult:
         parts.append(audio_part(base64.b64decode(request["audio"])))
     if "video" in request:
         parts.append(video_part(base64.b64decode(request["video"])))
+    if "text" in request:
+        parts.append(request["text"])
     return client.run(
-        chat=[ChatMessage("user", (*parts, request["text"]))],
+        chat=[ChatMessage("user", tuple(parts))],
         use_audio_in_video="video" in request,
         seed=request["seed"],
         include_token_ids=True,
@@ -48,6 +51,7 @@ def describe(result: GenerationResult) -> dict[str, Any]:
     """Returns an answer as a mapping that JSON can hold."""
     return {
         "texts": dict(result.texts),
+        "transcript": result.transcript,
         "token_ids": {stage: list(ids) for stage, ids in result.token_ids.items()},
         "audio": base64.b64encode(result.audio).decode(),
         "sample_rate_hz": result.sample_rate_hz,

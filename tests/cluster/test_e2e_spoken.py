@@ -1,0 +1,77 @@
+"""A spoken question to three unlike stages on a real node: Whisper, a text model and a voice, all with trained weights.
+
+The voice comes from a folder of a repository of the hub, the others from a volume. Whisper, in the test's process,
+judges the spoken answer. Without the weights of `make demo TALK=1`, the test is skipped by name.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from omni_cli.commands.demo import ASSETS
+from support.cluster.client_pod import ClientPod
+from support.cluster.workload import SAMPLES, delete_pipeline
+from support.controlplane.pipelines import wait_settled
+from support.controlplane.server.api import Api
+from support.models.hub import Hub
+from support.models.real_weights import count_word_errors, find_weights, split_words, transcribe
+
+pytestmark = pytest.mark.timeout(1200)
+
+NAME = "whisper-llm-voice"
+TARGET = f"dns:///{NAME}-headless.speech.svc.cluster.local.:50051"
+VOICE = "en/en_US/joe/medium"
+
+
+@pytest.fixture
+def dialogue(speech: Api, hub: Hub, models: Path) -> Iterator[None]:
+    """Serves the sample with the weights of this machine, and less CPU than it requests. Deletes it afterwards."""
+    folders = {"asr": find_weights("whisper-base"), "llm": find_weights("smollm2-135m-instruct")}
+    joe = find_weights("en-us-joe-medium")
+    document = yaml.safe_load((SAMPLES / f"{NAME}.yaml").read_text())
+    uris = {stage: {"uri": f"pvc://models/spoken/{stage}"} for stage in folders}
+    uris["voice"] = {"uri": f"hf://org/open/{VOICE}"}
+    for stage in document["spec"]["stages"]:
+        stage["model"] = uris[stage["name"]]
+        stage["resources"]["requests"] = {"cpu": "100m", "memory": "512Mi"}
+    files = {f"{VOICE}/{file.name}": file.read_bytes() for file in joe.glob("*.onnx*")}
+    before, hub.files = hub.files, {**hub.files, **files}
+    try:
+        for stage, folder in folders.items():
+            shutil.copytree(folder, models / "spoken" / stage, copy_function=link_or_copy)
+        speech.apply(document)
+        wait_settled(speech, NAME, timeout_s=600)
+        yield
+    finally:
+        delete_pipeline(speech, NAME)
+        hub.files = before
+        shutil.rmtree(models / "spoken", ignore_errors=True)
+
+
+def link_or_copy(source: str, target: str) -> None:
+    """Gives a file a second name, which takes no space, or copies it to another file system."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy(source, target)
+
+
+def test_a_spoken_question_gets_a_spoken_answer(dialogue: None, client: ClientPod) -> None:
+    question = base64.b64encode((ASSETS / "speech.wav").read_bytes()).decode()
+    (answer,) = client.ask(TARGET, [{"audio": question, "seed": 0}])
+    assert answer["finished"] == ["asr", "llm", "voice"]
+    assert split_words(answer["transcript"]) == split_words("What is the capital of France?")
+    said = split_words(answer["texts"]["llm"])
+    assert "paris" in said
+    audio = np.frombuffer(base64.b64decode(answer["audio"]), "<f4")
+    heard = split_words(transcribe(find_weights("whisper-base"), audio, answer["sample_rate_hz"]))
+    # A short answer: one word in five may be heard as another that sounds alike.
+    assert count_word_errors(said, heard) <= len(said) / 5, heard
