@@ -125,6 +125,9 @@ def run_check(check: Check, context: Context) -> Iterator[Result]:
         yield Result("SKIP", check.name, "; ".join(missing), "-")
         return
     try:
+        from omni_stage.vllm_adapter.worker.torch_switches import apply_switches
+
+        apply_switches()  # here, so that the list of checks needs no torch
         found = check.run(context)
         findings = [found] if isinstance(found, Finding) else list(found)
     except Exception as error:  # noqa: BLE001 - a check may fail in any way, and the others still run

@@ -27,6 +27,7 @@ from omni_stage.vllm_adapter.checks.cpu_kernels import check_four_bit_kernel
 from omni_stage.vllm_adapter.diffusion.runner import GPUDiffusionModelRunner
 from omni_stage.vllm_adapter.diffusion.worker import EndsStreams, warm_up
 from omni_stage.vllm_adapter.worker.runner_version import check_runner_version
+from omni_stage.vllm_adapter.worker.torch_switches import apply_switches
 
 
 class CPUARModelRunner(OmniARRunnerMixin, CPUModelRunner):
@@ -47,6 +48,7 @@ class CPUARWorker(PreparesToServe, CPUWorker):
     def init_device(self) -> None:
         """Set the device up as vLLM does, then replace vLLM's runner with ours."""
         check_runner_version(self.vllm_config)
+        apply_switches()
         super().init_device()
         self.model_runner = CPUARModelRunner(self.vllm_config, self.device)
 
@@ -57,6 +59,7 @@ class CPUDiffusionWorker(EndsStreams, CPUWorker):
     def init_device(self) -> None:
         """Set the device up as vLLM does, then replace vLLM's runner with ours."""
         check_runner_version(self.vllm_config)
+        apply_switches()
         super().init_device()
         self.model_runner = GPUDiffusionModelRunner(self.vllm_config, self.device)
 

@@ -14,6 +14,7 @@ from omni_stage.vllm_adapter.ar.runner import GPUARModelRunner, OmniARRunnerMixi
 from omni_stage.vllm_adapter.ar.warm_steps import warm_steps
 from omni_stage.vllm_adapter.worker.compile_watch import WatchesCompilation
 from omni_stage.vllm_adapter.worker.runner_version import check_runner_version
+from omni_stage.vllm_adapter.worker.torch_switches import apply_switches
 
 
 class PreparesToServe(WatchesCompilation):
@@ -38,4 +39,5 @@ class GPUARWorker(PreparesToServe, Worker):
 
     def _make_model_runner(self) -> GPUARModelRunner:
         check_runner_version(self.vllm_config)
+        apply_switches()
         return GPUARModelRunner(self.vllm_config, self.device)

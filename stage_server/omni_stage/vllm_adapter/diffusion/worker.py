@@ -26,6 +26,7 @@ from omni_stage.errors import ConfigurationError
 from omni_stage.vllm_adapter.diffusion.runner import GPUDiffusionModelRunner
 from omni_stage.vllm_adapter.worker.compile_watch import WatchesCompilation
 from omni_stage.vllm_adapter.worker.runner_version import check_runner_version
+from omni_stage.vllm_adapter.worker.torch_switches import apply_switches
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -53,6 +54,7 @@ class GPUDiffusionWorker(EndsStreams, Worker):
 
     def _make_model_runner(self) -> GPUDiffusionModelRunner:
         check_runner_version(self.vllm_config)
+        apply_switches()
         return GPUDiffusionModelRunner(self.vllm_config, self.device)
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
