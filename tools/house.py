@@ -3,7 +3,7 @@
     git ls-files -> files -> figures, one per line: NAME VALUE LIMIT, with * where the limit is exceeded
 
 `--list` also names what is counted: modules to merge, classes of one name, words in names. Returns 1 if a limit is
-exceeded.
+exceeded. docs/architecture.md says where the limits come from.
 """
 
 from __future__ import annotations
@@ -99,12 +99,20 @@ def find_importers(modules: list[File]) -> dict[str, set[str]]:
     return importers
 
 
-def list_mergeable(modules: list[File]) -> list[str]:
-    """Returns the modules with one importer, beside them, where both fit in one file."""
+def list_mergeable(modules: list[File], others: list[File]) -> list[str]:
+    """Returns the modules with one importer, beside them, where both fit in one file.
+
+    A module that a test or a program imports too is a unit of its own. Manifests are read without torch. Workers are
+    programs of their own.
+    """
     sizes = {file.module: file for file in modules}
     found = []
-    for name, importers in find_importers(modules).items():
+    for name, importers in find_importers([*modules, *others]).items():
+        if name not in sizes or name.endswith((".manifest", "worker")):
+            continue
         importer = next(iter(importers))
+        if importer not in sizes:
+            continue
         packages = [sizes[module].path.endswith("/__init__.py") for module in (name, importer)]
         if len(importers) == 1 and not any(packages) and name.rpartition(".")[0] == importer.rpartition(".")[0]:
             total = sizes[name].lines + sizes[importer].lines
@@ -132,28 +140,29 @@ def measure(files: list[File]) -> Iterator[tuple[str, int | float, int | float, 
     python = [file for file in files if file.path.endswith(".py")]
     product = [file for file in python if file.under(*PRODUCT)]
     modules = [file for file in product if file.under(*PACKAGES) and "_pb2" not in file.path]
+    others = [file for file in python if file not in product]
     real = [file for file in modules if not (file.path.endswith("/__init__.py") and file.lines <= 2)]
     programs = [file for file in python if file.under(*CHECKS)]
     results = [file for file in files if "/results/" in file.path and not file.path.endswith(".py")]
-    yield "repository, lines", sum(file.lines for file in files), 176_000, []
-    yield "product, lines of Python", sum(file.lines for file in product), 52_000, []
-    yield "product, modules", len(product), 430, []
+    yield "repository, lines", sum(file.lines for file in files), 236_000, []
+    yield "product, lines of Python", sum(file.lines for file in product), 77_000, []
+    yield "product, modules", len(product), 580, []
     tests = [file for file in files if file.under("tests")]
-    yield "tests, lines", sum(file.lines for file in tests), 78_500, []
+    yield "tests, lines", sum(file.lines for file in tests), 102_000, []
     yield "goldens, lines", sum(file.lines for file in files if file.under("tests/golden")), 5_700, []
-    yield "benchmarks and checks, lines of Python", sum(file.lines for file in programs), 11_500, []
-    yield "results, lines", sum(file.lines for file in results), 6_400, []
+    yield "benchmarks and checks, lines of Python", sum(file.lines for file in programs), 15_000, []
+    yield "results, lines", sum(file.lines for file in results), 6_500, []
     pictures = [file.path for file in results if file.path.endswith((".png", ".svg"))]
     yield "results, pictures", len(pictures), 0, pictures
     yield "files over 400 lines", len(found := [f.path for f in modules if f.lines > MAXIMUM_LINES]), 0, found
     yield "lines of a module, median, minimum", statistics.median(file.lines for file in real), 120, []
-    yield "modules to merge", len(found := list_mergeable(modules)), 0, found
-    yield "__init__.py of two lines or fewer", len(modules) - len(real), 50, []
+    yield "modules to merge", len(found := list_mergeable(modules, others)), 4, found
+    yield "__init__.py of two lines or fewer", len(modules) - len(real), 67, []
     for package in PACKAGES:
         inside = [file for file in modules if file.under(package)]
         share = 100 * sum(file.head for file in inside) / sum(file.lines for file in inside)
-        yield f"{package}, percent of lines in heads", round(share, 1), 12, []
-    yield "files with cache_salt", len(f := [f.path for f in modules if re.search(r"\bcache_salt\b", f.text)]), 7, f
+        yield f"{package}, percent of lines in heads", round(share, 1), 15.5, []
+    yield "files with cache_salt", len(f := [f.path for f in modules if re.search(r"\bcache_salt\b", f.text)]), 11, f
     for what, pattern, limit in (
         ("class GenerateOptions", r"^class GenerateOptions\b", 0),
         ("class InvalidTensorError", r"^class InvalidTensorError\b", 1),
@@ -163,7 +172,7 @@ def measure(files: list[File]) -> Iterator[tuple[str, int | float, int | float, 
         ("modules that import google_crc32c", r"^[^#\n]*\bgoogle_crc32c\b", 1),
     ):
         yield what, len(found := [f.path for f in modules if re.search(pattern, f.text, re.MULTILINE)]), limit, found
-    yield "classes defined in several packages", len(found := list_shared_classes(modules)), 10, found
+    yield "classes defined in several packages", len(found := list_shared_classes(modules)), 18, found
     folders = Counter(Path(file.path).parent.name for file in modules if file.path.endswith("/__init__.py"))
     yield "folders named media", folders["media"], 3, []
     rules = read_rules(WORDS.read_text(encoding="utf-8"))[1]
@@ -175,8 +184,8 @@ def measure(files: list[File]) -> Iterator[tuple[str, int | float, int | float, 
     ours = [alias.name for node in imports if (node.module or "").startswith("omni_") for alias in node.names]
     yield "our own names that servicer.py imports", len(ours), 35, ours
     pages = [file for file in files if file.path.endswith(".md")]
-    yield "pages", len(pages), 65, []
-    yield "pages, words", count_words(pages), 65_000, []
+    yield "pages", len(pages), 69, []
+    yield "pages, words written by hand", count_words([f for f in pages if not f.under("docs/reference")]), 66_000, []
 
 
 def main() -> int:

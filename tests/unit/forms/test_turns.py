@@ -47,10 +47,10 @@ async def test_a_user_with_many_forms_does_not_delay_another() -> None:
 
 
 async def test_a_client_that_invents_users_gets_the_turns_of_one() -> None:
-    inventor, honest = [Client("stranger", f"u{number}") for number in range(6)], Client("gateway", "alice")
-    order = await order_of(Turns(places=1), [*inventor, honest, honest])
-    assert [order.index(honest), len(order) - order[::-1].index(honest)] == [1, 4]
-    assert [client for client in order if client != honest] == inventor
+    inventor, modest = [Client("stranger", f"u{number}") for number in range(6)], Client("gateway", "alice")
+    order = await order_of(Turns(places=1), [*inventor, modest, modest])
+    assert [order.index(modest), len(order) - order[::-1].index(modest)] == [1, 4]
+    assert [client for client in order if client != modest] == inventor
 
 
 async def test_the_last_place_is_never_held_by_one_user_alone() -> None:
