@@ -24,7 +24,8 @@ CLOSERS: Final = "\"'”’»›)]}」』）】〉》〕］｝"
 STRONG: Final = "。！？｡︕︖⁇⁈⁉‽।॥؟۔។៕။።؛։܀᙮\u037e"
 """Marks of scripts in which they end a sentence with or without a space after them."""
 _CANDIDATE: Final = re.compile(
-    rf"(?P<strong>[{STRONG}][{STRONG}!?…]*)|(?P<dots>…+|\.(?:\.|[ \u00a0]\.)+)|(?P<weak>[!?]+[.!?…]*|\.[!?]*|．)|"
+    rf"(?P<strong>[{STRONG}][{STRONG}!?…]*|(?<=[\u0370-\u03ff\u1f00-\u1fff]);)|"
+    r"(?P<dots>…+|\.(?:\.|[ \u00a0]\.)+)|(?P<weak>[!?]+[.!?…]*|\.[!?]*|．)|"
     r"(?P<line>[\r\n\u2028\u2029\x0b\x0c\x85]+)"
 )
 _CLOSING: Final = re.compile(f"[{re.escape(CLOSERS)}]{{0,8}}")
@@ -35,6 +36,12 @@ _PICTURES: Final = re.compile(
 """Emoji, with the spaces after them. They belong to the sentence before them."""
 _WORD_BEFORE: Final = re.compile(r"[^\s(\[{“„«‘\"]*\Z")
 _WORD_AFTER: Final = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
+_SPACED: Final = re.compile(r"(?<![^\s(\[{“„«‘\"])(?:[^\W\d_]{1,3}\.[ \u00a0]?)+[^\W\d_]{1,4}\Z")
+"""The letters before a full stop and those before earlier ones: the end of an abbreviation of several words."""
+_LETTER_NEXT: Final = re.compile(r"[^\W\d_]\.")
+_SHORT_NEXT: Final = re.compile(r"[^\W\d_]{1,4}\.")
+_LEAD: Final = re.compile(r"([^\W\d_]+)[ \u00a0]\d{1,2}\Z")
+"""The word before a number."""
 _LETTERS: Final = re.compile(r"(?:[^\W\d_]\.)+[^\W\d_]\Z")
 _LIST_MARK: Final = re.compile(r"[^\S\n]*(?:[-*•⁃–·▪◦+][^\S\n]*|#{1,6}[^\S\n]|\(?(?:\d{1,3}|[A-Za-z])[.)][^\S\n])")
 _ITEM: Final = re.compile(r"(?<!\S)(?:[-*•⁃–]\s?)?(\d{1,3})(\.\)|[.)])(?=\s)")
@@ -47,7 +54,8 @@ _SPEECH_VERB: Final = "\u3068\u3063\u306a\u306e\u306f\u304c\u3092\u306b\u3082\u3
 _TITLES: Final = frozenset(
     "mr mrs ms mx dr prof rev fr gen col lt sgt capt cpt cmdr adm maj gov sen rep hon pres st ste mt ft messrs "
     "mme mlle hr fr frau herr sr sra srta dott sig avv ing arch insp supt det pvt cpl e.g i.e cf vs viz ca bzw "
-    "z.b d.h u.a s.o p.ej mgr jud doc phdr bc dipl".split()
+    "z.b d.h s.o s.u i.d.r u.u z.t v.a m.e o.ä u.ä i.a p.ej p.ex v.chr n.chr o.a d.w.z d.v.s t.ex bl.a m.a "
+    "mgr jud doc phdr bc dipl np např tzv mj vgl ee".split()
 )
 """Abbreviations that never end a sentence."""
 _NUMBERED: Final = frozenset(
@@ -58,7 +66,7 @@ _ABBREVIATIONS: Final = frozenset(
     "co corp inc ltd llc plc bros jr sr etc al approx dept univ assn ave blvd rd ln ct apt est min max misc "
     "mfg ed eds trans rev jan feb mar apr jun jul aug sep sept oct nov dec mon tue tues wed thu thur thurs fri "
     "sat sun usw evtl ggf inkl zzgl sog nat tsd mio mrd hl geb gest ecc av bd cie etab env ph.d b.sc m.sc d.c "
-    "st sq cu oz lb lbs ca tzn itd itp np "
+    "st sq cu oz lb lbs ca tzn itd itp u.a a.m p.m "
     "\u0442.\u0435 \u0442.\u0434 \u0442.\u043f \u0433 \u0443\u043b \u0433\u0433".split()
 )
 """Abbreviations that end a sentence only before a word that begins sentences."""
@@ -71,6 +79,11 @@ _STARTERS: Final = frozenset(
     "wenn doch da so im am le la les un une il elle on nous vous je ils elles ce cette mais et puis el los las "
     "una ella ellos nosotros pero y lo gli uno lui lei noi ma poi o os as um uma ele ela mas".split()
 )
+_ORDINAL_LEADS: Final = frozenset(
+    "der die das dem den des am im zum zur vom beim ein eine einen einem einer jeder jede jedes jeden seit ab bis "
+    "ihr ihre sein seine mein meine unser unsere".split()
+)
+"""German words after which a number with a full stop is an ordinal."""
 _MONTHS: Final = frozenset(
     "januar jänner februar märz april mai juni juli august september oktober november dezember jahrhundert "
     "klasse stock weltkrieg januari februari maart mei juli oktober december ledna února března dubna května".split()
@@ -191,9 +204,20 @@ def _ends_at_stop(text: str, begin: int, start: int, end: int) -> bool:
     next_word = after.group().casefold().replace("’", "'") if after else ""
     starts = next_word in _STARTERS
     if word[-1:].isdigit():
-        return not (len(word) <= 2 and next_word in _MONTHS)
+        lead = _LEAD.search(text, max(begin, start - 40), start)
+        is_ordinal = next_word in _MONTHS or (lead is not None and lead[1].casefold() in _ORDINAL_LEADS)
+        return not (len(word) <= 2 and is_ordinal)
     if bare in _TITLES:
         return False
+    short_next = _SHORT_NEXT if len(word) == 1 and word.islower() else _LETTER_NEXT
+    if len(word) <= 2 and short_next.match(text, end):
+        return False  # letters follow one another: J. R. R. Tolkien, z. B., U. S. A., Ph. D., v. Chr.
+    if spaced := _SPACED.search(text, max(begin, start - 40), start):
+        joined = re.sub(r"\s", "", spaced.group()).casefold()
+        if joined in _TITLES:
+            return False
+        if joined in _ABBREVIATIONS or word[:1].islower():
+            return starts
     if bare in _NUMBERED and text[end].isdigit():
         return False
     if len(word) == 1 and word.isalpha() and word.isupper() and _CASED.match(word):
@@ -210,7 +234,7 @@ def is_settled(text: str, border: int) -> bool:
         return True
     found = _WORD_BEFORE.search(before, max(0, len(before) - 40), len(before) - 1)
     word = found.group() if found else ""
-    is_plain = len(word) > 1 and word.isalpha() and word.casefold() not in _ABBREVIATIONS | _NUMBERED
+    is_plain = len(word) > 2 and word.isalpha() and word.casefold() not in _ABBREVIATIONS | _NUMBERED
     after = _WORD_AFTER.match(text, border)
     return is_plain or (after is None or after.end() < len(text))
 
