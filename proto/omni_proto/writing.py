@@ -10,7 +10,7 @@ the rest into sentences, by the rules of omni_proto.text, and the first sentence
     for part in cutter.end():
         speak(part)
 
-The parts do not depend on where the pieces begin and end.
+The parts do not depend on where the pieces begin and end, unless the listener runs dry and `cut_early` is called.
 """
 
 from __future__ import annotations
@@ -174,6 +174,20 @@ def _find_settled(text: str) -> int:
     return limit if limit > first or first == 1 else len(text)
 
 
+def find_clause(text: str, most_units: float) -> int | None:
+    """Returns where to cut a text of which no more than `most_units` can be spoken in time: after its last clause that
+    ends before them, else after the first one of FIRST_UNITS; None if neither is there."""
+    found = None
+    for clause in find_clauses(text):
+        units = measure(text[:clause])
+        if units < FIRST_UNITS:
+            continue
+        if found is not None and units > most_units:
+            break
+        found = clause
+    return found
+
+
 class SentenceCutter:
     """Cuts one text into parts to speak. Joined, they are the text that is read aloud, without what is silent."""
 
@@ -192,6 +206,18 @@ class SentenceCutter:
         """Returns the parts that are complete, each with the spaces after it (for omni_proto.text.pause_after)."""
         self._append(self._spoken.add(piece))
         return [*self._cut(ended=False)]
+
+    def cut_early(self, most_units: float) -> list[str]:
+        """Returns the complete clauses of an incomplete sentence, of at most about `most_units`; see find_clause.
+
+        Call it when nothing else is left to speak. The parts then depend on when it is called.
+        """
+        border = next(find_borders(self._text, self._is_caseless), len(self._text))
+        clause = find_clause(self._text[:border], most_units)
+        if clause is None:
+            return []
+        part, self._text = self._text[:clause], self._text[clause:]
+        return [*self._limit(part)]
 
     def end(self) -> list[str]:
         """Returns the last parts. No piece may follow."""

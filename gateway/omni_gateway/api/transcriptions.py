@@ -249,10 +249,12 @@ async def respond_whole(
     """Returns the complete transcript. opening: see open_answer. seconds: the audio's duration. Raises GatewayError."""
     builder = ResultBuilder()
     notes: list[str] = []
+    language = ""
     async with aclosing(await opening) as events:
         async for item in events:
             builder.add(item)
             if isinstance(item, StageFinished):
+                language = language or item.language
                 notes += map(call.paths.translate_text, item.notes)
     result = builder.result()
     if result.summary is None:
@@ -269,7 +271,7 @@ async def respond_whole(
         return JSONResponse({"text": text, "usage": count_tokens(result.summary)}, headers=headers)
     verbose: dict[str, Any] = {
         "task": task.name,
-        "language": "english" if task.name == "translate" else task.language or None,
+        "language": "english" if task.name == "translate" else task.language or language or None,
         "duration": seconds,
         "text": text,
         "usage": {"type": "duration", "seconds": math.ceil(seconds)},

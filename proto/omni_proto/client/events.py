@@ -161,6 +161,8 @@ class StageFinished(Brief):
     timings: StageTimings
     notes: tuple[str, ...] = ()
     """What the caller should know, for example that damaged parts of an audio file were skipped."""
+    language: str = ""
+    """Language of what the stage heard (ISO 639-1), if it writes down what it hears and knows the language."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -306,6 +308,7 @@ def _finished(stage: str, finished: events_pb2.StageFinished) -> StageFinished:
             step_ns=tuple(times.step_ns),
         ),
         notes=tuple(finished.notes),
+        language=finished.language,
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from vllm import PoolingParams, SamplingParams
 
@@ -16,6 +18,7 @@ from omni_stage.engine.steps import finish_reason
 from omni_stage.engine.work import Work, WorkLedger
 from omni_stage.errors import InvalidRequestError
 from omni_stage.models.component import (
+    CutsForPlayback,
     EdgeStream,
     InputFeed,
     InputPart,
@@ -29,6 +32,11 @@ from omni_stage.payloads.keys import OMNI_DUE_KEY
 from omni_stage.vllm_adapter.core.interface import CorePart, EngineCore, Params
 from omni_stage.vllm_adapter.scheduling.playback import Playback
 from omni_stage.vllm_adapter.scheduling.sessions import Sessions
+
+MARGIN_S: Final = 0.3
+"""How long before the listener runs dry the next audio should be there."""
+CLAUSE_S: Final = 3.0
+"""Audio of a clause, for the time that it takes to speak one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +129,7 @@ class StreamedRuns:
             core_id = f"{request.request_id}.{window}"
             self.windows[request.request_id] = core_id
             made = began = time.monotonic()
+            spoken_s = 0.0
             try:
                 with self.work.open(core_id) as work:
                     run = self.core.stream(core_id, prompt, params, priority=request.priority, on_submit=work.begin)
@@ -132,7 +141,8 @@ class StreamedRuns:
                             step = emitter.emit(replace(output, finish_reason=reason))
                             step.submitted_ns = submitted
                             if step.audio is not None and rate:
-                                playback.add(made, step.audio.shape[-1] / rate)
+                                playback.add(made, seconds := step.audio.shape[-1] / rate)
+                                spoken_s += seconds
                             work.lend()
                             yield step, reason is not None
                             work.take_back()
@@ -140,9 +150,12 @@ class StreamedRuns:
                 self.windows.pop(request.request_id, None)
             if part.last:
                 return
-            now = time.monotonic()
-            await gather_rows(stream, feed, playback.gathers_until(now, made - began) - now)
-            part = await read_part(stream, feed)
+            if isinstance(feed, CutsForPlayback) and request.sampling.seed is None and spoken_s:
+                part = await read_part_in_time(stream, feed, playback, (made - began) / spoken_s)
+            else:
+                now = time.monotonic()
+                await gather_rows(stream, feed, playback.gathers_until(now, made - began) - now)
+                part = await read_part(stream, feed)
             if part.input.finished is not None:
                 # The stream's end arrived after its last rows: there is nothing more to compute.
                 yield StageStep(finish_reason=part.input.finished), False
@@ -173,6 +186,32 @@ class StreamedRuns:
             work.begin()
             yield self.lowering.lower_part(request, planned, params)
             part = await read_part(stream, feed)
+
+
+async def read_part_in_time(
+    stream: EdgeStream,
+    feed: CutsForPlayback,
+    playback: Playback,
+    pace: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> InputPart:
+    """Returns the next part, cut so that it is made before the listener runs dry, if possible.
+
+    `pace`: seconds that the last window took for each second of its audio. A request with a seed is cut by its text
+    alone, so that it can be repeated. Raises OmniStageError.
+    """
+    while True:
+        left_s = playback.due(clock()) - clock() - MARGIN_S
+        wait_s = left_s - CLAUSE_S * pace
+        part = feed.next_part_within(max(0.0, left_s) / pace, cut=wait_s <= 0)
+        if part is not None:
+            return part
+        try:
+            async with asyncio.timeout(wait_s if wait_s > 0 else None):
+                rows = await stream.read()
+        except TimeoutError:
+            continue
+        feed.add(rows)
 
 
 def _set_due(params: Params, due: float) -> None:

@@ -88,6 +88,7 @@ async def test_the_model_names_the_language(engine: StageEngine, judge: WhisperJ
         ]
         made = await collect(engine, ask(f"named{seed}", samples))
         assert token_ids(made) == judge.write(samples, timed=False, max_tokens=MAX_TOKENS, language=code.strip("<|>"))
+        assert made[-1].language == code.strip("<|>")
 
 
 async def test_four_at_once_equal_each_alone(engine: StageEngine) -> None:

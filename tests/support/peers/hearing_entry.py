@@ -71,7 +71,9 @@ class HearingEntry(stage_service_pb2_grpc.StageServiceServicer):
             context.abort(grpc.StatusCode.UNAVAILABLE, "the engine died")
         reason = events_pb2.FINISH_REASON_LENGTH if start.seed == CUT_SEED else events_pb2.FINISH_REASON_STOP
         usage = events_pb2.Usage(prompt_tokens=4, completion_tokens=9)
-        finished = events_pb2.StageFinished(finish_reason=reason, usage=usage, notes=["the audio has gaps"])
+        finished = events_pb2.StageFinished(
+            finish_reason=reason, usage=usage, notes=["the audio has gaps"], language="de"
+        )
         yield pb.GenerateResponse(stage=stage, finished=finished)
         outcome = events_pb2.StageOutcome(stage=stage, finish_reason=reason, usage=usage)
         yield pb.GenerateResponse(stage=stage, summary=events_pb2.Summary(stages=[outcome]))

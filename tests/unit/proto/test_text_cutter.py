@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, strategies as st
 
 from omni_proto.text import LONGEST_UNITS, measure
 from omni_proto.writing import SentenceCutter, SpokenText
@@ -146,3 +147,36 @@ def test_any_number_of_code_blocks_may_come_in_one_piece(block: str) -> None:
     text = block * 2000
     spoken = "".join(pieces.add(text[place : place + 50]) for place in range(0, len(text), 50)) + pieces.end()
     assert whole.add(text) + whole.end() == spoken
+
+
+LONG = "The harbour was quiet that night, the boats lay still in the dark water, and nobody heard the bell"
+
+
+def test_a_sentence_is_cut_at_a_clause_if_the_listener_runs_dry() -> None:
+    cutter = SentenceCutter(first_units=0)
+    assert cutter.add(LONG) == []
+    assert cutter.cut_early(50) == ["The harbour was quiet that night, "], "the last clause of at most 50 units"
+    assert cutter.cut_early(0) == ["the boats lay still in the dark water, "], "too late, so as little as possible"
+    assert cutter.cut_early(0) == [], "no clause is complete"
+    assert cutter.add(". Then it rang, again") == ["and nobody heard the bell. "]
+    assert cutter.cut_early(999) == [], "the clause has too few words"
+    whole = SentenceCutter(first_units=0)
+    whole.add(LONG)
+    assert whole.cut_early(999) == ["The harbour was quiet that night, the boats lay still in the dark water, "]
+
+
+@given(st.text("ab, ;.\n*", max_size=200), st.lists(st.integers(0, 60), max_size=8))
+def test_cutting_early_loses_nothing(text: str, limits: list[int]) -> None:
+    cutter, whole, pieces = SentenceCutter(), SentenceCutter(), []
+    step = len(text) // (len(limits) + 1) + 1
+    for number in range(0, len(text), step):
+        pieces += cutter.add(text[number : number + step])
+        if number // step < len(limits):
+            pieces += cutter.cut_early(limits[number // step])
+    pieces += cutter.end()
+    expected = [*whole.add(text), *whole.end()]
+    assert letters(pieces) == letters(expected)
+
+
+def letters(parts: list[str]) -> str:
+    return "".join(letter for part in parts for letter in part if letter.isalnum())

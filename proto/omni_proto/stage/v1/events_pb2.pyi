@@ -91,18 +91,20 @@ class AudioChunk(_message.Message):
     def __init__(self, encoding: _Optional[_Union[_sampling_pb2.AudioEncoding, str]] = ..., sample_rate_hz: _Optional[int] = ..., channels: _Optional[int] = ..., first_sample: _Optional[int] = ..., last: bool = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class StageFinished(_message.Message):
-    __slots__ = ("finish_reason", "stop_reason", "usage", "timings", "notes")
+    __slots__ = ("finish_reason", "stop_reason", "usage", "timings", "notes", "language")
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_REASON_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
+    LANGUAGE_FIELD_NUMBER: _ClassVar[int]
     finish_reason: FinishReason
     stop_reason: str
     usage: Usage
     timings: StageTimings
     notes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_reason: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[StageTimings, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+    language: str
+    def __init__(self, finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_reason: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[StageTimings, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., language: _Optional[str] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "completion_tokens", "audio_samples", "tensor_bytes_sent", "codec_tokens")

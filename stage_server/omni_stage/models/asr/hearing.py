@@ -93,6 +93,8 @@ class Hearing:
     def emit(self, step: EngineStep) -> StageStep:
         """Convert one step of the running run. Only the request's last step has a finish_reason."""
         made = self._read(step)
+        if made.finish_reason is not None:
+            made.language = self._tokens.language_of(self._language)
         if made.text:
             self._text_bytes += len(made.text.encode())
             if self._publishes:

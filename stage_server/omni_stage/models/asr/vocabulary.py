@@ -53,6 +53,12 @@ class WhisperTokens:
         told = [] if language is None else [language, self.tasks[task]]
         return [*before, self.start, *told, *([] if timed else [self.no_timestamps])]
 
+    def language_of(self, token_id: int | None) -> str:
+        """Returns the code of a language's token; "en" if the checkpoint knows English only, empty if not known."""
+        if not self.languages:
+            return "en"
+        return next((code for code, known in self.languages.items() if known == token_id), "")
+
     def as_config(self) -> dict[str, Any]:
         """Returns what `from_config` reads: plain data, for the engine's process."""
         return asdict(self)

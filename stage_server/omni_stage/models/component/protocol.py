@@ -99,6 +99,18 @@ class InputFeed(Protocol):
         ...
 
 
+@runtime_checkable
+class CutsForPlayback(InputFeed, Protocol):
+    """An InputFeed of one-shot parts that can be made shorter, so that a listener does not wait for a long one."""
+
+    def next_part_within(self, seconds: float, *, cut: bool) -> InputPart | None:
+        """Returns what `next_part` would, or less of it, if it has more than `seconds` of audio.
+
+        `cut`: whether a part that is not complete yet may be cut, because the listener is about to wait.
+        """
+        ...
+
+
 async def read_part(stream: EdgeStream, feed: InputFeed, *, in_thread: bool = False) -> InputPart:
     """Returns the next part as soon as its rows have arrived. `in_thread`: compute the part in a thread.
 

@@ -187,6 +187,8 @@ class StageStep(Brief):
     """float32 [samples] in [-1, 1] at the sample_rate_hz of the component's facts."""
     finish_reason: FinishReason | None = None
     stop_reason: str = ""
+    language: str = ""
+    """Of the last step of a component that transcribes: the language that it heard (ISO 639-1), if it knows."""
     submitted_ns: int | None = None
     """time.monotonic_ns() when a request with streamed input could start, because its first part had arrived; None if
     its input was complete."""

@@ -12,7 +12,8 @@ import torch
 
 from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_proto.tensors import TEXT_SCHEMA, UTF8
-from omni_proto.writing import SentenceCutter
+from omni_proto.text import is_spoken, measure
+from omni_proto.writing import SentenceCutter, find_clause
 from omni_stage.errors import InvalidRequestError, InvalidTensorError, ModelExecutionError
 from omni_stage.models.component import (
     EdgeInput,
@@ -34,6 +35,8 @@ from omni_stage.models.voice.text.symbols import VoiceReader
 
 MAX_IDS: Final = 16_384
 """Symbols of one request, blanks included, by default: about nine minutes of speech."""
+UNITS_PER_S: Final = 13.0
+"""Units of text (omni_proto.text) that a second of speech has, about."""
 STEP_IDS: Final = 4096
 """Symbols in one engine step: about two minutes of speech. A request with more gets a step of its own."""
 CPU_STEP_IDS: Final = 512
@@ -150,6 +153,19 @@ class SentenceFeed:
         self._ready += self._cutter.add(self._text.read(rows.tensors, ended=self._ended))
         if self._ended:
             self._ready += self._cutter.end()
+
+    def next_part_within(self, seconds: float, *, cut: bool) -> InputPart | None:
+        """See CutsForPlayback."""
+        units = seconds * UNITS_PER_S
+        if self._ready:
+            part = self._ready[0]
+            clause = find_clause(part, units) if measure(part) > units else None
+            if clause is not None and is_spoken(part[clause:]):
+                self._ready.popleft()
+                self._ready.extendleft((part[clause:], part[:clause]))
+        elif cut and not self._ended:
+            self._ready += self._cutter.cut_early(units)
+        return self.next_part()
 
     def next_part(self) -> InputPart | None:
         """Returns the next sentence's utterances; None if more text must arrive.

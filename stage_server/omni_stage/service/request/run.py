@@ -256,6 +256,7 @@ class RequestRun:
                 usage=usage,
                 timings=timeline.to_proto(with_steps=self._plan.start.include.timings),
                 notes=notes,
+                language=last.language,
             )
         )
 

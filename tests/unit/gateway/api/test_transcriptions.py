@@ -126,6 +126,11 @@ def test_subtitles_need_times(served: Served) -> None:
     assert caught.value.param == "response_format"
 
 
+def test_the_language_is_the_one_that_the_stage_names(served: Served) -> None:
+    answer = served.post(response_format="verbose_json")
+    assert answer.json()["language"] == "de"
+
+
 @pytest.mark.parametrize("model", ["dialogue", "thinker"])
 def test_a_stream_has_openai_s_events(served: Served, model: str) -> None:
     stream = served.client.audio.transcriptions.create(model=model, file=FILE, stream=True)

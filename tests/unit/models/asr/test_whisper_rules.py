@@ -111,6 +111,8 @@ def test_a_batch_of_unlike_requests() -> None:
 
 def test_a_checkpoint_that_knows_english_only_names_no_language() -> None:
     config = TOKENS.as_config() | {"languages": {}, "tasks": {}}
+    assert [TOKENS.language_of(one) for one in (53, 1, None)] == ["de", "", ""]
+    assert WhisperTokens.from_config(config).language_of(None) == "en"
     assert WhisperTokens.from_config(config).prompt(None, "transcribe", (), timed=False) == [51, 59]
     rules = WhisperRules(SimpleNamespace(additional_config={CONFIG_KEY: config}), torch.device("cpu"), False)
     rules.update_state(update((0, [TOKENS.start], [])))

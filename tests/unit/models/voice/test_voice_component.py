@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from omni_proto.stage_config import SamplingDefaults
+from omni_stage.engine.streamed import read_part_in_time
 from omni_stage.errors import ConfigurationError, InvalidRequestError, InvalidTensorError, ModelExecutionError
 from omni_stage.models.component import (
     EdgeInput,
@@ -20,8 +21,9 @@ from omni_stage.models.component import (
     UserPrompt,
 )
 from omni_stage.models.voice.checkpoint import open_reader, read_checkpoint
-from omni_stage.models.voice.component import VitsVoice
+from omni_stage.models.voice.component import SentenceFeed, VitsVoice
 from omni_stage.models.voice.tiny import write_tiny_checkpoint
+from omni_stage.vllm_adapter.scheduling.playback import Playback
 
 TEXT = "The first sentence is here. 21 is a number, and *this* is not shouted. The end"
 
@@ -95,6 +97,36 @@ def test_nothing_to_say_ends_as_empty_input(voice: VitsVoice, text: str) -> None
     part = feed.next_part()
     assert part is not None
     assert (part.last, part.input.finished) == (True, FinishReason.EMPTY_INPUT)
+
+
+def spoken_text(voice: VitsVoice, text: str) -> list[int]:
+    return [symbol for utterance in voice.read_part(text) for symbol in utterance]
+
+
+async def test_parts_are_cut_for_a_listener_who_runs_dry(voice: VitsVoice) -> None:
+    first = "The harbour was quiet that night, "
+    second = "the boats lay still in the dark water, and nobody heard the bell. "
+    rest = "Then at midnight it rang once more, and everybody woke at once."
+
+    def feed_of(text: str) -> tuple[EdgeStream, SentenceFeed]:
+        stream, feed = EdgeStream(), voice.open_feed(ask(text))
+        stream.put(rows(text))
+        return stream, feed
+
+    async def next_part(left_s: float, stream: EdgeStream, feed: SentenceFeed) -> list[int]:
+        part = await read_part_in_time(stream, feed, Playback(left_s), 0.25, clock=lambda: 0.0)
+        return ids(part.input)
+
+    stream, feed = feed_of(first + second + rest)
+    assert await next_part(60, stream, feed) == spoken_text(voice, first), "the first clause is early anyway"
+    assert await next_part(60, stream, feed) == spoken_text(voice, second), "there is time for the sentence"
+    assert await next_part(-9, stream, feed) == spoken_text(voice, "Then at midnight it rang once more, ")
+    stream.end()
+    assert await next_part(-9, stream, feed) == spoken_text(voice, "and everybody woke at once.")
+    stream, feed = feed_of(first + second + "It")
+    await next_part(60, stream, feed)
+    assert await next_part(0.9, stream, feed) == spoken_text(voice, "the boats lay still in the dark water, ")
+    assert await next_part(60, stream, feed) == spoken_text(voice, "and nobody heard the bell.")
 
 
 def test_texts_that_are_too_long_and_prompts_are_refused(folder: Path, voice: VitsVoice) -> None:
