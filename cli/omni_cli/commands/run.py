@@ -17,7 +17,8 @@ from rich.console import Console
 from omni_cli.local.pipeline import LocalOptions, LocalPipeline, LocalRunError
 from omni_cli.local.progress import make_progress
 from omni_proto.pipeline import ModelPathError, OmniPipeline, order_stages, resolve_model_paths
-from omni_proto.stage_config import STAGE_NAME_PATTERN
+from omni_proto.pipeline.components import ComponentFacts
+from omni_proto.stage_config import STAGE_NAME_PATTERN, Modality
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.registry import installed_families
 
@@ -105,17 +106,12 @@ def _partial(address_file: Path) -> Path:
 def _announce(running: LocalPipeline, console: Console, address_file: Path | None) -> None:
     print(running.endpoint, flush=True)
     console.print(f"ready at {running.endpoint}; try:", highlight=False, markup=False)
-    trust = "" if running.options.ca is None else f" --ca {running.options.ca}"
-    console.print(
-        f'  omnipipe generate --endpoint {running.endpoint}{trust} --text "Hello"', highlight=False, markup=False
-    )
+    ca = str(running.options.ca or "")
+    generate, curls = first_requests(running.pipeline, running.endpoint, running.http_url, ca)
+    console.print(f"  {generate}", highlight=False, markup=False)
     if running.http_url:
-        console.print(
-            f"OpenAI's API at {running.http_url}/v1, and a page at {running.http_url}/; try:\n"
-            f"  {curl_example(running)}",
-            highlight=False,
-            markup=False,
-        )
+        lines = [f"OpenAI's API at {running.http_url}/v1, and a page at {running.http_url}/; try:", *curls]
+        console.print("\n  ".join(lines), highlight=False, markup=False)
     console.print("Ctrl-C stops the pipeline", highlight=False, markup=False)
     if address_file is None:
         return
@@ -131,10 +127,41 @@ def _announce(running: LocalPipeline, console: Console, address_file: Path | Non
     partial.replace(address_file)
 
 
-def curl_example(running: LocalPipeline) -> str:
-    """Returns a curl command that sends a chat request to the gateway."""
-    body = {"model": running.pipeline.metadata.name, "messages": [{"role": "user", "content": "Hello"}]}
-    return f"curl {running.http_url}/v1/chat/completions -H 'content-type: application/json' -d '{json.dumps(body)}'"
+def first_requests(pipeline: OmniPipeline, endpoint: str, http_url: str | None, ca: str = "") -> tuple[str, list[str]]:
+    """Returns commands for a first request that this pipeline can answer: one for gRPC, and others for HTTP.
+
+    ca: path of the certificate authority; empty for plaintext.
+    """
+    stages = order_stages(pipeline)
+    outputs = {output for stage in stages for output in stage.outputs}
+    facts = find_facts(stages[0].component)
+    hears = facts is not None and facts.transcribes
+    speaks = Modality.AUDIO in outputs
+    trust = f" --ca {ca}" if ca else ""
+    ask = "--audio question.wav" if hears else '--text "Hello"'
+    generate = f"omnipipe generate --endpoint {endpoint}{trust} {ask}{' --out answer.wav' if speaks else ''}"
+    model, curls = pipeline.metadata.name, []
+    if http_url and hears:
+        curls.append(f"curl {http_url}/v1/audio/transcriptions -F model={model} -F file=@question.wav")
+    elif http_url and (Modality.TEXT in outputs or not speaks):
+        body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]})
+        curls.append(f"curl {http_url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'")
+    reads_aloud = facts is not None and (
+        facts.takes_reply or (hears and any(Modality.TEXT in stage.outputs for stage in stages[1:]))
+    )
+    if http_url and speaks and reads_aloud:
+        body = json.dumps({"model": model, "input": "Hello"})
+        curls.append(f"curl {http_url}/v1/audio/speech -H 'content-type: application/json' -d '{body}' -o hello.mp3")
+    return generate, curls
+
+
+def find_facts(component: str) -> ComponentFacts | None:
+    """Returns the facts of an installed component; None if it is unknown, which its stage reports when it starts."""
+    try:
+        entry = installed_families().find(component)
+    except ConfigurationError:
+        return None
+    return entry.facts if entry else None
 
 
 def needs_vllm(pipeline: OmniPipeline) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import wave
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from omni_gateway.entries.pipelines import ServedPipeline
 from support.peers.answering_entry import CUT_SEED, LONG_SEED, serve_entry
 from support.peers.flooding_entry import ENDLESS, FloodingEntry, serve_flood
 from support.peers.gateways import serve_gateway
+from support.peers.hearing_entry import ANSWER, HEARD, serve_hearing
 from support.processes.browsers import FLAGS, chromium
 from support.processes.foreign_programs import install_package
 
@@ -180,3 +182,32 @@ def test_axe_finds_nothing(browser: Browser, speaking: str, shape: dict[str, Any
 def find_violations(page: Page) -> list[str]:
     found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
     return [f"{one['id']}: {one['help']}: {node['html'][:120]}" for one in found for node in one["nodes"]]
+
+
+def test_the_words_of_a_recording_stand_for_it_in_later_turns(browser: Browser) -> None:
+    with serve_hearing() as (port, entry), serve_gateway(ServedPipeline("ear", f"grpc://127.0.0.1:{port}")) as url:
+        page = open_page(browser, url, DESKTOP)
+        for turn in range(2):
+            page.locator("#file").set_input_files([{"name": "a.wav", "mimeType": "audio/wav", "buffer": spoken()}])
+            page.locator("#send").click()
+            expect(page.locator(".turn")).to_have_count(turn + 1)
+            expect(page.locator(".turn").last).to_have_attribute("data-state", "done")
+            expect(page.locator(".turn").last).to_contain_text(ANSWER)
+        first, second = (start.chat.messages for start in entry.starts)
+        assert [part.WhichOneof("part") for message in first for part in message.parts] == ["audio"]
+        assert [(one.role, one.parts[0].text) for one in second[:-1]] == [
+            ("user", "".join(HEARD).strip()),
+            ("assistant", ANSWER),
+        ]
+        assert second[-1].parts[0].WhichOneof("part") == "audio"
+        page.context.close()
+
+
+def spoken() -> bytes:
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setnchannels(1)
+        writer.setsampwidth(2)
+        writer.setframerate(16_000)
+        writer.writeframes(bytes(32_000))
+    return file.getvalue()

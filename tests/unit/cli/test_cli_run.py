@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from omni_cli.commands.run import STOP_SIGNALS, StopRequest, find_models, parse_model_dirs, run_pipeline
+from omni_cli.commands.run import STOP_SIGNALS, StopRequest, find_models, first_requests, parse_model_dirs, run_pipeline
 from omni_cli.local.pipeline import LocalOptions, compile_local
 from omni_proto.pipeline import ModelPathError, load_pipeline
 
-PIPELINE = load_pipeline(Path(__file__).parents[3] / "manifests" / "samples" / "tiny-omni.yaml")
+SAMPLES = Path(__file__).parents[3] / "manifests" / "samples"
+PIPELINE = load_pipeline(SAMPLES / "tiny-omni.yaml")
 
 
 @pytest.fixture
@@ -107,3 +108,27 @@ def test_each_stage_is_started_with_its_own_checkpoint(tmp_path: Path) -> None:
     configs = compile_local(PIPELINE, find_models(PIPELINE, values), {"thinker": 1, "talker": 2, "token2wav": 3})
     assert [Path(config.model.path).name for config in configs] == ["omni", "talker", "omni"]
     assert [config.is_model_shared for config in configs] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("sample", "asked", "routes"),
+    [
+        ("whisper-llm-voice", "--audio question.wav --out answer.wav", ["audio/transcriptions", "audio/speech"]),
+        ("llm-voice", '--text "Hello" --out answer.wav', ["chat/completions", "audio/speech"]),
+        ("generic-llm", '--text "Hello"', ["chat/completions"]),
+        ("sim-omni", '--text "Hello" --out answer.wav', ["chat/completions"]),
+    ],
+)
+def test_the_first_requests_are_those_that_the_pipeline_answers(sample: str, asked: str, routes: list[str]) -> None:
+    pipeline = load_pipeline(SAMPLES / f"{sample}.yaml")
+    generate, curls = first_requests(pipeline, "localhost:1", "http://localhost:2", "ca.crt")
+    assert generate == f"omnipipe generate --endpoint localhost:1 --ca ca.crt {asked}"
+    assert [curl.split()[1] for curl in curls] == [f"http://localhost:2/v1/{route}" for route in routes]
+    assert first_requests(pipeline, "localhost:1", None)[1] == []
+
+
+def test_a_pipeline_that_only_speaks_is_asked_for_speech() -> None:
+    pipeline = load_pipeline(SAMPLES / "llm-voice.yaml")
+    pipeline.spec.stages[0].outputs.clear()
+    _, [speech] = first_requests(pipeline, "localhost:1", "http://localhost:2")
+    assert "/v1/audio/speech" in speech

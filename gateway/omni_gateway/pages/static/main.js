@@ -169,7 +169,10 @@ async function send() {
   showState();
   const answered = await answering;
   if (answered) {
-    messages = running.text ? [...history, { role: "assistant", content: running.text }] : history;
+    // What was heard stands for the recording: an entry that writes down what it hears reads only the last message.
+    const heard = running.heard.trim();
+    const said = heard ? [...messages, { role: "user", content: heard }] : history;
+    messages = running.text ? [...said, { role: "assistant", content: running.text }] : said;
     $("spoken").textContent = running.text; // for screen readers: the complete text, not word by word
   } else {
     if (running.error?.status === 401) openSettings();
