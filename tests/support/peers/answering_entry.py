@@ -61,8 +61,9 @@ class _Entry(stage_service_pb2_grpc.StageServiceServicer):
             if request.WhichOneof("message") == "end":
                 break
         if start.chat.tool_choice.mode == prompt_pb2.TOOL_MODE_REQUIRED:
+            earlier = sum(len(one.tool_calls) for one in start.chat.messages)
             for index in range(2):
-                call = events_pb2.ToolCallDelta(index=index, id=f"call{index}", name=start.chat.tools[0].name)
+                call = events_pb2.ToolCallDelta(index=index, id=f"call{earlier + index}", name=start.chat.tools[0].name)
                 yield pb.GenerateResponse(stage="thinker", tool_call=call)
                 call = events_pb2.ToolCallDelta(index=index, arguments=ARGUMENTS)
                 yield pb.GenerateResponse(stage="thinker", tool_call=call)

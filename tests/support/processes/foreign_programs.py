@@ -21,10 +21,11 @@ CLIENTS = ROOT / "tests" / "data" / "clients"
 INSTALL_S = 550
 
 
-def run_cases(name: str, folder: Path, *arguments: str) -> dict[str, Any]:
+def run_cases(name: str, folder: Path, *arguments: str, program: str = "cases") -> dict[str, Any]:
     """Runs a client's program. Returns the object that it prints, with an entry for each case.
 
-    Raises AssertionError if the program fails, and RuntimeError if the client cannot be installed.
+    program: name of its file. Raises AssertionError if the program fails, and RuntimeError if the client cannot be
+    installed.
     """
     client = CLIENTS / name
     if (client / "package.json").exists():
@@ -32,10 +33,10 @@ def run_cases(name: str, folder: Path, *arguments: str) -> dict[str, Any]:
         # Node looks for packages in the folder of the program.
         (folder / "node_modules").symlink_to(installed / "node_modules")
         shutil.copy(client / "package.json", folder)
-        command = [_find("node"), str(shutil.copy(client / "cases.js", folder))]
+        command = [_find("node"), str(shutil.copy(client / f"{program}.js", folder))]
     else:
         installed = _install(name, "requirements.txt", [find_uv(), "pip", "install", "--quiet", "--requirements"])
-        command = [str(installed / "bin" / "python"), str(client / "cases.py")]
+        command = [str(installed / "bin" / "python"), str(client / f"{program}.py")]
     done = run_bare([*command, *arguments], folder)
     if done.returncode:
         raise AssertionError(f"{name} ended with {done.returncode}:\n{done.stderr[-4000:]}")

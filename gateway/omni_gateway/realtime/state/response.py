@@ -137,7 +137,7 @@ class Response:
             cut = {"type": "incomplete", "reason": "max_output_tokens"} if output.is_cut else None
             status = "incomplete" if output.is_cut else "completed"
             yield from self._finish(status, cut, view_usage(output.usage))
-        else:
+        elif isinstance(output, Failed):
             error = {"type": output.type, "code": output.code, "message": output.message}
             yield from self._finish("failed", {"type": "failed", "error": error}, view_usage({}))
 

@@ -229,7 +229,8 @@ class Session:
             return
         self.buffer.drop_before(turn.audio_ms)
         self._speech_item = self._make("item")
-        started = {"audio_start_ms": turn.audio_ms, "item_id": self._speech_item}
+        # Not turn.audio_ms: the padding may reach into the turn before, whose item has that audio.
+        started = {"audio_start_ms": round(self.buffer.start_ms), "item_id": self._speech_item}
         yield Send({"type": "input_audio_buffer.speech_started", **started})
         response = self._active()
         if detection.interrupt_response and response is not None:
