@@ -38,7 +38,7 @@ class Schemas:
         """Returns whether it is certain that no value fits both schemas."""
         if hops > _MOST_HOPS:
             return False
-        one, other = self._follow(one), self._follow(other)
+        one, other = self.follow(one), self.follow(other)
         if one is None or other is None:
             return False
         for first, second in ((one, other), (other, one)):
@@ -57,13 +57,14 @@ class Schemas:
         both = [name for name in _strings(one.get("required")) if name in _strings(other.get("required"))]
         for name in both:
             first, second = _get(one.get("properties"), name), _get(other.get("properties"), name)
-            first, second = self._follow(first), self._follow(second)
+            first, second = self.follow(first), self.follow(second)
             values, more = _values(first or {}), _values(second or {})
             if values is not None and more is not None and values.isdisjoint(more):
                 return True
         return False
 
-    def _follow(self, schema: Any) -> Mapping[str, Any] | None:
+    def follow(self, schema: Any) -> Mapping[str, Any] | None:
+        """Returns the schema that references and allOf of one schema lead to; None if there is none, or too far."""
         for _ in range(_MOST_HOPS):
             if not isinstance(schema, Mapping):
                 return None
@@ -77,7 +78,7 @@ class Schemas:
 
     def _kinds(self, schema: Any, hops: int = 0) -> set[str] | None:
         """Returns the types of the values that may fit; None if that is not known."""
-        schema = self._follow(schema)
+        schema = self.follow(schema)
         if schema is None or hops > _MOST_HOPS:
             return None
         if "const" in schema:

@@ -7,6 +7,7 @@ that can be killed: the work grows with the grammar.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from typing import Any, Final
@@ -30,6 +31,8 @@ _STRING_CHARACTERS: Final = [_CLASS, 9, 1, 34, 34, 92, 92, 13, 13, 10, 10]
 """[^"\\\\\\r\\n], which xgrammar uses for strings of limited length. It lets control characters through, which JSON
 forbids."""
 _STRICT_CHARACTERS: Final = [_CLASS, 9, 1, 0, 31, 34, 34, 92, 92, 92, 92]
+_ESCAPED: Final = ((0, 31), (34, 34), (92, 92))
+"""Ranges of the characters that a JSON string holds only escaped."""
 
 
 class WrongFormError(ValueError):
@@ -62,13 +65,40 @@ class Rules:
                 f"{most}; lower them, or put a fixed text between the repetitions that their characters do not hold"
             )
 
-    def forbid_control_characters(self) -> xgr.Grammar:
-        """Returns the grammar without control characters in its JSON strings."""
+    def correct_strings(self) -> xgr.Grammar:
+        """Returns the grammar without control characters in its JSON strings, and with rules in place of patterns."""
         data = self._body["grammar_expr_data"]
+        # xgrammar 0.2.8 lets other texts through if it keeps a string's pattern as an expression: `a(bc*)?` allows ac.
+        # As rules, patterns are right.
+        for rule, number in enumerate(list(self._rules)):
+            kind, values = self._expression(number)
+            if kind == _REGEX:
+                self._rules[rule] = self._body["rules"][rule][1] = self._splice(rule, bytes(values[1:]).decode())
         for start in self._body["grammar_expr_indptr"]:
             if data[start : start + len(_STRING_CHARACTERS)] == _STRING_CHARACTERS:
                 data[start : start + len(_STRICT_CHARACTERS)] = _STRICT_CHARACTERS
         return self._at(self._root)
+
+    def _splice(self, rule: int, pattern: str) -> int:
+        """Add the rules of a JSON string's pattern. Returns the expression that stands for it."""
+        added = json.loads(xgr.Grammar.from_regex(pattern).serialize_json())
+        rules, data, starts = self._body["rules"], self._body["grammar_expr_data"], self._body["grammar_expr_indptr"]
+        first_rule, first = len(rules), len(starts)
+        for start in added["grammar_expr_indptr"]:
+            kind, size = added["grammar_expr_data"][start : start + 2]
+            values = added["grammar_expr_data"][start + 2 : start + 2 + size]
+            if kind in (_CLASS, _STAR):
+                values = _without_escaped(values)
+            elif kind in (_SEQUENCE, _CHOICES):
+                values = [value + first for value in values]
+            elif kind in (_RULE, _REPEAT):
+                values = [values[0] + first_rule, *values[1:]]
+            starts.append(len(data))
+            data += [kind, len(values), *values]
+        for number, one in enumerate(added["rules"]):
+            rules.append([f"{rules[rule][0]}_pattern_{number}", one[1] + first, *one[2:]])
+            self._rules.append(one[1] + first)
+        return int(rules[first_rule + added["root_rule_id"]][1])
 
     def parts(self) -> Iterator[xgr.Grammar]:
         """Yields the parts of the grammar that may be slow, each as a grammar: those that repeat something counted."""
@@ -141,9 +171,7 @@ class Rules:
             self._counts[rule] = (1, 1)
             nested, counted = 1, 1
             for kind, values in self._below(self._rules[rule]):
-                if kind == _REGEX:
-                    loose, every = _regex_rules(values).count()
-                elif kind in (_RULE, _REPEAT):
+                if kind in (_RULE, _REPEAT):
                     loose, every = self._count(values[0])
                     if kind == _REPEAT and not self._is_delimited(values[0]):
                         loose = max(loose, self._ways(values[0]) * _times(values))
@@ -209,10 +237,7 @@ class Rules:
         return kind, values
 
     def _repeats(self, rule: int) -> bool:
-        return any(
-            kind == _REGEX or (kind == _REPEAT and max(values[1:]) > 1)
-            for kind, values in self._below(self._rules[rule])
-        )
+        return any(kind == _REPEAT and max(values[1:]) > 1 for kind, values in self._below(self._rules[rule]))
 
 
 def _times(values: list[int]) -> int:
@@ -227,6 +252,20 @@ def _holds(values: list[int], byte: int) -> bool:
     return inside != bool(values[0])
 
 
-def _regex_rules(values: list[int]) -> Rules:
-    """Returns the rules of a regular expression that xgrammar keeps as it is, as the pattern of a string."""
-    return Rules(xgr.Grammar.from_regex(bytes(values[1:]).decode()))
+def _without_escaped(values: list[int]) -> list[int]:
+    """Returns a character class without the characters that a JSON string holds only escaped. Raises WrongFormError if
+    it has no others."""
+    negated, *bounds = values
+    if negated:
+        return [negated, *bounds, *itertools.chain(*_ESCAPED)]
+    ranges = list(zip(bounds[::2], bounds[1::2], strict=True))
+    for least, most in _ESCAPED:
+        ranges = [
+            part
+            for low, high in ranges
+            for part in ((low, min(high, least - 1)), (max(low, most + 1), high))
+            if part[0] <= part[1]
+        ]
+    if not ranges:
+        raise WrongFormError("a pattern has characters that a JSON string holds only escaped")
+    return [negated, *itertools.chain(*ranges)]

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from omni_stage.forms.disjoint import Schemas, kinds_of
+from omni_stage.forms.equal import Rewriter
 from omni_stage.forms.regex import UnsupportedRegexError, check_regex
 
 MAX_PROPERTIES, MAX_COUNTED_PROPERTIES = 256, 64
@@ -38,8 +39,8 @@ FORMATS: Final = frozenset(
     )
 )
 """xgrammar ignores other formats, and writes broken JSON for json-pointer and relative-json-pointer."""
-_FREE_FORMATS: Final = ("password", "binary")
-"""Formats of OpenAPI that every string fits."""
+_FREE_FORMATS: Final = ("password", "binary", "path")
+"""Formats of OpenAPI and pydantic that every string fits."""
 _MAYBE_EMPTY: Final = ("uri-reference", "uri-template")
 _SWITCHES: Final = ("nullable", "uniqueItems")
 """Keywords that restrict nothing if they are false."""
@@ -98,6 +99,7 @@ def admit_schema(schema: Mapping[str, Any] | bool) -> Any:
     except UnicodeEncodeError as error:
         raise _error("half of a surrogate pair", "#", "write whole characters") from error
     schemas = Schemas(root)
+    rewriter = Rewriter(schemas)
     waiting: list[tuple[Any, str]] = [(root, "#")]
     seen: set[int] = set()
     while waiting:
@@ -109,6 +111,7 @@ def admit_schema(schema: Mapping[str, Any] | bool) -> Any:
         if id(node) in seen:
             continue
         seen.add(id(node))
+        rewriter.rewrite(node)
         waiting.extend(_check(node, place, schemas))
         if _confuses(node):
             node[_MARK] = len(seen)
@@ -186,6 +189,8 @@ def _check_types(node: dict[str, Any], place: str, named: set[str]) -> Iterator[
         _check_string(node, place)
     if not kinds.isdisjoint(("integer", "number")):
         _check_number(node, place)
+        if "string" not in kinds and "format" in node and node["format"] not in FORMATS:
+            raise _error('"format" of a number with this value', place, "use minimum and maximum")
     if "array" in kinds:
         yield from _check_array(node, place)
     if "object" in kinds:
@@ -241,7 +246,7 @@ def _check_array(node: dict[str, Any], place: str) -> Iterator[tuple[Any, str]]:
     if not isinstance(first, list):
         raise _error('"prefixItems" that is no list', place, "correct it")
     if isinstance(node.get("items"), list):
-        raise _error('"items" with a list', place, 'use "prefixItems"')
+        raise _error('"items" with a list beside "prefixItems"', place, "keep one of them")
     if "items" in node and "unevaluatedItems" in node:
         raise _error('"unevaluatedItems" beside "items"', place, "leave it out")
     yield from ((item, f"{place}/prefixItems/{number}") for number, item in enumerate(first))
@@ -282,6 +287,8 @@ def _check_object(node: dict[str, Any], place: str) -> Iterator[tuple[Any, str]]
         yield value, f"{place}/patternProperties"
     names = node.get("propertyNames")
     if isinstance(names, dict):
+        if "$ref" in names:
+            raise _error('"propertyNames" of this "$ref"', place, "write the schema itself")
         names.setdefault("type", "string")
         yield names, f"{place}/propertyNames"
 
@@ -296,6 +303,8 @@ def _check_names(node: dict[str, Any], properties: Any, patterns: Any, place: st
     names = node.get("propertyNames", {})
     if not isinstance(names, dict) or kinds_of(names.get("type")) not in ({"string"}, set()):
         raise _error('"propertyNames" that is no schema of strings', place, "correct it")
+    if names and False in (node.get("additionalProperties"), node.get("unevaluatedProperties")):
+        raise _error('"additionalProperties": false beside "propertyNames"', place, "name the properties")
     if len(patterns) > 1:
         raise _error('"patternProperties" of several patterns', place, "join them to one")
     used = [name for name in ("patternProperties", "propertyNames", "properties") if node.get(name) not in (None, {})]

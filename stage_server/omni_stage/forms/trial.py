@@ -53,11 +53,7 @@ def _read(form: Form) -> xgr.Grammar:
         grammar = _READERS[form.kind](form.text)
     except (RuntimeError, ValueError, TypeError) as error:
         raise WrongFormError(f"it is invalid, or holds something that is not supported{_place(error)}") from error
-    return (
-        Rules(grammar).forbid_control_characters()
-        if form.kind in ("json", "json_object", "structural_tag")
-        else grammar
-    )
+    return Rules(grammar).correct_strings() if form.kind in ("json", "json_object", "structural_tag") else grammar
 
 
 def try_form(compiler: xgr.GrammarCompiler, tokens: Tokens, form: Form) -> None:

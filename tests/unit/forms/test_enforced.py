@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
@@ -135,3 +136,36 @@ def test_forms_that_fit_no_text_or_count_too_far_are_refused(form: Form) -> None
 )
 def test_ordinary_counts_pass(form: Form) -> None:
     check_form(form)
+
+
+def random_expression(chosen: random.Random, depth: int) -> str:
+    """Returns an expression over a, b and quotes."""
+    kind = chosen.random()
+    if not depth or kind < 0.3:
+        return chosen.choice(("a", "b", "[ab]", "[^b]", "ab"))
+    if kind < 0.5:
+        return random_expression(chosen, depth - 1) + random_expression(chosen, depth - 1)
+    inner = random_expression(chosen, depth - 1)
+    if kind < 0.62:
+        return f"(?:{inner}|{random_expression(chosen, depth - 1)})"
+    return f"(?:{inner}){chosen.choice(('?', '?', '*', '+', '{2}', '{0,2}', '{1,2}', '{1,}', '{0,1}'))}"
+
+
+def test_patterns_of_strings_allow_what_they_match_and_nothing_else(compiler: xgr.GrammarCompiler) -> None:
+    """xgrammar itself would let "ac" through for a(bc*)?, and so the digits of a number without its point."""
+    words = ["".join(word) for length in range(5) for word in itertools.product('ab"', repeat=length)]
+    chosen = random.Random(11)
+    for expression in [r"a(?:ba*)?", r"(?:ab|[ab]{1,2})|[ab]", *(random_expression(chosen, 4) for _ in range(120))]:
+        schema = {"type": "string", "pattern": expression}
+        compiled = compile_form(compiler, Form("json", json.dumps(admit_schema(schema))))
+        matches = [word for word in words if '"' not in word and re.fullmatch(expression, word)]
+        assert [word for word in words if accepts(compiled, f'"{word}"')] == matches, expression
+
+
+def test_patterns_hold_no_character_that_json_escapes(compiler: xgr.GrammarCompiler) -> None:
+    for pattern in ("[^x]", ".", r"\D", r"\W", r"\S", "[ -~]", r"[\u0001-\uffff]"):
+        compiled = compile_form(
+            compiler, Form("json", json.dumps(admit_schema({"type": "string", "pattern": pattern})))
+        )
+        assert accepts(compiled, '"#"')
+        assert not any(accepts(compiled, f'"{char}"') for char in ('"', "\\", "\n", "\x01"))

@@ -122,7 +122,7 @@ def test_enforced_schemas_pass(schema: Any) -> None:
         ({**OBJECT, "propertyNames": {"pattern": "a"}}, '"propertyNames" beside "properties"'),
         ({"type": "object", "propertyNames": {"type": "integer"}}, '"propertyNames"'),
         ({"type": "object", "minProperties": 2}, '"minProperties"'),
-        ({"type": "array", "items": [{}]}, "prefixItems"),
+        ({"type": "array", "items": [{}], "prefixItems": [{}]}, 'beside "prefixItems"'),
         ({"type": "array", "items": {}, "unevaluatedItems": False}, '"unevaluatedItems"'),
     ],
 )

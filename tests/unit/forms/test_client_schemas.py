@@ -1,0 +1,152 @@
+"""What SDKs write as JSON Schemas, and what becomes of it: tests/data/clients/schemas.yaml."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import xgrammar as xgr
+import yaml
+
+from omni_stage.forms.equal import COPIED_BYTES, IMPLY
+from omni_stage.forms.grammar import WrongFormError
+from omni_stage.forms.schema import UnsupportedSchemaError, admit_schema
+from omni_stage.forms.trial import Form, check_form, compile_form
+from support.forms import accepts, byte_tokens, write_text
+from support.tables import each_row
+
+ROWS: list[dict[str, Any]] = yaml.load(
+    Path("tests/data/clients/schemas.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader
+)
+"""See the head of the file."""
+FORMATS = jsonschema.Draft202012Validator.FORMAT_CHECKER
+TEXTS = 2
+STAMPS = {"date-time": re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")}
+"""What jsonschema checks only with further libraries."""
+
+
+@pytest.fixture(scope="module")
+def compiler() -> xgr.GrammarCompiler:
+    return xgr.GrammarCompiler(byte_tokens(), max_threads=1)
+
+
+def written(compiler: xgr.GrammarCompiler, schema: Any, count: int) -> list[str]:
+    """Returns texts that the schema's grammar allows."""
+    compiled = compile_form(compiler, Form("json", json.dumps(admit_schema(schema))))
+    texts = [write_text(compiled, random.Random(seed)) for seed in range(count)]
+    return [text.decode(errors="replace") for text in texts if text is not None]
+
+
+def test_each_schema_gets_its_verdict() -> None:
+    wrong = []
+    for row in ROWS:
+        try:
+            check_form(Form("json", json.dumps(admit_schema(row["schema"]))))
+            said = None
+        except (UnsupportedSchemaError, WrongFormError) as error:
+            said = str(error)
+        if (said is None) is not (row["verdict"] == "enforced") or row.get("says", "") not in (said or ""):
+            wrong.append((row["client"], said))
+    assert wrong == []
+
+
+def test_the_texts_of_enforced_schemas_fit_them(compiler: xgr.GrammarCompiler) -> None:
+    checked = 0
+    for row in ROWS:
+        if row["verdict"] == "refused":
+            continue
+        schema = row["schema"]
+        older = "additionalItems" in json.dumps(schema) or '"items": [' in json.dumps(schema)
+        draft = jsonschema.Draft7Validator if older else jsonschema.Draft202012Validator
+        for text in written(compiler, schema, TEXTS):
+            if "\ufffd" in text:  # the walk cut a character in two, as a real vocabulary cannot
+                continue
+            draft(schema).validate(json.loads(text))
+            checked += 1
+    assert checked > len(ROWS)
+
+
+@pytest.mark.parametrize("form", IMPLY)
+def test_the_patterns_that_stand_for_a_format_imply_it(compiler: xgr.GrammarCompiler, form: str) -> None:
+    for pattern in IMPLY[form]:
+        texts = written(compiler, {"type": "string", "format": form, "pattern": pattern}, 30)
+        assert texts
+        for text in texts:
+            value = json.loads(text)
+            assert re.fullmatch(pattern, value)
+            assert STAMPS[form].fullmatch(value) if form in STAMPS else FORMATS.conforms(value, form), value
+
+
+@each_row(
+    "schema, right, wrong",
+    [
+        ({"type": "integer", "format": "int32"}, ["-2147483648", "2147483647"], ["-2147483649", "2147483648"]),
+        ({"type": "integer", "format": "uint8", "minimum": -5, "maximum": 900}, ["0", "255"], ["-1", "256"]),
+        ({"type": "integer", "format": "int32", "exclusiveMinimum": 3}, ["4"], ["3", "2147483648"]),
+        ({"type": ["integer", "null"], "format": "int64"}, ["9223372036854775807", "null"], ["9223372036854775808"]),
+        ({"items": [{"type": "null"}, {"type": "boolean"}], "additionalItems": False}, ["[null, true]"], ["[null, 1]"]),
+        ({"items": [{"type": "null"}], "additionalItems": {"type": "null"}}, ["[null, null]"], ["[null, true]"]),
+        (
+            {"propertyNames": {"enum": ["a", "b"]}, "additionalProperties": {"type": "null"}, "required": ["a"]},
+            ['{"a": null}', '{"a": null, "b": null}'],
+            ['{"a": 1}', '{"c": null}', "{}"],
+        ),
+        (
+            {"$defs": {"n": {"pattern": "^x+$"}}, "type": "object", "propertyNames": {"$ref": "#/$defs/n"}},
+            ['{"xx": 1}'],
+            ['{"y": 1}'],
+        ),
+        (
+            {
+                "$defs": {"a": {"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"]}},
+                "allOf": [{"$ref": "#/$defs/a"}, {"type": "object", "properties": {"b": {"type": "null"}}}],
+            },
+            ['{"a": null}', '{"a": null, "b": null}'],
+            ['{"b": null}', '{"a": null, "b": 1}'],
+        ),
+        ({"type": "string", "anyOf": [{"format": "ipv4"}, {"maxLength": 1}]}, ['"1.2.3.4"', '"a"'], ['"ab"', "3"]),
+        ({"type": "string", "format": "uuid4"}, [], ['"00000000-0000-1000-8000-000000000000"']),
+    ],
+)
+def test_what_is_rewritten_is_the_same(
+    compiler: xgr.GrammarCompiler, schema: dict[str, Any], right: list[str], wrong: list[str]
+) -> None:
+    compiled = compile_form(compiler, Form("json", json.dumps(admit_schema(schema))))
+    assert [text for text in right if not accepts(compiled, text)] == []
+    assert [text for text in wrong if accepts(compiled, text)] == []
+
+
+@each_row(
+    "schema, says",
+    [
+        ({"type": "integer", "format": "uint128"}, '"format" of a number'),
+        ({"type": "integer", "format": "time-delta"}, '"format" of a number'),
+        ({"type": "string", "format": "date", "pattern": "^a$"}, '"format" beside "pattern"'),
+        ({"type": "string", "format": "color", "pattern": "^a$"}, '"format" with this value'),
+        ({"allOf": [{"type": "object", "additionalProperties": False}, {"type": "object"}]}, '"allOf"'),
+        ({"propertyNames": {"enum": ["a"]}, "additionalProperties": False}, '"additionalProperties": false beside'),
+        ({"type": "object", "propertyNames": {"$ref": "#/$defs/none"}}, '"propertyNames" of this "\\$ref"'),
+        (
+            {"allOf": [{"type": "object", "properties": {"a": True}}, {"type": "object", "properties": {"a": {}}}]},
+            "allOf",
+        ),
+    ],
+)
+def test_what_cannot_be_rewritten_is_refused(schema: dict[str, Any], says: str) -> None:
+    with pytest.raises(UnsupportedSchemaError, match=says):
+        admit_schema(schema)
+
+
+def test_copies_are_limited() -> None:
+    """Each of a few hundred objects would copy the largest definition, and each copy would copy again."""
+    large = {"type": "object", "properties": {f"p{number}": {"type": "null"} for number in range(200)}}
+    joined = {"allOf": [{"$ref": "#/$defs/large"}, {"type": "object", "properties": {"z": {"type": "null"}}}]}
+    schema = {"$defs": {"large": large}, "prefixItems": [joined for _ in range(500)]}
+    with pytest.raises(UnsupportedSchemaError, match='"allOf" of several'):
+        admit_schema(json.loads(json.dumps(schema)))
+    assert len(json.dumps(admit_schema({**schema, "prefixItems": [joined] * 8}))) < 3 * COPIED_BYTES
