@@ -293,7 +293,6 @@ def _check_voice(voice: str, voices: Sequence[str]) -> str:
     return named
 
 
-_REPEATED = ("stop_token_ids", "stop")
 _FLOATS = frozenset(
     ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "guidance_scale")
 )
@@ -307,11 +306,10 @@ def sampling_from_proto(message: sampling_pb2.SamplingParams, field: str) -> Sam
     """
     data: dict[str, object] = {}
     for descriptor, value in message.ListFields():
-        if descriptor.name in _REPEATED:
+        if descriptor.name in ("stop_token_ids", "stop"):
             data[descriptor.name] = list(value)
         elif descriptor.name in _FLOATS:
-            # The message holds 32-bit floats. Seven digits restore the number that the caller wrote (0.9, not
-            # 0.89999998).
+            # Of 32-bit floats, seven digits restore the number that the caller wrote (0.9, not 0.89999998).
             data[descriptor.name] = float(format(value, ".7g"))
         else:
             data[descriptor.name] = value
@@ -339,16 +337,12 @@ def check_sampling_names(sampling: Mapping[str, sampling_pb2.SamplingParams], st
 
 MAX_MODALITIES: Final = 16
 """Maximum number of modalities that a request may name, repetitions included."""
-_FROM_PROTO: dict[int, Modality] = {
-    sampling_pb2.MODALITY_TEXT: Modality.TEXT,
-    sampling_pb2.MODALITY_AUDIO: Modality.AUDIO,
-    sampling_pb2.MODALITY_TRANSCRIPT: Modality.TRANSCRIPT,
-}
 _TO_PROTO = {
     Modality.TEXT: sampling_pb2.MODALITY_TEXT,
     Modality.AUDIO: sampling_pb2.MODALITY_AUDIO,
     Modality.TRANSCRIPT: sampling_pb2.MODALITY_TRANSCRIPT,
 }
+_FROM_PROTO: dict[int, Modality] = {number: modality for modality, number in _TO_PROTO.items()}
 
 
 @dataclass(frozen=True, slots=True)
