@@ -5,21 +5,26 @@ The weights are those of `make demo`. Without them in the cache, the tests are s
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import openai
 import pytest
 
 from omni_cli.commands.demo import SPOKEN_PIPELINE
 from omni_proto.client import GenerationResult, OmniClient, ResultBuilder
 from support.models.real_weights import count_word_errors, find_weights, split_words, transcribe
+from support.peers.gateways import run_gateway
 from support.processes.forked_pipelines import fork_pipeline
 from support.processes.pipelines import RunningPipeline
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.timeout(900)]
 
+MODEL = "spoken"
 AT_ONCE = 8
 SENTENCES = (
     "The old bridge was closed for three days.",
@@ -81,11 +86,29 @@ FACTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def spoken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPipeline]:
+CAPITAL = {
+    "type": "object",
+    "properties": {"country": {"type": "string"}, "capital": {"type": "string"}},
+    "required": ["country", "capital"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module", params=["Stream", pytest.param("Full", marks=pytest.mark.full)])
+def spoken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPipeline]:
     models = {"llm": find_weights("smollm2-135m-instruct"), "voice": find_weights("en-us-joe-medium")}
-    with fork_pipeline(SPOKEN_PIPELINE, models, tmp_path_factory.mktemp("spoken")) as running:
+    folder = tmp_path_factory.mktemp("spoken")
+    file = folder / SPOKEN_PIPELINE.name
+    file.write_text(SPOKEN_PIPELINE.read_text().replace("mode: Stream", f"mode: {request.param}"))
+    with fork_pipeline(file, models, folder) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def gateway(spoken: RunningPipeline, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    """A client of a gateway process in front of the pipeline."""
+    with run_gateway(tmp_path_factory.mktemp("gateway"), f"{MODEL}=grpc://{spoken.endpoint}") as running:
+        yield openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=600)
 
 
 def ask(endpoint: str, text: str, reply: str | None = None) -> GenerationResult:
@@ -103,6 +126,25 @@ def test_answers_are_right_and_spoken(spoken: RunningPipeline) -> None:
         assert fact in answer.text, (question, answer.text)
         # A fifth of a second for each word, at least.
         assert answer.audio_seconds > 0.2 * len(answer.text.split())
+
+
+def test_json_is_valid_and_right(gateway: openai.OpenAI) -> None:
+    # So small a model needs an example: without one, it writes FRANCE.
+    shown: list[Any] = [
+        {"role": "user", "content": "Give Italy and its capital as JSON."},
+        {"role": "assistant", "content": '{"country": "Italy", "capital": "Rome"}'},
+    ]
+    for country, capital in {"France": "Paris", "Japan": "Tokyo", "Germany": "Berlin"}.items():
+        answer = gateway.chat.completions.create(
+            model=MODEL,
+            modalities=["text"],
+            messages=[*shown, {"role": "user", "content": f"Give {country} and its capital as JSON."}],
+            response_format={
+                "type": "json_schema",
+                "json_schema": {"name": "capital", "schema": CAPITAL, "strict": True},
+            },
+        )
+        assert json.loads(answer.choices[0].message.content or "") == {"country": country, "capital": capital}
 
 
 def test_whisper_reads_fifty_spoken_sentences_back(spoken: RunningPipeline) -> None:
