@@ -102,6 +102,8 @@ class Rewriter:
             for arm in node["anyOf"]:
                 if isinstance(arm, dict) and arm.keys().isdisjoint(("type", "$ref", "anyOf", "oneOf", "allOf")):
                     arm["type"] = node["type"]
+        if self._left < 0:
+            return  # each schema could read the same large ones again
         if isinstance(node.get("allOf"), list) and len(node["allOf"]) > 1:
             self._join_objects(node)
         if isinstance(node.get("propertyNames"), dict):
@@ -140,6 +142,7 @@ class Rewriter:
         values = [found["const"]] if "const" in found else found.get("enum")
         if not isinstance(values, list) or kinds_of(found.get("type", "string")) != {"string"}:
             return
+        self._left -= len(values)
         allowed = list(dict.fromkeys(value for value in values if isinstance(value, str)))
         rest = node.get("additionalProperties", {})
         if not allowed or rest is False or not node.keys().isdisjoint(("properties", "patternProperties")):
