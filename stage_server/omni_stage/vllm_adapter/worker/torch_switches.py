@@ -1,18 +1,20 @@
 """torch's global switches that change results or choose kernels, as every stage and every check on a GPU sets them.
 
 torch's own defaults differ from vLLM's, and both from what our comparisons with transformers assume. So the workers of
-all stages, and `make gpu`, apply this one table before they load a model. So vLLM's VLLM_FLOAT32_MATMUL_PRECISION has
-no effect.
+all stages, and `make gpu`, apply this one table before they load a model. vLLM's variable
+VLLM_FLOAT32_MATMUL_PRECISION (highest, high or medium) decides about TF32, here also in convolutions.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
+PRECISION: Final = os.environ.get("VLLM_FLOAT32_MATMUL_PRECISION") or "highest"
 _matmul, _cudnn, _sdp = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.cuda
 
 
@@ -32,7 +34,7 @@ def _attribute(module: Any, name: str, value: Any, why: str) -> Switch:
 
 SWITCHES: Final[dict[str, Switch]] = {
     "float32_matmul_precision": Switch(
-        "highest",
+        PRECISION,
         torch.get_float32_matmul_precision,
         torch.set_float32_matmul_precision,
         "float32 means float32: code2wav, token2wav and the comparisons with transformers. vLLM's default too.",
@@ -40,7 +42,7 @@ SWITCHES: Final[dict[str, Switch]] = {
     "cudnn.allow_tf32": _attribute(
         _cudnn,
         "allow_tf32",
-        False,
+        PRECISION != "highest",
         "torch's default lets cuDNN convolve in TF32, with 10 bits of mantissa. All published differences of audio are "
         "measured without.",
     ),
