@@ -155,6 +155,17 @@ sbom: ## Write a bill of materials of each image's packages (CycloneDX) into sbo
 	@tools/setup.sh sbom
 	@$(PY) tools/sbom.py
 
+.PHONY: release release-push
+WITH_HELM = helm="$$(PYTHONPATH=tests $(PY) -m support.controlplane.binaries helm)" && export helm
+release: setup ## Cut version VERSION=1.2.3, and build its packages, chart, manifests and bills into dist/VERSION (REGISTRY=... : where the chart's images are)
+	@tools/setup.sh sbom
+	@[ -n "$(VERSION)" ] || { echo "say which: make release VERSION=1.2.3" >&2; exit 2; }
+	@$(WITH_HELM) && $(PY) -m tools.release cut "$(VERSION)" --helm "$$helm" && $(PY) -m tools.release build --helm "$$helm" --registry "$(REGISTRY)"
+
+release-push: setup ## Push the chart in dist/ and images for each PLATFORMS to REGISTRY, with bills and provenance (after make release; needs docker buildx)
+	@$(WITH_HELM) && $(PY) -m tools.release push-chart --helm "$$helm" --registry "$(REGISTRY)"
+	@PUSH=1 REGISTRY="$(REGISTRY)" tools/images.sh $${TARGETS:-operator stage-cpu stage-gpu stage-sim}
+
 soak: setup ## Run mixed load with random faults for half an hour (MINUTES=30); HOSTILE=1: for 5 minutes, with hostile clients instead of faults
 	@if [ -n "$(HOSTILE)" ]; then \
 	  PYTHONPATH=tests:. $(PY) -m checks.soak --hostile --minutes $${MINUTES:-5} --json benchmarks/results/soak-hostile.json; \

@@ -4,6 +4,8 @@
 # $REGISTRY is put before the images' names. $TAG replaces the version as the tag. $BUILD_FLAGS are passed to the builder
 # unchanged, for example for a network with its own certificate authority (podman, buildah):
 #   BUILD_FLAGS="--volume /etc/ssl/certs:/etc/ssl/certs:ro"
+# With $PUSH, docker buildx builds each image for all $PLATFORMS (default: linux/amd64,linux/arm64; stage-gpu is for amd64 only)
+# and pushes it with a bill of materials and provenance (SLSA).
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -44,6 +46,7 @@ name_of() {
 
 [ "$#" -gt 0 ] || set -- operator stage-cpu
 for target in "$@"; do name_of "$target" >/dev/null; done
+[ -z "${PUSH:-}" ] || BUILDER=docker
 builder="$(find_builder)"
 labels="--label org.opencontainers.image.version=$version"
 if revision="$(git rev-parse HEAD 2>/dev/null)"; then
@@ -55,6 +58,14 @@ for target in "$@"; do
   case "$builder" in
     # --layers caches the layers; docker and podman do so by default.
     buildah) set -- buildah build --layers ;;
+    docker)
+      set -- docker build
+      if [ -n "${PUSH:-}" ]; then
+        platforms="${PLATFORMS:-linux/amd64,linux/arm64}"
+        [ "$target" != stage-gpu ] || platforms=linux/amd64
+        set -- docker buildx build --push --platform "$platforms" --sbom=true --provenance=mode=max
+      fi
+      ;;
     *) set -- "$builder" build ;;
   esac
   # The flags must be split into words.

@@ -34,12 +34,12 @@ _HELMS_LABELS = ("helm.sh/chart", "app.kubernetes.io/managed-by")
 Manifest = dict[str, Any]
 
 
-def render_chart(helm: Path) -> list[Manifest]:
-    """Returns the objects of the chart with its default values, including the pod of `helm test`.
+def render_chart(helm: Path, chart: Path = CHART) -> list[Manifest]:
+    """Returns the objects of a chart with its default values, including the pod of `helm test`.
 
     Raises subprocess.CalledProcessError if helm fails.
     """
-    command = [str(helm), "template", RELEASE, str(CHART), "--namespace", NAMESPACE, "--kube-version", KUBE_VERSION]
+    command = [str(helm), "template", RELEASE, str(chart), "--namespace", NAMESPACE, "--kube-version", KUBE_VERSION]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return [document for document in yaml.safe_load_all(text) if document]
 
@@ -74,9 +74,9 @@ def build_namespace() -> Manifest:
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}}
 
 
-def render_install(helm: Path) -> str:
+def render_install(helm: Path, chart: Path = CHART) -> str:
     """Returns the text of manifests/install.yaml."""
-    manifests = [build_namespace(), *(strip_helm(item) for item in render_chart(helm) if not is_hook(item))]
+    manifests = [build_namespace(), *(strip_helm(item) for item in render_chart(helm, chart) if not is_hook(item))]
     dumped = (yaml.safe_dump(item, sort_keys=False, width=120, allow_unicode=True) for item in manifests)
     return _HEADER + "".join(f"---\n{text}" for text in dumped)
 

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import sys
 
-CLI_PACKAGES = ("cel", "jsonschema", "kubernetes", "matplotlib", "rich", "typer")
-"""Top-level modules of omnipipeline[cli]."""
-ENGINE_PACKAGES = ("vllm", "torch", "transformers", "safetensors", "numpy", "omni_stage")
+EXTRAS = {
+    "cli": ("cel", "jsonschema", "rich", "typer"),
+    "cluster": ("kubernetes",),
+    "gateway": ("fastapi", "omni_gateway", "uvicorn"),
+    "operator": ("omni_operator",),
+    "stage": ("numpy", "omni_stage", "safetensors", "soundfile", "soxr", "av", "PIL"),
+    "timeline": ("matplotlib",),
+}
+"""For each extra of the distribution omnipipeline, top-level modules that it brings and a command may miss."""
+ENGINE_PACKAGES = ("vllm", "torch", "transformers")
 
 
 def main() -> None:
@@ -25,11 +32,10 @@ def main() -> None:
 def remedy_for(module: str) -> str:
     """Returns the command that installs a missing module; an empty text if no extra contains it."""
     top = module.partition(".")[0]
-    if top in CLI_PACKAGES:
-        return "install the command's packages: pip install 'omnipipeline[cli]'"
     if top in ENGINE_PACKAGES:
         return "install an engine: pip install 'omnipipeline[cpu]' or 'omnipipeline[gpu]'"
-    return ""
+    extra = next((extra for extra, modules in EXTRAS.items() if top in modules), "")
+    return extra and f"install what this command needs: pip install 'omnipipeline[{extra}]'"
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def require_engine() -> None:
 
 def require_gateway() -> None:
     """If the gateway's packages are missing, print which extra to install, and exit with code 1."""
-    if any(find_spec(name) is None for name in ("fastapi", "uvicorn", "av")):
+    if any(find_spec(name) is None for name in ("omni_gateway", "fastapi", "uvicorn", "av")):
         raise fail("the gateway's packages are not installed: pip install 'omnipipeline[gateway]'")
 
 

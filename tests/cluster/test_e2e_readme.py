@@ -16,6 +16,7 @@ import httpx
 import numpy as np
 import pytest
 import yaml
+from tools.release.version import read_version
 
 from omni_cli.local.ports import pick_ports
 from support.cluster.cluster import Cluster
@@ -25,7 +26,7 @@ from support.controlplane.server.api import eventually
 from support.docs.doc_examples import console_commands
 
 NAMESPACE = "readme"
-NAMED_BY_MANIFESTS = "docker.io/library/omnipipeline-stage:0.1.0-cpu"
+NAMED_BY_MANIFESTS = f"docker.io/library/omnipipeline-stage:{read_version()}-cpu"
 PORT = "8000"
 
 

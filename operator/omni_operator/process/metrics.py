@@ -21,7 +21,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from omni_kube.objects import Manifest
-from omni_operator.status.conditions import CONDITION_TYPES, SPEC_UNDERSTOOD
+from omni_operator.status.conditions import ALWAYS_WRITTEN, CONDITION_TYPES
 
 RESULTS = ("unchanged", "changed", "conflict", "refused", "denied", "error", "gone")
 """refused: the operator does not act on the pipeline, because of its spec or the limit of its namespace. denied: the
@@ -43,7 +43,7 @@ class ConditionSample:
 
 
 def condition_samples(pipeline: Manifest) -> tuple[ConditionSample, ...]:
-    """Returns the conditions of a live pipeline. A condition that it lacks is Unknown; SpecUnderstood is left out."""
+    """Returns the conditions of a live pipeline. One that it lacks is Unknown, if it is always written."""
     metadata = pipeline["metadata"]
     found = {item.get("type"): item for item in (pipeline.get("status") or {}).get("conditions") or ()}
     return tuple(
@@ -55,7 +55,7 @@ def condition_samples(pipeline: Manifest) -> tuple[ConditionSample, ...]:
             str(found.get(kind, {}).get("reason", "Unknown")),
         )
         for kind in CONDITION_TYPES
-        if kind in found or kind != SPEC_UNDERSTOOD
+        if kind in found or kind in ALWAYS_WRITTEN
     )
 
 

@@ -15,7 +15,11 @@ PROGRESSING: Final = "Progressing"
 DEGRADED: Final = "Degraded"
 SPEC_UNDERSTOOD: Final = "SpecUnderstood"
 """Written only while it is False."""
-CONDITION_TYPES: Final = (READY, PROGRESSING, DEGRADED, SPEC_UNDERSTOOD)
+RECONCILING: Final = "Reconciling"
+STALLED: Final = "Stalled"
+"""These two are written only while they are True (kstatus.py)."""
+CONDITION_TYPES: Final = (READY, PROGRESSING, DEGRADED, SPEC_UNDERSTOOD, RECONCILING, STALLED)
+ALWAYS_WRITTEN: Final = (READY, PROGRESSING, DEGRADED)
 
 
 @dataclass(frozen=True, slots=True)

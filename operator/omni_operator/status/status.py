@@ -24,6 +24,7 @@ from omni_operator.state.observed import Observed, find_service_problem, find_st
 from omni_operator.state.pod_causes import find_cause
 from omni_operator.status.assessment import Assessment, ChildError, Halt, StageState
 from omni_operator.status.conditions import PROGRESSING, bound, set_conditions
+from omni_operator.status.kstatus import judge_kstatus
 from omni_operator.status.verdicts import AFTER_COMPLETION, judge
 from omni_proto.pipeline import OmniPipeline
 from omni_proto.pipeline.rules.component_checks import list_likely_mistakes
@@ -107,9 +108,11 @@ def describe_deletion(observed: Observed) -> Halt:
 def _build(assessment: Assessment, observed: Observed, url: str, now: datetime) -> Status:
     previous = observed.pipeline.get("status") or {}
     ready = sum(stage.is_ready for stage in assessment.stages)
+    verdicts = judge(assessment)
+    verdicts |= judge_kstatus(verdicts)
     return {
         "observedGeneration": observed.generation,
-        "conditions": set_conditions(previous.get("conditions", ()), judge(assessment), observed.generation, now),
+        "conditions": set_conditions(previous.get("conditions", ()), verdicts, observed.generation, now),
         "readyStages": f"{ready}/{len(assessment.stages)}",
         "stages": [_stage_entry(stage, observed) for stage in assessment.stages],
         "url": url,

@@ -52,7 +52,8 @@ def object_schema() -> Schema:
                 "properties": {"name": structural_schema(Metadata)["properties"]["name"]},
             },
             "spec": structural_schema(PipelineSpec),
-            "status": structural_schema(PipelineStatus),
+            # kstatus takes a resource without a status for done. No generation is 0.
+            "status": structural_schema(PipelineStatus) | {"default": {"observedGeneration": 0}},
         },
         "x-kubernetes-validations": [rule.to_schema() for rule in OBJECT_RULES],
     }

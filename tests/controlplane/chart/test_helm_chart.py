@@ -18,6 +18,7 @@ from support.controlplane.charts.helm import (
     NAMESPACE,
     RELEASE,
     ROOT,
+    VERSION,
     Helm,
     Manifest,
     operator_process,
@@ -159,11 +160,11 @@ def test_a_spread_constraint_keeps_the_selector_that_it_has(helm: Helm) -> None:
 @pytest.mark.parametrize(
     ("values", "image", "stage_image"),
     [
-        ({}, "omnipipeline-operator:0.1.0", "omnipipeline-stage:0.1.0"),
+        ({}, f"omnipipeline-operator:{VERSION}", f"omnipipeline-stage:{VERSION}"),
         (
             {"imageRegistry": "r.example:5000/a"},
-            "r.example:5000/a/omnipipeline-operator:0.1.0",
-            "r.example:5000/a/omnipipeline-stage:0.1.0",
+            f"r.example:5000/a/omnipipeline-operator:{VERSION}",
+            f"r.example:5000/a/omnipipeline-stage:{VERSION}",
         ),
         (
             {"image": {"digest": f"sha256:{'a' * 64}", "tag": "x"}, "stageImage": {"repository": "s", "tag": "gpu"}},

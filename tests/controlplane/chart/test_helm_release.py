@@ -8,13 +8,14 @@ from __future__ import annotations
 import base64
 import os
 import shutil
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
-from support.controlplane.charts.helm import CHART, NAMESPACE, RELEASE, ROOT, Helm, Manifest
+from support.controlplane.charts.helm import CHART, NAMESPACE, RELEASE, ROOT, VERSION, Helm, Manifest
 from support.controlplane.charts.operator_pods import OperatorPods, pod_uids
 from support.controlplane.control_plane import ControlPlane
 from support.controlplane.pipelines import (
@@ -30,7 +31,8 @@ from support.processes.polling import PATIENCE_S
 pytestmark = pytest.mark.controlplane
 
 CRD = "omnipipelines.omnipipeline.io"
-OLD_VERSION = "0.0.9"
+(OLD_PACKAGE,) = (ROOT / "tests" / "data" / "releases").glob("omnipipeline-*.tgz")
+OLD_VERSION = OLD_PACKAGE.stem.removeprefix("omnipipeline-")
 NEXT_VERSION = "0.2.0"
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 Run = Callable[..., str]
@@ -65,19 +67,9 @@ def helm(plane: ControlPlane, models: Api, pods: OperatorPods, tmp_path: Path) -
 
 
 @pytest.fixture
-def old_chart(tmp_path: Path) -> Path:
-    """Returns a chart that stands for an earlier version, whose CRD does not have spec.suspend."""
-    chart = tmp_path / "old" / "omnipipeline"
-    shutil.copytree(CHART, chart)
-    about = yaml.safe_load((chart / "Chart.yaml").read_text())
-    (chart / "Chart.yaml").write_text(yaml.safe_dump({**about, "version": OLD_VERSION, "appVersion": OLD_VERSION}))
-    crd = yaml.safe_load((chart / "files" / "crd.yaml").read_text())
-    (version,) = crd["spec"]["versions"]
-    del version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["suspend"]
-    columns = version["additionalPrinterColumns"]
-    version["additionalPrinterColumns"] = [column for column in columns if column["name"] != "Suspended"]
-    (chart / "files" / "crd.yaml").write_text(yaml.safe_dump(crd))
-    return chart
+def old_chart() -> Path:
+    """Returns the chart's package of the previous release, as it was published (docs/releases.md)."""
+    return OLD_PACKAGE
 
 
 @pytest.fixture
@@ -113,9 +105,18 @@ def images_of(api: Api, name: str) -> set[str]:
     return {item["spec"]["template"]["spec"]["containers"][0]["image"] for item in deployments}
 
 
-def knows_suspend(plane: ControlPlane) -> bool:
+def served_schema(plane: ControlPlane) -> Manifest:
     (version,) = plane.admin.get("CustomResourceDefinition", CRD)["spec"]["versions"]
-    return "suspend" in version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+    return dict(version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"])
+
+
+def schema_of(package: Path) -> Manifest:
+    """Returns the schema of the CRD in a chart's package."""
+    with tarfile.open(package) as archive:
+        file = archive.extractfile("omnipipeline/files/crd.yaml")
+        assert file is not None
+        (version,) = yaml.safe_load(file)["spec"]["versions"]
+    return dict(version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"])
 
 
 @pytest.mark.full  # on a real node: cluster/test_e2e_uninstall.py
@@ -129,7 +130,7 @@ def test_install_test_uninstall_and_again(helm: Run, pods: OperatorPods, plane: 
     assert "Phase:          Succeeded" in helm("test", RELEASE, "--timeout=120s")
     models.apply(without_image("omni"))
     wait_settled(models)
-    assert images_of(models, "omni") == {"omnipipeline-stage:0.1.0"}
+    assert images_of(models, "omni") == {f"omnipipeline-stage:{VERSION}"}
     before = pod_uids(models)
     assert len(before) == 3
 
@@ -174,8 +175,10 @@ def test_upgrade_of_the_chart_and_its_crd_and_back(
     helm: Run, old_chart: Path, pods: OperatorPods, plane: ControlPlane, models: Api
 ) -> None:
     helm("install", RELEASE, old_chart, "--wait")
-    suspended = {**build_pipeline("new"), "spec": {**build_pipeline()["spec"], "suspend": True}}
-    assert "suspend" not in models.create(suspended)["spec"], "pruned"
+    assert served_schema(plane) == schema_of(old_chart)
+    newer = build_pipeline("new")
+    newer["spec"]["defaults"] |= {"env": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}]}
+    assert "env" not in models.create(newer)["spec"]["defaults"], "pruned"
     models.delete("OmniPipeline", "new")
     models.apply(build_pipeline("pinned"))
     models.apply(without_image("follows"))
@@ -186,14 +189,16 @@ def test_upgrade_of_the_chart_and_its_crd_and_back(
     uid = models.get("OmniPipeline", "pinned")["metadata"]["uid"]
 
     helm("upgrade", RELEASE, CHART, "--wait")
-    assert knows_suspend(plane)
-    eventually(lambda: images_of(models, "follows") == {"omnipipeline-stage:0.1.0"}, why="the default image is new")
+    assert "env" in served_schema(plane)["defaults"]["properties"]
+    eventually(
+        lambda: images_of(models, "follows") == {f"omnipipeline-stage:{VERSION}"}, why="the default image is new"
+    )
     wait_settled(models, "follows")
-    assert models.apply(suspended)["spec"]["suspend"] is True
-    wait_condition(models, "Ready", "new", status="False", reason="Suspended")
+    assert models.apply(newer)["spec"]["defaults"]["env"] == newer["spec"]["defaults"]["env"]
+    wait_settled(models, "new")
 
     helm("rollback", RELEASE, "1", "--wait")
-    assert not knows_suspend(plane)
+    assert served_schema(plane) == schema_of(old_chart)
     eventually(lambda: images_of(models, "follows") == {f"omnipipeline-stage:{OLD_VERSION}"}, why="the old image")
     for name in ("pinned", "follows", "new"):
         wait_settled(models, name)
@@ -287,7 +292,7 @@ def test_a_tenants_operator_serves_its_namespaces_alone(
         api.apply(build_pipeline())
     wait_settled(models)
     assert list_children(other) == {}
-    assert not other.get("OmniPipeline", "omni").get("status")
+    assert other.get("OmniPipeline", "omni")["status"] == {"observedGeneration": 0}
     log = pods.operator(NAMESPACE).log.read_text()
     assert f"serving {models.namespace}" in log
     assert '"ERROR"' not in log

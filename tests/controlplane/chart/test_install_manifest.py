@@ -17,6 +17,7 @@ from support.controlplane.charts.helm import (
     CHART,
     NAMESPACE,
     ROOT,
+    VERSION,
     Helm,
     Manifest,
     operator_process,
@@ -74,11 +75,11 @@ def test_a_kustomization_changes_images_and_pull_secrets(plane: ControlPlane) ->
     overlaid = read_manifests(plane.kubectl("kustomize", OVERLAY).stdout)
     deployment = pick_one(overlaid, "Deployment")
     pod = deployment["spec"]["template"]["spec"]
-    assert pod["containers"][0]["image"] == "registry.example/omnipipeline-operator:0.1.0"
+    assert pod["containers"][0]["image"] == f"registry.example/omnipipeline-operator:{VERSION}"
     assert pod["imagePullSecrets"] == [{"name": "registry"}]
     environment = operator_process(deployment)[1]
     before = operator_process(pick_one(base, "Deployment"))[1]
-    image = {"OMNI_OPERATOR_DEFAULT_IMAGE": "registry.example/omnipipeline-stage:0.1.0"}
+    image = {"OMNI_OPERATOR_DEFAULT_IMAGE": f"registry.example/omnipipeline-stage:{VERSION}"}
     assert environment == {**before, **image}
 
 

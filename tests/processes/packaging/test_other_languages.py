@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tools.release.build import build_packages
 
 from support.docs.doc_examples import blocks_of
 from support.peers.answering_entry import WORDS, serve_entry
-from support.processes.bare_venv import ROOT, build_distributions, make_venv, run_bare
+from support.processes.bare_venv import ROOT, make_venv, run_bare
 
 CLIENTS = ROOT / "tests" / "data" / "clients"
 PAGE = [block.commands for block in blocks_of(ROOT / "docs" / "client.md") if block.language == "console"]
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.full  # needs compilers and a package registry
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bin folder of a virtual environment with the packages that the page needs: ours and grpcio-tools."""
     folder = tmp_path_factory.mktemp("protoc")
-    _, wheel = build_distributions(folder)
+    wheel, _ = build_packages(folder, ["omnipipeline"])
     return make_venv(folder / "venv", str(wheel), "grpcio-tools")
 
 

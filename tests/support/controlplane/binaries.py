@@ -61,6 +61,8 @@ MODULES = (
     Module("kwok", (Program("kwok", "sigs.k8s.io/kwok/cmd/kwok"),)),
     Module("kubeconform", (Program("kubeconform", "github.com/yannh/kubeconform/cmd/kubeconform"),)),
     Module("helm", (Program("helm", "helm.sh/helm/v3/cmd/helm"),)),
+    Module("registry", (Program("crane", "github.com/google/go-containerregistry/cmd/crane"),)),
+    Module("kstatus", (Program("kstatus", "."),)),
     Module("node", _kubernetes("kubelet", "kube-proxy"), by_name=True),
     Module("pause", (Program("pause", "."),), by_name=True),
     Module("coredns", (Program("coredns", "."),), by_name=True),

@@ -1,6 +1,7 @@
 """The status of an OmniPipeline, which only the operator writes.
 
-It has no defaults: values that the API server filled in would look to the operator like another writer's change.
+Its fields have no defaults: values that the API server filled in would look to the operator like another writer's
+change. Only a resource that the operator has not seen yet gets a status, so that no tool takes it for done.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Condition(ConfigModel):
     """One aspect of the pipeline's state, in the form that Kubernetes' tools know."""
 
     type: Annotated[str, StringConstraints(min_length=1, max_length=316, pattern=r"^[A-Z][A-Za-z0-9]*$")]
-    """Ready, Progressing, Degraded or SpecUnderstood."""
+    """Ready, Progressing, Degraded, SpecUnderstood, Reconciling or Stalled."""
     status: Literal["True", "False", "Unknown"]
     """Whether the condition holds."""
     observed_generation: Generation | None = None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from tools.release.version import read_version
 
 from support.controlplane.binaries import KUBERNETES_VERSION, find_binaries
 from support.controlplane.server.api import Manifest
@@ -18,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[4]
 CHART = ROOT / "helm" / "omnipipeline"
 RELEASE = "omnipipeline"
 NAMESPACE = "omnipipeline-system"
+VERSION = read_version()
 
 
 class UniqueKeys(yaml.CSafeLoader):  # libyaml is ten times as fast as the parser in Python

@@ -55,6 +55,7 @@ class TestInvalidSpec:
             "Progressing": ("False", "InvalidSpec"),
             "Degraded": ("True", "InvalidSpec"),
             "SpecUnderstood": ("False", "InvalidSpec"),
+            "Stalled": ("True", "InvalidSpec"),
         }
         assert "spec.stages: too many" in status["conditions"][0]["message"]
         PipelineStatus.model_validate(status)

@@ -1,0 +1,71 @@
+"""What kstatus, the library of Flux and `helm --wait`, makes of a pipeline: its own code reads the live resource."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from support.controlplane.binaries import find_binaries
+from support.controlplane.chains import gpu_pipeline
+from support.controlplane.control_plane import ControlPlane
+from support.controlplane.operators import OperatorProcess
+from support.controlplane.pipelines import build_pipeline, condition_of, wait_condition, wait_settled
+from support.controlplane.server.api import Api, eventually
+
+pytestmark = pytest.mark.controlplane
+
+
+def kstatus(api: Api, name: str = "omni") -> tuple[str, str]:
+    """Returns the status (Current, InProgress, Failed, ...) and the message that kstatus computes."""
+    document = json.dumps(api.get("OmniPipeline", name))
+    done = subprocess.run(
+        [find_binaries("kstatus")["kstatus"]], input=document, capture_output=True, text=True, check=True
+    )
+    status, _, message = done.stdout.rstrip("\n").partition("\t")
+    return status, message
+
+
+@pytest.fixture
+def node(control_plane: ControlPlane, api: Api) -> Iterator[str]:
+    """A node with the GPUs of one revision."""
+    name = f"node-{api.namespace}"
+    control_plane.add_node(name, gpus=3)
+    yield name
+    control_plane.admin.delete("Node", name)
+
+
+def test_a_rollout_is_unfinished_until_it_is_finished(
+    api: Api, make_operator: Callable[..., OperatorProcess], node: str
+) -> None:
+    api.apply(gpu_pipeline(node))
+    assert kstatus(api)[0] == "InProgress", "no operator has seen it"
+    with make_operator():
+        wait_settled(api)
+        assert kstatus(api)[0] == "Current"
+        # The new revision does not fit beside the old one, which keeps serving.
+        api.apply(gpu_pipeline(node, image="example.com/stage:2"))
+        assert kstatus(api)[0] == "InProgress"
+        wait_condition(api, "Reconciling", status="True", reason="RolloutNeedsCapacity")
+        assert condition_of(api.get("OmniPipeline", "omni"), "Ready")["status"] == "True"
+        status, message = kstatus(api)
+        assert (status, "does not fit" in message or "capacity" in message) == ("InProgress", True), message
+        api.apply(gpu_pipeline(node))
+        wait_settled(api)
+        eventually(lambda: kstatus(api)[0] == "Current", why="the edit was taken back")
+
+
+def test_what_waits_for_a_person_has_failed(api: Api, operator: OperatorProcess) -> None:
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "omni"}, "spec": {"ports": [{"port": 1}]}}
+    api.create(service)
+    api.apply(build_pipeline())
+    wait_condition(api, "Stalled", status="True", reason="ChildConflict")
+    assert not condition_of(api.get("OmniPipeline", "omni"), "Reconciling")
+    status, message = kstatus(api)
+    assert status == "Failed"
+    assert "kubectl delete" in message
+    api.delete("Service", "omni")
+    wait_settled(api)
+    assert kstatus(api)[0] == "Current"
