@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from omni_cli.ask_options import bench, chat
 from omni_cli.checks import (
     OutputFormat,
     PipelineFile,
@@ -126,6 +127,8 @@ def run(
 
 
 app.command()(generate)
+app.command()(chat)
+app.command()(bench)
 
 
 @app.command()

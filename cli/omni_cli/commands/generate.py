@@ -155,9 +155,9 @@ def read_prompt(
     if raw:
         return {"raw_text": text or ""}
     media = [
-        *(_read_media(path, image_part) for path in images),
-        *(_read_media(path, audio_part) for path in audios),
-        *(_read_media(path, video_part) for path in videos),
+        *(read_media(path, image_part) for path in images),
+        *(read_media(path, audio_part) for path in audios),
+        *(read_media(path, video_part) for path in videos),
     ]
     parts: tuple[Part, ...] = (*media, *([text] if text else []))
     if not parts:
@@ -318,7 +318,8 @@ def _read_text(path: Path) -> str:
         raise InputFileError(f"cannot read {path}: it is not UTF-8 text") from error
 
 
-def _read_media(path: Path, read: Callable[[Path], MediaPart]) -> MediaPart:
+def read_media(path: Path, read: Callable[[Path], MediaPart]) -> MediaPart:
+    """Returns the part of a prompt that `read` makes of a file. Raises InputFileError."""
     try:
         return read(path)
     except OSError as error:

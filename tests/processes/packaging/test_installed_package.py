@@ -117,7 +117,7 @@ def test_a_pipeline_of_installed_stages_answers(with_all: Path, tmp_path: Path) 
         "while run.poll() is None and not pathlib.Path('at.json').exists(): time.sleep(0.1)\n"
         "at = json.loads(pathlib.Path('at.json').read_text())\n"
         "done = subprocess.run(['omnipipe', 'generate', '--text', 'Hi', '--out', 'a.wav', '--timeline', 'a.png'],\n"
-        "    env={**__import__('os').environ, 'OMNIPIPE_ENDPOINT': at['entry']}, capture_output=True, text=True)\n"
+        "    env={**__import__('os').environ, 'OMNIPIPE_ENDPOINT': at['endpoint']}, capture_output=True, text=True)\n"
         "print(done.returncode, len(done.stdout) > 1, done.stderr, at)\n"
         "run.terminate(); run.wait()\n"
     )

@@ -1,0 +1,152 @@
+"""Options of `omnipipe chat` and `omnipipe bench`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from omni_cli.checks import OutputFormat, fail, print_as
+from omni_cli.generate_options import ModalityOption
+
+if TYPE_CHECKING:
+    from omni_proto.client import ClientTls
+
+Endpoint = Annotated[
+    str,
+    typer.Option(
+        metavar="HOST:PORT",
+        envvar="OMNIPIPE_ENDPOINT",
+        help="Address of the entry stage, or the url of a pipeline's status.",
+    ),
+]
+Voice = Annotated[str, typer.Option(help="Name of the voice.")]
+Modalities = Annotated[
+    list[ModalityOption] | None, typer.Option("--modality", help="What to return; may be repeated. Default: all.")
+]
+MaxTokens = Annotated[int | None, typer.Option(min=1, help="Maximum tokens of an answer.")]
+Timeout = Annotated[float, typer.Option(min=0.001, help="Deadline of a request, in seconds.")]
+Tls = Annotated[bool, typer.Option("--tls", help="Connect over TLS, as grpcs://HOST:PORT does.")]
+Ca = Annotated[
+    Path | None, typer.Option(metavar="PEM", help="CAs to trust, instead of the public ones; implies --tls.")
+]
+
+
+def chat(
+    endpoint: Endpoint,
+    system: Annotated[str, typer.Option(help="System message.")] = "",
+    voice: Voice = "",
+    modality: Modalities = None,
+    max_tokens: MaxTokens = None,
+    play: Annotated[
+        bool, typer.Option("--play/--no-play", help="Play answers with pw-play, paplay, afplay, aplay or ffplay.")
+    ] = True,
+    timeout: Timeout = 300.0,
+    tls: Tls = False,
+    ca: Ca = None,
+) -> None:
+    """Talk with a running pipeline, line by line; it remembers the conversation.
+
+    /image, /audio and /video attach a file to the next message, /help lists all
+    commands. Lines of a pipe are answered too.
+
+    \b
+    Examples:
+      omnipipe chat --endpoint 127.0.0.1:50051
+      omnipipe chat --endpoint 127.0.0.1:50051 --system "Answer in one sentence." --voice Chelsie
+    """
+    from omni_cli.commands.chat import HELP, find_player, prompt_lines, run_chat
+    from omni_proto.client import GenerateArguments
+
+    player = find_player() if play else None
+    typer.echo(HELP if player else f"{HELP}(no player is used; /save writes the audio)\n", err=True, nl=False)
+    arguments: GenerateArguments = {
+        "voice": voice,
+        "modalities": [item.value for item in modality or ()],
+        "timeout": timeout,
+    }
+    raise typer.Exit(
+        run_chat(
+            endpoint,
+            prompt_lines(),
+            arguments=arguments,
+            system_message=system,
+            max_tokens=max_tokens,
+            tls=_tls(tls, ca),
+            player=player,
+        )
+    )
+
+
+def bench(
+    endpoint: Endpoint,
+    text: Annotated[str, typer.Option(help="The prompt of every request.")] = "Tell me about the sea.",
+    requests: Annotated[int, typer.Option(min=1, max=100_000, help="Number of requests.")] = 20,
+    rate: Annotated[
+        float,
+        typer.Option(min=0.001, help="Requests per second, at random intervals; inf sends as --concurrency allows."),
+    ] = float("inf"),
+    concurrency: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum requests at a time.")] = 8,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Maximum tokens of an answer, of the stage that writes it.")
+    ] = None,
+    voice: Voice = "",
+    modality: Modalities = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write one JSON line for each request to this file.")
+    ] = None,
+    output: OutputFormat = None,
+    timeout: Timeout = 300.0,
+    tls: Tls = False,
+    ca: Ca = None,
+) -> None:
+    """Send many requests to a running pipeline, and print what their listeners would have noticed.
+
+    Times count from the moment at which a request was due, so a queue on the client's
+    side counts too. Silence is what a player that begins with the first chunk has to fill.
+    The exit code is 1 if a request failed.
+
+    \b
+    Examples:
+      omnipipe bench --endpoint 127.0.0.1:50051 --requests 100 --rate 2
+      omnipipe bench --endpoint 127.0.0.1:50051 --concurrency 16 -o json
+    """
+    from omni_cli.commands.bench import format_summary, run_bench, write_json_lines
+    from omni_proto.client import ArgumentError, GenerateArguments, OmniClient, OmniRequestError
+
+    client_tls = _tls(tls, ca)
+    arguments: GenerateArguments = {
+        "text": text,
+        "voice": voice,
+        "modalities": [item.value for item in modality or ()],
+        "timeout": timeout,
+    }
+    try:
+        if max_tokens is not None:
+            with OmniClient(endpoint, tls=client_tls) as client:
+                stage = client.get_stage(timeout=timeout)
+            arguments["sampling"] = {stage.answering_stage or stage.stage: {"max_tokens": max_tokens}}
+        summary, outcomes = run_bench(
+            endpoint, arguments, requests=requests, rate=rate, concurrency=concurrency, tls=client_tls
+        )
+    except (ArgumentError, OmniRequestError) as error:
+        raise fail(f"{endpoint}: {error}") from error
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    if json_file is not None:
+        try:
+            json_file.write_text(write_json_lines(outcomes), encoding="utf-8")
+        except OSError as error:
+            raise fail(f"cannot write {json_file}: {error.strerror}") from error
+    if output is None:
+        print(format_summary(summary))
+    else:
+        print_as(output, summary)
+    raise typer.Exit(int(bool(summary["errors"])))
+
+
+def _tls(tls: bool, ca: Path | None) -> ClientTls | None:
+    from omni_proto.client import ClientTls
+
+    return ClientTls(ca) if tls or ca else None

@@ -1,0 +1,182 @@
+"""`omnipipe chat`: a conversation with a running pipeline, with media by path; plays audio where there is a player."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from omni_cli.commands.generate import InputFileError, ask, read_media
+from omni_proto.client import (
+    ArgumentError,
+    ChatMessage,
+    ClientTls,
+    GenerateArguments,
+    GenerationResult,
+    OmniRequestError,
+    Part,
+    assistant,
+    audio_part,
+    image_part,
+    system,
+    user,
+    video_part,
+)
+
+HELP: Final = """/image FILE, /audio FILE, /video FILE   attach a file to the next message
+/save FILE.wav                          save the last answer's audio
+/clear                                  forget the conversation
+/help, /quit                            this list; the end (also Ctrl-D)
+"""
+_MEDIA: Final = {"/image": image_part, "/audio": audio_part, "/video": video_part}
+_PLAYERS: Final = (
+    ("pw-play",),
+    ("paplay",),
+    ("afplay",),
+    ("aplay", "--quiet"),
+    ("ffplay", "-nodisp", "-autoexit", "-loglevel", "error"),
+)
+
+
+def find_player() -> tuple[str, ...] | None:
+    """Returns the command of the first player that is installed, without the file; None if there is none."""
+    return next((command for command in _PLAYERS if shutil.which(command[0])), None)
+
+
+@dataclass(slots=True)
+class Chat:
+    """A conversation. A message whose answer failed is not kept, so the next one is answered as if it had not been."""
+
+    send: Callable[[Sequence[ChatMessage]], GenerationResult]
+    """Asks for the answer to a conversation, and shows it. Raises OmniRequestError or ArgumentError."""
+    report: Callable[[str], object]
+    """Shows a line that is not part of the answer."""
+    play: Callable[[GenerationResult], object] = lambda answer: None
+    history: list[ChatMessage] = field(default_factory=list)
+    """All messages so far. Nothing bounds it here: the stage refuses a prompt beyond its maxModelLen by name."""
+    attached: list[Part] = field(default_factory=list)
+    """Media of the next message."""
+    last: GenerationResult | None = None
+
+    def take(self, line: str) -> bool:
+        """Act on one line of the user: a command or a message. Returns whether the conversation continues."""
+        command, _, rest = line.strip().partition(" ")
+        path = Path(rest.strip()).expanduser()
+        if command in ("/quit", "/exit"):
+            return False
+        if command in _MEDIA:
+            self._attach(command, path)
+        elif command == "/clear":
+            self.history = [message for message in self.history if message.role == "system"]
+            self.attached = []
+            self.report("(forgotten)")
+        elif command == "/save":
+            self._save(path)
+        elif command.startswith("/"):
+            self.report(HELP.rstrip() if command == "/help" else f"{command} is no command; /help lists them")
+        elif line.strip():
+            self._ask(line.strip())
+        elif self.attached:
+            self._ask("")
+        return True
+
+    def _attach(self, command: str, path: Path) -> None:
+        try:
+            self.attached.append(read_media(path, _MEDIA[command]))
+        except InputFileError as error:
+            self.report(f"error: {error}")
+        else:
+            self.report(f"({path.name} goes with the next message; an empty line sends it alone)")
+
+    def _save(self, path: Path) -> None:
+        if self.last is None or not self.last.audio:
+            self.report("there is no answer with audio yet")
+            return
+        try:
+            self.last.write_wav(path)
+        except OSError as error:
+            self.report(f"error: cannot write {path}: {error.strerror}")
+        else:
+            self.report(f"{path}: {self.last.audio_seconds:.2f} s of audio")
+
+    def _ask(self, text: str) -> None:
+        message = user(*self.attached, *([text] if text else []))
+        try:
+            answer = self.send([*self.history, message])
+        except (OmniRequestError, ArgumentError) as error:
+            self.report(f"error: {error}")
+            return
+        except KeyboardInterrupt:
+            self.report("(cancelled)")
+            return
+        self.attached = []
+        self.history.append(message)
+        if answer.text:
+            self.history.append(assistant(answer.text))
+        self.last = answer
+        for stage in answer.cut_stages:
+            self.report(f"(stage {stage} reached its maximum length: the end is missing; --max-tokens may be larger)")
+        self.play(answer)
+
+
+def run_chat(
+    endpoint: str,
+    lines: Iterable[str],
+    *,
+    arguments: GenerateArguments,
+    system_message: str = "",
+    max_tokens: int | None = None,
+    tls: ClientTls | None = None,
+    player: tuple[str, ...] | None = None,
+) -> int:
+    """Answer each line until they end. Returns the exit status, 0."""
+
+    def send(messages: Sequence[ChatMessage]) -> GenerationResult:
+        request: GenerateArguments = {**arguments, "chat": list(messages)}
+        return ask(endpoint, request, _show, max_tokens=max_tokens, tls=tls, show_heard=lambda t: report(f"heard: {t}"))
+
+    def play(answer: GenerationResult) -> None:
+        if player is None or not answer.audio:
+            return
+        with tempfile.NamedTemporaryFile(suffix=".wav") as file:
+            answer.write_wav(file.name)
+            # A player that fails, for example without a sound card, must not end the conversation.
+            done = subprocess.run([*player, file.name], capture_output=True, text=True, check=False)
+        if done.returncode:
+            report(f"{player[0]} cannot play: {done.stderr.strip()[:200]}")
+
+    def report(line: str) -> None:
+        sys.stderr.write(f"{line.rstrip()}\n")
+
+    chat = Chat(send, report, play, [system(system_message)] if system_message else [])
+    for line in lines:
+        if not chat.take(line):
+            break
+    return 0
+
+
+def _show(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def prompt_lines() -> Iterable[str]:
+    """Yields lines of the terminal, with a prompt, editing and history where readline is there; or those of a pipe."""
+    if not sys.stdin.isatty():
+        yield from sys.stdin
+        return
+    import contextlib
+
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - input() then edits lines
+    while True:
+        try:
+            yield input("> ")
+        except (EOFError, KeyboardInterrupt):
+            sys.stderr.write("\n")
+            return
