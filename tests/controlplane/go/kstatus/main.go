@@ -15,13 +15,18 @@ import (
 
 func main() {
 	for decoder := json.NewDecoder(os.Stdin); ; {
-		var object map[string]any
-		if err := decoder.Decode(&object); errors.Is(err, io.EOF) {
+		var text json.RawMessage
+		if err := decoder.Decode(&text); errors.Is(err, io.EOF) {
 			return
 		} else if err != nil {
 			fail(err)
 		}
-		result, err := status.Compute(&unstructured.Unstructured{Object: object})
+		// Not into a map: kstatus reads integers, and encoding/json makes every number a float.
+		var object unstructured.Unstructured
+		if err := object.UnmarshalJSON(text); err != nil {
+			fail(err)
+		}
+		result, err := status.Compute(&object)
 		if err != nil {
 			fail(err)
 		}
