@@ -30,13 +30,13 @@ def find_uv() -> str:
 
 
 def run(*command: str | Path, cwd: Path = ROOT) -> str:
-    """Returns what a command printed. Raises ReleaseError, with its output, if it fails."""
+    """Returns what a command printed on stdout, then on stderr. Raises ReleaseError, with its output, if it fails."""
     # The time in archives is that of the commit, so that the same commit gives the same files.
     environment = {**os.environ, "SOURCE_DATE_EPOCH": _commit_time()}
     done = subprocess.run([str(word) for word in command], cwd=cwd, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise ReleaseError(f"{' '.join(map(str, command))} failed:\n{done.stdout}{done.stderr}")
-    return done.stdout
+    return done.stdout + done.stderr
 
 
 def _commit_time() -> str:
@@ -135,6 +135,6 @@ def push_chart(out: Path, helm: Path, registry: str, *, plain_http: bool) -> str
     (package,) = out.glob("omnipipeline-*.tgz")
     flags = ["--plain-http"] if plain_http else []
     said = run(helm, "push", package, f"oci://{registry}/charts", *flags)
-    # Helm reports on stderr before 3.8 and on stdout since.
+    # Helm 3 reports this on stderr.
     lines = dict(line.split(": ", 1) for line in said.splitlines() if ": " in line)
     return f"{lines['Pushed']}@{lines['Digest']}"
