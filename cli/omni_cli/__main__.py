@@ -8,8 +8,8 @@ EXTRAS = {
     "cli": ("cel", "jsonschema", "rich", "typer"),
     "cluster": ("kubernetes",),
     "gateway": ("fastapi", "omni_gateway", "uvicorn"),
-    "operator": ("omni_operator",),
-    "stage": ("numpy", "omni_stage", "safetensors", "soundfile", "soxr", "av", "PIL"),
+    "operator": ("msgspec", "omni_kube", "omni_operator"),
+    "stage": ("aiohttp", "av", "google_crc32c", "numpy", "omni_stage", "PIL", "safetensors", "soundfile", "soxr"),
     "timeline": ("matplotlib",),
 }
 """For each extra of the distribution omnipipeline, top-level modules that it brings and a command may miss."""

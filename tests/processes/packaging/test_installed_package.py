@@ -18,6 +18,7 @@ from tools.release.build import build_packages, check_packages
 from tools.release.distributions import DISTRIBUTIONS, Distribution
 
 import omnipipeline
+from omni_cli.__main__ import remedy_for
 from support.docs.doc_examples import python_blocks
 from support.peers.answering_entry import PCM_PIECES, WORDS, serve_entry
 from support.processes.bare_venv import ROOT, build_distributions, make_venv, run_bare
@@ -93,6 +94,12 @@ def test_every_module_belongs_to_one_distribution() -> None:
     with (ROOT / "pyproject.toml").open("rb") as file:
         built = tomllib.load(file)["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     assert sorted(released) == sorted(built)
+
+
+def test_a_command_names_the_extra_of_each_part() -> None:
+    parts = [Path(package).name for one in DISTRIBUTIONS for package in one.packages]
+    missing_parts = {part for part in parts if "pip install" not in remedy_for(part)}
+    assert missing_parts == {"omni_cli", "omni_proto", "omnipipeline"}, "what the command itself is or needs"
 
 
 def test_only_the_stage_server_brings_a_plugin_for_vllm(
