@@ -81,7 +81,7 @@ def chat(
 
 def bench(
     endpoint: Endpoint,
-    text: Annotated[str, typer.Option(help="The prompt of every request.")] = "Tell me about the sea.",
+    text: Annotated[str, typer.Option(help="The prompt of every request.")] = "Describe the sea.",
     requests: Annotated[int, typer.Option(min=1, max=100_000, help="Number of requests.")] = 20,
     rate: Annotated[
         float,

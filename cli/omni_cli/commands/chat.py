@@ -145,7 +145,7 @@ def run_chat(
             return
         with tempfile.NamedTemporaryFile(suffix=".wav") as file:
             answer.write_wav(file.name)
-            # A player that fails, for example without a sound card, must not end the conversation.
+            # A player that fails, for example without an audio device, must not end the conversation.
             done = subprocess.run([*player, file.name], capture_output=True, text=True, check=False)
         if done.returncode:
             report(f"{player[0]} cannot play: {done.stderr.strip()[:200]}")
