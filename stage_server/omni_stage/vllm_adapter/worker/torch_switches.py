@@ -2,7 +2,8 @@
 
 torch's own defaults differ from vLLM's, and both from what our comparisons with transformers assume. So the workers of
 all stages, and `make gpu`, apply this one table before they load a model. vLLM's variable
-VLLM_FLOAT32_MATMUL_PRECISION (highest, high or medium) decides about TF32, here also in convolutions.
+VLLM_FLOAT32_MATMUL_PRECISION decides about TF32: unset, convolutions use it and matrix products do not; with "highest"
+neither does, and with "high" or "medium" both do.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any, Final
 
 import torch
 
-PRECISION: Final = os.environ.get("VLLM_FLOAT32_MATMUL_PRECISION") or "highest"
+_ASKED: Final = os.environ.get("VLLM_FLOAT32_MATMUL_PRECISION")
+PRECISION: Final = _ASKED or "highest"
 _matmul, _cudnn, _sdp = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.cuda
 
 
@@ -42,9 +44,9 @@ SWITCHES: Final[dict[str, Switch]] = {
     "cudnn.allow_tf32": _attribute(
         _cudnn,
         "allow_tf32",
-        PRECISION != "highest",
-        "torch's default lets cuDNN convolve in TF32, with 10 bits of mantissa. All published differences of audio are "
-        "measured without.",
+        _ASKED != "highest",
+        "torch's default, which transformers runs with too: without it, convolutions of code2wav and of token2wav's "
+        "vocoder take several times as long. Comparisons of samples turn it off for both sides.",
     ),
     "cudnn.benchmark": _attribute(
         _cudnn, "benchmark", False, "With it, the first step of every new size would time all kernels."
