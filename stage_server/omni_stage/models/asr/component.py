@@ -17,11 +17,11 @@ from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_proto.tensors import TEXT_SCHEMA, TensorSchema
 from omni_stage.decoding.resample import resample
 from omni_stage.errors import InvalidMediaError, InvalidRequestError
-from omni_stage.models.asr.hearing import MAX_TEXT_BYTES, RATE_HZ, Hearing, Listener
+from omni_stage.models.asr.hearing import MAX_TEXT_BYTES, Hearing, Listener
 from omni_stage.models.asr.manifest import ARCHITECTURE, WHISPER
 from omni_stage.models.asr.request import find_audio, read_wish
 from omni_stage.models.asr.rules import CONFIG_KEY, WhisperRules
-from omni_stage.models.asr.vocabulary import WhisperTokens, read_tokens
+from omni_stage.models.asr.vocabulary import RATE_HZ, WhisperTokens, read_tokens
 from omni_stage.models.component import (
     AudioPart,
     ChatMessage,

@@ -10,12 +10,11 @@ import numpy as np
 
 from omni_stage.models.asr.request import Wish
 from omni_stage.models.asr.silence import LoudFrames
-from omni_stage.models.asr.vocabulary import WhisperTokens
+from omni_stage.models.asr.vocabulary import RATE_HZ, WhisperTokens
 from omni_stage.models.asr.windows import WINDOW_S, Segment, WindowReader
 from omni_stage.models.component import EngineInput, EngineStep, FinishReason, SpokenSegment, StageStep
 from omni_stage.models.shared.text.edge import text_rows
 
-RATE_HZ: Final = 16_000
 MAX_TEXT_BYTES: Final = 512 << 10
 """Maximum bytes of a transcript: nine hours of fast speech in English."""
 _LAST_WINDOW_BYTES: Final = 256 << 10

@@ -9,8 +9,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from omni_stage.errors import ConfigurationError
+from omni_stage.models.asr.windows import TICK_S, WINDOW_S
 from omni_stage.models.shared.config_file import read_config, read_if_there
 
+RATE_HZ: Final = 16_000
+_HOP: Final = round(RATE_HZ * TICK_S / 2)
+"""Samples of one column of features. The encoder joins two columns."""
+_FRAMES: Final = round(WINDOW_S / TICK_S)
 TASKS: Final = ("transcribe", "translate")
 _LANGUAGE: Final = re.compile(r"<\|([a-z]{2,3})\|>")
 
@@ -70,6 +75,26 @@ class WhisperTokens:
         return cls(**{**values, **lists})
 
 
+def check_numbers(config: Mapping[str, Any], extractor: Mapping[str, Any]) -> None:
+    """Raises ConfigurationError if the model hears other windows than asr/whisper cuts, or reads other features than
+    its extractor writes. `config`: config.json; `extractor`: preprocessor_config.json, perhaps empty."""
+    bins = config.get("num_mel_bins", 80)
+    served = {
+        "preprocessor_config.json: sampling_rate": (extractor.get("sampling_rate", RATE_HZ), RATE_HZ),
+        "preprocessor_config.json: chunk_length": (extractor.get("chunk_length", WINDOW_S), WINDOW_S),
+        "preprocessor_config.json: hop_length": (extractor.get("hop_length", _HOP), _HOP),
+        "preprocessor_config.json: feature_size": (extractor.get("feature_size", bins), bins),
+        "config.json: max_source_positions": (config.get("max_source_positions", _FRAMES), _FRAMES),
+    }
+    for name, (found, wanted) in served.items():
+        if found != wanted:
+            raise ConfigurationError(
+                f"{name} is {str(found)[:32]}; asr/whisper serves {wanted}: windows of {WINDOW_S:g} s at {RATE_HZ} Hz, "
+                "and as many features as config.json says",
+                field="model.path",
+            )
+
+
 def read_tokens(path: Path, vocabulary: Mapping[str, int]) -> WhisperTokens:
     """Returns the special tokens of the checkpoint in `path`. `vocabulary`: its tokenizer's ids by token.
 
@@ -82,6 +107,7 @@ def read_tokens(path: Path, vocabulary: Mapping[str, int]) -> WhisperTokens:
             "checkpoints in transformers' format",
             field="model.path",
         )
+    check_numbers(config, read_if_there(path / "preprocessor_config.json"))
 
     def find(token: str) -> int:
         if token not in vocabulary:
