@@ -35,7 +35,8 @@ def remedy_for(module: str) -> str:
     if top in ENGINE_PACKAGES:
         return "install an engine: pip install 'omnipipeline[cpu]' or 'omnipipeline[gpu]'"
     extra = next((extra for extra, modules in EXTRAS.items() if top in modules), "")
-    return extra and f"install what this command needs: pip install 'omnipipeline[{extra}]'"
+    engines = "; [cpu] and [gpu] also bring an engine" if extra == "stage" else ""
+    return extra and f"install what this command needs: pip install 'omnipipeline[{extra}]'{engines}"
 
 
 if __name__ == "__main__":

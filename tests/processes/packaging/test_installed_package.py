@@ -182,22 +182,22 @@ EXPECTED = {
 
 
 def missing(module: str, extra: str) -> str:
-    return f"error: No module named '{module}'; install what this command needs: pip install 'omnipipeline[{extra}]'\n"
+    return f"error: No module named '{module}'; install what this command needs: pip install 'omnipipeline[{extra}]'"
 
 
 COMMANDS = {
     "version": (["--version"], 0, f"omnipipe {omnipipeline.__version__}\n"),
     "validate": (["validate", SAMPLE], 0, "OK: qwen25-omni, 3 stages"),
-    "render": (["render", SAMPLE], 1, missing("omni_operator", "operator")),
+    "render": (["render", SAMPLE], 1, missing("omni_kube", "operator")),
     "status": (["status", "omni", "--kubeconfig", "missing"], 1, missing("kubernetes", "cluster")),
-    "run": (["run", SAMPLE], 1, "no engine is installed: pip install 'omnipipeline[cpu]' or 'omnipipeline[gpu]'"),
-    "run-sim": (["run", SIM], 1, missing("omni_stage", "stage")),
+    "run": (["run", SAMPLE], 1, missing("omni_stage", "stage") + "; [cpu] and [gpu] also bring an engine"),
     "gateway": (["gateway", "--endpoint", "a=grpc://127.0.0.1:1"], 1, "pip install 'omnipipeline[gateway]'"),
     "tiny-model": (["tiny-model", "x"], 1, "no engine is installed"),
 }
 """What the command says where only the extra `cli` is installed."""
 FULL_COMMANDS = {
     "render": (["render", SAMPLE], 0, "kind: Deployment"),
+    "run": (["run", SAMPLE], 1, "no engine is installed: pip install 'omnipipeline[cpu]' or 'omnipipeline[gpu]'"),
     "status": (["status", "omni", "--kubeconfig", "missing"], 1, "error: cannot find a cluster: "),
 }
 """What it says where everything is."""
