@@ -41,6 +41,16 @@ def qwen3_pipeline(
 
 
 @pytest.fixture(scope="session")
+def qwen3_gateway(qwen3_pipeline: RunningPipeline) -> Iterator[str]:
+    """URL of a gateway in front of `qwen3_pipeline`. It calls the pipeline "tiny-omni", like `tiny_gateway`."""
+    pipeline = ServedPipeline(
+        "tiny-omni", f"grpc://{qwen3_pipeline.endpoint}", aliases=("tts-1",), voice_aliases={"alloy": "Ethan"}
+    )
+    with serve_gateway(pipeline) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
 def tiny_gateway(tiny_pipeline: RunningPipeline) -> Iterator[str]:
     """URL of a gateway in front of `tiny_pipeline`. The gateway calls the pipeline "tiny-omni"."""
     pipeline = ServedPipeline(

@@ -54,7 +54,8 @@ class Served:
 @pytest.fixture(scope="module", params=["tiny", "qwen3"])
 def served(request: pytest.FixtureRequest) -> Served:
     """One pipeline of each family: Qwen2.5-Omni with Full edges, Qwen3-Omni with Stream edges."""
-    gateway, pipeline = (request.getfixturevalue(f"{request.param}_{kind}") for kind in ("gateway", "pipeline"))
+    names = {"tiny": ("tiny_gateway", "tiny_pipeline"), "qwen3": ("qwen3_gateway", "qwen3_pipeline")}[request.param]
+    gateway, pipeline = map(request.getfixturevalue, names)
     client = openai.OpenAI(base_url=f"{gateway}/v1", api_key="none", max_retries=0)
     return Served(client, pipeline.endpoint, step=int(request.param == "qwen3"))
 
