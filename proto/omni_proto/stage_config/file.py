@@ -150,6 +150,14 @@ class StageConfig(ConfigModel):
     listen: Listen = Listen()
     """Address and ports."""
 
+    def passes_on(self, transcribes: bool) -> bool:
+        """Returns whether the conversation and a given reply are for the stage below that answers.
+
+        `transcribes`: a fact of this stage's component. Such a stage writes down what it hears; any other one reads
+        the conversation itself if it is the entry.
+        """
+        return self.answering_stage is not None and (transcribes or self.input is not None)
+
     @model_validator(mode="after")
     def _check_graph(self) -> StageConfig:
         below = [name for edge in self.downstream for name in edge.stages]

@@ -32,7 +32,6 @@ from omni_stage.engine.offline.inputs import (
     read_pipeline,
 )
 from omni_stage.engine.offline.stage_llm import StageLLM, StageResult
-from omni_stage.engine.requests.given_reply import passes_on
 from omni_stage.errors import InvalidRequestError, OmniStageError
 from omni_stage.models.component import EdgeInput, FinishReason, UserPrompt
 
@@ -155,7 +154,7 @@ class AsyncOmniLLM:
     def _context(self, source: UserPrompt) -> UserPrompt | None:
         """Returns what the stage that answers reads beside the text of its edge; see EdgeInput."""
         entry = self.configs[0]
-        if not passes_on(entry, self._stages[entry.stage].engine.component.facts):
+        if not entry.passes_on(self._stages[entry.stage].engine.component.facts.transcribes):
             return None
         earlier = list(source.messages or ())[:-1]
         return UserPrompt(messages=earlier, reply=source.reply) if earlier or source.reply else None

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from omni_proto.pipeline.components import ComponentFacts
-from omni_proto.stage_config import StageConfig
 from omni_stage.errors import ModelExecutionError, PromptTooLongError
 from omni_stage.exchange import ReplyTokens
 from omni_stage.models.component import EngineInput, EngineStep, FinishReason
@@ -58,9 +56,3 @@ def as_if_sampled(step: EngineStep, reply: ReplyTokens) -> EngineStep:
         finish_reason=FinishReason.STOP,
         stop_reason="",
     )
-
-
-def passes_on(config: StageConfig, facts: ComponentFacts) -> bool:
-    """Returns whether the conversation and a given reply are for a stage below: this one does not answer, and writes
-    down what it hears or is no entry."""
-    return config.answering_stage is not None and (facts.transcribes or config.input is not None)

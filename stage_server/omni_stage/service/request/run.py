@@ -11,7 +11,6 @@ from typing import Final
 from omni_proto.errors import OmniProtoError
 from omni_proto.rpc.status import read_status
 from omni_proto.stage.v1 import events_pb2
-from omni_stage.engine.requests.given_reply import passes_on
 from omni_stage.errors import ConfigurationError, EngineDeadStageError, ModelExecutionError
 from omni_stage.models.component import (
     FinishReason,
@@ -284,7 +283,7 @@ def build_calls(
         metrics=runtime.metrics,
         relay=responses.relay,
     )
-    answering = config.answering_stage if passes_on(config, component.facts) else None
+    answering = config.answering_stage if config.passes_on(component.facts.transcribes) else None
     return [EdgeCall(edge, downstream_start(plan.start, edge, answering), common) for edge in plan.calls]
 
 

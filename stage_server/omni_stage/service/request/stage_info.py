@@ -11,7 +11,6 @@ from omni_proto.stage.v1 import stage_service_pb2
 from omni_proto.stage_config import Modality, StageConfig, StructuredOutput
 from omni_proto.tensors import schema_hash, schema_to_proto, spec_to_proto
 from omni_stage.engine.protocol import StageEngine
-from omni_stage.engine.requests.given_reply import passes_on
 from omni_stage.models.component import KnowsVoices
 from omni_stage.models.manifest import RANDOM_WEIGHTS_MARKER
 from omni_stage.service.guard.admission import Admission
@@ -85,7 +84,7 @@ def _describe_text(config: StageConfig, facts: ComponentFacts) -> stage_service_
     if config.input is not None or not facts.writes_text:
         return None
     return stage_service_pb2.TextAbilities(
-        given_reply=facts.takes_reply or passes_on(config, facts),
+        given_reply=facts.takes_reply or config.passes_on(facts.transcribes),
         structured_output=facts.structures_text and config.engine_args.structured_output is not StructuredOutput.NONE,
         tool_call_parser=config.engine_args.tool_call_parser or "",
         reasoning_parser=config.engine_args.reasoning_parser or "",

@@ -13,7 +13,6 @@ from omni_proto.stage.v1 import sampling_pb2, stage_service_pb2
 from omni_proto.stage_config import DownstreamStage, EdgeMode, Modality, SamplingDefaults, StageConfig, StructuredOutput
 from omni_proto.tensors import EdgeAssembler, TensorSpec
 from omni_proto.voices import find_voice
-from omni_stage.engine.requests.given_reply import passes_on
 from omni_stage.engine.requests.sampling import check_stage_sampling, resolve_sampling
 from omni_stage.errors import InvalidRequestError, PromptTooLongError
 from omni_stage.models.component import BoundsRows, KnowsTokens, ServedComponent, TakesMedia
@@ -86,10 +85,12 @@ def plan_request(
     plan = plan_modalities(config, start.modalities)
     check_reply_form(start, config, component.facts, speaks=bool(plan.edges))
     check_setting(start, config.engine_args.structured_output or StructuredOutput.JSON)
-    handed = passes_on(config, component.facts) and any(config.answering_stage in edge.stages for edge in plan.edges)
+    handed = config.passes_on(component.facts.transcribes) and any(
+        config.answering_stage in edge.stages for edge in plan.edges
+    )
     if handed and config.input is None:
         _check_earlier(start)
-    elif start.HasField("reply") and not handed and passes_on(config, component.facts):
+    elif start.HasField("reply") and not handed and config.passes_on(component.facts.transcribes):
         raise InvalidRequestError(
             f"the reply is for stage {config.answering_stage!r}, which the requested modalities do not need; request "
             "audio or text",

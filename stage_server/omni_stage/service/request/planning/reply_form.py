@@ -14,7 +14,6 @@ from typing import Any, Final
 from omni_proto.pipeline.components import ComponentFacts
 from omni_proto.stage.v1 import prompt_pb2, sampling_pb2, stage_service_pb2
 from omni_proto.stage_config import Limits, StageConfig, StructuredOutput
-from omni_stage.engine.requests.given_reply import passes_on
 from omni_stage.errors import InvalidRequestError, PromptTooLongError, RequestTooLargeError
 from omni_stage.exchange import CalledTool, GivenReply, OfferedTool, StructuredText, ToolMode, Tools
 from omni_stage.forms.regex import UnsupportedRegexError, check_regex
@@ -43,7 +42,7 @@ def check_reply_form(
         "start.chat.template_arguments": bool(start.chat.template_arguments),
     }
     possible = {
-        "start.reply": facts.takes_reply or passes_on(config, facts),
+        "start.reply": facts.takes_reply or config.passes_on(facts.transcribes),
         "start.structured_output": facts.structures_text,
         "start.chat.tools": facts.takes_tools and bool(config.engine_args.tool_call_parser),
         "start.chat.template_arguments": facts.takes_tools or facts.transcribes,
