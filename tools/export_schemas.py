@@ -20,9 +20,10 @@ from omni_proto.pipeline.components import render_components
 from omni_proto.pipeline.rules.all_rules import RULES, TEXT_RULES
 from omni_proto.pipeline.rules.graph import OBJECT_RULES
 from omni_proto.pipeline.rules.rule import Rule
-from omni_proto.pipeline.schema import Schema, exact_bound, map_values, object_schema, resolve, whole
+from omni_proto.pipeline.schema import Schema, exact_bound, map_values, object_schema, resolve, structural_schema, whole
 from omni_proto.pipeline.types.forms import FORMS
 from omni_proto.pipeline.types.resource import API_VERSION, KIND, NAME_PATTERN, PipelineSpec
+from omni_proto.pipeline.types.scaling import STAGE_KIND, OmniStage
 from omni_proto.pipeline.types.status import PipelineStatus
 from omni_proto.stage_config import StageConfig
 from omni_stage.models.registry import built_in_facts
@@ -82,31 +83,79 @@ COLUMNS: Final[tuple[dict[str, Any], ...]] = (
 """Columns of `kubectl get omni`; those with priority 1 appear only with -o wide."""
 
 
+STAGE_COLUMNS: Final[tuple[dict[str, Any], ...]] = (
+    {
+        "name": "Desired",
+        "type": "integer",
+        "description": "Number of pods that the stage shall have.",
+        "jsonPath": ".spec.replicas",
+    },
+    {
+        "name": "Current",
+        "type": "integer",
+        "description": "Number of pods that it has.",
+        "jsonPath": ".status.replicas",
+    },
+    {
+        "name": "Ready",
+        "type": "integer",
+        "description": "Number of pods that accept requests.",
+        "jsonPath": ".status.readyReplicas",
+    },
+    COLUMNS[-1] | {"description": "Time since the scale target was made."},
+)
+"""Columns of `kubectl get omnistages`."""
+
+
 def build_crd() -> dict[str, Any]:
     """Returns the CustomResourceDefinition of OmniPipeline."""
+    names = {"kind": KIND, "plural": PLURAL, "shortNames": [SHORT_NAME], "categories": ["all"]}
+    return _build_crd(names, {"status": {}}, COLUMNS, object_schema())
+
+
+def build_stage_crd() -> dict[str, Any]:
+    """Returns the CustomResourceDefinition of OmniStage, whose subresource `scale` autoscalers use."""
+    schema = structural_schema(OmniStage)
+    metadata = {
+        name: {"type": kind} for name, kind in (("apiVersion", "string"), ("kind", "string"), ("metadata", "object"))
+    }
+    schema["properties"] = {**metadata, **schema["properties"]}
+    scale = {
+        "specReplicasPath": ".spec.replicas",
+        "statusReplicasPath": ".status.replicas",
+        "labelSelectorPath": ".status.selector",
+    }
+    return _build_crd(
+        {"kind": STAGE_KIND, "plural": "omnistages"}, {"status": {}, "scale": scale}, STAGE_COLUMNS, schema
+    )
+
+
+def _build_crd(
+    names: dict[str, Any], subresources: dict[str, Any], columns: tuple[dict[str, Any], ...], schema: Schema
+) -> dict[str, Any]:
+    kind = names["kind"]
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{PLURAL}.{GROUP}"},
+        "metadata": {"name": f"{names['plural']}.{GROUP}"},
         "spec": {
             "group": GROUP,
             "scope": "Namespaced",
             "names": {
-                "kind": KIND,
-                "listKind": f"{KIND}List",
-                "plural": PLURAL,
-                "singular": KIND.lower(),
-                "shortNames": [SHORT_NAME],
-                "categories": ["all"],
+                "kind": kind,
+                "listKind": f"{kind}List",
+                "plural": names["plural"],
+                "singular": kind.lower(),
+                **{name: names[name] for name in ("shortNames", "categories") if name in names},
             },
             "versions": [
                 {
                     "name": VERSION,
                     "served": True,
                     "storage": True,
-                    "subresources": {"status": {}},
-                    "additionalPrinterColumns": [dict(column) for column in COLUMNS],
-                    "schema": {"openAPIV3Schema": object_schema()},
+                    "subresources": subresources,
+                    "additionalPrinterColumns": [dict(column) for column in columns],
+                    "schema": {"openAPIV3Schema": schema},
                 }
             ],
         },
@@ -119,9 +168,18 @@ class _Dumper(yaml.SafeDumper):
 
 
 def render_crd() -> str:
-    """Returns the manifest of the CRD, as YAML text."""
+    """Returns the manifest of OmniPipeline's CRD, as YAML text."""
+    return _render(build_crd())
+
+
+def render_stage_crd() -> str:
+    """Returns the manifest of OmniStage's CRD, as YAML text."""
+    return _render(build_stage_crd())
+
+
+def _render(crd: dict[str, Any]) -> str:
     header = "# Generated from proto/omni_proto/pipeline by `make schemas`; do not edit.\n"
-    return header + yaml.dump(build_crd(), Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
+    return header + yaml.dump(crd, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
 
 
 _INTRO: Final = f"""# {KIND}
@@ -275,6 +333,7 @@ EXPORTS = {  # path in the repository -> the function that returns the file's te
     "docs/reference/omnipipeline.md": render_reference,
     "docs/reference/stage-config.schema.json": render_stage_config_schema,
     "manifests/crd/omnipipelines.yaml": render_crd,
+    "manifests/crd/omnistages.yaml": render_stage_crd,
     FACTS: render_component_facts,
 }
 

@@ -32,6 +32,7 @@ from omni_operator.process.settings import OperatorSettings
 from omni_operator.process.watches import Watches
 from omni_operator.process.work_queue import WorkQueue
 from omni_operator.reconcile import Reconciler
+from omni_operator.scaling.scaler import Scaler
 from omni_operator.state.model_names import ModelNames
 from omni_operator.state.observe import new_store
 
@@ -88,6 +89,8 @@ class Controller:
             self._pipelines.scope_of,
             self._names,
         )
+        self._scaler = Scaler(settings, self._client, self._store, self._pipelines.scope_of, self._enqueue)
+        self._reconciler.scale_notes = self._scaler.notes
         self._endpoints = HttpEndpoints(self._check_alive, self._check_ready, self._metrics.render)
         self._metrics.add_readings(
             Readings(
@@ -95,6 +98,7 @@ class Controller:
                 conditions=lambda: chain.from_iterable(self._conditions.values()),
                 queue_length=lambda: len(self._queue),
                 longest_due_s=self._queue.longest_due_s,
+                scale=self._scaler.all_notes,
             )
         )
         self._tasks: list[asyncio.Task[None]] = []
@@ -110,6 +114,7 @@ class Controller:
         await self._discover_optional_kinds()
         self._spawn(self._leadership.run())
         self._spawn(self._resync())
+        self._spawn(self._scale())
         for _ in range(settings.workers):
             self._spawn(self._work())
         self._started = True
@@ -176,6 +181,10 @@ class Controller:
                 self._queue.done(key, report.again_after_s)
             self._note_conditions(key)
         self._metrics.observe_reconcile(result, asyncio.get_running_loop().time() - started)
+
+    async def _scale(self) -> None:
+        await self._watches.synced()
+        await self._scaler.run(self._leadership.won)
 
     async def _resync(self) -> None:
         loop = asyncio.get_running_loop()

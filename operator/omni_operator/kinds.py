@@ -6,12 +6,15 @@ from typing import Final, NamedTuple
 
 from omni_kube.objects import Manifest, ObjectKind
 from omni_proto.pipeline import API_VERSION
+from omni_proto.pipeline.types.scaling import STAGE_KIND
 
 FIELD_MANAGER: Final = "omnipipeline-operator"
 """The operator's field manager (server-side apply), and the value of app.kubernetes.io/managed-by."""
 
 PIPELINE_KIND: Final = "OmniPipeline"
 PIPELINES: Final = ObjectKind(PIPELINE_KIND, API_VERSION, "omnipipelines")
+
+STAGES: Final = ObjectKind(STAGE_KIND, API_VERSION, "omnistages")
 
 CHILD_KINDS: Final = (
     ObjectKind("ServiceAccount", "v1", "serviceaccounts"),
@@ -21,6 +24,7 @@ CHILD_KINDS: Final = (
     ObjectKind("NetworkPolicy", "networking.k8s.io/v1", "networkpolicies"),
     ObjectKind("Deployment", "apps/v1", "deployments"),
     ObjectKind("PodDisruptionBudget", "policy/v1", "poddisruptionbudgets"),
+    STAGES,
     ObjectKind("PodMonitor", "monitoring.coreos.com/v1", "podmonitors", optional=True),
 )
 """Every kind of child. Each follows the kinds that it depends on."""

@@ -78,10 +78,17 @@ def config_map_name(pipeline: str, stage: str, revision: str, config_hash: str) 
     return f"{stage_name(pipeline, stage, revision)}-{config_hash}"
 
 
+def scale_target_name(pipeline: str, stage: str) -> str:
+    """Returns the name of a stage's OmniStage, which every revision of the stage shares."""
+    return f"{pipeline}-{stage}"
+
+
 def is_child_name(child: Manifest, pipeline: str) -> bool:
     """Returns whether an object with a child's labels has the name that the operator gives to a child with these."""
     name, labels = str(child["metadata"]["name"]), child["metadata"].get("labels") or {}
     revision, stage = labels.get(REVISION_LABEL), labels.get(STAGE_LABEL)
+    if revision is None and stage is not None:
+        return name == scale_target_name(pipeline, stage)
     if revision is None:
         return name in (entry_service_name(pipeline), headless_service_name(pipeline), service_account_name(pipeline))
     base = revision_name(pipeline, revision) if stage is None else stage_name(pipeline, stage, revision)

@@ -38,6 +38,13 @@ class Reason(StrEnum):
     ENTRY_NOT_READY = "EntryNotReady"
     TERMINATING = "Terminating"
     CHANGED_BY_ADMISSION = "ChangedByAdmission"
+    # Scaling, ObjectivesMet
+    FOLLOWS_LOAD = "FollowsLoad"
+    SCALING_NEEDS_CAPACITY = "ScalingNeedsCapacity"
+    SCALING_LIMITED = "ScalingLimited"
+    LOAD_UNKNOWN = "LoadUnknown"
+    OBJECTIVES_KEPT = "ObjectivesKept"
+    OBJECTIVES_MISSED = "ObjectivesMissed"
     # SpecUnderstood=False
     UNKNOWN_FIELDS = "UnknownFields"
     # Of pods
@@ -178,6 +185,29 @@ EXPLANATIONS: Final[dict[Reason, Explanation]] = {
         "Ready=False, Progressing=True, Degraded=False",
         "The pipeline is being deleted, and a finalizer holds it. The operator changes nothing any more.",
         "Wait for the controller of the finalizer in the message, or remove the finalizer.",
+    ),
+    Reason.FOLLOWS_LOAD: Explanation(
+        "Scaling=True", "Stages with scaling have the pods that their load needs.", "Nothing."
+    ),
+    Reason.SCALING_NEEDS_CAPACITY: Explanation(
+        "Scaling=False",
+        "The load needs more pods of a stage, and the cluster has no room for them. Stages that wait for it are not "
+        "grown either.",
+        "Add nodes, GPUs or quota, or lower maxReplicas; the message says what is missing.",
+    ),
+    Reason.SCALING_LIMITED: Explanation(
+        "Scaling=False", "The load needs more pods of a stage than maxReplicas.", "Raise maxReplicas of the stage."
+    ),
+    Reason.LOAD_UNKNOWN: Explanation(
+        "Scaling=False",
+        "The operator has no two readings of a stage's metrics, so the stage keeps its pods.",
+        "Wait for 30 s; if it lasts, let the operator reach port 9090 of the pods.",
+    ),
+    Reason.OBJECTIVES_KEPT: Explanation("ObjectivesMet=True", "Clients get what spec.objectives promises.", "Nothing."),
+    Reason.OBJECTIVES_MISSED: Explanation(
+        "ObjectivesMet=False",
+        "Within the window, clients did not get what spec.objectives promises.",
+        "Give the stage in the message more pods (scaling does so by itself, up to maxReplicas), or promise less.",
     ),
     Reason.ROLLOUT_PAUSED: Explanation(
         "Degraded=True, and Ready=False where no pod is left",

@@ -19,7 +19,7 @@ from omni_kube.errors import ApiError, ConflictError, DeniedError, NotFoundError
 from omni_kube.objects import NamespacedName, ObjectKey, is_terminating, version_of
 from omni_kube.store import Store
 from omni_operator.desired.build_settings import BuildSettings
-from omni_operator.kinds import PIPELINE_KIND, ChildKey
+from omni_operator.kinds import PIPELINE_KIND, STAGES, ChildKey
 from omni_operator.process.metrics import Metrics
 from omni_operator.process.pipeline_log import log_subject
 from omni_operator.process.settings import OperatorSettings
@@ -27,6 +27,8 @@ from omni_operator.reasons import Reason
 from omni_operator.rollout.apply import Applier, Outcome
 from omni_operator.rollout.decide import Decision, decide, read_live_spec
 from omni_operator.rollout.plan import Plan, Verified
+from omni_operator.rollout.targets import plan_targets
+from omni_operator.scaling.notes import ScaleNotes
 from omni_operator.state.model_names import ModelNames
 from omni_operator.state.observe import (
     add_children,
@@ -119,6 +121,8 @@ class Reconciler:
         self._tried_again: dict[NamespacedName, float] = {}
         self._events = EventGate()
         self._records_names = True  # False after a CRD that is older than the operator did not take them
+        self.scale_notes: Callable[[NamespacedName], ScaleNotes | None] = lambda key: None
+        """Returns what scaling found out about a pipeline."""
         self.pod_monitors = False
         """Whether the cluster has PodMonitors and the settings enable them."""
 
@@ -176,10 +180,21 @@ class Reconciler:
             if (outcome.error is None or outcome.taken) and not is_last:
                 # The queue gets no event for the operator's own writes, and they may make further writes possible.
                 return Pass(wrote=True)
-        # 5. Write the status and Events.
+        # 5. Write the scale targets, the status and Events.
+        if outcome.error is None:
+            written = await self._write_targets(decision, observed)
+            outcome = written if written.error is not None else outcome
         errors = describe_failure(outcome, failures)
         status = compute_status(
-            decision.pipeline, observed, decision.rollout, decision.plan, now, errors, ignored=spec.ignored, halt=halt
+            decision.pipeline,
+            observed,
+            decision.rollout,
+            decision.plan,
+            now,
+            errors,
+            ignored=spec.ignored,
+            halt=halt,
+            scale=self.scale_notes(key),
         )
         result = result_of(decision.plan, outcome)
         report = await self._publish(
@@ -257,6 +272,27 @@ class Reconciler:
             return True
         self._store.put_written(live, scope)
         return False
+
+    async def _write_targets(self, decision: Decision, observed: Observed) -> Outcome:
+        """Give new OmniStages their first number, and all their status."""
+        for live, replicas, status in plan_targets(decision.pipeline, observed, decision.rollout):
+            after, metadata = live, live["metadata"]
+            try:
+                if replicas is not None:
+                    # Someone may scale it at this moment: then this write must fail.
+                    change = {
+                        "metadata": {"resourceVersion": metadata["resourceVersion"]},
+                        "spec": {"replicas": replicas},
+                    }
+                    after = await self._client.merge(STAGES, live, change, metadata["uid"])
+                if status is not None:
+                    head = {"apiVersion": STAGES.api_version, "kind": STAGES.kind}
+                    identity = {key: metadata[key] for key in ("name", "namespace", "uid")}
+                    after = await self._client.apply_status(STAGES, {**head, "metadata": identity, "status": status})
+            except ApiError as error:
+                return Outcome(error=error, failed=f"{STAGES.kind} {metadata['name']}")
+            self._store.put_written(after, self._scope_of(observed.namespace))
+        return Outcome()
 
     async def _publish_stopped(
         self, key: NamespacedName, observed: Observed, status: dict[str, Any], stop: Halt, now: datetime

@@ -17,7 +17,7 @@ out:  gRPC to the downstream stages; DNS servers and the OpenTelemetry collector
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -34,6 +34,7 @@ from omni_operator.desired.volumes import TLS_MOUNT
 from omni_proto.pipeline import OmniPipeline, Stage, compile_stages, readers_of
 from omni_proto.pipeline.types.pods import DisruptionBudget
 from omni_proto.pipeline.types.resource import EntryService
+from omni_proto.pipeline.types.scaling import STAGE_KIND
 from omni_proto.pod_contract import (
     GRPC_PORT,
     GRPC_PORT_NAME,
@@ -48,14 +49,27 @@ from omni_proto.stage_config import Listen, ServerTls, StageConfig
 
 
 def build_shared(
-    owner: Owner, serving: str | None, *, tls: bool = False, service: EntryService | None = None
+    owner: Owner,
+    serving: str | None,
+    *,
+    tls: bool = False,
+    service: EntryService | None = None,
+    scaled: Sequence[str] = (),
 ) -> list[Manifest]:
-    """Returns the children of the pipeline as a whole: its ServiceAccount and its stable Services.
+    """Returns the children that revisions share: the ServiceAccount, the scale targets and the stable Services.
 
     The Services select the entry stage of the revision `serving`. If it is None, no revision serves yet, and they
-    select nothing. tls: whether that stage uses TLS. service: settings of the Service with the pipeline's name.
+    select nothing. tls: whether that stage uses TLS. service: settings of the Service with the pipeline's name. scaled:
+    the stages that have scaling.
     """
-    return [build_service_account(owner), *build_entry_services(owner, serving, tls=tls, service=service)]
+    targets = [build_scale_target(owner, stage) for stage in scaled]
+    return [build_service_account(owner), *targets, *build_entry_services(owner, serving, tls=tls, service=service)]
+
+
+def build_scale_target(owner: Owner, stage: str) -> Manifest:
+    """Returns a stage's OmniStage without its number of pods, which belongs to whoever scales it."""
+    labels = names.child_labels(owner.name, stage=stage)
+    return build_child(STAGE_KIND, names.scale_target_name(owner.name, stage), owner, labels, {})
 
 
 def build_revision_set(

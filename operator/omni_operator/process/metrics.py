@@ -20,7 +20,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from omni_kube.objects import Manifest
+from omni_kube.objects import Manifest, NamespacedName
+from omni_operator.scaling.notes import ScaleNotes
 from omni_operator.status.conditions import ALWAYS_WRITTEN, CONDITION_TYPES
 
 RESULTS = ("unchanged", "changed", "conflict", "refused", "denied", "error", "gone")
@@ -70,6 +71,8 @@ class Readings:
     """Pipelines that wait for a reconcile."""
     longest_due_s: Callable[[], float]
     """The longest time for which a pipeline has waited for a due reconcile, or its reconcile has been running."""
+    scale: Callable[[], Iterable[tuple[NamespacedName, ScaleNotes]]] = tuple
+    """What scaling found out, by pipeline."""
 
 
 class Metrics:
@@ -169,6 +172,7 @@ class _Gauges(Collector):  # type: ignore[misc]  # prometheus_client is untyped 
             ages.add_metric([watch], age_s)
         yield ages
         yield from _collect_pipelines(list(readings.conditions()))
+        yield _collect_desired(readings.scale())
         yield GaugeMetricFamily(
             "omni_operator_queued_pipelines", "Pipelines that wait for a reconcile.", value=readings.queue_length()
         )
@@ -178,6 +182,19 @@ class _Gauges(Collector):  # type: ignore[misc]  # prometheus_client is untyped 
             value=readings.longest_due_s(),
             unit="seconds",
         )
+
+
+def _collect_desired(scale: Iterable[tuple[NamespacedName, ScaleNotes]]) -> Metric:
+    desired = GaugeMetricFamily(
+        "omni_operator_stage_desired_replicas",
+        "Pods that the load of a stage with scaling needs, before bounds and behavior; for autoscalers, too.",
+        labels=["pipeline_namespace", "pipeline", "stage"],
+    )
+    for key, notes in scale:
+        for stage, note in notes.stages.items():
+            if note.desired is not None:
+                desired.add_metric([key.namespace, key.name, stage], note.desired)
+    return desired
 
 
 def _collect_pipelines(samples: list[ConditionSample]) -> Iterable[Metric]:

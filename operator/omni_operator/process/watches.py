@@ -18,7 +18,7 @@ from omni_kube.errors import ApiError, ForbiddenError
 from omni_kube.objects import Manifest, NamespacedName, ObjectKind, parse_version
 from omni_kube.reflector import Reflector
 from omni_kube.store import Store
-from omni_operator.kinds import PIPELINE_KIND, PIPELINES, WATCHED_KINDS
+from omni_operator.kinds import PIPELINE_KIND, PIPELINES, STAGES, WATCHED_KINDS
 from omni_operator.process.kopf import PipelineWatch
 from omni_proto.pod_contract import PIPELINE_LABEL
 
@@ -55,7 +55,7 @@ class Watches:
         self._reflectors: list[Reflector] = []
 
     async def start(self) -> None:
-        """Wait until the API server knows OmniPipelines, then watch every kind that is not optional."""
+        """Wait until the API server knows the operator's own kinds, then watch every kind that is not optional."""
         await self._wait_for_api()
         for kind in WATCHED_KINDS:
             if not kind.optional:
@@ -163,9 +163,11 @@ class Watches:
         warned = False
         while True:
             try:
-                if await self._client.serves(PIPELINES):
+                missing = [kind for kind in (PIPELINES, STAGES) if not await self._client.serves(kind)]
+                if not missing:
                     return
-                problem = f"the API server does not know {PIPELINES.plural}.{PIPELINES.group}: apply manifests/crd"
+                named = " and ".join(f"{kind.plural}.{kind.group}" for kind in missing)
+                problem = f"the API server does not know {named}: apply manifests/crd"
             except ApiError as error:
                 problem = str(error)
             if not warned:

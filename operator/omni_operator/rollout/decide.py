@@ -251,4 +251,6 @@ def _build_set(key: _SetKey) -> tuple[Manifest, ...]:
 
 @lru_cache(maxsize=REMEMBERED_SETS)
 def _build_shared(owner: Owner, serving: str, tls: bool, this: _This) -> tuple[Manifest, ...]:
-    return tuple(build_shared(owner, serving, tls=tls, service=this.pipeline.spec.entry.service))
+    spec = this.pipeline.spec
+    scaled = sorted(stage.name for stage in spec.stages if stage.scaling is not None)
+    return tuple(build_shared(owner, serving, tls=tls, service=spec.entry.service, scaled=scaled))

@@ -1,5 +1,8 @@
 """Decides how many pods each stage of a revision has. No other module does.
 
+A stage with scaling has the number that its OmniStage holds, in every revision: so a new set starts at the size of the
+old one. Until the OmniStage holds a number, it is that of the set that serves.
+
 There are two numbers for each stage. *goal* is the final number; availability and conditions are judged by it. *now* is
 the number in the Deployment after this reconcile, a step towards the goal. A set is scaled down from the entry stage
 downstream. Requests in flight still need the downstream stages, so a stage keeps its replicas until its upstream stage
@@ -11,9 +14,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 
+from omni_operator.names import scale_target_name
 from omni_operator.state.live import LiveSet
-from omni_proto.pipeline import OmniPipeline, order_stages
+from omni_operator.state.observed import Observed
+from omni_proto.pipeline import OmniPipeline, Stage, order_stages
+from omni_proto.pipeline.types.scaling import STAGE_KIND
 
 
 class Fate(Enum):
@@ -40,8 +47,10 @@ def fate_of(pipeline: OmniPipeline) -> Fate:
     return Fate.SUSPEND if pipeline.spec.suspend else Fate.RUN
 
 
-def decide_replicas(pipeline: OmniPipeline | None, live: LiveSet, fate: Fate) -> Replicas:
-    """Returns the replicas of a revision's stages.
+def decide_replicas(
+    pipeline: OmniPipeline | None, live: LiveSet, fate: Fate, held: Mapping[str, int] = MappingProxyType({})
+) -> Replicas:
+    """Returns the replicas of a revision's stages. held: see read_held.
 
     pipeline is the spec of that revision, or None if the spec is lost: such a set cannot be built, so it keeps its
     replicas. It counts as complete only with every stage that it is known to have had.
@@ -50,13 +59,34 @@ def decide_replicas(pipeline: OmniPipeline | None, live: LiveSet, fate: Fate) ->
         as_is = {name: stage.replicas for name, stage in live.stages.items()}
         names = dict.fromkeys((*live.recorded, *as_is))
         return Replicas({name: max(live.recorded.get(name, 0), as_is.get(name, 0)) for name in names}, as_is)
-    asked = {stage.name: stage.replicas for stage in order_stages(pipeline)}
+    asked = {stage.name: ask_replicas(stage, held) for stage in order_stages(pipeline)}
     if fate is Fate.RUN:
         return Replicas(asked, asked)
     none = dict.fromkeys(asked, 0)
     # Suspending must not start pods: a stage without a Deployment gets one with 0 replicas.
     absent = none if fate is Fate.SUSPEND else asked
     return Replicas(none, _drain(pipeline, live, absent))
+
+
+def ask_replicas(stage: Stage, held: Mapping[str, int]) -> int:
+    """Returns the number of pods that a stage shall have: the spec's, or the held one within the bounds of scaling."""
+    scaling = stage.scaling
+    if scaling is None:
+        return 1 if stage.replicas is None else stage.replicas
+    least = scaling.min_replicas or 1
+    number = held.get(stage.name, least)
+    return number if scaling.by == "External" else max(least, min(number, scaling.max_replicas or number))
+
+
+def read_held(observed: Observed, serving: LiveSet | None) -> dict[str, int]:
+    """Returns the numbers of pods that stages with scaling have: those in the OmniStages, else those of the set that
+    serves."""
+    live = {} if serving is None else {name: stage.replicas for name, stage in serving.stages.items() if stage.replicas}
+    return live | {
+        key.name.removeprefix(scale_target_name(observed.name, "")): int(child["spec"]["replicas"])
+        for key, child in observed.children.items()
+        if key.kind == STAGE_KIND and observed.owns(child) and "replicas" in (child.get("spec") or {})
+    }
 
 
 def first_replicas(pipeline: OmniPipeline) -> Mapping[str, int]:

@@ -23,7 +23,7 @@ from typing import Final
 
 from omni_kube.objects import Manifest, is_terminating, parse_time
 from omni_operator.kinds import ChildKey, key_of
-from omni_operator.rollout.replicas import Fate, Replicas, decide_replicas, fate_of
+from omni_operator.rollout.replicas import Fate, Replicas, ask_replicas, decide_replicas, fate_of, read_held
 from omni_operator.state.live import LOST_POD_SLACK, LiveSet, compute_live_sets, live_serving_revision
 from omni_operator.state.observed import Observed, is_reachable
 from omni_operator.state.pod_causes import find_cause, lacks_capacity, lost_capacity_at, needs_correction, next_check
@@ -98,6 +98,8 @@ class Rollout:
     """Stages that the phase waits for, as `STAGE (REVISION)`: to become available, or to end."""
     models: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Checkpoints by revision and stage, of the stages that have one of their own: URI or URI@REVISION."""
+    asked: Mapping[str, int] = field(default_factory=dict)
+    """Number of pods that each stage of the spec shall have while the pipeline runs."""
     serving_tls: bool = False
     """Whether clients reach the serving revision over TLS."""
     recheck_at: datetime | None = None
@@ -112,8 +114,9 @@ def decide_rollout(
     pipeline is the current spec, and target its revision. snapshots has the specs of other revisions, from their
     ControllerRevisions (a snapshot of the target is ignored).
     """
-    sets = compute_live_sets(observed, now)
-    view = RolloutView({**snapshots, target: pipeline}, target, observed, sets, live_serving_revision(observed), now)
+    sets, selected = compute_live_sets(observed, now), live_serving_revision(observed)
+    held = read_held(observed, sets.get(selected or ""))
+    view = RolloutView({**snapshots, target: pipeline}, target, observed, sets, selected, now, held)
     serving = _choose_serving(view)
     waits = _target_waits(view)
     parts = [] if waits else [RevisionPart(target, view.replicas(target, fate_of(pipeline)).now)]
@@ -142,6 +145,7 @@ def decide_rollout(
         # If the serving revision's spec is lost, assume the TLS setting of the current spec.
         serving_tls=view.pipelines.get(serving, pipeline).spec.entry.tls is not None,
         recheck_at=_recheck_at(view),
+        asked={stage.name: ask_replicas(stage, held) for stage in pipeline.spec.stages},
     )
 
 
@@ -260,6 +264,8 @@ class RolloutView:
     selected: str | None
     """The revision that the live entry Service selects."""
     now: datetime
+    held: Mapping[str, int] = field(default_factory=dict)
+    """Numbers of pods of stages with scaling; see read_held."""
     _replicas: dict[tuple[str, Fate], Replicas] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Results of `replicas`, which is called many times for the same revision."""
 
@@ -288,7 +294,7 @@ class RolloutView:
         found = self._replicas.get((revision, fate))
         if found is None:
             found = self._replicas[revision, fate] = decide_replicas(
-                self.pipelines.get(revision), self.live(revision), fate
+                self.pipelines.get(revision), self.live(revision), fate, self.held
             )
         return found
 

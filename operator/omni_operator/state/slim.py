@@ -18,6 +18,7 @@ from omni_operator.kinds import KIND_BY_NAME, PIPELINE_KIND
 from omni_operator.names import DESIRED_HASH_ANNOTATION
 from omni_operator.state.observed import is_sealed
 from omni_proto.pipeline.read.load import MAX_SPEC_BYTES
+from omni_proto.pipeline.types.scaling import STAGE_KIND
 from omni_proto.pod_contract import PIPELINE_LABEL, REVISION_LABEL, STAGE_LABEL
 
 SLIM: Final = "slim"
@@ -129,7 +130,7 @@ def _slim_pod(manifest: Manifest) -> Manifest:
         return _bare(manifest) | {"spec": {}}
     spec, status = manifest.get("spec") or {}, manifest.get("status") or {}
     kept = _pod_spec(spec) | _pick(spec, "nodeName")
-    statuses = _pick(status, "phase", "reason", "message", "conditions")
+    statuses = _pick(status, "phase", "reason", "message", "conditions", "podIP")
     for name in ("initContainerStatuses", "containerStatuses"):
         if name in status:
             statuses[name] = [
@@ -163,6 +164,10 @@ def _workload(manifest: Manifest) -> Manifest:
 
 def _service(manifest: Manifest) -> Manifest:
     return {"spec": _pick(manifest.get("spec") or {}, "selector")}
+
+
+def _scale_target(manifest: Manifest) -> Manifest:
+    return {"spec": _pick(manifest.get("spec") or {}, "replicas")} | _pick(manifest, "status")
 
 
 def _nothing(manifest: Manifest) -> Manifest:
@@ -210,5 +215,9 @@ _OTHERS: Final[Mapping[str, Callable[[Manifest], Manifest]]] = {
     "EndpointSlice": _slim_endpoints,
 }
 """How to reduce objects of kinds that the operator does not write."""
-_SPECS: Final[Mapping[str, Callable[[Manifest], Manifest]]] = {"Deployment": _workload, "Service": _service}
+_SPECS: Final[Mapping[str, Callable[[Manifest], Manifest]]] = {
+    "Deployment": _workload,
+    "Service": _service,
+    STAGE_KIND: _scale_target,
+}
 """The fields of a child that decisions read in addition to its metadata."""

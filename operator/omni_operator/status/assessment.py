@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from omni_operator.reasons import Reason
 from omni_operator.rollout.plan import Altered, ChildConflict
 from omni_operator.rollout.rollout import Phase
+from omni_operator.scaling.notes import ScaleNotes
 from omni_operator.state.container_causes import Cause
 from omni_operator.state.pod_causes import rank_of
 
@@ -19,7 +20,7 @@ class StageState:
     name: str
     revision: str
     wanted: int
-    """Final number of replicas (see rollout/replicas.py): the spec's number, or 0 while the pipeline is suspended."""
+    """Final number of replicas (see rollout/replicas.py); 0 while the pipeline is suspended."""
     available: int
     ready_replicas: int
     reachable: bool
@@ -30,6 +31,8 @@ class StageState:
     """What is wrong with its Service, if anything is."""
     model: str = ""
     """Its checkpoint, if it has one of its own."""
+    scaled: bool = False
+    """Whether its number of pods follows the load. Then pods that are missing may never have been there."""
 
     @property
     def is_ready(self) -> bool:
@@ -39,7 +42,8 @@ class StageState:
     @property
     def is_short(self) -> bool:
         """Whether replicas are missing."""
-        return self.available < self.wanted or (self.wanted > 0 and not self.reachable)
+        needed = min(self.wanted, 1) if self.scaled else self.wanted
+        return self.available < needed or (self.wanted > 0 and not self.reachable)
 
     @property
     def is_unreachable(self) -> bool:
@@ -95,6 +99,8 @@ class Assessment:
     """Fields of the spec that the operator does not know."""
     mistakes: Sequence[str] = ()
     """Fields of the spec that are likely mistakes, with what is likely meant."""
+    scale: ScaleNotes | None = None
+    """What scaling found out; None if it decided nothing yet, or if no stage has scaling."""
     halt: Halt | None = None
     settled: bool = False
     """Whether the rollout of this generation was complete before. Then missing replicas were lost."""

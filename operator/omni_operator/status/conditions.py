@@ -13,12 +13,25 @@ MAX_MESSAGE_BYTES: Final = 1024
 READY: Final = "Ready"
 PROGRESSING: Final = "Progressing"
 DEGRADED: Final = "Degraded"
+SCALING: Final = "Scaling"
+"""Written only if a stage has scaling."""
+OBJECTIVES_MET: Final = "ObjectivesMet"
+"""Written only if the spec has objectives, once there are answers to judge."""
 SPEC_UNDERSTOOD: Final = "SpecUnderstood"
 """Written only while it is False."""
 RECONCILING: Final = "Reconciling"
 STALLED: Final = "Stalled"
 """These two are written only while they are True (kstatus.py)."""
-CONDITION_TYPES: Final = (READY, PROGRESSING, DEGRADED, SPEC_UNDERSTOOD, RECONCILING, STALLED)
+CONDITION_TYPES: Final = (
+    READY,
+    PROGRESSING,
+    DEGRADED,
+    SCALING,
+    OBJECTIVES_MET,
+    SPEC_UNDERSTOOD,
+    RECONCILING,
+    STALLED,
+)
 ALWAYS_WRITTEN: Final = (READY, PROGRESSING, DEGRADED)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -19,6 +20,7 @@ from omni_operator.reasons import Reason
 from omni_operator.rollout.plan import Plan
 from omni_operator.rollout.replicas import Fate, decide_replicas
 from omni_operator.rollout.rollout import Phase, Rollout
+from omni_operator.scaling.notes import ScaleNotes
 from omni_operator.state.live import LiveSet, compute_live_sets, live_serving_revision
 from omni_operator.state.observed import Observed, find_service_problem, find_stage_problem, has_endpoints, is_reachable
 from omni_operator.state.pod_causes import find_cause
@@ -46,13 +48,16 @@ def compute_status(
     *,
     ignored: Sequence[str] = (),
     halt: Halt | None = None,
+    scale: ScaleNotes | None = None,
 ) -> Status:
     """Returns the whole status to write. It equals the live status if nothing has changed.
 
     pipeline has the spec that is in force. ignored: unknown fields of the live spec. halt: why the live spec is not in
-    force.
+    force. scale: what scaling found out.
     """
-    assessment = assess(pipeline, observed, rollout, plan, now, errors, ignored=ignored, halt=halt)
+    assessment = replace(
+        assess(pipeline, observed, rollout, plan, now, errors, ignored=ignored, halt=halt), scale=scale
+    )
     return _build(assessment, observed, pipeline_url(observed.name, observed.namespace, tls=rollout.serving_tls), now)
 
 
@@ -114,7 +119,7 @@ def _build(assessment: Assessment, observed: Observed, url: str, now: datetime) 
         "observedGeneration": observed.generation,
         "conditions": set_conditions(previous.get("conditions", ()), verdicts, observed.generation, now),
         "readyStages": f"{ready}/{len(assessment.stages)}",
-        "stages": [_stage_entry(stage, observed) for stage in assessment.stages],
+        "stages": [_stage_entry(stage, observed, assessment.scale) for stage in assessment.stages],
         "url": url,
     }
 
@@ -132,11 +137,13 @@ def assess(
 ) -> Assessment:
     """Returns the assessment from which the conditions are derived."""
     states: dict[str, list[StageState]] = {}
+    scaled = {stage.name for stage in pipeline.spec.stages if stage.scaling is not None}
     for revision, goal in rollout.goals.items():
         live = rollout.sets.get(revision) or LiveSet(revision)
         models = rollout.models.get(revision, {})
         states[revision] = [
-            _stage_state(name, replicas, live, observed, now, models.get(name, "")) for name, replicas in goal.items()
+            _stage_state(name, replicas, live, observed, now, models.get(name, ""), scaled=name in scaled)
+            for name, replicas in goal.items()
         ]
     serving = rollout.serving
     if rollout.selected in states and _all_ready(states[rollout.selected]):
@@ -167,7 +174,7 @@ def assess(
 
 
 def _stage_state(
-    name: str, wanted: int, live: LiveSet, observed: Observed, now: datetime, model: str = ""
+    name: str, wanted: int, live: LiveSet, observed: Observed, now: datetime, model: str = "", *, scaled: bool = False
 ) -> StageState:
     stage = live.stage(name)
     return StageState(
@@ -180,6 +187,7 @@ def _stage_state(
         cause=find_cause(stage, now),
         problem=find_stage_problem(observed, name, live.revision),
         model=model,
+        scaled=scaled,
     )
 
 
@@ -216,7 +224,8 @@ def _describe_unwritten(plan: Plan) -> str:
     return "" if plan.is_empty else "not all objects are written yet"
 
 
-def _stage_entry(stage: StageState, observed: Observed) -> dict[str, Any]:
+def _stage_entry(stage: StageState, observed: Observed, scale: ScaleNotes | None) -> dict[str, Any]:
+    note = scale.stages.get(stage.name) if scale is not None else None
     service = stage_name(observed.name, stage.name, stage.revision)
     message = stage.cause.message if stage.cause is not None else stage.problem if stage.is_unreachable else ""
     return {
@@ -227,6 +236,8 @@ def _stage_entry(stage: StageState, observed: Observed) -> dict[str, Any]:
         "endpoint": f"{service}.{observed.namespace}.svc:{GRPC_PORT}",
         "message": bound(message),
         **({"model": stage.model} if stage.model else {}),
+        **({"scaling": bound(note.why)} if note is not None and note.why else {}),
+        **({"desiredReplicas": note.desired} if note is not None and note.desired is not None else {}),
     }
 
 

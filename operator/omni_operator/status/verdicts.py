@@ -5,6 +5,7 @@ Ready        a client can connect and is served: every stage of the serving revi
              the old revision serves until the new one can.
 Progressing  the live state does not match the spec yet, and the operator is changing the live state.
 Degraded     something failed, or fewer replicas run than before. The steps of a healthy rollout are not failures.
+Scaling, ObjectivesMet  in capacity.py
 SpecUnderstood  written only while it is False: the operator does not know a field or a value of the spec.
 """
 
@@ -20,18 +21,31 @@ from omni_operator.rollout.plan import Altered
 from omni_operator.rollout.rollout import Phase
 from omni_operator.state.container_causes import Cause
 from omni_operator.status.assessment import Assessment, ChildError, StageState, worst_of
-from omni_operator.status.conditions import DEGRADED, PROGRESSING, READY, SPEC_UNDERSTOOD, Verdict
+from omni_operator.status.capacity import judge_objectives, judge_scaling
+from omni_operator.status.conditions import (
+    DEGRADED,
+    OBJECTIVES_MET,
+    PROGRESSING,
+    READY,
+    SCALING,
+    SPEC_UNDERSTOOD,
+    Verdict,
+)
 
 
 def judge(assessment: Assessment) -> dict[str, Verdict]:
-    """Returns the verdict on every condition; SpecUnderstood is absent while it is true."""
+    """Returns the verdict on every condition that the pipeline has."""
     verdicts = {
         READY: judge_ready(assessment),
         PROGRESSING: judge_progressing(assessment),
         DEGRADED: judge_degraded(assessment),
     }
-    spec = judge_spec(assessment)
-    return verdicts if spec is None else {**verdicts, SPEC_UNDERSTOOD: spec}
+    more = {
+        SCALING: judge_scaling(assessment),
+        OBJECTIVES_MET: judge_objectives(assessment),
+        SPEC_UNDERSTOOD: judge_spec(assessment),
+    }
+    return verdicts | {kind: verdict for kind, verdict in more.items() if verdict is not None}
 
 
 def judge_spec(assessment: Assessment) -> Verdict | None:

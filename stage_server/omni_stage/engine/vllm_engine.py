@@ -117,6 +117,11 @@ class VllmStageEngine:
         return self._core.is_dead
 
     @property
+    def max_requests(self) -> int:
+        """Largest number of requests in a batch. Raises NotReadyError before start."""
+        return self._core.session_room.sessions
+
+    @property
     def unfinished_requests(self) -> int:
         """See StageEngine."""
         return len(self._work)

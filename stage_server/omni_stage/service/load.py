@@ -30,6 +30,19 @@ class KnowsKvShare(Protocol):
     def kv_share(self) -> float: ...
 
 
+@runtime_checkable
+class KnowsRequestLimit(Protocol):
+    """An engine that works on a limited number of requests at once."""
+
+    @property
+    def max_requests(self) -> int: ...
+
+
+def find_request_limit(engine: StageEngine, admitted: int) -> int:
+    """Returns how many requests the engine works on at once, at most those that the stage admits."""
+    return min(admitted, engine.max_requests) if isinstance(engine, KnowsRequestLimit) else admitted
+
+
 class LoadMeter:
     """Counts a stage's requests. Belongs to one event loop."""
 
@@ -44,6 +57,12 @@ class LoadMeter:
         self._kv_share = kv_share
         self._clock = clock
         self._waiting = 0
+        self._running = 0
+        self.waited_s = 0.0
+        """Sum over requests of their time in the engine's queue, in seconds, up to the last change."""
+        self.ran_s = 0.0
+        """Sum over requests of their time in the engine after the queue, in seconds, up to the last change."""
+        self._counted_at = clock()
         self._ended = 0.0
         self._failed = 0.0
         self._busy_s = 0.0
@@ -54,19 +73,35 @@ class LoadMeter:
 
     @contextmanager
     def waiting(self) -> Iterator[Callable[[], None]]:
-        """Count a request as waiting until the yielded function is called, which may be more than once."""
-        self._waiting += 1
+        """Count a request as waiting until the yielded function is called, which may be more than once, and then as
+        running in the engine until the block ends."""
+        self._move(waiting=1)
         waits = True
 
         def begun() -> None:
             nonlocal waits
-            self._waiting -= waits
-            waits = False
+            if waits:
+                waits = False
+                self._move(waiting=-1, running=1)
 
         try:
             yield begun
         finally:
-            begun()
+            self._move(waiting=-1) if waits else self._move(running=-1)
+
+    def count_seconds(self) -> tuple[float, float]:
+        """Returns the sums over all requests so far of the seconds that they waited for the engine, and ran in it.
+
+        May be called in any thread: it changes nothing.
+        """
+        passed = max(0.0, self._clock() - self._counted_at)
+        return self.waited_s + passed * self._waiting, self.ran_s + passed * self._running
+
+    def _move(self, waiting: int = 0, running: int = 0) -> None:
+        self.waited_s, self.ran_s = self.count_seconds()
+        self._counted_at = self._clock()
+        self._waiting += waiting
+        self._running += running
 
     def begins(self) -> None:
         """Call this before a request is admitted: until now the stage may have been idle."""

@@ -190,6 +190,22 @@ class StageMetrics:
             "Kernels that the engine had to compile since it was ready; every request waits meanwhile.",
         )
         registry.register(self.kernels_compiled)
+        self.engine_waiting = ReadCounter(
+            StageMetric.ENGINE_WAITING_SECONDS,
+            "Time of all requests together in the engine's queue; its rate is the mean number of waiting requests.",
+        )
+        registry.register(self.engine_waiting)
+        self.engine_running = ReadCounter(
+            StageMetric.ENGINE_RUNNING_SECONDS,
+            "Time of all requests together in the engine after its queue; its rate is the mean number of requests that "
+            "the engine works on.",
+        )
+        registry.register(self.engine_running)
+        self.engine_limit = Gauge(
+            StageMetric.ENGINE_LIMIT_REQUESTS,
+            "Maximum number of requests that the engine works on at once.",
+            registry=registry,
+        )
         self._start_counters(config)
 
     def _start_counters(self, config: StageConfig) -> None:

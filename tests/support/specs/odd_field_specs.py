@@ -107,7 +107,7 @@ ODD_BAD_FIELDS: Final[dict[str, Bad]] = {
             ("predictor", "predictor", "predictor", {}, "the parts of the model are listed under spec.stages"),
             ("resources", "resources", "resources", {}, "resources are set for each stage: stages[].resources"),
             ("probe", "stages/0/readinessProbe", "stages[0].readinessProbe", {}, "only the operator sets it"),
-            ("scaling", "stages/0/minReplicas", "stages[0].minReplicas", 1, "nothing scales a stage by itself: set"),
+            ("scaling", "stages/0/minReplicas", "stages[0].minReplicas", 1, "pods follow the load by stages[].scaling"),
             ("service", "entry/serviceType", "entry.serviceType", "NodePort", "clients connect to the Service with"),
         )
     },

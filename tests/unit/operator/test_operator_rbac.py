@@ -54,6 +54,7 @@ def test_children_are_written_and_nothing_else(documents: list[dict[str, Any]]) 
     assert verbs == {
         ("omnipipeline.io", "omnipipelines"): {"get", "list", "watch"},
         ("omnipipeline.io", "omnipipelines/status"): {"patch"},
+        ("omnipipeline.io", "omnistages/status"): {"patch"},
         ("omnipipeline.io", "omnipipelines/finalizers"): {"update"},
         ("", "pods"): {"list", "watch"},
         ("apps", "replicasets"): {"list", "watch"},

@@ -58,9 +58,7 @@ _FIELD_HINTS: Final = {
     "securitycontext": "user and groups are set by podSecurityContext; everything else of it is set by the operator",
     "extravolumes": "volumes are set by volumes and volumeMounts",
     "extraenv": "variables are set by env and envFrom",
-    **dict.fromkeys(
-        ("autoscaling", "minreplicas", "maxreplicas"), "nothing scales a stage by itself: set replicas of the stage"
-    ),
+    **dict.fromkeys(("autoscaling", "minreplicas", "maxreplicas"), "pods follow the load by stages[].scaling"),
     **dict.fromkeys(
         ("port", "servicetype", "ingress"),
         "clients connect to the Service with the pipeline's name, port 50051, of the type spec.entry.service.type; for "

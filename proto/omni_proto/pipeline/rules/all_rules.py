@@ -32,7 +32,8 @@ from omni_proto.pipeline.rules.resources import (
     STAGE_BUDGET_RULES,
 )
 from omni_proto.pipeline.rules.rule import Rule, matches, quote
-from omni_proto.pipeline.types import kubernetes as k8s, pods, resource as api
+from omni_proto.pipeline.rules.scaling import OBJECTIVES_RULE, REPLICAS_RULE, SCALING_RULES
+from omni_proto.pipeline.types import kubernetes as k8s, pods, resource as api, scaling
 from omni_proto.pipeline.types.forms import FORMS
 from omni_proto.stage_config import COMPONENT_PATTERN, STAGE_NAME_PATTERN, EngineArgs, Limits, SamplingDefaults
 
@@ -279,8 +280,18 @@ RULES: Final[Mapping[type[BaseModel], tuple[Rule, ...]]] = {
     pods.VolumeMount: MOUNT_RULES,
     pods.PodResourceClaim: CLAIM_RULES,
     pods.DisruptionBudget: BUDGET_RULES,
-    api.Stage: (*_POD_SETTINGS, SHM_RULE, _ROLES, _STAGE_TOKENS, *STAGE_BUDGET_RULES, *STAGE_COMPONENT_RULES),
+    api.Stage: (
+        *_POD_SETTINGS,
+        SHM_RULE,
+        _ROLES,
+        REPLICAS_RULE,
+        _STAGE_TOKENS,
+        *STAGE_BUDGET_RULES,
+        *STAGE_COMPONENT_RULES,
+    ),
     api.Rollout: (_ROLLOUT,),
+    scaling.Scaling: SCALING_RULES,
+    scaling.Objectives: (OBJECTIVES_RULE,),
     k8s.Resources: RESOURCE_RULES,
     k8s.Toleration: _TOLERATION,
     k8s.NodeSelectorTerm: (_NODE_TERM, _NODE_TERM_SAYS),

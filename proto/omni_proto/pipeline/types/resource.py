@@ -24,6 +24,7 @@ from omni_proto.pipeline.types.kubernetes import (
     list_map,
 )
 from omni_proto.pipeline.types.pods import PodSettings
+from omni_proto.pipeline.types.scaling import Objectives, Replicas, Scaling
 from omni_proto.stage_config import (
     ClientCertificates,
     ComponentId,
@@ -165,8 +166,10 @@ class Stage(PodSettings):
     """The stage's own checkpoint, which replaces spec.model completely. Default: spec.model."""
     system_prompt: SystemPrompt | None = None
     """System message before the text of another stage, and of chats that have none. Only for generic/llm."""
-    replicas: Annotated[int, Field(ge=0, le=1000)] = 1
-    """Number of pods. Local runs start one process."""
+    replicas: Replicas | None = None
+    """Number of pods. Local runs start one process. Default: 1, or what scaling says."""
+    scaling: Scaling | None = None
+    """Lets the number of pods follow the load, in place of replicas."""
     resources: Resources = Resources()
     """Resources of one pod; limits["nvidia.com/gpu"] is the GPU count. Default: none, the stage runs on the CPU."""
     engine_args: EngineArgs = EngineArgs()
@@ -235,6 +238,8 @@ class PipelineSpec(ConfigModel):
     """Time limits of the whole pipeline, in seconds."""
     rollout: Rollout = Field(Rollout(), json_schema_extra=SERVER_DEFAULT)
     """How a change reaches the pods."""
+    objectives: Objectives | None = None
+    """What the pipeline's clients are promised."""
     suspend: bool = False
     """If true, the pipeline runs no pods. All its other objects are kept."""
 

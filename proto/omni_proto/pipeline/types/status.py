@@ -27,7 +27,7 @@ class Condition(ConfigModel):
     """One aspect of the pipeline's state, in the form that Kubernetes' tools know."""
 
     type: Annotated[str, StringConstraints(min_length=1, max_length=316, pattern=r"^[A-Z][A-Za-z0-9]*$")]
-    """Ready, Progressing, Degraded, SpecUnderstood, Reconciling or Stalled."""
+    """Ready, Progressing, Degraded, Scaling, ObjectivesMet, SpecUnderstood, Reconciling or Stalled."""
     status: Literal["True", "False", "Unknown"]
     """Whether the condition holds."""
     observed_generation: Generation | None = None
@@ -51,6 +51,10 @@ class StageStatus(ConfigModel):
     """Number of pods that accept requests."""
     revision: Annotated[str, StringConstraints(max_length=63)] | None = None
     """Revision of the pods that serve."""
+    desired_replicas: Count | None = None
+    """Number of pods that the load needs, before bounds and behavior; only with scaling."""
+    scaling: Annotated[str, StringConstraints(max_length=1024)] | None = None
+    """Why the stage has this number of pods; only with scaling."""
     endpoint: Annotated[str, StringConstraints(max_length=512)] | None = None
     """Address of the stage inside the cluster."""
     model: Annotated[str, StringConstraints(max_length=1024)] | None = None
@@ -79,6 +83,7 @@ class PipelineStatus(ConfigModel):
         default_factory=list
     )
     """Ready: clients can connect and are served. Progressing: a change is being rolled out. Degraded: something failed.
+    Scaling, with scaling only: pods follow the load. ObjectivesMet, with objectives only: what is promised is kept.
     SpecUnderstood, only while it is False: the operator does not know a field or a value of the spec."""
     ready_stages: Annotated[str, StringConstraints(max_length=16)] | None = None
     """Number of ready stages, out of all stages, e.g. 2/3."""

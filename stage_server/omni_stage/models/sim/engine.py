@@ -97,6 +97,8 @@ class PacedTokens(PacedEngine):
                 field="engineArgs.maxModelLen",
                 limit=limits.kv_tokens,
             )
+        self.max_requests = limits.max_seqs
+        """Largest number of requests in a batch."""
         self._sessions = Sessions(SessionRoom(limits.max_seqs, limits.kv_tokens))
         self._clock = StepClock(token_cost(shape), limits)
         self._mail: dict[str, Mailbox[Made]] = {}

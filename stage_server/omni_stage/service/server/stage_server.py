@@ -24,7 +24,7 @@ from omni_stage.process.termination import report_start_failure, write_terminati
 from omni_stage.service.edges.channels import DownstreamChannels
 from omni_stage.service.guard.admission import Admission, CallQuota, count_start_slots
 from omni_stage.service.guard.refusals import HeldRefusals
-from omni_stage.service.load import LoadMeter, kv_reader
+from omni_stage.service.load import LoadMeter, find_request_limit, kv_reader
 from omni_stage.service.metering import StageMetrics
 from omni_stage.service.request.in_flight import InFlight
 from omni_stage.service.request.runtime import StageRuntime
@@ -267,6 +267,9 @@ class StageServer:
         self.metrics.inflight_bytes_limit.set(admission.max_bytes)
         load = LoadMeter(admission, kv_reader(engine, self._registry))
         self.health.main.load = load
+        self.metrics.engine_waiting.read = lambda: load.count_seconds()[0]
+        self.metrics.engine_running.read = lambda: load.count_seconds()[1]
+        self.metrics.engine_limit.set(find_request_limit(engine, limits.max_concurrent_requests))
         return StageRuntime(
             config=self.config,
             engine=engine,

@@ -52,6 +52,8 @@ _KINDS: dict[str, tuple[str, str, bool]] = {
     "NetworkPolicy": ("networking.k8s.io/v1", "networkpolicies", True),
     "Lease": ("coordination.k8s.io/v1", "leases", True),
     "OmniPipeline": ("omnipipeline.io/v1alpha1", "omnipipelines", True),
+    "OmniStage": ("omnipipeline.io/v1alpha1", "omnistages", True),
+    "HorizontalPodAutoscaler": ("autoscaling/v2", "horizontalpodautoscalers", True),
     "PodMonitor": ("monitoring.coreos.com/v1", "podmonitors", True),
 }
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from omni_kube.objects import ObjectKind
 from omni_operator import names
 from omni_operator.desired.build_settings import Owner
-from omni_operator.desired.children import build_revision_set
+from omni_operator.desired.children import build_revision_set, build_scale_target
 from omni_operator.desired.metadata import seal
 from omni_operator.kinds import CHILD_KINDS, FIELD_MANAGER, KIND_BY_NAME, key_of
 from omni_operator.rollout.replicas import first_replicas
@@ -36,7 +36,10 @@ LONGEST_PIPELINE_AND_STAGE = 54
 class TestEveryChild:
     """Rules for children of every kind."""
 
-    CHILDREN = build_all(make_pipeline([{**stage, "replicas": 2} for stage in make_stages()]))
+    CHILDREN = [
+        *build_all(make_pipeline([{**stage, "replicas": 2} for stage in make_stages()])),
+        build_scale_target(OWNER, "talker"),
+    ]
 
     def test_kinds_and_numbers(self) -> None:
         assert Counter(child["kind"] for child in self.CHILDREN) == {
@@ -48,6 +51,7 @@ class TestEveryChild:
             "NetworkPolicy": 3,
             "Deployment": 3,
             "PodDisruptionBudget": 3,
+            "OmniStage": 1,
         }
         assert {child["kind"] for child in self.CHILDREN} == set(KIND_BY_NAME)
 
@@ -80,6 +84,7 @@ class TestEveryChild:
             ("ServiceAccount", "demo-stages"),
             ("Service", "demo"),
             ("Service", "demo-headless"),
+            ("OmniStage", "demo-talker"),
         }
 
     def test_children_share_no_parts_that_one_could_change_for_another(self) -> None:

@@ -93,7 +93,6 @@ def test_defaults_are_those_of_the_types_and_status_has_none() -> None:
     assert defaults["spec.rollout"] == {"strategy": "BlueGreen", "maxSurge": 1, "maxUnavailable": 0}
     assert defaults["spec.timeouts"] == {"request": 300}
     assert [path for path, value in defaults.items() if isinstance(value, dict)] == ["spec.timeouts", "spec.rollout"]
-    assert defaults["spec.stages[].replicas"] == 1
     typed = OmniPipeline.model_validate(
         {
             "apiVersion": "omnipipeline.io/v1alpha1",

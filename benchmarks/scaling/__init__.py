@@ -1,0 +1,1 @@
+"""Capacity that follows load, over a simulated day."""

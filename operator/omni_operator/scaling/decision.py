@@ -1,0 +1,212 @@
+"""How many pods each stage needs: one pure function over what the pods report.
+
+A stage's need is the number of requests in its engines, running and waiting, over those that one pod shall have. By
+Little's law that is its arrival rate times the time that a request takes, so it needs no model of the engine. Time
+that a request spends in other stages does not count: so only the stage that is short grows.
+
+Two things are not in that number yet, and are added:
+
+inflow   requests that wait in the stage above. Once that stage has the pods for them, they arrive here.
+trend    what a pod that is asked for now meets when it is ready: the need grows on as it did in the last minute.
+
+Pods that do not start, because the cluster has no room, end the growth: more of them would not start either, and the
+stages below would get no more requests.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from omni_operator.scaling.damping import History, damp
+from omni_proto.pipeline.types.scaling import ScalingBehavior
+
+TARGET_SHARE: Final = 0.7
+"""Share of the requests that an engine works on at once, at which a stage has enough pods."""
+TOLERANCE: Final = 0.1
+"""A need that differs by less from the present number of pods changes nothing, as with an HPA."""
+STABLE_S: Final = 60.0
+"""The need is a mean over this time, unless it rises faster."""
+TURN_S: Final = 600.0
+"""For so long after it shrank, a stage grows only beyond twice the tolerance, so that noise does not turn it back."""
+SURGE: Final = 1.3
+"""The last reading alone counts if it is this many times the mean: a burst shall not wait for the mean."""
+MOST_GROWTH: Final = 2.0
+"""Inflow and trend together at most double the need: they are guesses."""
+FREE_WAIT: Final = 0.1
+"""Waiting requests below this share of the running ones are the engine's own first step."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageLoad:
+    """What the ready pods of a stage report: means since the reading before."""
+
+    running: float
+    """Requests that the engines of all pods work on."""
+    waiting: float
+    """Requests that wait for these engines."""
+    limit: float
+    """Requests that the engine of one pod works on at once."""
+
+    @property
+    def requests(self) -> float:
+        """Requests in the stage's engines."""
+        return self.running + self.waiting
+
+
+@dataclass(frozen=True, slots=True)
+class StageAsk:
+    """A stage, and what bounds its number of pods."""
+
+    name: str
+    above: str | None
+    """The stage that it reads from."""
+    current: int
+    """Number of pods that it shall have at present."""
+    least: int
+    most: int
+    behavior: ScalingBehavior
+    target: float | None = None
+    """Requests that a pod shall have; None: TARGET_SHARE of the engine's limit."""
+    start_s: float = 60.0
+    """Seconds until a new pod serves."""
+    blocked: str = ""
+    """Why pods that are asked for do not start, if the cluster has no room for them."""
+    fixed: bool = False
+    """Whether its number does not follow the load. Its load still counts for the stages below."""
+
+
+@dataclass(slots=True)
+class StageMemory:
+    """What is remembered of one stage between decisions."""
+
+    history: History = field(default_factory=History)
+    needs: list[tuple[float, float]] = field(default_factory=list)
+    """Needs in pods, without inflow and trend, by their time in seconds; the oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageDecision:
+    """The number of pods for one stage, and why."""
+
+    replicas: int
+    """The number to set now."""
+    desired: int
+    """The number that the load needs, before bounds and behavior."""
+    why: str
+    """The reason, for people."""
+    limited: bool = False
+    """Whether a bound of scaling is below what the load needs."""
+
+
+def decide_scale(
+    asks: Sequence[StageAsk],
+    loads: Mapping[str, StageLoad],
+    memory: dict[str, StageMemory],
+    now: float,
+    short: Mapping[str, float] = {},
+) -> dict[str, StageDecision]:
+    """Returns the decision for each stage that follows its load and whose load is known.
+
+    asks: all stages, each after the one that it reads from. short: by how much objectives are missed, at the stage that
+    holds them back: 1.5 means that something takes 1.5 times as long as promised. memory is updated. now: seconds of a
+    monotonic clock.
+    """
+    decisions: dict[str, StageDecision] = {}
+    inflow: dict[str, float] = {}
+    for ask in asks:
+        load = loads.get(ask.name)
+        above = inflow.get(ask.above or "", 1.0)
+        inflow[ask.name] = above
+        if load is None:
+            continue
+        target = target_of(ask, load)
+        # Pods that do not become more already do what they can.
+        room = load.running if ask.fixed or ask.blocked else ask.most * target
+        inflow[ask.name] = above * _released(load, room)
+        if ask.fixed:
+            continue
+        held = memory.setdefault(ask.name, StageMemory())
+        need = _steady(held, load.requests / target, now)
+        growth = min(MOST_GROWTH, above * _trend(held, ask.start_s, now))
+        needed = max(
+            need * growth, ask.current * min(MOST_GROWTH, short.get(ask.name, 1.0)) if ask.name in short else 0.0
+        )
+        decisions[ask.name] = _decide(ask, load, target, needed, held.history, now, is_short=ask.name in short)
+    return decisions
+
+
+def find_pressed(asks: Sequence[StageAsk], loads: Mapping[str, StageLoad]) -> str:
+    """Returns the stage with most requests for the pods that it has; empty if no load is known."""
+    pressures = {
+        ask.name: loads[ask.name].requests / (target_of(ask, loads[ask.name]) * max(1, ask.current))
+        for ask in asks
+        if ask.name in loads
+    }
+    return max(pressures, key=lambda name: pressures[name], default="")
+
+
+def target_of(ask: StageAsk, load: StageLoad) -> float:
+    """Returns the number of requests that a pod of the stage shall have."""
+    return ask.target or max(1.0, TARGET_SHARE * load.limit)
+
+
+def _decide(
+    ask: StageAsk, load: StageLoad, target: float, needed: float, history: History, now: float, *, is_short: bool
+) -> StageDecision:
+    desired = math.ceil(round(needed, 3)) or 1
+    shrank = bool(history.moves) and history.moves[-1][1] < 0 and now - history.moves[-1][0] < TURN_S
+    above = 1 + TOLERANCE * (2 if shrank else 1)
+    if not is_short and 1 - TOLERANCE <= needed / max(1, ask.current) <= above:
+        desired = ask.current
+    if not history.recommended:
+        history.note(now, ask.current)
+    grew = bool(history.moves) and history.moves[-1][1] > 0
+    wanted = min(desired, ask.current) if ask.blocked else desired
+    if grew and wanted < ask.current:
+        # A margin, so that noise does not turn it back at once.
+        wanted = min(ask.current, math.ceil(round(needed * (1 + TOLERANCE), 3)) or 1)
+    replicas = damp(ask.current, wanted, ask.least, ask.most, ask.behavior, history, now)
+    history.note(now, wanted)
+    if replicas != ask.current:
+        history.moves.append((now, replicas - ask.current))
+    said = (
+        f"{load.running:.1f} requests run, {load.waiting:.1f} wait, {target:.1f} are right for a pod: needs {desired}"
+    )
+    if is_short:
+        said += ", because it holds an objective back"
+    if ask.blocked and desired > ask.current:
+        said += f"; not raised, because pods do not start: {ask.blocked}"
+    elif replicas != desired:
+        bound = "minReplicas" if desired < ask.least else "maxReplicas" if desired > ask.most else "behavior"
+        said += f"; {replicas} by {bound}"
+    return StageDecision(replicas, desired, said, limited=desired > ask.most)
+
+
+def _released(load: StageLoad, room: float) -> float:
+    """Returns by how much the output of a stage grows once its waiting requests run too, for which it has `room`."""
+    if load.running <= 0:
+        return 1.0
+    return max(1.0, min(load.requests, room) / (load.running * (1 + FREE_WAIT)))
+
+
+def _steady(held: StageMemory, need: float, now: float) -> float:
+    """Add a need to the memory. Returns the mean over STABLE_S, or the need itself if it surges."""
+    held.needs = [(at, known) for at, known in held.needs if at > now - 2 * STABLE_S]
+    held.needs.append((now, need))
+    recent = [known for at, known in held.needs if at > now - STABLE_S]
+    mean = sum(recent) / len(recent)
+    return need if need > SURGE * mean else mean
+
+
+def _trend(held: StageMemory, ahead_s: float, now: float) -> float:
+    """Returns the factor by which the need will have grown in ahead_s seconds, as it did in the last minute."""
+    late = [known for at, known in held.needs if at > now - STABLE_S]
+    early = [known for at, known in held.needs if at <= now - STABLE_S]
+    if len(early) < 2 or not sum(early):
+        return 1.0
+    ratio = (sum(late) / len(late)) / (sum(early) / len(early))
+    # The two means are STABLE_S apart, and the later one is half of that old.
+    return 1.0 if ratio <= 1 + TOLERANCE / 2 else 1.0 + (ratio - 1.0) * (ahead_s + STABLE_S / 2) / STABLE_S

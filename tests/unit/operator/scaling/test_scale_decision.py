@@ -1,0 +1,123 @@
+"""How many pods stages need: by what they report, along the graph, and without room in the cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omni_operator.scaling.decision import StageAsk, StageDecision, StageLoad, StageMemory, decide_scale, find_pressed
+from omni_proto.pipeline.types.scaling import ScalingBehavior
+from support.tables import each_row
+
+ABOVE = {"thinker": None, "talker": "thinker", "decoder": "talker"}
+
+
+def make_asks(current: dict[str, int], **more: dict[str, Any]) -> list[StageAsk]:
+    return [
+        StageAsk(
+            **{
+                "name": name,
+                "above": above,
+                "current": current.get(name, 1),
+                "least": 1,
+                "most": 20,
+                "behavior": ScalingBehavior(),
+                "target": 10.0,
+                **more.get(name, {}),
+            }
+        )
+        for name, above in ABOVE.items()
+    ]
+
+
+def decide(
+    current: dict[str, int],
+    loads: dict[str, tuple[float, float]],
+    *,
+    times: int = 1,
+    short: dict[str, float] | None = None,
+    **more: dict[str, Any],
+) -> dict[str, StageDecision]:
+    """Returns the last of `times` equal decisions, 15 s apart."""
+    memory: dict[str, StageMemory] = {}
+    found: dict[str, StageDecision] = {}
+    given = {name: StageLoad(running, waiting, 16.0) for name, (running, waiting) in loads.items()}
+    for number in range(times):
+        found = decide_scale(make_asks(current, **more), given, memory, 1000.0 + 15.0 * number, short or {})
+    return found
+
+
+def test_only_the_stage_with_load_grows() -> None:
+    found = decide(
+        {"thinker": 2, "talker": 2, "decoder": 2}, {"thinker": (19, 0), "talker": (20, 18), "decoder": (18, 0)}
+    )
+    assert {name: one.replicas for name, one in found.items()} == {"thinker": 2, "talker": 4, "decoder": 4}
+    # The decoder gets the talker's waiting requests as soon as the talker has the pods for them.
+    assert found["talker"].desired == 4
+    assert found["decoder"].desired == 4
+
+
+ROWS = [
+    ("within the tolerance", {"talker": 2}, {"talker": (21.9, 0)}, 2),
+    ("beyond the tolerance", {"talker": 2}, {"talker": (22.5, 0)}, 3),
+    ("waiting requests count", {"talker": 2}, {"talker": (20, 9)}, 3),
+    ("nothing to do", {"talker": 1}, {"talker": (0, 0)}, 1),
+    ("at most maxReplicas", {"talker": 15}, {"talker": (200, 400)}, 20),
+    ("down waits", {"talker": 8}, {"talker": (10, 0)}, 8),
+]
+
+
+@each_row("current, loads, wanted", [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
+def test_one_stage(current: dict[str, int], loads: dict[str, tuple[float, float]], wanted: int) -> None:
+    assert decide(current, loads)["talker"].replicas == wanted
+
+
+def test_down_after_five_minutes() -> None:
+    assert decide({"talker": 8}, {"talker": (10, 0)}, times=20)["talker"].replicas == 8
+    assert decide({"talker": 8}, {"talker": (10, 0)}, times=22)["talker"].replicas == 1
+
+
+def test_an_unknown_load_decides_nothing() -> None:
+    assert set(decide({}, {"thinker": (5, 0)})) == {"thinker"}
+
+
+def test_the_default_target_is_a_share_of_the_engine() -> None:
+    # 0.7 x 16
+    assert decide({"talker": 1}, {"talker": (22, 0)}, talker={"target": None})["talker"].desired == 2
+
+
+def test_without_room_neither_the_stage_nor_those_below_grow() -> None:
+    current = {"thinker": 2, "talker": 3, "decoder": 2}
+    loads = {"thinker": (15, 0), "talker": (20, 60), "decoder": (20, 0)}
+    free = decide(current, loads)
+    assert (free["talker"].replicas, free["decoder"].replicas) == (7, 4)
+    stuck = decide(current, loads, talker={"blocked": "no node with 1 free GPU; add nodes"})
+    assert (stuck["talker"].replicas, stuck["decoder"].replicas) == (3, 2)
+    assert stuck["talker"].desired == 8
+    assert "add nodes" in stuck["talker"].why
+
+
+def test_a_missed_objective_grows_the_stage_that_holds_it_back() -> None:
+    current, loads = (
+        {"thinker": 2, "talker": 2, "decoder": 2},
+        {"thinker": (10, 0), "talker": (20, 0), "decoder": (12, 0)},
+    )
+    given = {name: StageLoad(*load, 16.0) for name, load in loads.items()}
+    assert find_pressed(make_asks(current), given) == "talker"
+    found = decide(current, loads, short={"talker": 1.4})
+    assert {name: one.replicas for name, one in found.items()} == {"thinker": 2, "talker": 3, "decoder": 2}
+    assert "objective" in found["talker"].why
+
+
+def test_a_fixed_stage_passes_on_only_what_its_pods_can_do() -> None:
+    loads = {"thinker": (20, 20), "talker": (20, 0)}
+    assert decide({"thinker": 2, "talker": 2}, loads, thinker={"fixed": True})["talker"].desired == 2
+    assert decide({"thinker": 2, "talker": 2}, loads)["talker"].desired == 4
+
+
+def test_a_growing_load_is_met_when_the_pods_are_there() -> None:
+    memory: dict[str, StageMemory] = {}
+    found: dict[str, StageDecision] = {}
+    for number in range(12):
+        load = {"talker": StageLoad(40.0 + 2.0 * number, 0.0, 16.0)}
+        found = decide_scale(make_asks({"talker": 6}), load, memory, 15.0 * number)
+    assert found["talker"].desired > 7, "62 requests now, and more in a minute"

@@ -1,0 +1,14 @@
+"""The operator's decision over six hours of traffic in virtual time; `make bench CASE=scaling` runs the whole day."""
+
+from __future__ import annotations
+
+from benchmarks.scaling.day import day_rate, run_day
+
+SIX_H = 6 * 3600
+
+
+def test_a_morning_with_a_dead_hour_and_a_burst() -> None:
+    found = run_day(lambda second: day_rate(second + 2 * 3600), seconds=SIX_H)
+    assert found.met >= 0.97
+    assert found.cost <= 1.25
+    assert found.most_reversals <= 2
