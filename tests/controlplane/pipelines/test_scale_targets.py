@@ -1,4 +1,4 @@
-"""OmniStages: kubectl scale and the real HPA controller set a stage's pods, and no rollout and no operator undoes it."""
+"""OmniStages: kubectl scale and the real HPA controller set a stage's pods, and nothing undoes it."""
 
 from __future__ import annotations
 
