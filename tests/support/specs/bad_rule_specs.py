@@ -199,6 +199,31 @@ BAD_RULES: Final[dict[str, Bad]] = {
         f"{S0}.podDisruptionBudget.minAvailable",
         "minAvailable and maxUnavailable are both set; keep one",
     ),
+    "replicas and scaling": Bad(
+        (first(replicas=2, scaling={"maxReplicas": 3}),),
+        f"{S0}.scaling",
+        "stage thinker has replicas and scaling; keep one",
+    ),
+    "scaling without an end": Bad(
+        (first(scaling={"minReplicas": 2}),),
+        f"{S0}.scaling.maxReplicas",
+        "maxReplicas is missing; set the largest number of pods",
+    ),
+    "scaling from more to fewer": Bad(
+        (first(scaling={"minReplicas": 4, "maxReplicas": 3}),),
+        f"{S0}.scaling.minReplicas",
+        "minReplicas (4) is above maxReplicas (3); lower it",
+    ),
+    "scaling from outside, and bounds": Bad(
+        (first(scaling={"by": "External", "maxReplicas": 3}),),
+        f"{S0}.scaling.by",
+        "by: External leaves the number to another autoscaler; set bounds and behavior there",
+    ),
+    "objectives that promise nothing": Bad(
+        (edit("spec/objectives", {"percentile": 99}),),
+        "spec.objectives",
+        "nothing is promised; set firstAudioSeconds",
+    ),
     "shared memory above the memory": Bad(
         (first(shmSize="16Gi", resources={"limits": {"memory": "16Gi"}}),),
         f"{S0}.shmSize",

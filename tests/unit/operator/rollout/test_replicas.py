@@ -109,7 +109,14 @@ def test_no_other_module_decides_replicas() -> None:
                     made.add(name)
                 case ast.Call(ast.Name("StageBuild" | "RevisionPart"), _, keywords):
                     passed_on |= {name for keyword in keywords if keyword.arg == "replicas"}
-    assert written == {"desired/deployment.py: build.replicas", "status/status.py: stage.wanted"}
+    assert written == {
+        "desired/deployment.py: build.replicas",
+        "status/status.py: stage.wanted",
+        # OmniStages: their first number, the number that follows the load, and their status.
+        "reconcile.py: replicas",
+        "scaling/scaler.py: replicas",
+        "rollout/targets.py: int(value_at(pods.deployment, 'status', 'replicas', default=0))",
+    }
     assert made == {"rollout/replicas.py"}
     assert passed_on == {"desired/children.py"}
 

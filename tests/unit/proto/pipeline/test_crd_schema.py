@@ -123,7 +123,6 @@ def test_nothing_lets_a_pod_out_of_its_box() -> None:
         "privileged",
         "trustRemoteCode",
         "workerCls",
-        "scaling",
         "x-rules",
     ):
         assert f"'{word}'" not in text
