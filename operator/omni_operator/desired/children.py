@@ -67,7 +67,7 @@ def build_shared(
 
 
 def build_scale_target(owner: Owner, stage: str) -> Manifest:
-    """Returns a stage's OmniStage without its number of pods, which belongs to whoever scales it."""
+    """Returns a stage's OmniStage without its number of pods, which belongs to the client that scales it."""
     labels = names.child_labels(owner.name, stage=stage)
     return build_child(STAGE_KIND, names.scale_target_name(owner.name, stage), owner, labels, {})
 
