@@ -69,7 +69,8 @@ def parse_reading(page: bytes, at: float) -> Reading | None:
             bounds[float(sample.labels["le"])] = sample.value
         elif sample.labels.get("continuous") in spoken:
             spoken[sample.labels["continuous"]] = sample.value
-    return Reading(at, *(values[name] for name in _ENGINE), histograms, (sum(spoken.values()), spoken["true"]))
+    ran_s, waited_s, limit = (values[name] for name in _ENGINE)
+    return Reading(at, ran_s, waited_s, limit, histograms, (sum(spoken.values()), spoken["true"]))
 
 
 def load_between(pairs: Iterable[tuple[Reading, Reading]], pods: int) -> StageLoad | None:

@@ -12,7 +12,9 @@ from pathlib import Path
 from omni_cli.local.pipeline import compile_local
 from omni_cli.local.ports import pick_ports
 from omni_proto.pipeline import load_pipeline, order_stages
+from omni_proto.stage_config import StageConfig
 from support.processes.pipelines import RunningPipeline
+from support.processes.polling import PATIENCE_S
 from support.processes.stage_processes import StageProcess
 
 
@@ -28,7 +30,7 @@ def fork_pipeline(file: Path, model_dir: Path | Mapping[str, Path], folder: Path
     ports = dict(zip(names, pick_ports(len(names)), strict=True))
     with ExitStack() as stack:
         processes = [
-            stack.enter_context(StageProcess([config], folder, fork=True)).start(wait=False)
+            stack.enter_context(StageProcess([_patient(config)], folder, fork=True)).start(wait=False)
             for config in compile_local(pipeline, models, ports)
         ]
         stages: dict[str, dict[str, int]] = {}
@@ -37,3 +39,8 @@ def fork_pipeline(file: Path, model_dir: Path | Mapping[str, Path], folder: Path
             stages |= process.ports
         servers = {process.name: process.pid for process in processes}
         yield RunningPipeline(f"127.0.0.1:{ports[names[0]]}", stages, servers, folder)
+
+
+def _patient(config: StageConfig) -> StageConfig:
+    """Returns the configuration with time to decode the most expensive media on a machine that runs other tests too."""
+    return config.model_copy(update={"timeouts": config.timeouts.model_copy(update={"prepare": PATIENCE_S})})
