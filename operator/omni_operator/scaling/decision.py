@@ -34,7 +34,7 @@ TURN_S: Final = 600.0
 SURGE: Final = 1.3
 """The last reading alone counts if it is this many times the mean: a burst shall not wait for the mean."""
 MOST_GROWTH: Final = 2.0
-"""Inflow and trend together at most double the need: they are guesses."""
+"""Inflow, trend and missed objectives at most double the need: they are guesses."""
 FREE_WAIT: Final = 0.1
 """Waiting requests below this share of the running ones are the engine's own first step."""
 
@@ -131,9 +131,9 @@ def decide_scale(
         held = memory.setdefault(ask.name, StageMemory())
         need = _steady(held, load.requests / target, now)
         growth = min(MOST_GROWTH, above * _trend(held, ask.start_s, now))
-        needed = max(
-            need * growth, ask.current * min(MOST_GROWTH, short.get(ask.name, 1.0)) if ask.name in short else 0.0
-        )
+        # The window of an objective also holds what was before the last change, so the need bounds this growth too.
+        missed = min(ask.current * short[ask.name], need * MOST_GROWTH) if ask.name in short else 0.0
+        needed = max(need * growth, missed)
         decisions[ask.name] = _decide(ask, load, target, needed, held.history, now, is_short=ask.name in short)
     return decisions
 

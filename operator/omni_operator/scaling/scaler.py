@@ -49,6 +49,8 @@ START_S: Final = 60.0
 """Assumed time until a new pod serves, before one was seen."""
 LONGEST_START_S: Final = 600.0
 """Longest time until a new pod serves that the trend looks ahead."""
+CONCURRENT_PIPELINES: Final = 16
+"""Pipelines that are decided at the same time."""
 KEPT_READINGS: Final = 256
 """Readings kept of a pod for objectives: an hour's window has 240."""
 
@@ -109,16 +111,23 @@ class Scaler:
     async def _scale_all(self, scraper: Scraper) -> None:
         keys = {NamespacedName(key.namespace, key.name) for key in self._store.keys(PIPELINE_KIND)}
         self._known = {key: known for key, known in self._known.items() if key in keys}
+        concerned = []
         for key in sorted(keys):
             pipeline = self._store.get(ObjectKey(PIPELINE_KIND, *key))
-            if pipeline is None or not _concerns(pipeline):
-                if self._known.pop(key, None) is not None:
-                    self._enqueue([key])
-                continue
+            if pipeline is not None and _concerns(pipeline):
+                concerned.append(key)
+            elif self._known.pop(key, None) is not None:
+                self._enqueue([key])
+        # Together: pods that do not answer must not delay other pipelines.
+        slots = asyncio.Semaphore(CONCURRENT_PIPELINES)
+        await asyncio.gather(*(self._try_scale(key, scraper, slots) for key in concerned))
+
+    async def _try_scale(self, key: NamespacedName, scraper: Scraper, slots: asyncio.Semaphore) -> None:
+        async with slots:
             try:
                 await self._scale(key, scraper)
             except NotLeaderError:
-                return
+                _log.debug("%s: this process no longer leads", key)
             except ApiError as error:
                 _log.info("%s: scaling failed, and is tried again: %s", key, error)
             except Exception:  # noqa: BLE001 - a bug must not stop the scaling of the other pipelines
@@ -130,12 +139,8 @@ class Scaler:
             return
         pipeline = read_live_spec(observed, self._settings.default_image, self._settings.forbidden_fields).pipeline
         serving = live_serving_revision(observed)
-        if (
-            pipeline is None
-            or serving is None
-            or pipeline.spec.suspend
-            or "deletionTimestamp" in observed.pipeline["metadata"]
-        ):
+        if pipeline is None or serving is None or pipeline.spec.suspend or is_terminating(observed.pipeline):
+            self._known.pop(key, None)
             return
         clock = self._client.transport.clock.now(time.monotonic())
         live = compute_live_sets(observed, clock).get(serving) or LiveSet(serving)

@@ -108,6 +108,13 @@ def test_a_missed_objective_grows_the_stage_that_holds_it_back() -> None:
     assert "objective" in found["talker"].why
 
 
+def test_a_missed_objective_at_most_doubles_the_need() -> None:
+    """An objective that more pods cannot keep does not grow the stage for ever."""
+    current = {"thinker": 1, "talker": 9, "decoder": 1}
+    found = decide(current, {"talker": (40, 0)}, short={"talker": 5.0})
+    assert found["talker"].desired == 8
+
+
 def test_a_fixed_stage_passes_on_only_what_its_pods_can_do() -> None:
     loads = {"thinker": (20, 20), "talker": (20, 0)}
     assert decide({"thinker": 2, "talker": 2}, loads, thinker={"fixed": True})["talker"].desired == 2
