@@ -87,11 +87,11 @@ async def main():
     )
     called = []
 
-    async def tell(params):
+    async def answer(params):
         called.append(params.arguments)
         await params.result_callback("sunny")
 
-    service.register_function("weather", tell)
+    service.register_function("weather", answer)
     runner = WorkerRunner()
     await runner.add_workers(worker)
     running = asyncio.ensure_future(runner.run())
