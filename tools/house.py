@@ -144,11 +144,11 @@ def measure(files: list[File]) -> Iterator[tuple[str, int | float, int | float, 
     real = [file for file in modules if not (file.path.endswith("/__init__.py") and file.lines <= 2)]
     programs = [file for file in python if file.under(*CHECKS)]
     results = [file for file in files if "/results/" in file.path and not file.path.endswith(".py")]
-    yield "repository, lines", sum(file.lines for file in files), 236_000, []
-    yield "product, lines of Python", sum(file.lines for file in product), 77_000, []
-    yield "product, modules", len(product), 580, []
+    yield "repository, lines", sum(file.lines for file in files), 240_000, []
+    yield "product, lines of Python", sum(file.lines for file in product), 79_000, []
+    yield "product, modules", len(product), 590, []
     tests = [file for file in files if file.under("tests")]
-    yield "tests, lines", sum(file.lines for file in tests), 102_000, []
+    yield "tests, lines", sum(file.lines for file in tests), 104_000, []
     yield "goldens, lines", sum(file.lines for file in files if file.under("tests/golden")), 5_700, []
     yield "benchmarks and checks, lines of Python", sum(file.lines for file in programs), 15_000, []
     yield "results, lines", sum(file.lines for file in results), 6_500, []
@@ -184,8 +184,8 @@ def measure(files: list[File]) -> Iterator[tuple[str, int | float, int | float, 
     ours = [alias.name for node in imports if (node.module or "").startswith("omni_") for alias in node.names]
     yield "our own names that servicer.py imports", len(ours), 35, ours
     pages = [file for file in files if file.path.endswith(".md")]
-    yield "pages", len(pages), 69, []
-    yield "pages, words written by hand", count_words([f for f in pages if not f.under("docs/reference")]), 66_000, []
+    yield "pages", len(pages), 70, []
+    yield "pages, words written by hand", count_words([f for f in pages if not f.under("docs/reference")]), 67_000, []
 
 
 def main() -> int:
