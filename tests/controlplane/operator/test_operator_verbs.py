@@ -12,7 +12,14 @@ import yaml
 
 from support.controlplane.control_plane import ControlPlane
 from support.controlplane.operators import OperatorProcess, wait_idle
-from support.controlplane.pipelines import build_pipeline, build_two_stages, list_children, wait_condition, wait_settled
+from support.controlplane.pipelines import (
+    build_pipeline,
+    build_two_stages,
+    list_children,
+    stage_of,
+    wait_condition,
+    wait_settled,
+)
 from support.controlplane.server.api import Api, ApiError, Manifest, eventually
 from support.controlplane.server.api_calls import Call, parse_path
 from support.controlplane.server.api_server import ApiServer
@@ -84,6 +91,15 @@ def test_verbs(
         wait_settled(api)
         assert [kind for kind, _ in list_children(api)].count("Deployment") == 2
         assert len(api.list("PodMonitor")) == 1
+        # With scaling a stage has an OmniStage; without, that is deleted.
+        scaled = build_two_stages()
+        stage_of(scaled, "talker")["scaling"] = {"by": "External"}
+        api.replace_spec(scaled)
+        wait_settled(api)
+        (target,) = eventually(lambda: api.list("OmniStage"))
+        api.patch("OmniStage", target["metadata"]["name"], {"metadata": {"labels": None}})
+        eventually(lambda: all("labels" in target["metadata"] for target in api.list("OmniStage")))
+        eventually(lambda: all("status" in target for target in api.list("OmniStage")))
         # A new revision without a PodDisruptionBudget: objects of every kind but ServiceAccount are pruned.
         api.replace_spec(build_two_stages(replicas=1, defaults={"image": "example.com/stage:2"}))
         wait_settled(api)
@@ -99,6 +115,7 @@ def test_verbs(
         account = api.list("ServiceAccount", labels="omnipipeline.io/pipeline=omni")[0]["metadata"]["name"]
         api.delete("ServiceAccount", account)
         wait_settled(api)
+        eventually(lambda: not api.list("OmniStage"))
         wait_idle(operator)
     assert [call for call in proxy.calls if call.status == 403] == []
     roles = granted(api)

@@ -18,7 +18,7 @@ ACCEPT = {
 }
 OURS = ("omni_stage", "omni_pipeline", "omni_operator")
 UNITS = ("seconds", "bytes", "ratio")
-COUNTED = ("requests", "pipelines")
+COUNTED = ("requests", "pipelines", "replicas")
 """Last words in the names of gauges that count things."""
 LABELS = {
     "omni_stage": {"code", "reason", "peer", "direction", "component", "version", "entry"},
