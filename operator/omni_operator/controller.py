@@ -23,7 +23,7 @@ from omni_kube.api.transport import ApiConnection, Transport
 from omni_kube.errors import ApiError, NotLeaderError
 from omni_kube.lease import Leadership, LeaseTimes
 from omni_kube.objects import Manifest, NamespacedName, ObjectKey
-from omni_operator.kinds import PIPELINE_KIND
+from omni_operator.kinds import PIPELINE_KIND, POD_MONITORS
 from omni_operator.process.kopf import PipelineWatch
 from omni_operator.process.liveness import HttpEndpoints, check_alive, check_ready
 from omni_operator.process.metrics import ConditionSample, Metrics, Readings, condition_samples
@@ -141,7 +141,8 @@ class Controller:
         self._note_conditions(NamespacedName(manifest["metadata"]["namespace"], manifest["metadata"]["name"]))
 
     async def _discover_optional_kinds(self) -> None:
-        if self._settings.pod_monitors and await self._watches.discover_optional():
+        skip = () if self._settings.pod_monitors else (POD_MONITORS,)
+        if POD_MONITORS in await self._watches.discover_optional(*skip):
             self._reconciler.pod_monitors = True
 
     async def _work(self) -> None:
@@ -189,6 +190,9 @@ class Controller:
     async def _resync(self) -> None:
         loop = asyncio.get_running_loop()
         due = loop.time() + self._settings.resync_s
+        # CRDs that were applied together with this operator may be served only now.
+        await asyncio.sleep(INTERRUPTION_PAUSE_S)
+        await self._discover_optional_kinds()
         while True:
             if await self._pipelines.wait_interrupted(max(0.0, due - loop.time())) and loop.time() < due:
                 await asyncio.sleep(INTERRUPTION_PAUSE_S)

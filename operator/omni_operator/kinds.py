@@ -14,7 +14,9 @@ FIELD_MANAGER: Final = "omnipipeline-operator"
 PIPELINE_KIND: Final = "OmniPipeline"
 PIPELINES: Final = ObjectKind(PIPELINE_KIND, API_VERSION, "omnipipelines")
 
-STAGES: Final = ObjectKind(STAGE_KIND, API_VERSION, "omnistages")
+# Optional: an operator that is newer than the CRDs must heal what runs.
+STAGES: Final = ObjectKind(STAGE_KIND, API_VERSION, "omnistages", optional=True)
+POD_MONITORS: Final = ObjectKind("PodMonitor", "monitoring.coreos.com/v1", "podmonitors", optional=True)
 
 CHILD_KINDS: Final = (
     ObjectKind("ServiceAccount", "v1", "serviceaccounts"),
@@ -25,7 +27,7 @@ CHILD_KINDS: Final = (
     ObjectKind("Deployment", "apps/v1", "deployments"),
     ObjectKind("PodDisruptionBudget", "policy/v1", "poddisruptionbudgets"),
     STAGES,
-    ObjectKind("PodMonitor", "monitoring.coreos.com/v1", "podmonitors", optional=True),
+    POD_MONITORS,
 )
 """Every kind of child. Each follows the kinds that it depends on."""
 KIND_BY_NAME: Final = {kind.kind: kind for kind in CHILD_KINDS}

@@ -18,7 +18,7 @@ from omni_kube.errors import ApiError, ForbiddenError
 from omni_kube.objects import Manifest, NamespacedName, ObjectKind, parse_version
 from omni_kube.reflector import Reflector
 from omni_kube.store import Store
-from omni_operator.kinds import PIPELINE_KIND, PIPELINES, STAGES, WATCHED_KINDS
+from omni_operator.kinds import PIPELINE_KIND, PIPELINES, WATCHED_KINDS
 from omni_operator.process.kopf import PipelineWatch
 from omni_proto.pod_contract import PIPELINE_LABEL
 
@@ -55,7 +55,7 @@ class Watches:
         self._reflectors: list[Reflector] = []
 
     async def start(self) -> None:
-        """Wait until the API server knows the operator's own kinds, then watch every kind that is not optional."""
+        """Wait until the API server knows OmniPipelines, then watch every kind that is not optional."""
         await self._wait_for_api()
         for kind in WATCHED_KINDS:
             if not kind.optional:
@@ -91,18 +91,18 @@ class Watches:
     def _any_current(self) -> bool:
         return any(self.is_current(scope) for scope in self._scopes)
 
-    async def discover_optional(self) -> bool:
-        """Watch optional kinds that the cluster has and that are not watched yet. Returns whether there were any."""
-        found = False
+    async def discover_optional(self, *skip: ObjectKind) -> set[ObjectKind]:
+        """Watch optional kinds that the cluster has and that are not watched yet, except `skip`. Returns them."""
+        found: set[ObjectKind] = set()
         watched = {reflector.kind for reflector in self._reflectors}
         for kind in WATCHED_KINDS:
-            if not kind.optional or kind in watched:
+            if not kind.optional or kind in watched or kind in skip:
                 continue
             try:
                 if await self._client.serves(kind):
                     _log.info("the cluster has %s: the operator now watches and writes them", kind.plural)
                     self._add(kind)
-                    found = True
+                    found.add(kind)
             except ApiError as error:
                 _log.warning("cannot find out whether the cluster has %s: %s", kind.plural, error)
         return found
@@ -163,11 +163,9 @@ class Watches:
         warned = False
         while True:
             try:
-                missing = [kind for kind in (PIPELINES, STAGES) if not await self._client.serves(kind)]
-                if not missing:
+                if await self._client.serves(PIPELINES):
                     return
-                named = " and ".join(f"{kind.plural}.{kind.group}" for kind in missing)
-                problem = f"the API server does not know {named}: apply manifests/crd"
+                problem = f"the API server does not know {PIPELINES.plural}.{PIPELINES.group}: apply manifests/crd"
             except ApiError as error:
                 problem = str(error)
             if not warned:
