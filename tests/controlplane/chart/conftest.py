@@ -1,4 +1,4 @@
-"""One helm that renders, and one control plane without our CRD, for all tests of the chart."""
+"""One helm that renders, and one control plane without our CRDs, for all tests of the chart."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support.controlplane.charts.helm import Helm
 from support.controlplane.control_plane import ControlPlane
 from support.controlplane.server.api import Manifest, eventually
 
-CRD = "omnipipelines.omnipipeline.io"
+CRDS = ("omnistages.omnipipeline.io", "omnipipelines.omnipipeline.io")
 KEPT = {"default", "kube-node-lease", "kube-public", "kube-system"}
 
 
@@ -35,7 +35,7 @@ def plane(running_plane: ControlPlane) -> Iterator[ControlPlane]:
 
 
 def _remove_all(plane: ControlPlane) -> None:
-    """Removes all namespaces of tests, the chart's cluster-scoped objects, and then the CRD."""
+    """Removes all namespaces of tests, the chart's cluster-scoped objects, and then the CRDs."""
     admin = plane.admin
 
     def list_namespaces() -> list[Manifest]:
@@ -47,6 +47,7 @@ def _remove_all(plane: ControlPlane) -> None:
     roles = ("clusterroles,clusterrolebindings", "--selector=app.kubernetes.io/part-of=omnipipeline")
     plane.kubectl("delete", *roles, "--wait=false")
     eventually(lambda: not list_namespaces(), why="the namespaces are deleted")
-    if admin.find("CustomResourceDefinition", CRD):
-        admin.delete("CustomResourceDefinition", CRD)
-    eventually(lambda: admin.find("CustomResourceDefinition", CRD) is None, why="the CRD is deleted")
+    for name in CRDS:
+        if admin.find("CustomResourceDefinition", name):
+            admin.delete("CustomResourceDefinition", name)
+    eventually(lambda: not any(admin.find("CustomResourceDefinition", name) for name in CRDS), why="the CRDs are gone")

@@ -59,8 +59,10 @@ def test_the_files_beside_the_package_name_the_same_images(built: Path, registry
     )
     (rendered,) = pick_one(packaged, "Deployment")["spec"]["template"]["spec"]["containers"]
     assert rendered["image"] == container["image"]
-    (crd,) = yaml.safe_load_all((built / "crds.yaml").read_text())
-    assert crd["metadata"]["name"] == pick_one(objects, "CustomResourceDefinition")["metadata"]["name"]
+    crds = [one for one in objects if one["kind"] == "CustomResourceDefinition"]
+    alone = list(yaml.safe_load_all((built / "crds.yaml").read_text()))
+    assert [one["metadata"]["name"] for one in alone] == [one["metadata"]["name"] for one in crds]
+    assert len(crds) == 2
 
 
 def test_the_chart_is_installed_from_the_registry(

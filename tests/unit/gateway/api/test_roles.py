@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -12,6 +13,7 @@ import pytest
 from omni_proto.client import AsyncOmniClient, ResultBuilder, TextDelta, TranscriptDelta, user
 from omni_stage.exchange import GivenReply
 from omni_stage.models.component import TextPart, UserPrompt
+from support.processes.polling import PATIENCE_S
 from support.stages.spoken_dialogue import ANSWER, HEARD, SEGMENTS, Dialogue
 
 QUESTION: list[Any] = [{"role": "user", "content": "Audio, as text for the scripted stage."}]
@@ -87,7 +89,10 @@ async def test_the_finish_reason_is_that_of_the_answer(dialogue: Dialogue, cut: 
 
 
 async def test_the_voices_are_those_of_the_stage_that_speaks(dialogue: Dialogue) -> None:
-    listed = (await dialogue.http.get("/v1/audio/voices")).json()["voices"]
+    async with asyncio.timeout(PATIENCE_S):
+        # The entry answers without the voices of a stage below that is slow to name them.
+        while not (listed := (await dialogue.http.get("/v1/audio/voices")).json()["voices"]):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
     assert [one["name"] for one in listed] == ["Ada"]
     assert (await dialogue.http.get("/v1/models/m")).json()["voices"] == ["Ada"]
     unknown = {**SPOKEN, "audio": {"voice": "Bob", "format": "pcm16"}}
