@@ -73,5 +73,6 @@ def test_a_spoken_question_gets_a_spoken_answer(dialogue: None, client: ClientPo
     assert "paris" in said
     audio = np.frombuffer(base64.b64decode(answer["audio"]), "<f4")
     heard = split_words(transcribe(find_weights("whisper-base"), audio, answer["sample_rate_hz"]))
-    # A short answer: one word in five may be heard as another that sounds alike.
-    assert count_word_errors(said, heard) <= len(said) / 5, heard
+    # Letters, because Whisper base divides words that sound alike in other ways: "France is Paris", "Francis pairs".
+    letters = list("".join(said))
+    assert count_word_errors(letters, list("".join(heard))) <= len(letters) / 5, heard
