@@ -193,12 +193,14 @@ class StageMetrics:
         self.engine_waiting = ReadCounter(
             StageMetric.ENGINE_WAITING_SECONDS,
             "Time of all requests together in the engine's queue; its rate is the mean number of waiting requests.",
+            "seconds",
         )
         registry.register(self.engine_waiting)
         self.engine_running = ReadCounter(
             StageMetric.ENGINE_RUNNING_SECONDS,
             "Time of all requests together in the engine after its queue; its rate is the mean number of requests that "
             "the engine works on.",
+            "seconds",
         )
         registry.register(self.engine_running)
         self.engine_limit = Gauge(
@@ -273,13 +275,13 @@ class StageMetrics:
 class ReadCounter(Collector):  # type: ignore[misc]
     """A counter whose value is read when it is scraped, like a gauge with a function."""
 
-    def __init__(self, name: str, description: str) -> None:
-        self._name, self._description = name, description
+    def __init__(self, name: str, description: str, unit: str = "") -> None:
+        self._name, self._description, self._unit = name, description, unit
         self.read: Callable[[], float] = lambda: 0.0
 
     def collect(self) -> Iterator[Metric]:
         """Yields the counter."""
-        yield CounterMetricFamily(self._name, self._description, value=self.read())
+        yield CounterMetricFamily(self._name, self._description, value=self.read(), unit=self._unit)
 
 
 class EntryMetrics:

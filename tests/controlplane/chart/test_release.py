@@ -61,8 +61,8 @@ def test_the_files_beside_the_package_name_the_same_images(built: Path, registry
     assert rendered["image"] == container["image"]
     crds = [one for one in objects if one["kind"] == "CustomResourceDefinition"]
     alone = list(yaml.safe_load_all((built / "crds.yaml").read_text()))
-    assert [one["metadata"]["name"] for one in alone] == [one["metadata"]["name"] for one in crds]
-    assert len(crds) == 2
+    assert {one["metadata"]["name"] for one in alone} == {one["metadata"]["name"] for one in crds}
+    assert len(alone) == len(crds) == 2
 
 
 def test_the_chart_is_installed_from_the_registry(

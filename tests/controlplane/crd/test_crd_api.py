@@ -95,7 +95,7 @@ def test_explain_says_something_about_every_field(api_server: ApiServer) -> None
     output = eventually(lambda: api_server.kubectl("explain", "omni.spec.stages").stdout)
     assert "One stage of the graph: one Deployment of pods, or one local process." in output
     assert "component\t<string> -required-\n    Id in the stage server's registry" in output
-    assert "replicas\t<integer>\n    Number of pods. Local runs start one process. Default: 1." in output
+    assert "replicas\t<integer>\n    Number of pods. Local runs start one process. Default: 1, or what" in output
     assert "<no description>" not in api_server.kubectl("explain", "omni", "--recursive").stdout
     mode = api_server.kubectl("explain", "omni.spec.stages.inputs.mode").stdout
     assert "ENUM:\n    Full\n    Stream" in mode
@@ -121,7 +121,6 @@ def test_defaults_are_filled_in(omni: Api) -> None:
         "name": "thinker",
         "component": "qwen2_5_omni/thinker",
         "outputs": ["Text"],
-        "replicas": 1,
     }
     assert spec["stages"][2]["inputs"] == [{"from": "talker", "mode": "Full"}]
 
@@ -158,10 +157,10 @@ def test_stages_of_two_managers_are_merged_by_name(omni: Api) -> None:
     metadata = {"apiVersion": "omnipipeline.io/v1alpha1", "kind": "OmniPipeline", "metadata": {"name": "omni"}}
     replicas = {"stages": [{"name": "talker", "component": "qwen2_5_omni/talker", "replicas": 3}]}
     live = omni.apply({**metadata, "spec": {"model": make()["spec"]["model"], **replicas}}, manager="platform")
-    assert [(stage["name"], stage["replicas"]) for stage in live["spec"]["stages"]] == [
-        ("thinker", 1),
+    assert [(stage["name"], stage.get("replicas")) for stage in live["spec"]["stages"]] == [
+        ("thinker", None),
         ("talker", 3),
-        ("token2wav", 1),
+        ("token2wav", None),
     ]
     with pytest.raises(ApiError, match='conflict with "platform"'):
         omni.apply(make(lambda document: document["spec"]["stages"][1].update(replicas=2)), force=False)

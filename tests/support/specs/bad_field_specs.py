@@ -107,7 +107,7 @@ BAD_FIELDS: Final[dict[str, Bad]] = {
     "security context": _unknown(
         "spec.defaults.securityContext", "unknown field", edit("spec/defaults/securityContext", {})
     ),
-    "scaling is not there yet": _unknown(f"{S0}.scaling", "unknown field", first(scaling={"max": 2})),
+    "scaling by another project's name": _unknown(f"{S0}.scaling.max", "unknown field", first(scaling={"max": 2})),
     "unknown field of a status": _unknown("status.redy", "unknown field", edit("status", {"redy": True})),
     "uri without scheme": Bad((edit("spec/model/uri", "Qwen/X"),), "spec.model.uri", f"{_URI}; found Qwen/X"),
     "uri with http": Bad((edit("spec/model/uri", "http://x/y"),), "spec.model.uri", _URI),
