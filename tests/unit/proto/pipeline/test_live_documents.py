@@ -63,7 +63,7 @@ def test_every_kind_of_place_is_tried() -> None:
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     st.dictionaries(
-        st.tuples(st.sampled_from(PLACES), st.sampled_from(["scaling", "int", "str", "[key]", "x-y.z"])),
+        st.tuples(st.sampled_from(PLACES), st.sampled_from(["speculation", "int", "str", "[key]", "x-y.z"])),
         VALUES,
         min_size=1,
         max_size=6,
