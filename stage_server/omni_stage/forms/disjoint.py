@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+NOTES: Final = frozenset(("title", "description"))
+"""Keywords for people, which limit no value."""
 _MOST_HOPS: Final = 16
 """Maximum number of references and nested alternatives that a proof follows."""
 
@@ -63,17 +65,23 @@ class Schemas:
                 return True
         return False
 
-    def follow(self, schema: Any) -> Mapping[str, Any] | None:
-        """Returns the schema that references and allOf of one schema lead to; None if there is none, or too far."""
+    def follow(self, schema: Any, *, alone: bool = False) -> Mapping[str, Any] | None:
+        """Returns the schema that references and allOf of one schema lead to; None if there is none, or too far.
+
+        What stands beside a reference limits values further, so the schema itself may allow more. alone: then None.
+        """
         for _ in range(_MOST_HOPS):
             if not isinstance(schema, Mapping):
                 return None
             if isinstance(schema.get("$ref"), str):
-                schema = self.find(schema["$ref"])
+                step, target = "$ref", self.find(schema["$ref"])
             elif isinstance(schema.get("allOf"), list) and len(schema["allOf"]) == 1:
-                schema = schema["allOf"][0]
+                step, target = "allOf", schema["allOf"][0]
             else:
                 return schema
+            if alone and not schema.keys() <= NOTES | {step}:
+                return None
+            schema = target
         return None
 
     def _kinds(self, schema: Any, hops: int = 0) -> set[str] | None:

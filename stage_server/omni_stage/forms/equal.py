@@ -19,7 +19,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from omni_stage.forms.disjoint import Schemas, kinds_of
+from omni_stage.forms.disjoint import NOTES, Schemas, kinds_of
 
 COPIED_BYTES: Final = 64 << 10
 """Size of all parts of one schema together that may be copied."""
@@ -78,7 +78,7 @@ IMPLY: Final[Mapping[str, frozenset[str]]] = {
     "ipv6": frozenset((_IPV6,)),
 }
 """Patterns of zod 4 that only texts of a format match. It writes both."""
-_PLAIN_OBJECT: Final = frozenset(("type", "properties", "required", "title", "description"))
+_PLAIN_OBJECT: Final = NOTES | {"type", "properties", "required"}
 
 
 class Rewriter:
@@ -116,7 +116,7 @@ class Rewriter:
 
     def _join_objects(self, node: dict[str, Any]) -> None:
         """Write allOf of objects that allow other properties as one object."""
-        arms = [self._schemas.follow(arm) for arm in node["allOf"]]
+        arms = [self._schemas.follow(arm, alone=True) for arm in node["allOf"]]
         properties: dict[str, Any] = {}
         required: list[str] = []
         for arm in arms:
@@ -129,18 +129,22 @@ class Rewriter:
             required += needed
         if node.get("type", "object") != "object" or not node.keys().isdisjoint(("properties", "required")):
             return
+        if node.get("additionalProperties", True) is not True:
+            return  # beside allOf it is about every property, because the node itself names none
         if copied := self._copy(properties):
             del node["allOf"]
             node |= {"type": "object", "properties": copied[0], "required": required}
 
     def _name_properties(self, node: dict[str, Any], names: dict[str, Any]) -> None:
-        found = self._schemas.follow(names)
+        found = self._schemas.follow(names, alone=True)
         if found is None:
             return
         if "$ref" in names and (copied := self._copy(found)):
             node["propertyNames"] = copied[0]
         values = [found["const"]] if "const" in found else found.get("enum")
         if not isinstance(values, list) or kinds_of(found.get("type", "string")) != {"string"}:
+            return
+        if not found.keys() <= NOTES | {"type", "const" if "const" in found else "enum"}:
             return
         self._left -= len(values)
         allowed = list(dict.fromkeys(value for value in values if isinstance(value, str)))

@@ -129,6 +129,25 @@ def test_what_is_rewritten_is_the_same(
         ({"type": "string", "format": "date", "pattern": "^a$"}, '"format" beside "pattern"'),
         ({"type": "string", "format": "color", "pattern": "^a$"}, '"format" with this value'),
         ({"allOf": [{"type": "object", "additionalProperties": False}, {"type": "object"}]}, '"allOf"'),
+        # What stands beside a reference, an enum or allOf limits values further.
+        ({"allOf": [{"type": "object"}, {"type": "object"}], "additionalProperties": False}, '"additionalProperties"'),
+        (
+            {
+                "$defs": {"a": {"type": "object"}},
+                "allOf": [{"$ref": "#/$defs/a", "additionalProperties": False}, {"type": "object"}],
+            },
+            '"allOf" of several',
+        ),
+        ({"type": "object", "propertyNames": {"enum": ["a"], "pattern": "^z"}}, '"pattern" beside "enum"'),
+        ({"type": "object", "propertyNames": {"enum": ["a"], "const": "b"}}, '"enum" beside "const"'),
+        (
+            {
+                "$defs": {"n": {"enum": ["a"]}},
+                "type": "object",
+                "propertyNames": {"$ref": "#/$defs/n", "maxLength": 0},
+            },
+            '"propertyNames" of this "\\$ref"',
+        ),
         ({"propertyNames": {"enum": ["a"]}, "additionalProperties": False}, '"additionalProperties": false beside'),
         ({"type": "object", "propertyNames": {"$ref": "#/$defs/none"}}, '"propertyNames" of this "\\$ref"'),
         (

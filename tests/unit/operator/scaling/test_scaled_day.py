@@ -1,4 +1,4 @@
-"""The operator's decision over six hours of traffic in virtual time; `make bench CASE=scaling` runs the whole day."""
+"""The operator's decision over six hours of traffic in virtual time; benchmarks.scaling.day.run_day runs a day."""
 
 from __future__ import annotations
 
