@@ -9,6 +9,9 @@ NOTES: Final = frozenset(("title", "description"))
 """Keywords for people, which limit no value."""
 _MOST_HOPS: Final = 16
 """Maximum number of references and nested alternatives that a proof follows."""
+MOST_STEPS: Final = 300_000
+"""Maximum number of schemas, names and values that the proofs about one root compare (0.5 s). References make schemas
+of a few lines stand for exponentially many alternatives."""
 
 
 class Schemas:
@@ -16,6 +19,9 @@ class Schemas:
 
     def __init__(self, root: Any) -> None:
         self._root = root
+        self._steps = MOST_STEPS
+        self._known: dict[int, tuple[Mapping[str, Any], frozenset[Any] | None]] = {}
+        """Schemas and their values, by the schema's id."""
 
     def find(self, reference: str) -> Any:
         """Returns the schema that a local reference names; None if xgrammar would not find it."""
@@ -37,8 +43,8 @@ class Schemas:
         )
 
     def are_disjoint(self, one: Any, other: Any, hops: int = 0) -> bool:
-        """Returns whether it is certain that no value fits both schemas."""
-        if hops > _MOST_HOPS:
+        """Returns whether it is certain that no value fits both schemas. False if a proof takes too many steps."""
+        if hops > _MOST_HOPS or not self._take(1):
             return False
         one, other = self.follow(one), self.follow(other)
         if one is None or other is None:
@@ -50,20 +56,42 @@ class Schemas:
         kinds, others = self._kinds(one), self._kinds(other)
         if kinds is not None and others is not None and _widened(kinds).isdisjoint(_widened(others)):
             return True
-        values, more = _values(one), _values(other)
-        if values is not None and more is not None:
-            return values.isdisjoint(more)
+        if self._values(one) is not None and self._values(other) is not None:
+            return self._have_other_values(one, other)
         return kinds == others == {"object"} and self._differ_in_a_property(one, other)
 
     def _differ_in_a_property(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-        both = [name for name in _strings(one.get("required")) if name in _strings(other.get("required"))]
-        for name in both:
+        names, others = _strings(one.get("required")), _strings(other.get("required"))
+        if not self._take(len(names) + len(others)):
+            return False
+        known = set(others)
+        for name in (name for name in dict.fromkeys(names) if name in known):
             first, second = _get(one.get("properties"), name), _get(other.get("properties"), name)
-            first, second = self.follow(first), self.follow(second)
-            values, more = _values(first or {}), _values(second or {})
-            if values is not None and more is not None and values.isdisjoint(more):
+            if self._have_other_values(self.follow(first), self.follow(second)):
                 return True
         return False
+
+    def _have_other_values(self, one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bool:
+        """Returns whether both schemas list their values, and none twice."""
+        if one is None or other is None:
+            return False
+        values, more = self._values(one), self._values(other)
+        if values is None or more is None or not self._take(min(len(values), len(more))):
+            return False
+        return values.isdisjoint(more)
+
+    def _values(self, schema: Mapping[str, Any]) -> frozenset[Any] | None:
+        """Returns the values that fit a schema with const or enum, in a form in which equal values are equal."""
+        if id(schema) not in self._known:
+            listed = [schema["const"]] if "const" in schema else schema.get("enum")
+            values = frozenset(map(_plain, listed)) if isinstance(listed, list) else None
+            self._known[id(schema)] = (schema, values)
+        return self._known[id(schema)][1]
+
+    def _take(self, steps: int) -> bool:
+        """Count steps. Returns whether there were enough left."""
+        self._steps -= steps
+        return self._steps >= 0
 
     def follow(self, schema: Any, *, alone: bool = False) -> Mapping[str, Any] | None:
         """Returns the schema that references and allOf of one schema lead to; None if there is none, or too far.
@@ -71,9 +99,10 @@ class Schemas:
         What stands beside a reference limits values further, so the schema itself may allow more. alone: then None.
         """
         for _ in range(_MOST_HOPS):
-            if not isinstance(schema, Mapping):
+            if not isinstance(schema, Mapping) or not self._take(1):
                 return None
             if isinstance(schema.get("$ref"), str):
+                self._take(schema["$ref"].count("/"))
                 step, target = "$ref", self.find(schema["$ref"])
             elif isinstance(schema.get("allOf"), list) and len(schema["allOf"]) == 1:
                 step, target = "allOf", schema["allOf"][0]
@@ -92,7 +121,7 @@ class Schemas:
         if "const" in schema:
             return {_kind(schema["const"])}
         if isinstance(schema.get("enum"), list):
-            return {_kind(value) for value in schema["enum"]}
+            return {_kind(value) for value in schema["enum"]} if self._take(len(schema["enum"])) else None
         arms = schema.get("anyOf") or schema.get("oneOf")
         if isinstance(arms, list):
             found: set[str] = set()
@@ -139,15 +168,6 @@ def _kind(value: Any) -> str:
     if isinstance(value, str):
         return "string"
     return "array" if isinstance(value, list) else "object"
-
-
-def _values(schema: Mapping[str, Any]) -> set[Any] | None:
-    """Returns the values that fit a schema with const or enum, in a form in which equal values are equal."""
-    if "const" in schema:
-        return {_plain(schema["const"])}
-    if isinstance(schema.get("enum"), list):
-        return {_plain(value) for value in schema["enum"]}
-    return None
 
 
 def _plain(value: Any) -> Any:

@@ -123,7 +123,10 @@ class Rewriter:
             if arm is None or arm.get("type") != "object" or not arm.keys() <= _PLAIN_OBJECT:
                 return
             own, needed = arm.get("properties", {}), arm.get("required", [])
-            if not isinstance(own, dict) or not isinstance(needed, list) or not properties.keys().isdisjoint(own):
+            if not isinstance(own, dict) or not isinstance(needed, list):
+                return
+            self._left -= len(own) + len(needed)  # each arm may be the same large one
+            if self._left < 0 or not properties.keys().isdisjoint(own):
                 return
             properties |= own
             required += needed

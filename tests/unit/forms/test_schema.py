@@ -147,3 +147,33 @@ def test_long_chains_of_references_are_read() -> None:
         f"d{number}": {"anyOf": [{"$ref": f"#/$defs/d{number + 1}"}] * 2} for number in range(1500)
     }
     admit_schema({"$defs": {**chain, "d1500": {"type": "null"}}, "$ref": "#/$defs/d0"})
+
+
+def fan(arms: int, depth: int, leaf: Any) -> dict[str, Any]:
+    """Returns $defs whose "a0" stands for arms ** depth schemas."""
+    inner = {f"a{level}": {"anyOf": [{"$ref": f"#/$defs/a{level + 1}"}] * arms} for level in range(depth)}
+    return {**inner, f"a{depth}": leaf}
+
+
+@each_row(
+    "schema",
+    [
+        {"oneOf": [{"$ref": "#/$defs/a0"}, {"type": "integer"}], "$defs": fan(8, 14, {"type": "string"})},
+        {"oneOf": [{"$ref": "#/$defs/a0"}, {"const": 1}], "$defs": fan(8, 14, {"enum": ["a", "b"]})},
+        {"type": "string", "anyOf": [{"$ref": "#/$defs/a0"}], "$defs": fan(8, 14, {"type": "string"})},
+        {
+            "allOf": [{"$ref": "#/$defs/a"}] * 2400,
+            "$defs": {"a": {"type": "object", "required": ["x"] * 5000}},
+        },
+    ],
+)
+def test_what_few_references_multiply_is_refused(schema: Any) -> None:
+    """Each of these, of 1 to 60 KB, takes hours or gigabytes to read to its end."""
+    with pytest.raises(UnsupportedSchemaError):
+        admit_schema(schema)
+
+
+def test_many_tagged_alternatives_are_proved() -> None:
+    admit_schema(
+        {"oneOf": [{"$ref": f"#/$defs/x{n}"} for n in range(64)], "$defs": {f"x{n}": tagged(str(n)) for n in range(64)}}
+    )
