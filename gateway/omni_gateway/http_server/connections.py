@@ -145,6 +145,8 @@ class StrictHttp(HttpToolsProtocol):
         coding = [value for name, value in self.headers if name == b"transfer-encoding"]
         if version not in _VERSIONS:
             return MalformedRequestError(f"HTTP/{version} is not read here; use HTTP/1.1.")
+        if sum(name == b"host" for name, _ in self.headers) > 1:
+            return MalformedRequestError("The header names several hosts; send one line `host`.")
         if self.parser.get_method() == b"CONNECT":
             return MalformedRequestError("The gateway is no proxy: CONNECT is refused.")
         if coding and (version == "1.0" or [one.lower() for one in coding] != [b"chunked"]):

@@ -69,7 +69,9 @@ CASES: dict[str, Case] = {
     ),
     "HTTP/1.0": Case(b"GET /honest HTTP/1.0\r\n\r\n" + SMUGGLED, [(200, b"/honest", 0)]),
     # An upgrade needs both lines.
-    "upgrade alone": Case(b"GET /a HTTP/1.1\r\nupgrade: h2c\r\n\r\n" + GET, [(200, b"/a", 0), (200, b"/honest", 0)]),
+    "upgrade alone": Case(
+        b"GET /a HTTP/1.1\r\nhost: x\r\nupgrade: h2c\r\n\r\n" + GET, [(200, b"/a", 0), (200, b"/honest", 0)]
+    ),
     **{
         f"{name}, {'chunked' if chunked else 'length'}, {'behind another' if before else 'first'}": Case(
             before + post(body, lines, chunked=chunked) + SMUGGLED,
@@ -110,6 +112,17 @@ CASES: dict[str, Case] = {
     "a blank before the colon": refused(FRAMED + b"content-length : 3\r\n\r\nabc"),
     "a bare LF": refused(b"GET / HTTP/1.1\nhost: x\n\n"),
     "a bare CR": refused(b"GET / HTTP/1.1\r\nx-a: b\rcontent-length: 3\r\n\r\n"),
+    "two hosts": refused(b"GET / HTTP/1.1\r\nhost: a\r\nHost: b\r\n\r\n"),
+    "a coding behind a comma": refused(FRAMED + b"transfer-encoding: ,chunked\r\n\r\n0\r\n\r\n"),
+    "a coding with a parameter": refused(FRAMED + b"transfer-encoding: chunked;q=1\r\n\r\n0\r\n\r\n"),
+    "a folded coding": refused(FRAMED + b"transfer-encoding:\r\n chunked\r\n\r\n0\r\n\r\n"),
+    "an empty length": refused(FRAMED + b"content-length: \r\n\r\nabc"),
+    "a chunk with a quoted line break": refused(CHUNKED + b'1;a="\r\n"\r\nz\r\n0\r\n\r\n'),
+    "a chunk's extension with a bare LF": refused(CHUNKED + b"1;a\nz\r\n0\r\n\r\n"),
+    "a blank behind a chunk's size": refused(CHUNKED + b"1 \r\nz\r\n0\r\n\r\n"),
+    "a last chunk with a bare LF": refused(CHUNKED + b"1\r\nz\r\n0\n\n"),
+    "a trailer that frames": refused(CHUNKED + b"0\r\ncontent-length: 50\r\n\r\n"),
+    "a request in the trailers": refused(CHUNKED + b"0\r\n" + SMUGGLED + b"\r\n"),
     "NUL": refused(b"GET / HTTP/1.1\r\nx-a: b\0\r\n\r\n"),
     "a path that is no URL": refused(b"GET http://[ HTTP/1.1\r\nhost: x\r\n\r\n"),
 }

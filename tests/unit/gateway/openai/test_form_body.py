@@ -83,5 +83,13 @@ def test_what_is_no_form_is_refused(body: bytes, kind: str, words: str) -> None:
         parse(body, kind)
 
 
+@pytest.mark.parametrize("end", [";" * 60_000, '; a="' + ";" * 60_000, '; a="' + '\\";' * 20_000])
+def test_a_long_content_type_is_refused_unparsed(end: str) -> None:
+    """The parser of the standard library would need up to 8 s, in which the gateway answers nobody."""
+    assert not is_form(KIND + end)
+    with pytest.raises(InvalidRequestError, match="names no boundary"):
+        parse(part("model") + b"--b--", KIND + end)
+
+
 def test_as_many_parts_as_allowed_are_read() -> None:
     assert parse(part("a") * PARTS + b"--b--") == {"a": ["x"] * PARTS}
