@@ -161,7 +161,8 @@ async def convert(
             yield Called(item.index, item.id, item.name, item.arguments)
         elif isinstance(item, AudioChunk):
             data = output.add(item.data, item.sample_rate_hz, item.channels)
-            yield Spoke(data, 1000 * len(item.data) / (_SAMPLE_BYTES * item.channels * item.sample_rate_hz))
+            words = [(1000 * one.end_sample / item.sample_rate_hz, one.characters) for one in item.spoken]
+            yield Spoke(data, 1000 * len(item.data) / (_SAMPLE_BYTES * item.channels * item.sample_rate_hz), words)
         elif isinstance(item, Summary):
             if rest := output.finish():
                 yield Spoke(rest, 0.0)

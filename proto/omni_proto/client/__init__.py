@@ -29,6 +29,7 @@ from omni_proto.client.events import (
     Event as Event,
     ReasoningDelta as ReasoningDelta,
     SpeechSegment as SpeechSegment,
+    SpokenText as SpokenText,
     StageFailed as StageFailed,
     StageFinished as StageFinished,
     StageOutcome as StageOutcome,

@@ -96,6 +96,16 @@ class TokenDelta(Brief):
     """Ids of the prompt as the engine saw it; only in the first TokenDelta."""
 
 
+@dataclass(frozen=True, slots=True)
+class SpokenText:
+    """How much of the text that a stage reads has been spoken at a place of its audio."""
+
+    end_sample: int
+    """Position in the answer's audio, in samples of one channel, where the text has been spoken."""
+    characters: int
+    """Characters from the begin of the text."""
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class AudioChunk(Brief):
     """Audio that a stage generated. Each chunk can be played independently of the others."""
@@ -113,6 +123,8 @@ class AudioChunk(Brief):
     """Position of the chunk's first sample in the answer's audio, in samples of one channel."""
     last: bool
     """Whether this is the last chunk of the request."""
+    spoken: tuple[SpokenText, ...] = ()
+    """Where words end in the chunk, if the stage knows it."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -266,6 +278,7 @@ def _audio(stage: str, audio: events_pb2.AudioChunk) -> AudioChunk:
         channels=audio.channels,
         first_sample=audio.first_sample,
         last=audio.last,
+        spoken=tuple(SpokenText(one.end_sample, one.characters) for one in audio.spoken),
     )
 
 

@@ -5,6 +5,7 @@ The weights are those of `make demo`. Without them in the cache, the tests are s
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +17,10 @@ import openai
 import pytest
 
 from omni_cli.commands.demo import SPOKEN_PIPELINE
-from omni_proto.client import GenerationResult, OmniClient, ResultBuilder
+from omni_proto.client import AudioChunk, GenerationResult, OmniClient, ResultBuilder
 from support.models.real_weights import count_word_errors, find_weights, split_words, transcribe
 from support.peers.gateways import run_gateway
+from support.peers.realtime_events import call
 from support.processes.forked_pipelines import fork_pipeline
 from support.processes.pipelines import RunningPipeline
 
@@ -158,3 +160,42 @@ def test_whisper_reads_fifty_spoken_sentences_back(spoken: RunningPipeline) -> N
         said, heard = split_words(text), split_words(transcribe(judge, audio, answer.sample_rate_hz))
         errors, words = errors + count_word_errors(said, heard), words + len(said)
     assert errors <= 0.03 * words, f"{errors} of {words} words"
+
+
+def test_words_end_where_the_voice_says(spoken: RunningPipeline) -> None:
+    judge = find_weights("whisper-base")
+    for text in ("There were 27 people in the room, and 1,250 outside.", *SENTENCES[:2]):
+        with OmniClient(spoken.endpoint) as client:
+            chunks = [
+                one
+                for one in client.generate(text="Read this.", reply=text, seed=0, timeout=600)
+                if isinstance(one, AudioChunk)
+            ]
+        audio = np.frombuffer(b"".join(one.data for one in chunks), "<i2") / 32768
+        # Several spoken words may be one written word, which has been said with the last of them.
+        ends = {one.characters: one.end_sample for chunk in reversed(chunks) for one in reversed(chunk.spoken)}
+        assert [text[:place].split()[-1] for place in sorted(ends) if place] == text.split()
+        for place in sorted(ends)[len(ends) // 3 :: 2]:
+            heard = transcribe(judge, audio[: ends[place]], chunks[0].sample_rate_hz)
+            assert split_words(heard) == split_words(text[:place])
+
+
+async def test_a_cut_answer_keeps_the_words_that_were_heard(gateway: openai.OpenAI) -> None:
+    judge = find_weights("whisper-base")
+    async with call(str(gateway.base_url).removesuffix("/v1/"), model=MODEL) as caller:
+        content = [{"type": "input_text", "text": "What is the capital of France?"}]
+        await caller.connection.conversation.item.create(item={"type": "message", "role": "user", "content": content})
+        await caller.connection.response.create()
+        (item,) = (await caller.until("response.done"))["response"]["output"]
+        deltas = [one["delta"] for one in caller.events if one["type"] == "response.output_audio.delta"]
+        audio = np.frombuffer(b"".join(map(base64.b64decode, deltas)), "<i2") / 32768
+        whole = item["content"][0]["transcript"]
+        for end_ms in (1500, 1200, 900, 600):
+            await caller.connection.conversation.item.truncate(item_id=item["id"], content_index=0, audio_end_ms=end_ms)
+            await caller.until("conversation.item.truncated")
+            await caller.connection.conversation.item.retrieve(item_id=item["id"])
+            cut = (await caller.until("conversation.item.retrieved"))["item"]["content"][0]["transcript"]
+            assert whole.startswith(cut)
+            heard = split_words(transcribe(judge, audio[: 24 * end_ms], 24_000))
+            # The next word may have begun, and be heard as a whole one.
+            assert count_word_errors(split_words(cut), heard) <= 1, (cut, heard)

@@ -10,7 +10,7 @@ response.done
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -36,6 +36,8 @@ class Spoke:
     data: bytes
     """In the response's output format."""
     milliseconds: float
+    words: Sequence[tuple[float, int]] = ()
+    """The words that end in it; see Spoken.add_audio."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,7 @@ class Response:
         yield from self._open_message(previous)
         opened = self._open[None]
         if opened.item.spoken is not None:
-            opened.item.spoken.add_audio(output.milliseconds)
+            opened.item.spoken.add_audio(output.milliseconds, output.words)
         if output.data:
             delta = base64.b64encode(output.data).decode()
             yield self._part("response.output_audio.delta", opened, delta=delta)

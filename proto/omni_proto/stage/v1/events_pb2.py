@@ -26,7 +26,7 @@ from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 from omni_proto.stage.v1 import sampling_pb2 as omni__proto_dot_stage_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n omni_proto/stage/v1/events.proto\x12\x13omni_proto.stage.v1\x1a\x17google/rpc/status.proto\x1a\"omni_proto/stage/v1/sampling.proto\"L\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10\x61\x63\x63\x65pted_unix_ns\x18\x02 \x01(\x06\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\"N\n\tTextDelta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x33\n\x07segment\x18\x02 \x01(\x0b\x32\".omni_proto.stage.v1.SpeechSegment\"1\n\rSpeechSegment\x12\x10\n\x08start_ms\x18\x01 \x01(\r\x12\x0e\n\x06\x65nd_ms\x18\x02 \x01(\r\"-\n\nTokenDelta\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\x12\n\nprompt_ids\x18\x02 \x03(\r\"K\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"\x1e\n\x0eReasoningDelta\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x9e\x01\n\nAudioChunk\x12\x34\n\x08\x65ncoding\x18\x01 \x01(\x0e\x32\".omni_proto.stage.v1.AudioEncoding\x12\x16\n\x0esample_rate_hz\x18\x02 \x01(\r\x12\x10\n\x08\x63hannels\x18\x03 \x01(\r\x12\x14\n\x0c\x66irst_sample\x18\x04 \x01(\x04\x12\x0c\n\x04last\x18\x05 \x01(\x08\x12\x0c\n\x04\x64\x61ta\x18\x0f \x01(\x0c\"\xde\x01\n\rStageFinished\x12\x38\n\rfinish_reason\x18\x01 \x01(\x0e\x32!.omni_proto.stage.v1.FinishReason\x12\x13\n\x0bstop_reason\x18\x02 \x01(\t\x12)\n\x05usage\x18\x03 \x01(\x0b\x32\x1a.omni_proto.stage.v1.Usage\x12\x32\n\x07timings\x18\x04 \x01(\x0b\x32!.omni_proto.stage.v1.StageTimings\x12\r\n\x05notes\x18\x05 \x03(\t\x12\x10\n\x08language\x18\x06 \x01(\t\"\x81\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x04\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x04\x12\x15\n\raudio_samples\x18\x03 \x01(\x04\x12\x19\n\x11tensor_bytes_sent\x18\x04 \x01(\x04\x12\x14\n\x0c\x63odec_tokens\x18\x05 \x01(\x04\"\xa0\x02\n\x0cStageTimings\x12\x18\n\x10\x61\x63\x63\x65pted_unix_ns\x18\x01 \x01(\x06\x12\x19\n\x11input_complete_ns\x18\x02 \x01(\x04\x12\x1b\n\x13\x65ngine_submitted_ns\x18\x03 \x01(\x04\x12\x1b\n\x13\x65ngine_scheduled_ns\x18\x04 \x01(\x04\x12\x17\n\x0f\x66irst_output_ns\x18\x05 \x01(\x04\x12\x16\n\x0elast_output_ns\x18\x06 \x01(\x04\x12\x19\n\x11transfer_start_ns\x18\x07 \x01(\x04\x12\x17\n\x0ftransfer_end_ns\x18\x08 \x01(\x04\x12\x16\n\x0e\x66irst_audio_ns\x18\t \x01(\x04\x12\x13\n\x0b\x66inished_ns\x18\n \x01(\x04\x12\x0f\n\x07step_ns\x18\x0b \x03(\x04\"1\n\x0bStageFailed\x12\"\n\x06status\x18\x01 \x01(\x0b\x32\x12.google.rpc.Status\"b\n\x07Summary\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x31\n\x06stages\x18\x02 \x03(\x0b\x32!.omni_proto.stage.v1.StageOutcome\x12\x10\n\x08total_ns\x18\x03 \x01(\x04\"\x90\x01\n\x0cStageOutcome\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x38\n\rfinish_reason\x18\x02 \x01(\x0e\x32!.omni_proto.stage.v1.FinishReason\x12)\n\x05usage\x18\x03 \x01(\x0b\x32\x1a.omni_proto.stage.v1.Usage\x12\x0c\n\x04\x63ode\x18\x04 \x01(\x05*\xa0\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12 \n\x1c\x46INISH_REASON_DIFFUSION_DONE\x10\x03\x12\x1d\n\x19\x46INISH_REASON_EMPTY_INPUT\x10\x04\x42(Z&omnipipeline.io/proto/stage/v1;stagev1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n omni_proto/stage/v1/events.proto\x12\x13omni_proto.stage.v1\x1a\x17google/rpc/status.proto\x1a\"omni_proto/stage/v1/sampling.proto\"L\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10\x61\x63\x63\x65pted_unix_ns\x18\x02 \x01(\x06\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\"N\n\tTextDelta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x33\n\x07segment\x18\x02 \x01(\x0b\x32\".omni_proto.stage.v1.SpeechSegment\"1\n\rSpeechSegment\x12\x10\n\x08start_ms\x18\x01 \x01(\r\x12\x0e\n\x06\x65nd_ms\x18\x02 \x01(\r\"-\n\nTokenDelta\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\x12\n\nprompt_ids\x18\x02 \x03(\r\"K\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"\x1e\n\x0eReasoningDelta\x12\x0c\n\x04text\x18\x01 \x01(\t\"\xcf\x01\n\nAudioChunk\x12\x34\n\x08\x65ncoding\x18\x01 \x01(\x0e\x32\".omni_proto.stage.v1.AudioEncoding\x12\x16\n\x0esample_rate_hz\x18\x02 \x01(\r\x12\x10\n\x08\x63hannels\x18\x03 \x01(\r\x12\x14\n\x0c\x66irst_sample\x18\x04 \x01(\x04\x12\x0c\n\x04last\x18\x05 \x01(\x08\x12/\n\x06spoken\x18\x06 \x03(\x0b\x32\x1f.omni_proto.stage.v1.SpokenText\x12\x0c\n\x04\x64\x61ta\x18\x0f \x01(\x0c\"4\n\nSpokenText\x12\x12\n\nend_sample\x18\x01 \x01(\x04\x12\x12\n\ncharacters\x18\x02 \x01(\x04\"\xde\x01\n\rStageFinished\x12\x38\n\rfinish_reason\x18\x01 \x01(\x0e\x32!.omni_proto.stage.v1.FinishReason\x12\x13\n\x0bstop_reason\x18\x02 \x01(\t\x12)\n\x05usage\x18\x03 \x01(\x0b\x32\x1a.omni_proto.stage.v1.Usage\x12\x32\n\x07timings\x18\x04 \x01(\x0b\x32!.omni_proto.stage.v1.StageTimings\x12\r\n\x05notes\x18\x05 \x03(\t\x12\x10\n\x08language\x18\x06 \x01(\t\"\x81\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x04\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x04\x12\x15\n\raudio_samples\x18\x03 \x01(\x04\x12\x19\n\x11tensor_bytes_sent\x18\x04 \x01(\x04\x12\x14\n\x0c\x63odec_tokens\x18\x05 \x01(\x04\"\xa0\x02\n\x0cStageTimings\x12\x18\n\x10\x61\x63\x63\x65pted_unix_ns\x18\x01 \x01(\x06\x12\x19\n\x11input_complete_ns\x18\x02 \x01(\x04\x12\x1b\n\x13\x65ngine_submitted_ns\x18\x03 \x01(\x04\x12\x1b\n\x13\x65ngine_scheduled_ns\x18\x04 \x01(\x04\x12\x17\n\x0f\x66irst_output_ns\x18\x05 \x01(\x04\x12\x16\n\x0elast_output_ns\x18\x06 \x01(\x04\x12\x19\n\x11transfer_start_ns\x18\x07 \x01(\x04\x12\x17\n\x0ftransfer_end_ns\x18\x08 \x01(\x04\x12\x16\n\x0e\x66irst_audio_ns\x18\t \x01(\x04\x12\x13\n\x0b\x66inished_ns\x18\n \x01(\x04\x12\x0f\n\x07step_ns\x18\x0b \x03(\x04\"1\n\x0bStageFailed\x12\"\n\x06status\x18\x01 \x01(\x0b\x32\x12.google.rpc.Status\"b\n\x07Summary\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x31\n\x06stages\x18\x02 \x03(\x0b\x32!.omni_proto.stage.v1.StageOutcome\x12\x10\n\x08total_ns\x18\x03 \x01(\x04\"\x90\x01\n\x0cStageOutcome\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x38\n\rfinish_reason\x18\x02 \x01(\x0e\x32!.omni_proto.stage.v1.FinishReason\x12)\n\x05usage\x18\x03 \x01(\x0b\x32\x1a.omni_proto.stage.v1.Usage\x12\x0c\n\x04\x63ode\x18\x04 \x01(\x05*\xa0\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12 \n\x1c\x46INISH_REASON_DIFFUSION_DONE\x10\x03\x12\x1d\n\x19\x46INISH_REASON_EMPTY_INPUT\x10\x04\x42(Z&omnipipeline.io/proto/stage/v1;stagev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,8 +34,8 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'omni_proto.stage.v1.events_
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'Z&omnipipeline.io/proto/stage/v1;stagev1'
-  _globals['_FINISHREASON']._serialized_start=1591
-  _globals['_FINISHREASON']._serialized_end=1751
+  _globals['_FINISHREASON']._serialized_start=1694
+  _globals['_FINISHREASON']._serialized_end=1854
   _globals['_ACCEPTED']._serialized_start=118
   _globals['_ACCEPTED']._serialized_end=194
   _globals['_TEXTDELTA']._serialized_start=196
@@ -49,17 +49,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REASONINGDELTA']._serialized_start=451
   _globals['_REASONINGDELTA']._serialized_end=481
   _globals['_AUDIOCHUNK']._serialized_start=484
-  _globals['_AUDIOCHUNK']._serialized_end=642
-  _globals['_STAGEFINISHED']._serialized_start=645
-  _globals['_STAGEFINISHED']._serialized_end=867
-  _globals['_USAGE']._serialized_start=870
-  _globals['_USAGE']._serialized_end=999
-  _globals['_STAGETIMINGS']._serialized_start=1002
-  _globals['_STAGETIMINGS']._serialized_end=1290
-  _globals['_STAGEFAILED']._serialized_start=1292
-  _globals['_STAGEFAILED']._serialized_end=1341
-  _globals['_SUMMARY']._serialized_start=1343
-  _globals['_SUMMARY']._serialized_end=1441
-  _globals['_STAGEOUTCOME']._serialized_start=1444
-  _globals['_STAGEOUTCOME']._serialized_end=1588
+  _globals['_AUDIOCHUNK']._serialized_end=691
+  _globals['_SPOKENTEXT']._serialized_start=693
+  _globals['_SPOKENTEXT']._serialized_end=745
+  _globals['_STAGEFINISHED']._serialized_start=748
+  _globals['_STAGEFINISHED']._serialized_end=970
+  _globals['_USAGE']._serialized_start=973
+  _globals['_USAGE']._serialized_end=1102
+  _globals['_STAGETIMINGS']._serialized_start=1105
+  _globals['_STAGETIMINGS']._serialized_end=1393
+  _globals['_STAGEFAILED']._serialized_start=1395
+  _globals['_STAGEFAILED']._serialized_end=1444
+  _globals['_SUMMARY']._serialized_start=1446
+  _globals['_SUMMARY']._serialized_end=1544
+  _globals['_STAGEOUTCOME']._serialized_start=1547
+  _globals['_STAGEOUTCOME']._serialized_end=1691
 # @@protoc_insertion_point(module_scope)

@@ -75,20 +75,30 @@ class ReasoningDelta(_message.Message):
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class AudioChunk(_message.Message):
-    __slots__ = ("encoding", "sample_rate_hz", "channels", "first_sample", "last", "data")
+    __slots__ = ("encoding", "sample_rate_hz", "channels", "first_sample", "last", "spoken", "data")
     ENCODING_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_RATE_HZ_FIELD_NUMBER: _ClassVar[int]
     CHANNELS_FIELD_NUMBER: _ClassVar[int]
     FIRST_SAMPLE_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
+    SPOKEN_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     encoding: _sampling_pb2.AudioEncoding
     sample_rate_hz: int
     channels: int
     first_sample: int
     last: bool
+    spoken: _containers.RepeatedCompositeFieldContainer[SpokenText]
     data: bytes
-    def __init__(self, encoding: _Optional[_Union[_sampling_pb2.AudioEncoding, str]] = ..., sample_rate_hz: _Optional[int] = ..., channels: _Optional[int] = ..., first_sample: _Optional[int] = ..., last: bool = ..., data: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, encoding: _Optional[_Union[_sampling_pb2.AudioEncoding, str]] = ..., sample_rate_hz: _Optional[int] = ..., channels: _Optional[int] = ..., first_sample: _Optional[int] = ..., last: bool = ..., spoken: _Optional[_Iterable[_Union[SpokenText, _Mapping]]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class SpokenText(_message.Message):
+    __slots__ = ("end_sample", "characters")
+    END_SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    CHARACTERS_FIELD_NUMBER: _ClassVar[int]
+    end_sample: int
+    characters: int
+    def __init__(self, end_sample: _Optional[int] = ..., characters: _Optional[int] = ...) -> None: ...
 
 class StageFinished(_message.Message):
     __slots__ = ("finish_reason", "stop_reason", "usage", "timings", "notes", "language")

@@ -46,6 +46,7 @@ from omni_stage.models.component.request import (
     EngineInput,
     InputPart,
     SpokenSegment,
+    SpokenText,
     StageRequest,
     StageStep,
 )
@@ -77,6 +78,7 @@ __all__ = [
     "RunsAgain",
     "ServedComponent",
     "SpokenSegment",
+    "SpokenText",
     "StageRequest",
     "StageStep",
     "TakesMedia",

@@ -166,6 +166,16 @@ class SpokenSegment:
     end_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class SpokenText:
+    """How much of the text that a stage reads has been spoken at a place of its audio."""
+
+    end_sample: int
+    """In the audio of the step."""
+    characters: int
+    """From the begin of the request's text."""
+
+
 @dataclass(slots=True, repr=False)
 class StageStep(Brief):
     """One output of a stage for one request, for the client and for downstream stages. Deltas, not totals."""
@@ -185,6 +195,8 @@ class StageStep(Brief):
     """Tensors that are known to get no more rows after this step, although the request continues."""
     audio: Array | None = None
     """float32 [samples] in [-1, 1] at the sample_rate_hz of the component's facts."""
+    spoken: Sequence[SpokenText] = ()
+    """Where words end in the audio, ascending; empty if the component does not know it."""
     finish_reason: FinishReason | None = None
     stop_reason: str = ""
     language: str = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from omni_stage.models.component import (
     EngineStep,
     FinishReason,
     InputPart,
+    SpokenText,
     StageRequest,
     StageStep,
 )
@@ -31,7 +33,7 @@ from omni_stage.models.shared.vocoder import vocoder_input, vocoder_kwargs
 from omni_stage.models.shared.voices import pick_voice
 from omni_stage.models.voice.checkpoint import VoiceCheckpoint, open_reader, read_checkpoint
 from omni_stage.models.voice.manifest import VITS
-from omni_stage.models.voice.text.symbols import VoiceReader
+from omni_stage.models.voice.text.symbols import VoiceReader, Written
 
 MAX_IDS: Final = 16_384
 """Symbols of one request, blanks included, by default: about nine minutes of speech."""
@@ -45,6 +47,19 @@ MAX_BATCH: Final = 64
 """Maximum number of requests in one engine step."""
 _WARMUP: Final = ("Hello, this is a test.", "a", "1")
 _CONFIG: Final = Path(__file__).with_name("hf_config")
+
+
+@dataclass(slots=True)
+class SpokenPart:
+    """Utterances that are spoken together, and where their words are in the text."""
+
+    utterances: list[Written] = field(default_factory=list)
+    word_ends: list[int] = field(default_factory=list)
+    """For each word, the number of ids of all utterances up to its last symbol's."""
+    characters: list[int] = field(default_factory=list)
+    """For each word, how many characters of the text have been said at its end."""
+    read: int = 0
+    """Characters of the text up to the end of the part."""
 
 
 class VitsVoice:
@@ -77,19 +92,27 @@ class VitsVoice:
             raise InvalidRequestError(f"component {VITS.id} reads another stage's text, not a prompt")
         settings = self._settings(request)
         cutter = SentenceCutter()
-        parts = [*cutter.add(read_text(request.source.tensors)), *cutter.end()]
-        utterances = [ids for part in parts for ids in self.read_part(part)]
-        if not utterances:
+        whole = SpokenPart()
+        for part in (*cutter.add(read_text(request.source.tensors)), *cutter.end()):
+            self.read_part(part, whole)
+        if not whole.utterances:
             return EngineInput(prompt={}, finished=FinishReason.EMPTY_INPUT)
-        return self.build(utterances, 0, settings)
+        return self.build(whole, 0, settings)
 
     def open_feed(self, request: StageRequest) -> SentenceFeed:
         """Returns a feed of sentences. The first is spoken while the text is still being written."""
         return SentenceFeed(self, self._settings(request))
 
-    def read_part(self, part: str) -> list[list[int]]:
-        """Returns the ids of each utterance of a part of the text."""
-        return self._reader.read(part)
+    def read_part(self, part: str, spoken: SpokenPart) -> None:
+        """Append a part of the text."""
+        utterances = self._reader.read(part)
+        ids = sum(len(one.ids) for one in spoken.utterances)
+        for one in utterances:
+            spoken.word_ends += [ids + end for end in one.word_ends]
+            ids += len(one.ids)
+        spoken.utterances += utterances
+        spoken.characters += [spoken.read + place for place in self._reader.place(part, utterances)]
+        spoken.read += len(part)
 
     def _settings(self, request: StageRequest) -> dict[str, Any]:
         """Returns speaker, seed and scales. Raises InvalidRequestError for an unknown voice."""
@@ -102,12 +125,12 @@ class VitsVoice:
             "scales": [checkpoint.noise, checkpoint.noise_of_durations, checkpoint.length],
         }
 
-    def build(self, utterances: Sequence[Sequence[int]], first: int, settings: dict[str, Any]) -> EngineInput:
+    def build(self, spoken: SpokenPart, first: int, settings: dict[str, Any]) -> EngineInput:
         """Returns the engine's input for utterances, of which the first has the number `first` in its request.
 
         Raises InvalidTensorError if they are too long.
         """
-        ids = [symbol for utterance in utterances for symbol in utterance]
+        ids = [symbol for utterance in spoken.utterances for symbol in utterance.ids]
         if len(ids) > self._max_ids:
             raise InvalidTensorError(
                 f"utf8: the text takes {len(ids)} symbols of the voice, at most {self._max_ids} fit one request; lower "
@@ -115,8 +138,10 @@ class VitsVoice:
                 field="tensors.utf8",
                 limit=self._max_ids,
             )
-        lengths = [len(utterance) for utterance in utterances]
-        values = {"ids": torch.tensor(ids, dtype=torch.int32), "lengths": lengths, "first": [first], **settings}
+        lengths = [len(utterance.ids) for utterance in spoken.utterances]
+        words = torch.tensor([spoken.word_ends, spoken.characters], dtype=torch.int64)
+        values = {"ids": torch.tensor(ids, dtype=torch.int32), "lengths": lengths, "first": [first], "words": words}
+        values |= settings
         return vocoder_input(len(ids), values)
 
     def emitter(self, request: StageRequest, prepared: EngineInput) -> Emitter:
@@ -143,6 +168,8 @@ class SentenceFeed:
         self._cutter = SentenceCutter()
         self._ready: deque[str] = deque()
         self._spoken = 0
+        self._read = 0
+        """Characters of the text that have been taken."""
         self._ended = False
 
     def add(self, rows: EdgeRows) -> None:
@@ -174,10 +201,12 @@ class SentenceFeed:
         there was nothing to say.
         """
         while self._ready:
-            utterances = self._voice.read_part(self._ready.popleft())
-            if utterances:
-                part = self._voice.build(utterances, self._spoken, self._settings)
-                self._spoken += len(utterances)
+            spoken = SpokenPart(read=self._read)
+            self._voice.read_part(self._ready.popleft(), spoken)
+            self._read = spoken.read
+            if spoken.utterances:
+                part = self._voice.build(spoken, self._spoken, self._settings)
+                self._spoken += len(spoken.utterances)
                 return InputPart(part)
         if not self._ended:
             return None
@@ -193,7 +222,10 @@ class VoiceEmitter:
         audio = step.tensors.get("output")
         if audio is None or audio.dim() != 1 or audio.dtype != torch.float32:
             raise ModelExecutionError("the engine finished a sentence without audio of float32, [samples]")
-        return StageStep.of_audio(step, audio)
+        made = StageStep.of_audio(step, audio)
+        if (words := step.tensors.get("words")) is not None:
+            made.spoken = [SpokenText(*pair) for pair in words.T.tolist()]
+        return made
 
 
 def build_component(config: StageConfig) -> VitsVoice:

@@ -22,7 +22,7 @@ from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 
 from omni_stage.errors import InvalidRequestError, ModelExecutionError, OmniStageError
 from omni_stage.models.voice.checkpoint import read_checkpoint
-from omni_stage.models.voice.vits import Speaker, Utterance, Vits
+from omni_stage.models.voice.vits import Speaker, Speech, Utterance, Vits
 from omni_stage.models.voice.weights import read_weights
 from omni_stage.payloads import AdditionalInformationPayload
 from omni_stage.vllm_adapter.checks.weights import load_checked
@@ -56,12 +56,13 @@ class VitsVoiceModel(nn.Module, IsAttentionFree):
         raise NotImplementedError("a voice is not autoregressive; use generate()")
 
     @torch.inference_mode()
-    def generate(self, requests: Sequence[AdditionalInformationPayload]) -> list[torch.Tensor | Exception]:
-        """Returns the audio of each request's utterances, in order: float32 [samples] in [-1, 1], on the device.
+    def generate(self, requests: Sequence[AdditionalInformationPayload]) -> list[dict[str, torch.Tensor] | Exception]:
+        """Returns for each request "output", the audio of its utterances in order, float32 [samples] in [-1, 1] on the
+        device, and "words" int64 [2, words]: after how many samples each word ends, and its characters of the request.
 
-        An exception in place of audio fails only that request.
+        An exception in place of the tensors fails only that request.
         """
-        results: dict[int, torch.Tensor | Exception] = {}
+        results: dict[int, dict[str, torch.Tensor] | Exception] = {}
         utterances: list[Utterance] = []
         ranges: dict[int, range] = {}
         for index, request in enumerate(requests):
@@ -72,12 +73,19 @@ class VitsVoiceModel(nn.Module, IsAttentionFree):
                 continue
             ranges[index] = range(len(utterances), len(utterances) + len(spoken))
             utterances += spoken
-        audios = self._ready().speak(utterances) if utterances else []
+        spoken_all = self._ready().speak(utterances) if utterances else []
         for index, rows in ranges.items():
-            parts = [audios[row] for row in rows]
+            parts = [spoken_all[row] for row in rows]
             failed = next((part for part in parts if isinstance(part, ModelExecutionError)), None)
-            results[index] = failed or torch.cat([part for part in parts if isinstance(part, torch.Tensor)])
+            speech = [part for part in parts if isinstance(part, Speech)]
+            results[index] = failed or self._join(speech, requests[index].tensor("words"))
         return [results[index] for index in range(len(requests))]
+
+    def _join(self, speech: Sequence[Speech], words: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Returns a request's result. words: int64 [2, words]: its ids up to each word's end, and the characters."""
+        ends = torch.cat([part.frames for part in speech]).cumsum(0) * self._ready().samples_per_frame
+        ends = ends[(words[0] - 1).to(ends.device)]
+        return {"output": torch.cat([part.audio for part in speech]), "words": torch.stack([ends.cpu(), words[1]])}
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -106,7 +114,9 @@ class VitsVoiceModel(nn.Module, IsAttentionFree):
         (speaker,), (seed,), (first,) = (request.list(name) for name in ("speaker", "seed", "first"))
         scales = [float(value) for value in request.list("scales") if isinstance(value, int | float)]
         voices = len(self._checkpoint.voices)
-        if sum(lengths) != len(ids) or not lengths or min(lengths) < 1 or len(scales) != 3:
+        words = request.tensor("words")
+        fits = words.dim() == 2 and len(words) == 2 and bool(((words[0] > 0) & (words[0] <= len(ids))).all())
+        if sum(lengths) != len(ids) or not lengths or min(lengths) < 1 or len(scales) != 3 or not fits:
             raise InvalidRequestError("the utterances of the request are malformed", field="ids")
         if not isinstance(speaker, int) or not 0 <= speaker < voices or max(ids) >= self._config.vocab_size:
             raise InvalidRequestError("the request names a speaker or a symbol that the voice lacks", field="ids")

@@ -59,6 +59,16 @@ class Utterance:
     length: float
 
 
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """An utterance that was spoken."""
+
+    audio: torch.Tensor
+    """float32 [samples], on the device."""
+    frames: torch.Tensor
+    """int64 [ids], on the device: the length of each id. A frame has `Speaker.samples_per_frame` samples."""
+
+
 class SmallResidualBlock(nn.Module):
     """HiFi-GAN's ResBlock2: one convolution for each dilation."""
 
@@ -183,21 +193,20 @@ class Speaker:
             logger.info("voice: %d CUDA graphs captured", captured)
         return captured
 
-    def speak(self, utterances: Sequence[Utterance]) -> list[torch.Tensor | ModelExecutionError]:
-        """Returns the audio of each utterance, float32 [samples] on the device, or an error in its place."""
-        latents = self._predict(utterances)
-        results: list[torch.Tensor | ModelExecutionError] = [
+    def speak(self, utterances: Sequence[Utterance]) -> list[Speech | ModelExecutionError]:
+        """Returns each utterance's speech, or an error in its place."""
+        predicted = self._predict(utterances)
+        latents = [item for item, _ in predicted]
+        results: list[Speech | ModelExecutionError] = [
             ModelExecutionError(
                 f"the voice gave {item.shape[1]} frames for {len(utterance.ids)} symbols; at most {MAX_FRAMES} are "
                 "allowed, so its weights are broken"
             )
             if item.shape[1] > MAX_FRAMES
-            else item
-            for item, utterance in zip(latents, utterances, strict=True)
+            else Speech(item, frames)
+            for (item, frames), utterance in zip(predicted, utterances, strict=True)
         ]
-        for group in self._group(
-            [index for index, item in enumerate(results) if isinstance(item, torch.Tensor)], latents
-        ):
+        for group in self._group([index for index, item in enumerate(results) if isinstance(item, Speech)], latents):
             lengths = [latents[index].shape[1] for index in group]
             padded, mask = self._pad([latents[index] for index in group])
             speaker = self._embed([utterances[index].speaker for index in group], padded.shape[0])
@@ -206,11 +215,11 @@ class Speaker:
             audio = self._decode(padded, None, speaker) if is_whole else self._graphed(*given)
             for row, (index, frames) in enumerate(zip(group, lengths, strict=True)):
                 # Clone, because a slice would keep the memory of the whole batch.
-                results[index] = audio[row, : frames * self.samples_per_frame].clone()
+                results[index] = Speech(audio[row, : frames * self.samples_per_frame].clone(), predicted[index][1])
         return results
 
-    def _predict(self, utterances: Sequence[Utterance]) -> list[torch.Tensor]:
-        """Returns the latents of each utterance before the flow, [flow size, frames]."""
+    def _predict(self, utterances: Sequence[Utterance]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Returns the latents of each utterance before the flow, [flow size, frames], and the frames of each id."""
         lengths = torch.tensor([len(item.ids) for item in utterances])
         ids = nn.utils.rnn.pad_sequence([torch.tensor(item.ids) for item in utterances], batch_first=True)
         mask = (torch.arange(ids.shape[1]) < lengths[:, None]).to(self._device)
@@ -266,15 +275,14 @@ class Speaker:
         frames: torch.Tensor,
         item: Utterance,
         generator: torch.Generator,
-    ) -> torch.Tensor:
-        """Returns latents [flow size, frames], at least one frame."""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns latents [flow size, frames], at least one frame, and the frames of each id."""
         if int(frames.sum()) == 0:
-            frames = torch.ones_like(frames[:1])
-            means, log_variances = means[:1], log_variances[:1]
+            frames = functional.one_hot(torch.zeros_like(frames[0]), len(frames))
         means = means.repeat_interleave(frames, dim=0).T
         deviations = torch.exp(log_variances).repeat_interleave(frames, dim=0).T
         noise = torch.randn(means.shape, generator=generator).to(self._device)
-        return means + noise * deviations * item.noise
+        return means + noise * deviations * item.noise, frames
 
     def _group(self, indexes: Sequence[int], latents: Sequence[torch.Tensor]) -> Iterator[list[int]]:
         """Yields utterances of similar lengths to decode together."""

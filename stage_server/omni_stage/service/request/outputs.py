@@ -5,7 +5,7 @@ A new kind of output needs a writer here, and its place in WRITERS.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +16,7 @@ from omni_proto.pipeline.components import ComponentFacts
 from omni_proto.stage.v1 import events_pb2, sampling_pb2
 from omni_proto.stage_config import Modality
 from omni_stage.exchange import Array, to_samples
-from omni_stage.models.component import StageStep
+from omni_stage.models.component import SpokenText, StageStep
 from omni_stage.service.metering import SAMPLE_BYTES
 from omni_stage.service.request.planning.plan import RequestPlan
 from omni_stage.service.request.responses import ResponseWriter
@@ -50,8 +50,11 @@ class AudioEncoder:
         if self.encoding == sampling_pb2.AUDIO_ENCODING_UNSPECIFIED:
             self.encoding = sampling_pb2.AUDIO_ENCODING_PCM_S16LE
 
-    def encode(self, audio: Array | None, *, last: bool) -> Iterator[events_pb2.AudioChunk]:
-        """Yields chunks of about 0.5 s and at most 1 MiB. With `last`, the final chunk is marked as the last.
+    def encode(
+        self, audio: Array | None, *, last: bool, spoken: Sequence[SpokenText] = ()
+    ) -> Iterator[events_pb2.AudioChunk]:
+        """Yields chunks of about 0.5 s and at most 1 MiB. With `last`, the final chunk is marked as the last. Each has
+        the `spoken` text of its samples.
 
         With `last` but no audio, yields one empty chunk if audio was encoded before, so that the caller always sees the
         end.
@@ -63,9 +66,16 @@ class AudioEncoder:
                 yield self._chunk(b"", 0, last=True)
             return
         step = min(max(1, int(self.sample_rate_hz * CHUNK_S)), MAX_CHUNK_BYTES // SAMPLE_BYTES[self.encoding])
+        first, place = self.samples, 0
         for start in range(0, count, step):
             piece = flat[start : start + step]
-            yield self._chunk(encode_samples(piece, self.encoding), piece.size, last=last and start + step >= count)
+            end = start + step
+            chunk = self._chunk(encode_samples(piece, self.encoding), piece.size, last=last and end >= count)
+            while place < len(spoken) and (spoken[place].end_sample <= end or end >= count):
+                one = spoken[place]
+                chunk.spoken.add(end_sample=first + one.end_sample, characters=one.characters)
+                place += 1
+            yield chunk
 
     def _chunk(self, data: bytes, samples: int, *, last: bool) -> events_pb2.AudioChunk:
         chunk = events_pb2.AudioChunk(
@@ -175,7 +185,7 @@ class AudioWriter(OutputWriter):
         return Modality.AUDIO in plan.own
 
     async def write(self, step: StageStep) -> None:
-        for chunk in self._encoder.encode(step.audio, last=step.finish_reason is not None):
+        for chunk in self._encoder.encode(step.audio, last=step.finish_reason is not None, spoken=step.spoken):
             self.timeline.first_audio = self.timeline.first_audio or self.timeline.now()
             await self.responses.send(audio=chunk)
 

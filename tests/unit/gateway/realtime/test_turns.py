@@ -102,6 +102,17 @@ def test_the_text_is_cut_where_the_audio_was() -> None:
     assert late.cut(2000, 10.0) == "one two three four"
 
 
+def test_the_text_is_cut_at_the_word_that_was_heard() -> None:
+    spoken = Spoken()
+    spoken.text = "I'm 27, and well."
+    spoken.add_audio(1000, [(90.0, 3), (400.0, 3), (800.0, 7)])
+    cuts = ["", "I'm", "I'm", "I'm 27,", "I'm 27,"]
+    assert [spoken.cut(at, 1.0) for at in (89, 90, 799, 800, 1000)] == cuts
+    spoken.add_audio(500, [(1100.0, 11), (1400.0, 17)])
+    spoken.complete = True
+    assert [spoken.cut(at, None) for at in (1099, 1100, 1400, 9000)] == ["I'm 27,", "I'm 27, and", *[spoken.text] * 2]
+
+
 @pytest.mark.parametrize(
     ("text", "chars", "cut"), [("one two", 5, "one"), ("one two", 3, "one"), ("天" * 40, 30, "天" * 30)]
 )

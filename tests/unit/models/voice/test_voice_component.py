@@ -17,11 +17,12 @@ from omni_stage.models.component import (
     EngineInput,
     EngineStep,
     FinishReason,
+    SpokenText,
     StageRequest,
     UserPrompt,
 )
 from omni_stage.models.voice.checkpoint import open_reader, read_checkpoint
-from omni_stage.models.voice.component import SentenceFeed, VitsVoice
+from omni_stage.models.voice.component import SentenceFeed, SpokenPart, VitsVoice
 from omni_stage.models.voice.tiny import write_tiny_checkpoint
 from omni_stage.vllm_adapter.scheduling.playback import Playback
 
@@ -58,6 +59,13 @@ def ids(prepared: EngineInput) -> list[int]:
     return found
 
 
+def words(prepared: EngineInput) -> list[int]:
+    """Returns for each word how many characters of the text have been said."""
+    assert prepared.additional_information is not None
+    found: list[int] = prepared.additional_information.tensor("words")[1].tolist()
+    return found
+
+
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_parts_together_are_the_whole_text_however_it_arrives(voice: VitsVoice, size: int) -> None:
     whole = voice.prepare(ask(TEXT))
@@ -74,6 +82,8 @@ def test_parts_together_are_the_whole_text_however_it_arrives(voice: VitsVoice, 
     assert part is not None
     assert part.input.finished is FinishReason.STOP
     assert [symbol for item in parts for symbol in ids(item.input)] == ids(whole)
+    assert [word for item in parts for word in words(item.input)] == words(whole)
+    assert [TEXT[:place].split()[-1] for place in words(whole)[3:7]] == ["is", "here.", "here.", "21"]
     firsts = [int(str(values(item.input, "first")[0])) for item in parts]
     counts = [len(values(item.input, "lengths")) for item in parts]
     assert firsts == [sum(counts[:index]) for index in range(len(counts))]
@@ -100,7 +110,9 @@ def test_nothing_to_say_ends_as_empty_input(voice: VitsVoice, text: str) -> None
 
 
 def spoken_text(voice: VitsVoice, text: str) -> list[int]:
-    return [symbol for utterance in voice.read_part(text) for symbol in utterance]
+    spoken = SpokenPart()
+    voice.read_part(text, spoken)
+    return [symbol for utterance in spoken.utterances for symbol in utterance.ids]
 
 
 async def test_parts_are_cut_for_a_listener_who_runs_dry(voice: VitsVoice) -> None:
@@ -152,6 +164,8 @@ def test_audio_must_be_float32_samples(voice: VitsVoice) -> None:
     emitter = voice.emitter(ask("a"), voice.prepare(ask("a")))
     audio = torch.zeros(7)
     assert emitter.emit(EngineStep(tensors={"output": audio})).audio is audio
+    step = emitter.emit(EngineStep(tensors={"output": audio, "words": torch.tensor([[3, 7], [1, 4]])}))
+    assert list(step.spoken) == [SpokenText(3, 1), SpokenText(7, 4)]
     for broken in ({}, {"output": torch.zeros(2, 2)}, {"output": torch.zeros(2, dtype=torch.float64)}):
         with pytest.raises(ModelExecutionError, match="without audio"):
             emitter.emit(EngineStep(tensors=broken))

@@ -14,7 +14,7 @@ from omni_stage.models.voice.checkpoint import read_checkpoint
 from omni_stage.models.voice.onnx_file import read_onnx
 from omni_stage.models.voice.piper_weights import read_piper
 from omni_stage.models.voice.tiny import write_tiny_checkpoint
-from omni_stage.models.voice.vits import Speaker, Utterance, Vits
+from omni_stage.models.voice.vits import Speaker, Speech, Utterance, Vits
 from omni_stage.models.voice.weights import make_config, read_weights
 from support.models.piper import write_piper_voice
 
@@ -42,7 +42,12 @@ def say(
     durations = 0.8 if noise else 0.0
     with torch.inference_mode():
         spoken = speaker.speak([Utterance(item, who, seed, noise, durations, 1.0) for item in ids])
-    return [item for item in spoken if isinstance(item, torch.Tensor)]
+    assert all(
+        item.audio.shape[0] == item.frames.sum() * speaker.samples_per_frame
+        for item in spoken
+        if isinstance(item, Speech)
+    )
+    return [item.audio for item in spoken if isinstance(item, Speech)]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -138,5 +143,5 @@ def test_runaway_durations_fail_their_utterance_only(voices: dict[str, Path]) ->
     speaker = load(voices["small"])
     with torch.inference_mode():
         fine, broken = speaker.speak([Utterance(SHORT, 0, 0, 0.0, 0.0, 1.0), Utterance(LONG * 4, 0, 0, 0.0, 0.0, 1e6)])
-    assert isinstance(fine, torch.Tensor)
+    assert isinstance(fine, Speech)
     assert isinstance(broken, ModelExecutionError)

@@ -12,7 +12,8 @@ from omni_stage.models.voice.text.english import English, read_dictionary
 from omni_stage.models.voice.text.letters import guess_phones
 from omni_stage.models.voice.text.numbers import cardinal, normalize, ordinal
 from omni_stage.models.voice.text.phonemizers import find_phonemizer
-from omni_stage.models.voice.text.symbols import MAX_IDS, SymbolTable
+from omni_stage.models.voice.text.symbols import MAX_IDS, SymbolTable, VoiceReader, Written
+from omni_stage.models.voice.text.words import place_words
 
 DICTIONARY = """;;; comment
 apple AE1 P AH0 L
@@ -27,6 +28,7 @@ is IH1 Z # a comment
 paris P EH1 R IH0 S
 watch W AA1 CH
 """
+IPA = "abdefhijklmnopstuvwzæðŋɐɑɔəɚɛɜɡɪɹɾʃʊʌʒθˈˌː.,!?;:-"
 
 
 @pytest.fixture(scope="module")
@@ -103,12 +105,35 @@ def test_every_word_of_letters_has_phonemes() -> None:
 
 def test_ids_have_marks_and_blanks_and_long_texts_are_cut() -> None:
     table = SymbolTable({"_": [0], "^": [1], "$": [2], " ": [3], "a": [4], "ä": [5]}, blank=[0], begin=[1], end=[2])
-    assert table.write("a ä?") == [[1, 0, 4, 0, 3, 0, 5, 0, 2]]
+    assert table.write("a ä?") == [Written([1, 0, 4, 0, 3, 0, 5, 0, 2], [3, 7])]
+    assert table.write("aa _ a") == [Written([1, 0, 4, 0, 4, 0, 3, 0, 0, 0, 3, 0, 4, 0, 2], [5, 13])]
     assert table.write(" ?!") == []
     parts = table.write("aaaa " * 400)
     assert len(parts) > 1
-    assert max(map(len, parts)) <= MAX_IDS
-    assert sum(ids.count(4) for ids in parts) == 1600
+    assert max(len(part.ids) for part in parts) <= MAX_IDS
+    assert sum(part.ids.count(4) for part in parts) == 1600
+    assert sum(len(part.word_ends) for part in parts) == 400
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("one two", ["one", "one two"]),
+        (" 27 cats, - I think.", ["", " 27", " 27 cats, -", " 27 cats, - I", " 27 cats, - I think."]),
+        ("U.S. law\n", ["", "U.S.", "U.S. law"]),
+        ("- a -", ["- a -"]),
+    ],
+)
+def test_words_are_placed_in_the_text_that_is_said(text: str, said: list[str]) -> None:
+    reader = VoiceReader(English(read_dictionary("")), SymbolTable({one: [0] for one in (" ", *IPA)}))
+    assert [text[:place] for place in reader.place(text, reader.read(text))] == said
+
+
+def test_a_text_that_gives_other_words_together_has_its_words_spread() -> None:
+    assert place_words("a b c d", lambda word: 1, 2) == [3, 7]
+    assert place_words("a b", lambda word: 2, 3) == [0, 1, 3]
+    assert place_words("a b", lambda word: 0, 2) == [0, 3]
+    assert place_words("", lambda word: 1, 0) == []
 
 
 def test_a_package_provides_a_language(tmp_path: Path) -> None:

@@ -7,8 +7,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from omni_stage.models.voice.text.words import place_words
+
 MAX_IDS: Final = 1024
 """Ids of one utterance: about half a minute. Longer sentences are cut at a space, so that a step stays short."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """An utterance as the voice reads it."""
+
+    ids: list[int]
+    word_ends: list[int]
+    """For each word, the number of ids up to its last symbol's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +43,8 @@ class SymbolTable:
         """Note the length of the longest symbol."""
         object.__setattr__(self, "_longest", max(map(len, self.ids), default=1))
 
-    def write(self, text: str) -> list[list[int]]:
-        """Returns the ids of the utterances that say the text; none if it has no symbol that the voice knows."""
+    def write(self, text: str) -> list[Written]:
+        """Returns the utterances that say the text; none if it has no symbol that the voice knows."""
         symbols = [
             symbol
             for symbol in self._cut(unicodedata.normalize("NFD" if self.decomposed else "NFC", text))
@@ -44,11 +55,21 @@ class SymbolTable:
         per_symbol = 1 + len(self.blank)
         return [self._write(part) for part in _split(symbols, max(8, MAX_IDS // per_symbol - 4))]
 
-    def _write(self, symbols: Sequence[str]) -> list[int]:
+    def _write(self, symbols: Sequence[str]) -> Written:
         written = [*self.begin, *(self.blank if self.begin or self.blank_first else ())]
+        ends: list[int] = []
+        in_word = False
         for symbol in symbols:
-            written += [*self.ids[symbol], *self.blank]
-        return [*written, *self.end]
+            written += self.ids[symbol]
+            if symbol.isspace():
+                in_word = False
+            elif _is_spoken(symbol):
+                if not in_word:
+                    ends.append(0)
+                ends[-1] = len(written)
+                in_word = True
+            written += self.blank
+        return Written([*written, *self.end], ends)
 
     def _cut(self, text: str) -> Iterator[str]:
         """Yields the longest known symbols, and characters that are unknown."""
@@ -63,15 +84,22 @@ class SymbolTable:
 
 @dataclass(frozen=True, slots=True)
 class VoiceReader:
-    """Turns a sentence into the ids of utterances."""
+    """Turns a sentence into utterances."""
 
     to_symbols: Callable[[str], str]
     table: SymbolTable
 
-    def read(self, sentence: str) -> list[list[int]]:
-        """Returns the ids of each utterance of the sentence; none if there is nothing to say."""
+    def read(self, sentence: str) -> list[Written]:
+        """Returns the utterances of the sentence; none if there is nothing to say."""
         symbols = self.to_symbols(sentence).strip()
         return self.table.write(symbols) if symbols else []
+
+    def place(self, sentence: str, utterances: Sequence[Written]) -> list[int]:
+        """Returns, for each word of a sentence's utterances, how many characters have been said at its end."""
+        return place_words(sentence, self._count, sum(len(one.word_ends) for one in utterances))
+
+    def _count(self, word: str) -> int:
+        return sum(len(one.word_ends) for one in self.read(word))
 
 
 def _is_spoken(symbol: str) -> bool:
