@@ -56,6 +56,9 @@ class RealtimeSettings(_Model):
     session_bytes: Annotated[int, Field(ge=1 << 16, le=1 << 30)] = 32 << 20
     """Maximum memory of a session's items and audio, in bytes. It counts towards max_held_bytes. PCM takes 2.9 MB a
     minute. When it is used up, the audio of the oldest items is forgotten."""
+    early_silence_ms: Annotated[int, Field(ge=0, le=30_000)] = 0
+    """After this silence within a user's turn, in ms, the answer is begun, and dropped if the user continues. 0: the
+    answer is begun when the turn is over."""
 
 
 class GatewaySettings(_Model):

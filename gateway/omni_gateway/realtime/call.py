@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -28,7 +29,7 @@ from omni_gateway.realtime.state.client_events import (
     SessionUpdate,
     read_event,
 )
-from omni_gateway.realtime.state.effects import Ask, Effect, Heard, Listen, Send, Stop, Transcribe
+from omni_gateway.realtime.state.effects import Ask, Effect, Heard, Listen, Release, Send, Stop, Transcribe, tell_limits
 from omni_gateway.realtime.state.response import Ended, Failed
 from omni_gateway.realtime.state.session import Session
 
@@ -67,6 +68,8 @@ class RealtimeCall:
         self._has_events = asyncio.Event()
         self._has_place = asyncio.Event()
         self._responses: dict[str, asyncio.Task[None]] = {}
+        self._releases: dict[str, asyncio.Event] = {}
+        """Of the responses that were asked early: set when they may be passed on."""
         self._others: set[asyncio.Task[None]] = set()
         self._held = 0
         self._events = 0
@@ -153,7 +156,8 @@ class RealtimeCall:
     async def _listen(self, effect: Listen) -> None:
         detector, format = self._detector, self._session.buffer.format
         if detector is None or detector.settings != effect.settings or detector.format != format:
-            detector = self._detector = Detector(effect.settings, format, effect.start_ms)
+            early_ms = self._gateway.settings.realtime.early_silence_ms
+            detector = self._detector = Detector(effect.settings, format, effect.start_ms, early_ms)
         for turn in await detector.add(effect.data):
             self._do(self._session.turn(turn))
 
@@ -162,9 +166,13 @@ class RealtimeCall:
             if isinstance(effect, Send):
                 self._waiting.append(effect.event)
             elif isinstance(effect, Ask):
+                if effect.is_early:
+                    self._releases[effect.response_id] = asyncio.Event()
                 task = asyncio.ensure_future(self._respond(effect))
                 self._responses[effect.response_id] = task
                 task.add_done_callback(partial(self._forget, effect.response_id))
+            elif isinstance(effect, Release):
+                self._releases[effect.response_id].set()
             elif isinstance(effect, Stop):
                 if (running := self._responses.get(effect.response_id)) is not None:
                     running.cancel()
@@ -174,6 +182,7 @@ class RealtimeCall:
 
     def _forget(self, response_id: str, task: asyncio.Task[None]) -> None:
         self._responses.pop(response_id, None)
+        self._releases.pop(response_id, None)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -186,11 +195,19 @@ class RealtimeCall:
         share = self._ration.new_share()
         call = begin_call(self._call, self._calls, share)
         status, error, leave = "cancelled", None, None
+        release = self._releases[ask.response_id] if ask.is_early else None
         try:
             leave, limits = self._ration.enter()
-            self._do(self._session.count(limits))
+            told = tell_limits(limits)
             async with aclosing(ask_pipeline(self._gateway, call, ask)) as outputs:
+                if release is None:
+                    self._do(told)
                 async for output in outputs:
+                    if release is not None:
+                        # Meanwhile little more arrives, because gRPC lets the pipeline wait.
+                        await release.wait()
+                        self._do(told)
+                        release = None
                     if isinstance(output, Ended):
                         status = "incomplete" if output.is_cut else "completed"
                     self._do(self._session.answer(ask.response_id, output))
@@ -204,8 +221,14 @@ class RealtimeCall:
             if leave is not None:
                 leave(call.audio_seconds)
             share.release()
-            self._record(call, "failed" if error else status, error)
-        if error is not None:
+            # A release that came before the first output counts as one.
+            dropped = release is not None and not release.is_set()
+            self._record(call, "dropped" if dropped else "failed" if error else status, error)
+        if error is not None and release is not None:
+            # Nobody has heard of the answer. What failed may work when the turn is over.
+            await release.wait()
+            await self._respond(replace(ask, is_early=False))
+        elif error is not None:
             failed = Failed(error.type, error.specific_code or error.code, error.message)
             self._do(self._session.answer(ask.response_id, failed))
 

@@ -85,11 +85,11 @@ def _pool() -> ThreadPoolExecutor:
 class Detector:
     """Follows the audio of one session. Not for several threads at once."""
 
-    def __init__(self, settings: TurnDetection, format: AudioFormat, start_ms: float) -> None:
-        """start_ms: position of the first audio in the session's."""
+    def __init__(self, settings: TurnDetection, format: AudioFormat, start_ms: float, early_ms: int = 0) -> None:
+        """start_ms: position of the first audio in the session's. early_ms: see TurnDetector."""
         self.settings = settings
         self.format = format
-        self._turns = TurnDetector(settings, start_ms)
+        self._turns = TurnDetector(settings, start_ms, early_ms)
         self._resampler = Resampler(format.rate_hz, RATE_HZ)
         self._rest = b""
         """Half a sample."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, cast
 
 from fastapi.exceptions import RequestValidationError
@@ -15,6 +16,8 @@ from omni_gateway.openai.json_body import Hold, parse_json
 
 MAX_AUDIO_BYTES: Final = 16 << 20
 """Maximum audio of one event. A message of the WebSocket is not larger."""
+MAX_METADATA: Final = (16, 64, 512)
+"""Maximum number of entries, and of characters of a key and of a value."""
 Id = Annotated[str, Field(min_length=1, max_length=512)]
 
 
@@ -142,3 +145,18 @@ def read_event(text: str, max_chars: int, hold: Hold) -> ClientEvent:
         raise EventError(describe_validation(error), event_id) from None
     except GatewayError as error:  # audio that is no base64
         raise EventError(error, event_id) from error
+
+
+def read_metadata(given: Any) -> Mapping[str, str] | None:
+    """Returns the metadata of response.create. Raises InvalidRequestError."""
+    if given is None:
+        return None
+    entries, key_chars, value_chars = MAX_METADATA
+    is_right = isinstance(given, dict) and len(given) <= entries
+    if not is_right or not all(
+        len(key) <= key_chars and isinstance(value, str) and len(value) <= value_chars for key, value in given.items()
+    ):
+        raise InvalidRequestError(
+            f"response.metadata has at most {entries} texts of {value_chars} characters.", param="response.metadata"
+        )
+    return cast(Mapping[str, str], given)

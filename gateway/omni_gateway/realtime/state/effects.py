@@ -36,6 +36,15 @@ class Ask:
     response_id: str
     prompt: Prompt
     config: Config
+    is_early: bool = False
+    """Whether nothing may be passed before a Release, and a Stop may come instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Pass what the pipeline returns for a response that was asked early."""
+
+    response_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +63,7 @@ class Transcribe:
     settings: Transcription
 
 
-Effect = Send | Listen | Ask | Stop | Transcribe
+Effect = Send | Listen | Ask | Release | Stop | Transcribe
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +74,12 @@ class Heard:
     usage: Mapping[str, Any] | None = None
     """Of the end; None for a piece."""
     error: GatewayError | None = None
+
+
+def tell_limits(limits: Mapping[str, str]) -> list[Effect]:
+    """Returns the effects of a response that counts towards the key's limits. limits: the x-ratelimit-* headers."""
+    if "x-ratelimit-limit-requests" not in limits:
+        return []
+    limit, remaining, reset = (limits[f"x-ratelimit-{one}-requests"] for one in ("limit", "remaining", "reset"))
+    shown = {"limit": int(limit), "remaining": int(remaining), "reset_seconds": float(reset.removesuffix("s"))}
+    return [Send({"type": "rate_limits.updated", "rate_limits": [{"name": "requests", **shown}]})]

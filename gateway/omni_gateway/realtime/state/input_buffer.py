@@ -49,6 +49,10 @@ class InputBuffer:
         """Returns the audio up to a time, and drops it. None: all of it."""
         return self._take(len(self._data) if end_ms is None else self._place_of(end_ms))
 
+    def peek(self, end_ms: float) -> bytes:
+        """Returns the audio up to a time."""
+        return bytes(self._data[: self._place_of(end_ms)])
+
     def _place_of(self, at_ms: float) -> int:
         place = round((at_ms - self.start_ms) * self.format.bytes_per_ms)
         return max(0, min(place - place % 2, len(self._data)))

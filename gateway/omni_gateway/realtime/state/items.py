@@ -225,3 +225,9 @@ class Conversation:
             for part in item.content:
                 held -= len(part.audio)
                 part.audio = b""
+
+
+def view_added(item: Item, previous: str | None) -> Iterator[dict[str, Any]]:
+    """Yields the events of a complete new item. previous: id of the item before it."""
+    for kind in ("added", "done"):
+        yield {"type": f"conversation.item.{kind}", "previous_item_id": previous, "item": item.view()}

@@ -7,17 +7,18 @@ a call of another method.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from omni_gateway.errors import GatewayError, InvalidRequestError, TooLargeError, answer_error
 from omni_gateway.realtime.state import client_events as events
 from omni_gateway.realtime.state.config import REALTIME, Abilities, first_config, merge, read_kind, view_session
-from omni_gateway.realtime.state.effects import Ask, Effect, Heard, Listen, Send, Stop, Transcribe
+from omni_gateway.realtime.state.early import EarlyAnswer, EarlyAnswers
+from omni_gateway.realtime.state.effects import Ask, Effect, Heard, Listen, Release, Send, Stop, Transcribe
 from omni_gateway.realtime.state.input_buffer import InputBuffer
-from omni_gateway.realtime.state.items import Content, Conversation, Item, read_item
+from omni_gateway.realtime.state.items import Content, Conversation, Item, read_item, view_added
 from omni_gateway.realtime.state.prompt import build_prompt
 from omni_gateway.realtime.state.response import Ended, Failed, Output, Response, Wrote
-from omni_gateway.realtime.state.turns import Began, Turn
+from omni_gateway.realtime.state.turns import Began, Hesitated, Paused, Turn
 
 MIN_COMMIT_MS: Final = 100
 """Least audio of an item, as with OpenAI."""
@@ -25,10 +26,6 @@ IDLE_MS: Final = 1000
 """Audio that is kept while nobody speaks, beside prefix_padding_ms."""
 MAX_RESPONSES: Final = 8
 """Maximum number of responses at once: one of the conversation, the others out of band."""
-MAX_METADATA: Final = (16, 64, 512)
-"""Maximum number of entries, and of characters of a key and of a value."""
-
-
 NO_WISHES: Final[Mapping[str, Any]] = {}
 
 
@@ -59,6 +56,7 @@ class Session:
         self._responses: dict[str, Response] = {}
         self._speech_item: str | None = None
         """Id of the item that the user speaks at the moment."""
+        self._early = EarlyAnswers()
         self._waits = False
         """Whether a turn of the user waits for the end of a response that it may not interrupt."""
         self._pace: float | None = None
@@ -69,7 +67,7 @@ class Session:
     @property
     def held_bytes(self) -> int:
         """Memory of the items and the input buffer."""
-        return self._items_bytes + len(self.buffer)
+        return self._items_bytes + len(self.buffer) + self._early.held_bytes
 
     @property
     def is_busy(self) -> bool:
@@ -96,16 +94,12 @@ class Session:
         return Send({"type": "error", "error": {**described, "event_id": event_id}})
 
     def turn(self, turn: Turn) -> list[Effect]:
-        """Returns the effects of the begin or the end of a user's turn."""
-        return list(self._begin_turn(turn) if isinstance(turn, Began) else self._end_turn(turn.audio_ms))
-
-    def count(self, limits: Mapping[str, str]) -> list[Effect]:
-        """Returns the effects of a response that counts towards the key's limits. limits: the x-ratelimit-* headers."""
-        if "x-ratelimit-limit-requests" not in limits:
-            return []
-        limit, remaining, reset = (limits[f"x-ratelimit-{one}-requests"] for one in ("limit", "remaining", "reset"))
-        shown = {"limit": int(limit), "remaining": int(remaining), "reset_seconds": float(reset.removesuffix("s"))}
-        return [Send({"type": "rate_limits.updated", "rate_limits": [{"name": "requests", **shown}]})]
+        """Returns the effects of the begin, a pause or the end of a user's turn."""
+        if isinstance(turn, Began):
+            return list(self._begin_turn(turn))
+        if isinstance(turn, Hesitated):
+            return list(self._begin_early(turn.audio_ms))
+        return list(self._end_turn(turn.audio_ms) if isinstance(turn, Paused) else self._early.drop())
 
     def answer(self, response_id: str, output: Output) -> list[Effect]:
         """Returns the effects of what the pipeline returned for a response."""
@@ -145,6 +139,8 @@ class Session:
         return [Send({"type": f"{kind}.completed", **place, "transcript": heard.text, "usage": dict(heard.usage)})]
 
     def _receive(self, event: events.ClientEvent) -> Iterator[Effect]:
+        if not isinstance(event, events.Append | events.RetrieveItem):
+            yield from self._early.drop()
         if isinstance(event, events.Append):
             yield from self._append_audio(event)
         elif isinstance(event, events.SessionUpdate):
@@ -211,17 +207,18 @@ class Session:
                 code="input_audio_buffer_commit_empty",
             )
         item_id, self._speech_item = self._speech_item or self._make("item"), None
-        yield from self._add_speech(item_id, self.buffer.take())
+        yield from self._add_speech(self._make_speech(item_id, self.buffer.take()))
 
-    def _add_speech(self, item_id: str, data: bytes) -> Iterator[Effect]:
-        part = Content("input_audio", audio=data, format=self.buffer.format)
-        item = Item(item_id, "message", "user", [part])
+    def _make_speech(self, item_id: str, data: bytes) -> Item:
+        return Item(item_id, "message", "user", [Content("input_audio", audio=data, format=self.buffer.format)])
+
+    def _add_speech(self, item: Item) -> Iterator[Effect]:
         previous = self._append(item)
         yield Send({"type": "input_audio_buffer.committed", "item_id": item.id, "previous_item_id": previous})
-        yield from _view_added(item, previous)
+        yield from _send(view_added(item, previous))
         settings = self.config.audio.input.transcription
         if settings is not None:
-            yield Transcribe(item.id, part, settings)
+            yield Transcribe(item.id, item.content[0], settings)
 
     def _begin_turn(self, turn: Began) -> Iterator[Effect]:
         detection = self.config.audio.input.turn_detection
@@ -229,6 +226,7 @@ class Session:
             return
         self.buffer.drop_before(turn.audio_ms)
         self._speech_item = self._make("item")
+        self._early.count = 0
         # Not turn.audio_ms: the padding may reach into the turn before, whose item has that audio.
         started = {"audio_start_ms": round(self.buffer.start_ms), "item_id": self._speech_item}
         yield Send({"type": "input_audio_buffer.speech_started", **started})
@@ -236,21 +234,42 @@ class Session:
         if detection.interrupt_response and response is not None:
             yield from self._cancel_response(response, "turn_detected")
 
+    def _begin_early(self, end_ms: int) -> Iterator[Effect]:
+        detection, item_id = self.config.audio.input.turn_detection, self._speech_item
+        answers = detection is not None and detection.create_response and self.kind == REALTIME
+        if answers and item_id is not None and self._active() is None:
+            item = self._make_speech(item_id, self.buffer.peek(end_ms))
+            prompt = build_prompt(self.config, [*self.conversation.items, item], self.abilities.model)
+            response = Response(self._make("resp"), self.config, self._make, self._conversation_id, None)
+            yield from self._early.begin(EarlyAnswer(response, item, end_ms, prompt))
+
     def _end_turn(self, end_ms: int) -> Iterator[Effect]:
         detection = self.config.audio.input.turn_detection
         item_id, self._speech_item = self._speech_item, None
         if detection is None or item_id is None:
             return
-        yield Send({"type": "input_audio_buffer.speech_stopped", "audio_end_ms": end_ms, "item_id": item_id})
+        early = self._early.answer
+        item = early.item if early else self._make_speech(item_id, self.buffer.take(end_ms))
+        self.buffer.drop_before(end_ms)
+        # The end of the audio that the model gets.
+        stopped = {"audio_end_ms": early.end_ms if early else end_ms, "item_id": item_id}
+        yield Send({"type": "input_audio_buffer.speech_stopped", **stopped})
         try:
-            yield from self._add_speech(item_id, self.buffer.take(end_ms))
+            yield from self._add_speech(item)
             answers = detection.create_response and self.kind == REALTIME
             if answers and self._active() is None:
-                yield from self._create_response({})
+                prompt = build_prompt(self.config, self.conversation.items, self.abilities.model)
+                if (response := self._early.take(prompt)) is None:
+                    yield from self._create_response({})
+                else:
+                    self._responses[response.id] = response
+                    yield from _send(response.begin())
+                    yield Release(response.id)
             else:
                 self._waits = answers
         except GatewayError as error:
             yield self.refuse(error, None)
+        yield from self._early.drop()
 
     def _create_item(self, event: events.CreateItem) -> Iterator[Effect]:
         place = self.conversation.place_behind(event.previous_item_id)
@@ -263,7 +282,7 @@ class Session:
             )
         previous = self.conversation.insert(item, place)
         self._recount()
-        yield from _view_added(item, previous)
+        yield from _send(view_added(item, previous))
 
     def _make_place(self, size: int) -> bool:
         self.conversation.forget_audio(max(0, self._max_bytes - size - len(self.buffer)))
@@ -309,7 +328,7 @@ class Session:
         if len(self._responses) >= MAX_RESPONSES:
             raise InvalidRequestError(f"{MAX_RESPONSES} responses are in progress, the limit; wait for one to end.")
         config = merge(self.config, given, self.abilities, "response")
-        metadata = _read_metadata(given.get("metadata"))
+        metadata = events.read_metadata(given.get("metadata"))
         prompt = build_prompt(config, list(self._read_input(given.get("input"))), self.abilities.model)
         conversation = self._conversation_id if in_band else None
         response = Response(self._make("resp"), config, self._make, conversation, metadata)
@@ -379,22 +398,3 @@ class Session:
 
 def _send(found: Iterable[dict[str, Any]]) -> Iterator[Effect]:
     return (Send(event) for event in found)
-
-
-def _view_added(item: Item, previous: str | None) -> Iterator[Effect]:
-    for kind in ("added", "done"):
-        yield Send({"type": f"conversation.item.{kind}", "previous_item_id": previous, "item": item.view()})
-
-
-def _read_metadata(given: Any) -> Mapping[str, str] | None:
-    if given is None:
-        return None
-    entries, key_chars, value_chars = MAX_METADATA
-    is_right = isinstance(given, dict) and len(given) <= entries
-    if not is_right or not all(
-        len(key) <= key_chars and isinstance(value, str) and len(value) <= value_chars for key, value in given.items()
-    ):
-        raise InvalidRequestError(
-            f"response.metadata has at most {entries} texts of {value_chars} characters.", param="response.metadata"
-        )
-    return cast(Mapping[str, str], given)

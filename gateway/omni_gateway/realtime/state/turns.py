@@ -33,15 +33,31 @@ class Paused:
     """End of the turn's audio, which has the silence at its end."""
 
 
-Turn = Began | Paused
+@dataclass(frozen=True, slots=True)
+class Hesitated:
+    """The user is silent; the turn may be over."""
+
+    audio_ms: int
+    """End of the turn's audio, if it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The user continues after Hesitated."""
+
+
+Turn = Began | Paused | Hesitated | Resumed
 
 
 class TurnDetector:
     """Follows one session's audio."""
 
-    def __init__(self, settings: TurnDetection, start_ms: float = 0.0) -> None:
-        """start_ms: position of the first frame in the session's audio."""
+    def __init__(self, settings: TurnDetection, start_ms: float = 0.0, early_ms: int = 0) -> None:
+        """start_ms: position of the first frame in the session's audio. early_ms: silence after which the user has
+        hesitated; 0 reports no hesitation."""
         self.settings = settings
+        self._early_ms = early_ms if early_ms < settings.silence_duration_ms else 0
+        self._hesitates = False
         self.speaks = False
         self._at_ms = start_ms
         self._start_ms = start_ms
@@ -64,12 +80,18 @@ class TurnDetector:
             return
         if is_speech:
             self._silent = 0
+            if self._hesitates:
+                self._hesitates = False
+                yield Resumed()
         elif probability < settings.threshold - HYSTERESIS or self._silent:
             self._silent += 1
             if self._silent * FRAME_MS >= settings.silence_duration_ms:
                 self.reset()
                 yield Paused(round(self._at_ms))
+            elif self._early_ms and not self._hesitates and self._silent * FRAME_MS >= self._early_ms:
+                self._hesitates = True
+                yield Hesitated(round(self._at_ms))
 
     def reset(self) -> None:
         """End the turn without a report."""
-        self.speaks, self._run, self._silent = False, 0, 0
+        self.speaks, self._run, self._silent, self._hesitates = False, 0, 0, False

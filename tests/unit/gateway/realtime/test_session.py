@@ -18,7 +18,7 @@ from omni_gateway.realtime.state.config import Abilities
 from omni_gateway.realtime.state.effects import Ask, Effect, Heard, Listen, Send, Stop, Transcribe
 from omni_gateway.realtime.state.response import Called, Ended, Failed, Said, Spoke
 from omni_gateway.realtime.state.session import Session
-from omni_gateway.realtime.state.turns import Began, Paused
+from omni_gateway.realtime.state.turns import Began, Hesitated, Paused, Resumed
 from support.peers.realtime_events import check_event, check_order
 
 FACTS = EntryFacts(
@@ -286,6 +286,77 @@ def test_a_turn_of_the_user_is_an_item_and_is_answered() -> None:
     assert isinstance(work, Ask)
     assert len(work.prompt.audio[0].audio) == 1400 * 48, "from the begin of the turn to its end"
     assert held.session.buffer.milliseconds == pytest.approx(500)
+
+
+def hesitate(held: Held, end_ms: int) -> Ask:
+    """Ends a piece of the user's turn. Returns the answer that is begun early."""
+    assert held.take(held.session.turn(Hesitated(end_ms))) == ["Ask"]
+    work = held.work[-1]
+    assert isinstance(work, Ask)
+    assert work.is_early
+    return work
+
+
+def test_an_answer_that_was_begun_at_a_pause_is_the_turns_if_nothing_came_after() -> None:
+    held = Held()
+    speak(held, 2)
+    asked = hesitate(held, 1300)
+    assert held.session.held_bytes > 2 * 1200 * 48
+    assert held.take(held.session.answer(asked.response_id, Said("Hello"))) == [], "nothing is passed on yet"
+    names = held.take(held.session.turn(Paused(1500)))
+    assert names[-2:] == ["response.created", "Release"]
+    assert held.sent[-1]["response"]["id"] == asked.response_id
+    assert next(one for one in held.sent if one["type"].endswith("speech_stopped"))["audio_end_ms"] == 1300
+    item = held.session.conversation.items[0]
+    assert item.content[0] is asked.prompt.audio[0], "what is kept is what was heard"
+    assert len(item.content[0].audio) == 1200 * 48
+    assert held.session.buffer.milliseconds == pytest.approx(500), "the silence of the turn is gone"
+    assert "response.output_audio_transcript.delta" in held.take(held.session.answer(asked.response_id, Said("Hello")))
+
+
+@pytest.mark.parametrize("kind", ["session.update", "conversation.item.create", "input_audio_buffer.clear"])
+def test_an_early_answer_is_dropped_with_what_it_was_asked_from(kind: str) -> None:
+    held = Held()
+    speak(held, 2)
+    hesitate(held, 1300)
+    item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "and"}]}
+    assert held.send(kind, session={"instructions": "Shout."}, item=item)[0] == "Stop"
+
+
+def test_a_user_who_goes_on_drops_the_early_answer_and_a_turn_has_two_at_most() -> None:
+    held = Held()
+    speak(held, 2)
+    for end_ms in (1000, 1500):
+        hesitate(held, end_ms)
+        assert held.take(held.session.turn(Resumed())) == ["Stop"]
+        assert held.take(held.session.turn(Resumed())) == []
+    assert held.take(held.session.turn(Hesitated(1700))) == []
+    assert held.take(held.session.turn(Paused(1900)))[-2:] == ["response.created", "Ask"]
+    work = held.work[-1]
+    assert isinstance(work, Ask)
+    assert not work.is_early
+    assert len(work.prompt.audio[0].audio) == 1800 * 48, "all of the turn"
+
+
+def test_an_early_answer_to_other_words_is_not_used() -> None:
+    held = Held()
+    speak(held, 1)
+    held.take(held.session.turn(Paused(900)))
+    first = held.work[-1]
+    assert isinstance(first, Ask)
+    held.take(held.session.answer(first.response_id, Ended(USAGE, is_cut=False)))
+    speak(held, 1)
+    asked = hesitate(held, 1700)
+    # The first turn has been written down meanwhile, which a pipeline may read in place of its audio.
+    held.take(
+        held.session.transcribe(
+            held.session.conversation.items[0].id, Heard("Hi", {"type": "duration", "seconds": 1.0})
+        )
+    )
+    names = held.take(held.session.turn(Paused(1900)))
+    assert names[-3:] == ["response.created", "Ask", "Stop"]
+    assert isinstance(held.work[-1], Stop)
+    assert held.work[-1].response_id == asked.response_id
 
 
 def test_silence_before_a_turn_is_not_kept() -> None:

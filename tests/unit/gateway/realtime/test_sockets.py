@@ -17,8 +17,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from omni_gateway.entries.pipelines import ServedPipeline
 from omni_gateway.guard.keys import hash_key
-from omni_gateway.settings import GatewaySettings
-from support.media.spoken import speech_24k
+from omni_gateway.settings import GatewaySettings, RealtimeSettings
+from support.media.spoken import sentence, speech_24k
 from support.peers.answering_entry import ARGUMENTS, PCM, Starts, serve_entry
 from support.peers.gateways import serve_gateway
 from support.peers.realtime_events import Caller, call, check_event
@@ -76,6 +76,31 @@ async def test_speech_is_a_turn_and_reaches_the_pipeline(url: str, entry: tuple[
         ]
         part = entry[1][-1].chat.messages[0].parts[0]
         assert part.WhichOneof("part") is not None
+
+
+async def test_an_answer_is_begun_at_a_pause_and_dropped_if_the_user_goes_on(entry: tuple[int, Starts]) -> None:
+    said = sentence().astype("<i2").tobytes()
+    settings = GatewaySettings(realtime=RealtimeSettings(early_silence_ms=200))
+    begun = len(entry[1])
+    with serve_gateway(pipeline(entry), settings=settings) as url:
+        async with call(url) as caller:
+            vad = {"type": "server_vad", "silence_duration_ms": 1000}
+            session = {"type": "realtime", "audio": {"input": {"turn_detection": vad}}}
+            await caller.connection.session.update(session=session)
+            for number, piece in enumerate((bytes(48_000) + said + bytes(24_000), said + bytes(24_000)), 1):
+                await caller.connection.input_audio_buffer.append(audio=base64.b64encode(piece).decode())
+                async with asyncio.timeout(PATIENCE_S):
+                    while len(entry[1]) < begun + number:  # noqa: ASYNC110 - no event says it
+                        await asyncio.sleep(0.02)
+            assert "response.created" not in [one["type"] for one in caller.events]
+            await caller.connection.input_audio_buffer.append(audio=base64.b64encode(bytes(48_000)).decode())
+            done = (await caller.until("response.done"))["response"]
+            assert done["output"][0]["content"][0]["transcript"] == "Hello there"
+        assert len(entry[1]) == begun + 2
+        async with httpx.AsyncClient() as client:
+            metrics = (await client.get(f"{url}/metrics")).text
+        for status in ("completed", "dropped"):
+            assert f'omni_gateway_realtime_responses_total{{status="{status}"}} 1.0' in metrics
 
 
 async def test_a_function_is_called(url: str) -> None:

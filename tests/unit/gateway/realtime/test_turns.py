@@ -12,7 +12,7 @@ from omni_gateway.realtime.audio import OutputAudio, decode_g711, to_wav
 from omni_gateway.realtime.detector import Detector
 from omni_gateway.realtime.state.config import AudioFormat, TurnDetection
 from omni_gateway.realtime.state.heard import Spoken, cut_at_word
-from omni_gateway.realtime.state.turns import Began, Paused, Turn, TurnDetector
+from omni_gateway.realtime.state.turns import Began, Hesitated, Paused, Resumed, Turn, TurnDetector
 from support.media.spoken import speech_24k
 
 PCM, PCMU, PCMA = (AudioFormat(type=name) for name in ("audio/pcm", "audio/pcmu", "audio/pcma"))
@@ -33,6 +33,16 @@ PCM, PCMU, PCMA = (AudioFormat(type=name) for name in ("audio/pcm", "audio/pcmu"
 def test_turns_follow_from_the_probabilities(probabilities: list[float], turns: list[Turn]) -> None:
     detector = TurnDetector(TurnDetection(silence_duration_ms=128, prefix_padding_ms=100))
     assert [turn for one in probabilities for turn in detector.add(one)] == turns
+
+
+def test_a_pause_is_told_once_and_so_is_its_end() -> None:
+    probabilities = [0.9] * 4 + [0.1] * 3 + [0.9] + [0.1] * 9
+    found = []
+    for early_ms in (0, 64, 128):
+        detector = TurnDetector(TurnDetection(silence_duration_ms=128), 0.0, early_ms)
+        found.append([turn for one in probabilities for turn in detector.add(one)])
+    ends = [Began(0), Paused(384)]
+    assert found == [ends, [Began(0), Hesitated(192), Resumed(), Hesitated(320), Paused(384)], ends]
 
 
 def samples(values: list[float]) -> bytes:
