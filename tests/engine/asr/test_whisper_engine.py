@@ -159,6 +159,16 @@ async def test_a_reader_that_leaves_ends_the_request(engine: StageEngine, judge:
     assert engine.unfinished_requests == 0
 
 
+async def test_one_sequence_at_a_time(checkpoint: Path, judge: WhisperJudge) -> None:
+    """A window takes more tokens of the encoder than the decoder's longest sequence has."""
+    samples = make_audio(31, 2)
+    expected = judge.write(samples[: 30 * RATE_HZ], timed=True, max_tokens=MAX_TOKENS)
+    async with running(configure("asr/whisper", checkpoint, max_num_seqs=1, kv_cache_memory_mib=64)) as engine:
+        asked = [ask(str(n), samples, language="en", timestamps=True) for n in range(3)]
+        made = await asyncio.gather(*(collect(engine, one) for one in asked))
+    assert [token_ids(steps)[:MAX_TOKENS] for steps in made] == [expected] * 3
+
+
 @pytest.mark.parametrize(
     ("request_", "field"),
     [

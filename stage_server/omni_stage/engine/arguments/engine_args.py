@@ -132,6 +132,10 @@ def load_model_config(path: Path) -> OmniModelConfig:
     return OmniModelConfig(path, data["model_type"], tuple(architectures), data)
 
 
+OWN_FIELDS = frozenset(("kind", "least_batched_tokens"))
+"""Fields of OmniEngineArgs that vLLM does not know."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OmniEngineArgs:
     """Every argument of vLLM's AsyncEngineArgs that a stage sets. None leaves vLLM's default."""
@@ -149,6 +153,8 @@ class OmniEngineArgs:
     mm_processor_kwargs: Mapping[str, Any] | None = None
     logits_processors: Sequence[str] | None = None
     additional_config: Mapping[str, Any] = field(default_factory=dict)
+    least_batched_tokens: int | None = None
+    """Fewest tokens that a step must admit: those of a medium that the model encodes whole. Not an argument of vLLM."""
     # Set by engineArgs, except for the last three. If engineArgs do not set a field, the component's value applies.
     max_model_len: int | None = None
     max_num_seqs: int | None = None
@@ -193,7 +199,7 @@ class OmniEngineArgs:
         kwargs = {
             name: value
             for name in (item.name for item in dataclasses.fields(self))
-            if name != "kind" and (value := getattr(self, name)) is not None
+            if name not in OWN_FIELDS and (value := getattr(self, name)) is not None
         }
         kwargs["runner"] = "pooling" if self.kind.is_one_shot else "generate"
         return kwargs | {
@@ -234,7 +240,7 @@ def build_engine_args(
     if config.engine_args.max_media_share is not None:
         additional = chosen.get("additional_config", {})
         chosen["additional_config"] = {**additional, MEDIA_SHARE: config.engine_args.max_media_share}
-    args = OmniEngineArgs(kind=component.facts.kind, **chosen)
+    args = _with_whole_media(OmniEngineArgs(kind=component.facts.kind, **chosen))
     _check(config, args, component, component_args)
     if component.facts.kind.is_one_shot:
         return _with_diffusion(args, config, component, component_args, byte_budget, on_cpu)
@@ -242,6 +248,17 @@ def build_engine_args(
         # vLLM does not compute a cached prefix again, so the rows of that prefix would be missing.
         return dataclasses.replace(args, enable_prefix_caching=False)
     return args
+
+
+def _with_whole_media(args: OmniEngineArgs) -> OmniEngineArgs:
+    """Returns the arguments with a step that admits the largest medium, unless a user has set the size of a step.
+
+    vLLM 0.32 lowers its default to max_num_seqs * max_model_len, and refuses to start if that is less than a medium.
+    """
+    least, sequences, length = args.least_batched_tokens, args.max_num_seqs, args.max_model_len
+    if least is None or sequences is None or length is None or args.max_num_batched_tokens is not None:
+        return args
+    return args if sequences * length >= least else dataclasses.replace(args, max_num_batched_tokens=least)
 
 
 _COMPONENT_FIELDS = frozenset(item.name for item in dataclasses.fields(OmniEngineArgs)) - {
@@ -338,6 +355,14 @@ def _check(config: StageConfig, args: OmniEngineArgs, component: Component, comp
             "max_num_batched_tokens",
             f"{args.max_num_batched_tokens} is below maxNumSeqs ({args.max_num_seqs})",
             "raise it",
+        )
+    least = args.least_batched_tokens
+    if least is not None and args.max_num_batched_tokens is not None and args.max_num_batched_tokens < least:
+        raise _bad_argument(
+            "max_num_batched_tokens",
+            f"{args.max_num_batched_tokens} is below {least}, the tokens of a medium, which component "
+            f"{component.facts.id} encodes in one step",
+            "raise it, or leave it out",
         )
 
 

@@ -21,7 +21,7 @@ from omni_stage.models.asr.hearing import MAX_TEXT_BYTES, Hearing, Listener
 from omni_stage.models.asr.manifest import ARCHITECTURE, WHISPER
 from omni_stage.models.asr.request import find_audio, read_wish
 from omni_stage.models.asr.rules import CONFIG_KEY, WhisperRules
-from omni_stage.models.asr.vocabulary import RATE_HZ, WhisperTokens, read_tokens
+from omni_stage.models.asr.vocabulary import FRAMES, RATE_HZ, WhisperTokens, read_tokens
 from omni_stage.models.component import (
     AudioPart,
     ChatMessage,
@@ -79,6 +79,7 @@ class Whisper:
             "model": str(self._model_path),
             "hf_overrides": {"architectures": [ARCHITECTURE]},
             "max_model_len": self._tokens.positions,
+            "least_batched_tokens": FRAMES,
             "limit_mm_per_prompt": {"audio": 1},
             "logits_processors": [f"{WhisperRules.__module__}:{WhisperRules.__name__}"],
             "additional_config": {CONFIG_KEY: self._tokens.as_config()},

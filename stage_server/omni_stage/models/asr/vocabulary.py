@@ -15,7 +15,8 @@ from omni_stage.models.shared.config_file import read_config, read_if_there
 RATE_HZ: Final = 16_000
 _HOP: Final = round(RATE_HZ * TICK_S / 2)
 """Samples of one column of features. The encoder joins two columns."""
-_FRAMES: Final = round(WINDOW_S / TICK_S)
+FRAMES: Final = round(WINDOW_S / TICK_S)
+"""Positions of the encoder, which reads a window in one step."""
 TASKS: Final = ("transcribe", "translate")
 _LANGUAGE: Final = re.compile(r"<\|([a-z]{2,3})\|>")
 
@@ -84,7 +85,7 @@ def check_numbers(config: Mapping[str, Any], extractor: Mapping[str, Any]) -> No
         "preprocessor_config.json: chunk_length": (extractor.get("chunk_length", WINDOW_S), WINDOW_S),
         "preprocessor_config.json: hop_length": (extractor.get("hop_length", _HOP), _HOP),
         "preprocessor_config.json: feature_size": (extractor.get("feature_size", bins), bins),
-        "config.json: max_source_positions": (config.get("max_source_positions", _FRAMES), _FRAMES),
+        "config.json: max_source_positions": (config.get("max_source_positions", FRAMES), FRAMES),
     }
     for name, (found, wanted) in served.items():
         if found != wanted:

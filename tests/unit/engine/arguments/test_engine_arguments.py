@@ -10,6 +10,7 @@ from omni_proto.pipeline.components import EngineKind
 from omni_proto.stage_config import EngineArgs, Limits, Timeouts
 from omni_stage.engine.arguments.engine_args import (
     CPU_KV_CACHE_BYTES,
+    OWN_FIELDS,
     OmniEngineArgs,
 )
 from omni_stage.errors import ConfigurationError
@@ -50,8 +51,25 @@ def test_every_argument_is_one_of_vllms() -> None:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     kwargs = build(kind=EngineKind.DIFFUSION).vllm_kwargs(worker_cls="w", scheduler_cls="s")
-    every = {name for name in OmniEngineArgs.__dataclass_fields__ if name != "kind"} | kwargs.keys()
+    every = {name for name in OmniEngineArgs.__dataclass_fields__ if name not in OWN_FIELDS} | kwargs.keys()
     assert every <= set(AsyncEngineArgs.__dataclass_fields__)
+
+
+@pytest.mark.parametrize(
+    ("user", "expected"),
+    [
+        (EngineArgs(max_num_seqs=1), 1500),
+        (EngineArgs(max_num_seqs=3), 1500),
+        (EngineArgs(max_num_seqs=4), None),
+        (EngineArgs(max_num_seqs=4, max_model_len=100), 1500),
+        (EngineArgs(max_num_seqs=1, max_num_batched_tokens=2000), 2000),
+        (EngineArgs(), None),
+    ],
+)
+def test_a_step_admits_a_medium_that_is_encoded_whole(user: EngineArgs, expected: int | None) -> None:
+    args = build(user, kwargs={"max_model_len": 448, "least_batched_tokens": 1500})
+    assert args.max_num_batched_tokens == expected
+    assert "least_batched_tokens" not in args.vllm_kwargs(worker_cls="w", scheduler_cls="s")
 
 
 def test_vllm_knows_every_value_of_a_closed_list() -> None:
@@ -201,6 +219,11 @@ def test_payloads_are_bounded_by_what_the_stage_may_hold(kind: EngineKind) -> No
             {"user": EngineArgs(max_num_batched_tokens=4, max_num_seqs=8)},
             "engineArgs.maxNumBatchedTokens",
             id="a step smaller than its requests",
+        ),
+        pytest.param(
+            {"user": EngineArgs(max_num_batched_tokens=1000), "kwargs": {"least_batched_tokens": 1500}},
+            "engineArgs.maxNumBatchedTokens",
+            id="a step smaller than a medium",
         ),
         pytest.param(
             {"user": EngineArgs(enforce_eager=False), "kwargs": {"enforce_eager": True}},
