@@ -14,8 +14,9 @@ from omni_stage.models.voice.checkpoint import read_checkpoint
 from omni_stage.models.voice.onnx_file import read_onnx
 from omni_stage.models.voice.piper_weights import read_piper
 from omni_stage.models.voice.tiny import write_tiny_checkpoint
-from omni_stage.models.voice.vits import Speaker, Speech, Utterance, Vits
+from omni_stage.models.voice.vits import GRAPH_BATCHES, GRAPH_FRAMES, Speaker, Speech, Utterance, Vits
 from omni_stage.models.voice.weights import make_config, read_weights
+from support.models.graph_recorder import GraphRecorder
 from support.models.piper import write_piper_voice
 
 SHORT = tuple(range(3, 12))
@@ -66,6 +67,21 @@ def test_seed_decides_the_audio_and_each_speaker_has_another(voices: dict[str, P
     assert first.shape != other.shape or not torch.equal(first, other)
     ada, bo = (say(speaker, SHORT, who=who, noise=0)[0] for who in (0, 1))
     assert ada.shape != bo.shape or not torch.equal(ada, bo)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_padding_to_a_captured_size_changes_no_audio(voices: dict[str, Path], shape: str) -> None:
+    """Longer and larger groups than the captured ones run without a graph."""
+    plain, graphed, record = load(voices[shape]), load(voices[shape]), GraphRecorder()
+    graphed.use_capture(record)
+    with torch.inference_mode():
+        assert graphed.warm_up() == len(GRAPH_FRAMES) * len(GRAPH_BATCHES)
+    warm = record.replays
+    for group, replays in (((SHORT,), 1), ((SHORT, LONG, SHORT[:4]), 1), ((SHORT,) * 5, 0), ((LONG * 40,), 0)):
+        before = record.replays
+        torch.testing.assert_close(say(graphed, *group), say(plain, *group), atol=1e-4, rtol=0)
+        assert record.replays - before == replays
+    assert record.replays > warm
 
 
 @pytest.mark.parametrize("shape", SHAPES)

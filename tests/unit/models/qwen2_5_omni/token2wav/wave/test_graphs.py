@@ -1,7 +1,6 @@
 """CUDA graphs of a function: when they are used, what they copy, and what happens if a capture fails.
 
-A CUDA graph needs a GPU. `Recorder` replaces it on the CPU and behaves like it: a replay reads and writes fixed memory.
-All other code is the real one.
+A CUDA graph needs a GPU. `GraphRecorder` replaces it on the CPU and behaves like it.
 """
 
 from __future__ import annotations
@@ -15,23 +14,8 @@ from omni_stage.models.qwen2_5_omni.checkpoint import Blocks
 from omni_stage.models.qwen2_5_omni.token2wav.wave.speech import Speech, graph_blocks
 from omni_stage.models.qwen2_5_omni.token2wav.windows import next_window, window_blocks
 from omni_stage.models.shared.graphs import Captured, GraphedFunction, TensorFunction, next_size
+from support.models.graph_recorder import GraphRecorder
 from support.models.wave_models import make_utterance, make_wave_model, make_wave_voices
-
-
-class Recorder:
-    """Captures a function like a CUDA graph, with fixed input and output tensors, and counts the replays."""
-
-    def __init__(self) -> None:
-        self.replays = 0
-
-    def __call__(self, function: TensorFunction, inputs: tuple[torch.Tensor, ...]) -> Captured:
-        output = function(*inputs).clone()
-
-        def replay() -> None:
-            self.replays += 1
-            output.copy_(function(*inputs))
-
-        return Captured(inputs, output, replay)
 
 
 def weigh(value: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -39,7 +23,7 @@ def weigh(value: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_captured_shape_replays_and_owns_its_result() -> None:
-    record = Recorder()
+    record = GraphRecorder()
     graphed = GraphedFunction(weigh, record)
     value, scale = torch.arange(3.0), torch.tensor(2.0)
     assert graphed.warm_up(value, scale)
@@ -53,7 +37,7 @@ def test_a_captured_shape_replays_and_owns_its_result() -> None:
 
 
 def test_other_shapes_run_as_they_are() -> None:
-    record = Recorder()
+    record = GraphRecorder()
     graphed = GraphedFunction(weigh, record)
     graphed.warm_up(torch.ones(3), torch.ones(()))
     warm = record.replays
@@ -114,7 +98,7 @@ def test_packs_that_are_filled_up_to_a_captured_size_have_the_same_audio() -> No
     model = make_wave_model("small blocks")
     voices = make_wave_voices(model, "a", "b")
     plain, graphed = (Speech(model, voices, use_graphs=False) for _ in range(2))
-    record = Recorder()
+    record = GraphRecorder()
     graphed.use_capture(record)
     with torch.inference_mode():
         graphed.warm_up()
