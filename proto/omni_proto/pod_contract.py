@@ -36,6 +36,17 @@ LIVENESS: Final = "liveness"
 TERMINATION_LOG_VARIABLE: Final = "OMNI_TERMINATION_LOG"
 """Environment variable that names the file of the termination message."""
 DEFAULT_TERMINATION_LOG: Final = "/dev/termination-log"
+COMPILE_CACHE_VARIABLE: Final = "OMNI_COMPILE_CACHE"
+"""Environment variable that names the folder where pods share compiled code."""
+COMPILED_FOLDERS: Final = {
+    "VLLM_CACHE_ROOT": "vllm",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_CACHE_DIR": "triton",
+    "CUDA_CACHE_PATH": "cuda",
+    "NUMBA_CACHE_DIR": "numba",
+    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+}
+"""Environment variables that name the pod's own folders of code that is compiled at run time, and their names."""
 MAX_TERMINATION_BYTES: Final = 1024
 """Maximum bytes of the message's text. Kubelet reads 4,096 bytes of the file."""
 

@@ -18,6 +18,7 @@ from omni_proto.pod_contract import ExitCode, TerminationReason
 from omni_proto.runtime.logs import adopt_logger
 from omni_proto.stage_config import StageConfig, StageConfigError, load_stage_config
 from omni_stage.errors import ConfigurationError
+from omni_stage.process.compile_cache import open_compile_cache
 from omni_stage.process.protobuf_backend import require_upb
 from omni_stage.process.stage_log import configure_stage_logging
 from omni_stage.process.termination import report_start_failure, write_termination
@@ -73,6 +74,9 @@ def _serve(config_file: Path, address_file: Path | None, log_format: str) -> Exi
         check_ports(config.listen)
     except ConfigurationError as error:
         return report_start_failure(error)
+    compiled = open_compile_cache(config) if needs_vllm(config) else None
+    if compiled is not None:
+        compiled.restore()
     if needs_vllm(config):
         copy_model_infos()
         # The health port's gRPC runs before the engine starts, and gRPC does not survive a fork.
@@ -86,7 +90,7 @@ def _serve(config_file: Path, address_file: Path | None, log_format: str) -> Exi
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(run_stage(config, _build_engine, address_file))
+        return runner.run(run_stage(config, _build_engine, address_file, compiled))
 
 
 def _preload() -> None:

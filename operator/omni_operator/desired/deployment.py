@@ -32,6 +32,8 @@ from omni_operator.desired.pod_settings import (
 from omni_operator.desired.stage_build import CONFIG_KEY, StageBuild
 from omni_operator.desired.volumes import (
     CACHE_MOUNT,
+    COMPILE_MOUNT,
+    COMPILE_VOLUME,
     CONFIG_MOUNT,
     HOME_MOUNT,
     TLS_MOUNT,
@@ -44,6 +46,8 @@ from omni_operator.desired.volumes import (
 )
 from omni_proto.pipeline.rules.pods import GRACE_BEYOND_REQUEST_S
 from omni_proto.pod_contract import (
+    COMPILE_CACHE_VARIABLE,
+    COMPILED_FOLDERS,
     DEFAULT_TERMINATION_LOG,
     GRPC_PORT,
     GRPC_PORT_NAME,
@@ -118,15 +122,7 @@ PRE_STOP_SLEEP_S: Final = 5
 _COMMAND: Final = ("python", "-m", "omni_stage")
 _INIT_RESOURCES: Final = ("cpu", "memory", "ephemeral-storage")
 
-_CACHES: Final = {
-    "HF_HOME": "huggingface",
-    "VLLM_CACHE_ROOT": "vllm",
-    "TORCHINDUCTOR_CACHE_DIR": "inductor",
-    "TRITON_CACHE_DIR": "triton",
-    "CUDA_CACHE_PATH": "cuda",
-    "NUMBA_CACHE_DIR": "numba",
-    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
-}
+_CACHES: Final = {"HF_HOME": "huggingface", **COMPILED_FOLDERS}
 """Variables that place caches, and code that is compiled at run time, on a volume, because the root file system is
 read-only."""
 
@@ -135,6 +131,8 @@ def build_stage_container(build: StageBuild) -> Manifest:
     """Returns the container of the stage server."""
     mounts = [{"name": "config", "mountPath": CONFIG_MOUNT, "readOnly": True}, *writable_mounts()]
     mounts.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108 - a volume of the pod
+    if build.setting("compile_cache") is not None:
+        mounts.append({"name": COMPILE_VOLUME, "mountPath": COMPILE_MOUNT})
     if build.model.volume is not None:
         mounts.append({"name": MODELS_VOLUME, "mountPath": MODELS_MOUNT, "readOnly": True})
     mounts += build_user_mounts(build)
@@ -215,6 +213,8 @@ def _stage_env(build: StageBuild) -> list[Manifest]:
     env = [_variable("HF_HUB_OFFLINE", "1"), _variable("TRANSFORMERS_OFFLINE", "1")]
     if (collector := build.collector) is not None:
         env.append(_variable(OTLP_ENDPOINT, collector))
+    if build.setting("compile_cache") is not None:
+        env.append(_variable(COMPILE_CACHE_VARIABLE, COMPILE_MOUNT))
     limits = build.stage.resources.limits
     # Not with a GPU: vLLM then chooses the numbers of threads for loading and serving, unless OMP_NUM_THREADS is set.
     if "cpu" in limits and not build.devices:

@@ -13,6 +13,8 @@ from omni_operator.desired.stage_build import StageBuild
 CONFIG_MOUNT: Final = "/etc/omnipipeline"
 HOME_MOUNT: Final = "/home/omni"
 CACHE_MOUNT: Final = "/cache"
+COMPILE_VOLUME: Final = "compile-cache"
+COMPILE_MOUNT: Final = "/compile-cache"
 TOKEN_VOLUME: Final = "hub-token"  # noqa: S105 - the name of a volume
 TOKEN_MOUNT: Final = "/etc/omnipipeline-token"  # noqa: S105 - a path
 TOKEN_FILE: Final = "token"  # noqa: S105 - a file's name
@@ -40,6 +42,8 @@ def build_volumes(build: StageBuild) -> list[Manifest]:
         *({"name": name, "emptyDir": {"sizeLimit": size}} for name, (_, size) in _WRITABLE.items()),
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shm}},
     ]
+    if (shared := build.setting("compile_cache")) is not None:
+        volumes.append({"name": COMPILE_VOLUME, "persistentVolumeClaim": {"claimName": shared.claim_name}})
     if build.model.volume is not None:
         volumes.append({"name": MODELS_VOLUME, **build.model.volume})
     if build.model.fetch is not None and build.model.fetch.token is not None:

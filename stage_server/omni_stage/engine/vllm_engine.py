@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
@@ -155,12 +156,17 @@ class VllmStageEngine:
             raise
 
     async def _start(self) -> None:
+        clock = _PartClock()
         await self._core.start()
+        clock.end("load")
         if not self.component.facts.kind.is_one_shot:
             difference = await self._core.compare_with_eager()
+            clock.end("compiled_check")
             if difference:
                 await self._restart_eager(difference)
+                clock.end("load_again")
             await self._core.warm_steps()
+            clock.end("warm_steps")
         core = self._core
         traits = EngineTraits(
             max_model_len=core.max_model_len,
@@ -173,7 +179,9 @@ class VllmStageEngine:
         self._runs = StreamedRuns(core, lowering, self._work, Sessions(core.session_room))
         for request in _warmup_requests(self.component):
             await self._warm_up(request)
+        clock.end("warm_requests")
         await self._core.kernels_compiled()
+        _log.info("engine started", extra={"seconds": clock.parts})
         self._watch = asyncio.create_task(self._count_kernels())
         facts, setting = self.component.facts, self._config.engine_args.structured_output
         if facts.structures_text and setting is not StructuredOutput.NONE and self._prepare_s is not None:
@@ -337,6 +345,19 @@ def vllm_engine_kwargs(args: OmniEngineArgs, *, on_cpu: bool) -> dict[str, objec
         worker_cls=select.worker_cls(kind, "cpu" if on_cpu else "cuda"),
         scheduler_cls=select.scheduler_cls(kind, bool(args.async_scheduling)),
     )
+
+
+class _PartClock:
+    """Seconds of each part of the start: what a slow start was spent on."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, float] = {}
+        self._begin = time.monotonic()
+
+    def end(self, part: str) -> None:
+        now = time.monotonic()
+        self.parts[part] = round(now - self._begin, 2)
+        self._begin = now
 
 
 def _warmup_requests(component: Component) -> list[StageRequest]:

@@ -112,6 +112,7 @@ _PODS: Final[dict[str, Any]] = {
     "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}],
     "podDisruptionBudget": {"minAvailable": "50%"},
     "shmSize": "8Gi",
+    "compileCache": {"claimName": "kernels"},
     "startupSeconds": 5400,
     "terminationGracePeriodSeconds": 330,
 }

@@ -28,6 +28,7 @@ from omni_proto.pipeline.types.kubernetes import (
     TopologySpread,
     list_map,
 )
+from omni_proto.pod_contract import COMPILED_FOLDERS
 from omni_proto.stage_config import ConfigModel
 
 RESERVED_PREFIX: Final = "OMNI_"
@@ -35,15 +36,15 @@ RESERVED_PREFIX: Final = "OMNI_"
 RESERVED_VARIABLES: Final = (
     *("HOME", "USER"),
     *("HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "TRANSFORMERS_OFFLINE"),
-    *("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "NUMBA_CACHE_DIR"),
-    *("FLASHINFER_WORKSPACE_BASE", "OTEL_EXPORTER_OTLP_ENDPOINT"),
+    *COMPILED_FOLDERS,
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
 )
 """Variables that the operator sets. Another value would break the pod or evade a setting of the administrator."""
-RESERVED_VOLUMES: Final = ("config", "home", "cache", "tmp", "shm", "models", "hub-token", "tls")
+RESERVED_VOLUMES: Final = ("config", "home", "cache", "compile-cache", "tmp", "shm", "models", "hub-token", "tls")
 """Names of the pod's own volumes."""
 RESERVED_TREES: Final = (
     *("/etc/omnipipeline", "/etc/omnipipeline-token", "/etc/omnipipeline-tls"),
-    *("/home/omni", "/cache", "/tmp", "/models", "/dev", "/proc", "/sys"),  # noqa: S108 - paths in the pod
+    *("/home/omni", "/cache", "/compile-cache", "/tmp", "/models", "/dev", "/proc", "/sys"),  # noqa: S108 - paths in the pod
 )
 """Directories of the pod's own volumes and of the kernel, which no volume may cover or be inside of."""
 RESERVED_PARENTS: Final = ("/", "/etc", "/home")
@@ -274,6 +275,13 @@ class DisruptionBudget(ConfigModel):
     """Whether pods that are not ready may always be evicted."""
 
 
+class CompileCache(ConfigModel):
+    """A volume on which pods share compiled code, so that new pods start without compiling."""
+
+    claim_name: SubdomainName
+    """PersistentVolumeClaim in the pipeline's namespace. All its writers must be trusted: what is on it is run."""
+
+
 class PodSettings(ConfigModel):
     """Settings of stage pods. A stage's own value replaces the default completely."""
 
@@ -324,6 +332,8 @@ class PodSettings(ConfigModel):
     """How many pods of a stage may be evicted together. Default: one, for stages with two or more replicas."""
     shm_size: Quantity | None = None
     """Size limit of /dev/shm, which counts towards the pod's memory. Default: 2Gi for each GPU."""
+    compile_cache: CompileCache | None = None
+    """Volume on which pods share compiled code. Default: each pod compiles for itself."""
     startup_seconds: Annotated[int, Field(ge=10, le=86_400)] | None = None
     """Longest time from the start of the stage server until it is ready. Default: 600, and 1200 for each GPU, at most
     3600."""

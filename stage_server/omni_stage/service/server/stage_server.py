@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import threading
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -19,6 +20,7 @@ from omni_stage.engine.arguments.byte_budget import default_byte_budget
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.errors import DrainingError, OmniStageError
 from omni_stage.models.component import TakesMedia
+from omni_stage.process.compile_cache import CompileCache
 from omni_stage.process.poller_threads import calm_pollers
 from omni_stage.process.termination import report_start_failure, write_termination
 from omni_stage.service.edges.channels import DownstreamChannels
@@ -287,8 +289,16 @@ class StageServer:
         )
 
 
-async def run_stage(config: StageConfig, build_engine: EngineBuilder, address_file: Path | None) -> ExitCode:
-    """Run a stage server until a signal arrives or its engine dies. Returns the exit code of the process."""
+async def run_stage(
+    config: StageConfig,
+    build_engine: EngineBuilder,
+    address_file: Path | None,
+    compiled: CompileCache | None = None,
+) -> ExitCode:
+    """Run a stage server until a signal arrives or its engine dies. Returns the exit code of the process.
+
+    `compiled`: where the compiled code is shared once the stage is ready.
+    """
     stop, abort = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     _install_signals(loop, stop, abort)
@@ -307,6 +317,9 @@ async def run_stage(config: StageConfig, build_engine: EngineBuilder, address_fi
         if address_file is not None:
             ports.write(address_file)
         server.warm_media()
+        if compiled is not None:
+            # A thread that does not keep the process alive: an archive that is cut short is never seen by others.
+            threading.Thread(target=compiled.save, name="compile-cache", daemon=True).start()
         # Install the handlers again, because engines install signal handlers of their own while they load.
         _install_signals(loop, stop, abort)
         return await server.serve(stop, abort)

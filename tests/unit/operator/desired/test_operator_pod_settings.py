@@ -59,7 +59,9 @@ def test_every_name_that_the_operator_sets_is_reserved() -> None:
     spec = pod_spec(
         build_all(
             make_single(
-                resources={"limits": {"cpu": 4}}, spec={"model": model, "entry": {"tls": {"secretName": "tls"}}}
+                resources={"limits": {"cpu": 4}},
+                compileCache={"claimName": "kernels"},
+                spec={"model": model, "entry": {"tls": {"secretName": "tls"}}},
             ),
             settings,
         )
@@ -77,6 +79,17 @@ def test_volumes_are_read_only_in_every_container() -> None:
     for container in all_containers(spec):
         found = [mount for mount in container["volumeMounts"] if mount["name"] in ("ca", "voices")]
         assert found == [{**mount, "readOnly": True} for mount in MOUNTS]
+
+
+def test_compiled_code_is_shared_by_the_stage_server_only() -> None:
+    """The download compiles nothing, and the claim is mounted writable."""
+    spec = pod_spec(build_all(make_single(compileCache={"claimName": "kernels"}, spec=HUB)))
+    assert {"name": "compile-cache", "persistentVolumeClaim": {"claimName": "kernels"}} in spec["volumes"]
+    fetch, stage = spec["initContainers"][0], spec["containers"][0]
+    assert {"name": "compile-cache", "mountPath": "/compile-cache"} in stage["volumeMounts"]
+    assert env_of(stage)["OMNI_COMPILE_CACHE"] == "/compile-cache"
+    assert "OMNI_COMPILE_CACHE" not in env_of(fetch)
+    assert "compile-cache" not in {mount["name"] for mount in fetch["volumeMounts"]}
 
 
 def test_a_stage_mounts_a_volume_of_all_stages() -> None:
@@ -170,4 +183,5 @@ def test_the_table_of_settings_is_complete() -> None:
         *("service_account_name", "pod_security_context", "scheduler_name", "runtime_class_name", "resource_claims"),
         *("node_selector", "tolerations", "affinity", "priority_class_name", "pod_labels", "pod_annotations"),
         *("topology", "pod_disruption_budget", "shm_size", "startup_seconds", "termination_grace_period_seconds"),
+        "compile_cache",
     }
