@@ -35,12 +35,16 @@ Attack = Callable[[str, int, float], Awaitable[None]]
 """Attacks a host and port until a time of time.monotonic."""
 
 
-async def exchange(host: str, port: int, data: bytes, within_s: float = 60) -> bytes:
-    """Sends bytes on a connection of their own. Returns the beginning of the answer; empty if there is none."""
+async def exchange(host: str, port: int, data: bytes, within_s: float = 60, source: str | None = None) -> bytes:
+    """Sends bytes on a connection of their own. Returns the beginning of the answer; empty if there is none.
+
+    `source`: the address to call from; None lets the system choose.
+    """
     writer = None
     try:
         async with asyncio.timeout(within_s):
-            reader, writer = await asyncio.open_connection(host, port)
+            local = None if source is None else (source, 0)
+            reader, writer = await asyncio.open_connection(host, port, local_addr=local)
             writer.write(data)
             await writer.drain()
             return await reader.read(4096)
@@ -147,6 +151,8 @@ ATTACKS: Final[Mapping[str, Callable[[], Attack]]] = {
 """Makes the attacks, by name. Add a row for a further one."""
 
 
+WELL_BEHAVED: Final = "127.0.0.2"
+"""Address of the well-behaved clients, which share no address with the attackers. It answers for Linux."""
 HEALTH: Final = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 ORDINARY: Final = request(CHAT + b'"max_tokens":2}', b"connection: close\r\n")
 
@@ -157,7 +163,7 @@ async def watch(host: str, port: int, asked: bytes, stop: asyncio.Event) -> list
     seconds = []
     while not stop.is_set():
         began = time.monotonic()
-        answer = await exchange(host, port, asked)
+        answer = await exchange(host, port, asked, source=WELL_BEHAVED)
         seconds.append(time.monotonic() - began if answer.startswith(b"HTTP/1.1 200") else math.inf)
         await asyncio.sleep(WAIT_S)
     return sorted(seconds)

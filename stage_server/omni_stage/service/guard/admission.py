@@ -9,11 +9,16 @@ own. No request waits for admission: one that does not fit now is refused with R
 
 A request with a priority above 0 is refused once three quarters of a limit are in use; the last quarter is for other
 requests. Otherwise priority has no effect here: it decides the order of requests in the engine's queue.
+
+A client that holds half of a limit may not take the last eighth of it while others call too, so that one client's
+requests do not lock out the others. A client that is alone may use everything.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +44,12 @@ PLANNING_THREADS: Final = 2
 MEDIA_SHARE = 0.75
 """Share of the stage's bytes that media may fill; the rest stays free for text."""
 RETRY_AFTER_S = 1.0
+LARGE_SHARE: Final = 0.5
+"""A client that holds this share of a limit, or more, leaves FOR_OTHERS of it free."""
+FOR_OTHERS: Final = 0.125
+"""Share of a limit that is for clients that hold less, while there are any."""
+OTHERS_S: Final = 60.0
+"""Seconds after its last call for which a client counts."""
 
 _T = TypeVar("_T")
 
@@ -195,22 +206,29 @@ class Planners:
 class Admission:
     """Counts requests and bytes of one stage. Used from one event loop."""
 
-    def __init__(self, max_requests: int, max_bytes: int) -> None:
+    def __init__(self, max_requests: int, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """clock: monotonic seconds."""
         self.max_requests = max_requests
         self.max_bytes = max_bytes
+        self._clock = clock
+        self._requests_of: Counter[Client] = Counter()
+        self._bytes_of: Counter[Client] = Counter()
+        self._callers = (_LastCallers(), _LastCallers())
         self.requests = 0
         self.bytes = 0
         self.media_bytes = 0
         """The part of `bytes` that media hold."""
 
     @contextmanager
-    def admit(self, needed_bytes: int, *, media_bytes: int = 0, priority: int = 0) -> Iterator[None]:
+    def admit(
+        self, needed_bytes: int, *, media_bytes: int = 0, priority: int = 0, client: Client | None = None
+    ) -> Iterator[None]:
         """Reserve one request and needed_bytes while the context is open.
 
-        `media_bytes`: the part of needed_bytes that media need. The media of all requests may reserve at most
-        MEDIA_SHARE of the stage's bytes. A request with a priority above 0 is admitted only if all requests, including
-        this one, then fill at most YIELDING_SHARE of each limit. While no other request has reserved bytes, it may
-        itself reserve up to max_bytes.
+        `client`: whose request it is; None for a stage's, which acts for many clients. `media_bytes`: the part of
+        needed_bytes that media need. The media of all requests may reserve at most MEDIA_SHARE of the stage's bytes. A
+        request with a priority above 0 is admitted only if all requests, including this one, then fill at most
+        YIELDING_SHARE of each limit. While no other request has reserved bytes, it may itself reserve up to max_bytes.
 
         Raises RequestTooLargeError (no retry helps), TooManyRequestsError and ByteBudgetExceededError (with RetryInfo).
         """
@@ -228,20 +246,19 @@ class Admission:
                 field="start.chat",
                 limit=f"{media_limit} bytes",
             )
-        yields = priority > 0
-        request_limit = _share(self.max_requests) if yields else self.max_requests
+        # Of the client, and of the user among a client's: a key of the gateway, or an address in front of it.
+        holders = () if client is None else (Client(client.address), client)
+        request_limit, why = self._limit(holders, self.max_requests, self._requests_of, priority)
         if self.requests >= request_limit:
             raise TooManyRequestsError(
-                f"the stage has {self.requests} requests, its limit (limits.maxConcurrentRequests"
-                f"{_YIELDING if yields else ''}); retry later",
+                f"the stage has {self.requests} requests, its limit (limits.maxConcurrentRequests{why}); retry later",
                 limit=f"{request_limit} requests",
                 retry_after_s=RETRY_AFTER_S,
             )
-        byte_limit = _share(self.max_bytes) if yields and self.bytes else self.max_bytes
+        byte_limit, why = self._limit(holders, self.max_bytes, self._bytes_of, priority if self.bytes else 0)
         if needed_bytes and self.bytes + needed_bytes > byte_limit:
             raise ByteBudgetExceededError(
-                f"the request may need {needed_bytes} bytes; {self.bytes} of {byte_limit} are in use"
-                f"{_YIELDING if yields else ''}; retry later",
+                f"the request may need {needed_bytes} bytes; {self.bytes} of {byte_limit} are in use{why}; retry later",
                 limit=f"{byte_limit} bytes",
                 retry_after_s=RETRY_AFTER_S,
             )
@@ -255,17 +272,53 @@ class Admission:
         self.requests += 1
         self.bytes += needed_bytes
         self.media_bytes += media_bytes
+        for holder in holders:
+            self._requests_of[holder] += 1
+            self._bytes_of[holder] += needed_bytes
         try:
             yield
         finally:
             self.requests -= 1
             self.bytes -= needed_bytes
             self.media_bytes -= media_bytes
+            for holder in holders:
+                self._requests_of[holder] -= 1
+                self._bytes_of[holder] -= needed_bytes
+                if not self._requests_of[holder]:
+                    del self._requests_of[holder], self._bytes_of[holder]
+
+    def _limit(
+        self, holders: tuple[Client, ...], maximum: int, held: Counter[Client], priority: int
+    ) -> tuple[int, str]:
+        """Returns how much all requests, with this one, may use of a limit, and why not all of it."""
+        limit, why = maximum, ""
+        now = self._clock()
+        for callers, holder in zip(self._callers, holders, strict=False):
+            callers.note(holder, now)
+            # Less than one request's share cannot be left free.
+            if held[holder] >= maximum * LARGE_SHARE and maximum >= 1 / FOR_OTHERS and callers.has_other(holder, now):
+                limit, why = maximum - int(maximum * FOR_OTHERS), _FOR_OTHERS
+        if priority > 0:
+            limit, why = min(limit, max(1, int(maximum * YIELDING_SHARE))), _YIELDING
+        return limit, why
 
 
 _YIELDING = ", of which a priority above 0 may fill three quarters"
+_FOR_OTHERS = ", of which a client with half may not take the last eighth while others call"
 
 
-def _share(maximum: int) -> int:
-    """Returns the maximum use of a limit, including that of a request with a priority above 0; at least 1."""
-    return max(1, int(maximum * YIELDING_SHARE))
+class _LastCallers:
+    """When the last caller called, and when one that is not the same did."""
+
+    def __init__(self) -> None:
+        self._last: Client | None = None
+        self._at = self._other_at = -math.inf
+
+    def note(self, client: Client, now: float) -> None:
+        if client != self._last:
+            self._other_at, self._last = self._at, client
+        self._at = now
+
+    def has_other(self, client: Client, now: float) -> bool:
+        """Returns whether another one than this client called within OTHERS_S seconds."""
+        return now - (self._other_at if client == self._last else self._at) <= OTHERS_S

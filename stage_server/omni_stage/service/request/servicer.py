@@ -78,16 +78,20 @@ class StageServicer:
         meter: AnswerMeter | None,
     ) -> None:
         runtime, config, metadata = self._runtime, self._config, context.invocation_metadata()
+        client = client_of(context)
         # 1. Read Start, but none of the data that follows it.
         self._check_engine()
         reader = RequestReader()
-        start = await read_start(messages, reader, runtime.starting, client_of(context))
+        start = await read_start(messages, reader, runtime.starting, client)
         # 2. Plan the request; this checks the edge's schema too.
         plan = await self._plan(start)
         reader.expect(plan.prompt.announced if plan.prompt else {}, plan.edge)
         # 3. Admit the request: its bytes are reserved from here on.
         runtime.load.begins()
-        with runtime.admission.admit(plan.reserved_bytes, media_bytes=plan.media_bytes, priority=start.priority):
+        caller = client if config.input is None else None
+        with runtime.admission.admit(
+            plan.reserved_bytes, media_bytes=plan.media_bytes, priority=start.priority, client=caller
+        ):
             responses = ResponseWriter(config.stage, context, meter, runtime.load)
             timeline = Timeline()
             given = traceparent_of(metadata)
@@ -101,7 +105,7 @@ class StageServicer:
                 # 4. Accept, once the stages of Stream edges have accepted.
                 # 5. Read the input up to End, before the engine starts or while it runs.
                 # 6. Run the engine and the downstream calls.
-                await run.execute(RequestInput(runtime, plan, messages, reader, timeline, client_of(context)))
+                await run.execute(RequestInput(runtime, plan, messages, reader, timeline, client))
             # 7. The entry stage reports how each stage ended.
             if config.input is None:
                 stages = responses.summarize(config.stages)
