@@ -68,7 +68,7 @@ class CompileCache:
     _restored: frozenset[tuple[str, int]] = field(default=frozenset(), init=False)
 
     def restore(self) -> int:
-        """Fill the pod's folders from the newest sound archive. Returns the number of files; 0 if there is none.
+        """Fill the pod's folders from the newest whole archive. Returns the number of files; 0 if there is none.
 
         Call this before the engine starts. Files that exist are kept. An archive that cannot be read is no error: the
         stage compiles again.
@@ -77,7 +77,7 @@ class CompileCache:
         for archive in self._archives():
             try:
                 self._unpack(archive)
-            except (OSError, tarfile.TarError, _UnsoundError) as error:
+            except (OSError, tarfile.TarError, _DamagedError) as error:
                 _log.warning("compiled code is not taken from %s: %s", archive.name, error)
                 continue
             with suppress(OSError):  # A volume that is mounted read-only keeps its times.
@@ -131,21 +131,21 @@ class CompileCache:
         flags = os.O_RDONLY | os.O_NOFOLLOW
         with os.fdopen(os.open(archive, flags), "rb") as stream:
             if os.fstat(stream.fileno()).st_size > MAX_ARCHIVE_BYTES:
-                raise _UnsoundError(f"it is larger than {MAX_ARCHIVE_BYTES} bytes")
+                raise _DamagedError(f"it is larger than {MAX_ARCHIVE_BYTES} bytes")
             # The whole file is read before a byte is believed. The second reading comes from the page cache.
             if match is None or _digest(stream) != match["digest"]:
-                raise _UnsoundError("its content is not what its name says: it is damaged or was changed")
+                raise _DamagedError("its content is not what its name says: it is damaged or was changed")
             stream.seek(0)
             with tarfile.open(fileobj=stream, mode="r:") as tar:
                 for number, member in enumerate(tar):
                     if number >= MAX_FILES:
-                        raise _UnsoundError(f"it has more than {MAX_FILES} files")
+                        raise _DamagedError(f"it has more than {MAX_FILES} files")
                     self._extract(tar, member)
 
     def _extract(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         name, _, rest = member.name.partition("/")
         if name not in self.folders or not rest or not member.isreg():
-            raise _UnsoundError(f"unexpected entry {member.name[:100]!r}")
+            raise _DamagedError(f"unexpected entry {member.name[:100]!r}")
         # The filter refuses paths that leave the folder, and drops special bits.
         member = tarfile.data_filter(member.replace(name=rest), str(self.folders[name]))
         path = self.folders[name] / member.name
@@ -201,7 +201,7 @@ class CompileCache:
                 path.unlink(missing_ok=True)
 
 
-class _UnsoundError(Exception):
+class _DamagedError(Exception):
     """An archive is not one that `save` wrote."""
 
 
