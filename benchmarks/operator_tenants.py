@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.__main__ import record
+from benchmarks.harness.interleave import quantile
 from benchmarks.harness.report import Report, Row
 from benchmarks.harness.stored import RESULTS
 from benchmarks.operator_load import MIB, ROOT, process_age_s, say
@@ -94,11 +95,6 @@ def fill(crowd: Api, pipelines: int, rate: float) -> None:
         crowd.create(build_pipeline(f"p{index}"))
 
 
-def percentile(values: list[float], percent: int) -> float:
-    """Returns a percentile of the values, rounded to milliseconds."""
-    return round(sorted(values)[min(len(values) - 1, len(values) * percent // 100)], 3)
-
-
 def count_reconciles(operator: OperatorProcess) -> float:
     """Returns the number of reconciles since the operator's start, whatever their result."""
     samples = operator.metrics().items()
@@ -147,9 +143,9 @@ def measure(
             after = edit_many(tenant, edits, pause_s=0.1)
             peak.close()
             figures = {
-                "edit_p50_s": percentile(during, 50),
-                "edit_p95_s": percentile(during, 95),
-                "edit_after_p95_s": percentile(after, 95),
+                "edit_p50_s": round(quantile(during, 0.5), 3),
+                "edit_p95_s": round(quantile(during, 0.95), 3),
+                "edit_after_p95_s": round(quantile(after, 0.95), 3),
                 "cpu_ms_per_pipeline": round(cpu_ms / pipelines, 1),
                 "rss_before_mib": round(empty_mib, 1),
                 "rss_at_rest_mib": round(operator.rss_bytes() / MIB, 1),

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.harness.charts import grouped_bars
+from benchmarks.harness.interleave import quantile
 from benchmarks.harness.report import Options, Report, Row, load
 from benchmarks.harness.verdict import Ratio
 from benchmarks.paced.goals import H200, goal_rows
@@ -64,12 +65,6 @@ def arrivals(rate: float, seconds: float = WINDOW_S, seed: int = 1) -> list[floa
 def continuity(outcomes: Sequence[Outcome], gap_s: float) -> float:
     """Returns the share of streams without a gap of more than `gap_s` seconds."""
     return sum(longest_gap(outcome.chunks) <= gap_s for outcome in outcomes) / len(outcomes)
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """Returns the smallest of the values that is not below `share` of them."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def judge_rates(rows: Sequence[Row]) -> list[Ratio]:
@@ -126,9 +121,9 @@ def _row(table: Path, name: str, rate: float, run: str, group: Group, starts: Se
         "run": run,
         "requests": len(starts),
         "first audio p50 ms": round(statistics.median(first), 1),
-        "first audio p95 ms": round(percentile(first, 0.95), 1),
+        "first audio p95 ms": round(quantile(first, 0.95), 1),
         "ideal p50 ms": round(statistics.median(best), 1),
-        "ideal p95 ms": round(percentile(best, 0.95), 1),
+        "ideal p95 ms": round(quantile(best, 0.95), 1),
         "C50": round(continuity(group.outcomes, 0.05), 4),
         "C100": round(continuity(group.outcomes, 0.1), 4),
         "ideal C50": round(continuity(ideal, 0.05), 4),

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from benchmarks.harness.interleave import quantile
 from benchmarks.pipeline.breakdown import PARTS, split
 from checks.soak.attackers import Attackers
 from checks.soak.http_attacks import ATTACKS, judge as judge_gateway, measure
@@ -58,17 +59,11 @@ class Outcomes:
 
     def p95(self, phase: str) -> float:
         """Returns the p95 of the calls' seconds; infinite if no call of the phase succeeded."""
-        return find_p95(self.seconds.get(phase) or [math.inf])
+        return quantile(self.seconds.get(phase) or [math.inf], 0.95)
 
     def p95_parts_ms(self, phase: str) -> dict[str, int]:
         """Returns the p95 of each part separately, in ms. It shows where slow calls wait."""
-        return {part: round(find_p95([one[part] for one in self.parts[phase]])) for part in PARTS}
-
-
-def find_p95(values: list[float]) -> float:
-    """Returns the 95th percentile by nearest rank."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
+        return {part: round(quantile([one[part] for one in self.parts[phase]], 0.95)) for part in PARTS}
 
 
 async def call(client: AsyncOmniClient, kind: str, phase: str, until: float, well_behaved: Outcomes) -> None:

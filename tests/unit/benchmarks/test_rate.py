@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from benchmarks.paced.goals import CASES, FLOOR_MS, goal_rows
 from benchmarks.paced.ideal import Chunk, Outcome
-from benchmarks.paced.rate import GATHERED, SINGLE, arrivals, continuity, judge_rates, percentile
+from benchmarks.paced.rate import GATHERED, SINGLE, arrivals, continuity, judge_rates
 
 
 def test_arrivals_keep_the_rate_and_are_the_same_each_time() -> None:
@@ -21,11 +21,6 @@ def test_a_stream_is_continuous_if_no_gap_is_longer() -> None:
     good = Outcome(chunks=[Chunk(1.0, 0.1), Chunk(1.1, 0.1)])
     assert continuity([late, good, good, good], 0.05) == 0.75
     assert continuity([late, good, good, good], 0.1) == 1.0
-
-
-def test_the_percentile() -> None:
-    assert percentile([3.0], 0.95) == 3.0
-    assert percentile([float(number) for number in range(100, 0, -1)], 0.95) == 96.0
 
 
 def test_gathering_is_judged_at_the_same_rate() -> None:
