@@ -15,6 +15,7 @@ from starlette.requests import Request
 
 from omni_gateway.client_paths import NO_PATHS, ClientPaths
 from omni_gateway.entries.connections import Entries
+from omni_gateway.entries.holds import Holds
 from omni_gateway.entries.pipelines import Pipelines, ServedPipeline
 from omni_gateway.errors import GatewayError, TooLargeError, UnavailableError, to_error
 from omni_gateway.rights import KeyRights
@@ -76,6 +77,11 @@ class Share:
             self._held += size
             self._budget.left -= size
 
+    @property
+    def held(self) -> int:
+        """Bytes that are held."""
+        return self._held
+
     def release(self) -> None:
         """Note that the bytes are no longer in memory. A thread that still decodes for this request stops when it next
         calls `add`, which then raises."""
@@ -118,6 +124,11 @@ class Gateway:
     would slow the event loop down."""
     draining: bool = False
     """Set on SIGTERM or SIGINT. From then on /ready fails, and each connection is closed after its answer."""
+    holds: Holds = field(init=False)
+    """The requests that wait for pipelines that sleep."""
+
+    def __post_init__(self) -> None:
+        self.holds = Holds(self.settings.sleep, self.pipelines, self.entries, self.metrics)
 
     def voice_aliases(self, pipeline: ServedPipeline) -> Mapping[str, str]:
         """Returns the names of voices in other APIs that requests for a pipeline may use, with the pipeline's names."""
@@ -158,6 +169,11 @@ class Call:
     """Kinds of output, text and audio, whose first piece was timed."""
     error: str = ""
     """Code of the error with which a stage ended the answer after it had accepted the request."""
+
+    @property
+    def holder(self) -> str:
+        """What the request counts for where each client may have some: the key's name, else the address."""
+        return f"key {self.key}" if self.key else f"address {self.address}"
 
     def explain(self, error: OmniRequestError | ArgumentError) -> GatewayError:
         """Returns the client's error for a failed call of the entry stage."""

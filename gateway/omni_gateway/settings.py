@@ -61,6 +61,17 @@ class RealtimeSettings(_Model):
     answer is begun when the turn is over."""
 
 
+class SleepSettings(_Model):
+    """Limits of the requests that wait for pipelines that sleep. What they hold counts towards max_held_bytes."""
+
+    max_held: Annotated[int, Field(ge=0, le=1_000_000)] = 256
+    """Maximum number of requests that wait in this process. Each also counts towards max_requests."""
+    max_held_per_key: Annotated[int, Field(ge=0, le=1_000_000)] = 64
+    """Maximum number of waiting requests of one API key, or of one address if there are no keys, in this process."""
+    held_seconds: Annotated[float, Field(gt=0, le=86_400)] = 600.0
+    """Maximum time that a request waits, in seconds; then it gets 503. request_seconds begins after the wait."""
+
+
 class GatewaySettings(_Model):
     """Settings of a gateway."""
 
@@ -82,6 +93,8 @@ class GatewaySettings(_Model):
     """Limits of images, audio and videos."""
     realtime: RealtimeSettings = RealtimeSettings()
     """Limits of the sessions of /v1/realtime."""
+    sleep: SleepSettings = SleepSettings()
+    """Limits of the requests that wait for pipelines that sleep."""
     request_seconds: Annotated[float, Field(gt=0, le=86_400)] = 300.0
     """Deadline of a request, in seconds, for all stages together."""
     send_seconds: Annotated[float, Field(gt=0, le=3600)] = 30.0

@@ -65,6 +65,9 @@ class GatewayMetrics:
         self.left = Counter(
             "omni_gateway_clients_left", "Requests whose client disconnected before the end.", registry=self.registry
         )
+        self.held = Gauge(
+            "omni_gateway_held_requests", "Requests that wait for a pipeline that wakes.", registry=self.registry
+        )
         self.sessions = Gauge(
             "omni_gateway_realtime_sessions", "Sessions of /v1/realtime that are open.", registry=self.registry
         )

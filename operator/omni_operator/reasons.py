@@ -27,6 +27,9 @@ class Reason(StrEnum):
     ROLLOUT_COMPLETE = "RolloutComplete"
     # Degraded=False
     AS_EXPECTED = "AsExpected"
+    # Ready, from and to zero
+    SLEEPING = "Sleeping"
+    WAKING = "Waking"
     # Ready=False, of the whole pipeline
     SUSPENDED = "Suspended"
     SCALED_TO_ZERO = "ScaledToZero"
@@ -132,6 +135,17 @@ EXPLANATIONS: Final[dict[Reason, Explanation]] = {
     Reason.AS_EXPECTED: Explanation("Degraded=False", "Nothing failed.", "Nothing."),
     Reason.SUSPENDED: Explanation(
         "Ready=False, Progressing=False", "spec.suspend is true: no pod runs.", "Set spec.suspend: false to serve."
+    ),
+    Reason.SLEEPING: Explanation(
+        "Ready=True",
+        "Nobody used the pipeline for idleSeconds, so it has no pods. A gateway holds the next request and wakes it; "
+        "gRPC clients that call the pipeline's own address cannot connect until it is awake.",
+        "Nothing. To wake it by hand: kubectl scale omnistage PIPELINE-ENTRY --replicas=1.",
+    ),
+    Reason.WAKING: Explanation(
+        "Ready=False, Progressing=True",
+        "The pipeline slept, and pods of all stages are starting. Gateways hold requests until they serve.",
+        "Wait; the message says what a stage waits for.",
     ),
     Reason.SCALED_TO_ZERO: Explanation(
         "Ready=False", "A stage has replicas: 0.", "Set replicas of that stage to 1 or more."

@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Final, Unpack
 
+from grpc import StatusCode
+
 from omni_gateway.context import Call, Gateway
 from omni_gateway.entries.pipelines import ServedPipeline
 from omni_proto.client import ArgumentError, AudioChunk, Event, GenerateArguments, OmniRequestError, TextDelta
@@ -14,6 +16,8 @@ from omni_proto.rpc.options import USER_KEY
 from omni_proto.runtime.otlp import exemplar_of
 
 BYTES_PER_SAMPLE: Final = 2
+MOST_MISSED: Final = 3
+"""How often a request that reached no pod of a pipeline that may sleep is held and sent again."""
 
 
 async def open_answer(
@@ -29,17 +33,25 @@ async def open_answer(
     arguments.setdefault("request_id", call.id)
     arguments.setdefault("traceparent", call.traceparent)
     arguments.setdefault("metadata", ((USER_KEY, gateway.pseudonyms.of(call.key, call.address)),))
-    try:
-        events = gateway.entries.generate(pipeline, **arguments)
-    except ArgumentError as error:
-        raise call.explain(error) from error
-    try:
-        first = await anext(events)
-    except OmniRequestError as error:
-        raise call.explain(error) from error
-    except BaseException:
-        await events.aclose()
-        raise
+    missed = 0
+    while True:
+        try:
+            events = gateway.entries.generate(pipeline, **arguments)
+        except ArgumentError as error:
+            raise call.explain(error) from error
+        try:
+            first = await anext(events)
+        except OmniRequestError as error:
+            if missed == MOST_MISSED or not pipeline.scale_target or error.code is not StatusCode.UNAVAILABLE:
+                raise call.explain(error) from error
+            # It may have fallen asleep at this moment.
+            missed += 1
+            await gateway.holds.wait(pipeline, call.holder, missed=True)
+        except BaseException:
+            await events.aclose()
+            raise
+        else:
+            break
     return _follow(gateway, call, route, pipeline, first, events)
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import Final, cast
+from typing import Final, TypeVar, cast
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from omni_gateway.api.answer import open_answer
 from omni_gateway.api.body_route import BodyRoute, check_unsupported
+from omni_gateway.api.held import respond_when_awake, wait_awake
 from omni_gateway.api.live import DONE, EVENT_STREAM, DeferredResponse, LiveResponse, Template, error_event, event
 from omni_gateway.context import Call, Gateway, call_of, gateway_of, pipelines_of
 from omni_gateway.entries.connections import EntryFacts
@@ -50,6 +51,9 @@ from omni_proto.client import (
 
 router = APIRouter(tags=["chat"], route_class=BodyRoute)
 ROUTE: Final = "/v1/chat/completions"
+Answered = TypeVar("Answered", bound=Response)
+Respond = Callable[[Gateway, Awaitable[AsyncGenerator[Event, None]], ChatAnswer, EntryFacts, str], Awaitable[Answered]]
+"""respond_live or respond_whole."""
 
 
 @router.post(ROUTE, responses={200: {"content": {"application/json": {}, "text/event-stream": {}}}})
@@ -58,15 +62,29 @@ async def create_chat_completion(request: Request, body: ChatRequest) -> Respons
     gateway, call = gateway_of(request), call_of(request)
     check_unsupported(gateway, call, find_unsupported_in_chat(body))
     call.rights.check(body)
-    key, pipeline = find_pipeline(pipelines_of(request), body.model)
-    call.model = key
+    call.model, pipeline = find_pipeline(pipelines_of(request), body.model)
+    if body.stream and pipeline.is_away:
+
+        async def stream() -> LiveResponse:
+            return await (await _begin(gateway, call, pipeline, body, respond_live))
+
+        return respond_when_awake(gateway, call, pipeline, stream)
+    await wait_awake(gateway, call, pipeline, request.receive)
+    respond = respond_live if body.stream else respond_whole
+    return DeferredResponse(await _begin(gateway, call, pipeline, body, respond))
+
+
+async def _begin(
+    gateway: Gateway, call: Call, pipeline: ServedPipeline, body: ChatRequest, respond: Respond[Answered]
+) -> Awaitable[Answered]:
+    """Checks the request against the pipeline. Returns what makes the response. Raises GatewayError."""
     facts = await gateway.entries.facts(pipeline)
     if facts.transcribes:
         body = body.model_copy(update={"messages": recall_heard(body.messages)})
     call.paths, call.max_model_lens = chat_paths(body), {facts.stage: facts.max_model_len}
     answer = ChatAnswer(
         id=f"chatcmpl-{call.id.removeprefix('req_')}",
-        model=key,
+        model=call.model,
         created=unix_seconds(),
         audio_expires_at=unix_seconds() if "audio" in (body.modalities or ()) else 0,
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
@@ -79,9 +97,7 @@ async def create_chat_completion(request: Request, body: ChatRequest) -> Respons
     audio_format = body.audio.format or "wav" if body.audio and answer.speaks else ""
     # The arguments hold the media. Only the coroutine `opening` keeps them, until the entry stage accepts the request.
     opening = open_answer(gateway, call, ROUTE, pipeline, **arguments)
-    if body.stream:
-        return DeferredResponse(respond_live(gateway, opening, answer, facts, audio_format))
-    return DeferredResponse(respond_whole(gateway, opening, answer, facts, audio_format))
+    return respond(gateway, opening, answer, facts, audio_format)
 
 
 async def read_arguments(
@@ -148,7 +164,7 @@ async def respond_live(
     answer: ChatAnswer,
     facts: EntryFacts,
     audio_format: str,
-) -> Response:
+) -> LiveResponse:
     """Returns the streamed answer. opening: see open_answer. Raises GatewayError."""
     return LiveResponse(
         stream_chat(gateway, await opening, answer, facts, audio_format),

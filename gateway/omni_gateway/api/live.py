@@ -114,6 +114,16 @@ class LiveResponse(Response):
         if tasks[0] not in done:
             raise ClientDisconnectedError
 
+    async def relay(self) -> AsyncGenerator[bytes, None]:
+        """Yields the chunks, for another response to send. Closes their generator at the end."""
+        try:
+            async for chunk in self._chunks:
+                yield chunk
+        finally:
+            await self._chunks.aclose()
+            if self._on_end is not None:
+                await self._on_end()
+
     async def _pump(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         self._sent_at = asyncio.get_running_loop().time()

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request
 from omni_gateway.context import Gateway, gateway_of, pipelines_of
 from omni_gateway.entries.connections import EntryFacts
 from omni_gateway.entries.pipelines import ServedPipeline, find_pipeline, list_aliases, model_ids
-from omni_gateway.errors import GatewayError
+from omni_gateway.errors import GatewayError, ModelNotReadyError
 
 router = APIRouter(tags=["models"])
 
@@ -26,10 +26,14 @@ async def list_models(request: Request) -> dict[str, Any]:
 @router.head("/v1/models/{model:path}", include_in_schema=False)
 @router.get("/v1/models/{model:path}")
 async def get_model(request: Request, model: str) -> dict[str, Any]:
-    """Describes one model, given its id or an alias. Modalities, voices and stages come from its entry stage."""
+    """Describes one model, given its id or an alias. Modalities, voices and stages come from its entry stage, and stay
+    known while the pipeline sleeps."""
     gateway = gateway_of(request)
     key, pipeline = find_pipeline(pipelines_of(request), model)
-    facts = await gateway.entries.facts(pipeline)
+    try:
+        facts = await gateway.entries.facts(pipeline)
+    except ModelNotReadyError:  # it sleeps, and nobody has used it since this gateway started
+        return _describe(key, pipeline)
     return {
         **_describe(key, pipeline),
         "max_model_len": facts.max_model_len,

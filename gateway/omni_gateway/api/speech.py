@@ -11,11 +11,12 @@ from starlette.responses import Response
 
 from omni_gateway.api.answer import open_answer
 from omni_gateway.api.body_route import BodyRoute, check_unsupported
+from omni_gateway.api.held import respond_when_awake, wait_awake
 from omni_gateway.api.live import EVENT_STREAM, LiveResponse, error_event, event, run_while_connected
 from omni_gateway.api.speaking import SpeechStream
 from omni_gateway.client_paths import SPEECH
 from omni_gateway.context import Call, Gateway, call_of, gateway_of, pipelines_of
-from omni_gateway.entries.pipelines import find_pipeline
+from omni_gateway.entries.pipelines import ServedPipeline, find_pipeline
 from omni_gateway.errors import GatewayError, InvalidRequestError, SpeechCutError, UnsupportedError
 from omni_gateway.media.encode import MEDIA_TYPES, AnswerEncoder, Base64Pieces
 from omni_gateway.openai.body import find_unsupported
@@ -48,14 +49,22 @@ async def create_speech(request: Request, body: SpeechRequest) -> Response:
         )
     if not body.input.strip():
         raise InvalidRequestError("input holds nothing to speak.", param="input")
-    key, pipeline = find_pipeline(pipelines_of(request), body.model)
-    call.model = key
+    call.model, pipeline = find_pipeline(pipelines_of(request), body.model)
+    if body.stream_format == "sse" and pipeline.is_away:
+        return respond_when_awake(gateway, call, pipeline, lambda: _speak(gateway, call, pipeline, body))
+    await wait_awake(gateway, call, pipeline, request.receive)
+    # Bytes begin with the first audio: if a stage fails before that, the error still gets an HTTP status.
+    return await run_while_connected(request.receive, _speak(gateway, call, pipeline, body))
+
+
+async def _speak(gateway: Gateway, call: Call, pipeline: ServedPipeline, body: SpeechRequest) -> LiveResponse:
+    """Returns the speech once it can begin. Raises GatewayError."""
     facts = await gateway.entries.facts(pipeline)
     call.paths, call.max_model_lens = SPEECH, {facts.stage: facts.max_model_len}
     if not facts.reads_aloud:
         why = f": its entry stage {facts.stage} hears audio and reads no text" if facts.transcribes else ""
         raise UnsupportedError(
-            f"The model {key!r} does not speak a given text{why}.", param="model", code="invalid_value"
+            f"The model {call.model!r} does not speak a given text{why}.", param="model", code="invalid_value"
         )
     wanted, aliases = voice_name(body.voice), gateway.voice_aliases(pipeline)
     arguments = GenerateArguments(
@@ -70,8 +79,7 @@ async def create_speech(request: Request, body: SpeechRequest) -> Response:
 
     speech = SpeechStream(body.input, open_part, patience_s=gateway.settings.request_seconds)
     as_events = body.stream_format == "sse"
-    # Bytes begin with the first audio: if a stage fails before that, the error still gets an HTTP status.
-    await run_while_connected(request.receive, speech.begin(accepted=as_events))
+    await speech.begin(accepted=as_events)
     form = body.response_format or "mp3"
     writer = AnswerEncoder(form)
     return LiveResponse(

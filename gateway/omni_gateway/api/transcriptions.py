@@ -14,11 +14,12 @@ from starlette.responses import JSONResponse, Response
 
 from omni_gateway.api.answer import open_answer
 from omni_gateway.api.body_route import INLINE_BYTES, check_unsupported, validate_body
+from omni_gateway.api.held import respond_when_awake, wait_awake
 from omni_gateway.api.live import EVENT_STREAM, DeferredResponse, LiveResponse, error_event, event
 from omni_gateway.client_paths import TRANSCRIPT
 from omni_gateway.context import Call, Gateway, call_of, gateway_of, pipelines_of
 from omni_gateway.entries.connections import EntryFacts
-from omni_gateway.entries.pipelines import find_pipeline
+from omni_gateway.entries.pipelines import ServedPipeline, find_pipeline
 from omni_gateway.errors import (
     GatewayError,
     InternalError,
@@ -128,21 +129,38 @@ async def respond(request: Request, form: TranscriptionRequest | TranslationRequ
     """Checks the request and returns its answer. Raises GatewayError."""
     gateway, call = gateway_of(request), call_of(request)
     check_unsupported(gateway, call, find_unsupported(form))
-    key, pipeline = find_pipeline(pipelines_of(request), form.model)
-    call.model = key
+    call.model, pipeline = find_pipeline(pipelines_of(request), form.model)
+    if task.stream and pipeline.is_away:
+
+        async def stream() -> LiveResponse:
+            return await respond_live(gateway, call, *await _open(gateway, call, pipeline, form, task), task)
+
+        return respond_when_awake(gateway, call, pipeline, stream)
+    await wait_awake(gateway, call, pipeline, request.receive)
+    opening, facts = await _open(gateway, call, pipeline, form, task)
+    if task.stream:
+        return DeferredResponse(respond_live(gateway, call, opening, facts, task))
+    seconds = measure_seconds(form.file)
+    # From here on only `opening` holds the file, until the entry stage accepts the request.
+    return DeferredResponse(respond_whole(gateway, call, opening, _without_file(form), task, facts, seconds))
+
+
+async def _open(
+    gateway: Gateway,
+    call: Call,
+    pipeline: ServedPipeline,
+    form: TranscriptionRequest | TranslationRequest,
+    task: Task,
+) -> tuple[Awaitable[AsyncGenerator[Event, None]], EntryFacts]:
+    """Checks the request against the pipeline. Returns its call (open_answer) and the facts. Raises GatewayError."""
     facts = await gateway.entries.facts(pipeline)
     call.paths, call.max_model_lens = TRANSCRIPT, {facts.stage: facts.max_model_len}
-    check_abilities(form, task, facts, key)
+    check_abilities(form, task, facts, call.model)
     if len(form.file) > gateway.settings.media.max_bytes:
         raise TooLargeError(
             f"file holds more than {gateway.settings.media.max_bytes} bytes, the limit for one file.", param="file"
         )
-    opening = open_answer(gateway, call, task.route, pipeline, **build_arguments(form, task, facts))
-    if task.stream:
-        return DeferredResponse(respond_live(gateway, call, opening, task, facts))
-    seconds = measure_seconds(form.file)
-    # From here on only `opening` holds the file, until the entry stage accepts the request.
-    return DeferredResponse(respond_whole(gateway, call, opening, _without_file(form), task, facts, seconds))
+    return open_answer(gateway, call, task.route, pipeline, **build_arguments(form, task, facts)), facts
 
 
 def _without_file(form: TranscriptionRequest | TranslationRequest) -> TranscriptionRequest | TranslationRequest:
@@ -208,8 +226,8 @@ def measure_seconds(file: bytes) -> float:
 
 
 async def respond_live(
-    gateway: Gateway, call: Call, opening: Awaitable[AsyncGenerator[Event, None]], task: Task, facts: EntryFacts
-) -> Response:
+    gateway: Gateway, call: Call, opening: Awaitable[AsyncGenerator[Event, None]], facts: EntryFacts, task: Task
+) -> LiveResponse:
     """Returns the streamed transcript. opening: see open_answer. Raises GatewayError."""
     return LiveResponse(
         stream_transcript(gateway, call, await opening, task, facts),

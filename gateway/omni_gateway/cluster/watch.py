@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
 from omni_gateway.entries.pipelines import ServedPipeline, entry_tls
+from omni_gateway.errors import ModelNotReadyError
 from omni_gateway.settings import GatewaySettings
 from omni_gateway.telemetry import GatewayMetrics
 from omni_kube.api.client import ApiClient
 from omni_kube.api.timing import RateLimiter
 from omni_kube.api.transport import Transport, load_connection
 from omni_kube.api.wire import Root
+from omni_kube.errors import ApiError, ForbiddenError, InvalidError, NotFoundError
 from omni_kube.objects import (
     Manifest,
     NamespacedName,
@@ -29,17 +32,23 @@ from omni_kube.store import Store
 from omni_proto.model_names import NameClaims, read_claims, resolve_names
 from omni_proto.pod_contract import DOMAIN, PIPELINE_LABEL
 
+log = logging.getLogger(__name__)
+
 REFUSED: Final = ("Suspended", "ChildConflict")
 """If Ready is False for one of these reasons, the gateway sends no request: no pod runs, or the Service may belong to
 somebody else. With any other reason the entry stage may serve, and an error names the stage that is missing."""
+SLEEPING, WAKING = "Sleeping", "Waking"
+"""Reasons of Ready of a pipeline without pods because nobody uses it, and of one whose pods start again."""
 PIPELINES: Final = ObjectKind("OmniPipeline", f"{DOMAIN}/v1alpha1", "omnipipelines")
+STAGES: Final = ObjectKind("OmniStage", f"{DOMAIN}/v1alpha1", "omnistages")
 CALLER: Final = "omnipipeline-gateway"
 CALLS_PER_S: Final = 5.0
 """Rate limit of the calls to the API server."""
 
 
 def slim_manifest(manifest: Manifest) -> Manifest:
-    """Returns the part of an OmniPipeline that is kept in memory: without its stages and managedFields."""
+    """Returns the part of an OmniPipeline that is kept in memory: without managedFields, and of its stages only whether
+    the entry may have no pods."""
     metadata = {
         name: value
         for name, value in manifest["metadata"].items()
@@ -52,9 +61,17 @@ def slim_manifest(manifest: Manifest) -> Manifest:
     }
     return {
         "metadata": metadata,
-        "spec": {"aliases": value_at(manifest, "spec", "aliases", default={})},
+        "spec": {"aliases": value_at(manifest, "spec", "aliases", default={}), "sleeper": _find_sleeper(manifest)},
         "status": status,
     }
+
+
+def _find_sleeper(manifest: Manifest) -> str:
+    """Returns the name of the entry stage if its `minReplicas` is 0, else an empty text."""
+    for stage in value_at(manifest, "spec", "stages", default=()):
+        if not stage.get("inputs") and (stage.get("scaling") or {}).get("minReplicas") == 0:
+            return str(stage["name"])
+    return ""
 
 
 def read_pipeline(
@@ -67,7 +84,8 @@ def read_pipeline(
     url = value_at(manifest, "status", "url", default="")
     if not url or is_terminating(manifest):
         return None
-    ready = find_condition(manifest, "Ready")
+    ready = find_condition(manifest, "Ready") or {}
+    sleeper = value_at(manifest, "spec", "sleeper", default="")
     metadata = manifest["metadata"]
     endpoint, host = balanced_endpoint(url, metadata["name"])
     here = NamespacedName(metadata["namespace"], metadata["name"])
@@ -82,8 +100,12 @@ def read_pipeline(
         has_name=has(here.name),
         aliases=tuple(filter(has, value_at(manifest, "spec", "aliases", "models", default=()))),
         voice_aliases=dict(value_at(manifest, "spec", "aliases", "voices", default={})),
-        ready=ready is not None and ready.get("status") == "True",
-        accepts=ready is not None and ready.get("reason") not in REFUSED,
+        # One that wakes is offered too: its requests are held until it serves.
+        ready=ready.get("status") == "True" or bool(sleeper and ready.get("reason") == WAKING),
+        accepts=bool(ready) and ready.get("reason") not in REFUSED,
+        scale_target=f"{here.name}-{sleeper}" if sleeper else "",
+        asleep=bool(sleeper) and ready.get("reason") == SLEEPING,
+        waking=bool(sleeper) and ready.get("reason") == WAKING,
         created=int(parse_time(metadata["creationTimestamp"]).timestamp()),
         tls=entry_tls(endpoint, settings, server_name=host),
     )
@@ -119,6 +141,7 @@ class ClusterPipelines:
         self._store = Store(Root(PIPELINES.kind, PIPELINE_LABEL), slim_manifest)
         self._reflectors: list[Reflector] = []
         self._served: tuple[ServedPipeline, ...] = ()
+        self._client: ApiClient | None = None
 
     def list_pipelines(self) -> Sequence[ServedPipeline]:
         """Returns the pipelines that have an address, ready or not."""
@@ -137,7 +160,7 @@ class ClusterPipelines:
     async def run(self, metrics: GatewayMetrics) -> AsyncGenerator[None, None]:
         """Watch the pipelines while the block is open. Raises CredentialsError."""
         transport = Transport(await load_connection(self._kubeconfig, CALLER), metrics)
-        client = ApiClient(transport, RateLimiter(CALLS_PER_S, 2 * len(self._namespaces) + CALLS_PER_S))
+        client = self._client = ApiClient(transport, RateLimiter(CALLS_PER_S, 2 * len(self._namespaces) + CALLS_PER_S))
         self._reflectors = [
             Reflector(client, self._store, PIPELINES, namespace, selector="", on_change=self._changed)
             for namespace in self._namespaces
@@ -150,6 +173,19 @@ class ClusterPipelines:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await transport.close()
+
+    async def wake(self, pipeline: ServedPipeline) -> None:
+        """Set the number of pods of the entry stage to 1 if it is 0, over the scale subresource of its OmniStage. The
+        operator then starts all stages. Raises ModelNotReadyError if the API server refuses it."""
+        if self._client is None:
+            raise ModelNotReadyError(f"The model {pipeline.id!r} sleeps; try again.", retry_after_s=1)
+        try:
+            await self._client.scale_from_zero(STAGES, pipeline.namespace, pipeline.scale_target)
+        except (ForbiddenError, NotFoundError, InvalidError) as error:
+            log.error("a pipeline cannot be woken", extra={"pipeline": pipeline.qualified, "reason": str(error)})
+            raise ModelNotReadyError(f"The model {pipeline.id!r} sleeps, and the gateway cannot wake it.") from error
+        except ApiError as error:  # tried again
+            log.warning("a pipeline is not woken yet", extra={"pipeline": pipeline.qualified, "reason": str(error)})
 
     def _changed(self, changed: Iterable[NamespacedName]) -> None:
         manifests = (self._store.get(key) for key in self._store.keys(PIPELINES.kind))

@@ -12,7 +12,7 @@ from typing import Final, Unpack
 import grpc
 
 from omni_gateway.entries.pipelines import ServedPipeline, file_times, pick_voice
-from omni_gateway.errors import UnavailableError, to_error
+from omni_gateway.errors import ModelNotReadyError, UnavailableError, to_error
 from omni_proto.client import ArgumentError, AsyncOmniClient, ClientTls, Event, GenerateArguments, OmniRequestError
 from omni_proto.rpc.options import Options, channel_options
 from omni_proto.stage.v1 import sampling_pb2
@@ -121,6 +121,10 @@ class Entries:
         """
         key = _key(pipeline)
         known = self._facts.get(key)
+        if pipeline.is_away:
+            if known is None:
+                raise ModelNotReadyError(f"The model {pipeline.id!r} sleeps, and was not described before it did.")
+            return read_facts(known[1], pipeline)
         if known is None or self._clock() - known[0] > FACTS_S:
             try:
                 known = self._facts[key] = (self._clock(), await self._describe(pipeline))
@@ -129,6 +133,13 @@ class Entries:
                 if known is None or error.code is not grpc.StatusCode.UNAVAILABLE:
                     raise to_error(error, pipeline=pipeline.name) from error
         return read_facts(known[1], pipeline)
+
+    async def probe(self, pipeline: ServedPipeline) -> None:
+        """Ask the entry stage for its description, however young the known one is. Raises GatewayError."""
+        try:
+            self._facts[_key(pipeline)] = (self._clock(), await self._describe(pipeline))
+        except OmniRequestError as error:
+            raise to_error(error, pipeline=pipeline.name) from error
 
     def generate(self, pipeline: ServedPipeline, **arguments: Unpack[GenerateArguments]) -> AsyncGenerator[Event, None]:
         """Returns the events of a request; see AsyncOmniClient.generate.

@@ -66,10 +66,21 @@ class ServedPipeline:
     accepts: bool = True
     """Whether requests are sent to it. A request may need only some of the stages, so this may be true if `ready` is
     not."""
+    scale_target: str = ""
+    """Name of the OmniStage of the entry stage, if the pipeline sleeps while nobody uses it; else empty."""
+    asleep: bool = False
+    """Whether it has no pods until it is woken."""
+    waking: bool = False
+    """Whether it slept, and its pods are starting."""
     created: int = 0
     """Creation time, in seconds since the epoch."""
     tls: ClientTls | None = None
     """TLS settings, if the defaults of the endpoint's scheme are not enough."""
+
+    @property
+    def is_away(self) -> bool:
+        """Whether requests must wait for its pods."""
+        return self.asleep or self.waking
 
     @property
     def qualified(self) -> str:
@@ -98,6 +109,10 @@ class Pipelines(Protocol):
         """Returns whether the pipelines are known yet; /ready fails until then."""
         ...
 
+    async def wake(self, pipeline: ServedPipeline) -> None:
+        """Let a pipeline that sleeps start its pods; one that does not is left alone. Raises ModelNotReadyError."""
+        ...
+
 
 class StaticPipelines:
     """Pipelines that were named on the command line."""
@@ -112,6 +127,9 @@ class StaticPipelines:
     def is_synced(self) -> bool:
         """Returns True."""
         return True
+
+    async def wake(self, pipeline: ServedPipeline) -> None:
+        """Does nothing: these pipelines do not sleep."""
 
 
 def model_ids(pipelines: Sequence[ServedPipeline]) -> dict[str, ServedPipeline]:

@@ -212,6 +212,8 @@ async def learn_writer(gateway: Gateway, call: Call, abilities: Abilities, wishe
 
 
 async def _find(gateway: Gateway, call: Call) -> tuple[ServedPipeline, EntryFacts]:
-    """Returns the pipeline as it is now: a session may last longer than a pod. Raises GatewayError."""
+    """Returns the pipeline as it is now: a session may last longer than a pod, and its pipeline may sleep meanwhile.
+    Raises GatewayError."""
     _, pipeline = find_pipeline(call.rights.filter(gateway.pipelines.list_pipelines()), call.model)
+    await gateway.holds.wait(pipeline, call.holder)
     return pipeline, await gateway.entries.facts(pipeline)

@@ -94,6 +94,7 @@ async def open_session(gateway: Gateway, call: Call, wishes: Mapping[str, Any], 
         wanted = await _find_writer(gateway, served, read_writer(wishes))
     key, pipeline = pick_pipeline(served, wanted)
     call.model = key
+    await gateway.holds.wait(pipeline, call.holder)
     abilities = Abilities(key, await gateway.entries.facts(pipeline), gateway.voice_aliases(pipeline))
     await learn_writer(gateway, call, abilities, wishes)
     limits = gateway.settings.realtime

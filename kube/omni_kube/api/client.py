@@ -186,6 +186,19 @@ class ApiClient:
         with _as_conflict():
             return await self._repeat(lambda: self._write("patch", "PATCH", path, body, _MERGE))
 
+    async def scale_from_zero(self, kind: ObjectKind, namespace: str, name: str) -> bool:
+        """Set the replicas of an object with the subresource `scale` to 1 if they are 0. Returns whether they were.
+
+        Another client may scale it at this moment: its number stays. Raises ConflictError, NotFoundError.
+        """
+        path = kind.path(namespace, name) + "/scale"
+        live = await self._repeat(lambda: self.transport.call("get", "GET", path))
+        if (live.get("spec") or {}).get("replicas", 0):
+            return False
+        change = {"metadata": {"resourceVersion": live["metadata"]["resourceVersion"]}, "spec": {"replicas": 1}}
+        await self._repeat(lambda: self._write("patch", "PATCH", path, change, _MERGE))
+        return True
+
     async def apply_status(self, kind: ObjectKind, manifest: Manifest) -> Manifest:
         """Apply the status subresource server-side. Returns the updated object.
 

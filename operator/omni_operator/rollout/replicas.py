@@ -3,6 +3,9 @@
 A stage with scaling has the number that its OmniStage holds, in every revision: so a new set starts at the size of the
 old one. Until the OmniStage holds a number, it is that of the set that serves.
 
+A pipeline whose stages have `minReplicas: 0` sleeps as a whole while the OmniStage of its entry holds 0: one number, so
+that one write puts it to sleep or wakes it, whatever the OmniStages of the other stages hold.
+
 There are two numbers for each stage. *goal* is the final number; availability and conditions are judged by it. *now* is
 the number in the Deployment after this reconcile, a step towards the goal. A set is scaled down from the entry stage
 downstream. Requests in flight still need the downstream stages, so a stage keeps its replicas until its upstream stage
@@ -59,21 +62,38 @@ def decide_replicas(
         as_is = {name: stage.replicas for name, stage in live.stages.items()}
         names = dict.fromkeys((*live.recorded, *as_is))
         return Replicas({name: max(live.recorded.get(name, 0), as_is.get(name, 0)) for name in names}, as_is)
-    asked = {stage.name: ask_replicas(stage, held) for stage in order_stages(pipeline)}
-    if fate is Fate.RUN:
+    asked = ask_replicas(pipeline, held)
+    sleeps = is_asleep(pipeline, held)
+    if fate is Fate.RUN and not sleeps:
         return Replicas(asked, asked)
     none = dict.fromkeys(asked, 0)
-    # Suspending must not start pods: a stage without a Deployment gets one with 0 replicas.
-    absent = none if fate is Fate.SUSPEND else asked
+    # These must not start pods: a stage without a Deployment gets one with 0 replicas.
+    absent = none if fate is Fate.SUSPEND or sleeps else asked
     return Replicas(none, _drain(pipeline, live, absent))
 
 
-def ask_replicas(stage: Stage, held: Mapping[str, int]) -> int:
-    """Returns the number of pods that a stage shall have: the spec's, or the held one within the bounds of scaling."""
+def ask_replicas(pipeline: OmniPipeline, held: Mapping[str, int]) -> dict[str, int]:
+    """Returns the number of pods that each stage shall have, in the order of the graph: the spec's, or the held one
+    within the bounds of scaling; 0 while the pipeline sleeps."""
+    sleeps = is_asleep(pipeline, held)
+    return {stage.name: 0 if sleeps else _ask(stage, held) for stage in order_stages(pipeline)}
+
+
+def can_sleep(pipeline: OmniPipeline) -> bool:
+    """Returns whether the pipeline sleeps while nobody uses it: all its stages have `minReplicas: 0`."""
+    return all(stage.scaling is not None and stage.scaling.min_replicas == 0 for stage in pipeline.spec.stages)
+
+
+def is_asleep(pipeline: OmniPipeline, held: Mapping[str, int]) -> bool:
+    """Returns whether the pipeline sleeps now."""
+    return can_sleep(pipeline) and held.get(order_stages(pipeline)[0].name) == 0
+
+
+def _ask(stage: Stage, held: Mapping[str, int]) -> int:
     scaling = stage.scaling
     if scaling is None:
         return 1 if stage.replicas is None else stage.replicas
-    least = scaling.min_replicas or 1
+    least = max(1, scaling.min_replicas or 1)
     number = held.get(stage.name, least)
     return number if scaling.by == "External" else max(least, min(number, scaling.max_replicas or number))
 

@@ -23,7 +23,15 @@ from typing import Final
 
 from omni_kube.objects import Manifest, is_terminating, parse_time
 from omni_operator.kinds import ChildKey, key_of
-from omni_operator.rollout.replicas import Fate, Replicas, ask_replicas, decide_replicas, fate_of, read_held
+from omni_operator.rollout.replicas import (
+    Fate,
+    Replicas,
+    ask_replicas,
+    decide_replicas,
+    fate_of,
+    is_asleep,
+    read_held,
+)
 from omni_operator.state.live import LOST_POD_SLACK, LiveSet, compute_live_sets, live_serving_revision
 from omni_operator.state.observed import Observed, is_reachable
 from omni_operator.state.pod_causes import find_cause, lacks_capacity, lost_capacity_at, needs_correction, next_check
@@ -99,7 +107,9 @@ class Rollout:
     models: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Checkpoints by revision and stage, of the stages that have one of their own: URI or URI@REVISION."""
     asked: Mapping[str, int] = field(default_factory=dict)
-    """Number of pods that each stage of the spec shall have while the pipeline runs."""
+    """Number of pods that each stage of the spec shall have while the pipeline is not suspended."""
+    asleep: bool = False
+    """Whether the pipeline sleeps, because nobody uses it."""
     serving_tls: bool = False
     """Whether clients reach the serving revision over TLS."""
     recheck_at: datetime | None = None
@@ -145,7 +155,8 @@ def decide_rollout(
         # If the serving revision's spec is lost, assume the TLS setting of the current spec.
         serving_tls=view.pipelines.get(serving, pipeline).spec.entry.tls is not None,
         recheck_at=_recheck_at(view),
-        asked={stage.name: ask_replicas(stage, held) for stage in pipeline.spec.stages},
+        asked=ask_replicas(pipeline, held),
+        asleep=is_asleep(pipeline, held),
     )
 
 

@@ -28,7 +28,12 @@ HISTOGRAMS: Final = (
 """Histograms that objectives are about."""
 _WANTED: Final = tuple(
     name.encode()
-    for name in (*_ENGINE, *(f"{name}_bucket" for name in HISTOGRAMS), StageMetric.PIPELINE_SPOKEN_ANSWERS)
+    for name in (
+        *_ENGINE,
+        StageMetric.INFLIGHT_REQUESTS,
+        *(f"{name}_bucket" for name in HISTOGRAMS),
+        StageMetric.PIPELINE_SPOKEN_ANSWERS,
+    )
 )
 
 Buckets = Mapping[float, float]
@@ -47,6 +52,8 @@ class Reading:
     histograms: Mapping[str, Buckets] = field(default_factory=dict)
     spoken: tuple[float, float] = (0.0, 0.0)
     """Answers with audio, and those without a gap."""
+    in_flight: float | None = None
+    """Calls in progress, also those that the engine has not got yet; None if the pod does not say."""
 
 
 def parse_reading(page: bytes, at: float) -> Reading | None:
@@ -70,7 +77,8 @@ def parse_reading(page: bytes, at: float) -> Reading | None:
         elif sample.labels.get("continuous") in spoken:
             spoken[sample.labels["continuous"]] = sample.value
     ran_s, waited_s, limit = (values[name] for name in _ENGINE)
-    return Reading(at, ran_s, waited_s, limit, histograms, (sum(spoken.values()), spoken["true"]))
+    in_flight = values.get(StageMetric.INFLIGHT_REQUESTS)
+    return Reading(at, ran_s, waited_s, limit, histograms, (sum(spoken.values()), spoken["true"]), in_flight)
 
 
 def load_between(pairs: Iterable[tuple[Reading, Reading]], pods: int) -> StageLoad | None:

@@ -16,22 +16,15 @@ from typing import Final
 
 from omni_kube.api.client import ApiClient
 from omni_kube.errors import ApiError, NotLeaderError
-from omni_kube.objects import (
-    Manifest,
-    NamespacedName,
-    ObjectKey,
-    find_condition,
-    is_terminating,
-    parse_time,
-    value_at,
-)
+from omni_kube.objects import Manifest, NamespacedName, ObjectKey, find_condition, is_terminating, parse_time, value_at
 from omni_kube.store import Store
 from omni_operator.kinds import PIPELINE_KIND, STAGES
 from omni_operator.names import scale_target_name
 from omni_operator.process.settings import OperatorSettings
 from omni_operator.rollout.decide import read_live_spec
-from omni_operator.rollout.replicas import ask_replicas, read_held
+from omni_operator.rollout.replicas import ask_replicas, can_sleep, is_asleep, read_held
 from omni_operator.scaling.decision import StageAsk, StageLoad, StageMemory, decide_scale, find_pressed
+from omni_operator.scaling.idle import idle_seconds, is_idle, ready_pods
 from omni_operator.scaling.notes import ObjectivesNote, ScaleNotes, StageNote
 from omni_operator.scaling.objectives import find_objectives, worst_excess
 from omni_operator.scaling.readings import Reading, load_between
@@ -65,6 +58,8 @@ class _Known:
     """Readings by the pods' uids, the oldest first."""
     memory: dict[str, StageMemory] = field(default_factory=dict)
     notes: ScaleNotes = field(default_factory=ScaleNotes)
+    idle_since: float | None = None
+    """Since when nobody uses it, in seconds of a monotonic clock; None if somebody does, or it is not known."""
 
 
 class Scaler:
@@ -137,20 +132,35 @@ class Scaler:
         observed = observe_pipeline(self._store, key)
         if observed is None:
             return
-        pipeline = read_live_spec(observed, self._settings.default_image, self._settings.forbidden_fields).pipeline
-        serving = live_serving_revision(observed)
+        spec = read_live_spec(observed, self._settings.default_image, self._settings.forbidden_fields)
+        pipeline, serving = spec.pipeline, live_serving_revision(observed)
         if pipeline is None or serving is None or pipeline.spec.suspend or is_terminating(observed.pipeline):
             self._known.pop(key, None)
             return
         clock = self._client.transport.clock.now(time.monotonic())
-        live = compute_live_sets(observed, clock).get(serving) or LiveSet(serving)
+        sets = compute_live_sets(observed, clock)
+        live = sets.pop(serving, None) or LiveSet(serving)
         known = self._known.setdefault(key, _Known())
-        ready = {name: _ready_pods(stage) for name, stage in live.stages.items()}
+        held = read_held(observed, live)
+        if is_asleep(pipeline, held):
+            self._rest(key, pipeline)
+            return
+        ready = {name: ready_pods(stage) for name, stage in live.stages.items()}
+        began = time.monotonic()
         await _read(known, ready, scraper)
         loads = _loads(known, ready)
         now = time.monotonic()
-        held = read_held(observed, live)
-        asks = [_ask(stage.name, pipeline, live, held, clock) for stage in order_stages(pipeline)]
+        asked = ask_replicas(pipeline, held)
+        if can_sleep(pipeline):
+            idle = spec.revision == serving and is_idle(asked, live, sets.values(), known.readings, began)
+            known.idle_since = (known.idle_since or now) if idle else None
+            if known.idle_since is not None and now - known.idle_since >= idle_seconds(pipeline):
+                why = f"nobody used it for {now - known.idle_since:.0f} s"
+                if await self._set(observed, next(iter(asked)), 0, why):
+                    self._rest(key, pipeline)
+                    self._enqueue([key])
+                    return
+        asks = [_ask(stage.name, pipeline, live, asked, clock) for stage in order_stages(pipeline)]
         objectives = _judge(pipeline, known, ready, loads, asks, now)
         short = {}
         if objectives is not None and objectives.holds_back:
@@ -169,6 +179,12 @@ class Scaler:
         changed |= known.notes.take(notes, objectives)
         if changed:
             self._enqueue([key])
+
+    def _rest(self, key: NamespacedName, pipeline: OmniPipeline) -> None:
+        """Forget what a pipeline that sleeps did: after it wakes, it has other pods."""
+        known = self._known[key] = _Known()
+        note = StageNote(0, 0, "nobody uses the pipeline")
+        known.notes.take({stage.name: note for stage in pipeline.spec.stages}, None)
 
     async def _set(self, observed: Observed, stage: str, replicas: int, why: str) -> bool:
         """Write the number of pods into an OmniStage. Returns whether it was written. Raises ApiError, among them
@@ -191,15 +207,6 @@ def _concerns(pipeline: Manifest) -> bool:
     )
 
 
-def _ready_pods(stage: LiveStage) -> dict[str, Manifest]:
-    """Returns the pods that serve, by uid."""
-    return {
-        str(pod["metadata"]["uid"]): pod
-        for pod in stage.pods
-        if not is_terminating(pod) and (find_condition(pod, "Ready") or {}).get("status") == "True"
-    }
-
-
 async def _read(known: _Known, ready: Mapping[str, Mapping[str, Manifest]], scraper: Scraper) -> None:
     addresses = {
         uid: str(value_at(pod, "status", "podIP", default="")) for pods in ready.values() for uid, pod in pods.items()
@@ -219,14 +226,14 @@ def _loads(known: _Known, ready: Mapping[str, Mapping[str, Manifest]]) -> dict[s
     return loads
 
 
-def _ask(name: str, pipeline: OmniPipeline, live: LiveSet, held: Mapping[str, int], now: datetime) -> StageAsk:
+def _ask(name: str, pipeline: OmniPipeline, live: LiveSet, asked: Mapping[str, int], now: datetime) -> StageAsk:
     stage, pods = pipeline.stage(name), live.stage(name)
     scaling = stage.scaling
     cause = find_cause(pods, now) if lacks_capacity(pods) else None
     return StageAsk(
         name=name,
         above=stage.inputs[0].source if stage.inputs else None,
-        current=ask_replicas(stage, held),
+        current=asked[name],
         least=(scaling.min_replicas if scaling is not None else None) or 1,
         most=(scaling.max_replicas if scaling is not None else None) or MAX_REPLICAS,
         behavior=scaling.behavior if scaling is not None else ScalingBehavior(),

@@ -102,6 +102,10 @@ class Assessment:
     scale: ScaleNotes | None = None
     """What scaling found out; None if it decided nothing yet, or if no stage has scaling."""
     halt: Halt | None = None
+    asleep: bool = False
+    """Whether the pipeline has no pods because nobody uses it."""
+    waking: bool = False
+    """Whether it slept, and has not served since."""
     settled: bool = False
     """Whether the rollout of this generation was complete before. Then missing replicas were lost."""
 

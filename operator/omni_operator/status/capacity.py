@@ -13,6 +13,8 @@ def judge_scaling(assessment: Assessment) -> Verdict | None:
     notes = assessment.scale.stages if assessment.scale is not None else {}
     if not notes or assessment.suspended or assessment.halt is not None:
         return None
+    if assessment.asleep or assessment.waking:
+        return Verdict(True, Reason.FOLLOWS_LOAD, "the pipeline sleeps" if assessment.asleep else "the pipeline wakes")
     for name, note in notes.items():
         if note.blocked:
             return Verdict(

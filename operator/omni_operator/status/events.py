@@ -24,7 +24,13 @@ MAX_EVENTS: Final = 20
 """Maximum number of Events for one pipeline, both in a burst and per hour."""
 
 _ASKED_FOR: Final = frozenset(
-    {Reason.SUSPENDED, Reason.SCALED_TO_ZERO, Reason.WAITING_FOR_OLD_REVISION, Reason.TERMINATING}
+    {
+        Reason.SUSPENDED,
+        Reason.SCALED_TO_ZERO,
+        Reason.WAKING,
+        Reason.WAITING_FOR_OLD_REVISION,
+        Reason.TERMINATING,
+    }
 )
 """Reasons of Ready=False that follow from the user's spec."""
 

@@ -18,14 +18,14 @@ from omni_operator.names import (
 )
 from omni_operator.reasons import Reason
 from omni_operator.rollout.plan import Plan
-from omni_operator.rollout.replicas import Fate, decide_replicas
+from omni_operator.rollout.replicas import Fate, can_sleep, decide_replicas
 from omni_operator.rollout.rollout import Phase, Rollout
 from omni_operator.scaling.notes import ScaleNotes
 from omni_operator.state.live import LiveSet, compute_live_sets, live_serving_revision
 from omni_operator.state.observed import Observed, find_service_problem, find_stage_problem, has_endpoints, is_reachable
 from omni_operator.state.pod_causes import find_cause
 from omni_operator.status.assessment import Assessment, ChildError, Halt, StageState
-from omni_operator.status.conditions import PROGRESSING, bound, set_conditions
+from omni_operator.status.conditions import PROGRESSING, READY, bound, set_conditions
 from omni_operator.status.kstatus import judge_kstatus
 from omni_operator.status.verdicts import AFTER_COMPLETION, judge
 from omni_proto.pipeline import OmniPipeline
@@ -150,10 +150,13 @@ def assess(
         # Until the switch is written, clients reach the set that the entry Service selects.
         serving = rollout.selected
     named = [*ignored[:MAX_IGNORED], *([f"and {len(ignored) - MAX_IGNORED} more"] if ignored[MAX_IGNORED:] else [])]
+    slept = (find_condition(observed.pipeline, READY) or {}).get("reason") in (Reason.SLEEPING, Reason.WAKING)
     return Assessment(
         pipeline=observed.name,
         namespace=observed.namespace,
         suspended=pipeline.spec.suspend,
+        asleep=rollout.asleep and not pipeline.spec.suspend,
+        waking=slept and can_sleep(pipeline) and not rollout.asleep and not _all_ready(states[serving]),
         phase=rollout.phase,
         serving=serving,
         target=rollout.target,

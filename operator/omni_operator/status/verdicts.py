@@ -72,6 +72,10 @@ def judge_ready(assessment: Assessment) -> Verdict:
     entries = (entry_service_name(assessment.pipeline), headless_service_name(assessment.pipeline))
     if any(item.key.kind == "Service" and item.key.name in entries for item in assessment.foreign):
         return Verdict(False, Reason.CHILD_CONFLICT, describe_conflicts(assessment))
+    if assessment.asleep:
+        return Verdict(
+            True, Reason.SLEEPING, "nobody uses the pipeline, so it has no pods; a request to a gateway wakes it"
+        )
     idle = [stage.name for stage in assessment.stages if not stage.wanted]
     if idle:
         return Verdict(
@@ -96,6 +100,10 @@ def judge_ready(assessment: Assessment) -> Verdict:
 def _judge_missing(assessment: Assessment, missing: Sequence[StageState]) -> Verdict:
     names = [stage.name for stage in missing]
     worst = worst_of(missing)
+    if assessment.waking and not any(stage.cause is not None and stage.cause.hard for stage in missing):
+        return Verdict(
+            False, Reason.WAKING, f"{_stages(names)} {_have(names)} no ready pod yet{_describe_cause(worst)}"
+        )
     if worst is not None and worst.cause is not None:
         others = [name for name in names if name != worst.name]
         also = f"; {_stages(others)} {_have(others)} no ready pod either" if others else ""
@@ -154,7 +162,7 @@ def judge_degraded(assessment: Assessment) -> Verdict:
 def _judge_losses(assessment: Assessment) -> Verdict | None:
     """Returns the verdict if something is missing from a set that was complete. A set that starts has lost nothing."""
     was_complete = assessment.settled if assessment.serving == assessment.target else True
-    if not was_complete or assessment.suspended:
+    if not was_complete or assessment.suspended or assessment.asleep or assessment.waking:
         return None
     lost = [stage for stage in assessment.stages if stage.is_short]
     worst = worst_of(lost)
@@ -222,6 +230,9 @@ def judge_progressing(assessment: Assessment) -> Verdict:
     blockers = find_blockers(assessment)
     if phase is Phase.SUSPENDED:
         return Verdict(False, Reason.SUSPENDED, "; ".join(["spec.suspend is true, no pods run", *_messages(blockers)]))
+    if assessment.waking and not blockers:
+        waiting = ", ".join(assessment.waiting_for)
+        return Verdict(True, Reason.WAKING, f"the pipeline wakes: pods of revision {target} are starting: {waiting}")
     if phase is Phase.COMPLETE or (phase is Phase.INCOMPLETE and assessment.settled):
         if blockers:
             return Verdict(not assessment.settled, blockers[0].reason, f"revision {target}: {blockers[0].message}")

@@ -66,6 +66,8 @@ class SimulatedApi:
             metadata |= {name: live["metadata"][name] for name in ("uid", "generation", "creationTimestamp")}
             if live.get("spec") != new.get("spec"):
                 metadata["generation"] += 1
+            if "spec" in live and "spec" not in new:
+                new["spec"] = live["spec"]  # another manager's
             if "status" in live:
                 new["status"] = live["status"]
         metadata["resourceVersion"] = str(self.next_id())

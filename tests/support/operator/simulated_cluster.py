@@ -14,14 +14,16 @@ from datetime import timedelta
 from typing import Any
 
 from omni_operator.desired.build_settings import BuildSettings
-from omni_operator.kinds import key_of
+from omni_operator.kinds import ChildKey, key_of
 from omni_operator.rollout.decide import Decision, decide, read_live_spec
 from omni_operator.rollout.plan import Prune
+from omni_operator.rollout.targets import plan_targets
 from omni_operator.state.observed import Observed, is_sealed
 from omni_operator.state.slim import slim_seen
 from omni_operator.status.assessment import ChildError
 from omni_operator.status.events import EventData, compute_events
 from omni_operator.status.status import compute_lost_status, compute_status, refuse_spec
+from omni_proto.pipeline.types.scaling import STAGE_KIND
 from omni_proto.pipeline.types.status import PipelineStatus
 from support.operator.simulated_workloads import SimulatedWorkloads
 
@@ -88,8 +90,23 @@ class SimulatedCluster(SimulatedWorkloads):
             else:
                 self.apply(write)
         if most_writes is None:
+            self.write_targets()
             self.report()
         return len(writes)
+
+    def write_targets(self) -> None:
+        """Gives OmniStages their first number of pods, and the one that follows from the entry's."""
+        decision = self.decide()
+        for live, replicas, _ in plan_targets(decision.pipeline, self.observe(), decision.rollout) if decision else ():
+            if replicas is not None:
+                self.scale(live["metadata"]["name"], replicas)
+
+    def scale(self, name: str, replicas: int) -> None:
+        """Sets the number of pods in an OmniStage, as kubectl scale does."""
+        target = self.children[ChildKey(STAGE_KIND, name)]
+        if target.get("spec") != {"replicas": replicas}:
+            target["spec"] = {"replicas": replicas}
+            self.writes += 1
 
     def report(self, errors: Sequence[ChildError] = ()) -> None:
         """Writes the status of the present state to the pipeline, if it differs."""

@@ -114,9 +114,10 @@ def _unknown_voice() -> status_pb2.Status:
 
 @contextmanager
 def serve_entry(
-    credentials: grpc.ServerCredentials | None = None, media: Sequence[str] = ()
+    credentials: grpc.ServerCredentials | None = None, media: Sequence[str] = (), port: int = 0
 ) -> Iterator[tuple[int, Starts]]:
-    """Serves on 127.0.0.1 inside the block, with TLS if there are credentials. media: kinds that the stage reads.
+    """Serves on 127.0.0.1 inside the block, with TLS if there are credentials. media: kinds that the stage reads. port:
+    0 takes a free one.
 
     Yields the port, and a list that gets the Start of every request.
     """
@@ -124,9 +125,9 @@ def serve_entry(
     server = grpc.server(ThreadPoolExecutor(4))
     stage_service_pb2_grpc.add_StageServiceServicer_to_server(entry, server)
     if credentials is None:
-        port = server.add_insecure_port("127.0.0.1:0")
+        port = server.add_insecure_port(f"127.0.0.1:{port}")
     else:
-        port = server.add_secure_port("127.0.0.1:0", credentials)
+        port = server.add_secure_port(f"127.0.0.1:{port}", credentials)
     server.start()
     try:
         yield port, entry.starts

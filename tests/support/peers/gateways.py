@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from omni_gateway.entries.pipelines import ServedPipeline, StaticPipelines
+from omni_gateway.entries.pipelines import Pipelines, ServedPipeline, StaticPipelines
 from omni_gateway.http_server.app import create_app
 from omni_gateway.http_server.server import ListenOptions, make_server
 from omni_gateway.settings import GatewaySettings
@@ -22,11 +22,14 @@ from omni_gateway.settings import GatewaySettings
 
 @contextmanager
 def serve_gateway(
-    *pipelines: ServedPipeline, settings: GatewaySettings | None = None, tls_dir: Path | None = None
+    *pipelines: ServedPipeline,
+    settings: GatewaySettings | None = None,
+    tls_dir: Path | None = None,
+    source: Pipelines | None = None,
 ) -> Iterator[str]:
-    """Serves the pipelines inside the block, on a thread. Yields the gateway's URL."""
+    """Serves the pipelines inside the block, or those of the source, on a thread. Yields the gateway's URL."""
     settings = settings or GatewaySettings()
-    app = create_app(StaticPipelines(pipelines), settings)
+    app = create_app(source or StaticPipelines(pipelines), settings)
     server = make_server(app, settings, ListenOptions(port=0, tls_dir=tls_dir))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

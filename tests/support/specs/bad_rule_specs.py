@@ -214,6 +214,16 @@ BAD_RULES: Final[dict[str, Bad]] = {
         f"{S0}.scaling.minReplicas",
         "minReplicas (4) is above maxReplicas (3); lower it",
     ),
+    "zero in one stage": Bad(
+        (first(scaling={"minReplicas": 0, "maxReplicas": 3}),),
+        "spec.stages",
+        'a pipeline sleeps as a whole, because a request passes all stages; minReplicas is 0, but not in ["talker"',
+    ),
+    "an idle time that nothing waits for": Bad(
+        (first(scaling={"maxReplicas": 3, "idleSeconds": 60}),),
+        f"{S0}.scaling.idleSeconds",
+        "idleSeconds has no effect unless minReplicas is 0",
+    ),
     "scaling from outside, and bounds": Bad(
         (first(scaling={"by": "External", "maxReplicas": 3}),),
         f"{S0}.scaling.by",

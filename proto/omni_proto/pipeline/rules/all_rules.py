@@ -32,7 +32,7 @@ from omni_proto.pipeline.rules.resources import (
     STAGE_BUDGET_RULES,
 )
 from omni_proto.pipeline.rules.rule import Rule, matches, quote
-from omni_proto.pipeline.rules.scaling import OBJECTIVES_RULE, REPLICAS_RULE, SCALING_RULES
+from omni_proto.pipeline.rules.scaling import OBJECTIVES_RULE, REPLICAS_RULE, SCALING_RULES, ZERO_RULE
 from omni_proto.pipeline.types import kubernetes as k8s, pods, resource as api, scaling
 from omni_proto.pipeline.types.forms import FORMS
 from omni_proto.stage_config import COMPONENT_PATTERN, STAGE_NAME_PATTERN, EngineArgs, Limits, SamplingDefaults
@@ -269,6 +269,7 @@ RULES: Final[Mapping[type[BaseModel], tuple[Rule, ...]]] = {
         *SPEC_COMPONENT_RULES,
         _VOICES,
         _EACH_HAS_A_MODEL,
+        ZERO_RULE,
     ),
     api.Model: _MODEL,
     api.EntryService: ENTRY_SERVICE_RULES,

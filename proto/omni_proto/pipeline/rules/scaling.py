@@ -22,6 +22,17 @@ OBJECTIVES_RULE: Final = Rule(
     words="nothing is promised; set firstAudioSeconds, firstTextSeconds, realTimeFactor or continuity",
 )
 
+_MAY_BE_ZERO = "has(s.scaling) && has(s.scaling.minReplicas) && s.scaling.minReplicas == 0"
+
+ZERO_RULE: Final = Rule(
+    summary="`minReplicas: 0` is set in every stage, or in none",
+    rule=f"!self.stages.exists(s, {_MAY_BE_ZERO}) || self.stages.all(s, {_MAY_BE_ZERO})",
+    words="a pipeline sleeps as a whole, because a request passes all stages; minReplicas is 0, but not in %s: set it "
+    "there, or to 1 or more everywhere",
+    values=(f"self.stages.filter(s, !({_MAY_BE_ZERO})).map(s, s.name)",),
+    field=".stages",
+)
+
 SCALING_RULES: Final = (
     Rule(
         summary="`maxReplicas` is set, unless `by` is External",
@@ -35,6 +46,12 @@ SCALING_RULES: Final = (
         words="minReplicas (%d) is above maxReplicas (%d); lower it",
         values=("self.minReplicas", "self.maxReplicas"),
         field=".minReplicas",
+    ),
+    Rule(
+        summary="`idleSeconds` needs `minReplicas: 0`",
+        rule="!has(self.idleSeconds) || (has(self.minReplicas) && self.minReplicas == 0)",
+        words="idleSeconds has no effect unless minReplicas is 0; set that in every stage, or remove idleSeconds",
+        field=".idleSeconds",
     ),
     Rule(
         summary="`by` External excludes `minReplicas`, `maxReplicas`, `targetRequests` and `behavior`",

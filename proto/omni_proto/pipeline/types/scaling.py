@@ -15,6 +15,8 @@ from omni_proto.stage_config import ConfigModel
 MAX_REPLICAS: Final = 1000
 """Maximum number of pods of a stage."""
 STAGE_KIND: Final = "OmniStage"
+IDLE_SECONDS: Final = 300
+"""Default of `idleSeconds`, as KEDA's cooldownPeriod."""
 
 Replicas = Annotated[int, Field(ge=0, le=MAX_REPLICAS)]
 """A number of pods."""
@@ -59,10 +61,14 @@ class Scaling(ConfigModel):
     by: Literal["Operator", "External"] = "Operator"
     """Operator: the operator follows the load that the pods report. External: the number is what the stage's OmniStage
     says, which kubectl scale, a HorizontalPodAutoscaler or KEDA sets; the operator never changes it."""
-    min_replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] | None = None
-    """Smallest number of pods. Default: 1."""
+    min_replicas: Replicas | None = None
+    """Smallest number of pods. Default: 1. 0 in every stage: the pipeline sleeps while nobody uses it, without any pod,
+    and a request to a gateway wakes it. A pipeline that is awake has at least 1 pod of each stage."""
     max_replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] | None = None
     """Largest number of pods. Required, unless the number is set from outside."""
+    idle_seconds: Annotated[int, Field(ge=15, le=604_800)] | None = None
+    """Seconds without any request before the pipeline sleeps, if minReplicas is 0. The longest of its stages counts.
+    Default: 300."""
     target_requests: Annotated[float, Field(gt=0, le=4096)] | None = None
     """Requests in a pod's engine, running and waiting, at which the stage has the right number of pods. Default: 70 %
     of those that the engine runs at once (engineArgs.maxNumSeqs)."""
