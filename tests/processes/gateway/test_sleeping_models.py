@@ -61,9 +61,9 @@ class Sleeper:
 @contextlib.contextmanager
 def sleeping(**settings: Any) -> Iterator[tuple[Sleeper, httpx.Client]]:
     sleeper = Sleeper()
-    with serve_gateway(source=sleeper, settings=GatewaySettings.model_validate({**QUICK, **settings})) as url:
-        with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
-            yield sleeper, client
+    given = GatewaySettings.model_validate({**QUICK, **settings})
+    with serve_gateway(source=sleeper, settings=given) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
+        yield sleeper, client
     sleeper.stop_entry()
 
 
