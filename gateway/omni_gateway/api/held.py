@@ -22,9 +22,9 @@ async def wait_awake(gateway: Gateway, call: Call, pipeline: ServedPipeline, rec
 def respond_when_awake(
     gateway: Gateway, call: Call, pipeline: ServedPipeline, answer: Callable[[], Awaitable[LiveResponse]]
 ) -> LiveResponse:
-    """Returns a stream that begins at once, with comments, and goes on with the answer once the pipeline serves.
+    """Returns a stream that begins at once, with comments, and continues with the answer once the pipeline serves.
 
-    An error is an event, because the status was sent. Raises GatewayError if the request's values find no room.
+    An error is an event, because the status was sent. Raises GatewayError if the request's values do not fit.
     """
     # The route frees the body when it returns, but `answer` keeps the values.
     call.media_share.add(call.body_share.held)

@@ -1,7 +1,7 @@
 """Holds requests for a pipeline that sleeps, wakes it, and lets them go once it serves.
 
-    request --> wait --+                          +--> goes on
-    request --> wait --+--> one task a pipeline --+--> goes on
+    request --> wait --+                          +--> sent
+    request --> wait --+--> one task a pipeline --+--> sent
                             wake, watch, GetStage
 
 The cluster's operator starts the pods. That a pipeline serves is known from its status, and then from its entry stage
@@ -32,7 +32,7 @@ WAKE_S: Final = 2.0
 PROBE_S: Final = 0.25
 """Pause between two attempts to reach an entry stage."""
 GRACE_S: Final = 10.0
-"""Time within which an entry stage must answer once the pipeline is said to serve, or be said to sleep."""
+"""Time within which an entry stage must answer once the status reports that the pipeline serves."""
 RETRY_AFTER_S: Final = 5.0
 """Pause that a client is asked for when the gateway holds too many requests."""
 
@@ -63,7 +63,7 @@ class Holds:
         that is held does.
 
         holder: the key's name, else the client's address. missed: the request reached no pod, so it waits even if the
-        pipeline is said to serve. Raises ModelNotReadyError, RateLimitError, UnavailableError.
+        status reports that the pipeline serves. Raises ModelNotReadyError, RateLimitError, UnavailableError.
         """
         if not (pipeline.is_away or (missed and pipeline.scale_target)):
             return
