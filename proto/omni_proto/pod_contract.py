@@ -80,6 +80,8 @@ class StageMetric(StrEnum):
     ENGINE_HEALTHY = "omni_stage_engine_healthy"
     COMPILED_CHECK_FAILED = "omni_stage_compiled_check_failed"
     KERNELS_COMPILED = "omni_stage_kernels_compiled_total"
+    REUSED_ROWS = "omni_stage_reused_rows_total"
+    REUSED_ROW_BYTES = "omni_stage_reused_row_bytes_total"
     CERTIFICATE_EXPIRY_SECONDS = "omni_stage_tls_certificate_expiry_timestamp_seconds"
     CERTIFICATE_REJECTED = "omni_stage_tls_certificate_rejected"
     PIPELINE_REQUESTS = "omni_pipeline_requests_total"

@@ -150,6 +150,10 @@ class EngineStep(Brief):
     """The id of the stop token, the stop string, or the scheduler's reason that ended the request; else empty."""
     scheduled_ns: int | None = None
     """time.monotonic_ns() when the request was first scheduled, if known."""
+    reused_rows: int = 0
+    """How many rows of `tensors` come from earlier requests with the same prefix."""
+    reused_bytes: int = 0
+    """Bytes of these rows."""
 
 
 @dataclass(frozen=True, slots=True)

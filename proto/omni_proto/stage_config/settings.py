@@ -84,8 +84,11 @@ class EngineArgs(ConfigModel):
     enforce_eager: bool | None = None
     """Run without CUDA graphs and compilation."""
     enable_prefix_caching: bool | None = None
-    """Reuse the KV cache of equal prefixes. Default: as in vLLM, true if the model supports it. Always off for stages
-    whose hidden states are read; these refuse true."""
+    """Reuse the KV cache of equal prefixes. Default: as in vLLM, true if the model supports it. A stage whose hidden
+    states are read also reuses their rows (rowsCacheMib); it refuses true if its component cannot do so."""
+    rows_cache_mib: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
+    """Host memory in MiB for rows of cached prefixes that another stage reads. It comes on top of
+    limits.maxInflightBytes. Without the rows, a prefix is computed again. Default: a quarter of that limit."""
     enable_prompt_embeds: bool | None = None
     """Accept embeddings instead of a prompt's tokens. Every request is then embedded outside CUDA graphs, which slows
     text requests down. Only for an entry stage whose rows no other stage reads."""

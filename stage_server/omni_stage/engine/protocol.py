@@ -45,6 +45,11 @@ class StageEngine(Protocol):
         ...
 
     @property
+    def reused_rows(self) -> tuple[int, int]:
+        """How many published rows came from earlier requests with the same prefix, and their bytes. It only grows."""
+        ...
+
+    @property
     def unfinished_requests(self) -> int:
         """Number of requests that the engine has work for. A request that waits for more streamed input, or whose
         caller still handles a step, does not count."""

@@ -91,6 +91,8 @@ class VllmStageEngine:
         """Whether the start-up check turned compiled code and CUDA graphs off."""
         self.kernels_compiled = 0
         """See StageEngine."""
+        self.reused_rows = (0, 0)
+        """See StageEngine."""
         self._watch: asyncio.Task[None] | None = None
         self._runs: StreamedRuns | None = None
         """Set once the engine has started."""
@@ -264,6 +266,9 @@ class VllmStageEngine:
                         work.begin()
                         while output is not None:
                             self._work.note_step()
+                            if output.reused_rows:
+                                rows, size = self.reused_rows
+                                self.reused_rows = rows + output.reused_rows, size + output.reused_bytes
                             reason = finish_reason(output, self.component.facts.kind)
                             # Copying takes longer than the rest of this loop, so a step is copied only if it changes.
                             step = output if reason is output.finish_reason else replace(output, finish_reason=reason)

@@ -114,12 +114,17 @@ class FamilyManifest:
 
 
 def describe(
-    facts: ComponentFacts, *, publishes_rows: bool = False, takes_prompt_embeds: bool = False
+    facts: ComponentFacts,
+    *,
+    publishes_rows: bool = False,
+    reuses_rows: bool = False,
+    takes_prompt_embeds: bool = False,
 ) -> ComponentFacts:
     """Returns the facts, with the refusals that follow from them and from the other arguments before their own.
 
     `publishes_rows`: whether the component makes its published tensors from the model's hidden states or embeddings,
-    with one row for each position.
+    with one row for each position. `reuses_rows`: whether these rows depend only on the tokens and media up to their
+    position, so that those of a cached prefix can be reused; the engine arguments then set `rows_cache_bytes`.
     """
     kind = facts.kind
     return facts.model_copy(
@@ -130,7 +135,8 @@ def describe(
                 *_parsers(facts.takes_tools),
                 *(() if facts.structures_text else _OF_STRUCTURED_TEXT),
                 *(() if facts.media else _OF_MEDIA),
-                *(_OF_PUBLISHED_ROWS if publishes_rows else ()),
+                *(_OF_PUBLISHED_ROWS if publishes_rows and not reuses_rows else ()),
+                *(() if reuses_rows else (_ROWS_CACHE,)),
                 *facts.refused_engine_args,
             ),
             "refused_sampling": (
@@ -157,6 +163,7 @@ _OF_PUBLISHED_ROWS = (
         allows_empty=True,
     ),
 )
+_ROWS_CACHE = Refusal(field="rows_cache_mib", why="this component keeps no rows of cached prefixes")
 # In a stage with streamed input, vLLM counts the output of earlier parts as prompt. So output penalties and min_tokens
 # would apply only to the last part. vLLM also accepts no stop strings for such requests.
 _SAMPLING_OF_STREAMS = tuple(

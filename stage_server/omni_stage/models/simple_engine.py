@@ -57,6 +57,7 @@ class SimpleEngine(ABC):
     is_dead = False
     compiled_check_failed = False
     kernels_compiled = 0
+    reused_rows = (0, 0)
     prompt_embeds: TensorSpec | None = None
     waiting_requests = 0
 

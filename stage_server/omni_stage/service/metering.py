@@ -190,6 +190,14 @@ class StageMetrics:
             "Kernels that the engine had to compile since it was ready; every request waits meanwhile.",
         )
         registry.register(self.kernels_compiled)
+        self.reused_rows = ReadCounter(
+            StageMetric.REUSED_ROWS, "Published rows of cached prefixes, which the engine did not compute again."
+        )
+        registry.register(self.reused_rows)
+        self.reused_row_bytes = ReadCounter(
+            StageMetric.REUSED_ROW_BYTES, "Bytes of the published rows of cached prefixes.", "bytes"
+        )
+        registry.register(self.reused_row_bytes)
         self.engine_waiting = ReadCounter(
             StageMetric.ENGINE_WAITING_SECONDS,
             "Time of all requests together in the engine's queue; its rate is the mean number of waiting requests.",

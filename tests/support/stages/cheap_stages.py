@@ -86,6 +86,7 @@ class CheapEngine:
     is_dead = False
     compiled_check_failed = False
     kernels_compiled = 0
+    reused_rows = (0, 0)
     waiting_requests = 0
     prompt_embeds = None
 

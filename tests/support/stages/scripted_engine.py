@@ -25,6 +25,7 @@ class ScriptedEngine:
     is_dead: bool = False
     compiled_check_failed: bool = False
     kernels_compiled: int = 0
+    reused_rows: tuple[int, int] = (0, 0)
     unfinished_requests: int = 0
     waiting_requests: int = 0
     last_step_monotonic: float = 0.0

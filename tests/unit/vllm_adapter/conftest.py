@@ -46,6 +46,7 @@ def make_scheduler(model_dir: Path) -> Callable[..., Any]:
         policy: str = "priority",
         additional_config: dict[str, Any] | None = None,
         log_stats: bool = False,
+        enable_prefix_caching: bool = False,
     ) -> Any:
         model_config = ModelConfig(
             model=str(model_dir),
@@ -55,7 +56,7 @@ def make_scheduler(model_dir: Path) -> Callable[..., Any]:
             runner=runner,
             seed=0,
         )
-        cache_config = CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=False)
+        cache_config = CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=enable_prefix_caching)
         # Without KV cache groups vLLM still counts one block, the null block.
         cache_config.num_gpu_blocks = kv_blocks or 1
         config = VllmConfig(

@@ -30,6 +30,8 @@ PAYLOAD_SHARE = 2
 to 32 bits."""
 _QUANTIZATION = ("quantization_config", "compression_config")
 """Keys of config.json that say how the weights are quantized."""
+ROWS_CACHE_SHARE = 0.25
+"""Share of the stage's byte budget that a cache of published rows may hold in addition to the budget."""
 CPU_KV_CACHE_BYTES = 512 << 20
 """Size of the KV cache on a CPU if engineArgs set none. vLLM's default is a share of the whole machine's memory."""
 
@@ -245,8 +247,7 @@ def build_engine_args(
     if component.facts.kind.is_one_shot:
         return _with_diffusion(args, config, component, component_args, byte_budget, on_cpu)
     if args.captures_rows:
-        # vLLM does not compute a cached prefix again, so the rows of that prefix would be missing.
-        return dataclasses.replace(args, enable_prefix_caching=False)
+        return _with_rows_cache(args, config.engine_args, byte_budget)
     return args
 
 
@@ -296,6 +297,8 @@ def _user_args(args: EngineArgs) -> dict[str, Any]:
     given.pop("tool_call_parser", None)
     # Only the stage server reads this one too.
     given.pop("structured_output", None)
+    # The project's scheduler gets this one in additional_config too.
+    given.pop("rows_cache_mib", None)
     mib = given.pop("kv_cache_memory_mib", None)
     if mib is not None:
         given["kv_cache_memory_bytes"] = mib << 20
@@ -303,6 +306,21 @@ def _user_args(args: EngineArgs) -> dict[str, Any]:
     if cache_mib is not None:
         given["mm_processor_cache_gb"] = cache_mib / 1024
     return given
+
+
+def _with_rows_cache(args: OmniEngineArgs, user: EngineArgs, byte_budget: int | None) -> OmniEngineArgs:
+    """Returns the arguments of a stage whose rows are captured, with the size of its cache of rows.
+
+    vLLM does not compute a cached prefix again. So prefix caching is off unless the component's rows can be kept.
+    """
+    omni = dict(args.additional_config["omni"])
+    if not omni.get("rows_cache_bytes"):
+        return dataclasses.replace(args, enable_prefix_caching=False)
+    if user.rows_cache_mib is not None:
+        omni["rows_cache_bytes"] = user.rows_cache_mib << 20
+    elif byte_budget is not None:
+        omni["rows_cache_bytes"] = max(1, int(byte_budget * ROWS_CACHE_SHARE))
+    return dataclasses.replace(args, additional_config={**args.additional_config, "omni": omni})
 
 
 def _with_diffusion(

@@ -32,6 +32,7 @@ THINKER: Final = describe(
         structures_text=True,
     ),
     publishes_rows=True,
+    reuses_rows=True,
     takes_prompt_embeds=True,
 )
 TALKER: Final = describe(

@@ -19,6 +19,8 @@ from omni_stage.vllm_adapter.scheduling.playback import PACE_KEY
 
 MAX_TOKENS: Final = 1024
 """thinker_max_new_tokens of transformers' generate(), in both families."""
+ROWS_CACHE_BYTES: Final = 256 << 20
+"""Bytes of published rows to keep for cached prefixes, where neither engineArgs nor the byte budget set a size."""
 _WARMUP_TOKENS: Final = 4
 _KINDS: Final = ("image", "audio", "video")
 
@@ -78,7 +80,8 @@ class OmniThinker:
         """Returns arguments for our subclass of vLLM's thinker. Rows are captured only if another stage reads them."""
         model, dtype, overrides = self._engine
         maximum = self._settings.max_media
-        captures = {"omni": {"capture_rows": True, "capture_mrope": True}, PACE_KEY: self._settings.pace}
+        omni = {"capture_rows": True, "capture_mrope": True, "rows_cache_bytes": ROWS_CACHE_BYTES}
+        captures = {"omni": omni, PACE_KEY: self._settings.pace}
         return {
             "model": model,
             "dtype": dtype,

@@ -45,6 +45,7 @@ class PacedEngine(ABC):
     is_dead = False
     compiled_check_failed = False
     kernels_compiled = 0
+    reused_rows = (0, 0)
     prompt_embeds: TensorSpec | None = None
     component: ServedComponent
 

@@ -172,6 +172,8 @@ class StageServer:
         self.metrics.ready.set_function(lambda: float(self.health.ready))
         self.metrics.engine_healthy.set_function(lambda: float(self.health.alive and not engine.is_dead))
         self.metrics.kernels_compiled.read = lambda: float(engine.kernels_compiled)
+        self.metrics.reused_rows.read = lambda: float(engine.reused_rows[0])
+        self.metrics.reused_row_bytes.read = lambda: float(engine.reused_rows[1])
         self.metrics.waiting_requests.set_function(lambda: float(engine.waiting_requests))
         self.ports = Ports(grpc_port, health_port, metrics_port)
         _log.info("ready", extra={"grpc": grpc_port, "health": health_port, "metrics": metrics_port})

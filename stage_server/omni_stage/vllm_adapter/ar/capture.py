@@ -9,8 +9,8 @@ chunks wait here until the step that samples a token, since vLLM forwards nothin
 The functions that plan are pure. Only `HostCopy` touches a device: it lets one batched device-to-host copy per step
 overlap with the next step's work.
 
-Not captured: positions that were never computed here, that is prefix-cache hits and KV from a connector. The runner
-refuses to combine prefix caching or a KV connector with capture.
+Not captured: positions that were never computed here, that is prefix-cache hits and KV from a connector. The scheduler
+adds the rows of prefix-cache hits (scheduling/cached_prefixes.py); the runner refuses KV connectors.
 """
 
 from __future__ import annotations
@@ -120,6 +120,8 @@ class HostSlice:
     """Copies by the tensor's name."""
     begin: int
     end: int
+    position: int = 0
+    """Position of the first row in its request."""
 
     def wait(self) -> dict[str, torch.Tensor]:
         """Wait for the copies. Returns the rows on the host by name, as views of the step's copies."""
@@ -137,7 +139,12 @@ class Delivery:
     def tensors(self) -> dict[str, torch.Tensor]:
         """Returns [N, ...] by name, on the host, as copies: a view would keep the whole step's copy alive."""
         pieces = [piece.wait() for piece in self.slices]
-        return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+        return {name: torch.cat([piece[name] for piece in pieces]) for name in (pieces[0] if pieces else ())}
+
+    def positions(self) -> torch.Tensor:
+        """Returns [N] int64, the position of each row in its request."""
+        ranges = [torch.arange(piece.end - piece.begin) + piece.position for piece in self.slices]
+        return torch.cat(ranges) if ranges else torch.empty(0, dtype=torch.int64)
 
 
 @dataclass(slots=True)
@@ -152,6 +159,8 @@ class CaptureLedger:
 
     def __init__(self) -> None:
         self._progress: dict[str, _Progress] = {}
+        self.always_delivers_first = False
+        """Whether a request's first token has a delivery even if no row was captured before it."""
 
     def __bool__(self) -> bool:
         """Returns whether any request wants rows."""
@@ -161,9 +170,9 @@ class CaptureLedger:
         """Returns whether this request wants rows."""
         return request_id in self._progress
 
-    def open(self, request_id: str) -> None:
-        """Register a request that wants rows, from position 0 on. Opening it again changes nothing."""
-        self._progress.setdefault(request_id, _Progress())
+    def open(self, request_id: str, position: int = 0) -> None:
+        """Register a request that wants rows, from a position on. Opening it again changes nothing."""
+        self._progress.setdefault(request_id, _Progress(position))
 
     def close(self, request_id: str) -> None:
         """Drop the rows held for a request that has ended."""
@@ -196,7 +205,7 @@ class CaptureLedger:
                 self.close(span.request_id)
                 gaps[span.request_id] = ModelExecutionError(
                     f"rows of positions {progress.next_position} to {span.start - 1} were never computed on this "
-                    "stage; switch prefix caching and KV connectors off",
+                    "stage; switch KV connectors off",
                 )
             elif known < span.length:
                 begin, end = span.offset + known, span.offset + span.length
@@ -215,12 +224,12 @@ class CaptureLedger:
         for rows in fresh:
             end = offset + rows.end - rows.begin
             if copies:
-                self._progress[rows.request_id].held.append(HostSlice(copies, offset, end))
+                self._progress[rows.request_id].held.append(HostSlice(copies, offset, end, rows.position))
             offset = end
         deliveries: dict[str, Delivery] = {}
         for request_id in sampling:
             progress = self._progress.get(request_id)
-            if progress is not None and progress.held:
+            if progress is not None and (progress.held or (self.always_delivers_first and not progress.sent)):
                 deliveries[request_id] = Delivery(tuple(progress.held), first=not progress.sent)
                 progress.held.clear()
                 progress.sent = True

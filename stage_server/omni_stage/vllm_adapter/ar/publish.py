@@ -43,6 +43,7 @@ from omni_stage.vllm_adapter.ar.capture import (
     select_rows,
 )
 from omni_stage.vllm_adapter.hooks import Positions, SampledTokens, Stretch
+from omni_stage.vllm_adapter.wiring.names import ROW_POSITIONS
 from omni_stage.vllm_adapter.wiring.packing import ROWS_NAME, encode_output, pack_error
 from omni_stage.vllm_adapter.worker import host_memory
 from omni_stage.vllm_adapter.worker.config import OmniRunnerConfig
@@ -62,7 +63,7 @@ class StepOutput:
 
     deliveries: dict[str, Delivery]
     extras: dict[str, dict[str, torch.Tensor]]
-    """Tensors that are sent together with a request's first rows."""
+    """Tensors that are sent together with a request's rows."""
     failures: dict[str, OmniStageError]
     """Requests that send an error in place of rows."""
     sampled: Mapping[str, HostSlice] = field(default_factory=dict)
@@ -197,9 +198,7 @@ class PublishingMixin(_Base):
         fresh = self._select(fresh)
         copies = self._start_copies(*self._gather(state.hidden_states, fresh)) if fresh else {}
         deliveries = self._ledger.settle(fresh, copies, sampling)
-        extras = {
-            request_id: self._mrope_of(request_id) for request_id, delivery in deliveries.items() if delivery.first
-        }
+        extras = {request_id: self._extras_of(request_id, delivery) for request_id, delivery in deliveries.items()}
         failures = {
             request_id: self._failures.pop(request_id) for request_id in sampling if request_id in self._failures
         }
@@ -246,6 +245,12 @@ class PublishingMixin(_Base):
 
     def _copy_stream(self) -> torch.cuda.Stream | None:
         return self._get_or_create_async_output_copy_stream() if host_memory.copies_overlap(self.device) else None
+
+    def _extras_of(self, request_id: str, delivery: Delivery) -> dict[str, torch.Tensor]:
+        extras = self._mrope_of(request_id) if delivery.first else {}
+        if self._omni.rows_cache_bytes and self._hooks.select_positions is not None:
+            extras[ROW_POSITIONS] = delivery.positions()
+        return extras
 
     def _mrope_of(self, request_id: str) -> dict[str, torch.Tensor]:
         """Returns the prompt's M-RoPE positions [P, 3] and delta [1], both int64, if they are to be sent."""

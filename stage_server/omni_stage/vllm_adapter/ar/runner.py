@@ -106,6 +106,9 @@ class OmniARRunnerMixin(PublishingMixin):
             check_published(self.vllm_config)
         if is_compiled(self.vllm_config):
             self.expert_choices = ExpertChoices.bind(model, self.max_num_tokens, self.device)
+        if self._omni.rows_cache_bytes:
+            self._check_reusable(model)
+            self._ledger.always_delivers_first = self._hooks.select_positions is not None
         if not isinstance(model, SupportsInputRows):
             return
         if self.cache_config.enable_prefix_caching:
@@ -116,6 +119,15 @@ class OmniARRunnerMixin(PublishingMixin):
             )
         self._input_rows = InputRowStore(self.max_num_tokens, model.input_row_size, self.dtype, self.device)
         model.bind_input_rows(self._input_rows.buffer)
+
+    def _check_reusable(self, model: Any) -> None:
+        """Refuse a cache of rows for a model whose rows depend on more than tokens. Raises ConfigurationError."""
+        if isinstance(model, SupportsInputRows) or self._hooks.after_sampling or self._hooks.follower is not None:
+            raise ConfigurationError(
+                "rows of this model depend on more than tokens and media, so they cannot be reused; set "
+                "enable_prefix_caching to false and leave rows_cache_bytes out",
+                field="enable_prefix_caching",
+            )
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
         # Drop finished requests first: an aborted request's id may return in the same step. Preempted requests are not
@@ -137,7 +149,8 @@ class OmniARRunnerMixin(PublishingMixin):
         if self._omni.capture_rows and wants_rows(new_request):
             if request_id in self._ledger:
                 self._ledger.rewind(request_id, new_request.num_computed_tokens)
-            self._ledger.open(request_id)
+            # The scheduler adds the rows of a cached prefix.
+            self._ledger.open(request_id, new_request.num_computed_tokens if self._omni.rows_cache_bytes else 0)
         payload: AdditionalInformationPayload | None = getattr(new_request, "additional_information", None)
         if self._hooks.follower is not None:
             self._hooks.follower.begin_request(request_id, payload)

@@ -25,7 +25,7 @@ from omni_stage.errors import (
     QueueTimeoutError,
 )
 from omni_stage.exchange import EngineStep, FinishReason
-from omni_stage.vllm_adapter.wiring.names import FORM_COST, INVALID_PAYLOAD, QUEUE_TIMEOUT
+from omni_stage.vllm_adapter.wiring.names import FORM_COST, INVALID_PAYLOAD, QUEUE_TIMEOUT, ROWS_REUSED
 from omni_stage.vllm_adapter.wiring.packing import OUTPUT_NAME, ROWS_NAME, unpack
 
 logger = logging.getLogger(__name__)
@@ -86,6 +86,8 @@ def convert_output(output: RequestOutput | PoolingRequestOutput[Any], capture: C
         completion = output.outputs[0]
         # Unpack the tensors first: they may hold the error that explains the finish reason.
         tensors = join_tensors(capture.take(), ROWS_NAME)
+        reused = tensors.pop(ROWS_REUSED, None)
+        reused_rows, reused_bytes = (0, 0) if reused is None else reused.tolist()
         # A stop token's id, a stop string, or a reason of our scheduler.
         stop_reason = "" if completion.stop_reason is None else str(completion.stop_reason)
         if completion.finish_reason == "error" and capture.is_structured:
@@ -102,6 +104,8 @@ def convert_output(output: RequestOutput | PoolingRequestOutput[Any], capture: C
             finish_reason=finish_reason,
             stop_reason=stop_reason,
             scheduled_ns=_scheduled_ns(output),
+            reused_rows=reused_rows,
+            reused_bytes=reused_bytes,
         )
     data = output.outputs.data
     tensors = join_tensors([data], OUTPUT_NAME)

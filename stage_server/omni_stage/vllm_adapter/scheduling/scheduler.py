@@ -4,6 +4,7 @@
 - PlaybackOrder (playback_order.py), where a component says how fast its tokens are played: the request whose audio runs
   out first goes first, and a prompt waits if it would delay the first audio of earlier requests too long.
 - MediaTurns (media_turns.py): media are encoded in turns with the tokens of other requests.
+- CachedPrefixes (cached_prefixes.py), in a stage whose rows another stage reads and that caches prefixes.
 - EarlyEnds (below): requests that cannot continue end with the cause for their clients. Among them are those whose form
   of structured output costs too much CPU time in the steps (structured/manager.py).
 
@@ -33,22 +34,26 @@ from typing import Any, Final
 import torch
 from vllm.config import VllmConfig
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from omni_stage.vllm_adapter.scheduling.cached_prefixes import CachedPrefixes
 from omni_stage.vllm_adapter.scheduling.media_turns import MediaShare, MediaStep, MediaTurns
 from omni_stage.vllm_adapter.scheduling.payloads import Payloads
 from omni_stage.vllm_adapter.scheduling.playback import Pace
 from omni_stage.vllm_adapter.scheduling.playback_order import PlaybackOrder
 from omni_stage.vllm_adapter.structured.manager import MeteredManager, grammar_of
 from omni_stage.vllm_adapter.wiring.names import FORM_COST
+from omni_stage.vllm_adapter.worker.config import OmniRunnerConfig
 
 _MAXIMUM_STEPS: Final = 8
 """Upper bound of the number of steps in flight. With asynchronous scheduling, vLLM has 2."""
@@ -102,6 +107,10 @@ class OmniSchedulerMixin:
     max_num_encoder_input_tokens: int
     encoder_cache_manager: EncoderCacheManager
     structured_output_manager: StructuredOutputManager
+    kv_cache_config: KVCacheConfig
+    kv_cache_manager: KVCacheManager
+    block_size: int
+    hash_block_size: int
     clock: Callable[[], float] = staticmethod(time.monotonic)  # seconds
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -115,6 +124,7 @@ class OmniSchedulerMixin:
         self._playback = None if pace is None else PlaybackOrder(pace)
         self._media = MediaTurns(MediaShare.from_additional_config(config))
         self._early_ends = EarlyEnds()
+        self._prefixes = self._make_prefixes()
         self._steps: deque[_Step] = deque(maxlen=_MAXIMUM_STEPS)
 
     def add_request(self, request: Request) -> None:
@@ -147,6 +157,8 @@ class OmniSchedulerMixin:
         encodes = bool(output.scheduled_encoder_inputs)
         media_step = None if media is None else media.after_schedule(began, encodes=encodes)
         self._steps.append(_Step(output, self.clock(), media_step))
+        if self._prefixes is not None:
+            self._prefixes.after_schedule(output, self.requests)
         for request_id, reason in self._payloads.after_schedule(output.scheduled_new_reqs).items():
             self.reject(request_id, reason)
         return output
@@ -157,6 +169,8 @@ class OmniSchedulerMixin:
         """End the requests that were rejected, then process the outputs of a step as vLLM does."""
         self._end_step(scheduler_output)
         self._early_ends.before_update(self.finish_requests)  # type: ignore[attr-defined]
+        if self._prefixes is not None:
+            self._prefixes.before_update(scheduler_output, model_runner_output, self.requests)
         outputs: dict[int, EngineCoreOutputs]
         outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         self._early_ends.after_update(outputs)
@@ -218,7 +232,41 @@ class OmniSchedulerMixin:
         super()._update_request_as_session(session, update)  # type: ignore[misc]
         session.arrival_time = arrival_time
 
+    def _make_prefixes(self) -> CachedPrefixes | None:
+        cache, capacity = (
+            self.vllm_config.cache_config,
+            OmniRunnerConfig.from_vllm_config(self.vllm_config).rows_cache_bytes,
+        )
+        if not (cache.enable_prefix_caching and capacity):
+            return None
+        # Rows are kept by the hashes of blocks of one size. Layers of several kinds may have other blocks each.
+        groups = self.kv_cache_config.kv_cache_groups
+        is_uniform = len(groups) == 1 and self.hash_block_size == self.block_size == groups[0].kv_cache_spec.block_size
+        return CachedPrefixes(capacity if is_uniform else 0, self.block_size)
+
+    def _get_local_prefix_cache_hit(self, request: Request) -> Any:
+        """Returns the cached blocks that a request may reuse: only those whose rows are there too, if it wants rows."""
+        blocks, tokens, *rest = super()._get_local_prefix_cache_hit(request)  # type: ignore[misc]
+        if self._prefixes is not None and tokens:
+            limit = self._prefixes.limit(request, tokens)
+            if limit < tokens:
+                blocks, tokens = self.kv_cache_manager.truncate_computed_blocks(blocks, limit), limit
+        return blocks, tokens, *rest
+
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        if self._prefixes is not None:
+            self._prefixes.preempted(request)
+        super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        """Drop cached prefixes as vLLM does, and their rows."""
+        if self._prefixes is not None:
+            self._prefixes.cache.clear()
+        return bool(super().reset_prefix_cache(*args, **kwargs))  # type: ignore[misc]
+
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        if self._prefixes is not None:
+            self._prefixes.ended(request)
         if self._playback is not None:
             self._playback.remove(request.request_id)
         return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]

@@ -15,6 +15,13 @@ layers. Graphs that a model captures and compares by itself stay."""
 PAYLOAD_LIMITS: Final = "omni_payload_limits"
 """Key of vllm_config.additional_config: fields of PayloadLimits, which every scheduler reads."""
 
+ROW_POSITIONS: Final = "omni_row_positions"
+"""Tensor from the worker to the scheduler: [n] int64, the positions of the rows beside it. Sent only if the model
+chooses positions and the stage caches prefixes."""
+ROWS_REUSED: Final = "omni_rows_reused"
+"""Tensor from the scheduler to the front end: [2] int64, how many rows of an output come from a cached prefix, and
+their bytes."""
+
 QUEUE_TIMEOUT: Final = "queue_timeout"
 """Stop reason of a request that waited too long."""
 FORM_COST: Final = "form_cost"

@@ -26,6 +26,9 @@ class OmniRunnerConfig:
     """Whether requests may ask for the rows that the model publishes (hooks.py)."""
     capture_mrope: bool = False
     """Whether the prompt's M-RoPE positions and delta are sent with a request's first rows."""
+    rows_cache_bytes: int = 0
+    """Maximum number of bytes of published rows that the scheduler keeps for reused prefixes. Prefix caching needs it,
+    and it has no effect without prefix caching. 0: none are kept."""
 
     def __post_init__(self) -> None:
         """Refuse wrong types and combinations. Raises ConfigurationError."""
@@ -34,6 +37,11 @@ class OmniRunnerConfig:
                 raise _error(name, "must be true or false")
         if self.capture_mrope and not self.capture_rows:
             raise _error("capture_mrope", "needs capture_rows: positions travel with the first rows")
+        size = self.rows_cache_bytes
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise _error("rows_cache_bytes", "must be a number of bytes, 0 or more")
+        if size and not self.capture_rows:
+            raise _error("rows_cache_bytes", "needs capture_rows: without it there are no rows to keep")
 
     @classmethod
     def from_mapping(cls, values: object) -> Self:
@@ -64,8 +72,8 @@ def check_capture(config: OmniRunnerConfig, vllm_config: Any, *, uses_mrope: boo
         return
     problems = {
         "enable_prefix_caching": (
-            vllm_config.cache_config.enable_prefix_caching,
-            "cached positions are not computed, so they give no rows; set it to false",
+            vllm_config.cache_config.enable_prefix_caching and not config.rows_cache_bytes,
+            "cached positions are not computed, so they give no rows; set it to false, or set rows_cache_bytes",
         ),
         "kv_transfer_config": (
             vllm_config.kv_transfer_config is not None,
