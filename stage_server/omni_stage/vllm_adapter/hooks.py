@@ -84,6 +84,8 @@ class PublishesPositions(Protocol):
 
     It may also have `select_positions(stretch)`, which returns the ranges [begin, end), relative to `stretch.start`, of
     the positions to publish. The runner calls it on the host. Without `select_positions`, all positions are published.
+
+    With a cache of rows (`rows_cache_bytes`), rows and choice may depend only on the tokens and media up to a position.
     """
 
     def publish_positions(self, positions: Positions) -> Mapping[str, torch.Tensor]:

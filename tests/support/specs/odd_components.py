@@ -107,10 +107,15 @@ ODD_COMPONENTS_BAD: Final[dict[str, Bad]] = {
         f"{S2}.defaultSampling",
         f"numInferenceSteps 1 of component {TOKEN2WAV}: must be at least 2",
     ),
-    "prefix cache of a thinker that is read": Bad(
-        (first(engineArgs={"enablePrefixCaching": True}),),
+    "prefix cache of a stage that keeps no rows": Bad(
+        (_chain(*SIM), first(engineArgs={"enablePrefixCaching": True})),
         "spec.stages",
-        'engineArgs.enablePrefixCaching of stages ["thinker"]: another stage reads this stage\'s rows',
+        'engineArgs.enablePrefixCaching of stages ["a"]: another stage reads this stage\'s rows',
+    ),
+    "rows of a talker": Bad(
+        (second(engineArgs={"rowsCacheMib": 64}),),
+        f"{S1}.engineArgs",
+        f"rowsCacheMib 64 of component {TALKER}: this component keeps no rows of cached prefixes; leave it out",
     ),
     "embeddings for a thinker that is read": Bad(
         (first(engineArgs={"enablePromptEmbeds": True}),),
@@ -213,6 +218,7 @@ ODD_COMPONENTS_GOOD: Final[dict[str, tuple[Edit, ...]]] = {
     "media of a custom component": (_chain(CUSTOM), first(engineArgs={"maxMediaShare": 0.3})),
     "a thinker alone": (_chain(THINKER), first(engineArgs={"enablePrefixCaching": True, "enablePromptEmbeds": True})),
     "no prefix cache of a thinker that is read": (first(engineArgs={"enablePrefixCaching": False}),),
+    "prefix cache of a thinker that is read": (first(engineArgs={"enablePrefixCaching": True, "rowsCacheMib": 64}),),
     "a thinker whose audio nobody makes": (_chain(THINKER, TALKER, TOKEN2WAV),),
     "least tokens of a talker that waits": (
         second(defaultSampling={"minTokens": 8, "presencePenalty": 1}, inputs=[{"from": "thinker", "mode": "Full"}]),

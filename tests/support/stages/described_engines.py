@@ -25,6 +25,7 @@ class Described:
     id: str = "test/described"
     queue_timeout_s: float | None = None
     takes_prompt_embeds: bool = False
+    reuses_rows: bool = False
     reads: str | None = None
     media: tuple[str, ...] = ()
 
@@ -40,6 +41,7 @@ class Described:
                 media=self.media,
             ),
             publishes_rows=not self.kind.is_one_shot,
+            reuses_rows=self.reuses_rows,
             takes_prompt_embeds=self.takes_prompt_embeds,
         )
 
@@ -48,6 +50,7 @@ class Described:
 
 
 CAPTURING = {"additional_config": {"omni": {"capture_rows": True}}}
+KEEPING = {"additional_config": {"omni": {"capture_rows": True, "rows_cache_bytes": 7}}}
 
 
 def build(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,9 +11,17 @@ import pytest
 import torch
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni, processing_qwen2_5_omni
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe, processing_qwen3_omni_moe
+from vllm import SamplingParams
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+from vllm.sampling_params import RequestOutputKind
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.request import Request
 
 from omni_proto.media_headers.video import sample_count
 from omni_stage.decoding.video import spread
+from omni_stage.vllm_adapter.core.output_processor import OmniOutputProcessor
 from omni_stage.vllm_adapter.media.positions import (
     AUDIO,
     IMAGE,
@@ -28,6 +37,7 @@ from omni_stage.vllm_adapter.media.positions import (
     place_prompt,
     video_audio_positions,
 )
+from omni_stage.vllm_adapter.media.video_audio import identify_pairs
 
 IDS = {AUDIO: 7, IMAGE: 8, VIDEO: 9}
 BEGIN, END, AUDIO_BEGIN, AUDIO_END = 1, 2, 3, 4
@@ -172,3 +182,51 @@ def test_how_many_frames_are_seen(frames: int, seconds: float, count: int) -> No
 def test_which_frames_are_seen(total: int, count: int) -> None:
     """As in qwen_omni_utils 0.0.9: torch.linspace(0, total_frames - 1, nframes).round().long()."""
     assert spread(total, count) == torch.linspace(0, total - 1, count).round().long().tolist()
+
+
+def block_hashes(*features: tuple[str, str, int, int]) -> list[bytes]:
+    """Returns the hashes of a prompt's blocks. Features: modality, identifier, offset, length."""
+    request = make_request("a-1", features)
+    OmniOutputProcessor(None, log_stats=False).add_request(request, None)
+    init_none_hash(sha256)
+    return Request.from_engine_core_request(request, get_request_block_hasher(16, sha256)).block_hashes
+
+
+def make_request(name: str, features: Sequence[tuple[str, str, int, int]]) -> EngineCoreRequest:
+    return EngineCoreRequest(
+        request_id=name,
+        external_req_id=name,
+        prompt_token_ids=[5] * 96,
+        mm_features=[
+            MultiModalFeatureSpec(None, modality, identifier, PlaceholderRange(offset, length))
+            for modality, identifier, offset, length in features
+        ],
+        sampling_params=SamplingParams(detokenize=False, output_kind=RequestOutputKind.DELTA),
+        pooling_params=None,
+        arrival_time=0.0,
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=None,
+    )
+
+
+def test_a_video_with_another_audio_shares_no_cached_block_after_its_start() -> None:
+    """Also no block in the middle of the video, for which vLLM looks at the first of the two media alone."""
+    first = block_hashes(("video", "v", 20, 60), ("audio", "a", 20, 60))
+    other = block_hashes(("video", "v", 20, 60), ("audio", "b", 20, 60))
+    again = block_hashes(("video", "v", 20, 60), ("audio", "a", 20, 60))
+    assert [mine == its for mine, its in zip(first, other, strict=True)] == [True] + [False] * 5
+    assert first == again
+
+
+def test_only_media_in_one_place_name_each_other() -> None:
+    request = make_request(
+        "a", [("video", "v", 2, 9), ("audio", "a", 2, 9), ("audio", "b", 20, 9), ("image", "i", 31, 4)]
+    )
+    features = request.mm_features or []
+    for _ in range(2):
+        identify_pairs(features)
+    names = [feature.identifier for feature in features]
+    assert names[2:] == ["b", "i"]
+    assert names[0] != names[1]
+    assert all("v" in name and "a" in name for name in names[:2])

@@ -19,6 +19,7 @@ from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreRequ
 from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
 
 from omni_stage.vllm_adapter.core.outputs import Capture
+from omni_stage.vllm_adapter.media.video_audio import identify_pairs
 from omni_stage.vllm_adapter.scheduling.step_order import order_step
 
 
@@ -50,12 +51,13 @@ class OmniOutputProcessor(OutputProcessor):
         self._captures.pop(request_id, None)
 
     def add_request(self, request: EngineCoreRequest, *args: Any, **kwargs: Any) -> None:
-        """Register a request, with its own copy of the prompt token ids.
+        """Register a request, with its own copy of the prompt token ids, and before it is sent to the engine core.
 
         In-process, vLLM's scheduler and this processor would extend the very same list when a resumable request
         continues (`apply_streaming_update`, `scheduler.py`), and the request would hang.
         """
         is_new = request.request_id not in self.request_states
+        identify_pairs(request.mm_features or ())
         super().add_request(request, *args, **kwargs)
         if is_new:
             state = self.request_states[request.request_id]

@@ -16,7 +16,7 @@ Interfaces of vLLM that the two mixins override:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import torch
@@ -38,6 +38,8 @@ from omni_stage.vllm_adapter.media.positions import (
     place_prompt,
     video_audio_positions,
 )
+
+_PAIR: Final = "+"
 
 
 class PairedProcessor:
@@ -148,6 +150,24 @@ class PairedModel:
             input_ids, multimodal_embeddings, is_multimodal=is_multimodal
         )
         return embedded
+
+
+def identify_pairs(features: Sequence[MultiModalFeatureSpec]) -> None:
+    """Make the identifiers of a video and its audio, which share a place in the prompt, each stand for both.
+
+    A KV block that ends within that place is hashed with the first medium's identifier alone (vLLM 0.32,
+    `_gen_mm_extra_hash_keys` in v1/core/kv_cache_utils.py). So a video with another audio track would hit the blocks of
+    this one.
+    """
+    by_place: dict[tuple[int, int], list[MultiModalFeatureSpec]] = {}
+    for feature in features:
+        place = feature.mm_position
+        by_place.setdefault((place.offset, place.length), []).append(feature)
+    for together in by_place.values():
+        names = [feature.identifier for feature in together]
+        if len(names) > 1 and not any(_PAIR in name for name in names):
+            for feature in together:
+                feature.identifier = _PAIR.join([feature.identifier, *names])
 
 
 def in_token_order(

@@ -75,7 +75,7 @@ class CachedPrefixes:
 
     def preempted(self, request: Request) -> None:
         """Note how far a request was computed that loses its blocks."""
-        if request.request_id in self._open:
+        if wants_rows(request):
             known = self._reached.get(request.request_id, 0)
             self._reached[request.request_id] = max(known, request.num_computed_tokens)
 
@@ -115,7 +115,7 @@ class CachedPrefixes:
 
     def _take(self, request: Request, rows: RowsOfRequest, sent: torch.Tensor | None, end: int) -> torch.Tensor | None:
         """Returns what a request sends in place of what the worker sent in a step, which computed until `end`."""
-        first = len(request.block_hashes[: rows.computed // self._block_tokens])
+        first = rows.computed // self._block_tokens
         unpacked = unpack(sent, ROWS_NAME) if sent is not None else None
         if unpacked is not None and unpacked.error is not None:
             del self._open[request.request_id]
@@ -128,8 +128,8 @@ class CachedPrefixes:
         elif rows.selects:
             positions = torch.empty(0, dtype=torch.int64)
         blocks = rows.add(tensors, positions, end)
-        if blocks:
-            self.cache.put(request.block_hashes[: first + len(blocks)], blocks)
+        chain = request.block_hashes[: first + len(blocks)]
+        self.cache.put(chain, blocks[: max(0, len(chain) - first)])
         if not rows.reused:
             return sent if positions is None or sent is None else _encode(tensors | others)
         count = sum(len(next(iter(block.values()))) for block in rows.reused if block)

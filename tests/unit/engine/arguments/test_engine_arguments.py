@@ -14,7 +14,7 @@ from omni_stage.engine.arguments.engine_args import (
     OmniEngineArgs,
 )
 from omni_stage.errors import ConfigurationError
-from support.stages.described_engines import CAPTURING, build
+from support.stages.described_engines import CAPTURING, KEEPING, build
 
 
 def test_the_user_wins_over_the_component() -> None:
@@ -183,11 +183,30 @@ def test_async_scheduling(options: dict[str, Any], expected: bool) -> None:
         pytest.param({}, None, id="vLLM's choice"),
         pytest.param({"user": EngineArgs(enable_prefix_caching=True)}, True, id="nobody reads the rows"),
         pytest.param({"kwargs": CAPTURING}, False, id="rows are captured"),
+        pytest.param({"kwargs": KEEPING, "reuses_rows": True}, None, id="rows are kept"),
+        pytest.param(
+            {"kwargs": KEEPING, "reuses_rows": True, "user": EngineArgs(enable_prefix_caching=False)},
+            False,
+            id="rows could be kept",
+        ),
         pytest.param({"kind": EngineKind.DIFFUSION}, False, id="diffusion"),
     ],
 )
 def test_prefix_caching(options: dict[str, Any], expected: bool | None) -> None:
     assert build(**options).enable_prefix_caching is expected
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        pytest.param({}, 7, id="the component's size"),
+        pytest.param({"limits": Limits(max_inflight_bytes=1 << 20)}, 1 << 18, id="a share of the byte budget"),
+        pytest.param({"user": EngineArgs(rows_cache_mib=2)}, 2 << 20, id="said in MiB"),
+    ],
+)
+def test_kept_rows_are_bounded(options: dict[str, Any], expected: int) -> None:
+    args = build(kwargs=KEEPING, reuses_rows=True, **options)
+    assert args.additional_config["omni"] == {"capture_rows": True, "rows_cache_bytes": expected}
 
 
 @pytest.mark.parametrize("kind", EngineKind)
@@ -212,6 +231,7 @@ def test_payloads_are_bounded_by_what_the_stage_may_hold(kind: EngineKind) -> No
             "engineArgs.enablePrefixCaching",
             id="prefix caching where rows are captured",
         ),
+        pytest.param({"user": EngineArgs(rows_cache_mib=2)}, "engineArgs.rowsCacheMib", id="rows that nothing keeps"),
         pytest.param(
             {"user": EngineArgs(block_size=32), "kind": EngineKind.DIFFUSION}, "engineArgs.blockSize", id="no KV cache"
         ),

@@ -27,7 +27,7 @@ from omni_stage.models.qwen2_5_omni.model_configs import pick_talker, pick_token
 from omni_stage.models.qwen2_5_omni.thinker import component as thinker
 from omni_stage.models.qwen2_5_omni.token2wav import component as token2wav
 from omni_stage.models.registry import installed_families
-from omni_stage.models.shared.thinker import SpokenTokens
+from omni_stage.models.shared.thinker import ROWS_CACHE_BYTES, SpokenTokens
 from support.engines.omni_stages import stage_config
 
 STAGES = ("thinker", "talker", "token2wav")
@@ -87,7 +87,7 @@ def without(config: StageConfig, **changes: Any) -> StageConfig:
 def test_rows_are_captured_only_for_a_reader(tiny_checkpoint: Path) -> None:
     config = stage_config("thinker", tiny_checkpoint)
     capture = thinker.build_component(config).engine_kwargs()["additional_config"]["omni"]
-    assert capture == {"capture_rows": True, "capture_mrope": True}
+    assert capture == {"capture_rows": True, "capture_mrope": True, "rows_cache_bytes": ROWS_CACHE_BYTES}
     alone = thinker.build_component(without(config, downstream=[]))
     assert alone.engine_kwargs()["additional_config"] == {}
     assert not alone.warmup_request().want_tensors

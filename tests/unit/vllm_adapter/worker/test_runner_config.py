@@ -34,6 +34,9 @@ def test_settings_are_read_as_the_engine_builder_writes_them() -> None:
         pytest.param({"capture_rows": None}, ".capture_rows", id="no answer"),
         pytest.param({"capture_rows": True, "capture_mrope": 1}, ".capture_mrope", id="flag is a number"),
         pytest.param({"capture_mrope": True}, ".capture_mrope", id="positions without rows"),
+        pytest.param({"rows_cache_bytes": 1}, ".rows_cache_bytes", id="a cache without rows"),
+        pytest.param({"capture_rows": True, "rows_cache_bytes": True}, ".rows_cache_bytes", id="size is a flag"),
+        pytest.param({"capture_rows": True, "rows_cache_bytes": -1}, ".rows_cache_bytes", id="size below 0"),
     ],
 )
 def test_wrong_settings_name_their_field(values: Any, field: str) -> None:
