@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 
 from benchmarks.harness.charts import grouped_bars
 from benchmarks.harness.report import Options, Report, Row
 from benchmarks.harness.verdict import Ratio
 from benchmarks.pipeline.sides import ROOT
 from omni_cli.local.pipeline import LocalOptions, LocalPipeline
+from omni_cli.local.progress import make_progress
 from omni_proto.client import AsyncOmniClient, AudioChunk, StageFinished, TextDelta
 from omni_proto.client.prompt import ChatMessage, assistant, audio_part, user
 from omni_proto.pipeline import load_pipeline
@@ -35,11 +37,16 @@ SECONDS = 20
 """Seconds of the user's audio in a turn. With replies of 10 s, 20 turns are a call of ten minutes."""
 RATE_HZ = 16_000
 ROUNDS = 3
-SIDES: Mapping[str, Mapping[str, Any]] = {"cached": {}, "computed": {"enable_prefix_caching": False}}
+CACHE_MIB = 64
+SIDES: Mapping[str, Mapping[str, Any]] = {
+    "cached": {"mm_processor_cache_mib": CACHE_MIB},
+    "default": {},
+    "computed": {"enable_prefix_caching": False},
+}
 SHAPE = TinyShape(
     thinker_heads=16, thinker_kv_heads=4, thinker_layers=8, accept_hidden_layer=5, encoder_layers=4, groups=8
 )
-ARGUMENTS = {"max_model_len": 8192, "kv_cache_memory_mib": 128, "mm_processor_cache_mib": 64}
+ARGUMENTS = {"max_model_len": 8192, "kv_cache_memory_mib": 128}
 SAMPLING = {
     "thinker": {"temperature": 0, "max_tokens": 32, "ignore_eos": True},
     "talker": {"temperature": 0.9, "max_tokens": 8, "ignore_eos": True},
@@ -72,8 +79,8 @@ def measure(options: Options) -> Report:
     notes = [
         f"A seeded Qwen3-Omni of a few million weights in float32 on a CPU. Each turn adds {SECONDS} s of audio and 32 "
         "tokens of reply; every request holds the whole call so far.",
-        "Cached: the default; computed: `enablePrefixCaching: false` in the thinker. Both cache processed media "
-        f"({ARGUMENTS['mm_processor_cache_mib']} MiB). The sides run one after the other.",
+        "Default: earlier turns are cached; cached: processed media too (`mmProcessorCacheMib: "
+        f"{CACHE_MIB}`); computed: `enablePrefixCaching: false` in the thinker. The sides run one after the other.",
     ]
     return Report({TITLE: [row for row in rows if row["turn"] in SHOWN]}, ratios, notes)
 
@@ -93,14 +100,14 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
 def _start(checkpoint: Path, arguments: Mapping[str, Any]) -> Iterator[LocalPipeline]:
     pipeline = load_pipeline(ROOT / "manifests" / "samples" / "tiny-qwen3-omni.yaml")
     thinker, talker, decoder = pipeline.spec.stages
-    thinker = thinker.model_copy(
-        update={"engine_args": thinker.engine_args.model_copy(update={**ARGUMENTS, **arguments})}
-    )
-    longer = {"max_model_len": ARGUMENTS["max_model_len"], "kv_cache_memory_mib": ARGUMENTS["kv_cache_memory_mib"]}
-    talker = talker.model_copy(update={"engine_args": talker.engine_args.model_copy(update=longer)})
+    settings = thinker.engine_args.model_copy(update={**ARGUMENTS, **arguments})
+    limits = thinker.limits.model_copy(update={"max_media_per_request": TURNS})
+    thinker = thinker.model_copy(update={"engine_args": settings, "limits": limits})
+    talker = talker.model_copy(update={"engine_args": talker.engine_args.model_copy(update=ARGUMENTS)})
     spec = pipeline.spec.model_copy(update={"stages": [thinker, talker, decoder]})
     with LocalPipeline(pipeline.model_copy(update={"spec": spec}), LocalOptions(model_path=str(checkpoint))) as local:
-        local.start()
+        with make_progress(Console(stderr=True), [stage.name for stage in spec.stages]) as progress:
+            local.start(progress)
         yield local
 
 

@@ -116,6 +116,7 @@ def table_sizes(engine: Any) -> dict[str, int]:
         "runner": len(runner.requests),
         "rows": 0 if rows is None else len(rows._requests),
         "positions": len(runner._mrope),
+        "cached prefixes": 0 if scheduler._prefixes is None else len(scheduler._prefixes._open),
         "used blocks": scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         - scheduler.kv_cache_manager.block_pool.num_gpu_blocks
         + 1,

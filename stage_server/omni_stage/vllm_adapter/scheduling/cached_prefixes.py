@@ -38,9 +38,10 @@ _PROMPT_TENSORS: Final = ("mrope_positions", "mrope_delta")
 class CachedPrefixes:
     """The rows of one engine's requests. Called by its scheduler, on one thread."""
 
-    def __init__(self, capacity: int, block_tokens: int) -> None:
-        """`capacity`: maximum number of bytes of rows that are kept; `block_tokens`: tokens of a KV block."""
-        self.cache = RowsCache(capacity)
+    def __init__(self, capacity: int, max_blocks: int, block_tokens: int) -> None:
+        """`capacity`: maximum number of bytes of rows that are kept; `max_blocks`: KV blocks of the engine;
+        `block_tokens`: tokens of a KV block."""
+        self.cache = RowsCache(capacity, max_blocks)
         self._block_tokens = block_tokens
         self._open: dict[str, RowsOfRequest] = {}
         self._reached: dict[str, int] = {}

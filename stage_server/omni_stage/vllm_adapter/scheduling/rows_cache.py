@@ -30,13 +30,17 @@ def row_bytes(rows: BlockRows) -> int:
 
 
 class RowsCache:
-    """Rows by block hash, at most `capacity` bytes. The least recently used go first. For use by one thread.
+    """Rows by block hash, at most `capacity` bytes and `max_blocks` blocks. The least recently used go first.
 
-    Blocks form chains: a block is of use only with all blocks before it. So of one chain, later blocks go first.
+    For use by one thread.
+
+    Blocks form chains: a block is of use only with all blocks before it. So of one chain, later blocks go first, as in
+    vLLM's KV cache. Rows of a block that has left that cache are of no use: `max_blocks` is how many fit in it.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, max_blocks: int) -> None:
         self.capacity = capacity
+        self.max_blocks = max_blocks
         self.held = 0
         """Bytes that are in use."""
         self._blocks: OrderedDict[bytes, BlockRows] = OrderedDict()
@@ -79,7 +83,7 @@ class RowsCache:
                 self._blocks[name] = block
                 self.held += row_bytes(block) + _ENTRY_BYTES
         self.touch(chain)
-        while self.held > self.capacity:
+        while self.held > self.capacity or len(self._blocks) > self.max_blocks:
             _, dropped = self._blocks.popitem(last=False)
             self.held -= row_bytes(dropped) + _ENTRY_BYTES
 

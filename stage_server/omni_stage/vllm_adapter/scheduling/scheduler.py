@@ -242,7 +242,7 @@ class OmniSchedulerMixin:
         # Rows are kept by the hashes of blocks of one size. Layers of several kinds may have other blocks each.
         groups = self.kv_cache_config.kv_cache_groups
         is_uniform = len(groups) == 1 and self.hash_block_size == self.block_size == groups[0].kv_cache_spec.block_size
-        return CachedPrefixes(capacity if is_uniform else 0, self.block_size)
+        return CachedPrefixes(capacity if is_uniform else 0, self.kv_cache_config.num_blocks, self.block_size)
 
     def _get_local_prefix_cache_hit(self, request: Request) -> Any:
         """Returns the cached blocks that a request may reuse: only those whose rows are there too, if it wants rows."""

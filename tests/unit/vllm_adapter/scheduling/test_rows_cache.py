@@ -24,15 +24,17 @@ def rows_of(name: bytes) -> dict[str, torch.Tensor]:
 @settings(max_examples=200, deadline=None)
 @given(
     st.integers(0, 12_000),
+    st.integers(0, 12),
     st.lists(st.tuples(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.integers(0, 12)), max_size=40),
 )
-def test_what_is_held_is_right_and_bounded(capacity: int, calls: list[tuple[list[int], int]]) -> None:
-    cache = RowsCache(capacity)
+def test_what_is_held_is_right_and_bounded(capacity: int, most: int, calls: list[tuple[list[int], int]]) -> None:
+    cache = RowsCache(capacity, most)
     for tokens, end in calls:
         chain = chain_of(tokens)[: end + 1]
         known = cache.count(chain)
         cache.put(chain, [rows_of(name) for name in chain[known:]])
         assert 0 <= cache.held <= capacity
+        assert len(cache) <= most
         held = chain[: cache.count(chain)]
         for name, block in zip(held, cache.take(held), strict=True):
             assert row_bytes(block) == row_bytes(rows_of(name))
@@ -42,7 +44,7 @@ def test_what_is_held_is_right_and_bounded(capacity: int, calls: list[tuple[list
 
 
 def test_later_blocks_of_a_chain_go_before_earlier_ones_and_old_chains_before_new_ones() -> None:
-    cache = RowsCache(10 * 1024)
+    cache = RowsCache(10 * 1024, 99)
     old, new = chain_of([1, 0, 0, 0, 0, 0]), chain_of([2, 0, 0, 0, 0, 0])
     for chain in (old, new):
         cache.put(chain, [{} for _ in chain])
@@ -54,7 +56,7 @@ def test_later_blocks_of_a_chain_go_before_earlier_ones_and_old_chains_before_ne
 
 
 def test_nothing_is_kept_after_a_gap() -> None:
-    cache = RowsCache(1 << 20)
+    cache = RowsCache(1 << 20, 99)
     chain = chain_of([1, 2, 3])
     cache.put(chain, [{}])
     assert len(cache) == 0
