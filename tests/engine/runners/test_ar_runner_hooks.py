@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from omni_stage.errors import ConfigurationError
 from omni_stage.models.qwen3_omni.talker.model import FrameCodes
 from omni_stage.vllm_adapter.hooks import ScheduledSpan
 from support.engines.async_on_cpu import SCHEDULING, async_scheduling, text_engine
@@ -45,6 +46,12 @@ def test_a_model_acts_on_each_sampled_token_once(engine: TextEngine, reference: 
     # The hook saw whole batches, and each kept token once: no discarded token of a prefill chunk, and none twice.
     assert sum(len(step) for step in acted) == sum(job.max_tokens for job in jobs.values())
     assert max(len(step) for step in acted) == len(jobs)
+
+
+def test_a_model_that_acts_after_sampling_keeps_no_rows(checkpoint: Path) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        TextEngine(checkpoint, {**CAPTURED, "rows_cache_bytes": 1}, enable_prefix_caching=True)
+    assert caught.value.details.field == "enable_prefix_caching"
 
 
 def test_what_is_made_of_tokens_comes_with_them(engine: TextEngine) -> None:

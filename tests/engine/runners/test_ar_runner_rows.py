@@ -73,6 +73,27 @@ def test_preempted_requests_give_each_row_once(checkpoint: Path, reference: Refe
         check_hidden(run, jobs[name], reference)
 
 
+@pytest.mark.parametrize("kind", SCHEDULING)
+def test_reused_prefixes_give_each_row_once(checkpoint: Path, reference: Reference, kind: str) -> None:
+    """Turns of four conversations, computed and reused, with so few blocks that requests are preempted."""
+    kept = {"capture_rows": True, "rows_cache_bytes": 1 << 20}
+    tight = {"num_gpu_blocks_override": 15, "enable_prefix_caching": True}
+    with text_engine(checkpoint, kind, kept, **tight) as engine:
+        preempted = engine.watch_preemptions()
+        cache = engine.scheduler._prefixes.cache
+        reused: list[int] = []
+        take = cache.take
+        cache.take = lambda chain: (reused.append(len(chain)), take(chain))[1]
+        talks = {f"r{index}": prompt_of(40, index) for index in range(4)}
+        for turn in range(3):
+            jobs = {f"{name}.{turn}": Job(list(prompt), max_tokens=30) for name, prompt in talks.items()}
+            for (name, prompt), run in zip(talks.items(), engine.run(jobs).values(), strict=True):
+                check_hidden(run, jobs[f"{name}.{turn}"], reference)
+                prompt += [*run.token_ids, *prompt_of(5, turn)]
+    assert preempted
+    assert sum(reused) > 4, "blocks of earlier turns"
+
+
 @pytest.fixture(scope="module")
 def embeddings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     register_toy_models()

@@ -118,6 +118,11 @@ class PublishingMixin(_Base):
         """The step that is being sampled."""
         self._sampled: dict[str, HostSlice] = {}
 
+    @property
+    def _reuses_rows(self) -> bool:
+        """Whether the scheduler adds the rows of cached prefixes."""
+        return bool(self._omni.rows_cache_bytes and self.cache_config.enable_prefix_caching)
+
     @torch.inference_mode()
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> Any:
         """Sample as vLLM does, and put rows and errors into `pooler_output`, which travels with the sampled tokens."""
@@ -248,7 +253,7 @@ class PublishingMixin(_Base):
 
     def _extras_of(self, request_id: str, delivery: Delivery) -> dict[str, torch.Tensor]:
         extras = self._mrope_of(request_id) if delivery.first else {}
-        if self._omni.rows_cache_bytes and self._hooks.select_positions is not None:
+        if self._reuses_rows and self._hooks.select_positions is not None:
             extras[ROW_POSITIONS] = delivery.positions()
         return extras
 

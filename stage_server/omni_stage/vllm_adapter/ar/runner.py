@@ -106,7 +106,7 @@ class OmniARRunnerMixin(PublishingMixin):
             check_published(self.vllm_config)
         if is_compiled(self.vllm_config):
             self.expert_choices = ExpertChoices.bind(model, self.max_num_tokens, self.device)
-        if self._omni.rows_cache_bytes:
+        if self._reuses_rows:
             self._check_reusable(model)
             self._ledger.always_delivers_first = self._hooks.select_positions is not None
         if not isinstance(model, SupportsInputRows):
@@ -125,7 +125,7 @@ class OmniARRunnerMixin(PublishingMixin):
         if isinstance(model, SupportsInputRows) or self._hooks.after_sampling or self._hooks.follower is not None:
             raise ConfigurationError(
                 "rows of this model depend on more than tokens and media, so they cannot be reused; set "
-                "enable_prefix_caching to false and leave rows_cache_bytes out",
+                "enable_prefix_caching to false",
                 field="enable_prefix_caching",
             )
 
@@ -150,7 +150,7 @@ class OmniARRunnerMixin(PublishingMixin):
             if request_id in self._ledger:
                 self._ledger.rewind(request_id, new_request.num_computed_tokens)
             # The scheduler adds the rows of a cached prefix.
-            self._ledger.open(request_id, new_request.num_computed_tokens if self._omni.rows_cache_bytes else 0)
+            self._ledger.open(request_id, new_request.num_computed_tokens if self._reuses_rows else 0)
         payload: AdditionalInformationPayload | None = getattr(new_request, "additional_information", None)
         if self._hooks.follower is not None:
             self._hooks.follower.begin_request(request_id, payload)
