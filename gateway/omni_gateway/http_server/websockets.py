@@ -1,5 +1,8 @@
 """uvicorn's WebSocket protocol, made strict and bounded, and which handshakes reach it.
 
+A frame costs far more time than its bytes: a piece of 256 KiB may hold 40,000 of them. So pieces are parsed in slices,
+at a limited rate of frames, and only as fast as the session takes messages and the client reads answers.
+
 Only a complete handshake for a path of SOCKETS leaves HTTP/1.1, and only as the first request that waits on its
 connection. From then on nothing on this connection is read as a request, whatever the answer to the handshake is. So a
 proxy that takes later bytes for requests gets no answers to them (request smuggling).
@@ -14,9 +17,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
 
 from omni_gateway.guard.middleware import normalize_path
 from omni_gateway.guard.sessions import REALTIME
+from omni_proto.runtime.limits import TokenBucket
 
 SOCKETS: Final = (REALTIME,)
 MESSAGE_BYTES: Final = 16 << 20
@@ -24,6 +29,12 @@ MESSAGE_BYTES: Final = 16 << 20
 ARRIVING_BYTES: Final = 64 << 20
 """Maximum size of all messages together that have not arrived completely, besides SMALL_BYTES of each."""
 SMALL_BYTES: Final = 64 << 10
+FRAME_BYTES: Final = 128
+"""Memory of a fragment besides its bytes."""
+SLICE_BYTES: Final = 2 << 10
+"""What is parsed at once: at most 340 frames."""
+FRAMES, FRAMES_PER_S = 1000, 400
+"""Frames of one connection at once, and per second. Audio in pieces of 20 ms takes 50 frames per second."""
 HANDSHAKE_S: Final = 30.0
 """How long the answer to a handshake may take, in seconds. It waits for the description of the pipeline."""
 PING_S: Final = 20.0
@@ -74,6 +85,11 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._counted = 0
         self._pending = 0
         """Bytes since the last complete message."""
+        self._unread = bytearray()
+        """What has arrived and is not parsed."""
+        self._frames = TokenBucket(FRAMES, self.loop.time())
+        self._rest: asyncio.TimerHandle | None = None
+        """Set until further frames may be parsed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the deadline of the handshake."""
@@ -92,12 +108,78 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         if self.handshake_initiated and not self.handshake_complete:
             self.transport.abort()
             return
-        self._pending += len(data)
-        self._count(max(0, self._pending - SMALL_BYTES))
-        if self._counted and self._arriving.total > ARRIVING_BYTES:
-            self.transport.abort()
+        self._unread += data
+        self._parse()
+
+    def _parse(self) -> None:
+        """Parse what has arrived, as far as that is allowed now. Read more once nothing is left."""
+        while self._unread and not self._must_wait():
+            piece = bytes(self._unread[:SLICE_BYTES])
+            del self._unread[:SLICE_BYTES]
+            self._pending += len(piece)
+            self._count(max(0, self._pending - SMALL_BYTES))
+            if self._counted and self._arriving.total > ARRIVING_BYTES:
+                self.transport.abort()
+                return
+            self._frames.refill(FRAMES_PER_S, FRAMES, self.loop.time())
+            level = self._frames.level
+            super().data_received(piece)
+            if self._frames.level < level:  # others have their turn
+                self._rest = self.loop.call_later(self._frames.wait_s(0, FRAMES_PER_S), self._go_on)
+        if self.transport.is_closing():
             return
-        super().data_received(data)
+        if self._unread:
+            self.transport.pause_reading()
+        elif not self.read_paused:
+            self.transport.resume_reading()
+
+    def _must_wait(self) -> bool:
+        return self._rest is not None or self.read_paused or not self.writable.is_set() or self.transport.is_closing()
+
+    def _go_on(self) -> None:
+        self._rest = None
+        self._parse()
+
+    async def receive(self) -> Any:
+        """Returns the next message. Parse further ones once the session has taken all."""
+        message = await self.queue.get()
+        if not self.queue.empty():
+            await asyncio.sleep(0)  # others have their turn between two messages
+        else:
+            self.read_paused = False
+            self._parse()
+        return message
+
+    def resume_writing(self) -> None:
+        """Called by the transport when the client has read answers."""
+        super().resume_writing()
+        self._parse()
+
+    def handle_text(self, event: Frame) -> None:
+        """Count a frame, and keep it or pass it on."""
+        self._frames.level -= 1
+        super().handle_text(event)
+
+    def handle_bytes(self, event: Frame) -> None:
+        """Count a frame, and keep it or pass it on."""
+        self._frames.level -= 1
+        super().handle_bytes(event)
+
+    def handle_cont(self, event: Frame) -> None:
+        """Count a fragment, and keep it or pass the message on."""
+        self._frames.level -= 1
+        self._pending += FRAME_BYTES
+        super().handle_cont(event)
+
+    def handle_ping(self) -> None:
+        """Count a frame, and answer it."""
+        self._frames.level -= 1
+        super().handle_ping()
+
+    def handle_pong(self, event: Frame) -> None:
+        """Count a frame."""
+        self._frames.level -= 1
+        super().handle_pong(event)
 
     def send_receive_event_to_app(self) -> None:
         """Pass on a complete message."""
@@ -108,6 +190,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Remove a connection that has ended."""
         self._count(0)
+        if self._rest is not None:
+            self._rest.cancel()
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
