@@ -19,6 +19,8 @@ from functools import cache
 from itertools import pairwise
 from typing import Final
 
+from omni_proto.abbreviations import ABBREVIATIONS, MONTHS, NUMBERED, ORDINAL_LEADS, STARTERS, TITLES
+
 CLOSERS: Final = "\"'”’»›)]}」』）】〉》〕］｝"
 """Marks that belong to the text before them."""
 STRONG: Final = "。！？｡︕︖⁇⁈⁉‽।॥؟۔។៕။።؛։܀᙮\u037e"
@@ -42,6 +44,14 @@ _LETTER_NEXT: Final = re.compile(r"[^\W\d_]\.")
 _SHORT_NEXT: Final = re.compile(r"[^\W\d_]{1,4}\.")
 _LEAD: Final = re.compile(r"([^\W\d_]+)[ \u00a0]\d{1,2}\Z")
 """The word before a number."""
+_ELISION: Final = re.compile(r"\A[^\W\d_]{1,5}['’]")
+"""The article before a French or Italian word: l'art."""
+_DATE: Final = re.compile(r"(?<!\d)\d{1,2}\.[ \u00a0]?\d{1,2}\Z")
+_DATE_NEXT: Final = re.compile(r"\d{1,2}\.[ \u00a0]?\d{2,4}\b")
+"""A day and its month before a full stop, and what follows the full stop of a day."""
+_VOWELS: Final = frozenset("aeiouyæœøıαεηιουωаеёиоуыэюяіїє")
+_LAST_EUROPEAN: Final = "\u052f"
+"""The last letter of Greek and Cyrillic. Of later scripts, the vowels are not known here."""
 _LETTERS: Final = re.compile(r"(?:[^\W\d_]\.)+[^\W\d_]\Z")
 _LIST_MARK: Final = re.compile(r"[^\S\n]*(?:[-*•⁃–·▪◦+][^\S\n]*|#{1,6}[^\S\n]|\(?(?:\d{1,3}|[A-Za-z])[.)][^\S\n])")
 _ITEM: Final = re.compile(r"(?<!\S)(?:[-*•⁃–]\s?)?(\d{1,3})(\.\)|[.)])(?=\s)")
@@ -50,45 +60,6 @@ _NUMBER_MARK: Final = re.compile(r"\s*(?:[-*•⁃–]\s*)?\(?(?:\d{1,3}|[a-zA-Z
 _CASED: Final = re.compile(r"[^\W\d_]")
 _SPEECH_VERB: Final = "\u3068\u3063\u306a\u306e\u306f\u304c\u3092\u306b\u3082\u3067\u3084\u304b\u3088\u306d"
 """Kana that continue a Japanese sentence after a quotation."""
-
-_TITLES: Final = frozenset(
-    "mr mrs ms mx dr prof rev fr gen col lt sgt capt cpt cmdr adm maj gov sen rep hon pres st ste mt ft messrs "
-    "mme mlle hr fr frau herr sr sra srta dott sig avv ing arch insp supt det pvt cpl e.g i.e cf vs viz ca bzw "
-    "z.b d.h s.o s.u i.d.r u.u z.t v.a m.e o.ä u.ä i.a p.ej p.ex v.chr n.chr o.a d.w.z d.v.s t.ex bl.a m.a "
-    "mgr jud doc phdr bc dipl np např tzv mj vgl ee".split()
-)
-"""Abbreviations that never end a sentence."""
-_NUMBERED: Final = frozenset(
-    "no nos nr p pp pg vol fig figs art ch sec eq op ver tel ext n° nº № str bd kap abs".split()
-)
-"""Abbreviations that never end a sentence if a number follows."""
-_ABBREVIATIONS: Final = frozenset(
-    "co corp inc ltd llc plc bros jr sr etc al approx dept univ assn ave blvd rd ln ct apt est min max misc "
-    "mfg ed eds trans rev jan feb mar apr jun jul aug sep sept oct nov dec mon tue tues wed thu thur thurs fri "
-    "sat sun usw evtl ggf inkl zzgl sog nat tsd mio mrd hl geb gest ecc av bd cie etab env ph.d b.sc m.sc d.c "
-    "st sq cu oz lb lbs ca tzn itd itp u.a a.m p.m "
-    "\u0442.\u0435 \u0442.\u0434 \u0442.\u043f \u0433 \u0443\u043b \u0433\u0433".split()
-)
-"""Abbreviations that end a sentence only before a word that begins sentences."""
-_STARTERS: Final = frozenset(
-    "a an the this that these those there it its it's i i'm i've he he's she she's we we're they they're you "
-    "your my his her our their who what when where why how which whose did do does is are was were have has "
-    "had can could will would should may might must but and so if in on at as after before then however "
-    "although because since while for from with no not yes please let let's next now here once also still even "
-    "some all many most one two another each every der die das ein eine es er sie wir ich ihr dann aber und "
-    "wenn doch da so im am le la les un une il elle on nous vous je ils elles ce cette mais et puis el los las "
-    "una ella ellos nosotros pero y lo gli uno lui lei noi ma poi o os as um uma ele ela mas".split()
-)
-_ORDINAL_LEADS: Final = frozenset(
-    "der die das dem den des am im zum zur vom beim ein eine einen einem einer jeder jede jedes jeden seit ab bis "
-    "ihr ihre sein seine mein meine unser unsere".split()
-)
-"""German words after which a number with a full stop is an ordinal."""
-_MONTHS: Final = frozenset(
-    "januar jänner februar märz april mai juni juli august september oktober november dezember jahrhundert "
-    "klasse stock weltkrieg januari februari maart mei juli oktober december ledna února března dubna května".split()
-)
-"""Words before which a number with a full stop is an ordinal."""
 
 
 def split_sentences(text: str) -> list[str]:
@@ -199,32 +170,46 @@ def _ends_at_stop(text: str, begin: int, start: int, end: int) -> bool:
         return False  # the number of a list's item
     before = _WORD_BEFORE.search(text, max(begin, start - 40), start)
     word = before.group().rstrip(CLOSERS) if before else ""
-    bare = word.casefold()
+    bare = _ELISION.sub("", word.casefold())
     after = _WORD_AFTER.match(text, end)
     next_word = after.group().casefold().replace("’", "'") if after else ""
-    starts = next_word in _STARTERS
+    starts = next_word in STARTERS
     if word[-1:].isdigit():
         lead = _LEAD.search(text, max(begin, start - 40), start)
-        is_ordinal = next_word in _MONTHS or (lead is not None and lead[1].casefold() in _ORDINAL_LEADS)
-        return not (len(word) <= 2 and is_ordinal)
-    if bare in _TITLES:
+        is_ordinal = next_word in MONTHS or (lead is not None and lead[1].casefold() in ORDINAL_LEADS)
+        is_date = _DATE_NEXT.match(text, end) or (
+            text[end].isdigit() and _DATE.search(text, max(begin, start - 8), start)
+        )
+        return not (len(word) <= 2 and (is_ordinal or is_date))
+    if bare in TITLES:
         return False
     short_next = _SHORT_NEXT if len(word) == 1 and word.islower() else _LETTER_NEXT
     if len(word) <= 2 and short_next.match(text, end):
         return False  # letters follow one another: J. R. R. Tolkien, z. B., U. S. A., Ph. D., v. Chr.
     if spaced := _SPACED.search(text, max(begin, start - 40), start):
         joined = re.sub(r"\s", "", spaced.group()).casefold()
-        if joined in _TITLES:
+        if joined in TITLES:
             return False
-        if joined in _ABBREVIATIONS or word[:1].islower():
+        if joined in ABBREVIATIONS or word[:1].islower():
             return starts
-    if bare in _NUMBERED and text[end].isdigit():
+    if bare in NUMBERED and text[end].isdigit():
         return False
     if len(word) == 1 and word.isalpha() and word.isupper() and _CASED.match(word):
         return starts  # an initial
-    if bare in _ABBREVIATIONS or _LETTERS.search(word):
+    if bare in ABBREVIATIONS or _has_no_vowel(text[max(begin, start - 40) : start], word) or _LETTERS.search(word):
         return starts
     return True
+
+
+def _has_no_vowel(sentence: str, word: str) -> bool:
+    """Returns whether the last word of a sentence is an abbreviation such as Hrsg, tbsp or др: it has no vowel, but a
+    small letter. It is none if it is the only word (Hm.), or a unit after a number (5 km)."""
+    if not 2 <= len(word) <= 7 or not word.isalpha() or word.isupper() or max(word) > _LAST_EUROPEAN:
+        return False
+    before = sentence.removesuffix(word).rstrip()
+    if not before or before[-1].isdigit():
+        return False
+    return _VOWELS.isdisjoint(unicodedata.normalize("NFD", word.casefold()))
 
 
 def is_settled(text: str, border: int) -> bool:
@@ -234,7 +219,8 @@ def is_settled(text: str, border: int) -> bool:
         return True
     found = _WORD_BEFORE.search(before, max(0, len(before) - 40), len(before) - 1)
     word = found.group() if found else ""
-    is_plain = len(word) > 2 and word.isalpha() and word.casefold() not in _ABBREVIATIONS | _NUMBERED
+    is_known = word.casefold() in ABBREVIATIONS | NUMBERED or _has_no_vowel(before[:-1], word)
+    is_plain = len(word) > 2 and word.isalpha() and not is_known and not _SPACED.search(before[-41:-1])
     after = _WORD_AFTER.match(text, border)
     return is_plain or (after is None or after.end() < len(text))
 
