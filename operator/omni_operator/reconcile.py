@@ -41,7 +41,7 @@ from omni_operator.state.observed import Observed
 from omni_operator.state.slim import can_slim, slim_child
 from omni_operator.status.assessment import ChildError, Halt
 from omni_operator.status.events import EventGate, compute_events
-from omni_operator.status.publish import is_minor, live_status, write_events, write_status
+from omni_operator.status.publish import LackingFields, is_minor, live_status, write_events, write_status
 from omni_operator.status.status import (
     compute_lost_status,
     compute_status,
@@ -120,7 +120,7 @@ class Reconciler:
         self._applier = Applier(client, store, scope_of, self._verified, metrics)
         self._tried_again: dict[NamespacedName, float] = {}
         self._events = EventGate()
-        self._records_names = True  # False after a CRD that is older than the operator did not take them
+        self._lacking = LackingFields()
         self.scale_notes: Callable[[NamespacedName], ScaleNotes | None] = lambda key: None
         """Returns what scaling found out about a pipeline."""
         self.pod_monitors = False
@@ -309,19 +309,18 @@ class Reconciler:
         self, key: NamespacedName, observed: Observed, status: dict[str, Any], now: datetime, result: str
     ) -> Report:
         """Write the status if it differs, and Events. A minor change (see `is_minor`) may be written later."""
-        if self._records_names:
-            status = {**status, "names": self._names.grant(key, now)}
+        time_of = asyncio.get_running_loop().time
+        clock = time_of()
+        status = self._lacking.strip({**status, "names": self._names.grant(key, now)}, clock)
         before = live_status(observed)
         if before == status:
             return Report(result)
-        clock = asyncio.get_running_loop().time()
         wait = self._status_written.get(key, float("-inf")) + self._settings.status_pause_s - clock
         if wait > 0 and is_minor(before, status):
             return Report(result, again_after_s=wait)
-        pipeline = await write_status(self._client, observed, status)
+        pipeline = await write_status(self._client, observed, status, self._lacking, time_of)
         self._metrics.count_status_write()
         self._status_written[key] = clock
-        self._records_names = "names" in pipeline["status"]
         self._store.put_written(pipeline, self._scope_of(key.namespace))
         self._names.update(key)
         # Nothing can be created in a namespace that is being deleted with the pipeline.

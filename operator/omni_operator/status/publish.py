@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -19,10 +20,52 @@ from omni_operator.status.events import EventData
 MAX_EVENT_MESSAGE: Final = 1024
 """Maximum length of an Event's message, in bytes: what the API server allows for a note of events.k8s.io."""
 
-UNDECLARED: Final = ".status.names: field not declared in schema"
+UNDECLARED: Final = re.compile(r"\.status((?:\.\w+|\[[^\]\n]*\])+): field not declared in schema")
 """What the API server says about a status with a field that the CRD lacks."""
+_INDEX: Final = re.compile(r"\[[^\]]*\]")
+_MAX_ATTEMPTS: Final = 6
+"""Maximum writes of one status: each may find out further fields, because messages are cut off."""
+LACKING_S: Final = 600.0
+"""Seconds after which a field that the CRD lacked is written again: the CRD may have been upgraded since."""
 
 _log = logging.getLogger(__name__)
+
+
+class LackingFields:
+    """Fields of the status that the CRD does not have, because it is older than the operator.
+
+    The API server refuses a status as a whole if it has one of them.
+    """
+
+    def __init__(self) -> None:
+        self._until: dict[tuple[str, ...], float] = {}
+
+    def learn(self, message: str, now: float) -> bool:
+        """Note the fields that an error of the API server names. Returns whether it names any. now: seconds."""
+        found = {tuple(_INDEX.sub("", path).strip(".").split(".")) for path in UNDECLARED.findall(message)}
+        if new := found - self._until.keys():
+            names = ", ".join(sorted(".".join(("status", *path)) for path in new))
+            _log.warning("the CRD is older than the operator, so it lacks %s; apply manifests/crd", names)
+        self._until |= dict.fromkeys(found, now + LACKING_S)
+        return bool(found)
+
+    def strip(self, status: Mapping[str, Any], now: float) -> dict[str, Any]:
+        """Returns the status without the fields that the CRD lacks. now: seconds."""
+        self._until = {path: until for path, until in self._until.items() if until > now}
+        stripped = dict(status)
+        for path in self._until:
+            stripped = _without(stripped, path)
+        return stripped
+
+
+def _without(value: Any, path: tuple[str, ...]) -> Any:
+    """Returns a value without the fields at a path; items of a list have no name in the path."""
+    if isinstance(value, list):
+        return [_without(item, path) for item in value]
+    if not isinstance(value, Mapping) or path[0] not in value:
+        return value
+    rest = {name: inner for name, inner in value.items() if name != path[0]}
+    return rest if len(path) == 1 else {**value, path[0]: _without(value[path[0]], path[1:])}
 
 
 def live_status(observed: Observed) -> dict[str, Any]:
@@ -46,8 +89,10 @@ def _essence(status: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     ]
 
 
-async def write_status(client: ApiClient, observed: Observed, status: Mapping[str, Any]) -> Manifest:
-    """Write the status. Returns the updated pipeline.
+async def write_status(
+    client: ApiClient, observed: Observed, status: Mapping[str, Any], lacking: LackingFields, clock: Callable[[], float]
+) -> Manifest:
+    """Write the status, without fields that the CRD lacks. Returns the updated pipeline. clock: returns seconds.
 
     Raises ConflictError if the pipeline has changed since it was observed, or has been replaced by another one.
     """
@@ -56,16 +101,14 @@ async def write_status(client: ApiClient, observed: Observed, status: Mapping[st
         "apiVersion": PIPELINES.api_version,
         "kind": PIPELINES.kind,
         "metadata": {key: metadata[key] for key in ("name", "namespace", "resourceVersion")},
-        "status": dict(status),
     }
-    try:
-        return await client.apply_status(PIPELINES, manifest)
-    except ApiError as error:
-        if UNDECLARED not in error.message:
-            raise
-        _log.warning("the CRD is older than the operator: no status.names; apply manifests/crd, restart the operator")
-    manifest["status"] = {name: value for name, value in status.items() if name != "names"}
-    return await client.apply_status(PIPELINES, manifest)
+    for _ in range(_MAX_ATTEMPTS):
+        try:
+            return await client.apply_status(PIPELINES, {**manifest, "status": lacking.strip(status, clock())})
+        except ApiError as error:
+            if not lacking.learn(error.message, clock()):
+                raise
+    return await client.apply_status(PIPELINES, {**manifest, "status": lacking.strip(status, clock())})
 
 
 async def write_events(

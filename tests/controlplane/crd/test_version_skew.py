@@ -26,21 +26,26 @@ pytestmark = pytest.mark.controlplane
 
 CRD = "omnipipelines.omnipipeline.io"
 Properties = dict[str, Any]
-Edit = Callable[[Callable[[Properties], None]], None]
+Edit = Callable[..., None]
 
 
 @pytest.fixture
 def edit_crd(control_plane: ControlPlane) -> Iterator[Edit]:
-    """Yields edit_crd(change), which changes the properties of the spec in the CRD. The CRD is restored at the end."""
+    """Yields edit_crd(of_spec, of_status, rules=True), which changes these properties in the CRD, and drops its rules
+    without `rules`. The CRD is restored at the end."""
     admin = control_plane.admin
     original = admin.get("CustomResourceDefinition", CRD)["spec"]
 
     def write(spec: Manifest) -> None:
         admin.patch("CustomResourceDefinition", CRD, [{"op": "replace", "path": "/spec", "value": spec}])
 
-    def edit(change: Callable[[Properties], None]) -> None:
+    def edit(*changes: Callable[[Properties], None], rules: bool = True) -> None:
         spec = copy.deepcopy(original)
-        change(spec["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"])
+        parts = spec["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+        if not rules:
+            drop_rules(spec["versions"][0]["schema"])
+        for change, part in zip(changes, ("spec", "status"), strict=False):
+            change(parts[part]["properties"])
         write(spec)
 
     yield edit
@@ -189,3 +194,55 @@ def test_an_older_crd_drops_fields_and_the_operator_keeps_working(
     wait_settled(api, "other")
     with pytest.raises(ApiError):
         api.apply(build_pipeline("strict", suspend=True), strict=True)
+
+
+def drop_scaling(spec: Properties) -> None:
+    """Removes what the first CRDs did not have."""
+    del spec["objectives"]
+    stage = spec["stages"]["items"]["properties"]
+    del stage["scaling"]
+    stage["replicas"]["default"] = 1
+
+
+def drop_newer_status(status: Properties) -> None:
+    del status["names"]
+    stage = status["stages"]["items"]["properties"]
+    for name in ("model", "scaling", "desiredReplicas"):
+        del stage[name]
+
+
+def drop_rules(schema: Properties) -> None:
+    schema.pop("x-kubernetes-validations", None)
+    for part in schema.values():
+        if isinstance(part, dict):
+            drop_rules(part)
+
+
+@pytest.mark.parametrize("keeps_spec", [False, True], ids=["the spec lacks scaling too", "the spec has scaling"])
+def test_a_status_with_fields_that_the_crd_lacks_is_written_without_them(
+    keeps_spec: bool, edit_crd: Edit, api: Api, make_operator: Callable[..., OperatorProcess]
+) -> None:
+    """A scaled stage has more in its status than the first CRDs took."""
+    stages = build_two_stages()["spec"]["stages"]
+    stages[1] = {**stages[1], "scaling": {"minReplicas": 1, "maxReplicas": 3}}
+    stages[1].pop("replicas", None)
+    with make_operator() as operator:
+        api.apply(build_pipeline(stages=stages))
+        wait_settled(api)
+        edit_crd((lambda spec: None) if keeps_spec else drop_scaling, drop_newer_status, rules=keeps_spec)
+        eventually(lambda: "names" not in api.get("OmniPipeline", "omni")["status"], why="the older CRD is in force")
+        heals(api)
+        api.patch("OmniPipeline", "omni", {"spec": {"timeouts": {"request": 60}}})
+        wait_settled(api)
+        api.create(build_pipeline("other", stages=stages))
+        wait_settled(api, "other")
+        assert api.find("OmniStage", "omni-talker") is not None or not keeps_spec
+        wait_idle(operator)
+    with make_operator() as operator:
+        heals(api)
+        wait_settled(api)
+        wait_idle(operator)
+    edit_crd()
+    with make_operator():
+        eventually(lambda: api.get("OmniPipeline", "omni")["status"].get("names"), timeout_s=PATIENCE_S)
+        wait_settled(api)
