@@ -34,6 +34,8 @@ _PULL_FAILURES: Final = frozenset(
 """Of pkg/kubelet/images/types.go and cri-api/pkg/errors/errors.go."""
 _STARTING: Final = frozenset({"ContainerCreating", "PodInitializing", "CrashLoopBackOff", ""})
 """Reasons of a container that waits and has no failure of its own: the failure, if any, is in its last state."""
+_NEVER_RAN: Final = ("StartError", "ContainerCannotRun")
+"""Reasons of a container that ended without an exit code of its own: of containerd and Docker."""
 _OWN: Final = (STAGE_CONTAINER, FETCH_CONTAINER)
 _CORRECT_FOREIGN: Final = "correct the webhook or policy that adds the container"
 _DESCRIBE: Final = "see kubectl describe pod"
@@ -110,6 +112,10 @@ def _waiting_cause(spec: Manifest, reason: str, message: str) -> Cause | None:
     if reason in _PULL_FAILURES:
         why = _describe_pull(image, message, reason)
         return Cause(Reason.IMAGE_PULL_BACK_OFF, f"image {image}{_whose_image(name)} cannot be pulled{why}")
+    return _start_cause(name, reason, message)
+
+
+def _start_cause(name: str, reason: str, message: str) -> Cause:
     row = find_wording(STARTS, message)
     # The text of other failures may repeat the command, whose arguments may hold secrets.
     said = f": {_short(_CONTAINER_ID.sub('ID', message))}" if message and reason == "CreateContainerConfigError" else ""
@@ -133,7 +139,7 @@ def _describe_pull(image: str, message: str, reason: str) -> str:
     registry, repository = _split_image(image)
     message = _EACH_TIME.sub("", _QUERY.sub("", _BACK_OFF.sub("", message)))
     # Names may contain any word, such as "denied".
-    text = re.sub(rf"\S*{re.escape(repository)}\S*", "", message)
+    text = re.sub(rf"\S*(?<![\w.-]){re.escape(repository)}(?![\w.-])\S*", "", message)
     if registry:
         text = text.replace(registry, "")
     row = find_wording(PULLS, f"{text} {reason}")
@@ -155,6 +161,8 @@ def _split_image(image: str) -> tuple[str, str]:
 
 def _ended_cause(spec: Manifest, ended: Mapping[str, Any]) -> Cause:
     name, code = spec["name"], int(ended.get("exitCode", 0))
+    if (reason := str(ended.get("reason", ""))) in _NEVER_RAN:
+        return _start_cause(name, reason, str(ended.get("message", "")))
     if name not in _OWN:
         return _foreign_end(name, ended)
     if ended.get("reason") == "OOMKilled":

@@ -56,7 +56,7 @@ PULLS: Final = (
     ),
     wording(
         r"unauthorized|\bdenied\b|forbidden|authorization failed|no basic auth credentials|\b40[13]\b|"
-        r"authentication required|token has expired|pull credentials",
+        r"authentication required|token has expired|credentials|invalid_grant|FailedToRetrieveImagePullSecret",
         "check imagePullSecrets, and whether their account may read the image",
         _REGISTRY,
         detail="access refused",
@@ -87,7 +87,15 @@ PULLS: Final = (
         detail="its name has no registry",
     ),
     wording(
-        r"failed to (extract|unpack|verify)|unexpected (media type|commit|digest)|digest mismatch|hash sum mismatch|"
+        r"extraction snapshot|parent snapshot|create snapshot|failed to mount|read-only file system|input/output error|"
+        r"structure needs cleaning",
+        "repair or replace the node: its image store or disk is damaged",
+        "containerd core/unpack/unpacker.go, core/metadata/snapshot.go; Linux EROFS, EIO, EUCLEAN",
+        detail="the node cannot store it",
+    ),
+    wording(
+        r"failed to (extract|unpack|verify|register layer)|size validation|unexpected (media type|commit|digest)|"
+        r"digest mismatch|hash sum mismatch|"
         r"unsupported|no longer supported|mediaType in manifest",
         "build and push the image again; if it is right, remove it from the node",
         "containerd core/diff, core/content",
@@ -129,6 +137,12 @@ STARTS: Final = (
         "check the node's GPU driver and container toolkit",
         "NVIDIA container toolkit; containerd internal/cri/cdi",
     ),
+    wording(
+        r"init was OOM-killed",
+        "raise resources.limits.memory of the stage",
+        "runc libcontainer/process_linux.go",
+        reason=Reason.OOM_KILLED,
+    ),
     wording(r"no space left on device", "free space on the node's disk, or enlarge it", "Linux ENOSPC"),
     wording(
         r"no runtime for|RuntimeHandler",
@@ -143,6 +157,11 @@ ENDS: Final = (
         r"^Evicted: .*(ephemeral|EmptyDir|local storage|nodefs|imagefs|DiskPressure|inodes)",
         "lower what pods write to the node's disk, set requests of ephemeral-storage, or enlarge the disk",
         "pkg/kubelet/eviction/helpers.go, eviction_manager.go",
+    ),
+    wording(
+        r"^Evicted: .*(PIDPressure|resource: pids)",
+        "processes used up the node's ids: lower podPidsLimit, or spread pods over more nodes",
+        "pkg/kubelet/eviction/helpers.go",
     ),
     wording(r"^Evicted: .*memory", "set requests that fit, or priorityClassName", "pkg/kubelet/eviction/helpers.go"),
     wording(

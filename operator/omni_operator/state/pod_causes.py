@@ -358,4 +358,5 @@ def _failures(stage: LiveStage) -> list[Mapping[str, Any]]:
 
 
 def _is_stuck(condition: Mapping[str, Any]) -> bool:
-    return condition.get("reason") in ("Unschedulable", "SchedulingGated")
+    # SchedulerError: the pod has a node, but binding it or its volumes failed.
+    return condition.get("reason") in ("Unschedulable", "SchedulingGated", "SchedulerError")

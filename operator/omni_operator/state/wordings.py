@@ -165,7 +165,7 @@ SCHEDULER: Final = (
         capacity=True,
     ),
     wording(
-        r"persistentvolumeclaim|storageclass|persistentvolume ",
+        r"persistentvolumeclaim|storageclass|persistentvolume |binding volumes",
         "see kubectl describe pvc",
         f"{_PLUGINS}/volumebinding, volumezone, nodevolumelimits",
         reason=Reason.VOLUME_NOT_BOUND,

@@ -238,6 +238,23 @@ PULL_MESSAGES: dict[str, tuple[str, str, str]] = {
     "dns": ("dial tcp: lookup registry.example on 10.96.0.10:53: no such host", "name is unknown", "DNS"),
     "network": ("dial tcp 10.0.0.1:443: i/o timeout", "does not answer", "reach"),
     "layers": ("failed to extract layer sha256:ab: failed to get stream processor", "unpacked", "build and push"),
+    "snapshots": (
+        'failed to prepare extraction snapshot "extract-795119289-7389 sha256:92": parent snapshot sha256:0b does not '
+        "exist: not found",
+        "the node cannot store it",
+        "repair or replace the node",
+    ),
+    "sizes": (
+        'failed commit on ref "layer-sha256:53": "layer-sha256:53" failed size validation: 107840750 != 182249667: '
+        "failed precondition",
+        "unpacked",
+        "build and push",
+    ),
+    "credential plugin": (
+        "failed to fetch oauth token: unexpected status: 400 Bad Request: invalid_grant",
+        "access refused",
+        "imagePullSecrets",
+    ),
     "signature": (
         "SignatureValidationFailed: image pull failed because the signature validation failed",
         "sign",
@@ -335,6 +352,33 @@ def test_why_a_container_cannot_be_started(name: str) -> None:
     assert cause is not None
     assert cause.reason is reason
     assert words in cause.message
+
+
+@pytest.mark.parametrize("name", ["a", "not", "registry", "manifest"])
+def test_only_the_image_s_whole_name_is_left_out(name: str) -> None:
+    message = f'failed to pull "{name}:1": unexpected status from HEAD request: 429 Too Many Requests, not a manifest'
+    given = pod([container(waiting=waiting("ErrImagePull", message))])
+    given["spec"]["containers"][0]["image"] = f"{name}:1"
+    cause = find_cause(stage_of(given), NOW)
+    assert cause is not None
+    assert "limits the rate of pulls" in cause.message
+
+
+def test_a_container_that_never_ran_is_no_program_that_ended() -> None:
+    """While kubelet waits before it tries again, containerd's error is in the last state, with an exit code."""
+    for message, reason, words in (
+        (
+            "unable to start container process: container init was OOM-killed (memory limit too low?): unknown",
+            Reason.OOM_KILLED,
+            "raise resources.limits.memory",
+        ),
+        ('exec: "python": executable file not found in $PATH: unknown', Reason.CONTAINER_NOT_STARTED, "stage server"),
+        ("odd", Reason.CONTAINER_NOT_STARTED, "(StartError); see kubectl describe pod"),
+    ):
+        state = ended(128) | {"reason": "StartError", "message": message}
+        cause = find_cause(stage_of(pod([backed_off(state)])), NOW)
+        assert cause is not None
+        assert (cause.reason, words in cause.message) == (reason, True), cause.message
 
 
 @pytest.mark.parametrize("code", [70, 78, 137, 0])
@@ -443,3 +487,12 @@ def test_every_row_names_its_source() -> None:
     for table in (SCHEDULER, REFUSALS, PULLS, STARTS, ENDS):
         assert all(row.source and row.remedy for row in table)
     assert all(row.detail for row in PULLS)
+
+
+def test_a_volume_that_cannot_be_bound_is_reported_although_the_pod_has_a_node() -> None:
+    """Of a StorageClass that waits for the first consumer: the scheduler chose a node, and the provisioner fails."""
+    message = 'running PreBind plugin "VolumeBinding": binding volumes: context deadline exceeded'
+    cause = find_cause(stage_of(pod(conditions=unscheduled(message, "SchedulerError"))), NOW)
+    assert cause is not None
+    assert cause.reason is Reason.VOLUME_NOT_BOUND
+    assert cause.message == f"{message}; see kubectl describe pvc"
