@@ -20,7 +20,13 @@ MAX_JOINED: Final = 256
 """Maximum number of files that one file may join."""
 
 _WAVE_FORMATS: Final = {1: "PCM", 3: "IEEE float", 6: "A-law", 7: "u-law"}
-_PACKED_WAVE_FORMATS: Final = {2: "ADPCM", 17: "IMA ADPCM", 49: "GSM"}
+_PACKED_WAVE_FORMATS: Final = dict(
+    zip(
+        (2, 17, 49, 0x50, 0x55, 0x45, 0x64, 0x28F),
+        ("ADPCM", "IMA ADPCM", "GSM", "MPEG", "MP3", "G.726", "G.726", "G.722"),
+        strict=True,
+    )
+)
 _WAVE_EXTENSIBLE: Final = 0xFFFE
 _CONTAINERS: Final = {
     "video/mp4": "audio/mp4",
@@ -37,6 +43,8 @@ _JOINTS: Final = {
     "audio/x-matroska": re.compile(rb"\x1aE\xdf\xa3.{1,80}?(?:webm|matroska)", re.DOTALL),
 }
 """The beginning of each file of a format, of which several may be joined. Of an Ogg file: of each of its streams."""
+_SEARCHED: Final = 64 << 10
+"""Bytes at the beginning in which a FLAC may begin, after what a transmission put before it."""
 _OGG_PAGE: Final = re.compile(rb"OggS\x00[\x00-\x07]")
 _OPUS_HZ: Final = 48_000
 _MAX_PAGES: Final = 1 << 15
@@ -80,7 +88,9 @@ def sniff_audio(view: memoryview) -> str | None:
         return "audio/flac"
     if head[:4] == b"OggS":
         return "audio/ogg"
-    return _CONTAINERS.get(sniff_video(head) or "") or begins_mpeg(view)
+    if found := _CONTAINERS.get(sniff_video(head) or ""):
+        return found
+    return "audio/flac" if _JOINTS["audio/flac"].search(view[:_SEARCHED]) else begins_mpeg(view)
 
 
 def read_audio_header(media_type: str, view: memoryview) -> AudioHeader:
@@ -119,8 +129,10 @@ def split_joined(media_type: str, view: memoryview) -> list[memoryview]:
         last = found.start()
         if len(starts) > MAX_JOINED or count > MAX_SECTIONS:
             raise MediaHeaderError(f"more than {MAX_JOINED} audio files are joined; send fewer at a time")
-    if not starts:
+    if not starts and media_type != "audio/mp4":
         raise MediaHeaderError("the audio has no beginning")
+    if not starts:
+        return [view]  # a QuickTime file of the time before `ftyp`
     return [view[start:end] for start, end in zip(starts, (*starts[1:], len(view)), strict=True)]
 
 
@@ -142,10 +154,11 @@ def _read_container(media_type: str, view: memoryview) -> AudioHeader:
 
 def _read_wav(view: memoryview) -> AudioHeader:
     layout: tuple[int, int, int] | None = None
+    there: int | None = None
     position = 12
     for _ in range(MAX_SECTIONS):
         if position + 8 > len(view):
-            raise MediaHeaderError("the WAV has no samples")
+            raise MediaHeaderError("the WAV has no samples" if there is None else "the WAV does not state its format")
         kind, length = struct.unpack_from("<4sI", view, position)
         position += 8
         if kind == b"fmt ":
@@ -153,14 +166,13 @@ def _read_wav(view: memoryview) -> AudioHeader:
                 raise MediaHeaderError("the WAV states its format twice")
             layout = _read_wave_format(view[position : position + length])
         elif kind == b"data":
-            if layout is None:
-                raise MediaHeaderError("the WAV does not state its format")
-            channels, rate, width = layout
             # Programs that stream do not know the length and write the largest number, or 0.
             there = len(view) - position
             there = min(length, there) if length else there
             if not there:
                 raise MediaHeaderError("the WAV has no samples")
+        if layout is not None and there is not None:
+            channels, rate, width = layout
             return AudioHeader("audio/wav", rate, channels, there // (channels * width) if width else 0)
         position += length + length % 2
     raise too_many_sections("WAV")
@@ -176,10 +188,11 @@ def _read_wave_format(chunk: memoryview) -> tuple[int, int, int]:
     if tag in _PACKED_WAVE_FORMATS:
         return channels, rate, 0
     if tag not in _WAVE_FORMATS:
-        accepted = ", ".join((*_WAVE_FORMATS.values(), *_PACKED_WAVE_FORMATS.values()))
+        accepted = ", ".join(dict.fromkeys((*_WAVE_FORMATS.values(), *_PACKED_WAVE_FORMATS.values())))
         raise MediaHeaderError(f"the WAV is compressed; {accepted} are accepted")
     width = -(-bits // 8)
-    if not 1 <= width <= 8 or align != channels * width:
+    # Some recorders leave the size of a sample of all channels empty.
+    if not 1 <= width <= 8 or align not in (0, channels * width):
         raise MediaHeaderError("the format of the WAV makes no sense")
     return channels, rate, width
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
-_SEARCHED: Final = 64 << 10
+_SEARCHED: Final = 1 << 20
 """Bytes at the beginning in which the first frame must lie, after tags."""
 _MAX_CANDIDATES: Final = 4096
 _SYNC: Final = re.compile(rb"\xff[\xe0-\xff]")

@@ -24,6 +24,8 @@ FRAME_PIXELS: Final = (128 * 32 * 32, 768 * 32 * 32)
 AUDIO_RATE_HZ: Final = 16_000
 
 _BRANDED: Final = b"ftyp"
+_UNBRANDED: Final = (b"moov", b"mdat", b"wide", b"free", b"skip")
+"""The boxes with which QuickTime files begin that are older than the box that names the format."""
 _EBML: Final = b"\x1a\x45\xdf\xa3"
 
 
@@ -83,6 +85,8 @@ def sniff_video(data: bytes | bytearray | memoryview) -> str | None:
     head = bytes(data[:12])
     if head[4:8] == _BRANDED:
         return "video/quicktime" if head[8:12] == b"qt  " else "video/mp4"
+    if head[4:8] in _UNBRANDED:
+        return "video/quicktime"
     if head[:4] == _EBML:
         return "video/webm" if b"webm" in bytes(data[:64]) else "video/x-matroska"
     return None

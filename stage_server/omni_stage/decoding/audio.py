@@ -37,7 +37,8 @@ CODECS: Final = frozenset(
     {
         *("aac", "mp3", "mp3float", "opus", "libopus", "vorbis", "flac", "alac", "speex"),
         *("pcm_u8", "pcm_s16le", "pcm_s24le", "pcm_s32le", "pcm_f32le", "pcm_f64le", "pcm_alaw", "pcm_mulaw"),
-        *("adpcm_ms", "adpcm_ima_wav", "gsm_ms"),
+        *("pcm_s8", "pcm_s16be", "pcm_s24be", "pcm_s32be", "pcm_f32be", "pcm_f64be"),
+        *("mp1", "mp1float", "mp2", "mp2float", "adpcm_ms", "adpcm_ima_wav", "gsm_ms", "g722", "g726"),
     }
 )
 """FFmpeg's names of the decoders that may run."""
@@ -105,7 +106,10 @@ def decode_audio(data: bytes, media_type: str, rules: AudioRules, out: np.ndarra
         position += samples.size
     if not position:
         raise UndecodableError("the audio is empty" if not damage.lost else "no part of the audio can be decoded")
-    share = max(damage.share, _missing(media_type, position / rules.to_hz, rules.stated_s), _strange(media_type, data))
+    share = max(damage.share, _strange(media_type, data))
+    missing = _missing(media_type, position / rules.to_hz, rules.stated_s)
+    # If everything that is there can be decoded, the stated length may be wrong.
+    share = max(share, min(missing, MAX_DAMAGE) if not damage.lost else missing)
     if share > MAX_DAMAGE:
         raise UndecodableError(f"{share:.0%} of the audio is damaged or missing; send it again")
     return position, share
@@ -119,10 +123,13 @@ def _missing(media_type: str, seconds: float, stated_s: float) -> float:
 
 
 def _strange(media_type: str, data: bytes) -> float:
-    """Returns the share of MP3 and ADTS that is neither a frame nor a tag; 0 for less than a thousandth."""
+    """Returns the share of MP3 and ADTS that is neither a frame nor a tag; 0 for less than a thousandth.
+
+    Zeros at the end do not count: recorders reserve more than they use.
+    """
     if media_type not in ("audio/mpeg", "audio/aac"):
         return 0.0
-    frames, strange = count_frames(media_type, memoryview(data))
+    frames, strange = count_frames(media_type, memoryview(data.rstrip(b"\0")))
     share = strange / max(1, frames + strange)
     return share if share >= 0.001 else 0.0
 

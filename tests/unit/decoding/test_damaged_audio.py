@@ -19,6 +19,7 @@ from omni_proto.media_headers import read_header
 from omni_proto.media_headers.audio import AudioHeader
 from omni_stage.decoding.audio import AudioRules, decode_audio
 from omni_stage.decoding.decode import UndecodableError
+from support.media.audios import encode_audio
 from support.media.samples import encode_wav, make_audio
 from support.tables import each_row
 
@@ -93,8 +94,45 @@ HARMLESS: dict[str, tuple[Callable[[], bytes], float]] = {
     "wav of the largest size": (lambda: sized(0xFFFFFFFF), 1.0),
     "wav with an odd chunk": (lambda: chunked(b"LIST" + struct.pack("<I", 5) + b"abcde\0"), 1.0),
     "wav with more behind it": (lambda: encode_wav(make_audio(5)) + b"id3 " + struct.pack("<I", 9) + bytes(10), 1.0),
+    "wav whose block size is not set": (
+        lambda: encode_wav(make_audio(5))[:32] + bytes(2) + encode_wav(make_audio(5))[34:],
+        1.0,
+    ),
+    "wav with its format behind the samples": (lambda: reordered(), 1.0),
+    "mp3 in a wav": (lambda: in_wav(read("lame.mp3"), 0x55), 1.0),
+    "mpeg layer 2": (lambda: of_layer_2("mp2"), 1.0),
+    "mpeg layer 2 in a wav": (lambda: of_layer_2("wav"), 1.0),
+    "quicktime from before its brand, big-endian": (lambda: without_brand(), 1.0),
+    "flac behind line breaks": (lambda: b"\r\n\r\n" + read("flac.flac"), 1.0),
+    "mp3 with reserved space behind it": (lambda: read("lame.mp3") + bytes(60_000), 1.0),
     "mp3 without its first kilobyte": (lambda: read("lame.mp3")[1003:], 0.7),
 }
+
+
+def of_layer_2(form: str) -> bytes:
+    return encode_audio(form, "mp2", make_audio(5, rate_hz=48_000), 48_000)
+
+
+def without_brand() -> bytes:
+    data = encode_audio("mov", "pcm_s16be", make_audio(5, rate_hz=48_000), 48_000)
+    assert data[4:8] == b"ftyp"
+    return data[:4] + b"wide" + data[8:]
+
+
+def stated_longer(data: bytes) -> bytes:
+    packed = int.from_bytes(data[18:26], "big")
+    return data[:18] + (packed | (1 << 30)).to_bytes(8, "big") + data[26:]
+
+
+def in_wav(data: bytes, tag: int) -> bytes:
+    form = struct.pack("<HHIIHH", tag, 1, 44_100, 8000, 1, 0)
+    head = b"WAVEfmt " + struct.pack("<I", 16) + form + b"data" + struct.pack("<I", len(data))
+    return b"RIFF" + struct.pack("<I", len(head) + len(data)) + head + data
+
+
+def reordered() -> bytes:
+    data = encode_wav(make_audio(5))
+    return data[:12] + data[36:] + data[12:36]
 
 
 def sized(size: int) -> bytes:
@@ -118,6 +156,8 @@ def test_what_joiners_and_recorders_do_is_heard(name: str) -> None:
 DAMAGED: dict[str, tuple[Callable[[], bytes], float]] = {
     "mp3 with a zeroed frame": (lambda: zeroed(read("lame.mp3"), 0.5, 216), 0.9),
     "mp3 with junk": (lambda: with_junk(read("lame.mp3"), 0.5, 40), 0.85),
+    "mp3 behind many zeros": (lambda: bytes(70_000) + read("lame.mp3") * 14, 14.5),
+    "flac that states too much": (lambda: stated_longer(read("flac.flac")), 1.0),
     "mp3 behind zeros": (lambda: bytes(500) + read("lame.mp3"), 1.0),
     "aac with junk": (lambda: with_junk(read("ffmpeg.aac"), 0.5, 40), 0.9),
     "aac with lost bytes": (lambda: read("ffmpeg.aac")[:1500] + read("ffmpeg.aac")[1700:], 0.8),
@@ -136,9 +176,9 @@ DAMAGED: dict[str, tuple[Callable[[], bytes], float]] = {
 def test_damage_is_skipped_and_reported(name: str) -> None:
     make, least = DAMAGED[name]
     seconds, frequency, damage = hear(make())
-    assert least <= seconds <= 1.15
+    assert least <= seconds <= max(1.15, least * 1.1)
     assert frequency == pytest.approx(440, abs=5)
-    assert 0 < damage < 0.75
+    assert 0 < damage <= 0.75
 
 
 @pytest.mark.parametrize("form", ["wav", "mp3", "opus", "flac", "aac"])
