@@ -207,7 +207,8 @@ def drop_scaling(spec: Properties) -> None:
 def drop_newer_status(status: Properties) -> None:
     del status["names"]
     stage = status["stages"]["items"]["properties"]
-    for name in ("model", "scaling", "desiredReplicas"):
+    # Every stage has an endpoint in its status, so one of the fields is always written.
+    for name in ("model", "scaling", "desiredReplicas", "endpoint"):
         del stage[name]
 
 

@@ -132,9 +132,9 @@ def _resembles(family: str, known: str) -> bool:
 
 def _describe_unknown(component: str, known: list[str]) -> str:
     # A user's own family has stages of the usual names, such as acme/talker, and is no mistake.
-    family = component.partition("/")[0]
+    family, _, name = component.partition("/")
     related = [item for item in known if _resembles(family, item.partition("/")[0])]
-    near = difflib.get_close_matches(component, related, n=1)
+    near = [item for item in known if item == f"{name}/{family}"] or difflib.get_close_matches(component, related, n=1)
     hint = f"{_HINT} {near[0]}?" if near else f"built in are {', '.join(known)}"
     return f"{component} is not built in; the stage's image must bring it, or the stage does not start; {hint}"
 

@@ -33,6 +33,7 @@ from omni_stage.models.component import (
     UserPrompt,
 )
 from omni_stage.models.generic.manifest import LLM
+from omni_stage.models.shared.config_file import read_config
 from omni_stage.models.shared.text.chat_template import ChatTemplate
 from omni_stage.models.shared.text.edge import TEXT_FIELD, TextPublisher, read_text
 from omni_stage.models.shared.text.encoder import TextEncoder
@@ -48,13 +49,16 @@ _WARMUP_TOKENS = 4
 class TextTokenizer:
     """Turns text, chat messages or token ids into checked token ids. Safe to use from several threads."""
 
-    def __init__(self, tokenizer: Any, system_prompt: str = "") -> None:
+    def __init__(self, tokenizer: Any, system_prompt: str = "", embedded: int | None = None) -> None:
         """`system_prompt`: message before the text of another stage, and before chats that have no system message.
+
+        `embedded`: number of the model's token embeddings; None if it is not known.
 
         Raises ConfigurationError if the checkpoint has no chat template that could show it.
         """
         self._tokenizer = tokenizer
         self._system_prompt = system_prompt
+        self._embedded = embedded
         self._encoder = TextEncoder(tokenizer)
         self._template = ChatTemplate(tokenizer)
         if system_prompt and not self._template.exists:
@@ -66,12 +70,16 @@ class TextTokenizer:
     @classmethod
     def load(cls, path: Path, system_prompt: str = "") -> TextTokenizer:
         """Read the tokenizer in the checkpoint directory. Raises ConfigurationError."""
-        return cls(load_tokenizer(path), system_prompt)
+        config = read_config(path)
+        parts = (config, config.get("text_config"), config.get("llm_config"))
+        sizes = [part["vocab_size"] for part in parts if isinstance(part, dict) and "vocab_size" in part]
+        return cls(load_tokenizer(path), system_prompt, sizes[0] if sizes and isinstance(sizes[0], int) else None)
 
     @property
     def vocab_size(self) -> int:
-        """Size of the vocabulary: token ids are below it."""
-        return len(self._tokenizer)
+        """Size of the vocabulary: token ids are below it. A tokenizer may have more ids than the model has embeddings:
+        fine-tuning often adds a token for padding, which the model never reads."""
+        return min(len(self._tokenizer), self._embedded or len(self._tokenizer))
 
     @property
     def hf(self) -> Any:
@@ -96,16 +104,28 @@ class TextTokenizer:
         """
         field = "start.chat" if earlier else TEXT_FIELD
         if not self._template.exists and not earlier:
-            return self._encoder.encode(text, maximum, field)
+            return self._check(self._encoder.encode(text, maximum, field), field)
         messages = self._introduce([*earlier, ChatMessage("user", [TextPart(text)])])
         rendered = self._render(UserPrompt(messages=messages), messages)
-        return self._encoder.encode(rendered, maximum, field, add_special_tokens=False)
+        return self._check(self._encoder.encode(rendered, maximum, field, add_special_tokens=False), field)
+
+    def _check(self, ids: list[int], field: str) -> list[int]:
+        """Returns the ids. Raises InvalidRequestError if the model has no embedding for one of them."""
+        if max(ids, default=0) >= self.vocab_size:
+            token = str(self._tokenizer.convert_ids_to_tokens(max(ids)))
+            raise InvalidRequestError(
+                f"the text holds the token {token[:40]!r}, for which the model has no embedding; leave it out",
+                field=field,
+                limit=self.vocab_size - 1,
+            )
+        return ids
 
     def encode_reply(self, reply: GivenReply, maximum: int | None) -> ReplyTokens:
         """Returns a given reply as tokens and as text. Raises InvalidRequestError, PromptTooLongError."""
         if reply.token_ids is None:
             text = reply.text or ""
-            return ReplyTokens(tuple(self._encoder.encode_plain(text, maximum, "start.reply")), text)
+            ids = self._encoder.encode_plain(text, maximum, "start.reply")
+            return ReplyTokens(tuple(self._check(ids, "start.reply")), text)
         ids = list(reply.token_ids)
         if min(ids) < 0 or max(ids) >= self.vocab_size:
             raise InvalidRequestError(
@@ -131,9 +151,9 @@ class TextTokenizer:
         elif prompt.messages is not None:
             text = self._render(prompt, self._introduce(prompt.messages))
             # The template writes the special tokens itself.
-            ids = self._encoder.encode(text, maximum, "start.chat", add_special_tokens=False)
+            ids = self._check(self._encoder.encode(text, maximum, "start.chat", add_special_tokens=False), "start.chat")
         elif prompt.text is not None:
-            ids = self._encoder.encode(prompt.text, maximum, "start.text")
+            ids = self._check(self._encoder.encode(prompt.text, maximum, "start.text"), "start.text")
         else:
             raise InvalidRequestError("the prompt is empty: give text, chat or token ids", field="start.input")
         if not ids:
@@ -311,8 +331,6 @@ def build_component(config: StageConfig) -> GenericLlm:
             f"model.path {path} holds no config.json; it must be a checkpoint in the format of Hugging Face",
             field="model.path",
         )
-    from omni_stage.models.shared.config_file import read_config
-
     if read_config(path).get("model_type") == "gpt_oss":
         raise ConfigurationError(
             f"model.path {path} holds gpt-oss, which writes in the harmony format; stages cannot read it; "

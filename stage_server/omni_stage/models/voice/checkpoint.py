@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
+
+from transformers import VitsConfig
 
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.shared.config_file import read_config, read_if_there
@@ -18,6 +22,8 @@ DEFAULT_VOICE: Final = "default"
 """Name of the only voice of a checkpoint that names none."""
 _RATES: Final = range(4000, 96_001)
 _MAX_SPEAKERS: Final = 4096
+_SPEEDS: Final = (0.05, 20.0)
+"""Slowest and fastest voice, as a factor of the durations."""
 _ENGLISH: Final = ("eng", "en", "en-us", "en-gb")
 
 
@@ -72,7 +78,7 @@ def _read_piper(folder: Path, onnx: Path) -> VoiceCheckpoint:
         voices=_name_voices(int(speakers), names, _voice_name(onnx.stem), file),
         noise=_number(inference, "noise_scale", file, default=0.667),
         noise_of_durations=_number(inference, "noise_w", file, default=0.8),
-        length=_number(inference, "length_scale", file, default=1.0),
+        length=_speed(inference, "length_scale", file),
     )
 
 
@@ -86,7 +92,6 @@ def _read_transformers(folder: Path) -> VoiceCheckpoint:
             field="model.path",
         )
     names = settings.get("speaker_id_map") or {}
-    speed = _number(settings, "speaking_rate", file, default=1.0)
     return VoiceCheckpoint(
         path=folder,
         onnx=None,
@@ -95,7 +100,7 @@ def _read_transformers(folder: Path) -> VoiceCheckpoint:
         voices=_name_voices(int(_number(settings, "num_speakers", file, default=1)), names, DEFAULT_VOICE, file),
         noise=_number(settings, "noise_scale", file, default=0.667),
         noise_of_durations=_number(settings, "noise_scale_duration", file, default=0.8),
-        length=1.0 / max(speed, 0.05),
+        length=1.0 / _speed(settings, "speaking_rate", file),
     )
 
 
@@ -124,27 +129,40 @@ def _transformers_reader(checkpoint: VoiceCheckpoint) -> VoiceReader:
     file = folder / "vocab.json"
     vocabulary = _read_json(file)
     settings = read_if_there(folder / "tokenizer_config.json")
-    if not vocabulary or not all(isinstance(value, int) for value in vocabulary.values()):
-        raise ConfigurationError(f"{file} must map symbols to numbers", field="model.path")
+    size = int(_number(checkpoint.settings, "vocab_size", folder / "config.json", default=VitsConfig.vocab_size))
+    read = {name: value for name, value in vocabulary.items() if name not in ("<pad>", "<unk>")}
+    if not read or not all(type(value) is int and 0 <= value < size for value in read.values()):
+        raise ConfigurationError(
+            f"{file} must map symbols to numbers from 0 to {size - 1}: vocab_size of config.json is {size}",
+            field="model.path",
+        )
     if settings.get("is_uroman"):
         raise ConfigurationError(
             f"{folder}: this voice reads text in Latin letters (is_uroman), which this stage does not convert to",
             field="model.path",
         )
-    padding = settings.get("pad_token", "<pad>")
-    ids = {name: [value] for name, value in vocabulary.items() if name not in ("<pad>", "<unk>", padding)}
-    if len(name_of_zero := [name for name, value in vocabulary.items() if value == 0]) == 1:
-        ids.setdefault(name_of_zero[0], [0])
+    ids = {name: [value] for name, value in read.items()}
     add_blank = bool(settings.get("add_blank", True))
     table = SymbolTable(ids, blank=[0] if add_blank else (), blank_first=add_blank)
     language = str(settings.get("language") or "")
     if settings.get("phonemize", True):
         return VoiceReader(find_phonemizer(language, folder), table)
-    return VoiceReader(_clean_english if language in _ENGLISH else str.lower, table)
+    lowers = bool(settings.get("normalize", True))
+    return VoiceReader(partial(_write_letters, language=language, known=frozenset(ids) if lowers else None), table)
 
 
-def _clean_english(text: str) -> str:
-    return normalize(text).lower()
+def _write_letters(text: str, *, language: str, known: frozenset[str] | None) -> str:
+    """Returns a text as VitsTokenizer's `prepare_for_tokenization` does, with English numbers as words.
+
+    known: the voice's symbols, if others become lower case, or are left out.
+    """
+    text = unicodedata.normalize("NFC", normalize(text) if language in _ENGLISH else text)
+    if known is not None:
+        text = "".join(letter if letter in known else letter.lower() for letter in text)
+    if language == "ron":
+        # Romanian is written with a comma below, and the voice was trained on a cedilla.
+        text = text.replace("\u021b", "\u0163")
+    return text if known is None else "".join(letter for letter in text if letter in known)
 
 
 def _name_voices(count: int, names: Any, only: str, file: Path) -> tuple[str, ...]:
@@ -155,8 +173,21 @@ def _name_voices(count: int, names: Any, only: str, file: Path) -> tuple[str, ..
         )
     if count == 1:
         return (only,)
-    by_id = {value: str(name) for name, value in names.items() if isinstance(value, int)}
-    return tuple(by_id.get(number, str(number)) for number in range(count))
+    by_id: dict[int, str] = {}
+    for name, number in names.items():
+        if not isinstance(number, int) or number not in range(count) or number in by_id:
+            raise ConfigurationError(
+                f"{file}: speaker_id_map gives {str(name)[:40]!r} the id {str(number)[:20]}, which another speaker "
+                f"has, or which is not from 0 to {count - 1}",
+                field="model.path",
+            )
+        by_id[number] = str(name)
+    voices = tuple(by_id.get(number, str(number)) for number in range(count))
+    if len(set(voices)) < count:
+        raise ConfigurationError(
+            f"{file}: in speaker_id_map, a speaker has the number of another one as its name", field="model.path"
+        )
+    return voices
 
 
 def _voice_name(stem: str) -> str:
@@ -189,6 +220,15 @@ def _number(settings: Mapping[str, Any], name: str, file: Path, *, default: floa
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MAX_SPEAKERS:
         raise ConfigurationError(f"{file}: {name} must be a number of at least 0", field="model.path")
     return float(value)
+
+
+def _speed(settings: Mapping[str, Any], name: str, file: Path) -> float:
+    value = _number(settings, name, file, default=1.0)
+    if not _SPEEDS[0] <= value <= _SPEEDS[1]:
+        raise ConfigurationError(
+            f"{file}: {name} is {value:g}, but must be from {_SPEEDS[0]} to {_SPEEDS[1]:g}", field="model.path"
+        )
+    return value
 
 
 def _rate(value: Any, file: Path) -> int:

@@ -180,9 +180,7 @@ def _read_config(onnx: OnnxFile, tensors: Mapping[str, np.ndarray]) -> dict[str,
     vocab, hidden = shape(_PRESENT)
     first = "text_encoder.encoder.layers.0"
     ffn, _, ffn_kernel = shape(f"{first}.feed_forward.conv_1.weight")
-    head, window = 0, 0
-    if f"{first}.attention.emb_rel_k" in tensors:
-        _, window, head = shape(f"{first}.attention.emb_rel_k")
+    _, window, head = shape(f"{first}.attention.emb_rel_k")
     flow_size = shape("text_encoder.project.weight")[0] // 2
     stages = count("decoder.upsampler.")
     kernels = count("decoder.resblocks.") // stages
@@ -194,7 +192,7 @@ def _read_config(onnx: OnnxFile, tensors: Mapping[str, np.ndarray]) -> dict[str,
         "vocab_size": vocab,
         "hidden_size": hidden,
         "num_hidden_layers": count("text_encoder.encoder.layers."),
-        "num_attention_heads": hidden // head if head else 2,
+        "num_attention_heads": hidden // head,
         "window_size": (window - 1) // 2,
         "ffn_dim": ffn,
         "ffn_kernel_size": ffn_kernel,

@@ -10,7 +10,8 @@ Source: transformers 5.19, models/vits/modeling_vits.py; HiFi-GAN (Kong and othe
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,10 +33,10 @@ from omni_stage.models.shared.graphs import Capture, CudaCapture, GraphedFunctio
 
 logger = logging.getLogger(__name__)
 
-MAX_FRAMES_PER_ID: Final = 100
-"""Frames of one id beyond which a duration is cut: more than a second of audio, which only broken weights give."""
-MAX_FRAMES: Final = 16_384
-"""Frames of an utterance: 190 s. Beyond it, the utterance fails."""
+MAX_ID_S: Final = 1.2
+"""Seconds of one id, at the voice's own speed, beyond which a duration is cut. Only broken weights give more."""
+MAX_UTTERANCE_S: Final = 190.0
+"""Seconds of an utterance beyond which it fails."""
 CPU_FRAMES: Final = 256
 """Frames, padding included, of utterances that a CPU decodes together. Longer utterances are decoded one by one."""
 GPU_FRAMES: Final = 8192
@@ -175,6 +176,9 @@ class Speaker:
         self._config = config
         self._device = model.text_encoder.embed_tokens.weight.device
         self.samples_per_frame = int(torch.tensor(config.upsample_rates).prod())
+        frames_per_s = config.sampling_rate / self.samples_per_frame
+        self._most_per_id = math.ceil(MAX_ID_S * frames_per_s)
+        self._most = math.ceil(MAX_UTTERANCE_S * frames_per_s)
         self._frames = GPU_FRAMES if self._device.type == "cuda" else CPU_FRAMES
         self.use_capture(CudaCapture(self._device) if use_graphs and self._device.type == "cuda" else None)
 
@@ -196,17 +200,13 @@ class Speaker:
     def speak(self, utterances: Sequence[Utterance]) -> list[Speech | ModelExecutionError]:
         """Returns each utterance's speech, or an error in its place."""
         predicted = self._predict(utterances)
-        latents = [item for item, _ in predicted]
+        # Until an utterance is decoded, its latents stand in for the audio.
         results: list[Speech | ModelExecutionError] = [
-            ModelExecutionError(
-                f"the voice gave {item.shape[1]} frames for {len(utterance.ids)} symbols; at most {MAX_FRAMES} are "
-                "allowed, so its weights are broken"
-            )
-            if item.shape[1] > MAX_FRAMES
-            else Speech(item, frames)
-            for (item, frames), utterance in zip(predicted, utterances, strict=True)
+            item if isinstance(item, ModelExecutionError) else Speech(*item) for item in predicted
         ]
-        for group in self._group([index for index, item in enumerate(results) if isinstance(item, Speech)], latents):
+        frames_of = {index: item.frames for index, item in enumerate(results) if isinstance(item, Speech)}
+        latents = {index: item.audio for index, item in enumerate(results) if isinstance(item, Speech)}
+        for group in self._group(latents):
             lengths = [latents[index].shape[1] for index in group]
             padded, mask = self._pad([latents[index] for index in group])
             speaker = self._embed([utterances[index].speaker for index in group], padded.shape[0])
@@ -215,11 +215,14 @@ class Speaker:
             audio = self._decode(padded, None, speaker) if is_whole else self._graphed(*given)
             for row, (index, frames) in enumerate(zip(group, lengths, strict=True)):
                 # Clone, because a slice would keep the memory of the whole batch.
-                results[index] = Speech(audio[row, : frames * self.samples_per_frame].clone(), predicted[index][1])
+                results[index] = Speech(audio[row, : frames * self.samples_per_frame].clone(), frames_of[index])
         return results
 
-    def _predict(self, utterances: Sequence[Utterance]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Returns the latents of each utterance before the flow, [flow size, frames], and the frames of each id."""
+    def _predict(
+        self, utterances: Sequence[Utterance]
+    ) -> list[tuple[torch.Tensor, torch.Tensor] | ModelExecutionError]:
+        """Returns the latents of each utterance before the flow, [flow size, frames], and the frames of each id, or an
+        error in their place."""
         lengths = torch.tensor([len(item.ids) for item in utterances])
         ids = nn.utils.rnn.pad_sequence([torch.tensor(item.ids) for item in utterances], batch_first=True)
         mask = (torch.arange(ids.shape[1]) < lengths[:, None]).to(self._device)
@@ -265,8 +268,8 @@ class Speaker:
                 )
             logs = _sample_durations(predictor, inputs, padding, speaker, noise.to(self._device))
         factors = torch.tensor([item.length for item in utterances], device=self._device)
-        frames = torch.ceil(torch.exp(logs[:, 0]) * padding[:, 0] * factors[:, None])
-        return frames.nan_to_num(MAX_FRAMES, MAX_FRAMES).clamp(max=MAX_FRAMES_PER_ID).long()
+        own = torch.exp(logs[:, 0]).nan_to_num(self._most, self._most).clamp(max=self._most_per_id)
+        return torch.ceil(own * padding[:, 0] * factors[:, None]).long()
 
     def _sample(
         self,
@@ -275,19 +278,26 @@ class Speaker:
         frames: torch.Tensor,
         item: Utterance,
         generator: torch.Generator,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns latents [flow size, frames], at least one frame, and the frames of each id."""
-        if int(frames.sum()) == 0:
+    ) -> tuple[torch.Tensor, torch.Tensor] | ModelExecutionError:
+        """Returns latents [flow size, frames], at least one frame, and the frames of each id; an error if there are too
+        many."""
+        total = int(frames.sum())
+        if total > self._most:
+            return ModelExecutionError(
+                f"the voice gave {total} frames for {len(item.ids)} symbols; at most {self._most} are allowed, so its "
+                "weights are broken"
+            )
+        if total == 0:
             frames = functional.one_hot(torch.zeros_like(frames[0]), len(frames))
         means = means.repeat_interleave(frames, dim=0).T
         deviations = torch.exp(log_variances).repeat_interleave(frames, dim=0).T
         noise = torch.randn(means.shape, generator=generator).to(self._device)
         return means + noise * deviations * item.noise, frames
 
-    def _group(self, indexes: Sequence[int], latents: Sequence[torch.Tensor]) -> Iterator[list[int]]:
+    def _group(self, latents: Mapping[int, torch.Tensor]) -> Iterator[list[int]]:
         """Yields utterances of similar lengths to decode together."""
         group: list[int] = []
-        for index in sorted(indexes, key=lambda index: -latents[index].shape[1]):
+        for index in sorted(latents, key=lambda index: -latents[index].shape[1]):
             if group and (len(group) + 1) * latents[group[0]].shape[1] > self._frames:
                 yield group
                 group = []

@@ -12,7 +12,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from omni_proto.stage_config import StageConfig
 from omni_stage.errors import ConfigurationError, InvalidRequestError
-from omni_stage.exchange import CalledTool, OfferedTool, Tools
+from omni_stage.exchange import CalledTool, GivenReply, OfferedTool, Tools
 from omni_stage.models.component import ChatMessage, TextPart, UserPrompt
 from omni_stage.models.generic.llm import TextTokenizer, build_component
 from omni_stage.models.shared.text.chat_template import ChatTemplate
@@ -189,3 +189,18 @@ def test_gpt_oss_is_refused_at_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="harmony") as caught:
         build_component(config)
     assert caught.value.details.field == "model.path"
+
+
+def test_tokens_without_an_embedding_are_refused() -> None:
+    """Fine-tuning often adds a token for padding to the tokenizer only. The engine would end if it read its id."""
+    tokenizer = train_tokenizer()
+    tokenizer.add_special_tokens({"pad_token": "<|added|>"})
+    text = TextTokenizer(tokenizer, embedded=len(tokenizer) - 1)
+    given = GivenReply(text="a <|added|>")
+    for prompt in (UserPrompt(text="a <|added|>"), UserPrompt(token_ids=[len(tokenizer) - 1])):
+        with pytest.raises(InvalidRequestError, match=r"no embedding|outside the vocabulary"):
+            text.encode(prompt)
+    with pytest.raises(InvalidRequestError, match=r"token '<\|added\|>', for which the model has no embedding"):
+        text.encode_message("a <|added|>", None)
+    assert text.encode(UserPrompt(text="a")) == TextTokenizer(tokenizer).encode(UserPrompt(text="a"))
+    assert text.encode_reply(given, None).token_ids, "a reply is plain text, in which special tokens are letters"

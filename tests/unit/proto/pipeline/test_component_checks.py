@@ -84,6 +84,8 @@ def test_a_model_that_no_stage_uses_is_a_warning() -> None:
         ("qwen2_5_omni/token2wave", "qwen2_5_omni/token2wav"),
         ("qwen3omni/code2wav", "qwen3_omni/code2wav"),
         ("qwen3_omni_moe/thinker", "qwen3_omni/thinker"),
+        ("whisper/asr", "asr/whisper"),
+        ("llm/generic", "generic/llm"),
     ],
 )
 def test_a_mistyped_component_has_a_suggestion(written: str, meant: str) -> None:
