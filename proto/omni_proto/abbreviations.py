@@ -1,4 +1,4 @@
-"""Words that tell a full stop of an abbreviation or an ordinal number from one that ends a sentence.
+"""Words that show whether a full stop ends a sentence, or belongs to an abbreviation or an ordinal number.
 
 European languages together, because the language of a text is not known.
 """
@@ -23,7 +23,7 @@ NUMBERED: Final = frozenset(
 """Abbreviations that never end a sentence if a number follows."""
 ABBREVIATIONS: Final = frozenset(
     "co corp inc ltd llc plc bros jr sr etc al approx dept univ assn ave blvd rd ln ct apt est min max misc "
-    "ee.uu abb tab anm mind engl lat griech ehem röm kath ev allg bes gem div aufl sek resp temp esp "
+    "ee.uu abb tab anm engl lat griech ehem röm kath ev allg bes gem div aufl sek resp temp esp "
     "std tbsp tsp yr yrs hrs mins secs incl ibid appt govt verh entspr urspr kap tel hab "
     "mfg ed eds trans rev jan feb mar apr jun jul aug sep sept oct nov dec mon tue tues wed thu thur thurs fri "
     "sat sun usw evtl ggf inkl zzgl sog nat tsd mio mrd hl geb gest ecc av bd cie etab env ph.d b.sc m.sc d.c "
