@@ -57,6 +57,7 @@ from omni_stage.models.component import (
     UserPrompt,
 )
 from omni_stage.payloads import PayloadLimits
+from omni_stage.payloads.keys import OMNI_LATE_KEY
 from omni_stage.vllm_adapter.checks.gpu_driver import check_gpu, explain_cuda_failure
 from omni_stage.vllm_adapter.core.async_llm import AsyncEngineCore
 from omni_stage.vllm_adapter.core.inproc import InprocEngineCore
@@ -295,6 +296,8 @@ class VllmStageEngine:
         compiles = isinstance(params, SamplingParams) and params.structured_outputs is not None
         if isinstance(params, SamplingParams) and compiles:
             await preparation.within(self._check_form(request, params))
+        if isinstance(params, SamplingParams) and request.late_s:
+            params.extra_args = {**(params.extra_args or {}), OMNI_LATE_KEY: request.late_s}
         on_submit = partial(preparation.submitted, compiles=compiles)
         return self._core.stream(core_id, prompt, params, priority=request.priority, on_submit=on_submit)
 

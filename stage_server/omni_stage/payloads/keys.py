@@ -14,6 +14,10 @@ OMNI_PAYLOAD_KEY: Final = "omni"
 OMNI_ROWS_KEY: Final = "omni_rows"
 """True: the runner returns the rows that it captures for this request."""
 
+OMNI_LATE_KEY: Final = "omni_late"
+"""float: seconds by which an autoregressive request stands later in the queue than its arrival, because its client has
+other requests in the stage (service/guard/admission.py)."""
+
 OMNI_DUE_KEY: Final = "omni_due"
 """float: the time at which the result of a diffusion request is due, in seconds of time.monotonic(), a clock that all
 processes of a machine share. Among requests of equal priority, the request with the earliest due time is scheduled

@@ -100,6 +100,8 @@ class StageRequest(Brief):
     """Whether a downstream stage reads this request's tensors."""
     priority: int = 0
     """Requests with lower values are scheduled earlier, as in vLLM."""
+    late_s: float = 0.0
+    """Seconds by which it stands later in the engine's queue than its arrival; see Admission.admit."""
     caller: Client = field(default_factory=Client)
     """Whose turn it takes where the work of a request comes before the engine."""
     cache_salt: str = ""

@@ -11,7 +11,9 @@ A request with a priority above 0 is refused once three quarters of a limit are 
 requests. Otherwise priority has no effect here: it decides the order of requests in the engine's queue.
 
 A client that holds half of a limit may not take the last eighth of it while others call too, so that one client's
-requests do not lock out the others. A client that is alone may use everything.
+requests do not lock out the others. A client that is alone may use everything. In the engine's queue, a request stands
+as if it had arrived later by a second for each request that its client holds: so a caller with one request passes most
+of a caller's fifty, each client's own requests keep their order, and none waits for later ones for more than that time.
 """
 
 from __future__ import annotations
@@ -48,6 +50,10 @@ LARGE_SHARE: Final = 0.5
 """A client that holds this share of a limit, or more, leaves FOR_OTHERS of it free."""
 FOR_OTHERS: Final = 0.125
 """Share of a limit that is for clients that hold less, while there are any."""
+LATE_S: Final = 1.0
+"""Seconds by which a request is later in the engine's queue, for each request that its client holds."""
+USERS: Final = 16
+"""Requests of all users that one address names count as this share of one client's. Nobody verifies the names."""
 OTHERS_S: Final = 60.0
 """Seconds after its last call for which a client counts."""
 
@@ -214,6 +220,8 @@ class Admission:
         self._requests_of: Counter[Client] = Counter()
         self._bytes_of: Counter[Client] = Counter()
         self._callers = (_LastCallers(), _LastCallers())
+        self._newest: dict[Client, float] = {}
+        """Of each client with requests: when its newest one counts as arrived."""
         self.requests = 0
         self.bytes = 0
         self.media_bytes = 0
@@ -222,8 +230,8 @@ class Admission:
     @contextmanager
     def admit(
         self, needed_bytes: int, *, media_bytes: int = 0, priority: int = 0, client: Client | None = None
-    ) -> Iterator[None]:
-        """Reserve one request and needed_bytes while the context is open.
+    ) -> Iterator[float]:
+        """Reserve one request and needed_bytes while the context is open. Returns StageRequest.late_s.
 
         `client`: whose request it is; None for a stage's, which acts for many clients. `media_bytes`: the part of
         needed_bytes that media need. The media of all requests may reserve at most MEDIA_SHARE of the stage's bytes. A
@@ -247,7 +255,7 @@ class Admission:
                 limit=f"{media_limit} bytes",
             )
         # Of the client, and of the user among a client's: a key of the gateway, or an address in front of it.
-        holders = () if client is None else (Client(client.address), client)
+        holders = () if client is None else (Client(client.address), client) if client.user else (client,)
         request_limit, why = self._limit(holders, self.max_requests, self._requests_of, priority)
         if self.requests >= request_limit:
             raise TooManyRequestsError(
@@ -272,11 +280,12 @@ class Admission:
         self.requests += 1
         self.bytes += needed_bytes
         self.media_bytes += media_bytes
+        late_s = 0.0 if client is None else self._late_s(client)
         for holder in holders:
             self._requests_of[holder] += 1
             self._bytes_of[holder] += needed_bytes
         try:
-            yield
+            yield late_s
         finally:
             self.requests -= 1
             self.bytes -= needed_bytes
@@ -286,6 +295,16 @@ class Admission:
                 self._bytes_of[holder] -= needed_bytes
                 if not self._requests_of[holder]:
                     del self._requests_of[holder], self._bytes_of[holder]
+                    self._newest.pop(holder, None)
+
+    def _late_s(self, client: Client) -> float:
+        """Returns the seconds for a client's new request. Each client's requests keep their order."""
+        now, held = self._clock(), self._requests_of[client]
+        if client.user:
+            held = max(held, self._requests_of[Client(client.address)] // USERS)
+        at = max(now + held * LATE_S, self._newest.get(client, -math.inf))
+        self._newest[client] = at
+        return at - now
 
     def _limit(
         self, holders: tuple[Client, ...], maximum: int, held: Counter[Client], priority: int

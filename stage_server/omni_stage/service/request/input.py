@@ -43,14 +43,16 @@ class RequestInput:
         reader: RequestReader,
         timeline: Timeline,
         caller: Client,
+        late_s: float = 0.0,
     ) -> None:
-        """caller: who gets its turn where callers take turns."""
+        """caller: who gets its turn where callers take turns. late_s: see StageRequest."""
         self._runtime = runtime
         self._plan = plan
         self._messages = messages
         self._reader = reader
         self._timeline = timeline
         self._caller = caller
+        self._late_s = late_s
         self._stream = EdgeStream() if plan.streamed else None
         if self._stream is not None:
             self.order = InputOrder.UNTIL_ENGINE_ENDS
@@ -108,6 +110,7 @@ class RequestInput:
             voice=plan.voice,
             want_tensors=want_tensors,
             priority=plan.start.priority,
+            late_s=self._late_s,
             caller=self._caller,
             cache_salt=plan.start.cache_salt,
             notes=notes,

@@ -91,7 +91,7 @@ class StageServicer:
         caller = client if config.input is None else None
         with runtime.admission.admit(
             plan.reserved_bytes, media_bytes=plan.media_bytes, priority=start.priority, client=caller
-        ):
+        ) as late_s:
             responses = ResponseWriter(config.stage, context, meter, runtime.load)
             timeline = Timeline()
             given = traceparent_of(metadata)
@@ -105,7 +105,7 @@ class StageServicer:
                 # 4. Accept, once the stages of Stream edges have accepted.
                 # 5. Read the input up to End, before the engine starts or while it runs.
                 # 6. Run the engine and the downstream calls.
-                await run.execute(RequestInput(runtime, plan, messages, reader, timeline, client))
+                await run.execute(RequestInput(runtime, plan, messages, reader, timeline, client, late_s))
             # 7. The entry stage reports how each stage ended.
             if config.input is None:
                 stages = responses.summarize(config.stages)

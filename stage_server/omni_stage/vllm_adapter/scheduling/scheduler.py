@@ -25,6 +25,7 @@ Private interfaces of vLLM 0.32, which has no public scheduler interface:
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -46,6 +47,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from omni_stage.payloads.keys import OMNI_LATE_KEY
 from omni_stage.vllm_adapter.scheduling.cached_prefixes import CachedPrefixes
 from omni_stage.vllm_adapter.scheduling.media_turns import MediaShare, MediaStep, MediaTurns
 from omni_stage.vllm_adapter.scheduling.payloads import Payloads
@@ -129,8 +131,10 @@ class OmniSchedulerMixin:
 
     def add_request(self, request: Request) -> None:
         """Queue a request, or the next part of one, as vLLM does."""
+        late_s = _late_s(request)
+        request.arrival_time += late_s
         if self._playback is not None:
-            self._playback.add(request, self.clock())
+            self._playback.add(request, self.clock() + late_s)
         super().add_request(request)  # type: ignore[misc]
 
     def reject(self, request_id: str, stop_reason: str) -> None:
@@ -300,3 +304,10 @@ def _build_last_output(request: Request, stop_reason: str) -> EngineCoreOutput:
         events=request.take_events(),
         trace_headers=request.trace_headers,
     )
+
+
+def _late_s(request: Request) -> float:
+    """Returns the seconds by which a request stands later in the queue than its arrival."""
+    extra = getattr(request.sampling_params, "extra_args", None)
+    late = extra.get(OMNI_LATE_KEY, 0.0) if isinstance(extra, dict) else 0.0
+    return float(late) if isinstance(late, int | float) and math.isfinite(late) else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -131,3 +132,44 @@ def test_nothing_is_kept_of_a_client_without_requests(clock: _Clock) -> None:
             pass
     assert not admission._requests_of
     assert not admission._bytes_of
+
+
+def _enter(admission: Admission, held: ExitStack, client: Client | None) -> float:
+    return held.enter_context(admission.admit(0, client=client))
+
+
+def test_a_request_is_later_by_a_second_for_each_that_its_client_holds(clock: _Clock, held: ExitStack) -> None:
+    """A second client does not wait for the first one's fifty; a stage's requests and lone ones are not late."""
+    admission = Admission(64, 1000, clock)
+    assert [_enter(admission, held, A) for _ in range(4)] == [0.0, 1.0, 2.0, 3.0]
+    assert _enter(admission, held, B) == 0.0
+    assert _enter(admission, held, None) == 0.0
+
+
+def test_the_requests_of_a_client_keep_their_order(clock: _Clock) -> None:
+    """Also when some have ended since: a later request never counts as earlier than one before it."""
+    admission = Admission(64, 1000, clock)
+    chance, running, newest = random.Random(3), [], -1.0
+    for _ in range(2000):
+        clock.now += chance.expovariate(2.0)
+        if running and chance.random() < 0.5:
+            running.pop(chance.randrange(len(running))).close()
+            continue
+        if len(running) == 60:
+            continue
+        request = ExitStack()
+        at = clock.now + request.enter_context(admission.admit(0, client=A))
+        assert not running or at >= newest
+        assert clock.now <= at <= clock.now + 60
+        newest, running = at, [*running, request]
+    for request in running:
+        request.close()
+    assert not admission._newest
+
+
+def test_users_count_each_for_itself_and_a_little_for_all(clock: _Clock, held: ExitStack) -> None:
+    """A client that names a new user for each call is late too, a sixteenth as much."""
+    admission = Admission(640, 1000, clock)
+    late = [_enter(admission, held, Client(GATEWAY, str(number))) for number in range(40)]
+    assert late == [float(number // 16) for number in range(40)]
+    assert _enter(admission, held, Client(GATEWAY, "0")) == 2.0

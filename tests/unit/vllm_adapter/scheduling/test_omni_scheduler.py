@@ -16,8 +16,10 @@ from vllm.v1.request import RequestStatus
 
 from omni_stage.errors import ConfigurationError, InvalidTensorError
 from omni_stage.payloads import DEFAULT_LIMITS
+from omni_stage.payloads.keys import OMNI_LATE_KEY
 from omni_stage.vllm_adapter.diffusion.scheduler import DiffusionScheduler
 from omni_stage.vllm_adapter.scheduling.payloads import OmniNewRequestData
+from omni_stage.vllm_adapter.scheduling.playback import PACE_KEY
 from omni_stage.vllm_adapter.scheduling.scheduler import OmniAsyncScheduler, OmniScheduler
 from omni_stage.vllm_adapter.wiring.select import scheduler_cls
 from support.engines.scheduler_classes import BOTH
@@ -54,6 +56,24 @@ def test_lower_priority_numbers_go_first_and_equals_keep_their_order(
         request.priority = priority
         scheduler.add_request(request)
     assert new_ids(scheduler.schedule()) == ["early", "first", "second"]
+
+
+@BOTH
+@pytest.mark.parametrize("pace", [None, "playback"])
+def test_a_caller_with_one_request_passes_most_of_a_caller_with_many(
+    scheduler_class, make_scheduler, ar_request, new_ids, pace
+):
+    """A request counts as later by what it carries; the many keep their order, and the first of them goes first."""
+    scheduler = make_scheduler(
+        scheduler_class,
+        max_num_seqs=3,
+        additional_config={} if pace is None else {PACE_KEY: {"tokens_per_second": 2.0}},
+    )
+    for name, late_s in {"many-0": 0.0, "many-1": 1.0, "many-2": 2.0, "many-3": 3.0, "one": 0.0}.items():
+        request = ar_request(name)
+        request.sampling_params.extra_args = {OMNI_LATE_KEY: late_s} if late_s else None
+        scheduler.add_request(request)
+    assert new_ids(scheduler.schedule()) == ["many-0", "one", "many-1"]
 
 
 @BOTH
