@@ -123,7 +123,10 @@ async def fetch_media(
 
 async def resolve(host: str, *, param: str) -> str:
     """Returns an address of the host. Raises OSError; InvalidMediaError if any of its addresses is not public."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, PORT, type=socket.SOCK_STREAM)
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, PORT, type=socket.SOCK_STREAM)
+    except UnicodeError as error:  # a label that is empty or too long
+        raise InvalidMediaError(f"{param} names no valid host.", param=param) from error
     addresses = [str(item[4][0]) for item in found]
     if not addresses or not all(is_public(address) for address in addresses):
         raise InvalidMediaError(f"{param} is not at a public address.", param=param)

@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from omni_gateway.media.fetch import is_public
+from omni_gateway.errors import InvalidMediaError
+from omni_gateway.media.fetch import is_public, resolve
 from support.tables import each_row
 
 PUBLIC = ("1.1.1.1", "8.8.8.8", "93.184.215.14", "126.255.255.255", "192.0.1.0", "198.20.0.0", "223.255.255.255")
@@ -114,3 +115,10 @@ def test_all_addresses_that_python_calls_private_are_refused() -> None:
             if is_public(str(address)):
                 assert address.is_global or str(address).startswith(("::ffff:", "64:ff9b::")), address
                 assert not address.is_multicast
+
+
+@pytest.mark.parametrize("host", ["a..b", ".a", "a" * 64, "\u00e4" * 3000, "a" * 70_000])
+async def test_a_host_that_is_no_name_is_refused(host: str) -> None:
+    """Python's codec for such names raises UnicodeError, which is no OSError."""
+    with pytest.raises(InvalidMediaError, match="names no valid host"):
+        await resolve(host, param="p")
