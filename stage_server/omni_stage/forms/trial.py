@@ -56,20 +56,22 @@ def _read(form: Form) -> xgr.Grammar:
     return Rules(grammar).correct_strings() if form.kind in ("json", "json_object", "structural_tag") else grammar
 
 
-def try_form(compiler: xgr.GrammarCompiler, tokens: Tokens, form: Form) -> None:
-    """Compile a form and its slowest parts, and generate tokens with each.
+def try_form(compiler: xgr.GrammarCompiler, tokens: Tokens, form: Form) -> int:
+    """Compile a form and its slowest parts, and generate tokens with each. Returns the bytes of the compiled form.
 
     A part may lie behind a text that no walk here finds, but that a caller's prompt makes the model write. Raises
     WrongFormError.
     """
     grammar = check_form(form)
     compiled = _compile(compiler, grammar)
+    size = int(compiled.memory_size_bytes)
     for walk in _WALKS:
         _walk(compiled, tokens, walk, whole=True)
     for part in Rules(grammar).parts():
         compiled = _compile(compiler, part)
         for walk in _WALKS:
             _walk(compiled, tokens, walk, whole=False)
+    return size
 
 
 def _read_ebnf(text: str) -> xgr.Grammar:

@@ -18,6 +18,7 @@ import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Final
 
 from omni_proto.runtime.limits import Client
@@ -33,6 +34,9 @@ USERS: Final = 16
 """Forms of all users of one client together that may wait, as a multiple of WAITING."""
 REMEMBERED: Final = 4096
 """Results that are kept."""
+CACHED_BYTES: Final = 256 << 20
+"""Size of the compiled forms whose results are kept: half of the engine's cache (VLLM_XGRAMMAR_CACHE_MB). The engine
+compiles a form that it has no more, on few threads and in order of arrival, so such a form waits for its turn here."""
 START_TIMEOUT_S: Final = 120.0
 
 _log = logging.getLogger(__name__)
@@ -137,7 +141,8 @@ class TrialPool:
         """`tokenizer_info` returns xgrammar's information about the engine's tokenizer, as JSON."""
         self._tokenizer_info = tokenizer_info
         self._turns = Turns()
-        self._results: OrderedDict[bytes, str | None] = OrderedDict()
+        self._results: OrderedDict[bytes, _Result] = OrderedDict()
+        self._cached = 0
         self._process: asyncio.Task[_Process] | None = None
 
     async def check(self, form: Form, *, caller: Client, field: str) -> None:
@@ -151,15 +156,20 @@ class TrialPool:
                 # Meanwhile another call may have tried the same form.
                 if key not in self._results:
                     try:
-                        self._results[key] = await (await self._started()).run(form)
+                        self._remember(key, await (await self._started()).run(form))
                     except _EndedError as error:
                         # Not remembered, because another form may have ended the process.
                         raise _refuse(TOO_SLOW, field) from error
+        why = self._results[key].error
         self._results.move_to_end(key)
-        if len(self._results) > REMEMBERED:
-            self._results.popitem(last=False)
-        if (why := self._results[key]) is not None:
+        while len(self._results) > 1 and (len(self._results) > REMEMBERED or self._cached > CACHED_BYTES):
+            self._cached -= self._results.popitem(last=False)[1].size
+        if why is not None:
             raise _refuse(why, field)
+
+    def _remember(self, key: bytes, result: _Result) -> None:
+        self._results[key] = result
+        self._cached += result.size
 
     def warm(self) -> None:
         """Start the process without waiting for it, so that the first form need not wait either."""
@@ -190,6 +200,16 @@ def _refuse(why: str, field: str) -> InvalidRequestError:
     return InvalidRequestError(f"the form of structured output cannot be used: {why}", field=field)
 
 
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """The result of a trial."""
+
+    error: str | None
+    """Why the form cannot be used; None if it can."""
+    size: int
+    """Bytes of the compiled form."""
+
+
 class _EndedError(Exception):
     """The process ended while it tried a form."""
 
@@ -201,7 +221,7 @@ class _Process:
         self._process = process
         self._socket = ours
         self._number = 0
-        self._answers: dict[int, asyncio.Future[str | None]] = {}
+        self._answers: dict[int, asyncio.Future[_Result]] = {}
         self._reader: asyncio.Task[None] | None = None
 
     @classmethod
@@ -230,11 +250,11 @@ class _Process:
         """Whether the process runs and answers."""
         return self._reader is not None and not self._reader.done() and self._process.poll() is None
 
-    async def run(self, form: Form) -> str | None:
-        """Returns why the form cannot be used; None if it can. Raises _EndedError if the process ends."""
+    async def run(self, form: Form) -> _Result:
+        """Try a form. Raises _EndedError if the process ends."""
         self._number += 1
         number, loop = self._number, asyncio.get_running_loop()
-        answer: asyncio.Future[str | None] = loop.create_future()
+        answer: asyncio.Future[_Result] = loop.create_future()
         self._answers[number] = answer
         file = _memory_file(form.text.encode())
         try:
@@ -259,7 +279,7 @@ class _Process:
                 answer = json.loads(packet)
                 waiting = self._answers.get(answer["number"])
                 if waiting is not None and not waiting.done():
-                    waiting.set_result(answer["error"])
+                    waiting.set_result(_Result(answer["error"], answer["bytes"]))
         _log.warning("the process that tries forms ended; another one replaces it")
         for waiting in self._answers.values():
             if not waiting.done():

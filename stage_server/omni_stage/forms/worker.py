@@ -2,8 +2,9 @@
 
 `python -m omni_stage.forms.worker SOCKET INFO`: INFO is the descriptor of a file with xgrammar's tokenizer information
 as JSON. Jobs arrive on the socket as JSON packets: {"try": number, "kind": text} with the descriptor of a file that
-holds the form, and {"leave": number}. The answers are {"number": number, "error": text or null}. The process ends when
-its parent closes the socket. It imports neither vLLM nor a tokenizer, and has one thread: a fork costs milliseconds.
+holds the form, and {"leave": number}. The answers are {"number": number, "error": text or null, "bytes": of the
+compiled form}. The process ends when its parent closes the socket. It imports neither vLLM nor a tokenizer, and has one
+thread: a fork costs milliseconds.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def main(descriptor: int, info_descriptor: int) -> None:
                     os.close(ended)
                     _, status = os.waitpid(pid, 0)
                     if status:
-                        parent.send(json.dumps({"number": key.data, "error": TOO_SLOW}).encode())
+                        parent.send(json.dumps({"number": key.data, "error": TOO_SLOW, "bytes": 0}).encode())
 
 
 def _fork(job: dict[str, Any], descriptor: int, info: xgr.TokenizerInfo, tokens: Tokens, parent: socket.socket) -> int:
@@ -89,12 +90,12 @@ def _fork(job: dict[str, Any], descriptor: int, info: xgr.TokenizerInfo, tokens:
         _limit()
         text = os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode()
         compiler = xgr.GrammarCompiler(info, max_threads=min(THREADS, os.cpu_count() or 1))
-        error = None
+        answer: dict[str, Any] = {"number": job["try"], "error": None, "bytes": 0}
         try:
-            try_form(compiler, tokens, Form(job["kind"], text))
+            answer["bytes"] = try_form(compiler, tokens, Form(job["kind"], text))
         except WrongFormError as wrong:
-            error = str(wrong)
-        parent.send(json.dumps({"number": job["try"], "error": error}).encode())
+            answer["error"] = str(wrong)
+        parent.send(json.dumps(answer).encode())
         status = 0
     finally:
         # Not sys.exit: the fork must not run what its parent registered for its end.
