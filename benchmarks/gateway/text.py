@@ -30,6 +30,8 @@ TOKENS: Final = {1: 96, 8: 64, 64: 32}
 """Tokens that each request asks for, by the number of concurrent requests."""
 TINY_TOKENS: Final = {1: 256, 8: 256, 64: 256}
 RATE_BOUND, FIRST_BOUND = 0.9, 1.1
+REAL_TOKENS: Final = {1: 48, 8: 48}
+CPU_BOUND: Final = 1.0
 TOLERANCE: Final = 0.15
 IDLE_S: Final = 0.3
 IDLE_SHARE: Final = 0.1
@@ -47,6 +49,11 @@ class Sample:
     cpu_us: dict[str, float]
     """Processor time per token in microseconds, by process."""
 
+    @property
+    def all_us(self) -> float:
+        """Processor time per token in microseconds of a side's servers and engines, without the client."""
+        return sum(us for process, us in self.cpu_us.items() if process != CLIENT)
+
 
 Samples = dict[tuple[str, int], list[Sample]]
 
@@ -56,16 +63,23 @@ def make_prompts(count: int, number: int) -> list[str]:
     return [f"{number * 1000 + index} Please write a story." for index in range(count)]
 
 
-def run_text(folder: Path, callers: Callers, rounds: int, shape: str, counts: dict[int, int]) -> Samples:
+def run_random(folder: Path, callers: Callers, rounds: int, shape: str, counts: dict[int, int]) -> Samples:
+    """Run both sides with random weights. `shape`: a key of SHAPES. See run_text."""
+    checkpoint = folder / f"{shape}-model"
+    subprocess.run([sys.executable, "-m", "benchmarks.gateway.checkpoint", str(checkpoint), shape], check=True)
+    return run_text(folder, callers, rounds, shape, checkpoint, counts)
+
+
+def run_text(
+    folder: Path, callers: Callers, rounds: int, name: str, checkpoint: Path, counts: dict[int, int]
+) -> Samples:
     """Run both sides with one checkpoint, and send requests to them in turn.
 
-    `shape`: a key of SHAPES. `counts`: concurrent requests -> tokens of each. Returns the samples of each side and
+    `name`: the checkpoint's. `counts`: concurrent requests -> tokens of each. Returns the samples of each side and
     number of concurrent requests, one per round.
     """
-    folder = folder / shape
+    folder = folder / name
     folder.mkdir()
-    checkpoint = folder / "model"
-    subprocess.run([sys.executable, "-m", "benchmarks.gateway.checkpoint", str(checkpoint), shape], check=True)
     samples: Samples = defaultdict(list)
     with ExitStack() as stack:
         sides = {
@@ -76,12 +90,12 @@ def run_text(folder: Path, callers: Callers, rounds: int, shape: str, counts: di
             ask(callers, side, 8, 16, -1)
         for number in range(rounds):
             for count, tokens in counts.items():
-                for name in take_turns(list(sides), number):
+                for side in take_turns(list(sides), number):
                     wait_idle(sides.values())
-                    sample = ask(callers, sides[name], count, tokens, number)
-                    samples[name, count].append(sample)
+                    sample = ask(callers, sides[side], count, tokens, number)
+                    samples[side, count].append(sample)
                     print(
-                        f"{shape}, {count} at once, {name}: {sample.tokens_per_s:.0f} tokens/s, "
+                        f"{name}, {count} at once, {side}: {sample.tokens_per_s:.0f} tokens/s, "
                         f"first token {sample.first_s * 1e3:.0f} ms",
                         flush=True,
                     )
@@ -164,6 +178,22 @@ def cpu_rows(samples: Samples) -> list[Row]:
 
 def _is_apart(process: str) -> bool:
     return process == CLIENT or process.endswith("engine")
+
+
+def find_cpu_ratios(samples: Samples, model: str) -> list[Ratio]:
+    """Returns the processor time of all processes for a token, relative to vLLM's server in the same round."""
+    return [
+        Ratio(
+            f"processor time a token x vLLM's server, {model}, {count} at once",
+            round(
+                median_ratio(*([one.all_us for one in samples[side, count]] for side in (OURS, VLLM))),
+                3,
+            ),
+            at_most=CPU_BOUND,
+            tolerance=TOLERANCE,
+        )
+        for count in sorted({count for _, count in samples})
+    ]
 
 
 def find_ratios(samples: Samples) -> list[Ratio]:

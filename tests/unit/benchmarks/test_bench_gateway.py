@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from benchmarks.gateway import text
 from benchmarks.gateway.load import Run, send
-from benchmarks.gateway.text import CLIENT, OURS, VLLM, Sample, cpu_rows, find_ratios
+from benchmarks.gateway.text import CLIENT, OURS, VLLM, Sample, cpu_rows, find_cpu_ratios, find_ratios
 
 from support.peers.answering_entry import serve_entry
 
@@ -117,3 +117,12 @@ async def test_the_same_load_asks_by_grpc() -> None:
     assert answer.error == ""
     assert 0 < answer.first_s <= answer.done_s
     assert starts[0].sampling["thinker"].max_tokens == 7
+
+
+def test_processor_time_counts_all_processes_but_the_client() -> None:
+    def make(gateway: float, engine: float) -> Sample:
+        return Sample(1, 1, 1, {"gateway": gateway, "stage server's engine": engine, CLIENT: 1000})
+
+    samples = {(OURS, 8): [make(10, 80), make(20, 80)], (VLLM, 8): [make(0, 100), make(0, 125)]}
+    (ratio,) = find_cpu_ratios(samples, "m")
+    assert (ratio.name, ratio.value) == ("processor time a token x vLLM's server, m, 8 at once", 0.85)
