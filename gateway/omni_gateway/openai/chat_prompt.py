@@ -156,10 +156,8 @@ def add_tools(arguments: GenerateArguments, body: ChatRequest, facts: EntryFacts
             raise InvalidRequestError("tool_choice needs tools.", param="tool_choice")
         return
     if not facts.calls_tools:
-        raise UnsupportedError(
-            f"The model {body.model[:128]!r} calls no tools: its entry stage names no engineArgs.toolCallParser.",
-            param="tools",
-        )
+        why = _passes_nothing_on(facts, "tools") or "its entry stage names no engineArgs.toolCallParser"
+        raise UnsupportedError(f"The model {body.model[:128]!r} calls no tools: {why}.", param="tools")
     functions = [tool.function for tool in body.tools]
     arguments["tools"] = [
         Tool(one.name, one.description or "", one.parameters or "", strict=bool(one.strict)) for one in functions
@@ -173,6 +171,13 @@ def add_tools(arguments: GenerateArguments, body: ChatRequest, facts: EntryFacts
         arguments["tool_choice"] = body.tool_choice
 
 
+def _passes_nothing_on(facts: EntryFacts, param: str) -> str:
+    """Returns why a field does not reach the stage that answers; empty if that is the entry stage."""
+    if facts.answering in ("", facts.stage):
+        return ""
+    return f"its entry stage {facts.stage!r} does not pass {param} on to {facts.answering!r}, which answers"
+
+
 def add_form(arguments: GenerateArguments, body: ChatRequest, facts: EntryFacts) -> None:
     """Put the form of the text into the arguments. Raises InvalidRequestError."""
     wanted = body.response_format
@@ -182,9 +187,8 @@ def add_form(arguments: GenerateArguments, body: ChatRequest, facts: EntryFacts)
         return
     param = "response_format" if body.structured_outputs is None else "structured_outputs"
     if not facts.structures_text:
-        raise UnsupportedError(
-            f"The model {body.model[:128]!r} returns any text: {param} is not supported.", param=param
-        )
+        why = _passes_nothing_on(facts, param) or f"{param} is not supported"
+        raise UnsupportedError(f"The model {body.model[:128]!r} returns any text: {why}.", param=param)
     if body.structured_outputs is not None:
         if wanted is not None:
             raise InvalidRequestError("response_format and structured_outputs exclude each other.", param=param)

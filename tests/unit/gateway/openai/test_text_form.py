@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -132,4 +133,19 @@ def test_a_schema_is_the_form_of_the_text() -> None:
 def test_an_unsupported_form_names_its_field(fields: dict[str, Any], able: bool, param: str) -> None:
     with pytest.raises(GatewayError) as refused:
         translate(request(**fields), facts(able=able))
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "function", "function": WEATHER}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+    ],
+)
+def test_a_form_for_a_stage_below_the_entry_names_both(fields: dict[str, Any], param: str) -> None:
+    entry = dataclasses.replace(facts(able=False), stage="asr", stages=("asr", "llm"), answering="llm")
+    with pytest.raises(GatewayError, match=f"'asr' does not pass {param} on to 'llm', which answers") as refused:
+        translate(request(**fields), entry)
     assert refused.value.param == param

@@ -9,6 +9,7 @@ import pytest
 
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_proto.stage_config import Limits, StageConfig
+from omni_proto.tensors import TEXT_SCHEMA
 from omni_stage.errors import InvalidRequestError, OmniStageError, PromptTooLongError, RequestTooLargeError
 from omni_stage.exchange import CalledTool, GivenReply, OfferedTool, StructuredText, ToolMode, Tools
 from omni_stage.models.component import UserPrompt
@@ -149,6 +150,37 @@ def test_tool_messages_of_a_conversation_are_read() -> None:
     assert read is not None
     assert read[1].tool_calls == (CalledTool("c1", "weather", {"city": "Rome"}),)
     assert (read[2].role, read[2].tool_call_id) == ("tool", "c1")
+
+
+def test_a_published_text_is_spoken_without_the_calls_beside_it() -> None:
+    """What a voice reads is the text that the client gets. A schema would be read out, so it is still refused."""
+    voice = {**SPEECH, "stage": "voice", "stages": ["voice"]}
+    component = ScriptedComponent(structures_text=True, takes_tools=True, output_schema=TEXT_SCHEMA)
+    planned = plan_request(pb.Start(**tools(WEATHER)), config(downstream=[voice]), component, 64)
+    assert planned.prompt is not None
+    assert planned.prompt.tools is not None
+    asked = pb.Start(text="x", structured_output={"json_object": True})  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match="read out") as refused:
+        plan_request(asked, config(downstream=[voice]), component, 64)
+    assert refused.value.details.field == "start.structured_output"
+
+
+@pytest.mark.parametrize("able", [True, False])
+@pytest.mark.parametrize(
+    ("start", "field"),
+    [
+        (tools(WEATHER), "start.chat.tools"),
+        ({"chat": ASK, "structured_output": {"json_object": True}}, "start.structured_output"),
+    ],
+)
+def test_the_entry_passes_no_form_on_to_the_stage_that_answers(start: dict[str, Any], field: str, able: bool) -> None:
+    """Whether it only hears or writes text of its own: that text is not the answer."""
+    component = ScriptedComponent(structures_text=able, takes_tools=able, output_schema=TEXT_SCHEMA)
+    below = {**SPEECH, "stage": "llm", "stages": ["llm", "voice"], "outputs": ["Text", "Audio"]}
+    cascade = config(stage="asr", downstream=[below], answeringStage="llm")
+    with pytest.raises(InvalidRequestError, match="for the stage that answers, 'llm', and the entry stage 'asr'") as no:
+        plan_request(pb.Start(**start), cascade, component, 64)
+    assert no.value.details.field == field
 
 
 @pytest.mark.parametrize("arguments", ["", '{"city": "Ro', "[1]", '{"wind": NaN}'])

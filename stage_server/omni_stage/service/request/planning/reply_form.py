@@ -14,6 +14,7 @@ from typing import Any, Final
 from omni_proto.pipeline.components import ComponentFacts
 from omni_proto.stage.v1 import prompt_pb2, sampling_pb2, stage_service_pb2
 from omni_proto.stage_config import Limits, StageConfig, StructuredOutput
+from omni_proto.tensors import TEXT
 from omni_stage.errors import InvalidRequestError, PromptTooLongError, RequestTooLargeError
 from omni_stage.exchange import CalledTool, GivenReply, OfferedTool, StructuredText, ToolMode, Tools
 from omni_stage.forms.regex import UnsupportedRegexError, check_regex
@@ -54,6 +55,10 @@ def check_reply_form(
         _check_alone(start, config, [field for field, is_asked in asked.items() if is_asked])
     for field in ("start.structured_output", "start.chat.tools"):
         if asked[field] and speaks:
+            if config.answering_stage is not None:
+                raise InvalidRequestError(_not_passed_on(field, config), field=field)
+            if field == "start.chat.tools" and facts.publishes == TEXT:
+                continue  # the text beside the calls is published, and they are not
             raise InvalidRequestError(
                 f"{field.removeprefix('start.')} cannot be combined with speech: the reply would be read out; "
                 "request only the modality text",
@@ -157,9 +162,18 @@ def _refusal(field: str, config: StageConfig, facts: ComponentFacts) -> str:
     name = field.removeprefix("start.")
     if config.input is not None and field != "start.reply":
         return f"{name} is only for the entry stage"
+    if config.answering_stage is not None:
+        return _not_passed_on(field, config)
     if field == "start.chat.tools" and facts.takes_tools:
         return "this stage has no parser for tool calls; set engineArgs.toolCallParser of the stage"
     return f"component {facts.id} cannot honour {name}; leave it out"
+
+
+def _not_passed_on(field: str, config: StageConfig) -> str:
+    return (
+        f"{field.removeprefix('start.')} is for the stage that answers, {config.answering_stage!r}, and the entry "
+        f"stage {config.stage!r} does not pass it on; leave it out, or ask a pipeline whose entry stage answers"
+    )
 
 
 def _check_alone(start: stage_service_pb2.Start, config: StageConfig, asked: Sequence[str]) -> None:

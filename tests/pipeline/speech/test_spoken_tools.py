@@ -1,0 +1,111 @@
+"""Functions and forms of the text where a voice speaks: calls are not read out, and JSON is refused by its field."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from omni_proto.client import OmniClient, Tool, user
+from omni_stage.models.voice.tiny import write_tiny_checkpoint
+from support.models.generic_checkpoint import write_tiny_text_checkpoint
+from support.peers.gateways import run_gateway
+from support.processes.forked_pipelines import fork_pipeline
+from support.processes.pipelines import RunningPipeline
+
+pytestmark = pytest.mark.pipeline
+
+PIPELINE = """
+apiVersion: omnipipeline.io/v1alpha1
+kind: OmniPipeline
+metadata: {name: spoken}
+spec:
+  stages:
+  - name: llm
+    component: generic/llm
+    model: {uri: "file:///models/llm"}
+    outputs: [Text]
+    engineArgs: {dtype: float32, maxModelLen: 1024, kvCacheMemoryMib: 16, enforceEager: true, toolCallParser: hermes}
+    defaultSampling: {temperature: 1, maxTokens: 400}
+  - name: voice
+    component: voice/vits
+    model: {uri: "file:///models/voice"}
+    inputs: [{from: llm, mode: Stream}]
+    outputs: [Audio]
+"""
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+FUNCTION: Any = {"type": "function", "function": {"name": "weather", "strict": True, "parameters": PARAMETERS}}
+ASKED: Any = {
+    "model": "spoken",
+    "messages": [{"role": "user", "content": "Is it sunny?"}],
+    "modalities": ["text", "audio"],
+    "audio": {"voice": "tiny", "format": "wav"},
+    "seed": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPipeline]:
+    folder = tmp_path_factory.mktemp("spoken-tools")
+    models = {
+        "llm": write_tiny_text_checkpoint(folder / "llm", seed=3, tools=True),
+        "voice": write_tiny_checkpoint(folder / "voice"),
+    }
+    (folder / "pipeline.yaml").write_text(PIPELINE)
+    with fork_pipeline(folder / "pipeline.yaml", models, folder) as pipeline:
+        yield pipeline
+
+
+@pytest.fixture(scope="module")
+def client(running: RunningPipeline, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    with run_gateway(tmp_path_factory.mktemp("gateway"), f"spoken=grpc://{running.endpoint}") as gateway:
+        yield openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=300)
+
+
+def test_a_call_is_returned_and_not_read_out(running: RunningPipeline) -> None:
+    with OmniClient(running.endpoint) as client:
+        result = client.run(
+            chat=user("Is it sunny?"),
+            tools=[Tool("weather", "Looks.", PARAMETERS, strict=True)],
+            tool_choice="required",
+            seed=3,
+        )
+    assert [json.loads(call.arguments)["city"] in ("Rome", "Oslo") for call in result.tool_calls["llm"]]
+    assert (result.text, result.audio_seconds) == ("", 0)
+    assert set(result.finished) == {"llm", "voice"}
+
+
+@pytest.mark.parametrize("choice", ["required", "none"])
+def test_openai_s_answer_has_the_call_or_the_speech(client: openai.OpenAI, choice: Any) -> None:
+    answer = client.chat.completions.create(**ASKED, max_tokens=40, tools=[FUNCTION], tool_choice=choice).choices[0]
+    assert answer.message.audio is not None
+    sound = len(base64.b64decode(answer.message.audio.data))
+    if choice == "none":
+        assert answer.message.tool_calls is None
+        assert answer.message.audio.transcript
+        assert sound > 10_000
+    else:
+        assert answer.message.tool_calls
+        assert (answer.message.audio.transcript, answer.finish_reason) == ("", "tool_calls")
+        assert sound < 100, "a header without samples"
+
+
+def test_a_schema_with_speech_names_the_client_s_field(client: openai.OpenAI) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "city", "schema": PARAMETERS}}
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(**ASKED, response_format=form)
+    assert refused.value.param == "response_format.json_schema.schema"
+    assert "read out" in str(refused.value)
+    written = client.chat.completions.create(
+        **{**ASKED, "modalities": ["text"], "audio": openai.omit}, response_format=form
+    )
+    assert json.loads(written.choices[0].message.content or "")["city"] in ("Rome", "Oslo")
