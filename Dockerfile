@@ -3,6 +3,7 @@
 #   stage-cpu  a stage server with vLLM for CPUs
 #   stage-gpu  a stage server with vLLM for NVIDIA GPUs
 #   stage-sim  a stage server without vLLM, for paced engines (docs/load-tests.md)
+#   demo       `omnipipe demo` in one container (docs/tutorials/laptop.md)
 #
 #   docker build --target operator -t omnipipeline-operator:0.1.0 .
 #
@@ -13,6 +14,7 @@
 #   PYTHON_IMAGE  the base image. Add the digest that your registry reports: python:3.11-slim-bookworm@sha256:...
 #   HASHES        off: install packages of other files than those whose hashes are in constraints/, for example wheels that
 #                 you have built, or wheels for another version of Python
+#   WEIGHTS       baked: the image of the demo holds the weights; otherwise the container fetches them
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 ARG HASHES=on
 
@@ -55,6 +57,12 @@ RUN export UV_NO_CACHE=1; /opt/uv/bin/uv pip compile --quiet --no-header --no-an
     && /opt/uv/bin/uv pip compile --quiet --no-header --no-annotate --constraint constraints/cpu.txt \
         pyproject.toml --extra stage --output-file /requirements/stage-sim.txt \
     && { [ "$HASHES" = off ] || sh add-hashes.sh constraints/hashes-cpu.txt /requirements/*.txt; }
+
+FROM requirements AS requirements-demo
+ARG HASHES
+RUN UV_NO_CACHE=1 /opt/uv/bin/uv pip compile --quiet --no-header --no-annotate --constraint constraints/cpu.txt \
+        pyproject.toml --extra cli --extra gateway --extra timeline --output-file /requirements/demo.txt \
+    && { [ "$HASHES" = off ] || sh add-hashes.sh constraints/hashes-cpu.txt /requirements/demo.txt; }
 
 FROM requirements AS requirements-gpu
 ARG HASHES
@@ -117,6 +125,28 @@ RUN python -m omni_stage.models.prepare_image "$OMNI_MODEL_INFOS"
 USER 10001:10001
 EXPOSE 50051 50052 9090
 CMD ["python", "-m", "omni_stage", "serve", "--config", "/etc/omnipipeline/stage.yaml"]
+
+FROM stage-cpu AS demo
+ARG WEIGHTS
+LABEL org.opencontainers.image.title="omnipipeline-demo" \
+      org.opencontainers.image.description="A text model and a voice on CPUs, in one container" \
+      org.opencontainers.image.licenses="Apache-2.0"
+USER root
+RUN --mount=type=bind,from=builder,source=/opt/uv,target=/opt/uv \
+    --mount=type=bind,from=requirements-demo,source=/requirements/demo.txt,target=/opt/requirements.txt \
+    VIRTUAL_ENV=/opt/venv SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt UV_NO_CACHE=1 \
+        /opt/uv/bin/uv pip install --compile-bytecode --link-mode copy --no-deps --requirement /opt/requirements.txt \
+    && install --directory --mode 1777 /cache /out
+# Weights with their licences. They are for any user: --user may name another.
+ENV XDG_CACHE_HOME=/cache
+RUN if [ "$WEIGHTS" = baked ]; then \
+        python -c "from omni_cli.weights import demo; \
+            demo.fetch_demo_weights(lambda *_: None); demo.fetch_whisper(lambda *_: None)" \
+        && chmod --recursive a+rX /cache/omnipipeline; \
+    fi
+USER 10001:10001
+ENTRYPOINT ["python", "-m", "omni_cli"]
+CMD ["demo", "--out", "/out"]
 
 FROM stage-base AS stage-sim
 LABEL org.opencontainers.image.title="omnipipeline-stage" \

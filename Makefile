@@ -35,8 +35,8 @@ docs-serve: ## Serve the documentation site on http://localhost:8001, and rebuil
 	@LIGHT=1 tools/setup.sh docs
 	@.venv/bin/mkdocs serve --dev-addr localhost:8001
 
-demo: setup ## Ask a small text model that answers with a voice, from real weights (TALK=1: ask aloud; FAMILY=qwen2_5_omni, qwen3_omni: tiny and random)
-	@.venv/bin/omnipipe demo --out demo-output $(if $(FAMILY),--family $(FAMILY)) $(if $(TALK),--talk)
+demo: setup ## Ask a small text model that answers with a voice, from real weights (TALK=1: ask aloud; HTTP=8000: then serve a page; FAMILY=qwen2_5_omni, qwen3_omni: tiny and random)
+	@.venv/bin/omnipipe demo --out demo-output $(if $(FAMILY),--family $(FAMILY)) $(if $(TALK),--talk) $(if $(HTTP),--http $(HTTP))
 
 RUN_TESTS = PYTHONPATH=tests $(PY) -m runner --workers $${WORKERS:-5}
 WITH_GRPCURL = GRPCURL="$$(tools/grpcurl.sh)" && export GRPCURL
@@ -59,7 +59,7 @@ coverage: setup controlplane ## Run the tests of `make test-all` with coverage, 
 controlplane: setup ## Build etcd, the API server, controllers, kwok and helm for the tests (once, 9 to 16 minutes)
 	@PYTHONPATH=tests $(PY) -m support.controlplane.binaries >/dev/null
 
-images: ## Build the images of the operator and of CPU stages with docker, podman or buildah (TARGETS=stage-gpu: of GPU stages)
+images: ## Build the images of the operator and of CPU stages with docker, podman or buildah (TARGETS=stage-gpu: of GPU stages; TARGETS=demo: of the demo)
 	@tools/images.sh $(TARGETS)
 
 cluster-up: setup ## Start a real Kubernetes node on this machine with our images (needs root)

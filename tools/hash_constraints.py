@@ -17,7 +17,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 CONSTRAINTS = Path(__file__).resolve().parents[1] / "constraints"
-IMAGES = {"cpu": (("operator", "gateway", "otel"), ("stage",), ("cpu",)), "gpu": (("gpu",),)}
+IMAGES = {
+    "cpu": (("operator", "gateway", "otel"), ("stage",), ("cpu",), ("cli", "gateway", "timeline")),
+    "gpu": (("gpu",),),
+}
 """By file: the extras of each image that it is for, as in the Dockerfile."""
 PLATFORMS = ("x86_64-manylinux_2_28", "x86_64-manylinux_2_36", "aarch64-manylinux_2_28", "aarch64-manylinux_2_36")
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds images with the first of docker, podman and buildah that works; $BUILDER selects one of them.
-#   tools/images.sh [TARGET ...]      operator, stage-cpu, stage-gpu, stage-sim; default: operator and stage-cpu
+#   tools/images.sh [TARGET ...]      operator, stage-cpu, stage-gpu, stage-sim, demo; default: operator and stage-cpu
 # $REGISTRY is put before the images' names. $TAG replaces the version as the tag. $BUILD_FLAGS are passed to the builder
 # unchanged, for example for a network with its own certificate authority (podman, buildah):
 #   BUILD_FLAGS="--volume /etc/ssl/certs:/etc/ssl/certs:ro"
@@ -40,7 +40,8 @@ name_of() {
     stage-gpu) echo "${prefix}omnipipeline-stage:$tag" ;;
     stage-cpu) echo "${prefix}omnipipeline-stage:$tag-cpu" ;;
     stage-sim) echo "${prefix}omnipipeline-stage:$tag-sim" ;;
-    *) echo "no such target: $1 (operator, stage-cpu, stage-gpu, stage-sim)" >&2; exit 2 ;;
+    demo) echo "${prefix}omnipipeline-demo:$tag" ;;
+    *) echo "no such target: $1 (operator, stage-cpu, stage-gpu, stage-sim, demo)" >&2; exit 2 ;;
   esac
 }
 

@@ -25,8 +25,12 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
-IMAGES = {"operator": ("operator", "gateway", "otel"), "stage-cpu": ("cpu",)}
-"""The extras of pyproject.toml that each image installs, as in the Dockerfile."""
+IMAGES = {
+    "operator": ("operator", "gateway", "otel"),
+    "stage-cpu": ("cpu",),
+    "demo": ("cli", "gateway", "timeline"),
+}
+"""The extras of pyproject.toml that each image installs, as in the Dockerfile. The demo's are on top of stage-cpu's."""
 BUNDLED = tomllib.loads((ROOT / "tools" / "bundled_libraries.toml").read_text(encoding="utf-8"))
 OVERRIDES = ROOT / "constraints" / "overrides-cpu.txt"
 

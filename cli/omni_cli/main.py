@@ -344,10 +344,14 @@ def demo(
     talk: Annotated[
         bool, typer.Option("--talk", help="Ask a spoken question, which Whisper base writes down.")
     ] = False,
+    http: Annotated[
+        int | None,
+        typer.Option(metavar="PORT", min=0, max=65535, help="Then serve a page and OpenAI's API there, until Ctrl-C."),
+    ] = None,
 ) -> None:
-    """Run a tiny speech model as three local processes and send it a text, an audio and an image prompt.
+    """Run a text model that speaks, from real weights, as local processes, and ask it a few questions.
 
-    Saves the text, the speech and a timeline of each answer under DIR, and stops
+    Saves the text, the speech and a timeline of each answer under DIR, and then stops
     everything. The exit code is 1 if anything failed.
 
     \b
@@ -357,4 +361,4 @@ def demo(
     from omni_cli.commands.demo import run_demo
 
     require_engine()
-    raise typer.Exit(run_demo(out, family, talk=talk))
+    raise typer.Exit(run_demo(out, family, talk=talk, http=http))

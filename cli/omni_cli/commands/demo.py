@@ -96,8 +96,9 @@ def family_of(pipeline: Path) -> str:
     return order_stages(load_pipeline(pipeline))[0].component.partition("/")[0]
 
 
-def run_demo(out: Path, family: str | None = None, *, talk: bool = False) -> int:
+def run_demo(out: Path, family: str | None = None, *, talk: bool = False, http: int | None = None) -> int:
     """Run the demo and write the results under out. A family's demo has random weights. talk: the question is spoken.
+    http: port of a gateway that serves the pipeline after the prompts, until Ctrl-C or SIGTERM.
 
     Returns 0 if every prompt was answered with text and audio, 130 after Ctrl-C or SIGTERM, else 1.
     """
@@ -105,7 +106,7 @@ def run_demo(out: Path, family: str | None = None, *, talk: bool = False) -> int
     signal.signal(signal.SIGTERM, _leave)
     try:
         demo = prepare_demo(out, family, console, talk=talk)
-        answers, processes = serve_and_ask(demo, out, console)
+        answers, processes = serve_and_ask(demo, out, console, http)
         if left := list_running(processes):
             raise DemoError(f"{len(left)} of {len(processes)} processes are still running")
     except (DemoError, LocalRunError, OmniRequestError, InputFileError, OSError) as error:
@@ -117,7 +118,8 @@ def run_demo(out: Path, family: str | None = None, *, talk: bool = False) -> int
     Console().print(make_table(answers))
     console.print(demo.remark, highlight=False, markup=False)
     console.print(f"text, speech.wav and timeline.png of each prompt are under {out}/", highlight=False, markup=False)
-    console.print(describe_next(demo), highlight=False, markup=False)
+    if http is None:
+        console.print(describe_next(demo), highlight=False, markup=False)
     return 0
 
 
@@ -211,8 +213,10 @@ def make_prompts(out: Path) -> tuple[DemoPrompt, ...]:
     )
 
 
-def serve_and_ask(demo: Demo, out: Path, console: Console) -> tuple[dict[str, GenerationResult], set[ProcessId]]:
-    """Returns the answers by prompt, and the processes that served them, which have been stopped.
+def serve_and_ask(
+    demo: Demo, out: Path, console: Console, http: int | None = None
+) -> tuple[dict[str, GenerationResult], set[ProcessId]]:
+    """Returns the answers by prompt, and the processes that served them, which have been stopped. http: see run_demo.
 
     Raises LocalRunError, OmniRequestError, InputFileError, OSError, DemoError.
     """
@@ -221,7 +225,8 @@ def serve_and_ask(demo: Demo, out: Path, console: Console) -> tuple[dict[str, Ge
     models = {name: str(demo.models.get(name) or demo.models[""]) for name in names}
     console.print(f"starting {', '.join(names)} as processes of this machine", highlight=False, markup=False)
     answers: dict[str, GenerationResult] = {}
-    with LocalPipeline(pipeline, LocalOptions(model_path=models, log_dir=out / "logs")) as running:
+    options = LocalOptions(model_path=models, log_dir=out / "logs", http_port=http)
+    with LocalPipeline(pipeline, options) as running:
         with make_progress(console, names) as progress:
             running.start(progress)
         processes = running.list_processes()
@@ -234,10 +239,24 @@ def serve_and_ask(demo: Demo, out: Path, console: Console) -> tuple[dict[str, Ge
                 running.check()
                 raise
         running.check()
+        if http is not None:
+            _serve_on(running, console)
         late = running.stop()
     if late:
         raise DemoError(f"{', '.join(late)} did not end in time and had to be killed")
     return answers, processes
+
+
+def _serve_on(running: LocalPipeline, console: Console) -> None:
+    """Wait for Ctrl-C or SIGTERM. Raises LocalRunError if a process ends before."""
+    console.print(
+        f"\na page at {running.http_url}/ and OpenAI's API at {running.http_url}/v1; Ctrl-C stops them",
+        highlight=False, markup=False,
+    )  # fmt: skip
+    try:
+        running.watch(lambda: False)
+    except KeyboardInterrupt:
+        console.print("stopping", highlight=False)
 
 
 def ask_one(endpoint: str, prompt: DemoPrompt, directory: Path, console: Console) -> GenerationResult:

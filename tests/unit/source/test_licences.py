@@ -47,7 +47,7 @@ def test_which_licences_are_permissive(expression: str, permissive: bool) -> Non
     assert bool(problems) is not permissive
 
 
-@pytest.mark.parametrize("image", ["operator", "stage-cpu"])
+@pytest.mark.parametrize("image", ["operator", "stage-cpu", "demo"])
 def test_every_licence_of_an_image_was_agreed_to(image: str) -> None:
     """tools/sbom.py finds no problem in any package of the image, or in any library inside a wheel."""
     packages = sbom.list_packages(*sbom.IMAGES[image])
