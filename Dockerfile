@@ -131,7 +131,7 @@ ARG WEIGHTS
 LABEL org.opencontainers.image.title="omnipipeline-demo" \
       org.opencontainers.image.description="A text model and a voice on CPUs, in one container" \
       org.opencontainers.image.licenses="Apache-2.0"
-USER root
+USER 0:0
 RUN --mount=type=bind,from=builder,source=/opt/uv,target=/opt/uv \
     --mount=type=bind,from=requirements-demo,source=/requirements/demo.txt,target=/opt/requirements.txt \
     VIRTUAL_ENV=/opt/venv SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt UV_NO_CACHE=1 \

@@ -26,7 +26,7 @@ from benchmarks.harness.stored import RESULTS, load_committed, write_result
 from benchmarks.harness.verdict import find_problems, judge, read_last
 
 CASES = {
-    **{name: f"benchmarks.{name}" for name in ("codec", "schedulers", "startup", "predictor")},
+    **{name: f"benchmarks.{name}" for name in ("codec", "schedulers", "startup", "predictor", "voice")},
     **{
         name: f"benchmarks.{name}.measure"
         for name in ("transport", "tokens", "pipeline", "diffusion", "gateway", "replicas")
@@ -40,8 +40,8 @@ CASES = {
     "peer": "benchmarks.peer.measure",
 }
 """Case -> its module, which has the functions `measure` and `draw`."""
-BY_NAME_ONLY = {"peer"}
-"""Cases that run only if they are named. `peer` installs 7 GB of packages the first time."""
+BY_NAME_ONLY = {"peer", "voice"}
+"""Cases that run only if they are named, because they install packages the first time: `peer` 7 GB, `voice` 0.2 GB."""
 PAGES = Path(__file__).parents[1] / "docs" / "performance"
 
 
