@@ -115,7 +115,8 @@ class ComponentFacts(ConfigModel):
     takes_system_prompt: bool = False
     """Whether a resource may give it a system prompt."""
     takes_tools: bool = False
-    """Whether its prompts may offer tools, if engineArgs.toolCallParser names a parser."""
+    """Whether its prompts may offer tools, if engineArgs.toolCallParser names a parser. Text that it publishes is
+    without the calls, so that a voice can read it."""
     voices: tuple[str, ...] = ()
     """Voices of the published checkpoints, the default first. At run time the checkpoint's own list is used instead."""
     sample_rate_hz: Annotated[int, Field(ge=0)] = 0
