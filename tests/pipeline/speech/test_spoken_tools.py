@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from omni_proto.client import OmniClient, Tool, user
+from omni_stage.models.voice.checkpoint import DEFAULT_VOICE
 from omni_stage.models.voice.tiny import write_tiny_checkpoint
 from support.models.generic_checkpoint import write_tiny_text_checkpoint
 from support.peers.gateways import run_gateway
@@ -48,7 +49,7 @@ ASKED: Any = {
     "model": "spoken",
     "messages": [{"role": "user", "content": "Is it sunny?"}],
     "modalities": ["text", "audio"],
-    "audio": {"voice": "tiny", "format": "wav"},
+    "audio": {"voice": DEFAULT_VOICE, "format": "wav"},
     "seed": 3,
 }
 
