@@ -12,8 +12,10 @@ import pytest
 
 from omni_gateway.cluster.watch import ClusterPipelines
 from omni_gateway.entries.pipelines import ServedPipeline, model_ids
+from omni_gateway.errors import ModelNotReadyError
 from omni_gateway.settings import GatewaySettings
 from omni_gateway.telemetry import GatewayMetrics
+from support.controlplane.operators import grant_gateway
 from support.controlplane.server.api import Api, ApiError
 from support.controlplane.server.api_server import ApiServer
 
@@ -24,32 +26,19 @@ SPEC = {
     "model": {"uri": "file:///models/tiny"},
     "stages": [{"name": "any", "component": "acme/any", "outputs": ["Audio"]}],
 }
-RULES = [{"apiGroups": ["omnipipeline.io"], "resources": ["omnipipelines"], "verbs": ["list", "watch"]}]
 
 
 @pytest.fixture
 def spaces(api_server: ApiServer) -> tuple[Api, Api]:
-    """Returns two namespaces. The gateway's ServiceAccount is in the first and may only list and watch pipelines."""
+    """Returns two namespaces. The gateway's ServiceAccount is in the first, with the rights of the chart in both."""
     number = next(_numbers)
     first, second = (api_server.create_namespace(f"gateway-{number}-{name}") for name in ("a", "b"))
-    group = "rbac.authorization.k8s.io"
     for space in (first, second):
-        space.apply(
-            {"apiVersion": f"{group}/v1", "kind": "Role", "metadata": {"name": "gateway"}, "rules": RULES},
-        )
-        space.apply(
-            {
-                "apiVersion": f"{group}/v1",
-                "kind": "RoleBinding",
-                "metadata": {"name": "gateway"},
-                "subjects": [{"kind": "ServiceAccount", "name": "gateway", "namespace": first.namespace}],
-                "roleRef": {"kind": "Role", "name": "gateway", "apiGroup": group},
-            }
-        )
+        grant_gateway(space, first.namespace)
     return first, second
 
 
-def write(space: Api, name: str, *, ready: str, url: str = "") -> None:
+def write(space: Api, name: str, *, ready: str, url: str = "", reason: str = "") -> None:
     """Creates or updates a pipeline, with the status that an operator would write."""
     kind = {"apiVersion": "omnipipeline.io/v1alpha1", "kind": "OmniPipeline"}
     if space.find("OmniPipeline", name) is None:
@@ -57,7 +46,7 @@ def write(space: Api, name: str, *, ready: str, url: str = "") -> None:
     condition = {
         "type": "Ready",
         "status": ready,
-        "reason": "AllStagesReady" if ready == "True" else "StagesNotReady",
+        "reason": reason or ("AllStagesReady" if ready == "True" else "StagesNotReady"),
         "message": "",
         "lastTransitionTime": "2026-01-01T00:00:00Z",
     }
@@ -115,6 +104,43 @@ async def test_pipelines_come_change_and_go(api_server: ApiServer, spaces: tuple
     assert calls == {"list", "watch"}
 
 
+async def test_a_pipeline_is_woken(api_server: ApiServer, spaces: tuple[Api, Api]) -> None:
+    """The gateway turns 0 pods of the entry into 1, over `scale`. It changes no other number, and nothing else."""
+    first, _ = spaces
+    kubeconfig = api_server.kubeconfig_for_service_account(first.namespace, "gateway")
+    stage = {**SPEC["stages"][0], "scaling": {"minReplicas": 0, "maxReplicas": 3}}
+    pipeline = {"apiVersion": "omnipipeline.io/v1alpha1", "kind": "OmniPipeline", "metadata": {"name": "omni"}}
+    first.apply({**pipeline, "spec": {**SPEC, "stages": [stage]}})
+    target = {"apiVersion": "omnipipeline.io/v1alpha1", "kind": "OmniStage", "metadata": {"name": "omni-any"}}
+    first.apply({**target, "spec": {"replicas": 0}})
+    write(first, "omni", ready="True", reason="Sleeping", url="grpc://omni.a.svc:50051")
+    found = ClusterPipelines([first.namespace], kubeconfig)
+    async with found.run(GatewayMetrics()):
+        await until(lambda: bool(found.list_pipelines()))
+        (one,) = found.list_pipelines()
+        assert (one.asleep, one.is_away, one.ready, one.accepts, one.scale_target) == (
+            True,
+            True,
+            True,
+            True,
+            "omni-any",
+        )
+        await asyncio.gather(*(found.wake(one) for _ in range(3)))
+        assert first.get("OmniStage", "omni-any")["spec"] == {"replicas": 1}
+        first.patch("OmniStage", "omni-any", {"spec": {"replicas": 3}})
+        await found.wake(one)
+        assert first.get("OmniStage", "omni-any")["spec"] == {"replicas": 3}
+
+        write(first, "omni", ready="False", reason="Waking", url="grpc://omni.a.svc:50051")
+        await until(lambda: found.list_pipelines()[0].waking)
+        assert found.list_pipelines()[0].ready, "still offered"
+        write(first, "omni", ready="True", url="grpc://omni.a.svc:50051")
+        await until(lambda: not found.list_pipelines()[0].is_away)
+        first.delete("OmniStage", "omni-any")
+        with pytest.raises(ModelNotReadyError, match="cannot wake"):
+            await found.wake(one)
+
+
 async def test_a_refused_namespace_holds_up_no_other(api_server: ApiServer, spaces: tuple[Api, Api]) -> None:
     """A gateway becomes ready although one of its namespaces was deleted, so that it may not list this namespace."""
     kubeconfig = api_server.kubeconfig_for_service_account(spaces[0].namespace, "gateway")
@@ -133,7 +159,7 @@ def test_the_account_may_do_nothing_else(api_server: ApiServer, spaces: tuple[Ap
     first, _ = spaces
     robot = Api(api_server.kubeconfig_for_service_account(first.namespace, "gateway"), first.namespace)
     assert robot.list("OmniPipeline") == []
-    for kind in ("Secret", "Pod", "Service"):
+    for kind in ("Secret", "Pod", "Service", "OmniStage"):
         with pytest.raises(ApiError) as refused:
             robot.list(kind)
         assert refused.value.code == 403

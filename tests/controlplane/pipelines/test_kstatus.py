@@ -12,8 +12,15 @@ from support.controlplane.binaries import find_binaries
 from support.controlplane.chains import gpu_pipeline
 from support.controlplane.control_plane import ControlPlane
 from support.controlplane.operators import OperatorProcess
-from support.controlplane.pipelines import build_pipeline, condition_of, wait_condition, wait_settled
-from support.controlplane.server.api import Api, eventually
+from support.controlplane.pipelines import (
+    build_pipeline,
+    build_two_stages,
+    condition_of,
+    serving_revision,
+    wait_condition,
+    wait_settled,
+)
+from support.controlplane.server.api import Api, Manifest, eventually
 
 pytestmark = pytest.mark.controlplane
 
@@ -69,3 +76,48 @@ def test_what_waits_for_a_person_has_failed(api: Api, operator: OperatorProcess)
     api.delete("Service", "omni")
     wait_settled(api)
     assert kstatus(api)[0] == "Current"
+
+
+def test_a_pipeline_that_sleeps_is_done(control_plane: ControlPlane, api: Api, operator: OperatorProcess) -> None:
+    """One number puts all stages to sleep and wakes them, a new revision takes over without pods, and none of it is a
+    failure."""
+    pipeline = build_two_stages()
+    for stage in pipeline["spec"]["stages"]:
+        stage.pop("replicas", None)
+        stage["scaling"] = {"minReplicas": 0, "maxReplicas": 3}
+    api.apply(pipeline)
+    wait_settled(api)
+
+    def scale_entry(number: int) -> None:
+        control_plane.kubectl("scale", "omnistage/omni-thinker", f"--replicas={number}", namespace=api.namespace)
+
+    def pods() -> list[Manifest]:
+        return [pod for pod in api.list("Pod") if "deletionTimestamp" not in pod["metadata"]]
+
+    assert len(pods()) == 2
+    scale_entry(0)
+    wait_condition(api, "Ready", status="True", reason="Sleeping")
+    eventually(lambda: not pods(), why="no pod is left")
+    wait_settled(api)
+    assert kstatus(api)[0] == "Current"
+    eventually(lambda: api.get("OmniStage", "omni-talker")["spec"] == {"replicas": 0}, why="it follows the entry's")
+
+    old = serving_revision(api)
+    pipeline["spec"]["defaults"]["image"] = "example.com/stage:2"
+    api.apply(pipeline)
+    eventually(lambda: serving_revision(api) != old, why="the new revision takes over")
+    wait_settled(api)
+    assert not pods()
+    assert condition_of(api.get("OmniPipeline", "omni"), "Ready")["reason"] == "Sleeping"
+
+    scale_entry(1)
+    wait_condition(api, "Ready", status="True", reason="AllStagesReady")
+    wait_settled(api)
+    assert kstatus(api)[0] == "Current"
+    assert len(pods()) == 2
+    warnings = [
+        event["reason"]
+        for event in api.list("Event")
+        if event["involvedObject"]["kind"] == "OmniPipeline" and event["type"] == "Warning"
+    ]
+    assert warnings == []

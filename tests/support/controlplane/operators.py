@@ -151,6 +151,21 @@ def grant_operator(api: Api) -> None:
         api.apply(manifest)
 
 
+def grant_gateway(api: Api, namespace: str) -> None:
+    """Grants the ServiceAccount `gateway` of a namespace the chart's rights in the client's namespace."""
+    group, one = "rbac.authorization.k8s.io", {"name": "gateway"}
+    rules = [
+        {"apiGroups": ["omnipipeline.io"], "resources": ["omnipipelines"], "verbs": ["list", "watch"]},
+        {"apiGroups": ["omnipipeline.io"], "resources": ["omnistages/scale"], "verbs": ["get", "patch"]},
+    ]
+    account = {"kind": "ServiceAccount", "name": "gateway", "namespace": namespace}
+    role = {"kind": "Role", "name": "gateway", "apiGroup": group}
+    api.apply({"apiVersion": f"{group}/v1", "kind": "Role", "metadata": one, "rules": rules})
+    api.apply(
+        {"apiVersion": f"{group}/v1", "kind": "RoleBinding", "metadata": one, "subjects": [account], "roleRef": role}
+    )
+
+
 def wait_idle(operator: OperatorProcess, *, quiet_s: float = 1.5, timeout_s: float = PATIENCE_S) -> None:
     """Waits until the operator's count of patches and deletes has not changed for `quiet_s`."""
     last, since = -1.0, time.monotonic()
