@@ -1,4 +1,4 @@
-"""Writes the CRD, its reference page and the stage file's schema in docs/reference, and the built-in components' facts.
+"""Writes the CRD, the pages and the stage file's schema in docs/reference, and the built-in components' facts.
 
 The CRD and its reference page are made from the file of facts that was read when this process started. So if the facts
 are stale, this process writes them alone, and then starts itself again. `--check` writes nothing and fails if a file is
@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import typer
 import yaml
+from typer.cli import get_docs_for_click
 
+from omni_cli.main import app
 from omni_proto.pipeline.components import render_components
 from omni_proto.pipeline.rules.all_rules import RULES, TEXT_RULES
 from omni_proto.pipeline.rules.graph import OBJECT_RULES
@@ -328,9 +332,31 @@ def render_component_facts() -> str:
     return render_components(built_in_facts())
 
 
+_CLI_NOTE: Final = """<!-- Generated from cli/omni_cli by `make schemas`; do not edit. -->
+
+As `kubectl omni`, it is a plugin of kubectl ([client.md](../client.md#the-command-line))."""
+_EXAMPLES: Final = re.compile(r"\x08\n(?P<title>Examples?:)\n(?P<lines>( {2,}\S.*\n?)+)")
+
+
+def render_cli_reference() -> str:
+    """Returns the page of the command line, from the help of its commands, as Markdown."""
+    command: Any = typer.main.get_command(app)
+    context = command.make_context("omnipipe", [], resilient_parsing=True)
+    text = get_docs_for_click(obj=command, ctx=context, name="omnipipe", title="omnipipe")
+    text = _EXAMPLES.sub(_as_block, text)
+    head, _, rest = text.partition("\n\n")
+    return re.sub(r"[ \t]+\n", "\n", f"{head}\n\n{_CLI_NOTE}\n\n{rest}").rstrip("\n") + "\n"
+
+
+def _as_block(match: re.Match[str]) -> str:
+    lines = "".join(f"{line.strip()}\n" for line in match["lines"].splitlines())
+    return f"{match['title']}\n\n```shell\n{lines}```\n"
+
+
 FACTS = "proto/omni_proto/pipeline/components.json"
-EXPORTS = {  # path in the repository -> the function that returns the file's text
+EXPORTS: dict[str, Callable[[], str]] = {  # path in the repository -> the function that returns the file's text
     "docs/reference/omnipipeline.md": render_reference,
+    "docs/reference/omnipipe.md": render_cli_reference,
     "docs/reference/stage-config.schema.json": render_stage_config_schema,
     "manifests/crd/omnipipelines.yaml": render_crd,
     "manifests/crd/omnistages.yaml": render_stage_crd,

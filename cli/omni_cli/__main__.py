@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 EXTRAS = {
     "cli": ("cel", "jsonschema", "rich", "typer"),
-    "cluster": ("kubernetes",),
+    "cluster": ("kubernetes", "prometheus_client"),
     "gateway": ("fastapi", "omni_gateway", "uvicorn"),
     "operator": ("msgspec", "omni_kube", "omni_operator"),
     "stage": ("aiohttp", "av", "google_crc32c", "numpy", "omni_stage", "PIL", "safetensors", "soundfile", "soxr"),
@@ -21,7 +22,8 @@ def main() -> None:
     try:
         from omni_cli.main import app
 
-        app()
+        # kubectl runs a program of this name for `kubectl omni`.
+        app(prog_name="kubectl omni" if Path(sys.argv[0]).name == "kubectl-omni" else None)
     except ModuleNotFoundError as error:
         if not (remedy := remedy_for(error.name or "")):
             raise

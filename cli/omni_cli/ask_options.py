@@ -3,38 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from omni_cli.checks import OutputFormat, fail, print_as
 from omni_cli.generate_options import ModalityOption
+from omni_cli.target_options import Ca, Cert, Endpoint, Key, Kubeconfig, Namespace, Pipeline, ServerName, Target, Tls
 
-if TYPE_CHECKING:
-    from omni_proto.client import ClientTls
-
-Endpoint = Annotated[
-    str,
-    typer.Option(
-        metavar="HOST:PORT",
-        envvar="OMNIPIPE_ENDPOINT",
-        help="Address of the entry stage, or the url of a pipeline's status.",
-    ),
-]
 Voice = Annotated[str, typer.Option(help="Name of the voice.")]
 Modalities = Annotated[
     list[ModalityOption] | None, typer.Option("--modality", help="What to return; may be repeated. Default: all.")
 ]
 MaxTokens = Annotated[int | None, typer.Option(min=1, help="Maximum tokens of an answer.")]
 Timeout = Annotated[float, typer.Option(min=0.001, help="Deadline of a request, in seconds.")]
-Tls = Annotated[bool, typer.Option("--tls", help="Connect over TLS, as grpcs://HOST:PORT does.")]
-Ca = Annotated[
-    Path | None, typer.Option(metavar="PEM", help="CAs to trust, instead of the public ones; implies --tls.")
-]
 
 
 def chat(
-    endpoint: Endpoint,
+    endpoint: Endpoint = None,
+    pipeline: Pipeline = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
     system: Annotated[str, typer.Option(help="System message.")] = "",
     voice: Voice = "",
     modality: Modalities = None,
@@ -45,6 +34,9 @@ def chat(
     timeout: Timeout = 300.0,
     tls: Tls = False,
     ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    server_name: ServerName = "",
 ) -> None:
     """Talk with a running pipeline, line by line; it remembers the conversation.
 
@@ -54,6 +46,7 @@ def chat(
     \b
     Examples:
       omnipipe chat --endpoint 127.0.0.1:50051
+      omnipipe chat --pipeline qwen25-omni -n models
       omnipipe chat --endpoint 127.0.0.1:50051 --system "Answer in one sentence." --voice Chelsie
     """
     from omni_cli.commands.chat import HELP, find_player, prompt_lines, run_chat
@@ -66,21 +59,25 @@ def chat(
         "modalities": [item.value for item in modality or ()],
         "timeout": timeout,
     }
-    raise typer.Exit(
-        run_chat(
-            endpoint,
+    target = Target(endpoint, pipeline, namespace, kubeconfig, tls, ca, cert, key, server_name)
+    with target.open() as (address, client_tls):
+        status = run_chat(
+            address,
             prompt_lines(),
             arguments=arguments,
             system_message=system,
             max_tokens=max_tokens,
-            tls=_tls(tls, ca),
+            tls=client_tls,
             player=player,
         )
-    )
+    raise typer.Exit(status)
 
 
 def bench(
-    endpoint: Endpoint,
+    endpoint: Endpoint = None,
+    pipeline: Pipeline = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
     text: Annotated[str, typer.Option(help="The prompt of every request.")] = "Describe the sea.",
     requests: Annotated[int, typer.Option(min=1, max=100_000, help="Number of requests.")] = 20,
     rate: Annotated[
@@ -100,11 +97,15 @@ def bench(
     timeout: Timeout = 300.0,
     tls: Tls = False,
     ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    server_name: ServerName = "",
 ) -> None:
     """Send many requests to a running pipeline, and print what their listeners would have noticed.
 
     Times count from the moment at which a request was due, so a queue on the client's
     side counts too. Silence is what a player that begins with the first chunk has to fill.
+    With --pipeline, all requests go to one pod.
     The exit code is 1 if a request failed.
 
     \b
@@ -115,7 +116,7 @@ def bench(
     from omni_cli.commands.bench import format_summary, run_bench, write_json_lines
     from omni_proto.client import ArgumentError, GenerateArguments, OmniClient, OmniRequestError
 
-    client_tls = _tls(tls, ca)
+    target = Target(endpoint, pipeline, namespace, kubeconfig, tls, ca, cert, key, server_name)
     arguments: GenerateArguments = {
         "text": text,
         "voice": voice,
@@ -123,15 +124,16 @@ def bench(
         "timeout": timeout,
     }
     try:
-        if max_tokens is not None:
-            with OmniClient(endpoint, tls=client_tls) as client:
-                stage = client.get_stage(timeout=timeout)
-            arguments["sampling"] = {stage.answering_stage or stage.stage: {"max_tokens": max_tokens}}
-        summary, outcomes = run_bench(
-            endpoint, arguments, requests=requests, rate=rate, concurrency=concurrency, tls=client_tls
-        )
+        with target.open() as (address, client_tls):
+            if max_tokens is not None:
+                with OmniClient(address, tls=client_tls) as client:
+                    stage = client.get_stage(timeout=timeout)
+                arguments["sampling"] = {stage.answering_stage or stage.stage: {"max_tokens": max_tokens}}
+            summary, outcomes = run_bench(
+                address, arguments, requests=requests, rate=rate, concurrency=concurrency, tls=client_tls
+            )
     except (ArgumentError, OmniRequestError) as error:
-        raise fail(f"{endpoint}: {error}") from error
+        raise fail(f"{pipeline or endpoint}: {error}") from error
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     if json_file is not None:
@@ -144,9 +146,3 @@ def bench(
     else:
         print_as(output, summary)
     raise typer.Exit(int(bool(summary["errors"])))
-
-
-def _tls(tls: bool, ca: Path | None) -> ClientTls | None:
-    from omni_proto.client import ClientTls
-
-    return ClientTls(ca) if tls or ca else None

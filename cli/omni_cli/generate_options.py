@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from omni_cli.checks import fail
+from omni_cli.target_options import Ca, Cert, Endpoint, Key, Kubeconfig, Namespace, Pipeline, ServerName, Target, Tls
 
 
 class ModalityOption(StrEnum):
@@ -20,14 +21,10 @@ class ModalityOption(StrEnum):
 
 
 def generate(
-    endpoint: Annotated[
-        str,
-        typer.Option(
-            metavar="HOST:PORT",
-            envvar="OMNIPIPE_ENDPOINT",
-            help="Address of the entry stage, or the url of a pipeline's status.",
-        ),
-    ],
+    endpoint: Endpoint = None,
+    pipeline: Pipeline = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
     text: Annotated[str | None, typer.Option(help="The prompt.")] = None,
     prompt_file: Annotated[
         Path | None, typer.Option(help="File with the prompt, instead of --text; - is stdin.")
@@ -85,17 +82,11 @@ def generate(
         Path | None, typer.Option("--json", metavar="FILE", help="Write the response to this file, without the audio.")
     ] = None,
     timeout: Annotated[float, typer.Option(min=0.001, help="Deadline in seconds.")] = 300.0,
-    tls: Annotated[bool, typer.Option("--tls", help="Connect over TLS, as grpcs://HOST:PORT does.")] = False,
-    ca: Annotated[
-        Path | None, typer.Option(metavar="PEM", help="CAs to trust, instead of the public ones; implies --tls.")
-    ] = None,
-    cert: Annotated[
-        Path | None, typer.Option(metavar="PEM", help="The client's own certificate; implies --tls.")
-    ] = None,
-    key: Annotated[Path | None, typer.Option(metavar="PEM", help="The key of --cert.")] = None,
-    server_name: Annotated[
-        str, typer.Option(help="Name that the server's certificate must have; implies --tls. Default: the host.")
-    ] = "",
+    tls: Tls = False,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    server_name: ServerName = "",
 ) -> None:
     """Send a prompt to a running pipeline. Streams text to stdout and writes audio to a WAV file.
 
@@ -108,6 +99,7 @@ def generate(
       omnipipe generate --endpoint 127.0.0.1:50051 --text Hi --seed 7 --sampling talker.temperature=0.9
       omnipipe generate --endpoint 127.0.0.1:50051 --text "Read this." --reply "Good morning!" --out good.wav
       omnipipe generate --endpoint 127.0.0.1:50051 --prompt-embeds rows.npy --priority 10
+      omnipipe generate --pipeline qwen25-omni -n models --text Hi
       omnipipe generate --endpoint grpcs://omni.models.svc:50051 --ca ca.crt --text Hi
     """
     from omni_cli.commands.generate import (
@@ -118,7 +110,7 @@ def generate(
         read_prompt,
         run_generate,
     )
-    from omni_proto.client import ClientTls, GenerateArguments
+    from omni_proto.client import GenerateArguments
 
     given = sum(item is not None for item in (text, prompt_file, prompt_embeds))
     if given > 1 or not (given or image or audio or video):
@@ -160,5 +152,7 @@ def generate(
     except InputFileError as error:
         raise fail(str(error)) from error
     outputs = Outputs(out, timeline, trace, json_file)
-    client_tls = ClientTls(ca, cert, key, server_name) if tls or ca or cert or key or server_name else None
-    raise typer.Exit(run_generate(endpoint, arguments, outputs, max_tokens=max_tokens, tls=client_tls))
+    with Target(endpoint, pipeline, namespace, kubeconfig, tls, ca, cert, key, server_name).open() as reached:
+        address, client_tls = reached
+        status = run_generate(address, arguments, outputs, max_tokens=max_tokens, tls=client_tls)
+    raise typer.Exit(status)

@@ -22,10 +22,13 @@ from omni_cli.checks import (
     require_engine,
     require_gateway,
 )
+from omni_cli.cluster_options import doctor, init, list_pipelines, logs, top
 from omni_cli.generate_options import generate
+from omni_cli.target_options import Kubeconfig, Namespace
 
 app = typer.Typer(
     name="omnipipe",
+    epilog="Exit codes: 0 done, 1 failed or something is wrong, 2 wrong options, 130 ended by Ctrl-C.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -136,8 +139,8 @@ def gateway(
     endpoint: Annotated[
         list[str],
         typer.Option(
-            metavar="NAME=URL",
-            help="A pipeline: its name, and the grpc:// or grpcs:// URL of its entry; may be repeated.",
+            metavar="NAME=[grpc[s]://]HOST:PORT",
+            help="A pipeline: its name, and the address of its entry; may be repeated.",
         ),
     ],
     http: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
@@ -191,6 +194,9 @@ def gateway_key(
     sys.stderr.write(f"key: {key}\n")
     # The quotes keep a name such as 123 from being read as a number.
     print(f'- {{name: "{name}", sha256: {digest}}}')
+
+
+app.command()(init)
 
 
 @app.command()
@@ -263,15 +269,11 @@ def render(
 @app.command()
 def status(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the OmniPipeline.")],
-    namespace: Annotated[
-        str | None, typer.Option("--namespace", "-n", help="Namespace. Default: that of the kubeconfig's context.")
-    ] = None,
+    namespace: Namespace = None,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Draw it again after each change, until Ctrl-C.")
     ] = False,
-    kubeconfig: Annotated[
-        Path | None, typer.Option(help="Credentials. Default: KUBECONFIG, else ~/.kube/config.")
-    ] = None,
+    kubeconfig: Kubeconfig = None,
     output: OutputFormat = None,
 ) -> None:
     """Draw a pipeline in a cluster: its conditions, and its stages as a graph with readiness and reasons.
@@ -286,20 +288,26 @@ def status(
     """
     from rich.console import Console
 
-    from omni_cli.commands.status import StatusError, connect, show_status
+    from omni_cli.cluster.access import ClusterError, connect
+    from omni_cli.commands.status import show_status
 
     if watch and output is not None:
         raise typer.BadParameter("the resource is printed once; leave --watch or --output out", param_hint="--watch")
     try:
         if output is not None:
-            read, _ = connect(kubeconfig, namespace)
-            print_as(output, read(name))
+            print_as(output, connect(kubeconfig, namespace).pipeline(name))
             return
         show_status(name, kubeconfig, namespace, watch, Console(highlight=False))
-    except StatusError as error:
+    except ClusterError as error:
         raise fail(str(error)) from error
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
+
+
+app.command("list")(list_pipelines)
+app.command()(logs)
+app.command()(top)
+app.command()(doctor)
 
 
 @app.command("tiny-model")

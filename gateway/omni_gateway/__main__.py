@@ -22,10 +22,12 @@ default glibc raises this threshold up to 32 MiB, and one small buffer behind a 
 
 
 def parse_endpoint(text: str, settings: GatewaySettings) -> ServedPipeline:
-    """Returns the pipeline that a text NAME=grpc://HOST:PORT names. Raises ValueError."""
-    name, equals, endpoint = text.partition("=")
-    if not (name and equals and endpoint.startswith(("grpc://", "grpcs://"))):
-        raise ValueError(f"{text!r} is not NAME=grpc://HOST:PORT or NAME=grpcs://HOST:PORT")
+    """Returns the pipeline that a text NAME=[grpc[s]://]HOST:PORT names. Raises ValueError."""
+    name, equals, address = text.partition("=")
+    endpoint = address if "://" in address else f"grpc://{address}"
+    scheme, _, target = endpoint.partition("://")
+    if not (name and equals and target and scheme in ("grpc", "grpcs")):
+        raise ValueError(f"{text!r} is not NAME=HOST:PORT, NAME=grpc://HOST:PORT or NAME=grpcs://HOST:PORT")
     aliases = tuple(alias for alias, meant in settings.model_aliases.items() if meant == name)
     return ServedPipeline(
         name=name,

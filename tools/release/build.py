@@ -14,6 +14,7 @@ from pathlib import Path
 
 import yaml
 from tools.release.distributions import DISTRIBUTIONS, write_project
+from tools.release.krew import write_plugin
 from tools.release.version import ROOT, ReleaseError, notes_of, read_version
 from tools.render_manifests import render_install
 
@@ -109,6 +110,7 @@ def build_release(out: Path, helm: Path, registry: str, *, bills: bool) -> list[
     )
     check_packages(build_packages(out))
     build_chart(out, helm, registry)
+    write_plugin(out, read_version(), ROOT / "LICENSE")
     if bills:
         run(sys.executable, "-m", "tools.sbom", "--out", out)
     _check_versions(out)

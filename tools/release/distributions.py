@@ -110,10 +110,10 @@ DISTRIBUTIONS = (
 )
 
 _ENTRY_POINTS = {
-    "omnipipeline-cli": ("scripts", "omnipipe"),
-    "omnipipeline-stage": ('entry-points."vllm.general_plugins"', "omnipipeline"),
+    "omnipipeline-cli": ("scripts", ("omnipipe", "kubectl-omni")),
+    "omnipipeline-stage": ('entry-points."vllm.general_plugins"', ("omnipipeline",)),
 }
-"""Where each entry point of the root's pyproject.toml belongs: its table, and its name in it."""
+"""Where the entry points of the root's pyproject.toml belong: their table, and their names in it."""
 
 
 def build_pyproject(one: Distribution, root: Mapping[str, Any]) -> str:
@@ -149,9 +149,9 @@ def build_pyproject(one: Distribution, root: Mapping[str, Any]) -> str:
             found = [item for member in members for item in _resolve(member, root, version)]
             lines.append(f"{extra} = {json.dumps(found)}")
     if one.name in _ENTRY_POINTS:
-        table, name = _ENTRY_POINTS[one.name]
+        table, names = _ENTRY_POINTS[one.name]
         target = project["scripts"] if table == "scripts" else project["entry-points"]["vllm.general_plugins"]
-        lines += ["", f"[project.{table}]", f"{name} = {json.dumps(target[name])}"]
+        lines += ["", f"[project.{table}]", *(f"{name} = {json.dumps(target[name])}" for name in names)]
     lines += ["", "[tool.hatch.build.targets.wheel]", f"packages = {json.dumps([Path(p).name for p in one.packages])}"]
     return "\n".join(lines) + "\n"
 

@@ -8,25 +8,19 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from omni_proto.pipeline import API_VERSION
+from omni_cli.cluster.access import ClusterError, Document, connect
 
 Json = Mapping[str, Any]
 
 _GOOD = {"Ready": "True", "Progressing": "False", "Degraded": "False", "SpecUnderstood": "True"}
 _BAD_STYLES = {"Ready": "red", "Progressing": "yellow", "Degraded": "red"}
-Document = dict[str, Any]
 POLL_S = 1.0
-_GROUP, _, _VERSION = API_VERSION.partition("/")
-_PLURAL = "omnipipelines"
-_TIMEOUT_S = 10.0
-_REMEDY = "give a file by --kubeconfig or KUBECONFIG"
 
 
 def draw_status(document: Json) -> RenderableType:
@@ -104,81 +98,38 @@ def _draw_entry(name: str, entry: Json | None, stage: Json | None = None, mode: 
     return text
 
 
-class StatusError(Exception):
-    """The pipeline cannot be read; the message says why."""
-
-
-def connect(kubeconfig: Path | None, namespace: str | None) -> tuple[Callable[[str], Document], str]:
-    """Returns a function that reads the pipeline with a given name, and the namespace from which it reads.
-
-    If kubeconfig is None, the default kubeconfig is used or, where there is none, a pod's own credentials. If namespace
-    is None, the namespace of the kubeconfig's context is used, else `default`. Raises StatusError.
-    """
-    from kubernetes import client, config
-    from kubernetes.config.config_exception import ConfigException
-
-    file = str(kubeconfig) if kubeconfig else None
-    try:
-        config.load_config(config_file=file)  # type: ignore[no-untyped-call]
-        context = _context_namespace(config, file)
-    except (ConfigException, OSError) as error:
-        raise StatusError(f"cannot find a cluster: {error}; {_REMEDY}") from error
-    except (AttributeError, TypeError, ValueError, yaml.YAMLError) as error:
-        # The client reads the fields of the file without checking their types.
-        words = " ".join(str(error).split())
-        raise StatusError(f"cannot find a cluster: the kubeconfig is damaged: {words}; {_REMEDY}") from error
-    api = client.CustomObjectsApi()
-    where = namespace or context
-
-    def read(name: str) -> Document:
-        return _read(api, where, name)
-
-    return read, where
-
-
-def _context_namespace(config: Any, file: str | None) -> str:
-    try:
-        _, active = config.list_kube_config_contexts(config_file=file)
-    except config.ConfigException:
-        return "default"  # in a pod there is no kubeconfig
-    return str(active["context"].get("namespace") or "default")
-
-
-def _read(api: Any, namespace: str, name: str) -> Document:
-    from kubernetes.client.exceptions import ApiException
-    from urllib3.exceptions import HTTPError
-
-    try:
-        found: Document = api.get_namespaced_custom_object(
-            _GROUP, _VERSION, namespace, _PLURAL, name, _request_timeout=_TIMEOUT_S
+def draw_list(documents: Sequence[Json]) -> RenderableType:
+    """Returns a table of OmniPipelines."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for title in ("NAMESPACE", "NAME", "READY", "REASON", "STAGES", "URL"):
+        table.add_column(title, overflow="fold")
+    for document in documents:
+        metadata, status = document["metadata"], document.get("status") or {}
+        ready: Json = next((one for one in status.get("conditions") or () if one["type"] == "Ready"), {})
+        style = {"True": "green", "False": "red"}.get(ready.get("status", ""), "yellow")
+        state = (Text(ready.get("status", "-"), style), ready.get("reason", "no status yet"))
+        table.add_row(
+            metadata["namespace"], metadata["name"], *state, status.get("readyStages", "-"), status.get("url", "-")
         )
-    except ApiException as error:
-        if error.status == 404:
-            raise StatusError(
-                f"no pipeline {name!r} in namespace {namespace!r}; kubectl get omni -A lists all of them"
-            ) from error
-        raise StatusError(f"the API server answers {error.status} ({error.reason})") from error
-    except HTTPError as error:
-        raise StatusError(f"the API server does not answer: {type(error).__name__}") from error
-    return found
+    return table
 
 
 def show_status(name: str, kubeconfig: Path | None, namespace: str | None, watch: bool, console: Console) -> None:
     """Draw the pipeline. With watch, draw it again after each change, until it is deleted or the user interrupts.
 
-    Raises StatusError.
+    Raises ClusterError.
     """
-    read, _ = connect(kubeconfig, namespace)
+    cluster = connect(kubeconfig, namespace)
     if not watch:
-        console.print(draw_status(read(name)))
+        console.print(draw_status(cluster.pipeline(name)))
         return
-    follow(changes(lambda: read(name), lambda: time.sleep(POLL_S)), console)
+    follow(changes(lambda: cluster.pipeline(name), lambda: time.sleep(POLL_S)), console)
 
 
 def changes(read: Callable[[], Document], pause: Callable[[], None]) -> Iterator[Document]:
     """Yields the document first as it is, then whenever it has changed.
 
-    Raises StatusError if the first read fails, or once the pipeline no longer exists.
+    Raises ClusterError if the first read fails, or once the pipeline no longer exists.
     """
     version = None
     for number in count():
@@ -186,9 +137,9 @@ def changes(read: Callable[[], Document], pause: Callable[[], None]) -> Iterator
             pause()
         try:
             document = read()
-        except StatusError as error:
+        except ClusterError as error:
             # A restart of the API server does not end a watch; the deletion of the pipeline does.
-            if number == 0 or str(error).startswith("no pipeline"):
+            if number == 0 or error.status == 404:
                 raise
             continue
         if document["metadata"].get("resourceVersion") != version:

@@ -15,7 +15,8 @@ import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
-from omni_cli.commands.status import StatusError, changes, draw_status, follow
+from omni_cli.cluster.access import ClusterError
+from omni_cli.commands.status import changes, draw_status, follow
 from omni_cli.main import app
 from support.operator.operator_pipelines import make_stages
 
@@ -137,19 +138,19 @@ class TestWatch:
         try:
             for document in changes(read, lambda: None):
                 seen.append(document["metadata"]["resourceVersion"])
-        except StatusError as error:
+        except ClusterError as error:
             seen.append(str(error))
         return seen
 
     def test_a_watch_yields_only_changes(self) -> None:
-        assert self.read("1", "1", "2", "2", StatusError("no pipeline 'x'")) == ["1", "2", "no pipeline 'x'"]
+        assert self.read("1", "1", "2", "2", ClusterError("no pipeline 'x'", 404)) == ["1", "2", "no pipeline 'x'"]
 
     def test_a_watch_survives_an_outage_of_the_api_server(self) -> None:
-        away = StatusError("the API server does not answer")
-        assert self.read("1", away, away, "1", "2", StatusError("no pipeline")) == ["1", "2", "no pipeline"]
+        away = ClusterError("the API server does not answer")
+        assert self.read("1", away, away, "1", "2", ClusterError("no pipeline", 404)) == ["1", "2", "no pipeline"]
 
     def test_a_watch_fails_if_its_first_read_fails(self) -> None:
-        assert self.read(StatusError("the API server does not answer")) == ["the API server does not answer"]
+        assert self.read(ClusterError("the API server does not answer")) == ["the API server does not answer"]
 
     @pytest.mark.parametrize("terminal", [True, False])
     def test_each_change_is_drawn(self, terminal: bool) -> None:
@@ -218,7 +219,7 @@ def test_api_errors_name_the_remedy(api: int, tmp_path: Path) -> None:
     file = str(write_kubeconfig(tmp_path / "config", api))
     code, _, err = invoke("other", "--kubeconfig", file)
     assert code == 1
-    assert err.startswith("error: no pipeline 'other' in namespace 'models'; kubectl get omni -A")
+    assert err.startswith("error: no pipeline 'other' in namespace 'models'; omnipipe list -A")
     code, _, err = invoke("demo", "-n", "forbidden", "--kubeconfig", file)
     assert (code, err) == (1, "error: the API server answers 403 (Forbidden)\n")
     code, _, err = invoke("demo", "--kubeconfig", "/nonexistent")

@@ -1,0 +1,154 @@
+"""The API server as the user of a kubeconfig sees it: objects as plain JSON, and errors in the user's words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+import yaml
+
+from omni_proto.pipeline import API_VERSION, KIND
+
+if TYPE_CHECKING:
+    from kubernetes.client import ApiClient
+
+Document = dict[str, Any]
+PIPELINES: Final = f"/apis/{API_VERSION}/namespaces/{{namespace}}/omnipipelines"
+TIMEOUT_S: Final = 10.0
+PAGE: Final = 200
+"""Objects in a page of a list."""
+_CHUNK_BYTES: Final = 1 << 16
+_REMEDY: Final = "give a file by --kubeconfig or KUBECONFIG"
+
+
+class ClusterError(Exception):
+    """The cluster cannot be reached, or refuses; the message says why. `status` is the HTTP status, 0 without one."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """One API server, and the namespace that commands read if they are given none."""
+
+    client: ApiClient
+    namespace: str
+
+    def get(self, path: str, **query: str) -> Document:
+        """Returns a JSON document, such as an object or one page of a list. Raises ClusterError."""
+        found: Document = json.loads(self._call("GET", path, query).read())
+        return found
+
+    def post(self, path: str, body: Document, **query: str) -> Document:
+        """Returns the answer to a document that is sent. Raises ClusterError."""
+        found: Document = json.loads(self._call("POST", path, query, body).read())
+        return found
+
+    def items(self, path: str, **query: str) -> list[Document]:
+        """Returns all objects of a list. Raises ClusterError."""
+        page = self.get(path, limit=str(PAGE), **query)
+        found = list(page.get("items") or ())
+        while rest := (page.get("metadata") or {}).get("continue"):
+            page = self.get(path, limit=str(PAGE), **{**query, "continue": rest})
+            found += page.get("items") or ()
+        return found
+
+    def lines(self, path: str, **query: str) -> Iterator[str]:
+        """Yields the lines of a text of any length, such as a log, without holding all of it. Raises ClusterError."""
+        rest = b""
+        for chunk in self._call("GET", path, query).stream(_CHUNK_BYTES):
+            *whole, rest = (rest + chunk).split(b"\n")
+            yield from (line.decode(errors="replace") for line in whole)
+        if rest:
+            yield rest.decode(errors="replace")
+
+    def pipeline(self, name: str) -> Document:
+        """Returns an OmniPipeline of the namespace. Raises ClusterError."""
+        try:
+            return self.get(f"{PIPELINES.format(namespace=self.namespace)}/{quote(name, safe='')}")
+        except ClusterError as error:
+            if error.status != 404:
+                raise
+            raise ClusterError(
+                f"no pipeline {name!r} in namespace {self.namespace!r}; omnipipe list -A lists all of them", 404
+            ) from error
+
+    def pipelines(self, *, everywhere: bool = False) -> list[Document]:
+        """Returns the OmniPipelines of the namespace, or of all. Raises ClusterError."""
+        path = PIPELINES.format(namespace=self.namespace)
+        found = self.items(path.replace(f"/namespaces/{self.namespace}", "") if everywhere else path)
+        return [{"apiVersion": API_VERSION, "kind": KIND, **one} for one in found]
+
+    def pods(self, selector: Mapping[str, str], namespace: str | None = None) -> list[Document]:
+        """Returns the pods with these labels. Raises ClusterError."""
+        labels = ",".join(f"{key}={value}" if value else key for key, value in selector.items())
+        return self.items(f"/api/v1/namespaces/{namespace or self.namespace}/pods", labelSelector=labels)
+
+    def _call(self, method: str, path: str, query: Mapping[str, str], body: Document | None = None) -> Any:
+        from kubernetes.client.exceptions import ApiException
+        from urllib3.exceptions import HTTPError
+
+        headers = {"Accept": "application/json, */*"} | ({"Content-Type": "application/json"} if body else {})
+        request = self.client.param_serialize(
+            method,
+            path,
+            query_params=list(query.items()),
+            header_params=headers,
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+        try:
+            response = self.client.call_api(*request, _request_timeout=TIMEOUT_S).response
+        except ApiException as error:
+            raise ClusterError(f"the API server answers {error.status} ({error.reason})", error.status or 0) from error
+        except HTTPError as error:
+            raise ClusterError(f"the API server does not answer: {type(error).__name__}") from error
+        if response.status >= 300:
+            raise ClusterError(_explain(response.status, response.reason, response.read()), response.status)
+        return response
+
+
+def _explain(status: int, reason: str | None, content: bytes) -> str:
+    """Returns what the API server said: the message of its Status, else the HTTP status."""
+    try:
+        message = json.loads(content).get("message")
+    except (ValueError, AttributeError):
+        message = None
+    return f"the API server answers {status} ({reason})" + (f": {message}" if message else "")
+
+
+def connect(kubeconfig: Path | None, namespace: str | None) -> Cluster:
+    """Returns the cluster of a kubeconfig.
+
+    If kubeconfig is None, the default kubeconfig is used or, where there is none, a pod's own credentials. If namespace
+    is None, the namespace of the kubeconfig's context is used, else `default`. Raises ClusterError.
+    """
+    from kubernetes import client, config
+    from kubernetes.config.config_exception import ConfigException
+
+    file = str(kubeconfig) if kubeconfig else None
+    settings = client.Configuration()
+    try:
+        config.load_config(config_file=file, client_configuration=settings)  # type: ignore[no-untyped-call]
+        context = _context_namespace(config, file)
+    except (ConfigException, OSError) as error:
+        raise ClusterError(f"cannot find a cluster: {error}; {_REMEDY}") from error
+    except (AttributeError, TypeError, ValueError, yaml.YAMLError) as error:
+        # The client reads the fields of the file without checking their types.
+        words = " ".join(str(error).split())
+        raise ClusterError(f"cannot find a cluster: the kubeconfig is damaged: {words}; {_REMEDY}") from error
+    return Cluster(client.ApiClient(settings), namespace or context)
+
+
+def _context_namespace(config: Any, file: str | None) -> str:
+    try:
+        _, active = config.list_kube_config_contexts(config_file=file)
+    except config.ConfigException:
+        return "default"  # in a pod there is no kubeconfig
+    return str(active["context"].get("namespace") or "default")

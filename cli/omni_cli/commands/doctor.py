@@ -1,0 +1,265 @@
+"""`omnipipe doctor`: what will fail in a cluster, and what to do. Pure functions judge what cluster/facts.py read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+from omni_cli.cluster.access import Document
+from omni_cli.cluster.facts import OPERATORS, Facts, Unknown
+from omni_proto.pipeline import API_VERSION, is_accelerator
+from omni_proto.pipeline.schema import object_schema
+
+Level = Literal["ok", "note", "warning", "error"]
+OLDEST: Final = (1, 30)
+"""The oldest Kubernetes that the chart installs on."""
+MARKS: Final[Mapping[Level, tuple[str, str]]] = {
+    "ok": ("ok", "green"),
+    "note": ("-", "dim"),
+    "warning": ("!", "yellow"),
+    "error": ("x", "red"),
+}
+_VERSION: Final = API_VERSION.partition("/")[2]
+_MOST_NAMED: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was checked."""
+
+    check: str
+    level: Level
+    text: str
+    remedy: str = ""
+
+
+def judge(facts: Facts, version: str) -> list[Finding]:
+    """Returns the findings in the order in which they matter. version: of this omnipipe."""
+    return [
+        *_judge_kubernetes(facts),
+        *_judge_crd(facts),
+        *_judge_operator(facts, version),
+        *_judge_rights(facts),
+        *_judge_devices(facts),
+        *_judge_admission(facts),
+        *_judge_quotas(facts),
+        *_judge_network(facts),
+        *_judge_storage(facts),
+        *_judge_groups(facts),
+    ]
+
+
+def to_json(findings: list[Finding]) -> list[dict[str, Any]]:
+    """Returns the findings for -o json and -o yaml."""
+    return [asdict(finding) for finding in findings]
+
+
+def _unread(check: str, unknown: Unknown) -> Finding:
+    return Finding(check, "note", f"not checked: {unknown.why}", "run it as a user who may read this")
+
+
+def _judge_kubernetes(facts: Facts) -> Iterator[Finding]:
+    if isinstance(facts.version, Unknown):
+        yield _unread("kubernetes", facts.version)
+        return
+    text = str(facts.version.get("gitVersion", "?"))
+    match = re.match(r"v(\d+)\.(\d+)", text)
+    if match and (int(match[1]), int(match[2])) < OLDEST:
+        yield Finding(
+            "kubernetes",
+            "error",
+            f"{text} is older than {OLDEST[0]}.{OLDEST[1]}",
+            "upgrade the cluster; the chart refuses it",
+        )
+    else:
+        yield Finding("kubernetes", "ok", text)
+
+
+def _judge_crd(facts: Facts) -> Iterator[Finding]:
+    if isinstance(facts.crd, Unknown):
+        if facts.crd.status == 404:
+            remedy = "install the chart, or kubectl apply --server-side -f manifests/crd"
+            yield Finding("crd", "error", "OmniPipeline is not installed", remedy)
+        else:
+            yield _unread("crd", facts.crd)
+        return
+    served = {one["name"]: one for one in facts.crd["spec"]["versions"] if one.get("served")}
+    if _VERSION not in served:
+        remedy = "apply the CRD of this release (docs/upgrade.md)"
+        yield Finding("crd", "error", f"it serves {', '.join(served) or 'no version'}, not {_VERSION}", remedy)
+        return
+    theirs = list_fields(served[_VERSION]["schema"]["openAPIV3Schema"]["properties"]["spec"])
+    ours = list_fields(object_schema()["properties"]["spec"])
+    missing, more = sorted(ours - theirs), sorted(theirs - ours)
+    if missing:
+        text = f"it is older than this omnipipe: the API server refuses or drops {_some(missing)}"
+        yield Finding("crd", "warning", text, "upgrade the CRD before the operator (docs/upgrade.md)")
+    if more:
+        text = f"it is newer than this omnipipe, which refuses {_some(more)}"
+        yield Finding("crd", "warning", text, "install the omnipipe of the cluster's release")
+    if not missing and not more:
+        yield Finding("crd", "ok", f"{_VERSION}, with the fields of this omnipipe")
+
+
+def list_fields(schema: Document, path: str = "spec") -> set[str]:
+    """Returns the paths of all fields of a structural schema."""
+    found: set[str] = set()
+    for name, node in (schema.get("properties") or {}).items():
+        found |= {f"{path}.{name}"} | list_fields(node, f"{path}.{name}")
+    for key, suffix in (("items", "[]"), ("additionalProperties", "[*]")):
+        if isinstance(schema.get(key), dict):
+            found |= list_fields(schema[key], f"{path}{suffix}")
+    return found
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _judge_operator(facts: Facts, version: str) -> Iterator[Finding]:
+    if isinstance(facts.operators, Unknown):
+        yield _unread("operator", facts.operators)
+        return
+    if not facts.operators:
+        yield Finding(
+            "operator", "error", "there is none, so nothing acts on pipelines", "install the chart (docs/install.md)"
+        )
+    for one in facts.operators:
+        name = f"{one['metadata']['namespace']}/{one['metadata']['name']}"
+        wanted, ready = one["spec"].get("replicas", 1), (one.get("status") or {}).get("readyReplicas", 0)
+        theirs = (one["metadata"].get("labels") or {}).get("app.kubernetes.io/version", "")
+        if wanted == 0:
+            yield Finding("operator", "error", f"{name} has no pods (replicas: 0)", "scale it to 1")
+        elif ready == 0:
+            remedy = f"kubectl describe pods -n {one['metadata']['namespace']} -l {OPERATORS}"
+            yield Finding("operator", "error", f"{name} has no ready pod", remedy)
+        elif theirs and theirs != version:
+            text = f"{name} is version {theirs}, this omnipipe {version}"
+            yield Finding("operator", "warning", text, "validate with the omnipipe of the operator's version")
+        else:
+            yield Finding("operator", "ok", f"{name} {theirs}".rstrip())
+
+
+def _judge_rights(facts: Facts) -> Iterator[Finding]:
+    for right, allowed in facts.rights.items():
+        if isinstance(allowed, Unknown):
+            yield _unread("rights", allowed)
+        elif allowed:
+            yield Finding("rights", "ok", f"you may {right}")
+        else:
+            text = f"you may not {right} in {facts.namespace}"
+            yield Finding("rights", "warning", text, "ask for the ClusterRole edit in the namespace")
+
+
+def _judge_devices(facts: Facts) -> Iterator[Finding]:
+    if isinstance(facts.nodes, Unknown):
+        yield _unread("devices", facts.nodes)
+        return
+    devices: dict[str, int] = {}
+    tainted: dict[str, int] = {}
+    for node in facts.nodes:
+        for name, count in ((node.get("status") or {}).get("allocatable") or {}).items():
+            if is_accelerator(name) and str(count).isdigit() and int(count):
+                devices[name] = devices.get(name, 0) + int(count)
+                if any(taint.get("effect") != "PreferNoSchedule" for taint in node["spec"].get("taints") or ()):
+                    tainted[name] = tainted.get(name, 0) + int(count)
+    if not devices:
+        yield Finding(
+            "devices",
+            "warning",
+            f"none of {len(facts.nodes)} nodes offers a GPU; only stages without GPUs can run",
+            "install the vendor's device plugin or GPU operator, and check kubectl describe nodes",
+        )
+    for name, count in devices.items():
+        yield Finding("devices", "ok", f"{count} {name}")
+        if tainted.get(name) == count:
+            text = f"all nodes with {name} have taints"
+            yield Finding("devices", "warning", text, "set defaults.tolerations of pipelines")
+
+
+def _judge_admission(facts: Facts) -> Iterator[Finding]:
+    if isinstance(facts.admitted, Unknown):
+        if facts.admitted.status == 403 and "cannot create resource" in facts.admitted.why:
+            yield _unread("admission", facts.admitted)
+        else:
+            text = f"a pod as restricted as a stage's is refused: {facts.admitted.why}"
+            yield Finding("admission", "error", text, "correct the policy, quota or webhook that the message names")
+    else:
+        yield Finding("admission", "ok", "a pod as restricted as a stage's is admitted")
+    if isinstance(facts.space, Unknown):
+        return
+    level = (facts.space["metadata"].get("labels") or {}).get("pod-security.kubernetes.io/enforce", "")
+    yield Finding("admission", "ok", f"Pod Security enforces {level or 'nothing'}; stages conform to restricted")
+
+
+def _judge_quotas(facts: Facts) -> Iterator[Finding]:
+    if isinstance(facts.quotas, Unknown):
+        yield _unread("quotas", facts.quotas)
+        return
+    if not facts.quotas:
+        yield Finding("quotas", "ok", "the namespace has none")
+    for quota in facts.quotas:
+        hard, used = quota["spec"].get("hard") or {}, (quota.get("status") or {}).get("used") or {}
+        full = sorted(name for name, most in hard.items() if str(used.get(name, "0")) == str(most))
+        name = quota["metadata"]["name"]
+        if full:
+            remedy = "raise it, or delete what uses it; a BlueGreen rollout needs room for two sets of stages"
+            yield Finding("quotas", "warning", f"{name} has no room left: {_some(full)}", remedy)
+        else:
+            yield Finding("quotas", "ok", f"{name} has room: {_some(sorted(hard))}")
+
+
+def _judge_network(facts: Facts) -> Iterator[Finding]:
+    if isinstance(facts.policies, Unknown):
+        yield _unread("network", facts.policies)
+        return
+    closed = [
+        policy["metadata"]["name"]
+        for policy in facts.policies
+        if not (policy["spec"].get("podSelector") or {})
+        and not policy["spec"].get("egress")
+        and "Egress" in (policy["spec"].get("policyTypes") or ())
+    ]
+    if closed:
+        text = f"{_some(sorted(closed))} closes the egress of all pods; stages have own policies, clients need one"
+        yield Finding(
+            "network", "note", text, "let client pods reach port 50051 of pods with omnipipeline.io/role: entry"
+        )
+    else:
+        yield Finding("network", "ok", "no policy of the namespace closes the egress of all pods")
+
+
+def _judge_storage(facts: Facts) -> Iterator[Finding]:
+    if isinstance(facts.classes, Unknown):
+        yield _unread("storage", facts.classes)
+        return
+    mark = "storageclass.kubernetes.io/is-default-class"
+    default = [
+        one["metadata"]["name"]
+        for one in facts.classes
+        if (one["metadata"].get("annotations") or {}).get(mark) == "true"
+    ]
+    if default:
+        yield Finding("storage", "ok", f"default storage class {default[0]}")
+    else:
+        text = f"no default storage class among {len(facts.classes)}"
+        yield Finding("storage", "note", text, "name a class in claims of model.cache and pvc:// models")
+
+
+def _judge_groups(facts: Facts) -> Iterator[Finding]:
+    if isinstance(facts.groups, Unknown):
+        yield _unread("apis", facts.groups)
+        return
+    there = {group["name"] for group in facts.groups.get("groups") or ()}
+    for group, use in (
+        ("gateway.networking.k8s.io", "routes of the Gateway API"),
+        ("monitoring.coreos.com", "PodMonitors and alerts"),
+        ("metrics.k8s.io", "autoscaling of the gateway by CPU"),
+    ):
+        if group in there:
+            yield Finding("apis", "ok", f"{group}: {use}")
+        else:
+            yield Finding("apis", "note", f"no {group}, so no {use}", "install it if you want them")
