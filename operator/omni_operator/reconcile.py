@@ -155,7 +155,7 @@ class Reconciler:
             lost = compute_lost_status(observed, stop, now)
             return Pass(await self._publish_stopped(key, observed, lost, stop, now))
         # 2. Read the spec that is in force.
-        spec = read_live_spec(observed, self._settings.default_image, self._settings.forbidden_fields)
+        spec = read_live_spec(observed, self._settings.default_image, self._settings.policy)
         halt = refuse_spec(spec.problem) if spec.problem else None
         if spec.pipeline is None:
             lost = compute_lost_status(observed, refuse_spec(spec.problem), now)

@@ -27,7 +27,7 @@ def forward_entry(cluster: Cluster, name: str, given: ClientTls | None) -> Itera
     ClusterError.
     """
     pipeline = cluster.pipeline(name)
-    # A refusal is said at once, and the client library is loaded before a caller's time limit runs.
+    # A refusal is reported at once, and the client library is loaded before a caller's time limit runs.
     _dial(cluster, name).close()
     with ExitStack() as stack:
         scheme, tls = "", given

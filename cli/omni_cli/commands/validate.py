@@ -101,4 +101,9 @@ def _check(document: Any, source: str) -> Report:
 
 
 def _warnings(pipeline: OmniPipeline) -> list[Problem]:
-    return [*list_warnings(pipeline), *list_late_edges(pipeline), *list_unknown_voices(pipeline)]
+    extra = [
+        Problem(f"spec.stages[{index}].extraEngineArgs", "works only where the operator's setting allows it")
+        for index, stage in enumerate(pipeline.spec.stages)
+        if stage.extra_engine_args
+    ]
+    return [*extra, *list_warnings(pipeline), *list_late_edges(pipeline), *list_unknown_voices(pipeline)]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NoReturn, TypeAlias
 
 from omni_operator.desired.build_settings import DEFAULT_IMAGE
-from omni_operator.rollout.policy import FORBIDDABLE
+from omni_operator.rollout.policy import EXTRA_ENGINE_ARGS, FORBIDDABLE
 from omni_proto.pipeline.types.resource import OTLP_PATTERN
 from omni_proto.runtime.logs import LogFormat
 
@@ -157,6 +157,9 @@ class OperatorSettings:
     forbidden_fields: tuple[str, ...] = _setting(
         (), "fields that no pipeline may set, in defaults or in a stage: FIELD,FIELD such as env,volumes", _fields
     )
+    allow_extra_engine_args: bool = _setting(
+        False, "let pipelines give further arguments of vLLM (stages[].extraEngineArgs)", _switch, action="switch"
+    )
     log_format: LogFormat = _setting("json", "json or text", _one_of("json", "text"))
     log_level: str = _setting("info", "debug, info, warning or error", _one_of("debug", "info", "warning", "error"))
     api_qps: float = _setting(
@@ -196,6 +199,11 @@ class OperatorSettings:
         "seconds after which another operator takes over from one that stopped renewing the Lease",
         _Number(int, 3, 300),
     )
+
+    @property
+    def policy(self) -> tuple[str, ...]:
+        """Fields that no pipeline may set, for check_policy."""
+        return self.forbidden_fields if self.allow_extra_engine_args else (*self.forbidden_fields, EXTRA_ENGINE_ARGS)
 
 
 def describe_bounds(name: str) -> dict[str, Any]:

@@ -13,11 +13,13 @@ from omni_proto.pipeline import OmniPipeline, PipelineError, Problem
 from omni_proto.pipeline.types.pods import PodSettings
 
 ENTRY_SERVICE: Final = "entry.service"
+EXTRA_ENGINE_ARGS: Final = "extraEngineArgs"
 FORBIDDABLE: Final[dict[str, str]] = {
     **{field.alias or name: name for name, field in PodSettings.model_fields.items()},
     ENTRY_SERVICE: "",
 }
-"""Fields that can be forbidden, by their name in the resource, with the name of the attribute of PodSettings."""
+"""Fields that can be forbidden, by their name in the resource, with the name of the attribute of PodSettings.
+EXTRA_ENGINE_ARGS is not one of them: it is forbidden unless a setting of its own allows it."""
 
 
 def check_policy(pipeline: OmniPipeline, forbidden: Sequence[str], source: str) -> None:
@@ -31,6 +33,15 @@ def _list_forbidden(pipeline: OmniPipeline, forbidden: Sequence[str]) -> Iterato
     places: list[tuple[str, PodSettings]] = [("spec.defaults", spec.defaults)]
     places += [(f"spec.stages[{index}]", stage) for index, stage in enumerate(spec.stages)]
     for field in forbidden:
+        if field == EXTRA_ENGINE_ARGS:
+            for index, stage in enumerate(spec.stages):
+                if stage.extra_engine_args:
+                    yield Problem(
+                        f"spec.stages[{index}].{field}",
+                        "is allowed only by the operator's setting allow-extra-engine-args; remove it, or ask the "
+                        "administrator",
+                    )
+            continue
         if field == ENTRY_SERVICE:
             found = ["spec.entry.service"] if "service" in spec.entry.model_fields_set else []
         else:

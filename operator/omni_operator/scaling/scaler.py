@@ -132,7 +132,7 @@ class Scaler:
         observed = observe_pipeline(self._store, key)
         if observed is None:
             return
-        spec = read_live_spec(observed, self._settings.default_image, self._settings.forbidden_fields)
+        spec = read_live_spec(observed, self._settings.default_image, self._settings.policy)
         pipeline, serving = spec.pipeline, live_serving_revision(observed)
         if pipeline is None or serving is None or pipeline.spec.suspend or is_terminating(observed.pipeline):
             self._known.pop(key, None)

@@ -207,6 +207,7 @@ def compile_stages(
             downstream=[compile_edge(stage, reader) for reader in readers_of(pipeline, stage.name)],
             answering_stage=answering if answering in below(stage) else None,
             engine_args=stage.engine_args,
+            extra_engine_args=stage.extra_engine_args,
             tensor_parallel_size=max(1, gpus_of(stage)),
             default_sampling=stage.default_sampling,
             limits=stage.limits,

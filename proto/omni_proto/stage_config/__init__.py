@@ -1,5 +1,6 @@
 """StageConfig: the schema of the file that configures a stage server. Import all public names from here.
 
+extra_args.py  further arguments of vLLM that the administrator may allow
 settings.py  what the file shares with a stage of the OmniPipeline resource
 file.py      the file as a whole, and how it is read
 
@@ -7,6 +8,12 @@ The operator writes the file to a ConfigMap, and `omnipipe run` writes it to a d
 once. Defaults are not written, so that a new optional field changes no existing file.
 """
 
+from omni_proto.stage_config.extra_args import (
+    EXTRA_NAME_PATTERN as EXTRA_NAME_PATTERN,
+    EXTRA_VALUE_PATTERN as EXTRA_VALUE_PATTERN,
+    ExtraEngineArgs as ExtraEngineArgs,
+    parse_extra_arg as parse_extra_arg,
+)
 from omni_proto.stage_config.file import (
     SCHEMA_VERSION as SCHEMA_VERSION,
     DownstreamStage as DownstreamStage,

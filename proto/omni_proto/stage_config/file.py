@@ -11,6 +11,7 @@ import yaml
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from omni_proto.pod_contract import GRPC_PORT, HEALTH_PORT, METRICS_PORT
+from omni_proto.stage_config.extra_args import ExtraEngineArgs
 from omni_proto.stage_config.settings import (
     ClientCertificates,
     ComponentId,
@@ -137,6 +138,8 @@ class StageConfig(ConfigModel):
     """The stage whose text is the answer, if it is below this one."""
     engine_args: EngineArgs = EngineArgs()
     """Arguments of the engine."""
+    extra_engine_args: ExtraEngineArgs = Field(default_factory=dict)
+    """Further arguments of vLLM."""
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
     """Number of GPUs of the stage, from its resources; 1 for a stage on the CPU."""
     default_sampling: SamplingDefaults = SamplingDefaults()

@@ -7,6 +7,7 @@ import os
 from omni_proto.pipeline.components import ComponentFacts
 from omni_proto.stage_config import StageConfig
 from omni_stage.engine.protocol import StageEngine
+from omni_stage.errors import ConfigurationError
 from omni_stage.models.component import Component
 from omni_stage.models.placement import check_placement
 from omni_stage.models.registry import FamilyRegistry, installed_families
@@ -50,6 +51,11 @@ def build_stage_engine(config: StageConfig, in_process: bool = False, alone: boo
     families = installed_families()
     check_known_component(config, families)
     if (own := families.own_engine(config.component)) is not None:
+        if config.extra_engine_args:
+            raise ConfigurationError(
+                f"extraEngineArgs are for vLLM, which does not run {config.component}; remove them",
+                field="extraEngineArgs",
+            )
         engine: StageEngine = own(config)
         return engine
     apply_environment()

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import yaml
 
 from support.controlplane.operators import OperatorProcess, wait_idle
 from support.controlplane.pipelines import REVISION_LABEL, STAGE_LABEL, build_pipeline, build_stage, wait_condition
-from support.controlplane.server.api import Api, Manifest, eventually
+from support.controlplane.server.api import Api, ApiError, Manifest, eventually
 
 pytestmark = pytest.mark.controlplane
 
@@ -107,6 +108,24 @@ def test_the_entry_service_follows_the_resource_both_ways(api: Api, operator: Op
     live = api.get("Service", "omni")
     assert "service.beta.kubernetes.io/x" not in live["metadata"]["annotations"]
     assert "nodePort" not in live["spec"]["ports"][0]
+
+
+def test_extra_engine_args_need_the_operators_permission(
+    api: Api, make_operator: Callable[..., OperatorProcess]
+) -> None:
+    given = {"optimization_level": 2, "cpu_offload_gb": "1.5", "enable_expert_parallel": "true"}
+    stages = [{"name": "llm", "component": "generic/llm", "outputs": ["Text"], "extraEngineArgs": given}]
+    with make_operator():
+        api.apply(build_pipeline(stages=stages), strict=True)
+        condition = wait_condition(api, "Ready", status="False", reason="InvalidSpec")
+        assert "spec.stages[0].extraEngineArgs: is allowed only by the operator's setting" in condition["message"]
+    with make_operator("--allow-extra-engine-args"):
+        wait_condition(api, "Ready", status="True")
+        (config,) = [item for item in api.list("ConfigMap") if "stage.yaml" in item.get("data", {})]
+        assert yaml.safe_load(config["data"]["stage.yaml"])["extraEngineArgs"] == given
+    stages[0]["extraEngineArgs"] = {"trust_remote_code": "true"}
+    with pytest.raises(ApiError, match="trust_remote_code"):
+        api.apply(build_pipeline(stages=stages))
 
 
 def test_a_policy_forbids_fields(api: Api, make_operator: Callable[..., OperatorProcess]) -> None:

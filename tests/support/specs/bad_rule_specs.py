@@ -24,7 +24,28 @@ _CIRCLE = "stages read one another in a circle: "
 _ANTI = f"{S0}.affinity.podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution[0].labelSelector"
 
 
+_EXTRA = f"{S0}.extraEngineArgs"
+
 BAD_RULES: Final[dict[str, Bad]] = {
+    "an extra argument by its flag": Bad(
+        (first(extraEngineArgs={"moe-backend": "auto"}),), _EXTRA, 'such as attention_backend; found ["moe-backend"]'
+    ),
+    "an extra argument that loads code": Bad(
+        (first(extraEngineArgs={"trust_remote_code": "true"}),),
+        _EXTRA,
+        'arguments that may not be given: ["trust_remote_code"]; allowed are attention_backend, ',
+    ),
+    "an extra number in words": Bad(
+        (first(extraEngineArgs={"optimization_level": "two"}),), _EXTRA, '["optimization_level"] must be a whole number'
+    ),
+    "an extra size with a unit": Bad(
+        (first(extraEngineArgs={"cpu_offload_gb": "8Gi"}),), _EXTRA, '["cpu_offload_gb"] must be a number'
+    ),
+    "an extra switch in words": Bad(
+        (first(extraEngineArgs={"skip_mm_profiling": "yes"}),),
+        _EXTRA,
+        '["skip_mm_profiling"] must be "true" or "false", in quotes',
+    ),
     "no entry": Bad((first(inputs=[{"from": "talker"}]),), "spec.stages", "found 0 entry stages: []; exactly one"),
     "two entries": Bad(
         (second(inputs=[]),),

@@ -232,6 +232,10 @@ GOOD: Final[dict[str, tuple[Edit, ...]]] = {
     "pods far from one another": (pod_anti_affinity({"matchExpressions": [{"key": "app", "operator": "Exists"}]}),),
     "node label absent": (node_affinity({"matchExpressions": [{"key": "spot", "operator": "DoesNotExist"}]}),),
     "engine arguments": (first(engineArgs=_ENGINE),),
+    "extra engine arguments": (
+        first(extraEngineArgs={"moe_backend": "auto", "optimization_level": 2, "cpu_offload_gb": "1.5"}),
+        second(extraEngineArgs={"enable_expert_parallel": "true", "kv_offloading_size": 4}),
+    ),
     "sampling": (
         first(defaultSampling=_SAMPLING),
         third(defaultSampling={"numInferenceSteps": 10, "guidanceScale": 0}),

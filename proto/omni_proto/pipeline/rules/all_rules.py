@@ -6,7 +6,7 @@ with `format`, whose cost the API server counts once; `+` and `join` would excee
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from pydantic import BaseModel
@@ -35,7 +35,14 @@ from omni_proto.pipeline.rules.rule import Rule, matches, quote
 from omni_proto.pipeline.rules.scaling import OBJECTIVES_RULE, REPLICAS_RULE, SCALING_RULES, ZERO_RULE
 from omni_proto.pipeline.types import kubernetes as k8s, pods, resource as api, scaling
 from omni_proto.pipeline.types.forms import FORMS
-from omni_proto.stage_config import COMPONENT_PATTERN, STAGE_NAME_PATTERN, EngineArgs, Limits, SamplingDefaults
+from omni_proto.stage_config import (
+    COMPONENT_PATTERN,
+    STAGE_NAME_PATTERN,
+    EngineArgs,
+    Limits,
+    SamplingDefaults,
+    extra_args,
+)
 
 _URI_HINT: Final = (
     "self.matches('^hf://[^/:@]+/[^:@]+[:@]') ? '; give what follows the name as revision' "
@@ -222,6 +229,41 @@ _ENGINE_ARGS = (
     ),
 )
 
+_EXTRA = "self.extraEngineArgs"
+_EXTRA_KINDS: Final = (
+    (extra_args.WHOLE, "^[0-9]{1,9}$", "a whole number"),
+    (extra_args.NUMBERS, "^[0-9]{1,9}([.][0-9]{1,9})?$", "a number"),
+    (extra_args.SWITCHES, "^(true|false)$", '"true" or "false", in quotes'),
+)
+
+
+def _names(names: Iterable[str]) -> str:
+    return f"[{', '.join(map(quote, names))}]"
+
+
+def _extra_rules() -> Iterator[Rule]:
+    """Yields the rules on extraEngineArgs: those of parse_extra_arg."""
+    unknown = f"!(k in {_names(extra_args.ALLOWED)})"
+    denied = "; ".join(f"those that {why}: {', '.join(names)}" for why, names in extra_args.DENIED.items())
+    yield Rule(
+        summary=f"`extraEngineArgs` names only {', '.join(extra_args.ALLOWED)}. Refused are, among others, {denied}",
+        rule=f"!has({_EXTRA}) || !{_EXTRA}.exists(k, {unknown})",
+        words=f"arguments that may not be given: %s; allowed are {', '.join(extra_args.ALLOWED)}",
+        values=(f"{_EXTRA}.filter(k, {unknown})",),
+        field=".extraEngineArgs",
+        fallback="names an argument of vLLM that may not be given; omnipipe validate lists those that may",
+    )
+    for names, pattern, form in _EXTRA_KINDS:
+        wrong = f"k in {_names(names)} && !string({_EXTRA}[k]).matches({quote(pattern)})"
+        yield Rule(
+            summary=f"`extraEngineArgs` {', '.join(names)}: {form}",
+            rule=f"!has({_EXTRA}) || !{_EXTRA}.exists(k, {wrong})",
+            words=f"%s must be {form}",
+            values=(f"{_EXTRA}.filter(k, {wrong})",),
+            field=".extraEngineArgs",
+        )
+
+
 _SAMPLING = Rule(
     summary="`minTokens` is at most `maxTokens`",
     rule="!has(self.minTokens) || !has(self.maxTokens) || self.minTokens <= self.maxTokens",
@@ -285,6 +327,7 @@ RULES: Final[Mapping[type[BaseModel], tuple[Rule, ...]]] = {
         *_POD_SETTINGS,
         SHM_RULE,
         _ROLES,
+        *_extra_rules(),
         REPLICAS_RULE,
         _STAGE_TOKENS,
         *STAGE_BUDGET_RULES,

@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from typing import Final
 
 from omni_proto.pipeline.types import kubernetes as k8s, pods, resource as api
-from omni_proto.stage_config import COMPONENT_PATTERN, PARSER_PATTERN, STAGE_NAME_PATTERN
+from omni_proto.stage_config import (
+    COMPONENT_PATTERN,
+    EXTRA_NAME_PATTERN,
+    EXTRA_VALUE_PATTERN,
+    PARSER_PATTERN,
+    STAGE_NAME_PATTERN,
+)
 
 KEY_FORM: Final = "such as team or example.com/team"
 _VOICE: Final = "letters, digits, spaces, dots, dashes and underscores, beginning and ending with a letter or digit"
@@ -18,6 +24,7 @@ FORMS: Final[Mapping[str, str]] = {
     STAGE_NAME_PATTERN: "lower-case letters and digits, beginning with a letter",
     COMPONENT_PATTERN: "an id of the stage server's registry such as qwen2_5_omni/thinker, never a Python path",
     PARSER_PATTERN: "the name of a parser of vLLM such as hermes: lower-case letters, digits, dashes and underscores",
+    EXTRA_VALUE_PATTERN: "a number, true or false in quotes, or a word of vLLM",
     api.REVISION_PATTERN: "a branch, tag or commit such as main, v1.2 or refs/pr/1: parts of letters, digits, "
     "dashes and underscores, joined by single dots or slashes",
     k8s.DATA_KEY_PATTERN: "a key of a Secret or ConfigMap: letters, digits, dots, dashes and underscores",
@@ -38,5 +45,9 @@ FORMS: Final[Mapping[str, str]] = {
 }
 """Descriptions by pattern."""
 
-KEY_FORMS: Final[Mapping[str, str]] = {k8s.LABEL_KEY_PATTERN: KEY_FORM, api.VOICE_PATTERN: f"names of {_VOICE}"}
+KEY_FORMS: Final[Mapping[str, str]] = {
+    k8s.LABEL_KEY_PATTERN: KEY_FORM,
+    api.VOICE_PATTERN: f"names of {_VOICE}",
+    EXTRA_NAME_PATTERN: "names of arguments of vLLM such as attention_backend",
+}
 """Descriptions of the keys of maps, by pattern."""

@@ -31,6 +31,7 @@ from omni_proto.stage_config import (
     ConfigModel,
     EdgeMode,
     EngineArgs,
+    ExtraEngineArgs,
     Limits,
     MediaLimits,
     Modality,
@@ -174,6 +175,10 @@ class Stage(PodSettings):
     """Resources of one pod; limits["nvidia.com/gpu"] is the GPU count. Default: none, the stage runs on the CPU."""
     engine_args: EngineArgs = EngineArgs()
     """Arguments of the engine."""
+    extra_engine_args: ExtraEngineArgs = Field(default_factory=dict)
+    """Further arguments of vLLM by its own names, e.g. attention_backend: FLASH_ATTN, or cpu_offload_gb: 8; true and
+    false in quotes. Only where the operator's setting allow-extra-engine-args is on. They are not tested here, and may
+    change or go with vLLM's version."""
     inputs: Annotated[list[StageInput], Field(max_length=1, json_schema_extra=list_map("from"))] = Field(
         default_factory=list
     )

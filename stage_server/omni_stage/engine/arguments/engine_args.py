@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from omni_proto.pipeline.components import EngineKind, refuse_engine_args, refuse_timeouts
-from omni_proto.stage_config import EngineArgs, StageConfig
+from omni_proto.stage_config import EngineArgs, StageConfig, parse_extra_arg
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.component import Component
 from omni_stage.vllm_adapter.wiring.names import DIFFUSION_SETTINGS, MEDIA_SHARE, PAYLOAD_LIMITS
@@ -134,7 +134,7 @@ def load_model_config(path: Path) -> OmniModelConfig:
     return OmniModelConfig(path, data["model_type"], tuple(architectures), data)
 
 
-OWN_FIELDS = frozenset(("kind", "least_batched_tokens"))
+OWN_FIELDS = frozenset(("kind", "least_batched_tokens", "extra"))
 """Fields of OmniEngineArgs that vLLM does not know."""
 
 
@@ -179,6 +179,8 @@ class OmniEngineArgs:
     async_scheduling: bool | None = None
     scheduling_policy: str = "priority"
     """Requests of equal priority keep their order of arrival, as with vLLM's default policy, "fcfs"."""
+    extra: Mapping[str, int | float | bool | str] = field(default_factory=dict)
+    """Further arguments, none of which is one of the fields above."""
 
     @property
     def captures_rows(self) -> bool:
@@ -204,7 +206,7 @@ class OmniEngineArgs:
             if name not in OWN_FIELDS and (value := getattr(self, name)) is not None
         }
         kwargs["runner"] = "pooling" if self.kind.is_one_shot else "generate"
-        return kwargs | {
+        return {**self.extra, **kwargs} | {
             # With "auto", vLLM reads params.json instead of config.json if the checkpoint holds consolidated weights.
             "config_format": "hf",
             "worker_cls": worker_cls,
@@ -228,6 +230,7 @@ def build_engine_args(
     chosen: dict[str, Any] = {"model": config.model.path, **component_args, **_user_args(config.engine_args)}
     chosen["tensor_parallel_size"] = config.tensor_parallel_size
     chosen.setdefault("load_format", "safetensors")
+    chosen["extra"] = {name: parse_extra_arg(name, value) for name, value in config.extra_engine_args.items()}
     # Set even if false, because the scheduler's class depends on it. vLLM's CPU platform has no async scheduling.
     chosen["async_scheduling"] = not on_cpu and not component.facts.kind.is_one_shot
     if on_cpu:
@@ -267,6 +270,7 @@ _COMPONENT_FIELDS = frozenset(item.name for item in dataclasses.fields(OmniEngin
     "tensor_parallel_size",
     "enable_prompt_embeds",
     "scheduling_policy",
+    "extra",
 }
 
 

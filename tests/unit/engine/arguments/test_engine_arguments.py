@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, get_args
 
 import pytest
 
 from omni_proto.pipeline.components import EngineKind
-from omni_proto.stage_config import EngineArgs, Limits, Timeouts
+from omni_proto.stage_config import EngineArgs, Limits, Modality, ModelSource, StageConfig, Timeouts
+from omni_proto.stage_config.extra_args import ALLOWED
 from omni_stage.engine.arguments.engine_args import (
     CPU_KV_CACHE_BYTES,
     OWN_FIELDS,
     OmniEngineArgs,
 )
+from omni_stage.engine.factory import build_stage_engine
 from omni_stage.errors import ConfigurationError
 from support.stages.described_engines import CAPTURING, KEEPING, build
 
@@ -70,6 +73,32 @@ def test_a_step_admits_a_medium_that_is_encoded_whole(user: EngineArgs, expected
     args = build(user, kwargs={"max_model_len": 448, "least_batched_tokens": 1500})
     assert args.max_num_batched_tokens == expected
     assert "least_batched_tokens" not in args.vllm_kwargs(worker_cls="w", scheduler_cls="s")
+
+
+def test_extra_arguments_reach_vllm_and_replace_no_field_of_ours() -> None:
+    args = dataclasses.replace(build(), extra={"optimization_level": 2, "dtype": "float16"})
+    kwargs = args.vllm_kwargs(worker_cls="w", scheduler_cls="s")
+    assert kwargs["optimization_level"] == 2
+    assert (
+        dataclasses.replace(args, dtype="float32").vllm_kwargs(worker_cls="w", scheduler_cls="s")["dtype"] == "float32"
+    )
+    assert not {*ALLOWED} & (OmniEngineArgs.__dataclass_fields__.keys() | kwargs.keys() - {"optimization_level"})
+
+
+def test_an_engine_of_its_own_takes_no_extra_arguments() -> None:
+    config = StageConfig(
+        pipeline="p",
+        stage="decoder",
+        component="sim/thinker",
+        model=ModelSource(path="/m"),
+        outputs=[Modality.TEXT],
+        extra_engine_args={"optimization_level": 2},
+    )
+    with pytest.raises(
+        ConfigurationError, match="extraEngineArgs are for vLLM, which does not run sim/thinker"
+    ) as refused:
+        build_stage_engine(config)
+    assert refused.value.field == "extraEngineArgs"
 
 
 def test_vllm_knows_every_value_of_a_closed_list() -> None:

@@ -40,3 +40,13 @@ def test_the_setting() -> None:
         OperatorSettingsError, match=r"--forbidden-fields names 'envs', but can name only image, imageP"
     ):
         parse_settings(["--forbidden-fields", "envs"], {})
+
+
+def test_extra_engine_args_need_the_administrators_setting() -> None:
+    pipeline = make_single(extraEngineArgs={"optimization_level": 2})
+    with pytest.raises(PipelineError) as refused:
+        check_policy(pipeline, parse_settings([], {}).policy, "models/omni")
+    (problem,) = refused.value.problems
+    assert problem.field == "spec.stages[0].extraEngineArgs"
+    assert "allow-extra-engine-args" in problem.message
+    check_policy(pipeline, parse_settings(["--allow-extra-engine-args"], {}).policy, "models/omni")
