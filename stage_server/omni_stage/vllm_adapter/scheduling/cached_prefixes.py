@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 _PROMPT_TENSORS: Final = ("mrope_positions", "mrope_delta")
 """Tensors that the worker sends with a request's first rows, complete whatever is cached."""
 
+_NO_POSITIONS: Final = torch.empty(0, dtype=torch.int64)
+
 
 class CachedPrefixes:
     """The rows of one engine's requests. Called by its scheduler, on one thread."""
@@ -127,10 +129,11 @@ class CachedPrefixes:
         if positions is not None:
             rows.selects = True
         elif rows.selects:
-            positions = torch.empty(0, dtype=torch.int64)
+            positions = _NO_POSITIONS
         blocks = rows.add(tensors, positions, end)
-        chain = request.block_hashes[: first + len(blocks)]
-        self.cache.put(chain, blocks[: max(0, len(chain) - first)])
+        if blocks:
+            chain = request.block_hashes[: first + len(blocks)]
+            self.cache.put(chain, blocks[: max(0, len(chain) - first)])
         if not rows.reused:
             return sent if positions is None or sent is None else _encode(tensors | others)
         count = sum(len(next(iter(block.values()))) for block in rows.reused if block)
