@@ -17,6 +17,9 @@ from omni_proto.runtime import otlp
 SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 SERVICE: Final = "omnipipeline-gateway"
 SERVER_ERROR: Final = 500
+MOST_USERS: Final = 2000
+"""Pairs of a model and a key that have series of their own; those that come later count as OTHER."""
+OTHER: Final = "other"
 
 
 class GatewayMetrics:
@@ -31,6 +34,7 @@ class GatewayMetrics:
             "omni_gateway_request_seconds",
             "Time from a request to its end.",
             ["route"],
+            unit="seconds",
             buckets=SECONDS,
             registry=self.registry,
         )
@@ -38,15 +42,34 @@ class GatewayMetrics:
             "omni_gateway_first_output_seconds",
             "From a request to the first text or audio of its answer.",
             ["route", "kind"],
+            unit="seconds",
             buckets=SECONDS,
             registry=self.registry,
         )
         self.inflight = Gauge(
             "omni_gateway_inflight_requests", "Requests that are being answered.", registry=self.registry
         )
-        self.audio_seconds = Counter(
-            "omni_gateway_audio_seconds", "Audio returned to clients.", ["model"], registry=self.registry
+        self._users: set[tuple[str, str]] = set()
+        self._model_requests = Counter(
+            "omni_gateway_model_requests",
+            "Requests that ended, by model, name of the API key (empty: without keys) and status.",
+            ["model", "key", "status"],
+            registry=self.registry,
         )
+        self._tokens = Counter(
+            "omni_gateway_tokens",
+            "Tokens of answers, by model and key: prompt (of the entry stage), text and codec (of all stages).",
+            ["model", "key", "kind"],
+            registry=self.registry,
+        )
+        self._audio_seconds = Counter(
+            "omni_gateway_audio_seconds",
+            "Playing time of the audio that was returned, by model and key.",
+            ["model", "key"],
+            unit="seconds",
+            registry=self.registry,
+        )
+        self._certificate_expiry: Gauge | None = None
         self.refused = Counter(
             "omni_gateway_refused", "Requests that were refused, by code.", ["code"], registry=self.registry
         )
@@ -82,6 +105,39 @@ class GatewayMetrics:
         self.api_calls = Counter(
             "omni_gateway_api_server_calls", "Calls of the Kubernetes API.", ["verb", "code"], registry=self.registry
         )
+
+    def set_certificate_expiry(self, unix_s: float) -> None:
+        """Record when the certificate for new connections expires. A gateway without TLS has no such series."""
+        if self._certificate_expiry is None:
+            self._certificate_expiry = Gauge(
+                "omni_gateway_tls_certificate_expiry_timestamp_seconds",
+                "When the certificate for new connections expires, in seconds since 1970. Only with TLS.",
+                unit="seconds",
+                registry=self.registry,
+            )
+        self._certificate_expiry.set(unix_s)
+
+    def count_model_request(self, model: str, key: str, status: int) -> None:
+        """Count a request that named a model and has ended."""
+        self._model_requests.labels(*self._user(model, key), str(status)).inc()
+
+    def count_tokens(self, model: str, key: str, tokens: Mapping[str, int]) -> None:
+        """Count the tokens of an answer, by kind: prompt, text, codec."""
+        for kind, count in tokens.items():
+            self._tokens.labels(*self._user(model, key), kind).inc(count)
+
+    def count_audio(self, model: str, key: str, seconds: float) -> None:
+        """Count audio that was returned."""
+        self._audio_seconds.labels(*self._user(model, key)).inc(seconds)
+
+    def _user(self, model: str, key: str) -> tuple[str, str]:
+        """Returns the labels of a model and a key. Keys may come and go with the file, so their number is bounded."""
+        user = (model, key)
+        if user not in self._users:
+            if len(self._users) >= MOST_USERS:
+                return OTHER, OTHER
+            self._users.add(user)
+        return user
 
     def count_cut(self, route: str, stages: Sequence[str]) -> None:
         """Count an answer for each stage whose maximum length cut it."""

@@ -6,22 +6,25 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tools.observability.alerts import GROUPS, list_alerts, render_rules
+from tools.observability.alerts import GROUPS, list_alerts
+from tools.observability.gateway_dashboard import GATEWAY_DASHBOARD
 from tools.observability.grafana import render_dashboard
 from tools.observability.operator_dashboard import OPERATOR_DASHBOARD
 from tools.observability.pipeline_dashboard import PIPELINE_DASHBOARD
 from tools.observability.reference import (
+    collect_gateway_metrics,
     collect_operator_metrics,
     collect_stage_metrics,
     fill_page,
     render_tables,
     render_vllm_table,
 )
+from tools.observability.rules.rule import render_rules
 
 ROOT = Path(__file__).parents[2]
 CHART_FILES = ROOT / "helm" / "omnipipeline" / "files"
 PAGE = ROOT / "docs" / "observability.md"
-DASHBOARDS = {"pipelines": PIPELINE_DASHBOARD, "operator": OPERATOR_DASHBOARD}
+DASHBOARDS = {"pipelines": PIPELINE_DASHBOARD, "operator": OPERATOR_DASHBOARD, "gateway": GATEWAY_DASHBOARD}
 
 
 def render() -> dict[Path, str]:
@@ -31,6 +34,7 @@ def render() -> dict[Path, str]:
     tables = {
         "stage metrics": render_tables(collect_stage_metrics()),
         "operator metrics": render_tables(collect_operator_metrics()),
+        "gateway metrics": render_tables(collect_gateway_metrics()),
         "vllm metrics": render_vllm_table(),
         "alerts": render_alerts(),
     }

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tools.observability.rules.rule import RUNBOOKS
+
 COLUMNS = 24
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
@@ -38,6 +40,10 @@ class Panel:
     stacked: bool = False
     thresholds: Sequence[tuple[float, str]] = ()
     """(lowest value, colour of values from there on). Below the first threshold the colour is green."""
+    alert: str = ""
+    """Name of the alert whose runbook the panel links to; empty for none."""
+    only_with: str = ""
+    """What must run in the cluster, or be set in a pipeline, for the panel to have data; empty: nothing more."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,8 @@ class Dashboard:
     description: str
     rows: Sequence[Row]
     variables: Sequence[Variable] = field(default_factory=tuple)
+    annotations: Sequence[tuple[str, Query]] = ()
+    """(name, query): a mark at each time at which the query has a value, with the query's legend as its text."""
 
     def panels(self) -> list[Panel]:
         """Returns all panels, in the order of the dashboard."""
@@ -84,6 +92,8 @@ def render_dashboard(dashboard: Dashboard) -> str:
         "graphTooltip": 1,
         "time": {"from": "now-1h", "to": "now"},
         "refresh": "30s",
+        "annotations": {"list": [_render_annotation(name, query) for name, query in dashboard.annotations]},
+        "links": [{"title": "Runbooks", "type": "link", "icon": "doc", "url": f"{RUNBOOKS}/", "targetBlank": True}],
         "templating": {"list": [_DATASOURCE, *(_render_variable(item) for item in dashboard.variables)]},
         "panels": _lay_out(dashboard.rows),
     }
@@ -107,6 +117,19 @@ def _render_variable(variable: Variable) -> dict[str, Any]:
         "includeAll": True,
         "allValue": ".*",
         "current": {"text": ["All"], "value": ["$__all"]},
+    }
+
+
+def _render_annotation(name: str, query: Query) -> dict[str, Any]:
+    return {
+        "name": name,
+        "datasource": _SOURCE,
+        "enable": True,
+        "iconColor": "blue",
+        "expr": query.expr,
+        "step": "30s",
+        "titleFormat": name,
+        "textFormat": query.legend,
     }
 
 
@@ -153,10 +176,15 @@ def _render_panel(panel: Panel, number: int, position: dict[str, int]) -> dict[s
         "description": panel.description,
         "datasource": _SOURCE,
         "gridPos": position,
+        **({"links": [_runbook_link(panel.alert)]} if panel.alert else {}),
         "fieldConfig": {"defaults": defaults, "overrides": []},
         "options": _OPTIONS[panel.kind],
         "targets": [_render_target(query, index, panel.kind) for index, query in enumerate(panel.queries)],
     }
+
+
+def _runbook_link(alert: str) -> dict[str, Any]:
+    return {"title": f"Runbook of {alert}", "url": f"{RUNBOOKS}/{alert}.md", "targetBlank": True}
 
 
 _OPTIONS: dict[str, dict[str, Any]] = {

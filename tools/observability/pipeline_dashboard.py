@@ -3,10 +3,102 @@
 from __future__ import annotations
 
 from tools.observability.grafana import Dashboard, Panel, Query, Row, Variable
-from tools.observability.queries import BY_PIPELINE, BY_STAGE, FAULTS, SELECTOR, STAGES, rate, ratio
-from tools.observability.stage_rows import EDGES_ROW, ENGINES_ROW, STAGE, STAGES_ROW, quantiles
+from tools.observability.objective_rows import COST_ROW, OBJECTIVES_ROW
+from tools.observability.queries import (
+    BY_PIPELINE,
+    BY_STAGE,
+    FAULTS,
+    REFUSALS,
+    SELECTOR,
+    STAGES,
+    quantile,
+    rate,
+    ratio,
+)
+from tools.observability.stage_rows import EDGES_ROW, ENGINES_ROW, GPUS_ROW, STAGE, STAGES_ROW, quantiles
 
 _PIPELINE = "{{namespace}}/{{pipeline}}"
+
+_REQUESTS = f"omni_pipeline_requests_total{{{SELECTOR}}}"
+_REVISIONS = f'count by ({BY_PIPELINE}, revision) (omni_stage_info{{{SELECTOR}, entry="true"}}'
+
+_NEW_REVISION = f"{_REVISIONS}) unless {_REVISIONS} offset 2m)"
+
+
+def _number(title: str, expr: str, description: str, unit: str, alert: str, *limits: float) -> Panel:
+    """Returns a number of the first row; from the first limit on it is orange, from the second on red."""
+    colours = tuple(zip(limits, ("orange", "red"), strict=False))
+    return Panel(title, [Query(expr, _PIPELINE)], description, unit, "stat", 4, 4, thresholds=colours, alert=alert)
+
+
+_GLANCE = Row(
+    "At a glance",
+    [
+        _number(
+            "Failed",
+            ratio(
+                rate(f'omni_pipeline_requests_total{{{SELECTOR}, code=~"{FAULTS}"}}', BY_PIPELINE),
+                rate(_REQUESTS, BY_PIPELINE),
+            ),
+            "Share of requests that end with a code that counts as the pipeline's fault.",
+            "percentunit",
+            "OmniPipelineErrorRatioHigh",
+            0.01,
+            0.05,
+        ),
+        _number(
+            "Refused",
+            ratio(
+                rate(f'omni_pipeline_requests_total{{{SELECTOR}, code="{REFUSALS}"}}', BY_PIPELINE),
+                rate(_REQUESTS, BY_PIPELINE),
+            ),
+            "Share of requests that are refused for lack of capacity.",
+            "percentunit",
+            "OmniPipelineRefusesRequests",
+            0.01,
+            0.05,
+        ),
+        _number(
+            "First audio, p95",
+            quantile(0.95, "omni_pipeline_first_audio_seconds", SELECTOR, BY_PIPELINE),
+            "One in twenty spoken answers begins later.",
+            "s",
+            "OmniPipelineFirstAudioSlow",
+            3,
+            10,
+        ),
+        _number(
+            "With gaps",
+            ratio(
+                rate(f'omni_pipeline_spoken_answers_total{{{SELECTOR}, continuous="false"}}', BY_PIPELINE),
+                rate(f"omni_pipeline_spoken_answers_total{{{SELECTOR}}}", BY_PIPELINE),
+            ),
+            "Share of spoken answers that fall silent before they end.",
+            "percentunit",
+            "OmniPipelineAudioInterrupted",
+            0.01,
+            0.05,
+        ),
+        _number(
+            "Waiting",
+            f"sum by ({BY_PIPELINE}) (vllm:num_requests_waiting{{{SELECTOR}}})",
+            "Requests that wait in the engines' queues of all stages.",
+            "short",
+            "OmniStageQueueGrowing",
+            10,
+            50,
+        ),
+        _number(
+            "KV cache in use",
+            f"max by ({BY_PIPELINE}) (vllm:kv_cache_usage_perc{{{SELECTOR}}})",
+            "Share of the KV cache in use, in the pod of all stages with the highest share.",
+            "percentunit",
+            "OmniStageQueueGrowing",
+            0.9,
+            0.98,
+        ),
+    ],
+)
 
 _CALLERS = Row(
     "What callers see",
@@ -130,7 +222,8 @@ PIPELINE_DASHBOARD = Dashboard(
     uid="omnipipeline-pipelines",
     title="omnipipeline / Pipelines",
     description="What callers of omni pipelines see, and what each stage does.",
-    rows=[_CALLERS, _SPEECH, STAGES_ROW, ENGINES_ROW, EDGES_ROW],
+    rows=[_GLANCE, OBJECTIVES_ROW, _CALLERS, _SPEECH, STAGES_ROW, ENGINES_ROW, COST_ROW, EDGES_ROW, GPUS_ROW],
+    annotations=[("Rollout", Query(_NEW_REVISION, f"{_PIPELINE} revision {{{{revision}}}}"))],
     variables=[
         Variable("namespace", "label_values(omni_stage_info, namespace)"),
         Variable("pipeline", 'label_values(omni_stage_info{namespace=~"$namespace"}, pipeline)'),

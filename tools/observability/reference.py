@@ -9,12 +9,13 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
+from omni_gateway.telemetry import GatewayMetrics
 from omni_operator.process.metrics import Metrics, Readings, condition_samples
 from omni_proto.stage_config import StageConfig
 from omni_stage.service.metering import StageMetrics
 from omni_stage.service.server.tls import CertificateMetrics
 
-_PREFIXES = ("omni_stage", "omni_pipeline", "omni_operator")
+_PREFIXES = ("omni_stage", "omni_pipeline", "omni_operator", "omni_gateway")
 # vLLM has about fifty series. These are the ones that the dashboards and alerts use.
 VLLM = {
     "vllm:num_requests_waiting": (
@@ -50,6 +51,24 @@ def collect_operator_metrics() -> list[Metric]:
     metrics.count_call("get", "200", 0.02)
     samples = condition_samples({"metadata": {"namespace": "ns", "name": "p"}})
     metrics.add_readings(Readings(lambda: {"Pod": 1.0}, lambda: samples, lambda: 0, lambda: 0.0))
+    return list(metrics.registry.collect())
+
+
+def collect_gateway_metrics() -> list[Metric]:
+    """Returns the metric families of a gateway with TLS that has answered one request of each kind."""
+    metrics = GatewayMetrics()
+    metrics.set_certificate_expiry(0.0)
+    metrics.requests.labels("/v1/chat/completions", "200").inc()
+    metrics.seconds.labels("/v1/chat/completions").observe(1.0)
+    metrics.first_byte.labels("/v1/chat/completions", "audio").observe(1.0)
+    metrics.refused.labels("rate_limit_exceeded").inc()
+    metrics.broken.labels("internal_error").inc()
+    metrics.responses.labels("completed").inc()
+    metrics.count_cut("/v1/audio/speech", ["talker"])
+    metrics.count_call("list", "200", 0.02)
+    metrics.count_model_request("omni", "alice", 200)
+    metrics.count_tokens("omni", "alice", {"prompt": 1})
+    metrics.count_audio("omni", "alice", 1.0)
     return list(metrics.registry.collect())
 
 

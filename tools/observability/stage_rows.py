@@ -213,3 +213,33 @@ EDGES_ROW = Row(
         ),
     ],
 )
+
+_DCGM_LABELS = ("exported_namespace", "exported_pod"), ("namespace", "pod")
+"""Names of the labels with the pod that uses a GPU: without and with honorLabels in the exporter's ServiceMonitor."""
+
+
+def _dcgm(metric: str) -> str:
+    return " or ".join(f'{metric}{{{where}=~"$namespace", {pod}=~"($pipeline)-.+"}}' for where, pod in _DCGM_LABELS)
+
+
+GPUS_ROW = Row(
+    "GPUs (needs NVIDIA's DCGM exporter)",
+    [
+        Panel(
+            "GPU busy",
+            [Query(f"({_dcgm('DCGM_FI_DEV_GPU_UTIL')}) / 100", "{{exported_pod}}{{pod}} GPU {{gpu}}")],
+            "Share of the time in which a GPU ran a kernel. High values do not mean that it is full.",
+            unit="percentunit",
+            width=12,
+            only_with="DCGM exporter",
+        ),
+        Panel(
+            "GPU memory",
+            [Query(f"({_dcgm('DCGM_FI_DEV_FB_USED')}) * 1048576", "{{exported_pod}}{{pod}} GPU {{gpu}}")],
+            "Memory in use. vLLM reserves its share at start, so this says little about the load.",
+            unit="bytes",
+            width=12,
+            only_with="DCGM exporter",
+        ),
+    ],
+)

@@ -11,7 +11,7 @@ from grpc import StatusCode
 
 from omni_gateway.context import Call, Gateway
 from omni_gateway.entries.pipelines import ServedPipeline
-from omni_proto.client import ArgumentError, AudioChunk, Event, GenerateArguments, OmniRequestError, TextDelta
+from omni_proto.client import ArgumentError, AudioChunk, Event, GenerateArguments, OmniRequestError, Summary, TextDelta
 from omni_proto.rpc.options import USER_KEY
 from omni_proto.runtime.otlp import exemplar_of
 
@@ -70,7 +70,9 @@ async def _follow(
                 if isinstance(event, AudioChunk):
                     seconds = len(event.data) / (BYTES_PER_SAMPLE * event.channels * event.sample_rate_hz)
                     call.audio_seconds += seconds
-                    gateway.metrics.audio_seconds.labels(call.model).inc(seconds)
+                    gateway.metrics.count_audio(call.model, call.key, seconds)
+                elif isinstance(event, Summary):
+                    gateway.metrics.count_tokens(call.model, call.key, tokens_of(event))
                 if isinstance(event, AudioChunk | TextDelta):
                     kind = "audio" if isinstance(event, AudioChunk) else "text"
                     if kind not in call.first_seen:
@@ -83,3 +85,14 @@ async def _follow(
             failure = call.explain(error)
             call.error = failure.specific_code or failure.code or ""
             raise failure from error
+
+
+def tokens_of(summary: Summary) -> dict[str, int]:
+    """Returns the tokens of an answer: of the entry stage's prompt, and the text and codec tokens of all stages."""
+    found = {"prompt": 0, "text": 0, "codec": 0}
+    for outcome in summary.stages:
+        usage = outcome.usage
+        found["prompt"] += usage.prompt_tokens if outcome.stage == summary.stage else 0
+        found["text"] += usage.completion_tokens - usage.codec_tokens
+        found["codec"] += usage.codec_tokens
+    return found

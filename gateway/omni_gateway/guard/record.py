@@ -87,6 +87,8 @@ class Recorder:
         took = time.monotonic() - call.started
         self._gateway.metrics.requests.labels(route, str(status)).inc()
         self._gateway.metrics.seconds.labels(route).observe(took, exemplar_of(call.traceparent))
+        if call.model:
+            self._gateway.metrics.count_model_request(call.model, call.key, status)
         facts = {"omnipipeline.request_id": call.id, "omnipipeline.model": call.model}
         broken = call.error if status < BAD_STATUS else ""
         if broken:

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Final
 
 import uvicorn
+from cryptography import x509
 from fastapi import FastAPI
 from uvicorn.config import STARTUP_FAILURE
 
@@ -41,7 +42,9 @@ UNSENT_BYTES: Final = 64 << 10
 class ServerCertificate:
     """tls.crt and tls.key of a directory, e.g. of a mounted Secret, whose files kubelet replaces together."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, tell_expiry: Callable[[float], None] = lambda unix_s: None) -> None:
+        """tell_expiry: called with the end of the certificate that is used, in seconds since 1970."""
+        self._tell_expiry = tell_expiry
         self.certificate = directory / "tls.crt"
         self.key = directory / "tls.key"
         self._written = self._times()
@@ -56,6 +59,15 @@ class ServerCertificate:
         except (OSError, ssl.SSLError) as error:
             files = f"{self.certificate} and {self.key.name}"
             raise GatewaySettingsError(f"{files} cannot be used as certificate and key: {error}") from error
+        self._tell()
+
+    def _tell(self) -> None:
+        try:
+            leaf = x509.load_pem_x509_certificates(self.certificate.read_bytes())[0]
+        except (OSError, ValueError) as error:  # replaced meanwhile: the next check reads it
+            log.warning("the date of the certificate cannot be read", extra={"error": str(error)})
+            return
+        self._tell_expiry(leaf.not_valid_after_utc.timestamp())
 
     def renew(self, context: ssl.SSLContext) -> bool:
         """Use the files for new connections, if they have changed. Returns whether changed files were loaded.
@@ -75,6 +87,7 @@ class ServerCertificate:
             self._refused = found
             return False
         self._written, self._refused = found, None
+        self._tell()
         log.info("certificate renewed", extra={"file": str(self.certificate)})
         return True
 
@@ -185,7 +198,11 @@ def bound_unsent(listener: socket.socket, longest_s: float) -> None:
 
 def make_server(app: FastAPI, settings: GatewaySettings, listen: ListenOptions) -> GatewayServer:
     """Returns the server of an app. Raises GatewaySettingsError if the TLS files cannot be used."""
-    certificate = None if listen.tls_dir is None else ServerCertificate(listen.tls_dir)
+    certificate = (
+        None
+        if listen.tls_dir is None
+        else ServerCertificate(listen.tls_dir, app.state.gateway.metrics.set_certificate_expiry)
+    )
     if certificate is not None:
         certificate.check()
     config = uvicorn.Config(

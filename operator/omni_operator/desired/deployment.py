@@ -57,6 +57,7 @@ from omni_proto.pod_contract import (
     METRICS_PORT,
     METRICS_PORT_NAME,
     READINESS,
+    START_LIMIT_VARIABLE,
     TERMINATION_LOG_VARIABLE,
 )
 from omni_proto.runtime.otlp import ENDPOINT as OTLP_ENDPOINT
@@ -211,6 +212,7 @@ def _common_env() -> list[Manifest]:
 
 def _stage_env(build: StageBuild) -> list[Manifest]:
     env = [_variable("HF_HUB_OFFLINE", "1"), _variable("TRANSFORMERS_OFFLINE", "1")]
+    env.append(_variable(START_LIMIT_VARIABLE, str(startup_limit(build))))
     if (collector := build.collector) is not None:
         env.append(_variable(OTLP_ENDPOINT, collector))
     if build.setting("compile_cache") is not None:

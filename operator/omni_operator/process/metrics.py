@@ -16,7 +16,7 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
@@ -172,7 +172,9 @@ class _Gauges(Collector):  # type: ignore[misc]  # prometheus_client is untyped 
             ages.add_metric([watch], age_s)
         yield ages
         yield from _collect_pipelines(list(readings.conditions()))
-        yield _collect_desired(readings.scale())
+        scale = list(readings.scale())
+        yield _collect_desired(scale)
+        yield from _collect_budgets(scale)
         yield GaugeMetricFamily(
             "omni_operator_queued_pipelines", "Pipelines that wait for a reconcile.", value=readings.queue_length()
         )
@@ -195,6 +197,31 @@ def _collect_desired(scale: Iterable[tuple[NamespacedName, ScaleNotes]]) -> Metr
             if note.desired is not None:
                 desired.add_metric([key.namespace, key.name, stage], note.desired)
     return desired
+
+
+def _collect_budgets(scale: Iterable[tuple[NamespacedName, ScaleNotes]]) -> Iterable[Metric]:
+    labels = ["pipeline_namespace", "pipeline", "objective"]
+    answers = CounterMetricFamily(
+        "omni_operator_objective_answers", "Answers that an objective of a pipeline is about.", labels=labels
+    )
+    misses = CounterMetricFamily(
+        "omni_operator_objective_misses",
+        "Answers that missed an objective, counted between the bounds of the stage's histogram in proportion.",
+        labels=labels,
+    )
+    allowed = GaugeMetricFamily(
+        "omni_operator_objective_allowed_ratio",
+        "Share of answers that may miss an objective: 1 - percentile / 100, or 1 - continuity.",
+        labels=labels,
+        unit="ratio",
+    )
+    for key, notes in scale:
+        for objective, budget in notes.budgets.items():
+            names = [key.namespace, key.name, objective]
+            answers.add_metric(names, budget.answers)
+            misses.add_metric(names, budget.misses)
+            allowed.add_metric(names, budget.allowed)
+    return answers, misses, allowed
 
 
 def _collect_pipelines(samples: list[ConditionSample]) -> Iterable[Metric]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from omni_operator.scaling.budget import Budget
 from omni_operator.scaling.decision import StageAsk, StageDecision
 from omni_operator.scaling.objectives import Finding
 
@@ -53,6 +54,8 @@ class ScaleNotes:
     """By stage, those with scaling."""
     objectives: ObjectivesNote | None = None
     """None without spec.objectives."""
+    budgets: Mapping[str, Budget] = field(default_factory=dict)
+    """By objective. They are metrics, not a part of the status."""
 
     def take(self, stages: Mapping[str, StageNote], objectives: ObjectivesNote | None) -> bool:
         """Replace the notes. Returns whether the status must show it.

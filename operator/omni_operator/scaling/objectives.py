@@ -99,13 +99,14 @@ def find_objectives(objectives: Objectives, pairs: Sequence[tuple[Reading | None
         if answers >= LEAST_ANSWERS:
             findings.append(Finding(field, promised, quantile(objectives.percentile / 100, grown), unit, answers))
     if objectives.continuity is not None:
-        spoken, whole = _spoken(pairs)
+        spoken, whole = count_spoken(pairs)
         if spoken >= LEAST_ANSWERS:
             findings.append(Finding("continuity", objectives.continuity, whole / spoken, "", int(spoken)))
     return findings
 
 
-def _spoken(pairs: Iterable[tuple[Reading | None, Reading]]) -> tuple[float, float]:
+def count_spoken(pairs: Iterable[tuple[Reading | None, Reading]]) -> tuple[float, float]:
+    """Returns the number of answers with audio, and of those without a gap, between the readings of each pod."""
     spoken = whole = 0.0
     for before, after in pairs:
         old = before.spoken if before is not None and before.spoken[0] <= after.spoken[0] else (0.0, 0.0)

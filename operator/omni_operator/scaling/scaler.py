@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
@@ -23,6 +23,7 @@ from omni_operator.names import scale_target_name
 from omni_operator.process.settings import OperatorSettings
 from omni_operator.rollout.decide import read_live_spec
 from omni_operator.rollout.replicas import ask_replicas, can_sleep, is_asleep, read_held
+from omni_operator.scaling.budget import spend
 from omni_operator.scaling.decision import StageAsk, StageLoad, StageMemory, decide_scale, find_pressed
 from omni_operator.scaling.idle import idle_seconds, is_idle, ready_pods
 from omni_operator.scaling.notes import ObjectivesNote, ScaleNotes, StageNote
@@ -147,7 +148,7 @@ class Scaler:
             return
         ready = {name: ready_pods(stage) for name, stage in live.stages.items()}
         began = time.monotonic()
-        await _read(known, ready, scraper)
+        fresh = await _read(known, ready, scraper)
         loads = _loads(known, ready)
         now = time.monotonic()
         asked = ask_replicas(pipeline, held)
@@ -162,6 +163,7 @@ class Scaler:
                     return
         asks = [_ask(stage.name, pipeline, live, asked, clock) for stage in order_stages(pipeline)]
         objectives = _judge(pipeline, known, ready, loads, asks, now)
+        _count(pipeline, known, ready, fresh)
         short = {}
         if objectives is not None and objectives.holds_back:
             short = {objectives.holds_back: worst_excess(objectives.findings)}
@@ -207,7 +209,8 @@ def _concerns(pipeline: Manifest) -> bool:
     )
 
 
-async def _read(known: _Known, ready: Mapping[str, Mapping[str, Manifest]], scraper: Scraper) -> None:
+async def _read(known: _Known, ready: Mapping[str, Mapping[str, Manifest]], scraper: Scraper) -> set[str]:
+    """Returns the uids of the pods that were read."""
     addresses = {
         uid: str(value_at(pod, "status", "podIP", default="")) for pods in ready.values() for uid, pod in pods.items()
     }
@@ -215,6 +218,7 @@ async def _read(known: _Known, ready: Mapping[str, Mapping[str, Manifest]], scra
     known.readings = {uid: rows for uid, rows in known.readings.items() if uid in addresses}
     for uid, one in fresh.items():
         known.readings[uid] = [*known.readings.get(uid, [])[1 - KEPT_READINGS :], one]
+    return set(fresh)
 
 
 def _loads(known: _Known, ready: Mapping[str, Mapping[str, Manifest]]) -> dict[str, StageLoad]:
@@ -252,6 +256,20 @@ def _start_seconds(pods: LiveStage) -> float:
         if (ready := find_condition(pod, "Ready") or {}).get("status") == "True" and "lastTransitionTime" in ready
     )
     return min(max(times[len(times) // 2], 1.0), LONGEST_START_S) if times else START_S
+
+
+def _count(
+    pipeline: OmniPipeline, known: _Known, ready: Mapping[str, Mapping[str, Manifest]], fresh: Collection[str]
+) -> None:
+    """Add the answers since the last reading to the budgets of the objectives."""
+    objectives = pipeline.spec.objectives
+    if objectives is None:
+        known.notes.budgets = {}
+        return
+    entry = next(stage.name for stage in pipeline.spec.stages if not stage.inputs)
+    rows = [known.readings[uid] for uid in ready.get(entry, ()) if uid in fresh]
+    pairs = [(row[-2], row[-1]) for row in rows if len(row) > 1]
+    known.notes.budgets = spend(known.notes.budgets, objectives, pairs)
 
 
 def _judge(

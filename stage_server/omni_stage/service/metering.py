@@ -9,6 +9,7 @@ first error. docs/observability.md lists all metrics; `python -m tools.observabi
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -19,13 +20,14 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from omni_proto.pod_contract import StageMetric
+from omni_proto.pod_contract import START_LIMIT_VARIABLE, StageMetric
 from omni_proto.rpc.balance.choice import Fault, Reason
 from omni_proto.stage.v1 import events_pb2, sampling_pb2, stage_service_pb2
 from omni_proto.stage_config import StageConfig
 from omni_stage.service.errors import OTHER_REASON, documented_errors
 
 SAMPLE_BYTES: Final = {sampling_pb2.AUDIO_ENCODING_PCM_S16LE: 2, sampling_pb2.AUDIO_ENCODING_PCM_F32LE: 4}
+DEFAULT_START_LIMIT_S: Final = 900.0
 AUDIBLE_S: Final = 0.02
 """A shorter gap is not an underrun, because players buffer at least one packet of 20 ms."""
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -173,12 +175,26 @@ class StageMetrics:
             unit="bytes",
             registry=registry,
         )
+        began = time.monotonic()
+        lived = ReadCounter(
+            StageMetric.POD_SECONDS,
+            "Time for which the stage server has run: what a pod costs, whether it serves or not.",
+            "seconds",
+        )
+        lived.read = lambda: time.monotonic() - began
+        registry.register(lived)
         self.ready = Gauge(StageMetric.READY, "1 while the stage accepts requests.", registry=registry)
         self.engine_healthy = Gauge(
             StageMetric.ENGINE_HEALTHY,
             "1 while the engine is loaded and makes progress; 0 while it loads, and when it hangs or has died.",
             registry=registry,
         )
+        Gauge(
+            StageMetric.START_LIMIT_SECONDS,
+            "Longest time from the start of the process until the stage accepts requests; then kubelet restarts it.",
+            unit="seconds",
+            registry=registry,
+        ).set(_start_limit_s())
         self.compiled_check_failed = Gauge(
             StageMetric.COMPILED_CHECK_FAILED,
             "1 if compiled code or CUDA graphs failed the check at start-up; the stage then serves without them "
@@ -278,6 +294,12 @@ class StageMetrics:
     def pod_ejected(self, peer: str, fault: Fault) -> None:
         """Count an ejection of a downstream stage's pod."""
         self._ejections.labels(peer, fault).inc()
+
+
+def _start_limit_s() -> float:
+    """Returns the pod's limit of a start in seconds; DEFAULT_START_LIMIT_S where nobody enforces one."""
+    text = os.environ.get(START_LIMIT_VARIABLE, "")
+    return float(text) if text.isdecimal() else DEFAULT_START_LIMIT_S
 
 
 class ReadCounter(Collector):  # type: ignore[misc]

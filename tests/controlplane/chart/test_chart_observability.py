@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tools.observability.alerts import gone
+from tools.observability.rules.rule import gone
 
 from support.controlplane.charts.helm import CHART, ROOT, Helm
 from support.peers.prometheus import RULES, run_promtool
@@ -81,7 +81,7 @@ def test_labels_namespace_and_runbooks_are_the_users(helm: Helm) -> None:
     urls = [entry["annotations"]["runbook_url"] for group in rule["spec"]["groups"] for entry in group["rules"]]
     assert all(url.startswith("https://wiki.example.com/omni/Omni") for url in urls)
     pages = [item for item in manifests if item["metadata"].get("labels", {}).get("dashboards") == "yes"]
-    assert len(pages) == 2
+    assert len(pages) == 3
     for page in pages:
         assert page["metadata"]["namespace"] == "grafana"
         assert page["metadata"]["annotations"] == {"grafana_folder": "Speech"}
@@ -124,3 +124,26 @@ def test_the_gateway_is_scraped_by_its_headless_service(helm: Helm) -> None:
     )
     assert monitor["spec"]["endpoints"][0]["scheme"] == "https"
     assert not [item for item in helm.template({"gateway": {"enabled": True}}) if item["kind"] == "ServiceMonitor"]
+
+
+def test_only_what_the_chart_scrapes_may_be_missed(helm: Helm) -> None:
+    """With its own ServiceMonitors the chart's rules fire for its operator and gateway while these are not scraped.
+    Without them nothing fires for what was never scraped."""
+    rule = {"prometheusRule": {"enabled": True}}
+    values: dict[str, Any] = {"gateway": {"enabled": True}, "metrics": {**rule, "serviceMonitor": {"enabled": True}}}
+    manifests = helm.template(values)
+    rules = str(next(item["spec"] for item in manifests if item["kind"] == "PrometheusRule"))
+    service = next(item["metadata"] for item in manifests if item["metadata"]["name"].endswith("-gateway-replicas"))
+    own = f'absent(omni_gateway_inflight_requests{{namespace="{service["namespace"]}", job="{service["name"]}"}})'
+    assert own in rules
+    assert rules.count("absent(") == 2
+    bare = helm.template({"gateway": {"enabled": True}, "metrics": rule})
+    assert "absent(" not in str(next(item["spec"] for item in bare if item["kind"] == "PrometheusRule"))
+
+
+def test_dashboards_link_to_the_users_runbooks(helm: Helm) -> None:
+    metrics = {"prometheusRule": {"runbookUrl": "https://wiki.example.com/omni"}, "dashboards": {"enabled": True}}
+    pages = [item for item in helm.template({"metrics": metrics}) if "grafana_dashboard" in str(item["metadata"])]
+    text = "".join(page for item in pages for page in item["data"].values())
+    assert "https://wiki.example.com/omni/OmniPipelineErrorRatioHigh.md" in text
+    assert "omnipipeline.io/docs/runbooks" not in text

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from pathlib import Path
 
 import pytest
+from tools.observability.pipeline_dashboard import PIPELINE_DASHBOARD
 
 from omni_cli.commands.run import find_models
 from omni_proto.client import OmniClient, OmniRequestError
 from omni_proto.pipeline import load_pipeline
 from support.operator.operator_pipelines import build_all, labels_of_pods, pick
-from support.peers.prometheus import PrometheusProcess, expand, list_targets, scrape_config
+from support.peers.prometheus import PrometheusProcess, list_targets, panel_queries, scrape_config
 from support.processes.pipelines import SAMPLES, run_pipeline
 from support.processes.polling import PATIENCE_S
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.full]
 
-DASHBOARD = Path(__file__).parents[3] / "helm" / "omnipipeline" / "files" / "dashboards" / "pipelines.json"
 SPEAK = {"thinker": {"max_tokens": 60}, "talker": {"max_tokens": 300}}
 CALLERS = (2, 6, 10)
 """Concurrent clients in each third of the time."""
@@ -53,7 +52,7 @@ def load(endpoint: str, seconds: float) -> None:
 def test_every_panel_has_data_under_load(tmp_path: Path) -> None:
     pipeline = load_pipeline(SAMPLES / "sim-omni.yaml")
     model = Path(find_models(pipeline)["thinker"])
-    panels = json.loads(DASHBOARD.read_text())["panels"]
+    queries = panel_queries(PIPELINE_DASHBOARD, {"__rate_interval": "10s"})
     with run_pipeline(SAMPLES / "sim-omni.yaml", model, tmp_path) as running:
         children = build_all(pipeline)
         targets = list_targets(running.stages, labels_of_pods(children))
@@ -61,10 +60,5 @@ def test_every_panel_has_data_under_load(tmp_path: Path) -> None:
             begin = time.time()
             load(running.endpoint, SECONDS)
             end = time.time()
-            empty = [
-                target["expr"]
-                for panel in panels
-                for target in panel.get("targets", [])
-                if not prometheus.query_range(expand(target["expr"], {"__rate_interval": "10s"}), begin, end, 1.0)
-            ]
+            empty = [asked for asked in queries if not prometheus.query_range(asked.expr, begin, end, 1.0)]
     assert empty == []

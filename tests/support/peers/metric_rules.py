@@ -16,17 +16,18 @@ ACCEPT = {
     "Accept": "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
     "text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
 }
-OURS = ("omni_stage", "omni_pipeline", "omni_operator")
+OURS = ("omni_stage", "omni_pipeline", "omni_operator", "omni_gateway")
 UNITS = ("seconds", "bytes", "ratio")
-COUNTED = ("requests", "pipelines", "replicas")
+COUNTED = ("requests", "pipelines", "replicas", "sessions")
 """Last words in the names of gauges that count things."""
 LABELS = {
     "omni_stage": {"code", "reason", "peer", "direction", "component", "version", "entry"},
     "omni_pipeline": {"code", "reason", "continuous"},
     "omni_operator": {
         *("result", "verb", "code", "watch", "ready", "version"),
-        *("pipeline_namespace", "pipeline", "condition", "reason"),
+        *("pipeline_namespace", "pipeline", "condition", "reason", "stage", "objective"),
     },
+    "omni_gateway": {"route", "status", "kind", "code", "verb", "stage", "model", "key"},
 }
 OF_LIBRARIES = {
     *("engine", "model_name", "finished_reason", "reason", "source", "sleep_state", "position"),

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Self
 
 import yaml
-from tools.observability.alerts import Alert
 from tools.observability.grafana import Dashboard
+from tools.observability.rules.rule import Alert
 
 from omni_cli.local.ports import pick_ports
 from support.processes.polling import PATIENCE_S
@@ -217,7 +217,7 @@ _OPERATOR_SERIES = re.compile(r"\bomni_operator_")
 def expand(expr: str, variables: Mapping[str, str] | None = None) -> str:
     """Returns the query with Grafana's variables filled in. A variable without a value matches everything (`All`)."""
     chosen = {**_FIXED, **(variables or {})}
-    return re.sub(r"\$(\w+)", lambda found: chosen.get(found[1], ".*"), expr)
+    return re.sub(r"\$([a-z_]\w*)", lambda found: chosen.get(found[1], ".*"), expr)
 
 
 def panel_queries(dashboard: Dashboard, variables: Mapping[str, str] | None = None) -> list[Asked]:
@@ -225,6 +225,7 @@ def panel_queries(dashboard: Dashboard, variables: Mapping[str, str] | None = No
     return [
         Asked(f"{dashboard.title}: {panel.title}", expand(query.expr, variables))
         for panel in dashboard.panels()
+        if not panel.only_with
         for query in panel.queries
     ]
 

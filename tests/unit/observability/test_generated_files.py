@@ -9,9 +9,17 @@ from pathlib import Path
 
 import pytest
 from tools.observability.__main__ import CHART_FILES, DASHBOARDS, ROOT, main
-from tools.observability.alerts import GROUPS, Alert, list_alerts, render_rules
+from tools.observability.alerts import GROUPS, list_alerts
 from tools.observability.grafana import COLUMNS, Dashboard, render_dashboard
-from tools.observability.reference import VLLM, collect_operator_metrics, collect_stage_metrics, fill_page, sample_name
+from tools.observability.reference import (
+    VLLM,
+    collect_gateway_metrics,
+    collect_operator_metrics,
+    collect_stage_metrics,
+    fill_page,
+    sample_name,
+)
+from tools.observability.rules.rule import Alert, render_rules
 
 from support.peers.prometheus import alert_signals, expand, is_about_operator, panel_queries
 
@@ -24,7 +32,7 @@ _NAME = re.compile(r"\b(?:omni_|vllm:|process_)[a-z0-9_:]+")
 
 
 def known_series() -> set[str]:
-    families = [*collect_stage_metrics(), *collect_operator_metrics()]
+    families = [*collect_stage_metrics(), *collect_operator_metrics(), *collect_gateway_metrics()]
     samples = {sample.name for family in families for sample in family.samples}
     return samples | set(VLLM) | {sample_name(family) for family in families} | {"process_start_time_seconds"}
 
@@ -50,9 +58,12 @@ def test_panels_and_variables_of_a_page_are_consistent(dashboard: Dashboard) -> 
     variables = [item["name"] for item in page["templating"]["list"]]
     assert variables[:2] == ["datasource", "namespace"]
     asked = {
-        name for panel in dashboard.panels() for query in panel.queries for name in re.findall(r"\$(\w+)", query.expr)
+        name
+        for panel in dashboard.panels()
+        for query in panel.queries
+        for name in re.findall(r"\$([a-z_]\w*)", query.expr)
     }
-    assert asked <= {*variables, "__rate_interval"}
+    assert asked <= {*variables, "__rate_interval", "__range"}
     assert render_dashboard(dashboard) == render_dashboard(dashboard)
 
 
@@ -70,6 +81,15 @@ def test_panels_are_described_and_ask_for_series_that_exist(dashboard: Dashboard
         assert panel.description.endswith("."), panel.title
         for query in panel.queries:
             assert set(_NAME.findall(query.expr)) <= series, (panel.title, query.expr)
+
+
+@by_uid
+def test_panels_link_to_runbooks_that_exist(dashboard: Dashboard) -> None:
+    linked = {panel.alert for panel in dashboard.panels() if panel.alert}
+    assert linked <= {alert.name for alert in list_alerts()}
+    page = json.loads(render_dashboard(dashboard))
+    urls = [link["url"] for panel in page["panels"] for link in panel.get("links", [])]
+    assert all((RUNBOOKS / url.rpartition("/")[2]).exists() for url in urls)
 
 
 @by_name
@@ -93,7 +113,10 @@ def test_there_are_no_other_runbooks() -> None:
 
 def test_no_query_combines_stages_and_the_operator() -> None:
     """No query combines series of stages with series of the operator, because other tests scrape the two separately."""
-    questions = [*alert_signals(list_alerts(), have=["TLS"]), *(q for page in PAGES for q in panel_queries(page))]
+    questions = [
+        *alert_signals(list_alerts(), have=["TLS", "objectives", "audio"]),
+        *(q for page in PAGES for q in panel_queries(page)),
+    ]
     both = [
         q.expr
         for q in questions
@@ -120,5 +143,9 @@ def test_a_page_without_a_place_for_a_table_is_refused() -> None:
 
 
 def test_files_lie_where_the_chart_reads_them() -> None:
-    assert sorted(path.name for path in (CHART_FILES / "dashboards").glob("*")) == ["operator.json", "pipelines.json"]
+    assert sorted(path.name for path in (CHART_FILES / "dashboards").glob("*")) == [
+        "gateway.json",
+        "operator.json",
+        "pipelines.json",
+    ]
     assert [path.name for path in Path(CHART_FILES / "rules").glob("*")] == ["omnipipeline.yaml"]

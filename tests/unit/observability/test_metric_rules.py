@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import GaugeMetricFamily
 from tools.observability.__main__ import ROOT
-from tools.observability.reference import collect_operator_metrics, collect_stage_metrics
+from tools.observability.reference import collect_gateway_metrics, collect_operator_metrics, collect_stage_metrics
 
 from omni_operator.process.metrics import Metrics, Readings, condition_samples
 from omni_stage.service.server.metrics_server import MetricsServer
@@ -68,7 +68,7 @@ def test_the_operator(accept: str, content_type: str) -> None:
 
 def test_what_the_reference_lists() -> None:
     """All metrics of the reference page follow the rules, and the unit that each declares is the one in its name."""
-    families = [*collect_stage_metrics(), *collect_operator_metrics()]
+    families = [*collect_stage_metrics(), *collect_operator_metrics(), *collect_gateway_metrics()]
     assert find_bad_metrics(families) == []
     assert find_bad_units(families) == []
 

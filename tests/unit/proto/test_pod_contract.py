@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from tools.observability.__main__ import DASHBOARDS
-from tools.observability.alerts import GROUPS, render_rules
+from tools.observability.alerts import GROUPS
 from tools.observability.grafana import render_dashboard
 from tools.observability.reference import collect_stage_metrics, sample_name
+from tools.observability.rules.rule import render_rules
 
 from omni_cli.commands.render import render_children
 from omni_operator.desired.build_settings import BuildSettings

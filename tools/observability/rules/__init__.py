@@ -1,0 +1,1 @@
+"""The alerting rules, by what they are about."""
