@@ -132,6 +132,36 @@ def smuggle() -> Attack:
     return attack
 
 
+def flood(frames: bytes, callers: int = 8) -> Attack:
+    """Returns an attack in which several sessions send the same frames of a WebSocket again and again."""
+
+    async def attack(host: str, port: int, until: float) -> None:
+        async def one() -> None:
+            while time.monotonic() < until:
+                writer = None
+                with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
+                    async with asyncio.timeout_at(asyncio.get_running_loop().time() + until - time.monotonic()):
+                        reader, writer = await asyncio.open_connection(host, port)
+                        writer.write(HANDSHAKE)
+                        await reader.readuntil(b"\r\n\r\n")
+                        while True:
+                            writer.write(frames)
+                            await writer.drain()
+                if writer is not None:
+                    writer.transport.abort()
+                await asyncio.sleep(WAIT_S)
+
+        await asyncio.gather(*(one() for _ in range(callers)))
+
+    return attack
+
+
+HANDSHAKE: Final = (
+    b"GET /v1/realtime?model=m HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+MASK: Final = b"\0" * 4
+FORM: Final = b"multipart/form-data; boundary=" + b'"' + b";" * 60_000
 CHUNKS: Final = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
 STREAM: Final = CHAT + b'"stream":true,"max_tokens":2000,"ignore_eos":true}'
 
@@ -146,6 +176,14 @@ ATTACKS: Final[Mapping[str, Callable[[], Attack]]] = {
     "requests in a row": lambda: hoard(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n" * 5000, 20, every_s=0.2),
     "many lines": lambda: hoard(b"GET /health HTTP/1.1\r\n" + b"a:\r\n" * 16_000 + b"\r\n", 20, every_s=0.2),
     "small chunks": lambda: hoard(CHUNKS + b"1\r\na\r\n" * 400_000, 10, every_s=1),
+    "empty messages": lambda: flood((b"\x81\x80" + MASK) * 20_000),
+    "fragments of a byte": lambda: flood(b"\x01\x81" + MASK + b"a" + (b"\x00\x81" + MASK + b"a") * 20_000),
+    "pings": lambda: flood((b"\x89\xfd" + MASK + b"p" * 125) * 2000),
+    "a long content-type": lambda: hoard(
+        b"POST /v1/audio/transcriptions HTTP/1.1\r\nhost: x\r\ncontent-type: %b\r\ncontent-length: 1\r\n\r\nx" % FORM,
+        20,
+        every_s=0.2,
+    ),
     **{f"body: {name}": partial(send_made, make) for name, make in BODIES.items()},
 }
 """Makes the attacks, by name. Add a row for a further one."""
