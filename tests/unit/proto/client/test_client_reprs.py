@@ -58,7 +58,7 @@ def test_a_chunk_shows_its_size() -> None:
     chunk = AudioChunk("token2wav", bytes(9600), "pcm_s16le", 24_000, 1, 0, False)
     assert repr(chunk) == (
         "AudioChunk(stage='token2wav', data=<9600 bytes>, encoding='pcm_s16le', sample_rate_hz=24000, channels=1, "
-        "first_sample=0, last=False)"
+        "first_sample=0, last=False, spoken=())"
     )
 
 
