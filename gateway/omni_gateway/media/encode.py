@@ -31,7 +31,11 @@ SILENT_RATE_HZ: Final = 24_000
 """Sample rate of a file whose answer had no audio."""
 _SILENT_S: Final = 0.02
 _UNKNOWN_LENGTH: Final = 0xFFFFFFFF
-_RATES: Final = {"opus": (8000, 12000, 16000, 24000, 48000), "mp3": (16000, 22050, 24000, 32000, 44100, 48000)}
+_RATES: Final = {
+    "opus": (8000, 12000, 16000, 24000, 48000),
+    "mp3": (16000, 22050, 24000, 32000, 44100, 48000),
+    "aac": (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 64000, 88200, 96000, 48000),
+}
 """Sample rates that an encoder accepts. Audio with another rate is resampled to the last of them."""
 _CODECS: Final = {
     "mp3": ("mp3", "libmp3lame", {}, {"write_xing": "0", "id3v2_version": "0"}),

@@ -86,3 +86,11 @@ def test_audio_without_a_sample_is_a_file_that_decodes(name: str, whole: bool) -
     if name in ("wav", "mp3", "opus") or (name == "flac" and whole):  # libsndfile needs the length of a FLAC
         samples, _ = soundfile.read(io.BytesIO(data))
         assert not np.abs(samples).max(initial=0) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["mp3", "opus", "flac", "aac"])
+@pytest.mark.parametrize("hz", [4_000, 7_350, 17_000, 64_000, 96_000])
+def test_every_sample_rate_of_a_voice_can_be_encoded(name: str, hz: int) -> None:
+    encoder = make_encoder(name, hz, 1)
+    rate, samples = decode(encoder.encode(bytes(2 * hz)) + encoder.finish())
+    assert len(samples) / rate == pytest.approx(1.0, abs=0.15)
