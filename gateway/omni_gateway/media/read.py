@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import binascii
+import re
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -36,9 +37,13 @@ _URL_ALPHABET: Final = bytes.maketrans(b"-_", b"+/")
 _SPACES: Final = b" \t\r\n\v\f"
 _PERCENT: Final = {"%2B": b"+", "%2F": b"/", "%3D": b"=", "%2D": b"-", "%5F": b"_", "%0D": b"", "%0A": b"", "%20": b""}
 """What forms and URLs encode of base64."""
-_WRAPPING: Final = "\ufeff\"'` \t\r\n"
+_WRAPPING: Final = "\ufeff\u200b\u00a0\"'` \t\r\n\0"
 """What editors, shells and templates leave around base64: a byte order mark, quotes, white space."""
+_BYTES_REPR: Final = ("b'", 'b"')
+"""The beginning of what Python's str() makes of base64 as bytes."""
 
+_MARKS: Final = re.compile(rb"[+\-%]|\s\s|[\r\n\t]")
+"""What shows that a space in base64 is white space and not a plus."""
 _PIECE: Final = 1 << 20
 """Characters of base64 that are decoded at once, a multiple of four."""
 Hold = Callable[[int], None]
@@ -52,8 +57,11 @@ def decode_base64(text: str, *, param: str, max_bytes: int) -> bytes:
     without padding, in quotes or after a byte order mark. Raises TooLargeError, before decoding, and InvalidMediaError.
     """
     text = text.strip(_WRAPPING)
-    if text[:64].lstrip()[:5].lower() == "data:":
-        text = _split(text, param)[1]
+    if text.startswith(_BYTES_REPR):
+        text = text[2:]
+    for _ in range(2):  # some programs put the same beginning before a data: URI that has one
+        if text[:64].lstrip()[:5].lower() == "data:":
+            text = _split(text, param)[1].strip(_WRAPPING)
     data = _decode(text, param, max_bytes)
     if not data:
         raise InvalidMediaError(f"{param} is empty.", param=param)
@@ -80,7 +88,7 @@ def _split(uri: str, param: str, example: str = "audio/wav") -> tuple[str, str]:
     head = uri[:_MAX_HEAD].lower()
     end = head.find(_MARK)
     kind = head[: max(end, 0)].partition("data:")[2].partition(";")[0].rstrip(", ")
-    if end < 0 or head[end - 1 : end] not in (";", ",", " "):
+    if end < 0 or head[end - 1 : end] not in (";", ",", " ", ":"):
         raise InvalidMediaError(f"{param} must be data:{example};base64,...", param=param)
     return kind.strip(), uri[end + len(_MARK) :]
 
@@ -109,6 +117,12 @@ def _repair(text: str) -> bytes:
     """Returns strict base64 from the forms that `decode_base64` takes. In few passes, because all of them hold Python's
     global lock. Raises ValueError for other text than ASCII."""
     plain = text.encode("ascii")
+    if plain.startswith(b"-----BEGIN"):
+        raise ValueError("PEM")
+    if b" " in plain and not _MARKS.search(plain):
+        # Form decoding turns + into a space. Long base64 has the sign somewhere, unless all of them were turned.
+        plain = plain.replace(b" ", b"+")
+    plain = plain.replace(b"\\/", b"/")  # JSON that was escaped twice
     if b"%" in plain:
         for code, character in _PERCENT.items():
             plain = plain.replace(code.encode(), character).replace(code.lower().encode(), character)

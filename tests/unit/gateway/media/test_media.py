@@ -50,6 +50,12 @@ FORMS = {
     "a data uri in quotes": f"'data:audio/wav;base64,{PLAIN}'",
     "after a byte order mark": f"\ufeff{PLAIN}",
     "spaces between the characters": " ".join(PLAIN),
+    "pluses that became spaces": PLAIN.replace("+", " "),
+    "two beginnings": f"data:audio/wav;base64,data:audio/wav;base64,{PLAIN}",
+    "no type and no semicolon": f"data:base64,{PLAIN}",
+    "python's str() of bytes": f"b'{PLAIN}'",
+    "slashes escaped for json": PLAIN.replace("/", "\\/"),
+    "a zero and other spaces around it": f"\u00a0\u200b{PLAIN}\0",
     "spaces in its head": f" data: audio/wav; charset=x; base64,{PLAIN}",
 }
 
@@ -62,7 +68,12 @@ def test_base64_is_read_as_clients_write_it(form: str) -> None:
         assert read_data_uri(FORMS[form].strip(), AUDIO_TYPES, param="x", max_bytes=1000) == BYTES
 
 
-@pytest.mark.parametrize("text", ["***", "data:audio/wav,abc", "data:audio/wav;base64", "QQ=Q", "a", "%zz", "é", "{}"])
+PEM = "-----BEGIN-----\nQUFB\n-----END-----"
+
+
+@pytest.mark.parametrize(
+    "text", ["***", "data:audio/wav,abc", "data:audio/wav;base64", "QQ=Q", "a", PEM, "%zz", "é", "{}"]
+)
 def test_invalid_base64_is_refused_with_the_remedy(text: str) -> None:
     with pytest.raises(InvalidMediaError, match="base64") as caught:
         decode_base64(text, param="x", max_bytes=1000)
