@@ -71,7 +71,7 @@ class TextTokenizer:
     def load(cls, path: Path, system_prompt: str = "") -> TextTokenizer:
         """Read the tokenizer in the checkpoint directory. Raises ConfigurationError."""
         config = read_config(path)
-        parts = (config, config.get("text_config"), config.get("llm_config"))
+        parts = (config.get("text_config"), config.get("llm_config"), config)
         sizes = [part["vocab_size"] for part in parts if isinstance(part, dict) and "vocab_size" in part]
         return cls(load_tokenizer(path), system_prompt, sizes[0] if sizes and isinstance(sizes[0], int) else None)
 
