@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from omni_kube.objects import Manifest, controller_of, is_terminating, value_at
 from omni_operator.kinds import ChildKey
 from omni_operator.names import DESIRED_HASH_ANNOTATION, is_child_name, stage_name, stage_selector
-from omni_proto.pod_contract import PIPELINE_LABEL
+from omni_proto.pod_contract import GRPC_PORT, GRPC_PORT_NAME, PIPELINE_LABEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def is_sealed(child: Manifest) -> bool:
 
 
 def find_service_problem(observed: Observed, name: str, selector: Mapping[str, str]) -> str:
-    """Returns what is wrong with a Service that must have the selector; empty if it selects the right pods.
+    """Returns what is wrong with a Service that must have the selector; empty if it leads to the right pods.
 
     It may have no ready endpoint even then: see has_endpoints.
     """
@@ -87,8 +87,13 @@ def find_service_problem(observed: Observed, name: str, selector: Mapping[str, s
         return f"Service {name} is not the pipeline's"
     if is_terminating(service):
         return f"Service {name} is being deleted"
-    selects = value_at(service, "spec", "selector", default={}) == selector
-    return "" if selects else f"Service {name} does not select the pods that serve"
+    if value_at(service, "spec", "selector", default={}) != selector:
+        return f"Service {name} does not select the pods that serve"
+    if value_at(service, "spec", "type", default="") == "ExternalName":
+        return f"Service {name} leads to another host, because its type is ExternalName"
+    ports = value_at(service, "spec", "ports", default=())
+    leads = any(one.get("port") == GRPC_PORT and one.get("targetPort") in (GRPC_PORT_NAME, GRPC_PORT) for one in ports)
+    return "" if leads else f"Service {name} has no port {GRPC_PORT} that leads to the pods' port"
 
 
 def has_endpoints(observed: Observed, name: str) -> bool:

@@ -163,7 +163,7 @@ def _workload(manifest: Manifest) -> Manifest:
 
 
 def _service(manifest: Manifest) -> Manifest:
-    return {"spec": _pick(manifest.get("spec") or {}, "selector")}
+    return {"spec": _pick(manifest.get("spec") or {}, "selector", "ports", "type")}
 
 
 def _scale_target(manifest: Manifest) -> Manifest:

@@ -11,7 +11,7 @@ from omni_operator.kinds import ChildKey, key_of
 from omni_operator.names import entry_selector, stage_name, stage_selector
 from omni_operator.rollout.replicas import first_replicas
 from omni_proto.pipeline import OmniPipeline
-from omni_proto.pod_contract import REVISION_LABEL
+from omni_proto.pod_contract import GRPC_PORT, REVISION_LABEL
 from support.operator.simulated_api import is_ready
 from support.operator.simulated_cluster import SimulatedCluster
 
@@ -30,6 +30,11 @@ def check_conditions(cluster: SimulatedCluster, specs: Mapping[str, OmniPipeline
         _check_complete(cluster, specs[target], target)
 
 
+def leads(service: Manifest) -> bool:
+    """Returns whether clients find the port of the pods at a Service."""
+    return any((one["port"], one["targetPort"]) == (GRPC_PORT, "grpc") for one in service["spec"]["ports"])
+
+
 def is_held(child: Manifest) -> bool:
     """Returns whether a child is being deleted, but held by a finalizer."""
     return "deletionTimestamp" in child["metadata"]
@@ -43,6 +48,7 @@ def _check_reachable(cluster: SimulatedCluster, specs: Mapping[str, OmniPipeline
         revision = service["spec"]["selector"].get(REVISION_LABEL, "")
         assert service["spec"]["selector"] == entry_selector("demo", revision)
         assert cluster.endpoints()[name] > 0, f"Ready, but Service {name} leads nowhere"
+        assert leads(service), f"Ready, but Service {name} has other ports"
         for stage in specs[revision].spec.stages:
             _check_stage(cluster, stage.name, revision)
 
@@ -52,6 +58,7 @@ def _check_stage(cluster: SimulatedCluster, stage: str, revision: str) -> None:
     service = cluster.children.get(ChildKey("Service", name))
     assert service is not None, f"Ready without Service {name}"
     assert service["spec"]["selector"] == stage_selector("demo", stage, revision), f"Service {name} selects others"
+    assert leads(service), f"Ready, but Service {name} has other ports"
     pods = cluster.revision_pods(revision, stage)
     assert any(is_ready(pod) for pod in pods), f"Ready without a pod of {stage} ({revision})"
 

@@ -160,6 +160,12 @@ def turn(cluster: SimulatedCluster, key: ChildKey) -> None:
     cluster.refused = {"Service"}
 
 
+def reroute(cluster: SimulatedCluster, key: ChildKey) -> None:
+    """A Service keeps its selector, but has another port, and may not be changed back."""
+    cluster.children[key]["spec"]["ports"] = [{"name": "grpc", "port": 80, "targetPort": "http"}]
+    cluster.refused = {"Service"}
+
+
 def lose_with_snapshots(cluster: SimulatedCluster, key: ChildKey) -> None:
     """The child and every snapshot are deleted, and no object may be created."""
     cluster.delete(key)
@@ -168,11 +174,11 @@ def lose_with_snapshots(cluster: SimulatedCluster, key: ChildKey) -> None:
     cluster.refused = set(KINDS)
 
 
-AFFECTED = {turn: ["Service"], lose_with_snapshots: ["Deployment", "Service"]}
+AFFECTED = {turn: ["Service"], reroute: ["Service"], lose_with_snapshots: ["Deployment", "Service"]}
 """The kinds of child that a disturbance is about; all by default."""
 
 
-@each_row("disturb", [lose, hold, turn, lose_with_snapshots], ids=lambda one: one.__name__)
+@each_row("disturb", [lose, hold, turn, reroute, lose_with_snapshots], ids=lambda one: one.__name__)
 @each_row("phase", PHASES)
 def test_every_child_in_every_phase(phase: str, disturb: Callable[[SimulatedCluster, ChildKey], None]) -> None:
     edit, rounds = PHASES[phase]
