@@ -343,7 +343,8 @@ def render_cli_reference() -> str:
     command: Any = typer.main.get_command(app)
     context = command.make_context("omnipipe", [], resilient_parsing=True)
     text = get_docs_for_click(obj=command, ctx=context, name="omnipipe", title="omnipipe")
-    text = _EXAMPLES.sub(_as_block, text)
+    # A usage is no command that could be run.
+    text = _EXAMPLES.sub(_as_block, text).replace("```console\n$ ", "```text\n")
     head, _, rest = text.partition("\n\n")
     return re.sub(r"[ \t]+\n", "\n", f"{head}\n\n{_CLI_NOTE}\n\n{rest}").rstrip("\n") + "\n"
 
