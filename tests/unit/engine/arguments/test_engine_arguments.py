@@ -98,7 +98,7 @@ def test_an_engine_of_its_own_takes_no_extra_arguments() -> None:
         ConfigurationError, match="extraEngineArgs are for vLLM, which does not run sim/thinker"
     ) as refused:
         build_stage_engine(config)
-    assert refused.value.field == "extraEngineArgs"
+    assert refused.value.details.field == "extraEngineArgs"
 
 
 def test_vllm_knows_every_value_of_a_closed_list() -> None:
