@@ -159,9 +159,9 @@ def test_a_published_text_is_spoken_without_the_calls_beside_it() -> None:
     planned = plan_request(pb.Start(**tools(WEATHER)), config(downstream=[voice]), component, 64)
     assert planned.prompt is not None
     assert planned.prompt.tools is not None
-    asked = pb.Start(text="x", structured_output={"json_object": True})  # type: ignore[arg-type]
+    asked: dict[str, Any] = {"text": "x", "structured_output": {"json_object": True}}
     with pytest.raises(InvalidRequestError, match="read out") as refused:
-        plan_request(asked, config(downstream=[voice]), component, 64)
+        plan_request(pb.Start(**asked), config(downstream=[voice]), component, 64)
     assert refused.value.details.field == "start.structured_output"
 
 
