@@ -218,6 +218,25 @@ def test_a_second_turn_computes_what_is_new_and_sends_all(serve: Callable[..., S
 
 
 @BOTH_MODELS
+def test_the_twentieth_turn_of_a_call_computes_what_the_first_does(serve: Callable[..., Served], selects: bool) -> None:
+    """Each turn adds a question and a reply. Without a cache, a turn would compute all of them."""
+    served = serve(selects=selects, kv_blocks=256, max_model_len=2048, max_num_batched_tokens=256)
+    talk: list[int] = []
+    computed: dict[int, int] = {}
+    for turn in range(1, 21):
+        before = served.worker.computed
+        talk += words(60, turn)
+        served.add(f"turn {turn}", talk, max_tokens=12)
+        served.finish()
+        served.check(f"turn {turn}")
+        computed[turn] = served.worker.computed - before
+        talk = [*talk, *served.replies[f"turn {turn}"]]
+    assert len(talk) > 1400
+    # At most the rest of a block and the reply's last token more.
+    assert max(computed.values()) <= computed[1] + BLOCK + 1
+
+
+@BOTH_MODELS
 def test_blocks_without_rows_are_computed_again(serve: Callable[..., Served], selects: bool) -> None:
     served = serve(selects=selects)
     served.add("reads nothing", words(64), wants=False)
