@@ -119,11 +119,13 @@ def serve_ours(folder: Path, checkpoint: Path) -> Iterator[Served]:
 
 
 @contextmanager
-def serve_gateway(folder: Path, entry_port: int) -> Iterator[Served]:
-    """Run a gateway in front of an entry stage until the block ends."""
-    address = folder / "gateway.address.json"
+def serve_gateway(folder: Path, entry_port: int, config: str = "") -> Iterator[Served]:
+    """Run a gateway in front of an entry stage until the block ends. config: the text of its configuration file."""
+    address, settings = folder / "gateway.address.json", folder / "gateway.yaml"
+    address.unlink(missing_ok=True)
+    settings.write_text(config)
     command = [sys.executable, "-m", "omni_gateway", "--endpoint", f"{MODEL}=grpc://127.0.0.1:{entry_port}"]
-    command += ["--host", "127.0.0.1", "--port", "0", "--address-file", str(address)]
+    command += ["--host", "127.0.0.1", "--port", "0", "--address-file", str(address), "--config", str(settings)]
     with _run(command, folder / "gateway.log") as process:
         wait_until(address.exists, process, folder / "gateway.log")
         port = int(json.loads(address.read_text())["http"].rpartition(":")[2])

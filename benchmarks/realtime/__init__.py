@@ -1,0 +1,1 @@
+"""Calls over /v1/realtime."""
