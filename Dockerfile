@@ -85,6 +85,8 @@ COPY stage_server stage_server
 COPY gateway gateway
 COPY proto proto
 COPY cli cli
+# A link in cli/ leads here.
+COPY manifests/samples manifests/samples
 RUN /opt/uv/bin/uv build --no-cache --wheel --out-dir /dist \
     && /opt/uv/bin/uv pip install --no-cache --compile-bytecode --no-deps --target /opt/omnipipeline /dist/*.whl
 
