@@ -18,7 +18,7 @@ TITLES: Final = frozenset(
 """Abbreviations that never end a sentence."""
 NUMBERED: Final = frozenset(
     "no nos nr n p pp pg pag pagg pág págs núm num vol fig figs art al ch sec eq op ver tel ext n° nº № str bd kap abs "
-    "рис стр ziff rn az apt abb tab anm".split()
+    "\u0440\u0438\u0441 \u0441\u0442\u0440 ziff rn az apt abb tab anm".split()
 )
 """Abbreviations that never end a sentence if a number follows."""
 ABBREVIATIONS: Final = frozenset(

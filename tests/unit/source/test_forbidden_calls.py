@@ -48,6 +48,7 @@ MAY_READ_THE_WALL_CLOCK = {
     "omni_gateway/entries/pipelines.py": "OpenAI's `created`; nothing ends by it",
     "omni_gateway/guard/middleware.py": "a client secret ends by the wall clock, at whichever gateway it is shown",
     "omni_gateway/http_server/app.py": "the same, where client secrets are made",
+    "omni_stage/process/compile_cache.py": "the age of files on a volume, before those that nobody uses are deleted",
     "omni_stage/models/shared/text/template_worker.py": "what day it is, for chat templates that tell the model",
     "omni_stage/service/request/tracing.py": "when a request was accepted; all else there is monotonic",
     "omni_stage/service/server/tls.py": "certificates expire by the wall clock",
