@@ -49,7 +49,9 @@ _ELISION: Final = re.compile(r"\A[^\W\d_]{1,5}['’]")
 _DATE: Final = re.compile(r"(?<!\d)\d{1,2}\.[ \u00a0]?\d{1,2}\Z")
 _DATE_NEXT: Final = re.compile(r"\d{1,2}\.[ \u00a0]?\d{2,4}\b")
 """A day and its month before a full stop, and what follows the full stop of a day."""
-_VOWELS: Final = frozenset("aeiouyæœøıαεηιουωаеёиоуыэюяіїє")
+_VOWELS: Final = frozenset(
+    "aeiouyæœøıαεηιουω\u0430\u0435\u0451\u0438\u043e\u0443\u044b\u044d\u044e\u044f\u0456\u0457\u0454"
+)
 _LAST_EUROPEAN: Final = "\u052f"
 """The last letter of Greek and Cyrillic. Of later scripts, the vowels are not known here."""
 _LETTERS: Final = re.compile(r"(?:[^\W\d_]\.)+[^\W\d_]\Z")
@@ -202,7 +204,7 @@ def _ends_at_stop(text: str, begin: int, start: int, end: int) -> bool:
 
 
 def _has_no_vowel(sentence: str, word: str) -> bool:
-    """Returns whether the last word of a sentence is an abbreviation such as Hrsg, tbsp or др: it has no vowel, but a
+    """Returns whether the last word of a sentence is an abbreviation such as Hrsg or tbsp: it has no vowel, but a
     small letter. It is none if it is the only word (Hm.), or a unit after a number (5 km)."""
     if not 2 <= len(word) <= 7 or not word.isalpha() or word.isupper() or max(word) > _LAST_EUROPEAN:
         return False

@@ -240,14 +240,14 @@ def serve_and_ask(
                 raise
         running.check()
         if http is not None:
-            _serve_on(running, console)
+            _keep_serving(running, console)
         late = running.stop()
     if late:
         raise DemoError(f"{', '.join(late)} did not end in time and had to be killed")
     return answers, processes
 
 
-def _serve_on(running: LocalPipeline, console: Console) -> None:
+def _keep_serving(running: LocalPipeline, console: Console) -> None:
     """Wait for Ctrl-C or SIGTERM. Raises LocalRunError if a process ends before."""
     console.print(
         f"\na page at {running.http_url}/ and OpenAI's API at {running.http_url}/v1; Ctrl-C stops them",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.resources import files
 from typing import Final
 
@@ -16,27 +17,38 @@ MAX_GPUS: Final = 64
 ANY_TEXT_MODEL: Final = "generic-llm"
 
 
-@dataclass(frozen=True, slots=True)
+_URI: Final = re.compile(r"(?P<key>uri: )\S+")
+
+
+@dataclass(frozen=True)
 class Choice:
     """A sample, and what it is for."""
 
     sample: str
-    model: str
-    """Repository on the model hub; empty: a text model of the user's choice."""
     gpus: int
     title: str
+    chosen: str | None = None
+    """Repository on the model hub that the sample is for, if it is not the sample's first; empty: a text model of the
+    user's choice."""
+
+    @cached_property
+    def model(self) -> str:
+        """Repository on the model hub, or a uri; empty: a text model of the user's choice."""
+        if self.chosen is not None:
+            return self.chosen
+        found = _URI.search(_read_sample(self.sample))
+        return found[0].removeprefix("uri: ").removeprefix(HF) if found else ""
 
 
 CHOICES: Final = (
-    Choice("qwen25-omni-one-gpu", "Qwen/Qwen2.5-Omni-7B", 1, "speech, images, video; one GPU of 80 GB"),
-    Choice("qwen25-omni", "Qwen/Qwen2.5-Omni-7B", 3, "the same, each stage on a GPU of its own (32, 16 and 16 GB)"),
-    Choice("qwen25-omni-3b", "Qwen/Qwen2.5-Omni-3B", 1, "the same, smaller; one GPU of 24 GB"),
-    Choice("qwen3-omni-30b-a3b-one-gpu", "Qwen/Qwen3-Omni-30B-A3B-Instruct", 1, "one GPU with 141 GB"),
-    Choice("qwen3-omni-30b-a3b", "Qwen/Qwen3-Omni-30B-A3B-Instruct", 3, "GPUs of 80, 24 and 24 GB"),
-    Choice("whisper-llm-voice", "HuggingFaceTB/SmolLM2-135M-Instruct", 0, "speech in and out, without a GPU"),
-    Choice(ANY_TEXT_MODEL, "", 1, "any text model that vLLM serves"),
+    Choice("qwen25-omni-one-gpu", 1, "speech, images, video; one GPU of 80 GB"),
+    Choice("qwen25-omni", 3, "the same, each stage on a GPU of its own (32, 16 and 16 GB)"),
+    Choice("qwen25-omni-3b", 1, "the same, smaller; one GPU of 24 GB"),
+    Choice("qwen3-omni-30b-a3b-one-gpu", 1, "one GPU with 141 GB"),
+    Choice("qwen3-omni-30b-a3b", 3, "GPUs of 80, 24 and 24 GB"),
+    Choice("whisper-llm-voice", 0, "speech in and out, without a GPU", "HuggingFaceTB/SmolLM2-135M-Instruct"),
+    Choice(ANY_TEXT_MODEL, 1, "any text model that vLLM serves", ""),
 )
-_URI: Final = re.compile(r"(?P<key>uri: )\S+")
 _NAME: Final = re.compile(r"(?m)^(?P<key>metadata:\n  name: )\S+$")
 _GPUS: Final = re.compile(r"(?P<key>nvidia\.com/gpu: )\d+")
 _COMMANDS: Final = """#   omnipipe validate {name}.yaml
@@ -55,7 +67,7 @@ def choose(model: str, gpus: int) -> Choice:
     repository = model.removeprefix(HF)
     known = [choice for choice in CHOICES if choice.model.lower() == repository.lower() and choice.model]
     if not known:
-        return Choice(ANY_TEXT_MODEL, repository if model.startswith(HF) or "://" not in model else model, gpus, "")
+        return Choice(ANY_TEXT_MODEL, gpus, "", repository)
     for choice in known:
         if choice.gpus == gpus:
             return choice
@@ -68,8 +80,7 @@ def write_pipeline(choice: Choice, name: str, image: str | None) -> str:
 
     image: of the stages; None: the operator's default image, which is built for GPUs.
     """
-    text = files("omni_cli").joinpath("assets", "samples", f"{choice.sample}.yaml").read_text(encoding="utf-8")
-    text = _NAME.sub(rf"\g<key>{name}", text, count=1)
+    text = _NAME.sub(rf"\g<key>{name}", _read_sample(choice.sample), count=1)
     if choice.sample == ANY_TEXT_MODEL:
         uri = choice.model if "://" in choice.model else f"{HF}{choice.model}"
         text = _URI.sub(lambda match: f"{match['key']}{uri}", text, count=1)
@@ -82,6 +93,10 @@ def write_pipeline(choice: Choice, name: str, image: str | None) -> str:
     except PipelineError as error:
         raise InitError(str(error)) from error
     return text
+
+
+def _read_sample(name: str) -> str:
+    return files("omni_cli").joinpath("assets", "samples", f"{name}.yaml").read_text(encoding="utf-8")
 
 
 def _set_gpus(text: str, gpus: int) -> str:
@@ -111,7 +126,7 @@ def ask(prompt: Callable[[str, str], str], show: Callable[[str], object]) -> tup
         chosen = CHOICES[int(answer) - 1]
         if chosen.model:
             return chosen.model, chosen.gpus
-        answer = prompt("Repository of the model, ORG/NAME", "Qwen/Qwen2.5-0.5B-Instruct").strip()
+        answer = prompt("Repository of the model, ORG/NAME", "HuggingFaceTB/SmolLM2-1.7B-Instruct").strip()
     gpus = prompt("GPUs of the pipeline", "1").strip()
     if not (gpus.isascii() and gpus.isdigit()) or int(gpus) > MAX_GPUS:
         raise InitError(f"{gpus!r} is not a number of GPUs, 0 to {MAX_GPUS}")

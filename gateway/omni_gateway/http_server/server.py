@@ -42,9 +42,9 @@ UNSENT_BYTES: Final = 64 << 10
 class ServerCertificate:
     """tls.crt and tls.key of a directory, e.g. of a mounted Secret, whose files kubelet replaces together."""
 
-    def __init__(self, directory: Path, tell_expiry: Callable[[float], None] = lambda unix_s: None) -> None:
-        """tell_expiry: called with the end of the certificate that is used, in seconds since 1970."""
-        self._tell_expiry = tell_expiry
+    def __init__(self, directory: Path, report_expiry: Callable[[float], None] = lambda unix_s: None) -> None:
+        """report_expiry: called with the end of the certificate that is used, in seconds since 1970."""
+        self._report_expiry = report_expiry
         self.certificate = directory / "tls.crt"
         self.key = directory / "tls.key"
         self._written = self._times()
@@ -59,15 +59,15 @@ class ServerCertificate:
         except (OSError, ssl.SSLError) as error:
             files = f"{self.certificate} and {self.key.name}"
             raise GatewaySettingsError(f"{files} cannot be used as certificate and key: {error}") from error
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         try:
             leaf = x509.load_pem_x509_certificates(self.certificate.read_bytes())[0]
         except (OSError, ValueError) as error:  # replaced meanwhile: the next check reads it
             log.warning("the date of the certificate cannot be read", extra={"error": str(error)})
             return
-        self._tell_expiry(leaf.not_valid_after_utc.timestamp())
+        self._report_expiry(leaf.not_valid_after_utc.timestamp())
 
     def renew(self, context: ssl.SSLContext) -> bool:
         """Use the files for new connections, if they have changed. Returns whether changed files were loaded.
@@ -87,7 +87,7 @@ class ServerCertificate:
             self._refused = found
             return False
         self._written, self._refused = found, None
-        self._tell()
+        self._report()
         log.info("certificate renewed", extra={"file": str(self.certificate)})
         return True
 

@@ -125,7 +125,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             level = self._frames.level
             super().data_received(piece)
             if self._frames.level < level:  # others have their turn
-                self._rest = self.loop.call_later(self._frames.wait_s(0, FRAMES_PER_S), self._go_on)
+                self._rest = self.loop.call_later(self._frames.wait_s(0, FRAMES_PER_S), self._continue_reading)
         if self.transport.is_closing():
             return
         if self._unread:
@@ -136,7 +136,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     def _must_wait(self) -> bool:
         return self._rest is not None or self.read_paused or not self.writable.is_set() or self.transport.is_closing()
 
-    def _go_on(self) -> None:
+    def _continue_reading(self) -> None:
         self._rest = None
         self._parse()
 

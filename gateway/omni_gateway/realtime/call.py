@@ -29,7 +29,17 @@ from omni_gateway.realtime.state.client_events import (
     SessionUpdate,
     read_event,
 )
-from omni_gateway.realtime.state.effects import Ask, Effect, Heard, Listen, Release, Send, Stop, Transcribe, tell_limits
+from omni_gateway.realtime.state.effects import (
+    Ask,
+    Effect,
+    Heard,
+    Listen,
+    Release,
+    Send,
+    Stop,
+    Transcribe,
+    report_limits,
+)
 from omni_gateway.realtime.state.response import Ended, Failed
 from omni_gateway.realtime.state.session import Session
 
@@ -198,7 +208,7 @@ class RealtimeCall:
         release = self._releases[ask.response_id] if ask.is_early else None
         try:
             leave, limits = self._ration.enter()
-            told = tell_limits(limits)
+            told = report_limits(limits)
             async with aclosing(ask_pipeline(self._gateway, call, ask)) as outputs:
                 if release is None:
                     self._do(told)

@@ -162,9 +162,9 @@ def test_whisper_reads_fifty_spoken_sentences_back(gateway: openai.OpenAI) -> No
     judge: Path = find_weights("whisper-base")
     texts = [" ".join(SENTENCES[begin : begin + 7]) for begin in range(0, len(SENTENCES), 7)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        sounds = list(pool.map(lambda text: read_aloud(gateway, text), texts))
+        spoken = list(pool.map(lambda text: read_aloud(gateway, text), texts))
     errors = words = 0
-    for text, (audio, rate_hz) in zip(texts, sounds, strict=True):
+    for text, (audio, rate_hz) in zip(texts, spoken, strict=True):
         said, heard = split_words(text), split_words(transcribe(judge, audio, rate_hz))
         errors, words = errors + count_word_errors(said, heard), words + len(said)
     assert errors <= 0.03 * words, f"{errors} of {words} words"

@@ -90,16 +90,16 @@ def test_openai_s_answer_has_the_call_or_the_speech(client: openai.OpenAI, choic
     asked = {**ASKED, "max_tokens": tokens, "tool_choice": choice}
     answer = client.chat.completions.create(**asked, tools=[FUNCTION]).choices[0]
     assert answer.message.audio is not None
-    sound = len(base64.b64decode(answer.message.audio.data))
+    audio_bytes = len(base64.b64decode(answer.message.audio.data))
     if choice == "none":
         assert answer.message.tool_calls is None
         assert answer.message.audio.transcript
-        assert sound > 1000
+        assert audio_bytes > 1000
     else:
         assert answer.message.tool_calls
         assert answer.message.audio.transcript == ""
         assert answer.finish_reason in ("tool_calls", "length"), "random weights may call until the end"
-        assert sound < 100, "a header without samples"
+        assert audio_bytes < 100, "a header without samples"
 
 
 def test_a_schema_with_speech_names_the_client_s_field(client: openai.OpenAI) -> None:

@@ -119,7 +119,7 @@ def test_a_stream_is_kept_alive_while_it_waits(path: str) -> None:
     assert not any('"error"' in line for line in rest)
 
 
-def test_a_pod_that_is_said_to_serve_but_does_not_answer_yet() -> None:
+def test_a_pod_that_is_ready_but_does_not_answer_yet() -> None:
     with sleeping() as (sleeper, client), ThreadPoolExecutor(1) as pool:
         asked = pool.submit(ask, client)
         assert sleeper.woken.wait(PATIENCE_S)

@@ -110,7 +110,7 @@ def test_what_is_wrong_is_named(field: str, value: Any, check: str, level: str, 
 
 
 @pytest.mark.parametrize("field", ["crd", "operators", "nodes", "policies", "quotas", "classes", "groups"])
-def test_what_may_not_be_read_is_said(field: str) -> None:
+def test_what_may_not_be_read_is_reported(field: str) -> None:
     assert [one.level for one in findings(**{field: FORBIDDEN}) if "not checked" in one.text] == ["note"]
 
 

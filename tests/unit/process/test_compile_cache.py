@@ -148,7 +148,7 @@ def test_what_nobody_uses_is_deleted(shared: Path, tmp_path: Path) -> None:
     assert not left.exists()
 
 
-def test_pods_that_save_together_leave_one_sound_archive(shared: Path, tmp_path: Path) -> None:
+def test_pods_that_save_together_leave_one_whole_archive(shared: Path, tmp_path: Path) -> None:
     """Replicas become ready at the same time."""
     pods = []
     for number in range(6):

@@ -76,7 +76,7 @@ class Heard:
     error: GatewayError | None = None
 
 
-def tell_limits(limits: Mapping[str, str]) -> list[Effect]:
+def report_limits(limits: Mapping[str, str]) -> list[Effect]:
     """Returns the effects of a response that counts towards the key's limits. limits: the x-ratelimit-* headers."""
     if "x-ratelimit-limit-requests" not in limits:
         return []

@@ -75,7 +75,7 @@ def test_a_step_admits_a_medium_that_is_encoded_whole(user: EngineArgs, expected
     assert "least_batched_tokens" not in args.vllm_kwargs(worker_cls="w", scheduler_cls="s")
 
 
-def test_extra_arguments_reach_vllm_and_replace_no_field_of_ours() -> None:
+def test_extra_arguments_reach_vllm_and_replace_no_own_field() -> None:
     args = dataclasses.replace(build(), extra={"optimization_level": 2, "dtype": "float16"})
     kwargs = args.vllm_kwargs(worker_cls="w", scheduler_cls="s")
     assert kwargs["optimization_level"] == 2

@@ -323,7 +323,7 @@ def test_an_early_answer_is_dropped_with_what_it_was_asked_from(kind: str) -> No
     assert held.send(kind, session={"instructions": "Shout."}, item=item)[0] == "Stop"
 
 
-def test_a_user_who_goes_on_drops_the_early_answer_and_a_turn_has_two_at_most() -> None:
+def test_a_user_who_continues_drops_the_early_answer_and_a_turn_has_two_at_most() -> None:
     held = Held()
     speak(held, 2)
     for end_ms in (1000, 1500):

@@ -78,7 +78,7 @@ async def test_speech_is_a_turn_and_reaches_the_pipeline(url: str, entry: tuple[
         assert part.WhichOneof("part") is not None
 
 
-async def test_an_answer_is_begun_at_a_pause_and_dropped_if_the_user_goes_on(entry: tuple[int, Starts]) -> None:
+async def test_an_answer_is_begun_at_a_pause_and_dropped_if_the_user_continues(entry: tuple[int, Starts]) -> None:
     said = sentence().astype("<i2").tobytes()
     settings = GatewaySettings(realtime=RealtimeSettings(early_silence_ms=200))
     begun = len(entry[1])

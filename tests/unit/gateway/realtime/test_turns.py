@@ -35,7 +35,7 @@ def test_turns_follow_from_the_probabilities(probabilities: list[float], turns: 
     assert [turn for one in probabilities for turn in detector.add(one)] == turns
 
 
-def test_a_pause_is_told_once_and_so_is_its_end() -> None:
+def test_a_pause_is_reported_once_and_so_is_its_end() -> None:
     probabilities = [0.9] * 4 + [0.1] * 3 + [0.9] + [0.1] * 9
     found = []
     for early_ms in (0, 64, 128):

@@ -124,7 +124,7 @@ def test_ids_have_marks_and_blanks_and_long_texts_are_cut() -> None:
         ("- a -", ["- a -"]),
     ],
 )
-def test_words_are_placed_in_the_text_that_is_said(text: str, said: list[str]) -> None:
+def test_words_are_placed_in_the_spoken_text(text: str, said: list[str]) -> None:
     reader = VoiceReader(English(read_dictionary("")), SymbolTable({one: [0] for one in (" ", *IPA)}))
     assert [text[:place] for place in reader.place(text, reader.read(text))] == said
 
