@@ -1,6 +1,6 @@
 """A day of traffic on a pipeline whose stages scale, in virtual time: the operator's own decision against an oracle.
 
-The day has a dead hour, a popular hour and three sudden bursts. A stage is a number of pods that share its requests
+A stage is a number of pods that share its requests
 evenly. A request takes longer in a larger batch, as a table of step times says; and its first audio too, plus the time
 that it waits. Arrivals are a Poisson process. One tick is one second; nothing here reads a clock.
 
@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
+from benchmarks.scaling.traffic import DAY_S, day_rate
 from omni_operator.scaling.decision import StageAsk, StageLoad, StageMemory, decide_scale
 from omni_proto.pipeline.types.scaling import ScalingBehavior
 
-DAY_S: Final = 86_400
 EVERY_S: Final = 15
 """Seconds between two decisions."""
 SHARE: Final = 0.05
@@ -63,22 +63,6 @@ STAGES: Final = (
 """A pipeline of the shape of Qwen2.5-Omni, with numbers of the size of its paced tables."""
 OBJECTIVE_S: Final = sum(stage.first * stage.slowed(stage.allowed) for stage in STAGES)
 """First audio that is promised, in seconds."""
-BURSTS: Final = ((6 * 3600, 600, 1.6), (13 * 3600 + 900, 300, 2.0), (20 * 3600, 1200, 1.5))
-"""Start, length in seconds and factor of each burst."""
-
-
-def day_rate(second: int) -> float:
-    """Returns the requests per second at a second of the day."""
-    hour = second / 3600
-    rate = 60.0 + 45.0 * math.sin(math.pi * (hour - 9.0) / 12.0)
-    if 3.0 <= hour < 4.0:
-        rate *= max(0.01, 1.0 - 6.0 * min(hour - 3.0, 4.0 - hour))
-    if 18.0 <= hour < 19.0:
-        rate *= 1.0 + 0.6 * math.sin(math.pi * (hour - 18.0))
-    for start, length, factor in BURSTS:
-        if start <= second < start + length:
-            rate *= factor
-    return rate
 
 
 @dataclass(slots=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.scaling.day import day_rate, run_day
+from benchmarks.scaling.day import run_day
+from benchmarks.scaling.traffic import day_rate
 
 SIX_H = 6 * 3600
 
