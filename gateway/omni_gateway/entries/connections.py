@@ -59,6 +59,8 @@ class EntryFacts:
     """Whether the entry stage writes the words that it hears, whatever the prompt says."""
     times_words: bool = False
     """Whether the entry stage can state when the words were spoken."""
+    max_media: int = 0
+    """Maximum number of media in a request; 0 if the stage does not say."""
     random_weights: bool = False
     """Whether the checkpoint is a tiny one with random weights, whose answers mean nothing."""
 
@@ -96,6 +98,7 @@ def read_facts(answer: GetStageResponse, pipeline: ServedPipeline) -> EntryFacts
         hears="audio" in answer.media,
         transcribes=answer.text.transcribes,
         times_words=answer.text.times_words,
+        max_media=answer.limits.max_media_per_request,
         random_weights=answer.random_weights,
     )
 

@@ -70,7 +70,7 @@ def begin_call(session: Call, number: int, share: Share) -> Call:
 async def ask_pipeline(gateway: Gateway, call: Call, ask: Ask) -> AsyncGenerator[Output, None]:
     """Yields what the pipeline returns for a response; the last one is Ended. Raises GatewayError."""
     pipeline, facts = await _find(gateway, call)
-    prompt = recall_heard(ask.prompt) if facts.transcribes else ask.prompt
+    prompt = recall_heard(ask.prompt, count_recalled(ask.prompt, facts))
     body = read_body(prompt)
     call.rights.check(body)
     call.paths = ClientPaths(
@@ -89,17 +89,35 @@ async def ask_pipeline(gateway: Gateway, call: Call, ask: Ask) -> AsyncGenerator
             yield output
 
 
-def recall_heard(prompt: Prompt) -> Prompt:
-    """Returns the prompt for a pipeline whose entry writes down what it hears: it hears only the last message. Earlier
-    audio becomes its words; without words (its answer was interrupted before they were known) it is left out."""
-    recalled, audio = Prompt({**prompt.body, "messages": []}), iter(prompt.audio)
-    last = len(prompt.paths) - 1
-    for number, (message, paths) in enumerate(zip(prompt.body["messages"], prompt.paths, strict=True)):
+def count_recalled(prompt: Prompt, facts: EntryFacts) -> int:
+    """Returns how much of the prompt's audio, from the oldest on, the pipeline shall not hear again.
+
+    An entry that writes down what it hears hears only the last message. Other ones hear the newest that
+    limits.maxMediaPerRequest allows. The number grows by half of that limit at a time: between these turns the
+    conversation begins as before, and what the stage has cached of it is used.
+    """
+    contents = [message["content"] for message in prompt.body["messages"]]
+    kinds = [[part["type"] for part in content] if isinstance(content, list) else [] for content in contents]
+    if facts.transcribes:
+        return sum(one.count("input_audio") for one in kinds[:-1])
+    images = sum(len(one) - one.count("input_audio") - one.count("text") for one in kinds)
+    room = max(1, facts.max_media - images)
+    too_many, step = len(prompt.audio) - room, max(1, room // 2)
+    return min(-(-too_many // step) * step, len(prompt.audio) - 1) if facts.max_media and too_many > 0 else 0
+
+
+def recall_heard(prompt: Prompt, count: int) -> Prompt:
+    """Returns the prompt in which the first `count` pieces of audio are the words in them. Without words, they are left
+    out: nobody wrote them down, or the answer was interrupted before."""
+    if not count:
+        return prompt
+    recalled, audio = Prompt({**prompt.body, "messages": []}), enumerate(prompt.audio)
+    for message, paths in zip(prompt.body["messages"], prompt.paths, strict=True):
         parts, content = [], message["content"]
         for place, part in enumerate(content if isinstance(content, list) else ()):
             if part["type"] == "input_audio":
-                heard = next(audio)
-                if number == last:
+                number, heard = next(audio)
+                if number >= count:
                     recalled.audio.append(heard)
                 elif heard.text.strip():
                     part = {"type": "text", "text": heard.text.strip()}

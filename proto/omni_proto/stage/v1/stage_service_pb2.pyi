@@ -171,15 +171,17 @@ class TextAbilities(_message.Message):
     def __init__(self, given_reply: bool = ..., structured_output: bool = ..., tool_call_parser: _Optional[str] = ..., reasoning_parser: _Optional[str] = ..., transcribes: bool = ..., times_words: bool = ...) -> None: ...
 
 class StageLimits(_message.Message):
-    __slots__ = ("max_model_len", "max_concurrent_requests", "max_inflight_bytes", "max_media_bytes", "max_message_bytes")
+    __slots__ = ("max_model_len", "max_concurrent_requests", "max_inflight_bytes", "max_media_bytes", "max_message_bytes", "max_media_per_request")
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     MAX_CONCURRENT_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     MAX_INFLIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_MEDIA_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_MEDIA_PER_REQUEST_FIELD_NUMBER: _ClassVar[int]
     max_model_len: int
     max_concurrent_requests: int
     max_inflight_bytes: int
     max_media_bytes: int
     max_message_bytes: int
-    def __init__(self, max_model_len: _Optional[int] = ..., max_concurrent_requests: _Optional[int] = ..., max_inflight_bytes: _Optional[int] = ..., max_media_bytes: _Optional[int] = ..., max_message_bytes: _Optional[int] = ...) -> None: ...
+    max_media_per_request: int
+    def __init__(self, max_model_len: _Optional[int] = ..., max_concurrent_requests: _Optional[int] = ..., max_inflight_bytes: _Optional[int] = ..., max_media_bytes: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., max_media_per_request: _Optional[int] = ...) -> None: ...

@@ -64,6 +64,7 @@ def describe_stage(
             max_inflight_bytes=admission.max_bytes,
             max_media_bytes=config.limits.max_media_bytes,
             max_message_bytes=config.limits.max_message_bytes,
+            max_media_per_request=config.limits.max_media_per_request,
         ),
         voices=component.known_voices if isinstance(component, KnowsVoices) else component.voices,
         prompt_embeds=spec_to_proto(engine.prompt_embeds) if engine.prompt_embeds else None,

@@ -1,13 +1,19 @@
-"""Earlier turns of a session in front of a pipeline whose entry writes down what it hears."""
+"""Earlier turns of a session: of which of them the pipeline hears the audio again."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from omni_gateway.realtime.pipeline_calls import recall_heard
+import pytest
+
+from omni_gateway.entries.connections import EntryFacts
+from omni_gateway.realtime.pipeline_calls import count_recalled, recall_heard
 from omni_gateway.realtime.state.items import Content
 from omni_gateway.realtime.state.prompt import Prompt
 
+FACTS = EntryFacts("thinker", ("thinker",), ("text",), (), 4096, False, False, False, hears=True, max_media=8)
+IMAGE: dict[str, Any] = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
 AUDIO: dict[str, Any] = {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}
 
 
@@ -22,9 +28,53 @@ def test_only_the_last_audio_is_heard_again() -> None:
         {"role": "user", "content": [AUDIO]},
     ]
     paths = [["i"], ["a0", "a1"], ["b"], ["c0"], [], ["d0"]]
-    recalled = recall_heard(Prompt({"model": "m", "messages": messages}, [first, lost, last], paths))
+    prompt = Prompt({"model": "m", "messages": messages}, [first, lost, last], paths)
+    assert count_recalled(prompt, replace(FACTS, transcribes=True)) == 2
+    recalled = recall_heard(prompt, 2)
     words = [{"type": "text", "text": "My name is Ada."}, {"type": "text", "text": "(softly)"}]
     expected = [messages[0], {"role": "user", "content": words}, messages[2], messages[4], messages[5]]
     assert recalled.body == {"model": "m", "messages": expected}
     assert recalled.audio == [last]
     assert recalled.paths == [["i"], ["a0", "a1"], ["b"], [], ["d0"]]
+
+
+def _call(turns: int, images: int = 0) -> Prompt:
+    """Returns the prompt of a call in which the user has spoken in each turn."""
+    messages: list[Any] = [{"role": "user", "content": [IMAGE] * images}] if images else []
+    for turn in range(turns):
+        messages += [{"role": "user", "content": [AUDIO]}, {"role": "assistant", "content": f"Answer {turn}."}]
+    audio = [Content("input_audio", f"Turn {turn}." if turn % 2 else "", b"1") for turn in range(turns)]
+    paths = [["p"] * len(message["content"] if message["role"] == "user" else "p") for message in messages[:-1]]
+    return Prompt({"model": "m", "messages": messages[:-1]}, audio, paths)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 8, 64])
+@pytest.mark.parametrize("images", [0, 1, 5])
+def test_a_long_call_stays_within_the_media_of_a_request(limit: int, images: int) -> None:
+    """However long it is. The newest audio is always heard, and the beginning of the prompt changes seldom."""
+    facts, counts = replace(FACTS, max_media=limit), []
+    for turns in range(1, 80):
+        prompt = _call(turns, images)
+        counts.append(count_recalled(prompt, facts))
+        heard = recall_heard(prompt, counts[-1])
+        assert heard.audio == prompt.audio[counts[-1] :]
+        assert heard.audio[-1] is prompt.audio[-1]
+        assert len(heard.audio) <= max(1, limit - images)
+        assert len(heard.paths) == len(heard.body["messages"])
+    assert counts == sorted(counts)
+    assert len(set(counts)) <= 80 / max(1, max(1, limit - images) // 2) + 1
+
+
+def test_of_audio_that_is_not_heard_again_the_words_stay() -> None:
+    """If they were written down."""
+    prompt = _call(9)
+    recalled = recall_heard(prompt, count_recalled(prompt, FACTS))
+    texts = [message["content"] for message in recalled.body["messages"] if message["content"] != [AUDIO]]
+    written = [[{"type": "text", "text": f"Turn {turn}."}] for turn in (1, 3)]
+    assert [text for text in texts if isinstance(text, list)] == written
+    assert len(recalled.audio) == 5
+
+
+def test_a_stage_that_names_no_limit_hears_everything() -> None:
+    prompt = _call(40)
+    assert recall_heard(prompt, count_recalled(prompt, replace(FACTS, max_media=0))) is prompt
