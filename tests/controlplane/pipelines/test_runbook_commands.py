@@ -1,7 +1,7 @@
 """The commands of docs/runbooks with their placeholders filled in, on a control plane with a pipeline and its operator.
 
-Commands that need more than that are left out: NEEDS_MORE matches those that need a kubelet, a Secret, cert-manager or
-an operator that runs as a Deployment.
+Commands that need more than that are left out: NEEDS_MORE matches those that need a kubelet, a Secret, cert-manager,
+Prometheus' operator, or an operator that runs as a Deployment.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from support.docs.doc_examples import ROOT, console_commands
 
 pytestmark = pytest.mark.controlplane
 
-NEEDS_MORE = re.compile(r"kubectl (logs|exec|rollout|get secret|get certificate)")
+NEEDS_MORE = re.compile(r"kubectl (logs|exec|rollout|get secret|get certificate|get podmonitor)")
 
 
 def all_commands() -> list[str]:
@@ -58,9 +58,9 @@ def test_commands_of_the_runbooks(
         done = subprocess.run(
             ["sh", "-c", line], capture_output=True, text=True, timeout=120, env=environment, check=False
         )
-        # Only queries for the operator or for events may find nothing: here the operator is not a pod, and kwok's pods
-        # have no events.
-        nothing = "No resources found" in done.stderr and not re.search("events|operator", line)
+        # Only queries for the operator, the gateway or for events may find nothing: here the operator is not a pod,
+        # there is no gateway, and kwok's pods have no events.
+        nothing = "No resources found" in done.stderr and not re.search("events|operator|gateway", line)
         if done.returncode or nothing:
             failed.append(f"{line}: {done.returncode}: {done.stdout}{done.stderr}")
     assert failed == []

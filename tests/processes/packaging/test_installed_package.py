@@ -77,6 +77,17 @@ def test_the_index_would_take_the_files(distributions: Path) -> None:
     check_packages([*distributions.glob("*.whl"), *distributions.glob("*.tar.gz")])
 
 
+def list_tracked(folder: str) -> Iterator[str]:
+    """Yields the files of a folder that git knows. A link to a folder stands for its files."""
+    listed = subprocess.run(["git", "ls-files", folder], cwd=ROOT, capture_output=True, text=True, check=True)
+    for file in listed.stdout.splitlines():
+        linked = (ROOT / file).resolve().relative_to(ROOT).as_posix()
+        if (ROOT / file).is_dir():
+            yield from (f"{file}{name.removeprefix(linked)}" for name in list_tracked(linked))
+        else:
+            yield file
+
+
 @pytest.mark.parametrize("one", DISTRIBUTIONS, ids=lambda one: one.name)
 def test_each_wheel_has_its_packages_and_says_that_they_are_typed(one: Distribution, distributions: Path) -> None:
     with zipfile.ZipFile(wheel_of(distributions, one.name)) as wheel:
@@ -84,8 +95,7 @@ def test_each_wheel_has_its_packages_and_says_that_they_are_typed(one: Distribut
     packages = {Path(package).name for package in one.packages}
     assert {name.partition("/")[0] for name in names if name.endswith(".py")} == packages
     assert names >= {f"{package}/py.typed" for package in packages}
-    tracked = subprocess.run(["git", "ls-files", *one.packages], cwd=ROOT, capture_output=True, text=True, check=True)
-    expected = {file.partition("/")[2] for file in tracked.stdout.splitlines()}
+    expected = {file.partition("/")[2] for package in one.packages for file in list_tracked(package)}
     assert expected == {name for name in names if ".dist-info/" not in name}
 
 
