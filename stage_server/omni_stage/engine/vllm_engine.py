@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
@@ -34,7 +33,7 @@ from omni_stage.engine.requests.sampling import check_stage_sampling
 from omni_stage.engine.requests.traits import EngineTraits
 from omni_stage.engine.steps import finish_reason
 from omni_stage.engine.streamed import StreamedRuns
-from omni_stage.engine.work import WorkLedger
+from omni_stage.engine.work import PartClock, WorkLedger
 from omni_stage.errors import (
     ConfigurationError,
     EngineDeadStageError,
@@ -159,7 +158,7 @@ class VllmStageEngine:
             raise
 
     async def _start(self) -> None:
-        clock = _PartClock()
+        clock = PartClock()
         await self._core.start()
         clock.end("load")
         if not self.component.facts.kind.is_one_shot:
@@ -353,19 +352,6 @@ def vllm_engine_kwargs(args: OmniEngineArgs, *, on_cpu: bool) -> dict[str, objec
         worker_cls=select.worker_cls(kind, "cpu" if on_cpu else "cuda"),
         scheduler_cls=select.scheduler_cls(kind, bool(args.async_scheduling)),
     )
-
-
-class _PartClock:
-    """Seconds of each part of the start: what a slow start was spent on."""
-
-    def __init__(self) -> None:
-        self.parts: dict[str, float] = {}
-        self._begin = time.monotonic()
-
-    def end(self, part: str) -> None:
-        now = time.monotonic()
-        self.parts[part] = round(now - self._begin, 2)
-        self._begin = now
 
 
 def _warmup_requests(component: Component) -> list[StageRequest]:

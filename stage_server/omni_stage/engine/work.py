@@ -85,3 +85,17 @@ class WorkLedger:
             if not self._busy:
                 self.last_step = time.monotonic()
             self._busy.add(request_id)
+
+
+class PartClock:
+    """Seconds of each part of the start: what a slow start was spent on."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, float] = {}
+        self._begin = time.monotonic()
+
+    def end(self, part: str) -> None:
+        """Note the end of a part, which began when the part before it ended."""
+        now = time.monotonic()
+        self.parts[part] = round(now - self._begin, 2)
+        self._begin = now

@@ -394,8 +394,5 @@ def plan_modalities(config: StageConfig, requested: Sequence[int]) -> ModalityPl
             )
         wanted.add(modality)
     wanted = wanted or set(known)
-    return ModalityPlan(
-        own=frozenset(wanted.intersection(config.outputs)),
-        edges=tuple(edge for edge in config.downstream if wanted.intersection(edge.outputs)),
-        requested=frozenset(wanted),
-    )
+    edges = tuple(edge for edge in config.downstream if wanted.intersection(edge.outputs))
+    return ModalityPlan(frozenset(wanted.intersection(config.outputs)), edges, frozenset(wanted))
