@@ -60,7 +60,7 @@ def test_the_gateway_reads_the_settings_that_the_chart_writes(helm: Helm, tmp_pa
     ("name", "kind", "count"),
     [("gateway", "ClusterRole", 1), ("gateway of two namespaces, with everything", "Role", 2)],
 )
-def test_the_gateway_may_list_and_watch_pipelines_and_nothing_else(
+def test_the_gateway_may_watch_pipelines_wake_them_and_nothing_else(
     helm: Helm, name: str, kind: str, count: int
 ) -> None:
     manifests = helm.template(VARIANTS[name])
@@ -69,10 +69,9 @@ def test_the_gateway_may_list_and_watch_pipelines_and_nothing_else(
     assert [item["roleRef"]["kind"] for item in bindings] == [kind] * count
     roles = {item["roleRef"]["name"] for item in bindings}
     rules = [item["rules"] for item in manifests if item["kind"] == kind and item["metadata"]["name"] in roles]
-    assert (
-        rules
-        == [[{"apiGroups": ["omnipipeline.io"], "resources": ["omnipipelines"], "verbs": ["list", "watch"]}]] * count
-    )
+    watch = {"apiGroups": ["omnipipeline.io"], "resources": ["omnipipelines"], "verbs": ["list", "watch"]}
+    wake = {"apiGroups": ["omnipipeline.io"], "resources": ["omnistages/scale"], "verbs": ["get", "patch"]}
+    assert rules == [[watch, wake]] * count
 
 
 @pytest.mark.parametrize("name", ["a" * 46, f"{'a' * 39}-{'b' * 6}"])
