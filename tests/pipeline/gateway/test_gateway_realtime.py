@@ -124,3 +124,22 @@ async def test_the_users_speech_is_written_down(tiny_gateway: str) -> None:
         pieces = [one["delta"] for one in caller.events if one["type"] == f"{kind}.delta"]
         assert "".join(pieces) == written["transcript"]
         assert written["usage"]["input_tokens"] > 0
+
+
+async def test_a_call_has_more_turns_than_a_request_may_have_media(tiny_gateway: str) -> None:
+    """The entry takes eight media; each turn adds the user's speech, and all earlier speech is sent again."""
+    piece = speech_24k()[48 * 1000 : 48 * 1300]
+    async with call(tiny_gateway, model=MODEL) as caller:
+        session = {"type": "realtime", "output_modalities": ["text"], "max_output_tokens": 3}
+        await caller.connection.session.update(session={**session, "audio": {"input": {"turn_detection": None}}})
+        tokens = []
+        for _ in range(11):
+            await speak(caller, piece)
+            await caller.connection.input_audio_buffer.commit()
+            await caller.connection.response.create()
+            done = (await caller.until("response.done"))["response"]
+            assert done["status"] in ("completed", "incomplete"), done["status_details"]
+            tokens.append(done["usage"]["input_tokens"])
+        assert tokens[:8] == sorted(tokens[:8])
+        assert tokens[8] < tokens[7], "the older half is not heard again"
+        assert "error" not in [one["type"] for one in caller.events]
