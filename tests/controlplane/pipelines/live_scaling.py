@@ -1,0 +1,204 @@
+"""An operator, a gateway and paced engines as processes, under load, on a real control plane; see pod_network.py.
+
+Run by test_live_scaling.py. It prints what it measured; only what must hold on any machine is asserted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from support.controlplane.control_plane import ControlPlane
+from support.controlplane.operators import OperatorProcess, grant_gateway
+from support.controlplane.pipelines import build_pipeline, build_stage, condition_of, wait_condition, wait_settled
+from support.controlplane.pod_network import ANNOTATIONS, Kubelet, read_address
+from support.controlplane.server.api import Api, Manifest, eventually
+from support.processes.polling import PATIENCE_S
+from support.processes.process import ChildProcess
+from support.stages.fast_table import write_fast_table
+
+pytestmark = pytest.mark.controlplane
+
+STAGES = ("thinker", "talker", "decoder")
+PLAIN = {"model": "omni", "messages": [{"role": "user", "content": "How are you?"}]}
+SPOKEN = {**PLAIN, "modalities": ["text", "audio"], "audio": {"format": "pcm16"}}
+
+
+def paced_pipeline(table: Path, scaling: Manifest, **thinker: Any) -> Manifest:
+    stages = [
+        build_stage("thinker", component="sim/thinker", outputs=["Text"], **thinker),
+        build_stage("talker", after="thinker", component="sim/talker"),
+        build_stage("decoder", after="talker", component="sim/decoder", outputs=["Audio"]),
+    ]
+    for stage in stages:
+        stage["scaling"] = scaling
+    pipeline = build_pipeline(stages=stages)
+    pipeline["spec"]["model"] = {"uri": f"file://{table}"}
+    pipeline["spec"]["defaults"]["podAnnotations"] = ANNOTATIONS
+    return pipeline
+
+
+@contextmanager
+def run_gateway(control_plane: ControlPlane, api: Api, folder: Path) -> Iterator[httpx.Client]:
+    """Runs `python -m omni_gateway` with the chart's rights. Yields a client."""
+    grant_gateway(api, api.namespace)
+    kubeconfig = control_plane.kubeconfig_for_service_account(api.namespace, "gateway")
+    address, settings = folder / "gateway.json", folder / "gateway.yaml"
+    settings.write_text("keepAliveSeconds: 0.5\n")
+    command = [sys.executable, "-m", "omni_gateway", "--cluster", "--namespace", api.namespace]
+    command += ["--kubeconfig", str(kubeconfig), "--host", "127.0.0.1", "--port", "0"]
+    command += ["--config", str(settings), "--address-file", str(address)]
+    process = ChildProcess("gateway", command, folder / "gateway.log", {**os.environ, "GRPC_DNS_RESOLVER": "native"})
+    process.start()
+    try:
+        process.wait_until(address.exists)
+        with httpx.Client(base_url=read_address(address)["http"], timeout=PATIENCE_S) as client:
+            eventually(lambda: client.get("/ready").status_code == 200, timeout_s=PATIENCE_S)
+            yield client
+    finally:
+        process.kill()
+
+
+def ask(client: httpx.Client, body: Manifest) -> str:
+    """Returns what is wrong with the answer; empty if nothing is."""
+    try:
+        answer = client.post("/v1/chat/completions", json=body)
+    except httpx.HTTPError as error:
+        return repr(error)
+    return "" if answer.status_code == 200 else f"{answer.status_code}: {answer.text[:300]}"
+
+
+def stream(client: httpx.Client, body: Manifest) -> tuple[str, int]:
+    """Returns what is wrong with a stream, and how many comments it had."""
+    comments, ended = 0, False
+    with client.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as response:
+        for line in response.iter_lines():
+            comments += line.startswith(":")
+            if '"error"' in line:
+                return line, comments
+            ended |= line == "data: [DONE]"
+    return "" if ended else "no end", comments
+
+
+def is_asleep(api: Api) -> bool:
+    return bool(condition_of(api.get("OmniPipeline", "omni"), "Ready").get("reason") == "Sleeping")
+
+
+def test_to_zero_and_back(
+    control_plane: ControlPlane, api: Api, make_operator: Callable[..., OperatorProcess], tmp_path: Path
+) -> None:
+    table = write_fast_table(tmp_path / "table", step_ms=30.0, replyTokens=[20, 20])
+    pipeline = paced_pipeline(table, {"minReplicas": 0, "maxReplicas": 2, "idleSeconds": 15})
+    with Kubelet(api, tmp_path) as kubelet, make_operator(), run_gateway(control_plane, api, tmp_path) as client:
+        api.apply(pipeline)
+        wait_settled(api, timeout_s=2 * PATIENCE_S)
+        assert ask(client, SPOKEN) == ""
+
+        # A request in flight for longer than the idle time keeps it awake.
+        with ThreadPoolExecutor(1) as pool:
+            long = pool.submit(stream, client, {**PLAIN, "max_tokens": 1000, "min_tokens": 1000, "ignore_eos": True})
+            while not long.done():
+                assert not is_asleep(api)
+                time.sleep(0.2)
+            assert long.result()[0] == ""
+
+        eventually(lambda: is_asleep(api) and not kubelet.count(), timeout_s=2 * PATIENCE_S, why="it sleeps")
+        assert {api.get("OmniStage", f"omni-{stage}")["spec"]["replicas"] for stage in STAGES} == {0}
+        assert [one["id"] for one in client.get("/v1/models").json()["data"]] == ["omni"]
+        kubelet.starts.clear()
+        began = time.monotonic()
+        with ThreadPoolExecutor(8) as pool:
+            plain = [pool.submit(ask, client, SPOKEN if number % 2 else PLAIN) for number in range(6)]
+            streams = [pool.submit(stream, client, PLAIN) for _ in range(2)]
+            assert [one.result() for one in plain] == [""] * 6
+            assert [one.result()[0] for one in streams] == [""] * 2
+            assert min(one.result()[1] for one in streams) > 1
+        total = time.monotonic() - began
+        slowest = max(seconds for _, seconds in kubelet.starts)
+        sys.stdout.write(
+            f"\nwoken by 8 requests: {total:.1f} s, slowest start {slowest:.1f} s, ratio {total / slowest:.2f}\n"
+        )
+        assert sorted(stage for stage, _ in kubelet.starts) == sorted(STAGES)
+        wait_condition(api, "Ready", status="True", reason="AllStagesReady")
+        assert kubelet.failures == []
+
+
+def test_four_times_the_load(
+    control_plane: ControlPlane, api: Api, make_operator: Callable[..., OperatorProcess], tmp_path: Path
+) -> None:
+    table = write_fast_table(tmp_path / "table", step_ms=0.5, replyTokens=[40, 40], stepMs={"1": 40.0})
+    behavior = {"scaleDown": {"stabilizationWindowSeconds": 30}}
+    pipeline = paced_pipeline(
+        table, {"minReplicas": 1, "maxReplicas": 5, "behavior": behavior}, engineArgs={"maxNumSeqs": 4}
+    )
+    wrong: list[str] = []
+    calls = itertools.count()
+    active, ended = [2], threading.Event()
+
+    def load(number: int, client: httpx.Client) -> None:
+        while not ended.is_set():
+            if number >= active[0]:
+                time.sleep(0.2)
+            elif said := ask(client, PLAIN if next(calls) % 4 else SPOKEN):
+                wrong.append(said)
+
+    def sizes() -> dict[str, int]:
+        return {stage: api.get("OmniStage", f"omni-{stage}")["spec"]["replicas"] for stage in STAGES}
+
+    operator = make_operator()
+    with Kubelet(api, tmp_path) as kubelet, run_gateway(control_plane, api, tmp_path) as client:
+        operator.start()
+        api.apply(pipeline)
+        wait_settled(api, timeout_s=2 * PATIENCE_S)
+        with ThreadPoolExecutor(8) as pool:
+            workers = [pool.submit(load, number, client) for number in range(8)]
+            try:
+                history = [sizes()]
+
+                def watch(until: Callable[[dict[str, int]], bool], seconds: float) -> None:
+                    deadline = time.monotonic() + PATIENCE_S + seconds
+                    while not until(history[-1]) or seconds > 0:
+                        assert time.monotonic() < deadline, history
+                        time.sleep(0.5)
+                        seconds -= 0.5
+                        if (now := sizes()) != history[-1]:
+                            history.append(now)
+
+                watch(lambda now: True, 30)
+                assert history == [dict.fromkeys(STAGES, 1)], history
+                active[0] = 8
+                watch(lambda now: now["thinker"] >= 3, 0)
+                name = f'{{pipeline="omni",pipeline_namespace="{api.namespace}",stage="thinker"}}'
+                assert operator.metrics()[f"omni_operator_stage_desired_replicas{name}"] >= 3, "for other autoscalers"
+                operator.kill()
+                before = next(calls)
+                eventually(lambda: next(calls) > before + 20, timeout_s=PATIENCE_S, why="calls go on without it")
+                operator.start()
+                watch(lambda now: True, 45)
+                active[0] = 2
+                watch(lambda now: now["thinker"] == 1, 0)
+                eventually(lambda: kubelet.count("thinker") == 1, timeout_s=PATIENCE_S, why="the others have drained")
+            finally:
+                ended.set()
+            for worker in workers:
+                worker.result()
+        operator.stop()
+        steps = [now["thinker"] for now in history]
+        sys.stdout.write(f"\n{next(calls)} calls, {len(wrong)} failed; thinker {steps}, pods at most {kubelet.peak}\n")
+        assert wrong == []
+        assert kubelet.failures == []
+        assert {now[stage] for now in history for stage in STAGES[1:]} == {1}, "only the bottleneck grows"
+        moves = [after - before for before, after in itertools.pairwise(steps) if after != before]
+        turns = sum((one > 0) != (other > 0) for one, other in itertools.pairwise(moves))
+        assert turns <= 1, steps
