@@ -12,6 +12,10 @@ MAX_CHAT_PARTS: Final = 1024
 """Maximum number of parts and tool calls in all messages of a chat together, and therefore of messages. The bound is on
 the sum, because the cost of a conversation does not depend on how it is divided into messages."""
 
+USERS: Final = 16
+"""All users that one client names together may take this many times what one client may, because nobody verifies the
+names."""
+
 
 @dataclass(frozen=True, slots=True)
 class Client:

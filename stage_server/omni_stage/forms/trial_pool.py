@@ -21,7 +21,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
-from omni_proto.runtime.limits import Client
+from omni_proto.runtime.limits import USERS, Client
 from omni_stage.errors import InvalidRequestError, OmniStageError, TooManyRequestsError
 from omni_stage.forms.trial import Form
 from omni_stage.forms.worker import PACKET_BYTES, READY, TOO_SLOW
@@ -30,8 +30,6 @@ TRIALS: Final = 2
 """Forms that are tried at the same time."""
 WAITING: Final = 8
 """Forms of one caller that may wait."""
-USERS: Final = 16
-"""Forms of all users of one client together that may wait, as a multiple of WAITING."""
 REMEMBERED: Final = 4096
 """Results that are kept."""
 CACHED_BYTES: Final = 256 << 20

@@ -8,9 +8,9 @@ from contextlib import AsyncExitStack, suppress
 
 import pytest
 
-from omni_proto.runtime.limits import Client
+from omni_proto.runtime.limits import USERS, Client
 from omni_stage.errors import TooManyRequestsError
-from omni_stage.forms.trial_pool import USERS, Turns
+from omni_stage.forms.trial_pool import Turns
 from support.processes.polling import PATIENCE_S
 
 FIRST = Client("first")

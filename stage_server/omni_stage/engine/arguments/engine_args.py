@@ -178,7 +178,8 @@ class OmniEngineArgs:
     tensor_parallel_size: int = 1
     async_scheduling: bool | None = None
     scheduling_policy: str = "priority"
-    """Requests of equal priority keep their order of arrival, as with vLLM's default policy, "fcfs"."""
+    """Requests of equal priority keep their order of arrival, as with vLLM's default policy, "fcfs"; see
+    Admission.admit for those of a client that has others."""
     extra: Mapping[str, int | float | bool | str] = field(default_factory=dict)
     """Further arguments, none of which is one of the fields above."""
 

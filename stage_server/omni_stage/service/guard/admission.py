@@ -28,7 +28,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from omni_proto.runtime.limits import Client, PeerTable
+from omni_proto.runtime.limits import USERS, Client, PeerTable
 from omni_stage.errors import ByteBudgetExceededError, RequestTooLargeError, TooManyRequestsError
 from omni_stage.vllm_adapter.scheduling.sessions import YIELDING_SHARE
 
@@ -52,8 +52,6 @@ FOR_OTHERS: Final = 0.125
 """Share of a limit that is for clients that hold less, while there are any."""
 LATE_S: Final = 1.0
 """Seconds by which a request is later in the engine's queue, for each request that its client holds."""
-USERS: Final = 16
-"""Requests of all users that one address names count as this share of one client's. Nobody verifies the names."""
 OTHERS_S: Final = 60.0
 """Seconds after its last call for which a client counts."""
 
@@ -256,6 +254,8 @@ class Admission:
             )
         # Of the client, and of the user among a client's: a key of the gateway, or an address in front of it.
         holders = () if client is None else (Client(client.address), client) if client.user else (client,)
+        for callers, holder in zip(self._callers, holders, strict=False):
+            callers.note(holder, self._clock())
         request_limit, why = self._limit(holders, self.max_requests, self._requests_of, priority)
         if self.requests >= request_limit:
             raise TooManyRequestsError(
@@ -313,7 +313,6 @@ class Admission:
         limit, why = maximum, ""
         now = self._clock()
         for callers, holder in zip(self._callers, holders, strict=False):
-            callers.note(holder, now)
             # Less than one request's share cannot be left free.
             if held[holder] >= maximum * LARGE_SHARE and maximum >= 1 / FOR_OTHERS and callers.has_other(holder, now):
                 limit, why = maximum - int(maximum * FOR_OTHERS), _FOR_OTHERS

@@ -19,7 +19,7 @@ from typing import Final
 import grpc
 import prometheus_client
 
-from omni_proto.runtime.limits import Client, TokenBucket
+from omni_proto.runtime.limits import USERS, Client, TokenBucket
 from omni_proto.stage_config import Limits
 from omni_stage.errors import PrepareTimeoutError
 
@@ -27,8 +27,6 @@ REFUSALS_PER_SECOND: Final = 10
 MAX_WAIT_S: Final = 1.0
 BURST_S: Final = 5.0
 """Size of a bucket, in seconds of its rate. A client may use up the bucket in one burst before a refusal waits."""
-USERS: Final = 16
-"""All users that one address names together have this many times the rate of one client."""
 CLIENTS: Final = 4096
 """Maximum number of buckets. When there are more, the bucket that was used least recently is dropped."""
 HELD_IN_ALL, HELD_PER_CLIENT = 512, 128

@@ -14,11 +14,11 @@ from grpc import StatusCode
 
 from omni_proto.pod_contract import ExitCode, StageMetric
 from omni_proto.rpc.options import USER_KEY
-from omni_proto.runtime.limits import Client
+from omni_proto.runtime.limits import USERS, Client
 from omni_proto.stage_config import Limits
 from omni_stage.errors import InvalidRequestError
 from omni_stage.service.guard import refusals
-from omni_stage.service.guard.refusals import EARLY_S, USERS, HeldRefusals, RefusalBuckets
+from omni_stage.service.guard.refusals import EARLY_S, HeldRefusals, RefusalBuckets
 from omni_stage.service.request.reading import RequestReader
 from omni_stage.service.request.tracing import user_of
 from support.processes.polling import PATIENCE_S, until
