@@ -56,7 +56,7 @@ def test_a_restored_namespace_is_taken_over(
             defaults={"image": "example.com/stage:1", "nodeSelector": {"kubernetes.io/hostname": "node-1"}}
         )
     )
-    eventually(lambda: len(list_children(api)) > 5)
+    wait_settled(api)
     backup = back_up(api)
     expected = set(list_children(api))
     operator.stop()

@@ -54,6 +54,11 @@ def create(space: Api, name: str, *aliases: str) -> None:
     space.create(build_pipeline(name, stages=[build_stage("thinker", outputs=["Text"])], **spec))
 
 
+def tick() -> None:
+    """Waits until what is created next is younger: creation times are whole seconds."""
+    time.sleep(1.1)
+
+
 def set_aliases(space: Api, name: str, *aliases: str) -> None:
     space.patch("OmniPipeline", name, {"spec": {"aliases": {"models": list(aliases)}}})
 
@@ -98,6 +103,7 @@ def test_nobody_takes_over_a_name(api_server: ApiServer, spaces: tuple[Api, Api]
     mine, theirs = owner.namespace, other.namespace
     with operator:
         create(other, "old")  # older than everything below
+        tick()
         create(owner, "chat", "tts-1")
         wait_record(owner, "chat", "chat", "tts-1")
         create(other, "chat")
@@ -131,7 +137,7 @@ def test_pipelines_without_a_record(api_server: ApiServer, spaces: tuple[Api, Ap
     """Without any record, the gateway lets the older pipeline have a name. A new operator then records the same."""
     owner, other = spaces
     create(owner, "chat", "tts-1")
-    time.sleep(1.1)  # creation times are whole seconds
+    tick()
     create(other, "tts-1")
     for space, name in ((owner, "chat"), (other, "tts-1")):
         status = {"url": f"grpc://{name}.{space.namespace}.svc:50051", "conditions": [CONDITION]}
