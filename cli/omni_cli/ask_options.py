@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -40,8 +41,8 @@ def chat(
 ) -> None:
     """Talk with a running pipeline, line by line; it remembers the conversation.
 
-    /image, /audio and /video attach a file to the next message, /help lists all
-    commands. Lines of a pipe are answered too.
+    /image, /audio and /video attach a file to the next message, /record sends what
+    the microphone hears, /help lists all commands. Lines of a pipe are answered too.
 
     \b
     Examples:
@@ -49,7 +50,7 @@ def chat(
       omnipipe chat --pipeline qwen25-omni -n models
       omnipipe chat --endpoint 127.0.0.1:50051 --system "Answer in one sentence." --voice Chelsie
     """
-    from omni_cli.commands.chat import HELP, find_player, prompt_lines, run_chat
+    from omni_cli.commands.chat import HELP, find_player, find_recorder, prompt_lines, run_chat
     from omni_proto.client import GenerateArguments
 
     player = find_player() if play else None
@@ -69,6 +70,7 @@ def chat(
             max_tokens=max_tokens,
             tls=client_tls,
             player=player,
+            recorder=find_recorder(),
         )
     raise typer.Exit(status)
 
@@ -93,6 +95,12 @@ def bench(
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write one JSON line for each request to this file.")
     ] = None,
+    aiperf: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the run in AIPerf's format into this folder.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the waits; .png, .svg or .pdf. Needs matplotlib.")
+    ] = None,
     output: OutputFormat = None,
     timeout: Timeout = 300.0,
     tls: Tls = False,
@@ -112,10 +120,15 @@ def bench(
     Examples:
       omnipipe bench --endpoint 127.0.0.1:50051 --requests 100 --rate 2
       omnipipe bench --endpoint 127.0.0.1:50051 --concurrency 16 -o json
+      omnipipe bench --endpoint 127.0.0.1:50051 --plot run.png --aiperf run
     """
-    from omni_cli.commands.bench import format_summary, run_bench, write_json_lines
+    from omni_cli.commands.bench import format_summary, list_waits, run_bench, write_json_lines, write_run
     from omni_proto.client import ArgumentError, GenerateArguments, OmniClient, OmniRequestError
 
+    if plot is not None:
+        if plot.suffix.lower() not in (".png", ".svg", ".pdf"):
+            raise fail(f"--plot {plot}: the name must end with .png, .svg or .pdf")
+        from omni_cli.plots import draw_waits  # Here, because a run whose picture cannot be drawn is lost.
     target = Target(endpoint, pipeline, namespace, kubeconfig, tls, ca, cert, key, server_name)
     arguments: GenerateArguments = {
         "text": text,
@@ -129,6 +142,7 @@ def bench(
                 with OmniClient(address, tls=client_tls) as client:
                     stage = client.get_stage(timeout=timeout)
                 arguments["sampling"] = {stage.answering_stage or stage.stage: {"max_tokens": max_tokens}}
+            begun_ns = time.time_ns()
             summary, outcomes = run_bench(
                 address, arguments, requests=requests, rate=rate, concurrency=concurrency, tls=client_tls
             )
@@ -136,11 +150,15 @@ def bench(
         raise fail(f"{pipeline or endpoint}: {error}") from error
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    if json_file is not None:
-        try:
+    try:
+        if json_file is not None:
             json_file.write_text(write_json_lines(outcomes), encoding="utf-8")
-        except OSError as error:
-            raise fail(f"cannot write {json_file}: {error.strerror}") from error
+        if aiperf is not None:
+            write_run(outcomes, aiperf, concurrency=concurrency, begun_ns=begun_ns)
+        if plot is not None:
+            draw_waits(list_waits(outcomes), [one.start_s for one in outcomes if one.error], plot)
+    except OSError as error:
+        raise fail(f"cannot write {error.filename}: {error.strerror}") from error
     if output is None:
         print(format_summary(summary))
     else:

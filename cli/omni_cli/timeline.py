@@ -1,4 +1,4 @@
-"""Computes a request's timeline: what each stage did and when. timeline_plot.py draws it.
+"""Computes a request's timeline: what each stage did and when. plots.py draws it.
 
 Each stage measures nanoseconds since it accepted the request, on its own monotonic clock. The wall-clock times at which
 the stages accepted the request place their lanes on one axis.

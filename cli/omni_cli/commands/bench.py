@@ -9,6 +9,8 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final
 
 from omni_proto.client import (
@@ -187,6 +189,106 @@ def format_summary(summary: dict[str, Any]) -> str:
             f"{summary['audio_s_per_s']:.2f} s of audio per second"
         )
     return "\n".join(lines)
+
+
+def write_run(outcomes: Sequence[Outcome], folder: Path, *, concurrency: int, begun_ns: int) -> None:
+    """Write a run into a folder as AIPerf writes its own, so that `aiperf plot` and its readers take it.
+
+    Source: schema 1.4 of NVIDIA AIPerf 0.13, docs/reference/json-export-schema.md. Its names for what we measure are
+    used where it has one; first audio, audio and silence are metrics beside them. begun_ns: the wall clock, in
+    nanoseconds since the epoch, at which the first request was due. Raises OSError.
+    """
+    lines = []
+    columns: dict[str, list[float]] = {}
+    for index, one in enumerate(outcomes):
+        start_ns = begun_ns + round(one.start_s * 1e9)
+        metrics = {} if one.error else _list_metrics(one)
+        for name, (value, _) in metrics.items():
+            columns.setdefault(name, []).append(value)
+        record = {
+            "metadata": {
+                "session_num": index,
+                "turn_index": 0,
+                "request_start_ns": start_ns,
+                "request_end_ns": start_ns + round(one.total_s * 1e9),
+                "worker_id": "omnipipe",
+                "record_processor_id": "omnipipe",
+                "benchmark_phase": "profiling",
+                "was_cancelled": False,
+            },
+            "metrics": {name: {"value": value, "unit": unit} for name, (value, unit) in metrics.items()},
+            "error": {"type": one.error, "message": f"the pipeline answered {one.error}"} if one.error else None,
+        }
+        lines.append(json.dumps(record) + "\n")
+    summary = summarize(outcomes)
+    scalars = {
+        "request_count": (len(outcomes) - sum(summary["errors"].values()), "requests"),
+        "error_request_count": (sum(summary["errors"].values()), "requests"),
+        "request_throughput": (summary["requests_per_s"], "requests/sec"),
+        "benchmark_duration": (summary["duration_s"], "sec"),
+        "audio_throughput": (summary["audio_s_per_s"], "audio_sec/sec"),
+    }
+    end_s = begun_ns / 1e9 + summary["duration_s"]
+    whole = {
+        "schema_version": "1.4",
+        **{name: {"unit": _METRICS[name], **_describe(values)} for name, values in columns.items()},
+        **{name: {"unit": unit, "avg": value} for name, (value, unit) in scalars.items()},
+        "input_config": {
+            "endpoint": {"type": "omnipipeline"},
+            "loadgen": {"concurrency": concurrency, "request_count": len(outcomes)},
+        },
+        "was_cancelled": False,
+        "error_summary": [
+            {"error_details": {"type": code, "message": f"the pipeline answered {code}"}, "count": count}
+            for code, count in summary["errors"].items()
+        ],
+        "start_time": datetime.fromtimestamp(begun_ns / 1e9, UTC).isoformat(),
+        "end_time": datetime.fromtimestamp(end_s, UTC).isoformat(),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "profile_export.jsonl").write_text("".join(lines), encoding="utf-8")
+    (folder / "profile_export_aiperf.json").write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
+
+
+_METRICS: Final = {
+    "request_latency": "ms",
+    "time_to_first_token": "ms",
+    "time_to_first_audio": "ms",
+    "audio_duration": "sec",
+    "audio_silence": "ms",
+}
+"""Units of a request's metrics in AIPerf's files."""
+
+
+def _list_metrics(one: Outcome) -> dict[str, tuple[float, str]]:
+    first_text, first_audio = one.first_text_s, one.first_audio_s
+    values = {
+        "request_latency": one.total_s * 1e3,
+        "time_to_first_token": None if first_text is None else first_text * 1e3,
+        "time_to_first_audio": None if first_audio is None else first_audio * 1e3,
+        "audio_duration": one.audio_s if one.audio_s else None,
+        "audio_silence": one.silence_s * 1e3 if one.audio_s else None,
+    }
+    return {name: (value, _METRICS[name]) for name, value in values.items() if value is not None}
+
+
+def _describe(values: Sequence[float]) -> dict[str, float]:
+    mean = sum(values) / len(values)
+    spread = sum((value - mean) ** 2 for value in values) / max(1, len(values) - 1)
+    shares = {f"p{share}": percentile(values, share) for share in (1, 5, 10, 25, 50, 75, 90, 95, 99)}
+    ends = {"min": min(values), "max": max(values), "sum": sum(values), "count": len(values)}
+    return {"avg": mean, **shares, **ends, "std": math.sqrt(spread)}
+
+
+def list_waits(outcomes: Sequence[Outcome]) -> dict[str, list[tuple[float, float]]]:
+    """Returns what the requests that succeeded waited for: (when one was due, its wait) in seconds, by what it is."""
+    good = [one for one in outcomes if not one.error]
+    waits = {
+        "first text": [(one.start_s, one.first_text_s) for one in good if one.first_text_s is not None],
+        "first audio": [(one.start_s, one.first_audio_s) for one in good if one.first_audio_s is not None],
+        "whole answer": [(one.start_s, one.total_s) for one in good],
+    }
+    return {name: points for name, points in waits.items() if points}
 
 
 def write_json_lines(outcomes: Sequence[Outcome]) -> str:

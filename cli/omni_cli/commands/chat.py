@@ -1,11 +1,17 @@
-"""`omnipipe chat`: a conversation with a running pipeline, with media by path; plays audio where there is a player."""
+"""`omnipipe chat`: a conversation with a running pipeline, with media by path and from the microphone.
+
+Answers are played where there is a player.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +35,7 @@ from omni_proto.client import (
 )
 
 HELP: Final = """/image FILE, /audio FILE, /video FILE   attach a file to the next message
+/record                                 speak: records until the next Enter, and sends it with what that line says
 /save FILE.wav                          save the last answer's audio
 /clear                                  forget the conversation
 /help, /quit                            this list; the end (also Ctrl-D)
@@ -41,6 +48,59 @@ _PLAYERS: Final = (
     ("aplay", "--quiet"),
     ("ffplay", "-nodisp", "-autoexit", "-loglevel", "error"),
 )
+
+
+_RECORDERS: Final = (
+    ("pw-record", "--rate=16000", "--channels=1"),
+    ("parecord", "--file-format=wav", "--rate=16000", "--channels=1"),
+    ("arecord", "--quiet", "--format=S16_LE", "--rate=16000", "--channels=1"),
+    ("rec", "-q", "-r", "16000", "-c", "1"),
+)
+"""Programs that write a WAV file, whose name comes last, until SIGINT. macOS has none: `rec` comes with SoX."""
+MAX_RECORDING_S: Final = 300
+"""A recording that is forgotten ends by itself."""
+_WAV_HEADER_BYTES: Final = 44
+
+
+def find_recorder() -> tuple[str, ...] | None:
+    """Returns the command of the first recorder that is installed, without the file; None if there is none."""
+    return next((command for command in _RECORDERS if shutil.which(command[0])), None)
+
+
+class RecordingError(RuntimeError):
+    """The recorder wrote nothing. The message is for people."""
+
+
+class Recording:
+    """A running recorder. Its file is deleted with `stop`."""
+
+    def __init__(self, command: tuple[str, ...]) -> None:
+        self._program = command[0]
+        self._folder = tempfile.TemporaryDirectory(prefix="omnipipe-")
+        self._file = Path(self._folder.name, "spoken.wav")
+        self._process = subprocess.Popen(
+            [*command, str(self._file)], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        self._limit = threading.Timer(MAX_RECORDING_S, self._process.send_signal, [signal.SIGINT])
+        self._limit.daemon = True
+        self._limit.start()
+
+    def stop(self) -> Part:
+        """End the recording. Returns it as a part of a prompt. Raises RecordingError or InputFileError."""
+        self._limit.cancel()
+        self._process.send_signal(signal.SIGINT)
+        try:
+            try:
+                said = self._process.communicate(timeout=5)[1]
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                said = self._process.communicate()[1]
+            if not self._file.exists() or self._file.stat().st_size <= _WAV_HEADER_BYTES:
+                reason = said.strip()[:200] or "is there a microphone?"
+                raise RecordingError(f"{self._program} recorded nothing: {reason}")
+            return read_media(self._file, audio_part)
+        finally:
+            self._folder.cleanup()
 
 
 def find_player() -> tuple[str, ...] | None:
@@ -57,6 +117,10 @@ class Chat:
     report: Callable[[str], object]
     """Shows a line that is not part of the answer."""
     play: Callable[[GenerationResult], object] = lambda answer: None
+    recorder: tuple[str, ...] | None = None
+    """Command of /record, without the file; None: there is none."""
+    recording: Recording | None = None
+    """What /record began. The next line ends it."""
     history: list[ChatMessage] = field(default_factory=list)
     """All messages so far. Nothing bounds it here: the stage refuses a prompt beyond its maxModelLen by name."""
     attached: list[Part] = field(default_factory=list)
@@ -65,6 +129,8 @@ class Chat:
 
     def take(self, line: str) -> bool:
         """Act on one line of the user: a command or a message. Returns whether the conversation continues."""
+        if self.recording is not None and not self._end_recording():
+            return True
         command, _, rest = line.strip().partition(" ")
         path = Path(rest.strip()).expanduser()
         if command in ("/quit", "/exit"):
@@ -77,6 +143,8 @@ class Chat:
             self.report("(forgotten)")
         elif command == "/save":
             self._save(path)
+        elif command == "/record":
+            self._record()
         elif command.startswith("/"):
             self.report(HELP.rstrip() if command == "/help" else f"{command} is no command; /help lists them")
         elif line.strip():
@@ -92,6 +160,24 @@ class Chat:
             self.report(f"error: {error}")
         else:
             self.report(f"({path.name} goes with the next message; an empty line sends it alone)")
+
+    def _record(self) -> None:
+        if self.recorder is None:
+            self.report(f"no recorder is installed: one of {', '.join(name for name, *_ in _RECORDERS)} is needed")
+            return
+        self.recording = Recording(self.recorder)
+        self.report("(recording; Enter sends it)")
+
+    def _end_recording(self) -> bool:
+        """Returns whether something was recorded."""
+        recording, self.recording = self.recording, None
+        try:
+            if recording is not None:
+                self.attached.append(recording.stop())
+        except (RecordingError, InputFileError) as error:
+            self.report(f"error: {error}")
+            return False
+        return True
 
     def _save(self, path: Path) -> None:
         if self.last is None or not self.last.audio:
@@ -133,6 +219,7 @@ def run_chat(
     max_tokens: int | None = None,
     tls: ClientTls | None = None,
     player: tuple[str, ...] | None = None,
+    recorder: tuple[str, ...] | None = None,
 ) -> int:
     """Answer each line until they end. Returns the exit status, 0."""
 
@@ -153,10 +240,13 @@ def run_chat(
     def report(line: str) -> None:
         sys.stderr.write(f"{line.rstrip()}\n")
 
-    chat = Chat(send, report, play, [system(system_message)] if system_message else [])
+    chat = Chat(send, report, play, recorder, history=[system(system_message)] if system_message else [])
     for line in lines:
         if not chat.take(line):
             break
+    if chat.recording is not None:
+        with contextlib.suppress(RecordingError, InputFileError):
+            chat.recording.stop()
     return 0
 
 
@@ -170,8 +260,6 @@ def prompt_lines() -> Iterable[str]:
     if not sys.stdin.isatty():
         yield from sys.stdin
         return
-    import contextlib
-
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - input() then edits lines
     while True:

@@ -240,7 +240,7 @@ def save_answer(answer: GenerationResult, outputs: Outputs) -> list[str]:
             outputs.trace.write_text(text, encoding="utf-8")
         lines.append(f"{outputs.trace}: trace of the stages, for ui.perfetto.dev")
     if outputs.timeline is not None:
-        from omni_cli.timeline_plot import draw_timeline
+        from omni_cli.plots import draw_timeline
 
         timings = {stage.stage: stage.timings for stage in list_finished(answer)}
         with _named(outputs.timeline):

@@ -101,7 +101,7 @@ def test_a_timeline_without_stages_is_empty() -> None:
 
 @pytest.mark.parametrize("timings", [{}, {"thinker": FULL}, {"thinker": FULL, "nothing": StageTimings()}])
 def test_picture_is_written(timings: dict[str, StageTimings], tmp_path: Path) -> None:
-    from omni_cli.timeline_plot import draw_timeline
+    from omni_cli.plots import draw_timeline
 
     draw_timeline(compute_timeline(timings), tmp_path / "lanes.png", title="a request")
     assert (tmp_path / "lanes.png").read_bytes().startswith(b"\x89PNG")

@@ -45,6 +45,7 @@ CHANNELS = frozenset(f"grpc.{kind}{name}" for kind in ("", "aio.") for name in (
 OPENS_CHANNELS = "omni_proto/rpc/channels.py"
 """The only file that opens channels: it sets the options that keep gRPC from crashing."""
 MAY_READ_THE_WALL_CLOCK = {
+    "omni_cli/ask_options.py": "when a run began, in the files of `omnipipe bench --aiperf`",
     "omni_gateway/entries/pipelines.py": "OpenAI's `created`; nothing ends by it",
     "omni_gateway/guard/middleware.py": "a client secret ends by the wall clock, at whichever gateway it is shown",
     "omni_gateway/http_server/app.py": "the same, where client secrets are made",

@@ -1,7 +1,8 @@
-"""Draws a timeline: one lane for each stage, time from left to right."""
+"""Draws the timeline of a request, one lane for each stage, and the waits of a run of `omnipipe bench`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
@@ -71,3 +72,28 @@ def draw_timeline(timeline: RequestTimeline, path: Path, title: str = "") -> Non
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
     figure.savefig(path, dpi=120)
+
+
+def draw_waits(waits: Mapping[str, Sequence[tuple[float, float]]], failed: Sequence[float], path: Path) -> None:
+    """Write a picture of a run: what each request waited for over time, and the share that waited no longer than this.
+
+    waits: by what was waited for, (when a request was due, its wait) in seconds. failed: when requests that failed were
+    due. The suffix of the path selects the format. Raises OSError.
+    """
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    times, shares = figure.subplots(1, 2)
+    for name, points in waits.items():
+        times.plot([start for start, _ in points], [wait for _, wait in points], ".", label=name)
+        ordered = sorted(wait for _, wait in points)
+        shares.step(
+            ordered, [100 * (index + 1) / len(ordered) for index in range(len(ordered))], where="post", label=name
+        )
+    if failed:
+        times.plot(failed, [0.0] * len(failed), "x", color="black", label="failed")
+    times.set(xlabel="request was due, s", ylabel="waited, s", ylim=(0, None))
+    shares.set(xlabel="waited, s", ylabel="requests that waited no longer, %", xlim=(0, None), ylim=(0, 100))
+    for axes in (times, shares):
+        axes.grid(alpha=0.3)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend()
+    figure.savefig(path)
