@@ -36,6 +36,7 @@ CASES = {
     "first-audio-expensive": "benchmarks.first_audio.expensive",
     "first-audio-paced": "benchmarks.paced.measure",
     "first-audio-rate": "benchmarks.paced.rate",
+    "turns": "benchmarks.first_audio.turns",
     "peer": "benchmarks.peer.measure",
 }
 """Case -> its module, which has the functions `measure` and `draw`."""

@@ -70,6 +70,25 @@ def stacked_bars(path: Path, rows: Mapping[str, Mapping[str, float]], *, title: 
     _save(figure, path, title, note)
 
 
+def curves(path: Path, panels: Mapping[str, Mapping[str, Mapping[float, float]]], *, title: str, across: str) -> None:
+    """Draw a panel with lines for each entry of `panels` (panel -> line -> x -> y), side by side. across: what x is."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(9, 3), squeeze=False)
+    for axis, (name, lines) in zip(axes[0], panels.items(), strict=True):
+        for label, points in lines.items():
+            axis.plot(list(points), list(points.values()), marker="o", markersize=3, label=label)
+        axis.set_title(name, fontsize=9)
+        axis.set_xlabel(across, fontsize=8)
+        axis.set_ylim(bottom=0)
+        axis.tick_params(labelsize=8)
+    axes[0][0].legend(fontsize=8)
+    _save(figure, path, title, "")
+
+
 def _save(figure: Any, path: Path, title: str, note: str) -> None:
     from matplotlib import pyplot
 

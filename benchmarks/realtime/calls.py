@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -19,48 +20,68 @@ LONGEST_S: Final = 60.0
 
 
 class Call:
-    """One call. Each answer stands alone, so that all have the same prompt."""
+    """One call, which is read all the time, as a client does that plays what it hears."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._response_id = ""
+        self._events: asyncio.Queue[tuple[float, dict[str, Any]] | ConnectionClosed] = asyncio.Queue()
+        self._reader = asyncio.ensure_future(self._read())
 
-    async def ask(self, prompt: str) -> float:
-        """Ask for a spoken answer. Returns the seconds to its first audio."""
+    async def _read(self) -> None:
+        try:
+            while True:
+                event = json.loads(await self._connection.recv_bytes())
+                self._events.put_nowait((time.perf_counter(), event))
+        except ConnectionClosed as closed:
+            self._events.put_nowait(closed)
+
+    async def ask(self, prompt: str, *, in_conversation: bool = False) -> float:
+        """Ask for a spoken answer, alone or to the conversation so far. Returns the seconds to its first audio."""
         item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": prompt}]}
+        wishes: dict[str, Any] = {"max_output_tokens": TEXT_TOKENS}
+        if in_conversation:
+            await self._connection.conversation.item.create(item=item)
+        else:
+            wishes |= {"conversation": "none", "input": [item]}
         began = time.perf_counter()
-        await self._connection.response.create(
-            response={"conversation": "none", "input": [item], "max_output_tokens": TEXT_TOKENS}
-        )
-        self._response_id = (await self.until("response.created")).response.id
-        await self.until("response.output_audio.delta")
-        return time.perf_counter() - began
+        await self._connection.response.create(response=wishes)
+        self._response_id = (await self.until("response.created"))[1]["response"]["id"]
+        return (await self.until("response.output_audio.delta"))[0] - began
 
     async def interrupt(self) -> float:
         """Interrupt the answer. Returns the seconds to its end, after which no audio comes."""
         began = time.perf_counter()
         await self._connection.response.cancel(response_id=self._response_id)
-        await self.until("response.done")
-        return time.perf_counter() - began
+        return (await self.until("response.done"))[0] - began
 
-    async def until(self, kind: str) -> Any:
-        """Returns the next event of a kind. Raises ConnectionClosed, TimeoutError, RuntimeError for an error."""
+    async def hold(self, prompt: str, turns: int) -> None:
+        """Hold so many turns, each with the conversation so far. Every answer is interrupted when it is heard."""
+        for _ in range(turns):
+            await self.ask(prompt, in_conversation=True)
+            await self.interrupt()
+
+    async def until(self, kind: str) -> tuple[float, dict[str, Any]]:
+        """Returns when the next event of a kind came, and the event. Raises ConnectionClosed, TimeoutError, and
+        RuntimeError for an error."""
         async with asyncio.timeout(LONGEST_S):
             while True:
-                event = await self._connection.recv()
-                if event.type == kind:
-                    return event
-                if event.type == "error":
-                    raise RuntimeError(event.error.message)
+                found = await self._events.get()
+                if isinstance(found, ConnectionClosed):
+                    raise found
+                if found[1]["type"] == kind:
+                    return found
+                if found[1]["type"] == "error":
+                    raise RuntimeError(found[1]["error"]["message"])
 
     async def ending(self) -> str:
         """Returns how an answer ends that its client does not end: its status and error, or the call's close code."""
         try:
-            response = (await self.until("response.done")).response
+            response = (await self.until("response.done"))[1]["response"]
         except ConnectionClosed as closed:
             return f"closed with {closed.rcvd.code if closed.rcvd else 'nothing'}"
-        error = getattr(response.status_details, "error", None)
-        return f"{response.status}: {error.code}" if error else str(response.status)
+        error = (response["status_details"] or {}).get("error")
+        return f"{response['status']}: {error['code']}" if error else str(response["status"])
 
     async def closing(self) -> str:
         """Returns how the gateway ends the call."""

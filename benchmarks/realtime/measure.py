@@ -2,7 +2,8 @@
 
 First audio is compared with that of the same requests over gRPC, which take turns with the calls. A paced pipeline
 hears nothing, so turns are texts: the silence that ends a spoken turn, and 64 ms of speech that interrupt an answer,
-come on top. Then calls are idle, interrupted, dropped by their clients, drained by the gateway, and bereft of a stage.
+come on top. Then calls are idle; and 32 at once, after the turns of ten minutes, are dropped by their clients, drained
+by the gateway, and bereft of a stage.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ from omni_stage.models.sim.tables import BUILT_IN
 
 TABLE: Final = "qwen3-omni-30b-a3b-h100"
 CALLS, FAULTY, IDLE = 16, 32, 500
+TURNS: Final = 20
+"""Turns of a call before its fault: those of ten minutes, of which nobody waits for what is spoken."""
 ROUNDS, IDLE_S = 5, 10.0
 FREED_S: Final = 30.0
 """Time in which stages must be free after the last answer."""
@@ -58,8 +61,12 @@ async def _measure(pipeline: Pipeline, folder: Path, port: int, rounds: int) -> 
     with serve_gateway(folder, port, CONFIG) as gateway:
         added, interrupted, freed, rows = await _answers(pipeline, gateway, rounds)
         mib, share = await _idle(gateway)
+        await _drop(gateway)
+        await _wait_free(pipeline, gateway)
+        before = rss_mib(gateway.processes["gateway"])
         endings = {"client gone": await _drop(gateway)}
         dropped_s = await _wait_free(pipeline, gateway)
+        kept = round(rss_mib(gateway.processes["gateway"]) - before, 1)
     with serve_gateway(folder, port, CONFIG) as gateway:
         endings["gateway drained"] = await _drain(gateway)
     with serve_gateway(folder, port, CONFIG) as gateway:
@@ -69,6 +76,7 @@ async def _measure(pipeline: Pipeline, folder: Path, port: int, rounds: int) -> 
              for name, found in endings.items()]  # fmt: skip
     rows += [{"what": f"{IDLE} idle calls, MiB", "value": mib}, {"what": f"{IDLE} idle calls, cores", "value": share}]
     rows += [{"what": "engines free after clients were gone, ms", "value": round(dropped_s * 1000)}]
+    rows += [{"what": f"{FAULTY} calls of {TURNS} turns that are gone, MiB", "value": kept}]
     known = {"closed with 1001", "completed", "failed: service_unavailable"}
     unknown = sum(
         sum(found.values()) for name, found in endings.items() if name != "client gone" and set(found) - known
@@ -80,6 +88,7 @@ async def _measure(pipeline: Pipeline, folder: Path, port: int, rounds: int) -> 
         Ratio(f"{IDLE} idle calls, MiB", mib, at_most=100, goal=True, tolerance=0.5),
         Ratio(f"{IDLE} idle calls, share of a core", share, at_most=0.05, goal=True, tolerance=1.0),
         Ratio("calls with an undocumented end", unknown, at_most=0),
+        Ratio(f"{FAULTY} calls of {TURNS} turns that are gone, MiB", kept, at_most=16, tolerance=4.0),
     ]
     return Report({FIRST: rows, REST: cases}, ratios, [f"Load after the run: {load()}."])
 
@@ -126,7 +135,7 @@ async def _idle(gateway: Served) -> tuple[float, float]:
 
 async def _drop(gateway: Served) -> Counter[str]:
     async with open_calls(gateway.port, FAULTY) as calls:
-        await asyncio.gather(*(call.ask(PROMPT) for call in calls))
+        await _talk(calls)
         for call in calls:
             call.drop()
     return Counter(["the client's"] * FAULTY)
@@ -134,16 +143,22 @@ async def _drop(gateway: Served) -> Counter[str]:
 
 async def _drain(gateway: Served) -> Counter[str]:
     async with open_calls(gateway.port, FAULTY) as calls:
-        await asyncio.gather(*(call.ask(PROMPT) for call in calls))
+        await _talk(calls)
         os.kill(gateway.processes["gateway"], signal.SIGTERM)
         return Counter(await asyncio.gather(*map(Call.closing, calls)))
 
 
 async def _kill(pipeline: Pipeline, gateway: Served) -> Counter[str]:
     async with open_calls(gateway.port, FAULTY) as calls:
-        await asyncio.gather(*(call.ask(PROMPT) for call in calls))
+        await _talk(calls)
         os.kill(pipeline.pids["talker"], signal.SIGKILL)
         return Counter(await asyncio.gather(*map(Call.ending, calls)))
+
+
+async def _talk(calls: Sequence[Call]) -> None:
+    """Hold the turns of ten minutes in each call, and begin a further answer."""
+    await asyncio.gather(*(call.hold(PROMPT, TURNS) for call in calls))
+    await asyncio.gather(*(call.ask(PROMPT, in_conversation=True) for call in calls))
 
 
 async def _wait_free(pipeline: Pipeline, gateway: Served, sessions: int = 0) -> float:

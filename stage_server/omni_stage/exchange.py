@@ -138,6 +138,8 @@ class EngineStep(Brief):
     text: str = ""
     prompt_token_ids: list[int] | None = None
     """The prompt's token ids as the engine received them; set in the first step."""
+    cached_tokens: int = 0
+    """How many of the prompt's tokens the engine had from earlier requests; set in the first step."""
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """The tensors that the runner captured, on the CPU. An autoregressive model has either "rows" [n, H], with one row
     for each newly computed position (prompt and output), or the tensors that the model names. A model with M-RoPE also

@@ -163,15 +163,17 @@ def finish_reason(cut_stages: Sequence[str]) -> str:
 def read_usage(*summaries: Summary, answering: str = "") -> dict[str, Any]:
     """Returns OpenAI's usage of one or more requests together.
 
-    Prompt tokens are those of the stage that answers; empty: the entry stage. Completion tokens are those of all
-    stages: codec tokens are audio tokens, all others text tokens. Audio that was made without codec tokens counts none,
-    so `audio_tokens` is then left out.
+    Prompt tokens, and the cached ones among them, are those of the stage that answers; empty: the entry stage.
+    Completion tokens are those of all stages: codec tokens are audio tokens, all others text tokens. Audio that was
+    made without codec tokens counts none, so `audio_tokens` is then left out.
     """
-    prompt = completion = codec = samples = 0
+    prompt = cached = completion = codec = samples = 0
     for summary in summaries:
         for outcome in summary.stages:
             usage = outcome.usage
-            prompt += usage.prompt_tokens if outcome.stage == (answering or summary.stage) else 0
+            if outcome.stage == (answering or summary.stage):
+                prompt += usage.prompt_tokens
+                cached += usage.cached_tokens
             completion += usage.completion_tokens
             codec += usage.codec_tokens
             samples += usage.audio_samples
@@ -180,6 +182,7 @@ def read_usage(*summaries: Summary, answering: str = "") -> dict[str, Any]:
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
         "completion_tokens_details": {**details, "text_tokens": completion - codec},
     }
 

@@ -141,7 +141,8 @@ class RealtimeCall:
                     await self._listen(effect)
                 else:
                     self._do([effect])
-            await self._let_send()
+            # Responses stop at half of it, so that none of them delays the event that interrupts it.
+            await self._let_send(2 * WAITING_EVENTS)
 
     async def _parse(self, text: str, share: Share) -> ClientEvent:
         """Returns an event. Long ones are read in a thread, one after another, as the bodies of requests are."""
@@ -168,7 +169,7 @@ class RealtimeCall:
         if detector is None or detector.settings != effect.settings or detector.format != format:
             early_ms = self._gateway.settings.realtime.early_silence_ms
             detector = self._detector = Detector(effect.settings, format, effect.start_ms, early_ms)
-        for turn in await detector.add(effect.data):
+        async for turn in detector.add(effect.data):
             self._do(self._session.turn(turn))
 
     def _do(self, effects: Iterable[Effect]) -> None:
@@ -184,6 +185,7 @@ class RealtimeCall:
             elif isinstance(effect, Release):
                 self._releases[effect.response_id].set()
             elif isinstance(effect, Stop):
+                self._waiting = drop_audio(self._waiting, effect.response_id)
                 if (running := self._responses.get(effect.response_id)) is not None:
                     running.cancel()
             elif isinstance(effect, Transcribe):
@@ -283,12 +285,12 @@ class RealtimeCall:
                         await self._websocket.send_text(encode_json(event))
                 except (TimeoutError, OSError) as error:
                     raise WebSocketDisconnect from error
-                if len(self._waiting) < WAITING_EVENTS:
+                if len(self._waiting) < 2 * WAITING_EVENTS:
                     self._has_place.set()
 
-    async def _let_send(self) -> None:
-        """Wait until few events wait to be sent."""
-        while len(self._waiting) >= WAITING_EVENTS:
+    async def _let_send(self, most: int = WAITING_EVENTS) -> None:
+        """Wait until fewer events wait to be sent."""
+        while len(self._waiting) >= most:
             self._has_place.clear()
             await self._has_place.wait()
 
@@ -305,6 +307,12 @@ class RealtimeCall:
                 raise _Closing(GOING_AWAY, said)
             if self._gateway.draining and not self._session.is_busy:
                 raise _Closing(GOING_AWAY, "This gateway is shutting down; connect again.")
+
+
+def drop_audio(events: Iterable[dict[str, Any]], response_id: str) -> deque[dict[str, Any]]:
+    """Returns the events without a response's audio, which nobody shall hear any more."""
+    kind = "response.output_audio.delta"
+    return deque(one for one in events if one["type"] != kind or one["response_id"] != response_id)
 
 
 async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import importlib.util
+from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -96,9 +97,16 @@ class Detector:
         self._samples = bytearray()
         self._state: tuple[Any, Any] | None = None
 
-    async def add(self, data: bytes) -> list[Turn]:
-        """Returns the turns that a piece of audio begins and ends. Raises InternalError."""
-        return await asyncio.get_running_loop().run_in_executor(_pool(), self._add, data)
+    async def add(self, data: bytes) -> AsyncGenerator[Turn, None]:
+        """Yields the turns that a piece of audio begins and ends, as they are found. Raises InternalError.
+
+        A second of audio is one job of 10 ms, so that sessions with long pieces do not delay the others.
+        """
+        step = 1000 * self.format.bytes_per_ms
+        for at in range(0, len(data), step):
+            piece = data[at : at + step]
+            for turn in await asyncio.get_running_loop().run_in_executor(_pool(), self._add, piece):
+                yield turn
 
     def reset(self) -> None:
         """End the user's turn without a report."""

@@ -139,6 +139,8 @@ class Usage(Brief):
     """Bytes of tensors sent downstream."""
     codec_tokens: int = 0
     """The part of completion_tokens that are codec tokens of audio, not of text."""
+    cached_tokens: int = 0
+    """The part of prompt_tokens that was not computed, because earlier requests had begun with the same ones."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -297,6 +299,7 @@ def _usage(usage: events_pb2.Usage) -> Usage:
         usage.audio_samples,
         usage.tensor_bytes_sent,
         usage.codec_tokens,
+        usage.cached_tokens,
     )
 
 

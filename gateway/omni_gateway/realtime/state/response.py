@@ -274,10 +274,11 @@ class Response:
 def view_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the usage of a response as clients see it. usage: as read_usage returns it; empty for none.
 
-    Which tokens of the prompt were audio is not known, so all count as text. No tokens are known to be cached.
+    Which tokens of the prompt were audio is not known, so all count as text.
     """
     prompt, completion = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
     details = usage.get("completion_tokens_details") or {}
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
     return {
         "total_tokens": prompt + completion,
         "input_tokens": prompt,
@@ -286,8 +287,8 @@ def view_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
             "text_tokens": prompt,
             "audio_tokens": 0,
             "image_tokens": 0,
-            "cached_tokens": 0,
-            "cached_tokens_details": {"text_tokens": 0, "audio_tokens": 0, "image_tokens": 0},
+            "cached_tokens": cached,
+            "cached_tokens_details": {"text_tokens": cached, "audio_tokens": 0, "image_tokens": 0},
         },
         "output_token_details": {
             "text_tokens": details.get("text_tokens", completion),

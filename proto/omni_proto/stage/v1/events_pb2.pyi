@@ -117,18 +117,20 @@ class StageFinished(_message.Message):
     def __init__(self, finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_reason: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[StageTimings, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., language: _Optional[str] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "completion_tokens", "audio_samples", "tensor_bytes_sent", "codec_tokens")
+    __slots__ = ("prompt_tokens", "completion_tokens", "audio_samples", "tensor_bytes_sent", "codec_tokens", "cached_tokens")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     AUDIO_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     TENSOR_BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
     CODEC_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     completion_tokens: int
     audio_samples: int
     tensor_bytes_sent: int
     codec_tokens: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., audio_samples: _Optional[int] = ..., tensor_bytes_sent: _Optional[int] = ..., codec_tokens: _Optional[int] = ...) -> None: ...
+    cached_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., audio_samples: _Optional[int] = ..., tensor_bytes_sent: _Optional[int] = ..., codec_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class StageTimings(_message.Message):
     __slots__ = ("accepted_unix_ns", "input_complete_ns", "engine_submitted_ns", "engine_scheduled_ns", "first_output_ns", "last_output_ns", "transfer_start_ns", "transfer_end_ns", "first_audio_ns", "finished_ns", "step_ns")

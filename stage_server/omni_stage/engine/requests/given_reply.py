@@ -52,6 +52,7 @@ def as_if_sampled(step: EngineStep, reply: ReplyTokens) -> EngineStep:
         token_ids=list(reply.token_ids),
         text=reply.text,
         prompt_token_ids=step.prompt_token_ids[:prompt_length],
+        cached_tokens=min(step.cached_tokens, prompt_length),
         tensors=tensors,
         finish_reason=FinishReason.STOP,
         stop_reason="",

@@ -191,6 +191,7 @@ class StageStep(Brief):
     tool_calls: Sequence[ToolCallPiece] = ()
     token_ids: list[int] = field(default_factory=list)
     prompt_token_ids: list[int] | None = None
+    cached_tokens: int = 0
     tensors: Mapping[str, Array] = field(default_factory=dict)
     """Rows by name, as the output schema defines them, contiguous, on the CPU."""
     complete_tensors: frozenset[str] = frozenset()
@@ -217,6 +218,7 @@ class StageStep(Brief):
         """
         made = cls.of_audio(step, None)
         made.text, made.token_ids, made.prompt_token_ids = step.text, step.token_ids, step.prompt_token_ids
+        made.cached_tokens = step.cached_tokens
         return made
 
     @classmethod

@@ -67,6 +67,7 @@ class RequestRun:
         self._timeline = timeline
         self._writers = open_writers(plan, runtime.engine.component.facts, responses, timeline)
         self._prompt_tokens = 0
+        self._cached_tokens = 0
         self._completion_tokens = 0
         self._rows_bound = plan.output_rows
         self._accepted = asyncio.Event()
@@ -203,6 +204,7 @@ class RequestRun:
         """Record the step, queue its rows for the downstream stages, and write its output to the caller."""
         self._timeline.note_step(step.submitted_ns, step.scheduled_ns, keep_time=self._plan.start.include.timings)
         if step.prompt_token_ids is not None:
+            self._cached_tokens = step.cached_tokens
             self._on_prompt(len(step.prompt_token_ids))
         self._completion_tokens += len(step.token_ids)
         if step.tensors:
@@ -238,6 +240,7 @@ class RequestRun:
         timeline.finished = timeline.now()
         usage = events_pb2.Usage(
             prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
             completion_tokens=self._completion_tokens,
             tensor_bytes_sent=sum(call.bytes_sent for call in self._calls),
             codec_tokens=0 if self._engine.component.facts.writes_text else self._completion_tokens,

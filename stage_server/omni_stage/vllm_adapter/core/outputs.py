@@ -100,6 +100,7 @@ def convert_output(output: RequestOutput | PoolingRequestOutput[Any], capture: C
             token_ids=list(completion.token_ids),
             text=completion.text,
             prompt_token_ids=prompt_token_ids,
+            cached_tokens=(output.num_cached_tokens or 0) if first else 0,
             tensors=tensors,
             finish_reason=finish_reason,
             stop_reason=stop_reason,

@@ -5,6 +5,7 @@ import asyncio
 import json
 import sys
 from pathlib import Path
+from typing import Literal
 
 from livekit import rtc
 from livekit.agents import utils
@@ -19,7 +20,7 @@ SAMPLES = RATE_HZ // 10
 
 
 @function_tool
-async def weather(city: str) -> str:
+async def weather(city: Literal["Ulm", "Bonn"]) -> str:
     """Tells the weather."""
     return f"sunny in {city}"
 

@@ -15,7 +15,7 @@ let audio = 0;
 const weather = tool({
   name: "weather",
   description: "Tells the weather.",
-  parameters: z.object({ city: z.string() }),
+  parameters: z.object({ city: z.enum(["Ulm", "Bonn"]) }),
   execute: async ({ city }) => {
     cities.push(city);
     return "sunny";

@@ -75,7 +75,9 @@ class Errors(FrameProcessor):
 
 
 async def main():
-    tool = FunctionSchema("weather", "Tells the weather.", {"city": {"type": "string"}}, ["city"])
+    tool = FunctionSchema(
+        "weather", "Tells the weather.", {"city": {"type": "string", "enum": ["Ulm", "Bonn"]}}, ["city"]
+    )
     context = LLMContext([{"role": "user", "content": "This is turn 0."}], tools=ToolsSchema([tool]))
     settings = OpenAIRealtimeLLMService.Settings(model=MODEL, system_instruction="Be brief.")
     service = OpenAIRealtimeLLMService(
@@ -98,6 +100,13 @@ async def main():
     await worker.queue_frame(LLMContextFrame(context))
     await listener.ended.get()
     for turn in range(1, TURNS):
+        if turn % 5 == 2:
+            wishes = events.ResponseProperties(tool_choice="required", max_output_tokens=400)
+            await service.send_client_event(events.ResponseCreateEvent(response=wishes))
+            await listener.ended.get()
+            # An error that does not end the call: nothing is left to cancel.
+            await service.send_client_event(events.ResponseCancelEvent())
+            continue
         for at in range(0, len(SPEECH), PIECE):
             await worker.queue_frame(InputAudioRawFrame(SPEECH[at : at + PIECE], RATE_HZ, 1))
         if turn % 5 == 4:

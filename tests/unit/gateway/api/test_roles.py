@@ -41,6 +41,7 @@ async def test_the_answer_is_the_last_text_and_the_transcript_is_beside_it(dialo
         "prompt_tokens": 6,
         "completion_tokens": 4,
         "total_tokens": 10,
+        "prompt_tokens_details": {"cached_tokens": 0},
         "completion_tokens_details": {"audio_tokens": 0, "text_tokens": 4},
     }
     again = [*QUESTION, choice.message, {"role": "user", "content": "And of Italy?"}]

@@ -78,6 +78,7 @@ def test_usage_claims_no_number_of_reasoning_tokens() -> None:
         "prompt_tokens": 3,
         "completion_tokens": 12,
         "total_tokens": 15,
+        "prompt_tokens_details": {"cached_tokens": 0},
         "completion_tokens_details": {"audio_tokens": 7, "text_tokens": 5},
     }
 
@@ -85,13 +86,14 @@ def test_usage_claims_no_number_of_reasoning_tokens() -> None:
 def test_tokens_are_of_text_unless_they_are_a_codec_s() -> None:
     """Of a spoken dialogue: a stage that hears, one that answers, and one that speaks without tokens."""
     outcomes = (
-        StageOutcome("asr", "stop", Usage(prompt_tokens=4, completion_tokens=6), 0),
-        StageOutcome("llm", "stop", Usage(prompt_tokens=20, completion_tokens=8), 0),
+        StageOutcome("asr", "stop", Usage(prompt_tokens=4, completion_tokens=6, cached_tokens=3), 0),
+        StageOutcome("llm", "stop", Usage(prompt_tokens=20, completion_tokens=8, cached_tokens=16), 0),
         StageOutcome("voice", "diffusion_done", Usage(prompt_tokens=31, audio_samples=2400), 0),
     )
     assert read_usage(Summary("asr", "r", outcomes, 1), answering="llm") == {
         "prompt_tokens": 20,
         "completion_tokens": 14,
         "total_tokens": 34,
+        "prompt_tokens_details": {"cached_tokens": 16},
         "completion_tokens_details": {"text_tokens": 14},
     }

@@ -13,6 +13,7 @@ import pytest
 
 from omni_gateway.entries.connections import EntryFacts
 from omni_gateway.errors import UnavailableError
+from omni_gateway.realtime.call import drop_audio
 from omni_gateway.realtime.state.client_events import EventError, read_event
 from omni_gateway.realtime.state.config import Abilities
 from omni_gateway.realtime.state.effects import Ask, Effect, Heard, Listen, Send, Stop, Transcribe
@@ -34,7 +35,12 @@ FACTS = EntryFacts(
     hears=True,
 )
 SECOND = base64.b64encode(bytes(48_000)).decode()
-USAGE = {"prompt_tokens": 7, "completion_tokens": 5, "completion_tokens_details": {"text_tokens": 2, "audio_tokens": 3}}
+USAGE = {
+    "prompt_tokens": 7,
+    "prompt_tokens_details": {"cached_tokens": 4},
+    "completion_tokens": 5,
+    "completion_tokens_details": {"text_tokens": 2, "audio_tokens": 3},
+}
 TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
 
 
@@ -126,9 +132,22 @@ def test_an_answer_is_spoken_in_ga_events_in_their_order() -> None:
     assert (done["status"], done["status_details"], done["metadata"]) == ("completed", None, {"client_event_id": "x"})
     assert done["output"][0]["content"] == [{"type": "output_audio", "transcript": "Hello there"}]
     assert done["usage"]["output_token_details"] == {"text_tokens": 2, "audio_tokens": 3}
+    assert done["usage"]["input_token_details"]["cached_tokens"] == 4
     assert held.take(held.session.answer(id, Said("late"))) == []
     held.say("and?")
     assert [one["role"] for one in held.ask().prompt.body["messages"]] == ["user", "assistant", "user"]
+
+
+def test_an_interruption_drops_the_audio_that_waits() -> None:
+    held, waiting = Held(), []
+    for _ in range(2):
+        asked = held.ask(conversation="none")
+        for output in (Said("Hello"), Spoke(b"\1\2" * 240, 10.0)):
+            waiting += [one.event for one in held.session.answer(asked.response_id, output) if isinstance(one, Send)]
+    left = drop_audio(waiting, asked.response_id)
+    audio = [one for one in left if one["type"] == "response.output_audio.delta"]
+    assert len(waiting) - len(left) == len(audio) == 1
+    assert audio[0]["response_id"] != asked.response_id
 
 
 def test_text_answers_have_no_audio() -> None:

@@ -11,18 +11,18 @@ import pytest
 
 from omni_gateway.realtime.detector import Detector
 from omni_gateway.realtime.state.config import AudioFormat, TurnDetection
-from omni_gateway.realtime.state.turns import Began, Turn
+from omni_gateway.realtime.state.turns import Began, Hesitated, Resumed, Turn
 from support.media.spoken import RATE_HZ, Samples, mix, music, noise, sentence
 
 SILENCE = np.zeros(3 * RATE_HZ // 2)
 Background = Callable[[int, Any], Samples]
 
 
-async def follow(data: bytes, settings: TurnDetection | None = None) -> list[Turn]:
+async def follow(data: bytes, settings: TurnDetection | None = None, early_ms: int = 0) -> list[Turn]:
     """Returns the turns in PCM that arrives in pieces of 100 ms."""
-    detector = Detector(settings or TurnDetection(), AudioFormat(), 0.0)
+    detector = Detector(settings or TurnDetection(), AudioFormat(), 0.0, early_ms)
     step = 2 * RATE_HZ // 10
-    return [turn for at in range(0, len(data), step) for turn in await detector.add(data[at : at + step])]
+    return [turn for at in range(0, len(data), step) async for turn in detector.add(data[at : at + step])]
 
 
 def begun(turns: list[Turn]) -> int:
@@ -40,6 +40,19 @@ async def test_only_pauses_longer_than_the_silence_cut_a_turn(silence_ms: int) -
     assert all(pause_ms > silence_ms for pause_ms, is_cut in cut if is_cut)
     # The sound before a pause fades away, and that after it fades in: 100 ms in this sentence.
     assert all(is_cut for pause_ms, is_cut in cut if pause_ms >= silence_ms + 200)
+
+
+async def test_early_answers_are_wasted_only_on_pauses() -> None:
+    early = wasted = 0
+    for pause_ms in range(0, 1300, 100):
+        data = np.concatenate([SILENCE, sentence(pause_ms), SILENCE]).astype("<i2").tobytes()
+        turns = await follow(data, TurnDetection(), early_ms=200)
+        resumed = sum(isinstance(one, Resumed) for one in turns)
+        early += sum(isinstance(one, Hesitated) for one in turns)
+        wasted += resumed
+        assert resumed <= (pause_ms > 200), pause_ms
+        assert sum(isinstance(one, Hesitated) for one in turns) == resumed + begun(turns)
+    assert 2 * wasted <= early
 
 
 @pytest.mark.parametrize(("background", "decibels"), itertools.product([noise, music], [20, 10, 5, 0]))

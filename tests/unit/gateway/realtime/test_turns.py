@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 import struct
@@ -52,7 +53,7 @@ def samples(values: list[float]) -> bytes:
 async def follow(data: bytes, format: AudioFormat, step_ms: int = 20) -> list[Turn]:
     detector = Detector(TurnDetection(), format, 0.0)
     step = step_ms * format.bytes_per_ms
-    return [turn for at in range(0, len(data), step) for turn in await detector.add(data[at : at + step])]
+    return [turn for at in range(0, len(data), step) async for turn in detector.add(data[at : at + step])]
 
 
 @pytest.mark.parametrize("format", [PCM, PCMU, PCMA], ids=lambda one: one.type)
@@ -71,7 +72,18 @@ async def test_pieces_of_any_size_give_the_same_turns() -> None:
     assert await follow(data, PCM, 7) == await follow(data, PCM, 500)
     detector = Detector(TurnDetection(), PCM, 0.0)
     odd = [data[at : at + 4801] for at in range(0, len(data), 4801)]  # half a sample is left each time
-    assert [turn for piece in odd for turn in await detector.add(piece)] == await follow(data, PCM)
+    assert [turn for piece in odd async for turn in detector.add(piece)] == await follow(data, PCM)
+
+
+async def test_long_pieces_do_not_delay_other_sessions() -> None:
+    ended = []
+
+    async def hear(name: str, seconds: int) -> None:
+        assert [turn async for turn in Detector(TurnDetection(), PCM, 0.0).add(bytes(48_000 * seconds))] == []
+        ended.append(name)
+
+    await asyncio.gather(*(hear("long", 60) for _ in range(4)), hear("short", 1))
+    assert ended[0] == "short"
 
 
 async def test_noise_and_music_are_no_turns() -> None:

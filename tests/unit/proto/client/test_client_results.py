@@ -26,6 +26,7 @@ from omni_proto.client import (
     TextDelta,
     TokenDelta,
     ToolCall,
+    Usage,
     error_from_status,
     event_from_response,
     write_wav,
@@ -52,7 +53,9 @@ def audio(first: int, samples: int, *, stage: str = "token2wav", rate: int = 240
 
 
 def test_every_message_is_an_event() -> None:
-    usage = events_pb2.Usage(prompt_tokens=1, completion_tokens=2, audio_samples=3, tensor_bytes_sent=4)
+    usage = events_pb2.Usage(
+        prompt_tokens=1, completion_tokens=2, audio_samples=3, tensor_bytes_sent=4, codec_tokens=5, cached_tokens=6
+    )
     timings = events_pb2.StageTimings(accepted_unix_ns=9, input_complete_ns=1, finished_ns=5, step_ns=[3, 4])
     outcome = events_pb2.StageOutcome(stage="s", finish_reason=events_pb2.FINISH_REASON_STOP, usage=usage, code=0)
     messages = [
@@ -85,7 +88,7 @@ def test_every_message_is_an_event() -> None:
     assert audio == AudioChunk("s", b"\0" * 4, "pcm_f32le", 24000, 1, 0, True)
     assert isinstance(finished, StageFinished)
     assert (finished.finish_reason, finished.stop_reason) == ("length", "x")
-    assert (finished.usage.prompt_tokens, finished.usage.tensor_bytes_sent) == (1, 4)
+    assert finished.usage == Usage(1, 2, 3, 4, 5, 6)
     assert (finished.timings.accepted_unix_ns, finished.timings.step_ns) == (9, (3, 4))
     assert isinstance(failed, StageFailed)
     assert (failed.error.code, failed.error.stage) == (grpc.StatusCode.INTERNAL, "s")

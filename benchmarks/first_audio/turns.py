@@ -1,0 +1,165 @@
+"""Measures what a turn of a long call costs: a ten-minute call of 20 turns, with earlier turns cached and without."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import statistics
+import tempfile
+import time
+import wave
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from benchmarks.harness.charts import curves
+from benchmarks.harness.report import Options, Report, Row
+from benchmarks.harness.verdict import Ratio
+from benchmarks.pipeline.sides import ROOT
+from omni_cli.local.pipeline import LocalOptions, LocalPipeline
+from omni_cli.local.progress import make_progress
+from omni_proto.client import AsyncOmniClient, AudioChunk, StageFinished, TextDelta, Usage
+from omni_proto.client.prompt import ChatMessage, assistant, audio_part, user
+from omni_proto.pipeline import load_pipeline
+from omni_stage.models.qwen3_omni.tiny import write_tiny_checkpoint
+from omni_stage.models.qwen3_omni.tiny.shapes import TinyShape
+
+__all__ = ["draw", "measure"]
+
+TURNS, SHOWN = 20, (1, 2, 3, 5, 7, 10, 15, 20)
+SECONDS = 20
+"""Seconds of the user's audio in a turn. With replies of 10 s, 20 turns are a call of ten minutes."""
+RATE_HZ = 24_000
+"""As in calls. The thinker hears 16,000 Hz."""
+ROUNDS = 1
+CACHE_MIB = 64
+SIDES: Mapping[str, Mapping[str, Any]] = {
+    "cached": {"mm_processor_cache_mib": CACHE_MIB},
+    "default": {},
+    "computed": {"enable_prefix_caching": False},
+}
+SHAPE = TinyShape(
+    thinker_heads=16, thinker_kv_heads=4, thinker_layers=8, accept_hidden_layer=5, encoder_layers=4, groups=8
+)
+ARGUMENTS = {"max_model_len": 8192, "kv_cache_memory_mib": 128}
+SAMPLING = {
+    "thinker": {"temperature": 0, "max_tokens": 32, "ignore_eos": True},
+    "talker": {"temperature": 0.9, "max_tokens": 8, "ignore_eos": True},
+}
+TITLE = "turns of a ten-minute call"
+
+
+def measure(options: Options) -> Report:
+    """Returns first audio and the thinker's computed prompt tokens by turn, and the ratios of the last turn to the
+    first."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with tempfile.TemporaryDirectory() as folder:
+        write_tiny_checkpoint(Path(folder), shape=SHAPE, dtype="float32")
+        rows: list[Row] = []
+        for side, arguments in SIDES.items():
+            with _start(Path(folder), arguments) as local:
+                rows += asyncio.run(_call(side, local, options.rounds or ROUNDS))
+    ratios = [
+        Ratio(
+            f"first audio, turn {TURNS} x turn 1, {side}",
+            round(_find(rows, side, TURNS) / _find(rows, side, 1), 2),
+            at_most=None if side == "computed" else 1.2,
+            goal=True,
+            tolerance=0.5,
+            lower_is_better=True,
+        )
+        for side in SIDES
+    ]
+    notes = [
+        f"A seeded Qwen3-Omni of a few million weights in float32 on a CPU. Each turn adds {SECONDS} s of audio and 32 "
+        "tokens of reply; every request holds the whole call so far.",
+        "Default: earlier turns are cached; cached: processed media too (`mmProcessorCacheMib: "
+        f"{CACHE_MIB}`); computed: `enablePrefixCaching: false` in the thinker. The sides run one after the other.",
+    ]
+    return Report({TITLE: [row for row in rows if row["turn"] in SHOWN]}, ratios, notes)
+
+
+def draw(result: Mapping[str, Any], path: Path) -> None:
+    """Draw what the thinker computes, and first audio, by turn for each side."""
+    rows = result["tables"][TITLE]
+    panels = {
+        title: {side: {row["turn"]: row[name] for row in rows if row["side"] == side} for side in SIDES}
+        for title, name in (("prompt tokens computed", "computed_tokens"), ("seconds to first audio", "first_audio_s"))
+    }
+    curves(path, panels, title="Turns of a ten-minute call", across="turn")
+
+
+@contextmanager
+def _start(checkpoint: Path, arguments: Mapping[str, Any]) -> Iterator[LocalPipeline]:
+    pipeline = load_pipeline(ROOT / "manifests" / "samples" / "tiny-qwen3-omni.yaml")
+    thinker, talker, decoder = pipeline.spec.stages
+    settings = thinker.engine_args.model_copy(update={**ARGUMENTS, **arguments})
+    limits = thinker.limits.model_copy(update={"max_media_per_request": TURNS})
+    thinker = thinker.model_copy(update={"engine_args": settings, "limits": limits})
+    talker = talker.model_copy(update={"engine_args": talker.engine_args.model_copy(update=ARGUMENTS)})
+    spec = pipeline.spec.model_copy(update={"stages": [thinker, talker, decoder]})
+    with LocalPipeline(pipeline.model_copy(update={"spec": spec}), LocalOptions(model_path=str(checkpoint))) as local:
+        with make_progress(Console(stderr=True), [stage.name for stage in spec.stages]) as progress:
+            local.start(progress)
+        yield local
+
+
+async def _call(side: str, local: LocalPipeline, rounds: int) -> list[Row]:
+    """Returns a row for each turn, the median of `rounds` calls. A first call, of two turns, warms up."""
+    async with AsyncOmniClient(local.endpoint) as client:
+        await _hold(client, seed=rounds, turns=2)
+        calls = [await _hold(client, seed, TURNS) for seed in range(rounds)]
+    return [
+        {
+            "side": side,
+            "turn": index + 1,
+            "prompt_tokens": turns[0][0],
+            "computed_tokens": turns[0][1],
+            "first_audio_s": round(statistics.median(first for _, _, first in turns), 3),
+        }
+        for index, turns in enumerate(zip(*calls, strict=True))
+    ]
+
+
+async def _hold(client: AsyncOmniClient, seed: int, turns: int) -> list[tuple[int, int, float]]:
+    """Hold a call. Returns the thinker's prompt tokens, those it computed, and the seconds to first audio, by turn."""
+    talk: list[ChatMessage] = []
+    found = []
+    for turn in range(turns):
+        talk.append(user(audio_part(_speak(seed * TURNS + turn))))
+        began, first, text, usage = time.perf_counter(), 0.0, "", Usage()
+        async for event in client.generate(chat=talk, sampling=SAMPLING, seed=turn, timeout=900):
+            if isinstance(event, AudioChunk):
+                first = first or time.perf_counter() - began
+            elif isinstance(event, TextDelta):
+                text += event.text
+            elif isinstance(event, StageFinished) and event.stage == "thinker":
+                usage = event.usage
+        talk.append(assistant(text))
+        found.append((usage.prompt_tokens, usage.prompt_tokens - usage.cached_tokens, first))
+    return found
+
+
+def _speak(seed: int) -> bytes:
+    """Returns a WAV file of syllables: tones of changing pitch and loudness, unlike for each seed."""
+    generator = np.random.default_rng(seed)
+    at = np.arange(SECONDS * RATE_HZ) / RATE_HZ
+    pitch = np.repeat(generator.uniform(100, 300, SECONDS * 4), RATE_HZ // 4)
+    sound = 0.4 * np.sin(2 * np.pi * np.cumsum(pitch) / RATE_HZ) * np.abs(np.sin(2 * np.pi * 2 * at))
+    samples = (32767 * (sound + 0.01 * generator.standard_normal(at.size))).clip(-32768, 32767).astype("<i2")
+    file = io.BytesIO()
+    with wave.open(file, "wb") as written:
+        written.setnchannels(1)
+        written.setsampwidth(2)
+        written.setframerate(RATE_HZ)
+        written.writeframes(samples.tobytes())
+    return file.getvalue()
+
+
+def _find(rows: list[Row], side: str, turn: int) -> float:
+    return next(float(row["first_audio_s"]) for row in rows if (row["side"], row["turn"]) == (side, turn))
