@@ -120,7 +120,7 @@ schemas: setup ## Regenerate the CRD, docs/reference, and the facts of the built
 chart: setup ## Regenerate the chart's values.schema.json and README, and its copy of the operator's RBAC rules
 	@$(PY) tools/chart_docs.py
 
-manifests: chart ## Regenerate manifests/install.yaml from the chart (builds helm once)
+manifests: chart ## Regenerate manifests/operator.yaml from the chart (builds helm once)
 	@helm="$$(PYTHONPATH=tests $(PY) -m support.controlplane.binaries helm)" && $(PY) tools/render_manifests.py --helm "$$helm"
 
 dashboards: setup ## Regenerate dashboards, alert rules and the tables of docs/observability.md

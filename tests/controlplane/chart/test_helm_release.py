@@ -243,8 +243,8 @@ def test_an_upgrade_that_keeps_the_stage_image_restarts_no_stage(
 
 
 def test_what_plain_manifests_made_is_taken_over_when_asked(helm: Run, plane: ControlPlane, models: Api) -> None:
-    """Helm adopts objects of manifests/install.yaml or of another release only with --take-ownership."""
-    plane.kubectl("apply", "-f", ROOT / "manifests" / "install.yaml")
+    """Helm adopts objects of manifests or of another release only with --take-ownership."""
+    plane.kubectl("apply", "-k", ROOT / "manifests")
     plane.wait_served(CRD)
     models.apply(build_pipeline())
     said = helm("install", RELEASE, CHART, fails=True)

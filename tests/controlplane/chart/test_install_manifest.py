@@ -1,6 +1,6 @@
-"""manifests/install.yaml is the chart rendered with its default values, plus a Namespace and without Helm's own parts.
+"""manifests/ is the CRDs, and the chart rendered with its default values, plus a Namespace and without Helm's own parts.
 
-The real kubectl applies, kustomizes and deletes it.
+The real kubectl applies, kustomizes and deletes them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from support.processes.polling import PATIENCE_S
 
 pytestmark = pytest.mark.controlplane
 
-INSTALL = ROOT / "manifests" / "install.yaml"
+MANIFESTS = ROOT / "manifests"
+OPERATOR = MANIFESTS / "operator.yaml"
 OVERLAY = ROOT / "docs" / "examples" / "private-registry"
 CRD = "omnipipelines.omnipipeline.io"
 
@@ -49,17 +50,18 @@ def test_it_is_the_charts_render(helm: Helm) -> None:
 
 
 def test_it_leaves_out_what_is_helms_alone(helm: Helm) -> None:
-    """The manifest has the chart's objects and a Namespace, without Helm's test pod, labels and annotations.
+    """The manifests are the chart's objects and a Namespace, without Helm's test pod, labels and annotations.
 
     This test does not use the script that writes the manifest.
     """
-    written = {key_of(item): item for item in read_manifests(INSTALL.read_text())}
+    files = (OPERATOR, *(MANIFESTS / "crd").glob("*.yaml"))
+    written = {key_of(item): item for file in files for item in read_manifests(file.read_text())}
     rendered = {key_of(item): item for item in helm.template() if item["kind"] != "Pod"}
     assert written.keys() - rendered.keys() == {("Namespace", NAMESPACE)}
     assert rendered.keys() <= written.keys()
     for key, item in rendered.items():
         assert without_metadata(written[key]) == without_metadata(item), key
-    assert "helm" not in INSTALL.read_text().partition("\n---\n")[2].lower()
+    assert "helm" not in OPERATOR.read_text().partition("\n---\n")[2].lower()
 
 
 def without_metadata(manifest: Manifest) -> Any:
@@ -70,8 +72,9 @@ def without_metadata(manifest: Manifest) -> Any:
 
 
 def test_a_kustomization_changes_images_and_pull_secrets(plane: ControlPlane) -> None:
-    base = read_manifests(plane.kubectl("kustomize", ROOT / "manifests").stdout)
-    assert {key_of(item) for item in base} == {key_of(item) for item in read_manifests(INSTALL.read_text())}
+    base = read_manifests(plane.kubectl("kustomize", MANIFESTS).stdout)
+    operator = {key_of(item) for item in read_manifests(OPERATOR.read_text())}
+    assert {key_of(item) for item in base if item["kind"] != "CustomResourceDefinition"} == operator
     overlaid = read_manifests(plane.kubectl("kustomize", OVERLAY).stdout)
     deployment = pick_one(overlaid, "Deployment")
     pod = deployment["spec"]["template"]["spec"]
@@ -91,21 +94,21 @@ def test_the_overlays_version_is_the_charts() -> None:
 
 
 def test_the_tiny_manifests_are_taken_as_they_are(plane: ControlPlane) -> None:
-    plane.apply_crds(*(ROOT / "manifests" / "crd").glob("*.yaml"))
+    plane.apply_crds(*(MANIFESTS / "crd").glob("*.yaml"))
     plane.create_namespace("tiny", labels={"pod-security.kubernetes.io/warn": "restricted"})
     flags = ("--dry-run=server", "--validate=strict", "--server-side")
-    done = plane.kubectl("apply", *flags, "-f", ROOT / "manifests" / "tiny", namespace="tiny")
+    done = plane.kubectl("apply", *flags, "-f", MANIFESTS / "tiny", namespace="tiny")
     assert len(done.stdout.splitlines()) == 3
     assert "Warning" not in done.stderr
 
 
 def test_apply_again_serve_and_delete_by_selector(plane: ControlPlane, tmp_path: Path) -> None:
-    first = plane.kubectl("apply", "-f", INSTALL)
+    first = plane.kubectl("apply", "-k", MANIFESTS)
     assert "created" in first.stdout
     assert "Warning" not in first.stderr
-    again = plane.kubectl("apply", "-f", INSTALL).stdout.splitlines()
+    again = plane.kubectl("apply", "-k", MANIFESTS).stdout.splitlines()
     assert [line for line in again if not line.endswith("unchanged")] == []
-    plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", INSTALL)
+    plane.kubectl("apply", "--server-side", "--force-conflicts", "-k", MANIFESTS)
     api = plane.create_namespace("models")
     with OperatorPods(plane, tmp_path) as pods:
         pods.step()
@@ -114,7 +117,7 @@ def test_apply_again_serve_and_delete_by_selector(plane: ControlPlane, tmp_path:
         )
         api.apply(build_pipeline())
         wait_settled(api)
-    plane.kubectl("delete", "-f", INSTALL, "--selector", "app.kubernetes.io/name=omnipipeline-operator")
+    plane.kubectl("delete", "-f", OPERATOR, "--selector", "app.kubernetes.io/name=omnipipeline-operator")
     system = plane.admin.in_namespace(NAMESPACE)
     eventually(lambda: system.list("Pod") == [], why="the operator's pod is deleted")
     assert plane.admin.find("CustomResourceDefinition", CRD)

@@ -39,7 +39,7 @@ Nothing was released yet.
 def test_every_file_states_the_same_version() -> None:
     stated = {str(file.relative_to(ROOT)): find_versions(file.read_text(encoding="utf-8")) for file in list_files()}
     stated = {name: versions for name, versions in stated.items() if versions}
-    assert stated.keys() >= {"pyproject.toml", "helm/omnipipeline/Chart.yaml", "manifests/install.yaml"}
+    assert stated.keys() >= {"pyproject.toml", "helm/omnipipeline/Chart.yaml", "manifests/operator.yaml"}
     assert {name: versions for name, versions in stated.items() if versions != {read_version()}} == {}
 
 
