@@ -45,7 +45,7 @@ def render() -> dict[Path, str]:
 def render_alerts() -> str:
     """Returns a Markdown table of the alerts."""
     rows = [
-        f"| [{alert.name}](runbooks/{alert.page}) | {alert.severity} | {alert.wait} | {alert.when} |"
+        f"| [{alert.name}](runbooks/{alert.runbook}) | {alert.severity} | {alert.wait} | {alert.when} |"
         for alert in list_alerts()
     ]
     return "\n".join(["| alert | severity | after | when |", "|---|---|---|---|", *rows])

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tools.observability.rules.rule import RUNBOOKS
+from tools.observability.rules.rule import RUNBOOKS, runbook_of
 
 COLUMNS = 24
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
@@ -184,7 +184,7 @@ def _render_panel(panel: Panel, number: int, position: dict[str, int]) -> dict[s
 
 
 def _runbook_link(alert: str) -> dict[str, Any]:
-    return {"title": f"Runbook of {alert}", "url": f"{RUNBOOKS}/{alert}.md", "targetBlank": True}
+    return {"title": f"Runbook of {alert}", "url": f"{RUNBOOKS}/{runbook_of(alert)}", "targetBlank": True}
 
 
 _OPTIONS: dict[str, dict[str, Any]] = {

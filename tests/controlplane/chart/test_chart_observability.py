@@ -79,7 +79,7 @@ def test_labels_namespace_and_runbooks_are_the_users(helm: Helm) -> None:
     rule = next(item for item in manifests if item["kind"] == "PrometheusRule")
     assert rule["metadata"]["labels"]["release"] == "mon"
     urls = [entry["annotations"]["runbook_url"] for group in rule["spec"]["groups"] for entry in group["rules"]]
-    assert all(url.startswith("https://wiki.example.com/omni/Omni") for url in urls)
+    assert all(url.startswith("https://wiki.example.com/omni/") for url in urls)
     pages = [item for item in manifests if item["metadata"].get("labels", {}).get("dashboards") == "yes"]
     assert len(pages) == 3
     for page in pages:
@@ -145,5 +145,5 @@ def test_dashboards_link_to_the_users_runbooks(helm: Helm) -> None:
     metrics = {"prometheusRule": {"runbookUrl": "https://wiki.example.com/omni"}, "dashboards": {"enabled": True}}
     pages = [item for item in helm.template({"metrics": metrics}) if "grafana_dashboard" in str(item["metadata"])]
     text = "".join(page for item in pages for page in item["data"].values())
-    assert "https://wiki.example.com/omni/OmniPipelineErrorRatioHigh.md" in text
+    assert "https://wiki.example.com/omni/pipeline.md#omnipipelineerrorratiohigh" in text
     assert "omnipipeline.io/docs/runbooks" not in text

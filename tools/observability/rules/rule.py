@@ -7,6 +7,7 @@ signals that need a feature to have a value.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -49,9 +50,15 @@ class Alert:
         return f"{self.signal} {self.fires}{floor}{f' or {gone(self.or_gone)}' if self.or_gone else ''}"
 
     @property
-    def page(self) -> str:
-        """Returns the file name of the alert's runbook."""
-        return f"{self.name}.md"
+    def runbook(self) -> str:
+        """Returns the alert's runbook, a section of a page in docs/runbooks: "stage.md#omnistagerestarting"."""
+        return runbook_of(self.name)
+
+
+def runbook_of(alert: str) -> str:
+    """Returns the place of an alert's runbook. The page is the second word of the name: OmniStageRestarting."""
+    words = re.findall("[A-Z][a-z]+", alert)
+    return f"{words[1].lower()}.md#{alert.lower()}"
 
 
 def gone(series: str) -> str:
@@ -90,6 +97,6 @@ def _rule(alert: Alert, runbooks: str) -> dict[str, object]:
         "annotations": {
             "summary": alert.summary,
             "description": alert.description,
-            "runbook_url": f"{runbooks}/{alert.page}",
+            "runbook_url": f"{runbooks}/{alert.runbook}",
         },
     }
