@@ -27,7 +27,7 @@ from omni_proto.tensors import (
     encode_rows,
     serialize_generate_request,
 )
-from omni_stage.process.malloc import tune_malloc
+from omni_stage.process.startup import tune_malloc
 
 ROW = 3584
 SIZES_MB = (1, 8, 32)

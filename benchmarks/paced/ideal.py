@@ -12,8 +12,7 @@ from functools import partial
 
 from omni_proto.stage_config import DownstreamStage, Modality, ModelSource, SamplingDefaults, StageConfig
 from omni_stage.models.component import EdgeRows, EdgeStream, StageRequest, UserPrompt
-from omni_stage.models.sim.stages.talker import CodecRun, Talker
-from omni_stage.models.sim.stages.thinker import TextRun, Thinker
+from omni_stage.models.sim.stages import CodecRun, Talker, TextRun, Thinker
 from omni_stage.models.sim.tables import Table, audio_cost, token_cost
 from omni_stage.models.sim.virtual_time.clock import Limits, Made, Sequence as Queued, StepClock
 from omni_stage.models.sim.virtual_time.windows import Job, Window, WindowClock, next_window

@@ -29,8 +29,8 @@ from omni_proto.rpc.channels import open_aio_channel
 from omni_proto.rpc.options import server_options
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2
 from omni_proto.stage_config import load_stage_config
-from omni_stage.process.malloc import tune_malloc
 from omni_stage.process.stage_log import configure_stage_logging
+from omni_stage.process.startup import tune_malloc
 from omni_stage.service.server.stage_server import run_stage
 from omni_stage.service.wire import GENERATE, SERVICE_NAME
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.transport.payload import CHUNK_ROWS, make_rows
-from omni_stage.process.malloc import tune_malloc
+from omni_stage.process.startup import tune_malloc
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,8 @@ from omni_stage.decoding.decode import UndecodableError, decode_image
 from omni_stage.decoding.resample import resample, resample_blocks
 from omni_stage.decoding.video import decode_audio_track, decode_video
 from omni_stage.errors import InvalidRequestError, RequestTooLargeError
-from omni_stage.service.media.kinds import MediaKind
 from omni_stage.service.media.planning import check_media, judge_medium
-from omni_stage.service.media.slots import MediaRules, MediaSlot
+from omni_stage.service.media.slots import MediaKind, MediaRules, MediaSlot
 from support.media.hostile_media import CORPUS, TAKEN
 from support.media.videos import encode_video
 from support.stages.scripted_stages import ScriptedComponent

@@ -86,7 +86,7 @@ class Target:
             yield self.endpoint or "", tls
             return
         from omni_cli.cluster.access import ClusterError, connect
-        from omni_cli.cluster.entry import forward_entry
+        from omni_cli.cluster.forward import forward_entry
 
         try:
             with forward_entry(connect(self.kubeconfig, self.namespace), self.pipeline, tls) as reached:

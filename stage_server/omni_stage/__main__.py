@@ -19,8 +19,8 @@ from omni_proto.runtime.logs import adopt_logger
 from omni_proto.stage_config import StageConfig, StageConfigError, load_stage_config
 from omni_stage.errors import ConfigurationError
 from omni_stage.process.compile_cache import open_compile_cache
-from omni_stage.process.protobuf_backend import require_upb
 from omni_stage.process.stage_log import configure_stage_logging
+from omni_stage.process.startup import require_upb
 from omni_stage.process.termination import report_start_failure, write_termination
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def _serve(config_file: Path, address_file: Path | None, log_format: str) -> Exi
     # NumPy reads the environment when it is imported, and the registry imports NumPy. Hence the late imports.
     apply_environment()
     from omni_stage.engine.factory import check_known_component, needs_vllm
-    from omni_stage.service.server.listen_check import check_ports
+    from omni_stage.process.startup import check_ports
 
     try:
         # Checked before vLLM is imported, because the import takes seconds.
@@ -82,7 +82,7 @@ def _serve(config_file: Path, address_file: Path | None, log_format: str) -> Exi
         # The health port's gRPC runs before the engine starts, and gRPC does not survive a fork.
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
         _preload()
-    from omni_stage.process.malloc import tune_malloc
+    from omni_stage.process.startup import tune_malloc
     from omni_stage.service.server.stage_server import run_stage
 
     tune_malloc()

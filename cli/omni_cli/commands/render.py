@@ -16,7 +16,7 @@ from omni_operator.desired.children import build_revision_set, build_shared
 from omni_operator.desired.revision import compute_revision
 from omni_operator.rollout.replicas import first_replicas
 from omni_proto.pipeline import OmniPipeline
-from omni_proto.pipeline.read.strict_yaml import StrictLoader
+from omni_proto.pipeline.read.load import StrictLoader
 
 _TEXT: Final = "tag:yaml.org,2002:str"
 _KUBECTL: Final = StrictLoader("")

@@ -24,13 +24,12 @@ from urllib.parse import urlsplit
 from omni_kube.objects import Manifest, content_hash
 from omni_operator import names
 from omni_operator.desired.build_settings import BuildSettings, Owner
-from omni_operator.desired.deployment import build_deployment
+from omni_operator.desired.deployment import TLS_MOUNT, build_deployment
 from omni_operator.desired.metadata import build_child
 from omni_operator.desired.model_files import locate_model
 from omni_operator.desired.pod_settings import to_plain
 from omni_operator.desired.revision import dump_spec, pin_images
 from omni_operator.desired.stage_build import CONFIG_KEY, StageBuild
-from omni_operator.desired.volumes import TLS_MOUNT
 from omni_proto.pipeline import OmniPipeline, Stage, compile_stages, readers_of
 from omni_proto.pipeline.types.pods import DisruptionBudget
 from omni_proto.pipeline.types.resource import EntryService

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from omni_kube.objects import find_condition, value_at
 from omni_operator.names import (
@@ -25,12 +25,51 @@ from omni_operator.state.live import LiveSet, compute_live_sets, live_serving_re
 from omni_operator.state.observed import Observed, find_service_problem, find_stage_problem, has_endpoints, is_reachable
 from omni_operator.state.pod_causes import find_cause
 from omni_operator.status.assessment import Assessment, ChildError, Halt, StageState
-from omni_operator.status.conditions import PROGRESSING, READY, bound, set_conditions
-from omni_operator.status.kstatus import judge_kstatus
+from omni_operator.status.conditions import (
+    DEGRADED,
+    PROGRESSING,
+    READY,
+    RECONCILING,
+    STALLED,
+    Verdict,
+    bound,
+    set_conditions,
+)
 from omni_operator.status.verdicts import AFTER_COMPLETION, judge
 from omni_proto.pipeline import OmniPipeline
 from omni_proto.pipeline.rules.component_checks import list_likely_mistakes
 from omni_proto.pod_contract import GRPC_PORT
+
+_NEEDS_AN_EDIT: Final = frozenset(
+    {
+        Reason.INVALID_SPEC,
+        Reason.TOO_MANY_PIPELINES,
+        Reason.CHILD_CONFLICT,
+        Reason.INVALID_IMAGE_NAME,
+        Reason.MODEL_NOT_FOUND,
+        Reason.TOKEN_REJECTED,
+        Reason.CONFIG_REJECTED,
+        Reason.PROGRESS_DEADLINE_EXCEEDED,
+        Reason.ROLLOUT_PAUSED,
+    }
+)
+"""Reasons of Degraded=True that waiting does not remove. Others may pass, such as a full cluster."""
+
+
+def judge_kstatus(verdicts: Mapping[str, Verdict]) -> dict[str, Verdict]:
+    """Returns the verdict on Stalled or on Reconciling, whichever is True; empty if what runs matches the spec.
+
+    Tools that know no OmniPipeline, such as Flux and `helm --wait`, read these of any resource. Their library, kstatus
+    of sigs.k8s.io/cli-utils, takes a resource for done if neither is True, Ready is not False, and
+    status.observedGeneration is the current one. Each is written only while it is True, and at most one of them.
+    """
+    degraded, progressing = verdicts[DEGRADED], verdicts[PROGRESSING]
+    if degraded.holds and degraded.reason in _NEEDS_AN_EDIT:
+        return {STALLED: degraded}
+    if progressing.holds:
+        return {RECONCILING: progressing}
+    return {}
+
 
 Status = dict[str, Any]
 

@@ -11,13 +11,12 @@ from typing import Any, Self, Unpack
 
 import grpc
 
-from omni_proto.client.affinity import affinity_of
 from omni_proto.client.arguments import GenerateArguments, Metadata
 from omni_proto.client.attempts import Attempts
 from omni_proto.client.connection import ClientTls, plan_connection
 from omni_proto.client.errors import closed_error, error_from_rpc
 from omni_proto.client.events import Event
-from omni_proto.client.messages import PreparedRequest, check_timeout, prepare_call
+from omni_proto.client.messages import PreparedRequest, affinity_of, check_timeout, prepare_call
 from omni_proto.client.result import GenerationResult, ResultBuilder
 from omni_proto.rpc.balance.borrow import borrow, open_pool
 from omni_proto.rpc.balance.choice import Affinity

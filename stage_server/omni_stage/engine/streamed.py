@@ -12,11 +12,11 @@ from typing import Final
 
 from vllm import PoolingParams, SamplingParams
 
-from omni_stage.engine.requests.lowering import Lowering
-from omni_stage.engine.requests.part_plan import PartPlan
-from omni_stage.engine.steps import finish_reason
+from omni_proto.pipeline.components import EngineKind
+from omni_stage.engine.requests.lowering import Lowering, PartPlan
 from omni_stage.engine.work import Work, WorkLedger
 from omni_stage.errors import InvalidRequestError
+from omni_stage.exchange import EngineStep, FinishReason
 from omni_stage.models.component import (
     CutsForPlayback,
     EdgeStream,
@@ -32,6 +32,17 @@ from omni_stage.payloads.keys import OMNI_DUE_KEY
 from omni_stage.vllm_adapter.core.interface import CorePart, EngineCore, Params
 from omni_stage.vllm_adapter.scheduling.playback import Playback
 from omni_stage.vllm_adapter.scheduling.sessions import Sessions
+
+
+def finish_reason(step: EngineStep, kind: EngineKind) -> FinishReason | None:
+    """Returns how the request of this step ended, or the part of a request; None if it continues.
+
+    Diffusion and decoder stages share a runner, which reports DIFFUSION_DONE. A decoder runs no diffusion, so its
+    requests end with STOP.
+    """
+    reason = step.finish_reason
+    return FinishReason.STOP if kind is EngineKind.DECODER and reason is FinishReason.DIFFUSION_DONE else reason
+
 
 MARGIN_S: Final = 0.3
 """How long before the listener runs dry the next audio should be there."""

@@ -31,8 +31,7 @@ from omni_stage.engine.requests.given_reply import as_if_sampled
 from omni_stage.engine.requests.lowering import Lowering
 from omni_stage.engine.requests.sampling import check_stage_sampling
 from omni_stage.engine.requests.traits import EngineTraits
-from omni_stage.engine.steps import finish_reason
-from omni_stage.engine.streamed import StreamedRuns
+from omni_stage.engine.streamed import StreamedRuns, finish_reason
 from omni_stage.engine.work import PartClock, WorkLedger
 from omni_stage.errors import (
     ConfigurationError,

@@ -26,8 +26,7 @@ from omni_stage.vllm_adapter.ar.worker import PreparesToServe
 from omni_stage.vllm_adapter.checks.cpu_kernels import check_four_bit_kernel
 from omni_stage.vllm_adapter.diffusion.runner import GPUDiffusionModelRunner
 from omni_stage.vllm_adapter.diffusion.worker import EndsStreams, warm_up
-from omni_stage.vllm_adapter.worker.runner_version import check_runner_version
-from omni_stage.vllm_adapter.worker.torch_switches import apply_switches
+from omni_stage.vllm_adapter.worker.torch_switches import apply_switches, check_runner_version
 
 
 class CPUARModelRunner(OmniARRunnerMixin, CPUModelRunner):

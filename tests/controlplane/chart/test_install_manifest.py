@@ -1,4 +1,4 @@
-"""manifests/ is the CRDs, and the chart rendered with its default values, plus a Namespace and without Helm's own parts.
+"""manifests/ is the CRDs, and the chart rendered by default, plus a Namespace and without Helm's own parts.
 
 The real kubectl applies, kustomizes and deletes them.
 """

@@ -12,7 +12,7 @@ from functools import partial
 
 from PIL import Image
 
-from omni_stage.service.media.kinds import MediaKind
+from omni_stage.service.media.slots import MediaKind
 from support.media.audios import COMPRESSED, encode_tone
 from support.media.hostile_files import (
     FRAGMENTS,

@@ -33,8 +33,8 @@ from omni_proto.stage_config import SamplingDefaults, StageConfig, load_stage_co
 from omni_proto.tensors import TensorSchema, TensorSpec
 from omni_stage.exchange import to_numpy
 from omni_stage.models.component import FinishReason, StageRequest, StageStep
-from omni_stage.process.malloc import tune_malloc
 from omni_stage.process.stage_log import configure_stage_logging
+from omni_stage.process.startup import tune_malloc
 from omni_stage.service.server.stage_server import StageServer, run_stage
 from support.stages.scripted_component import Script, ScriptedComponent
 from support.stages.tensor_chunks import bfloat16_bits

@@ -8,8 +8,8 @@ import pytest
 
 from omni_proto.pipeline.components import built_in_components
 from omni_proto.stage_config import DownstreamStage, EdgeMode, InputEdge, Modality, ModelSource, StageConfig
+from omni_stage.engine.factory import check_placement
 from omni_stage.errors import ConfigurationError
-from omni_stage.models.placement import check_placement
 
 OMNI = "qwen2_5_omni"
 FULL, STREAM = EdgeMode.FULL, EdgeMode.STREAM

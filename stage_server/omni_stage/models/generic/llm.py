@@ -37,8 +37,7 @@ from omni_stage.models.shared.config_file import read_config
 from omni_stage.models.shared.text.chat_template import ChatTemplate
 from omni_stage.models.shared.text.edge import TEXT_FIELD, TextPublisher, read_text
 from omni_stage.models.shared.text.encoder import TextEncoder
-from omni_stage.models.shared.text.token_bytes import bytes_per_token
-from omni_stage.models.shared.text.tokenizer import load_tokenizer
+from omni_stage.models.shared.text.tokenizer import bytes_per_token, load_tokenizer
 
 if TYPE_CHECKING:
     from omni_stage.vllm_adapter.text.text_parsers import TextParse as ParserOfRequest, TextParsers
@@ -179,7 +178,7 @@ class TextTokenizer:
             )
         tools = prompt.tools
         offered = None if tools is None or tools.mode is ToolMode.NONE else tools.as_openai()
-        from omni_stage.vllm_adapter.text.chat_templates import reads_parts
+        from omni_stage.vllm_adapter.text.text_parsers import reads_parts
 
         as_parts = reads_parts(self._template.source(offered))
         conversation = [describe_message(message, as_parts=as_parts) for message in messages]

@@ -12,7 +12,7 @@ from omni_stage.models.component import EdgeInput, EdgeStream, FinishReason, Sta
 from omni_stage.models.sim.content import VoiceAudio
 from omni_stage.models.sim.gauges import Load
 from omni_stage.models.sim.manifest import DECODER
-from omni_stage.models.sim.stages.decoder import Decoder
+from omni_stage.models.sim.stages import Decoder
 from omni_stage.models.sim.tables import AudioShape, audio_cost
 from omni_stage.models.sim.virtual_time.ticker import Mailbox, Ticker
 from omni_stage.models.sim.virtual_time.windows import Job, Window, WindowClock, next_window

@@ -24,9 +24,7 @@ from omni_stage.models.component import EdgeStream, FinishReason, ServedComponen
 from omni_stage.models.sim.audio_runs import AudioRuns
 from omni_stage.models.sim.gauges import EngineGauges, Load
 from omni_stage.models.sim.manifest import DECODER, THINKER
-from omni_stage.models.sim.stages.decoder import Decoder
-from omni_stage.models.sim.stages.talker import CodecRun, Talker
-from omni_stage.models.sim.stages.thinker import TextRun, Thinker
+from omni_stage.models.sim.stages import CodecRun, Decoder, Talker, TextRun, Thinker
 from omni_stage.models.sim.tables import Table, read_table, token_cost
 from omni_stage.models.sim.virtual_time.clock import Limits, Made, Sequence, StepClock
 from omni_stage.models.sim.virtual_time.ticker import Mailbox, Ticker

@@ -36,8 +36,7 @@ from omni_stage.errors import (
     in_field,
 )
 from omni_stage.models.component import MediaCost, TakesMedia, TakesVideo
-from omni_stage.service.media.kinds import FRAME_COPIES, FramePlan, MediaKind
-from omni_stage.service.media.slots import MediaRules, MediaSlot
+from omni_stage.service.media.slots import FRAME_COPIES, FramePlan, MediaKind, MediaRules, MediaSlot
 
 MIN_RATE_HZ: Final = 4000
 MAX_INLINE_MEDIA_BYTES: Final = 4 << 20

@@ -1,15 +1,36 @@
-"""One medium of a prompt, and the rules against which media are checked. Pure."""
+"""The media of a prompt, with the frames of a video that the model sees, and the rules for them. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, Literal
 
 from omni_proto.media_headers.audio import AudioHeader
 from omni_proto.media_headers.image import ImageHeader
 from omni_proto.media_headers.video import VideoHeader
 from omni_proto.stage_config import Limits, MediaLimits
 from omni_stage.models.component import TakesMedia
-from omni_stage.service.media.kinds import FramePlan, MediaKind
+
+MediaKind = Literal["image", "audio", "video"]
+
+FRAME_COPIES: Final = 2
+"""Copies of the frames that the model sees, at 3 bytes per pixel: one in shared memory, one in the stage server."""
+
+
+@dataclass(frozen=True, slots=True)
+class FramePlan:
+    """The maximum number of a video's frames that the model sees, and their size in pixels."""
+
+    width: int
+    height: int
+    count: int
+    is_heard: bool
+    """Whether the video's audio is decoded too."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all frames as RGB."""
+        return 3 * self.width * self.height * self.count
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,18 +7,22 @@ stages. The interceptor turns errors into statuses, with `service.errors`.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import closing
 from functools import partial
+from typing import Final
 
+import grpc
 from grpc.aio import ServicerContext
 
 from omni_proto.runtime.otlp import exemplar_of
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2
+from omni_proto.stage_config import Modality, StageConfig
 from omni_stage.errors import DeadlineExceededError, EngineDeadStageError, NotReadyError
 from omni_stage.process.stage_log import request_id_var
-from omni_stage.service.edges.channels import Deadline
+from omni_stage.service.edges.channels import Deadline, DownstreamChannels
 from omni_stage.service.metering import AnswerMeter, exemplar_var
 from omni_stage.service.request.input import RequestInput
 from omni_stage.service.request.planning.plan import RequestPlan, plan_request
@@ -29,7 +33,39 @@ from omni_stage.service.request.run import RequestRun, build_calls
 from omni_stage.service.request.runtime import StageRuntime
 from omni_stage.service.request.stage_info import describe_stage
 from omni_stage.service.request.tracing import Timeline, client_of, traceparent_of
-from omni_stage.service.request.voices_below import VoicesBelow
+
+KEPT_S: Final = 30.0
+"""How long an answer is kept, in seconds. A stage below may be replaced by one with other voices."""
+LONGEST_S: Final = 2.0
+"""Maximum wait for the answer of a stage below, in seconds."""
+SHARE: Final = 0.8
+"""Maximum share of the caller's remaining time."""
+
+
+class VoicesBelow:
+    """Asks the stage below that speaks, or whose own stages below do, with GetStage."""
+
+    def __init__(self, config: StageConfig, channels: DownstreamChannels) -> None:
+        self._channels = channels
+        self._speaking = next((edge.stage for edge in config.downstream if Modality.AUDIO in edge.outputs), None)
+        self._voices: tuple[str, ...] = ()
+        self._found_at = -math.inf
+
+    async def find(self, remaining_s: float | None) -> tuple[str, ...]:
+        """Returns the names of the voices, the default first. Empty if no stage below speaks, or none can be asked.
+
+        `remaining_s`: number of seconds after which the caller needs its own answer; None: there is no such limit.
+        """
+        if self._speaking is None or time.monotonic() - self._found_at < KEPT_S:
+            return self._voices
+        within_s = LONGEST_S if remaining_s is None else min(LONGEST_S, SHARE * remaining_s)
+        try:
+            answer = await self._channels.describe(self._speaking, within_s=within_s)
+        except grpc.aio.AioRpcError:
+            # Not an error of the caller's: an older answer applies, or the stage that speaks checks the voice.
+            return self._voices
+        self._voices, self._found_at = tuple(answer.voices), time.monotonic()
+        return self._voices
 
 
 class StageServicer:

@@ -21,7 +21,7 @@ from omni_stage.engine.protocol import StageEngine
 from omni_stage.errors import DrainingError, OmniStageError
 from omni_stage.models.component import TakesMedia
 from omni_stage.process.compile_cache import CompileCache
-from omni_stage.process.poller_threads import calm_pollers
+from omni_stage.process.startup import calm_pollers
 from omni_stage.process.termination import report_start_failure, write_termination
 from omni_stage.service.edges.channels import DownstreamChannels
 from omni_stage.service.guard.admission import Admission, CallQuota, count_start_slots

@@ -13,8 +13,7 @@ from omni_stage.vllm_adapter.ar.compiled_check import check_runner
 from omni_stage.vllm_adapter.ar.runner import GPUARModelRunner, OmniARRunnerMixin
 from omni_stage.vllm_adapter.ar.warm_steps import warm_steps
 from omni_stage.vllm_adapter.worker.compile_watch import WatchesCompilation
-from omni_stage.vllm_adapter.worker.runner_version import check_runner_version
-from omni_stage.vllm_adapter.worker.torch_switches import apply_switches
+from omni_stage.vllm_adapter.worker.torch_switches import apply_switches, check_runner_version
 
 
 class PreparesToServe(WatchesCompilation):

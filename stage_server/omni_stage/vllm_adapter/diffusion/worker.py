@@ -25,8 +25,7 @@ from omni_proto.gpu_memory import torch_share
 from omni_stage.errors import ConfigurationError
 from omni_stage.vllm_adapter.diffusion.runner import GPUDiffusionModelRunner
 from omni_stage.vllm_adapter.worker.compile_watch import WatchesCompilation
-from omni_stage.vllm_adapter.worker.runner_version import check_runner_version
-from omni_stage.vllm_adapter.worker.torch_switches import apply_switches
+from omni_stage.vllm_adapter.worker.torch_switches import apply_switches, check_runner_version
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

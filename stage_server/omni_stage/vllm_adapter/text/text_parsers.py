@@ -23,12 +23,23 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.exceptions import VLLMClientError
 from vllm.parser import ParserManager
 from vllm.reasoning import ReasoningParserManager
+from vllm.renderers.hf import _detect_content_format
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.tokenizers.hf import get_cached_tokenizer
 from vllm.tool_parsers import ToolParserManager
 
 from omni_stage.errors import ConfigurationError, InvalidRequestError, ModelExecutionError
 from omni_stage.exchange import ParsedText, StructuredText, ToolCallPiece, ToolMode, Tools
+
+
+def reads_parts(template: str) -> bool:
+    """Returns whether the template reads the content of a message as a list of parts, not as one text.
+
+    Private interface of vLLM 0.32: `_detect_content_format` (renderers/hf.py). vLLM's API server renders chats
+    accordingly, and caches the answer for each template.
+    """
+    return _detect_content_format(template, default="string") == "openai"
+
 
 _log = logging.getLogger(__name__)
 _HARMONY = frozenset({"openai", "openai_gptoss"})

@@ -11,9 +11,27 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
+
+from omni_stage.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+def check_runner_version(vllm_config: VllmConfig) -> None:
+    """Refuse vLLM's V2 runner, because our hooks are for the V1 runner. Raises ConfigurationError.
+
+    Private interface of vLLM 0.32: `VllmConfig.use_v2_model_runner` says which runner the engine would use.
+    """
+    if vllm_config.use_v2_model_runner:
+        raise ConfigurationError(
+            "vLLM would use its V2 model runner, but stages need the V1 runner; set VLLM_USE_V2_MODEL_RUNNER=0",
+            field="VLLM_USE_V2_MODEL_RUNNER",
+        )
+
 
 _ASKED: Final = os.environ.get("VLLM_FLOAT32_MATMUL_PRECISION")
 PRECISION: Final = _ASKED or "highest"

@@ -11,7 +11,7 @@ import pytest
 
 from omni_proto.pipeline.components import ComponentFacts, EngineKind
 from omni_proto.stage_config import SamplingDefaults
-from omni_stage.engine.requests.part_plan import PartPlan
+from omni_stage.engine.requests.lowering import PartPlan
 from omni_stage.engine.requests.sampling import check_stage_sampling
 from omni_stage.engine.work import WorkLedger
 from omni_stage.errors import InvalidRequestError, ModelExecutionError

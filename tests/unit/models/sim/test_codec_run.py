@@ -9,7 +9,7 @@ import pytest
 
 from omni_stage.errors import PromptTooLongError
 from omni_stage.models.component import EdgeRows
-from omni_stage.models.sim.stages.talker import CodecRun
+from omni_stage.models.sim.stages import CodecRun
 
 PROMPT = 4
 

@@ -12,8 +12,7 @@ from omni_stage.models.voice.text.english import English, read_dictionary
 from omni_stage.models.voice.text.letters import guess_phones
 from omni_stage.models.voice.text.numbers import cardinal, normalize, ordinal
 from omni_stage.models.voice.text.phonemizers import find_phonemizer
-from omni_stage.models.voice.text.symbols import MAX_IDS, SymbolTable, VoiceReader, Written
-from omni_stage.models.voice.text.words import place_words
+from omni_stage.models.voice.text.symbols import MAX_IDS, SymbolTable, VoiceReader, Written, place_words
 
 DICTIONARY = """;;; comment
 apple AE1 P AH0 L

@@ -14,8 +14,8 @@ from omni_cli.commands.render import format_manifests
 from omni_cli.main import app
 from omni_operator.kinds import key_of
 from omni_proto.pipeline import load_pipeline
+from omni_proto.pipeline.read.load import StrictLoader
 from omni_proto.pipeline.read.offline import load_checked
-from omni_proto.pipeline.read.strict_yaml import StrictLoader
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,8 @@ import yaml
 
 from omni_proto.errors import OmniProtoError
 from omni_proto.pipeline import OmniPipeline, PipelineError, load_pipeline, parse_pipeline
-from omni_proto.pipeline.read.load import parse_document
+from omni_proto.pipeline.read.load import StrictLoader, parse_document
 from omni_proto.pipeline.read.offline import OBJECT_META_SCHEMA, load_checked, parse_checked
-from omni_proto.pipeline.read.strict_yaml import StrictLoader
 from omni_proto.pipeline.schema import object_schema
 from omni_proto.pipeline.types.forms import FORMS
 from support.specs.spec_edits import BASE, YAML_WORDS, Edit, edit, first, second, stages, third

@@ -26,9 +26,8 @@ from omni_stage.errors import (
 )
 from omni_stage.models.component import MediaCost
 from omni_stage.service.guard.admission import Admission
-from omni_stage.service.media.kinds import MediaKind
 from omni_stage.service.media.planning import plan_medium, receive_media
-from omni_stage.service.media.slots import MediaRules, MediaSlot
+from omni_stage.service.media.slots import MediaKind, MediaRules, MediaSlot
 from omni_stage.service.request.planning.prompt import is_light, plan_prompt
 from support.media.audios import COMPRESSED, encode_audio, encode_tone
 from support.media.hostile_files import flac, flat_png, with_frames

@@ -8,7 +8,7 @@ import pytest
 
 from omni_proto.stage_config import Listen
 from omni_stage.errors import ConfigurationError
-from omni_stage.service.server.listen_check import check_ports
+from omni_stage.process.startup import check_ports
 from support.tables import each_row
 
 

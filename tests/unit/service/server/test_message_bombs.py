@@ -17,7 +17,7 @@ import pytest
 
 from omni_proto.stage.v1 import prompt_pb2, stage_service_pb2 as pb
 from omni_stage.errors import ConfigurationError
-from omni_stage.process.protobuf_backend import require_upb
+from omni_stage.process.startup import require_upb
 from support.machine.raw_http2 import RawConnection, grpc_message
 from support.processes.polling import PATIENCE_S
 from support.stages import scripted_stages as lab

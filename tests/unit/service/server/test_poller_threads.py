@@ -6,7 +6,7 @@ import os
 import threading
 from typing import Any
 
-from omni_stage.process.poller_threads import calm_pollers
+from omni_stage.process.startup import calm_pollers
 
 
 async def test_the_poller_of_a_stage_server_does_not_interrupt_the_loop(kit: Any) -> None:

@@ -9,7 +9,7 @@ from omni_proto.tensors import UTF8
 from omni_stage.errors import InvalidTensorError
 from omni_stage.models.component import EngineStep, StageStep
 from omni_stage.models.shared.text.edge import TextPublisher, TextReader, read_text, text_rows
-from omni_stage.models.shared.text.token_bytes import bytes_per_token
+from omni_stage.models.shared.text.tokenizer import bytes_per_token
 from support.models.generic_checkpoint import train_tokenizer
 
 TEXTS = ["Hello.", "Größe: 3,5 €", "你好 世界。", "مرحبا", "👩‍👩‍👧 ok 🇩🇪", "a\x00b\n"]

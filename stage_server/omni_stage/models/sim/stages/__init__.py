@@ -1,1 +1,0 @@
-"""The components of a paced pipeline: thinker, talker and decoder."""
