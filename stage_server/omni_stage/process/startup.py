@@ -1,4 +1,4 @@
-"""What a stage server checks and sets in its process at start-up: ports, protobuf, glibc's allocator, gRPC's threads."""
+"""What a stage server checks and sets in its process at start-up: ports, protobuf, malloc, and gRPC's threads."""
 
 from __future__ import annotations
 
