@@ -17,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tools.json_text import format_json
+
 from benchmarks.gpu.catalogue import CHECKS
 from benchmarks.gpu.checks import Check, Context, Result, run_check
 
@@ -120,7 +122,7 @@ def write_tables(context: Context, results: list[dict[str, object]]) -> None:
     """Write the results so far to results.json and results.txt in the context's folder."""
     header = {"device": context.device, "gpus": context.gpus, "model": str(context.model)}
     header |= {"date": datetime.now(UTC).isoformat()}
-    (context.out / "results.json").write_text(json.dumps({**header, "results": results}, indent=2) + "\n")
+    (context.out / "results.json").write_text(format_json({**header, "results": results}))
     lines = [" ".join(str(row[key]) for key in ("status", "name", "value", "limit")) for row in results]
     (context.out / "results.txt").write_text("\n".join(lines) + "\n")
 

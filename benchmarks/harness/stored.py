@@ -11,6 +11,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from tools.json_text import format_json
+
 RESULTS = Path(__file__).parents[1] / "results"
 
 
@@ -35,7 +37,7 @@ def write_result(name: str, folder: Path, result: dict[str, Any], *, accepted: b
     file, rejected = folder / f"{name}.json", folder / f"{name}.rejected.json"
     rejected.unlink(missing_ok=True)
     written = file if accepted else rejected
-    written.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    written.write_text(format_json(result), encoding="utf-8")
     return written
 
 

@@ -10,13 +10,14 @@ corpus, without atheris.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import resource
 import sys
 import time
 from pathlib import Path
+
+from tools.json_text import format_json
 
 CORPUS = Path(__file__).parent / "corpus"
 if __name__ == "__main__":
@@ -54,7 +55,7 @@ def write_report(path: Path, corpus: Path, runs: int, seconds: float) -> None:
         "targets": [target.__name__ for target in (*targets.TARGETS, *form_targets.TARGETS, *media_targets.TARGETS)],
         "machine": {"cpus": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()},
     }
-    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    path.write_text(format_json(report), encoding="utf-8")
 
 
 def main() -> None:

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tools.json_text import format_json
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # read when vLLM is imported
 
@@ -205,7 +206,7 @@ def main() -> None:
         note = "" if row["judged"] else "  (not judged)"
         print(f"{peer:34}{row['question']:18}{counts:20}{row['audio_difference']:<18.2e}{row['result']}{note}")
     if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        arguments.json.write_text(format_json(report), encoding="utf-8")
     sys.exit(any(row["judged"] and row["result"] != "equal" for row in report["rows"]))
 
 

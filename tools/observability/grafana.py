@@ -5,11 +5,11 @@ The output depends on neither time nor randomness: the same dashboard always giv
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tools.json_text import format_json
 from tools.observability.rules.rule import RUNBOOKS, runbook_of
 
 COLUMNS = 24
@@ -97,7 +97,7 @@ def render_dashboard(dashboard: Dashboard) -> str:
         "templating": {"list": [_DATASOURCE, *(_render_variable(item) for item in dashboard.variables)]},
         "panels": _lay_out(dashboard.rows),
     }
-    return json.dumps(document, indent=1) + "\n"
+    return format_json(document)
 
 
 _DATASOURCE = {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "hide": 0}
