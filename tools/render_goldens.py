@@ -1,12 +1,16 @@
 """Writes tests/golden/operator: what `omnipipe render` prints for each sample in WHOLE, and a digest for the others.
 
+For those in LIKE, also the difference from another sample.
+
 `--check` writes nothing and fails if a file is stale. If these files change, the objects in clusters change too when
 the operator is upgraded, and every changed pod template restarts pods.
 """
 
 from __future__ import annotations
 
+import difflib
 import hashlib
+import re
 import sys
 from pathlib import Path
 
@@ -18,15 +22,23 @@ ROOT = Path(__file__).resolve().parent.parent
 SAMPLES = ROOT / "manifests" / "samples"
 GOLDEN = ROOT / "tests" / "golden" / "operator"
 # The other samples share nine tenths of their lines with one of these.
-WHOLE = ("generic-llm", "qwen25-omni", "sim-omni", "tiny-omni", "tiny-omni-tls")
+WHOLE = ("generic-llm", "qwen25-omni", "sim-omni", "tiny-omni")
+LIKE = {"tiny-omni-tls": "tiny-omni"}
 # The image is fixed, so that a release does not change every golden file.
 SETTINGS = BuildSettings(default_image="omnipipeline-stage:golden", pod_monitors=True)
 NAMESPACE = "golden"
+_HASH = re.compile(r"(?<=hash: )\S+|(?<=-[0-9a-f]{7}-)[0-9a-f]{10}\b")
 
 
 def render_sample(sample: Path) -> str:
     """Returns what `omnipipe render` prints for a sample."""
     return format_manifests(render_children(load_checked(sample), NAMESPACE, SETTINGS))
+
+
+def compare(sample: str, other: str, text: str, other_text: str) -> str:
+    """Returns the difference of two renders, without the samples' names, and without the hashes, which all differ."""
+    sides = [_HASH.sub("HASH", side).splitlines() for side in (other_text, text.replace(sample, other))]
+    return "\n".join(difflib.unified_diff(*sides, other, sample, n=1, lineterm="")) + "\n"
 
 
 def render_goldens() -> dict[Path, str]:
@@ -36,8 +48,11 @@ def render_goldens() -> dict[Path, str]:
         text = render_sample(sample)
         if sample.stem in WHOLE:
             files[GOLDEN / sample.name] = text
-        else:
-            digests += f"{hashlib.sha256(text.encode()).hexdigest()}  {sample.name}\n"
+            continue
+        if other := LIKE.get(sample.stem):
+            plain = render_sample(SAMPLES / f"{other}.yaml")
+            files[GOLDEN / f"{sample.stem}.diff"] = compare(sample.stem, other, text, plain)
+        digests += f"{hashlib.sha256(text.encode()).hexdigest()}  {sample.name}\n"
     return files | {GOLDEN / "digests.sha256": digests}
 
 
