@@ -169,7 +169,7 @@ def measure(files: list[File]) -> Iterator[tuple[str, int | float, int | float, 
         ("excepts for both packages", r"except \((OmniStageError, OmniProtoError|OmniProtoError, OmniStageError)\)", 0),
         ("files with a table of dtypes", r'"bfloat16": ', 1),
         ("files with 0x7F80", r"(?i)\b0x7f80\b", 1),
-        ("modules that import google_crc32c", r"^[^#\n]*\bgoogle_crc32c\b", 1),
+        ("modules that import google_crc32c", r"(?:import |from |load\(\")google_crc32c\b", 1),
     ):
         yield what, len(found := [f.path for f in modules if re.search(pattern, f.text, re.MULTILINE)]), limit, found
     yield "classes defined in several packages", len(found := list_shared_classes(modules)), 18, found

@@ -14,12 +14,12 @@ from omni_proto.stage_config import DownstreamStage, Modality, ModelSource, Samp
 from omni_stage.models.component import EdgeRows, EdgeStream, StageRequest, UserPrompt
 from omni_stage.models.sim.stages import CodecRun, Talker, TextRun, Thinker
 from omni_stage.models.sim.tables import Table, audio_cost, token_cost
-from omni_stage.models.sim.virtual_time.clock import Limits, Made, Sequence as Queued, StepClock
+from omni_stage.models.sim.virtual_time.clock import EngineLimits, Made, Sequence as Queued, StepClock
 from omni_stage.models.sim.virtual_time.windows import Job, Window, WindowClock, next_window
 from omni_stage.vllm_adapter.scheduling.playback import Playback, rows_to_gather
 
 _MODEL_LEN = 32_768
-_LIMITS = Limits(max_seqs=1024, max_step_tokens=8192, kv_tokens=1 << 40)
+_LIMITS = EngineLimits(max_seqs=1024, max_step_tokens=8192, kv_tokens=1 << 40)
 
 
 @dataclass(frozen=True, slots=True)

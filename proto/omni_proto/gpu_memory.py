@@ -74,7 +74,7 @@ class TransformerShape:
 
 
 @dataclass(frozen=True, slots=True)
-class StageMemory:
+class PeakMemory:
     """The peak memory of one stage on its GPU, by use."""
 
     name: str
@@ -128,7 +128,7 @@ class MemoryProblem:
     words: str
 
 
-def find_problems(stages: Sequence[StageMemory], device_bytes: int) -> list[MemoryProblem]:
+def find_problems(stages: Sequence[PeakMemory], device_bytes: int) -> list[MemoryProblem]:
     """Returns why these stages cannot share a GPU of that size; empty if they can, in whatever order they start.
 
     A stage that exceeds its share takes memory that another stage counts on. If no stage exceeds its share, and the

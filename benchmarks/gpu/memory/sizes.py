@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from omni_proto.gpu_memory import DEFAULT_SHARE, GIB, MIB, KvShape, StageMemory, TransformerShape
+from omni_proto.gpu_memory import DEFAULT_SHARE, GIB, MIB, KvShape, PeakMemory, TransformerShape
 from omni_proto.pipeline import OmniPipeline, Stage
 
 DOCUMENTED = {
@@ -108,7 +108,7 @@ def encoder_bytes(thinker: Mapping[str, Any], element_bytes: int = 2) -> int:
     return max(image, audio_values) * element_bytes
 
 
-def stage_memory(release: Release, stage: Stage, *, device_bytes: int, weights: int | None = None) -> StageMemory:
+def stage_memory(release: Release, stage: Stage, *, device_bytes: int, weights: int | None = None) -> PeakMemory:
     """Returns the GPU memory of a stage. `weights`: bytes of the weights, if not the published ones (quantized).
 
     Without kvCacheMemoryMib, the KV cache fills the rest of the stage's share.
@@ -118,28 +118,28 @@ def stage_memory(release: Release, stage: Stage, *, device_bytes: int, weights: 
     share = DEFAULT_SHARE if args.gpu_memory_utilization is None else args.gpu_memory_utilization
     held = release.module_bytes[component] if weights is None else weights
     if component == "token2wav":
-        return StageMemory(stage.name, held, activations=WAVE_BASE_BYTES + CODES * WAVE_BYTES_PER_CODE, share=share)
+        return PeakMemory(stage.name, held, activations=WAVE_BASE_BYTES + CODES * WAVE_BYTES_PER_CODE, share=share)
     sequences = args.max_num_seqs or SEQUENCES
     if component == "code2wav":
         # Weights are stored in bfloat16 and loaded as float32.
         state = CODEC_STATES * CODEC_STATE_BYTES
         activations = CODEC_STEP_FRAMES * CODEC_BYTES_PER_FRAME + state
-        return StageMemory(stage.name, 2 * held, activations=activations, share=share)
+        return PeakMemory(stage.name, 2 * held, activations=activations, share=share)
     activations = text_shape(decoder_config(release, component)).activation_bytes(
         batched_tokens=args.max_num_batched_tokens or BATCHED_TOKENS, sequences=sequences
     )
     if component == "thinker":
         activations = max(activations, encoder_bytes(release.config["thinker_config"]))
     graphs = 0 if args.enforce_eager else sequences * GRAPH_BYTES_PER_SEQUENCE
-    memory = StageMemory(stage.name, held, activations=activations, graphs=graphs, share=share)
+    memory = PeakMemory(stage.name, held, activations=activations, graphs=graphs, share=share)
     if args.kv_cache_memory_mib is not None:
         cache = args.kv_cache_memory_mib * MIB
     else:
         cache = max(0, int(share * device_bytes) - memory.total)
-    return StageMemory(stage.name, held, cache, activations, graphs, share=share)
+    return PeakMemory(stage.name, held, cache, activations, graphs, share=share)
 
 
-def pipeline_memory(release: Release, pipeline: OmniPipeline, *, device_bytes: int) -> list[StageMemory]:
+def pipeline_memory(release: Release, pipeline: OmniPipeline, *, device_bytes: int) -> list[PeakMemory]:
     """Returns the GPU memory of each stage, in the pipeline's order."""
     return [stage_memory(release, stage, device_bytes=device_bytes) for stage in pipeline.spec.stages]
 
@@ -160,7 +160,7 @@ def awq_bytes(release: Release) -> int:
     return release.module_bytes["thinker"] - 2 * linear + int(linear * bits / 8)
 
 
-def format_row(memory: StageMemory, device_bytes: int) -> str:
+def format_row(memory: PeakMemory, device_bytes: int) -> str:
     """Returns one line of a table: the stage's name; weights, KV cache, activations and graphs, CUDA context, and their
     sum, in GiB; and the stage's share as a fraction and in GiB."""
     parts = (memory.weights, memory.kv_cache, memory.activations + memory.graphs, memory.context, memory.total)

@@ -19,7 +19,7 @@ from benchmarks.gpu.memory.sizes import (
     pipeline_memory,
     stage_memory,
 )
-from omni_proto.gpu_memory import GIB, StageMemory
+from omni_proto.gpu_memory import GIB, PeakMemory
 from omni_proto.pipeline import OmniPipeline, load_pipeline
 
 ROOT = Path(__file__).parents[3]
@@ -53,7 +53,7 @@ def _sample(name: str) -> OmniPipeline:
     return load_pipeline(ROOT / "manifests" / "samples" / f"{name}.yaml")
 
 
-def _table(release: Release, pipeline: OmniPipeline, stages: list[StageMemory], gib: int) -> str:
+def _table(release: Release, pipeline: OmniPipeline, stages: list[PeakMemory], gib: int) -> str:
     lines = [*_HEAD, *(format_row(stage, gib * GIB) for stage in stages), ""]
     lengths = {stage.name: stage.engine_args.max_model_len for stage in pipeline.spec.stages}
     for stage in stages:

@@ -26,7 +26,7 @@ _MOST_NAMED: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Diagnosis:
     """One thing that was checked."""
 
     check: str
@@ -35,7 +35,7 @@ class Finding:
     remedy: str = ""
 
 
-def judge(facts: Facts, version: str) -> list[Finding]:
+def judge(facts: Facts, version: str) -> list[Diagnosis]:
     """Returns the findings in the order in which they matter. version: of this omnipipe."""
     return [
         *_judge_kubernetes(facts),
@@ -51,56 +51,56 @@ def judge(facts: Facts, version: str) -> list[Finding]:
     ]
 
 
-def to_json(findings: list[Finding]) -> list[dict[str, Any]]:
+def to_json(findings: list[Diagnosis]) -> list[dict[str, Any]]:
     """Returns the findings for -o json and -o yaml."""
     return [asdict(finding) for finding in findings]
 
 
-def _unread(check: str, unknown: Unknown) -> Finding:
-    return Finding(check, "note", f"not checked: {unknown.why}", "run it as a user who may read this")
+def _unread(check: str, unknown: Unknown) -> Diagnosis:
+    return Diagnosis(check, "note", f"not checked: {unknown.why}", "run it as a user who may read this")
 
 
-def _judge_kubernetes(facts: Facts) -> Iterator[Finding]:
+def _judge_kubernetes(facts: Facts) -> Iterator[Diagnosis]:
     if isinstance(facts.version, Unknown):
         yield _unread("kubernetes", facts.version)
         return
     text = str(facts.version.get("gitVersion", "?"))
     match = re.match(r"v(\d+)\.(\d+)", text)
     if match and (int(match[1]), int(match[2])) < OLDEST:
-        yield Finding(
+        yield Diagnosis(
             "kubernetes",
             "error",
             f"{text} is older than {OLDEST[0]}.{OLDEST[1]}",
             "upgrade the cluster; the chart refuses it",
         )
     else:
-        yield Finding("kubernetes", "ok", text)
+        yield Diagnosis("kubernetes", "ok", text)
 
 
-def _judge_crd(facts: Facts) -> Iterator[Finding]:
+def _judge_crd(facts: Facts) -> Iterator[Diagnosis]:
     if isinstance(facts.crd, Unknown):
         if facts.crd.status == 404:
             remedy = "install the chart, or kubectl apply --server-side -f manifests/crd"
-            yield Finding("crd", "error", "OmniPipeline is not installed", remedy)
+            yield Diagnosis("crd", "error", "OmniPipeline is not installed", remedy)
         else:
             yield _unread("crd", facts.crd)
         return
     served = {one["name"]: one for one in facts.crd["spec"]["versions"] if one.get("served")}
     if _VERSION not in served:
         remedy = "apply the CRD of this release (docs/upgrade.md)"
-        yield Finding("crd", "error", f"it serves {', '.join(served) or 'no version'}, not {_VERSION}", remedy)
+        yield Diagnosis("crd", "error", f"it serves {', '.join(served) or 'no version'}, not {_VERSION}", remedy)
         return
     theirs = list_fields(served[_VERSION]["schema"]["openAPIV3Schema"]["properties"]["spec"])
     ours = list_fields(object_schema()["properties"]["spec"])
     missing, more = sorted(ours - theirs), sorted(theirs - ours)
     if missing:
         text = f"it is older than this omnipipe: the API server refuses or drops {_some(missing)}"
-        yield Finding("crd", "warning", text, "upgrade the CRD before the operator (docs/upgrade.md)")
+        yield Diagnosis("crd", "warning", text, "upgrade the CRD before the operator (docs/upgrade.md)")
     if more:
         text = f"it is newer than this omnipipe, which refuses {_some(more)}"
-        yield Finding("crd", "warning", text, "install the omnipipe of the cluster's release")
+        yield Diagnosis("crd", "warning", text, "install the omnipipe of the cluster's release")
     if not missing and not more:
-        yield Finding("crd", "ok", f"{_VERSION}, with the fields of this omnipipe")
+        yield Diagnosis("crd", "ok", f"{_VERSION}, with the fields of this omnipipe")
 
 
 def list_fields(schema: Document, path: str = "spec") -> set[str]:
@@ -119,12 +119,12 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _judge_operator(facts: Facts, version: str) -> Iterator[Finding]:
+def _judge_operator(facts: Facts, version: str) -> Iterator[Diagnosis]:
     if isinstance(facts.operators, Unknown):
         yield _unread("operator", facts.operators)
         return
     if not facts.operators:
-        yield Finding(
+        yield Diagnosis(
             "operator", "error", "there is none, so nothing acts on pipelines", "install the chart (docs/install.md)"
         )
     for one in facts.operators:
@@ -132,29 +132,29 @@ def _judge_operator(facts: Facts, version: str) -> Iterator[Finding]:
         wanted, ready = one["spec"].get("replicas", 1), (one.get("status") or {}).get("readyReplicas", 0)
         theirs = (one["metadata"].get("labels") or {}).get("app.kubernetes.io/version", "")
         if wanted == 0:
-            yield Finding("operator", "error", f"{name} has no pods (replicas: 0)", "scale it to 1")
+            yield Diagnosis("operator", "error", f"{name} has no pods (replicas: 0)", "scale it to 1")
         elif ready == 0:
             remedy = f"kubectl describe pods -n {one['metadata']['namespace']} -l {OPERATORS}"
-            yield Finding("operator", "error", f"{name} has no ready pod", remedy)
+            yield Diagnosis("operator", "error", f"{name} has no ready pod", remedy)
         elif theirs and theirs != version:
             text = f"{name} is version {theirs}, this omnipipe {version}"
-            yield Finding("operator", "warning", text, "validate with the omnipipe of the operator's version")
+            yield Diagnosis("operator", "warning", text, "validate with the omnipipe of the operator's version")
         else:
-            yield Finding("operator", "ok", f"{name} {theirs}".rstrip())
+            yield Diagnosis("operator", "ok", f"{name} {theirs}".rstrip())
 
 
-def _judge_rights(facts: Facts) -> Iterator[Finding]:
+def _judge_rights(facts: Facts) -> Iterator[Diagnosis]:
     for right, allowed in facts.rights.items():
         if isinstance(allowed, Unknown):
             yield _unread("rights", allowed)
         elif allowed:
-            yield Finding("rights", "ok", f"you may {right}")
+            yield Diagnosis("rights", "ok", f"you may {right}")
         else:
             text = f"you may not {right} in {facts.namespace}"
-            yield Finding("rights", "warning", text, "ask for the ClusterRole edit in the namespace")
+            yield Diagnosis("rights", "warning", text, "ask for the ClusterRole edit in the namespace")
 
 
-def _judge_devices(facts: Facts) -> Iterator[Finding]:
+def _judge_devices(facts: Facts) -> Iterator[Diagnosis]:
     if isinstance(facts.nodes, Unknown):
         yield _unread("devices", facts.nodes)
         return
@@ -167,52 +167,52 @@ def _judge_devices(facts: Facts) -> Iterator[Finding]:
                 if any(taint.get("effect") != "PreferNoSchedule" for taint in node["spec"].get("taints") or ()):
                     tainted[name] = tainted.get(name, 0) + int(count)
     if not devices:
-        yield Finding(
+        yield Diagnosis(
             "devices",
             "warning",
             f"none of {len(facts.nodes)} nodes offers a GPU; only stages without GPUs can run",
             "install the vendor's device plugin or GPU operator, and check kubectl describe nodes",
         )
     for name, count in devices.items():
-        yield Finding("devices", "ok", f"{count} {name}")
+        yield Diagnosis("devices", "ok", f"{count} {name}")
         if tainted.get(name) == count:
             text = f"all nodes with {name} have taints"
-            yield Finding("devices", "warning", text, "set defaults.tolerations of pipelines")
+            yield Diagnosis("devices", "warning", text, "set defaults.tolerations of pipelines")
 
 
-def _judge_admission(facts: Facts) -> Iterator[Finding]:
+def _judge_admission(facts: Facts) -> Iterator[Diagnosis]:
     if isinstance(facts.admitted, Unknown):
         if facts.admitted.status == 403 and "cannot create resource" in facts.admitted.why:
             yield _unread("admission", facts.admitted)
         else:
             text = f"a pod as restricted as a stage's is refused: {facts.admitted.why}"
-            yield Finding("admission", "error", text, "correct the policy, quota or webhook that the message names")
+            yield Diagnosis("admission", "error", text, "correct the policy, quota or webhook that the message names")
     else:
-        yield Finding("admission", "ok", "a pod as restricted as a stage's is admitted")
+        yield Diagnosis("admission", "ok", "a pod as restricted as a stage's is admitted")
     if isinstance(facts.space, Unknown):
         return
     level = (facts.space["metadata"].get("labels") or {}).get("pod-security.kubernetes.io/enforce", "")
-    yield Finding("admission", "ok", f"Pod Security enforces {level or 'nothing'}; stages conform to restricted")
+    yield Diagnosis("admission", "ok", f"Pod Security enforces {level or 'nothing'}; stages conform to restricted")
 
 
-def _judge_quotas(facts: Facts) -> Iterator[Finding]:
+def _judge_quotas(facts: Facts) -> Iterator[Diagnosis]:
     if isinstance(facts.quotas, Unknown):
         yield _unread("quotas", facts.quotas)
         return
     if not facts.quotas:
-        yield Finding("quotas", "ok", "the namespace has none")
+        yield Diagnosis("quotas", "ok", "the namespace has none")
     for quota in facts.quotas:
         hard, used = quota["spec"].get("hard") or {}, (quota.get("status") or {}).get("used") or {}
         full = sorted(name for name, most in hard.items() if str(used.get(name, "0")) == str(most))
         name = quota["metadata"]["name"]
         if full:
             remedy = "raise it, or delete what uses it; a BlueGreen rollout needs room for two sets of stages"
-            yield Finding("quotas", "warning", f"{name} has no room left: {_some(full)}", remedy)
+            yield Diagnosis("quotas", "warning", f"{name} has no room left: {_some(full)}", remedy)
         else:
-            yield Finding("quotas", "ok", f"{name} has room: {_some(sorted(hard))}")
+            yield Diagnosis("quotas", "ok", f"{name} has room: {_some(sorted(hard))}")
 
 
-def _judge_network(facts: Facts) -> Iterator[Finding]:
+def _judge_network(facts: Facts) -> Iterator[Diagnosis]:
     if isinstance(facts.policies, Unknown):
         yield _unread("network", facts.policies)
         return
@@ -225,14 +225,14 @@ def _judge_network(facts: Facts) -> Iterator[Finding]:
     ]
     if closed:
         text = f"{_some(sorted(closed))} closes the egress of all pods; stages have own policies, clients need one"
-        yield Finding(
+        yield Diagnosis(
             "network", "note", text, "let client pods reach port 50051 of pods with omnipipeline.io/role: entry"
         )
     else:
-        yield Finding("network", "ok", "no policy of the namespace closes the egress of all pods")
+        yield Diagnosis("network", "ok", "no policy of the namespace closes the egress of all pods")
 
 
-def _judge_storage(facts: Facts) -> Iterator[Finding]:
+def _judge_storage(facts: Facts) -> Iterator[Diagnosis]:
     if isinstance(facts.classes, Unknown):
         yield _unread("storage", facts.classes)
         return
@@ -243,13 +243,13 @@ def _judge_storage(facts: Facts) -> Iterator[Finding]:
         if (one["metadata"].get("annotations") or {}).get(mark) == "true"
     ]
     if default:
-        yield Finding("storage", "ok", f"default storage class {default[0]}")
+        yield Diagnosis("storage", "ok", f"default storage class {default[0]}")
     else:
         text = f"no default storage class among {len(facts.classes)}"
-        yield Finding("storage", "note", text, "name a class in claims of model.cache and pvc:// models")
+        yield Diagnosis("storage", "note", text, "name a class in claims of model.cache and pvc:// models")
 
 
-def _judge_groups(facts: Facts) -> Iterator[Finding]:
+def _judge_groups(facts: Facts) -> Iterator[Diagnosis]:
     if isinstance(facts.groups, Unknown):
         yield _unread("apis", facts.groups)
         return
@@ -260,6 +260,6 @@ def _judge_groups(facts: Facts) -> Iterator[Finding]:
         ("metrics.k8s.io", "autoscaling of the gateway by CPU"),
     ):
         if group in there:
-            yield Finding("apis", "ok", f"{group}: {use}")
+            yield Diagnosis("apis", "ok", f"{group}: {use}")
         else:
-            yield Finding("apis", "note", f"no {group}, so no {use}", "install it if you want them")
+            yield Diagnosis("apis", "note", f"no {group}, so no {use}", "install it if you want them")

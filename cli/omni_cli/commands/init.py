@@ -21,7 +21,7 @@ _URI: Final = re.compile(r"(?P<key>uri: )\S+")
 
 
 @dataclass(frozen=True)
-class Choice:
+class SampleChoice:
     """A sample, and what it is for."""
 
     sample: str
@@ -41,13 +41,13 @@ class Choice:
 
 
 CHOICES: Final = (
-    Choice("qwen25-omni-one-gpu", 1, "speech, images, video; one GPU of 80 GB"),
-    Choice("qwen25-omni", 3, "the same, each stage on a GPU of its own (32, 16 and 16 GB)"),
-    Choice("qwen25-omni-3b", 1, "the same, smaller; one GPU of 24 GB"),
-    Choice("qwen3-omni-30b-a3b-one-gpu", 1, "one GPU with 141 GB"),
-    Choice("qwen3-omni-30b-a3b", 3, "GPUs of 80, 24 and 24 GB"),
-    Choice("whisper-llm-voice", 0, "speech in and out, without a GPU", "HuggingFaceTB/SmolLM2-135M-Instruct"),
-    Choice(ANY_TEXT_MODEL, 1, "any text model that vLLM serves", ""),
+    SampleChoice("qwen25-omni-one-gpu", 1, "speech, images, video; one GPU of 80 GB"),
+    SampleChoice("qwen25-omni", 3, "the same, each stage on a GPU of its own (32, 16 and 16 GB)"),
+    SampleChoice("qwen25-omni-3b", 1, "the same, smaller; one GPU of 24 GB"),
+    SampleChoice("qwen3-omni-30b-a3b-one-gpu", 1, "one GPU with 141 GB"),
+    SampleChoice("qwen3-omni-30b-a3b", 3, "GPUs of 80, 24 and 24 GB"),
+    SampleChoice("whisper-llm-voice", 0, "speech in and out, without a GPU", "HuggingFaceTB/SmolLM2-135M-Instruct"),
+    SampleChoice(ANY_TEXT_MODEL, 1, "any text model that vLLM serves", ""),
 )
 _NAME: Final = re.compile(r"(?m)^(?P<key>metadata:\n  name: )\S+$")
 _GPUS: Final = re.compile(r"(?P<key>nvidia\.com/gpu: )\d+")
@@ -62,12 +62,12 @@ class InitError(ValueError):
     """No sample fits; the message says which do."""
 
 
-def choose(model: str, gpus: int) -> Choice:
+def choose(model: str, gpus: int) -> SampleChoice:
     """Returns the choice for a model (ORG/NAME, or a uri) and a number of GPUs of the pipeline. Raises InitError."""
     repository = model.removeprefix(HF)
     known = [choice for choice in CHOICES if choice.model.lower() == repository.lower() and choice.model]
     if not known:
-        return Choice(ANY_TEXT_MODEL, gpus, "", repository)
+        return SampleChoice(ANY_TEXT_MODEL, gpus, "", repository)
     for choice in known:
         if choice.gpus == gpus:
             return choice
@@ -75,7 +75,7 @@ def choose(model: str, gpus: int) -> Choice:
     raise InitError(f"{known[0].model} has a sample for {counts} GPUs, not for {gpus}; give --gpus {known[0].gpus}")
 
 
-def write_pipeline(choice: Choice, name: str, image: str | None) -> str:
+def write_pipeline(choice: SampleChoice, name: str, image: str | None) -> str:
     """Returns the text of a pipeline that `omnipipe validate` accepts. Raises InitError, which names the wrong field.
 
     image: of the stages; None: the operator's default image, which is built for GPUs.

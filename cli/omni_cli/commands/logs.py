@@ -37,7 +37,7 @@ class Source:
 
 
 @dataclass(order=True, slots=True)
-class Entry:
+class LogEntry:
     """One line, with the lines that continue it, such as those of a traceback."""
 
     time: str
@@ -60,10 +60,10 @@ class Entry:
         return {"from": self.source.name, "stage": self.source.stage, **said}
 
 
-def parse(lines: Iterable[str], source: Source) -> Iterator[Entry]:
+def parse(lines: Iterable[str], source: Source) -> Iterator[LogEntry]:
     """Yields the entries of a log. A line that is neither JSON nor begins with a time continues the entry before it, or
     has no time if it is the first."""
-    last: Entry | None = None
+    last: LogEntry | None = None
     for raw in lines:
         line = raw[:MAX_LINE_CHARS].rstrip()
         found = _parse_line(line, source)
@@ -73,21 +73,21 @@ def parse(lines: Iterable[str], source: Source) -> Iterator[Entry]:
             continue
         if last is not None:
             yield last
-        last = found or Entry("", source, line)
+        last = found or LogEntry("", source, line)
     if last is not None:
         yield last
 
 
-def _parse_line(line: str, source: Source) -> Entry | None:
+def _parse_line(line: str, source: Source) -> LogEntry | None:
     if line.startswith("{"):
         try:
             fields = json.loads(line)
         except (ValueError, RecursionError):
             return None
         if isinstance(fields, dict) and isinstance(fields.get("time"), str):
-            return Entry(fields["time"], source, _words(fields), str(fields.get("level", "")), fields)
+            return LogEntry(fields["time"], source, _words(fields), str(fields.get("level", "")), fields)
     if match := _TEXT.match(line):
-        return Entry(match["time"], source, match["rest"], match["level"])
+        return LogEntry(match["time"], source, match["rest"], match["level"])
     return None
 
 
@@ -98,7 +98,7 @@ def _words(fields: dict[str, Any]) -> str:
     )
 
 
-def merge(logs: Sequence[Iterable[Entry]]) -> Iterator[Entry]:
+def merge(logs: Sequence[Iterable[LogEntry]]) -> Iterator[LogEntry]:
     """Yields the entries of all logs by time. Each log is in order already, so none is held in memory."""
     return heapq.merge(*logs, key=lambda entry: entry.time)
 
@@ -155,7 +155,7 @@ def _pod_lines(cluster: Cluster, pod: Document, container: str, since_s: int, ta
             raise
 
 
-def select(logs: dict[Source, Iterable[str]], target: str | None) -> Iterator[Entry]:
+def select(logs: dict[Source, Iterable[str]], target: str | None) -> Iterator[LogEntry]:
     """Yields the entries of a stage, of a request, or all, by time."""
     stages = {source.stage for source in logs}
     if target in stages:
@@ -164,7 +164,7 @@ def select(logs: dict[Source, Iterable[str]], target: str | None) -> Iterator[En
     return entries if target is None or target in stages else (entry for entry in entries if entry.mentions(target))
 
 
-def format_entry(entry: Entry, width: int) -> str:
+def format_entry(entry: LogEntry, width: int) -> str:
     """Returns an entry as a line: time of day, stage, text. width: characters of the longest stage name."""
     level = "" if entry.level in ("INFO", "") else f"{entry.level} "
     return f"{entry.time[11:23]:12} {entry.source.stage:{width}} {level}{entry.text}"

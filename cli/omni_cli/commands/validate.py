@@ -18,7 +18,7 @@ _GROUP: Final = f"{API_VERSION.partition('/')[0]}/"
 
 
 @dataclass
-class Report:
+class DocumentReport:
     """What was found in one document."""
 
     source: str
@@ -51,7 +51,7 @@ class Report:
         print(f"OK: {self.name}, {len(self.stages)} stages: {' -> '.join(self.stages)}")
 
 
-def validate_files(files: Sequence[Path]) -> list[Report]:
+def validate_files(files: Sequence[Path]) -> list[DocumentReport]:
     """Returns a report for each pipeline in the files, and for each file that cannot be read; - is stdin.
 
     If a file has pipelines, its documents of other kinds are ignored.
@@ -59,16 +59,16 @@ def validate_files(files: Sequence[Path]) -> list[Report]:
     return [report for path in files for report in _validate_file(path)]
 
 
-def _validate_file(path: Path) -> Iterator[Report]:
+def _validate_file(path: Path) -> Iterator[DocumentReport]:
     source = "stdin" if path == STDIN else str(path)
     try:
         documents = parse_documents(_read(path, source), source)
     except PipelineError as error:
-        yield Report(source, problems=list(error.problems))
+        yield DocumentReport(source, problems=list(error.problems))
         return
     pipelines = [number for number, document in enumerate(documents) if _is_ours(document)]
     if not documents:
-        yield Report(source, problems=[Problem("file", f"holds 0 YAML documents; give one {KIND} or more")])
+        yield DocumentReport(source, problems=[Problem("file", f"holds 0 YAML documents; give one {KIND} or more")])
     for number in pipelines or range(len(documents)):
         yield _check(documents[number], source if len(documents) == 1 else f"{source}, document {number + 1}")
 
@@ -91,13 +91,13 @@ def _is_ours(document: Any) -> bool:
     return document.get("kind") == KIND or str(document.get("apiVersion", "")).startswith(_GROUP)
 
 
-def _check(document: Any, source: str) -> Report:
+def _check(document: Any, source: str) -> DocumentReport:
     try:
         pipeline = check_typed(to_json_types(document, source), source)
     except PipelineError as error:
-        return Report(source, problems=list(error.problems))
+        return DocumentReport(source, problems=list(error.problems))
     stages = [stage.name for stage in order_stages(pipeline)]
-    return Report(source, pipeline.metadata.name, stages, warnings=_warnings(pipeline))
+    return DocumentReport(source, pipeline.metadata.name, stages, warnings=_warnings(pipeline))
 
 
 def _warnings(pipeline: OmniPipeline) -> list[Problem]:

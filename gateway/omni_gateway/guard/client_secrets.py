@@ -32,7 +32,7 @@ _PURPOSE: Final = b"omnipipeline client secret\0"
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class SecretGrant:
     """What a client secret grants."""
 
     key: ApiKey | None
@@ -68,7 +68,7 @@ class ClientSecrets:
             )
         return text, expires_at
 
-    def open(self, authorization: str | None) -> Opened | None:
+    def open(self, authorization: str | None) -> SecretGrant | None:
         """Returns what a header `Authorization: Bearer ek_...` grants, None if it has no client secret.
 
         Raises AuthenticationError.
@@ -87,7 +87,7 @@ class ClientSecrets:
             raise AuthenticationError("The client secret is not valid.")
         if self._clock() >= expires_at:
             raise AuthenticationError("The client secret has expired; make another one.", code="expired_client_secret")
-        return Opened(key, session)
+        return SecretGrant(key, session)
 
     def _find(self, name: str) -> ApiKey | None:
         if self._keys is None:

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from omni_gateway.context import Budget, Call, Gateway, Ration, Share
 from omni_gateway.errors import ClientDisconnectedError, EncodingError, GatewayError, InternalError, UnavailableError
 from omni_gateway.guard.body import BodyReader
-from omni_gateway.guard.client_secrets import ClientSecrets, Opened
+from omni_gateway.guard.client_secrets import ClientSecrets, SecretGrant
 from omni_gateway.guard.keys import KeyLimiter, KeyRing
 from omni_gateway.guard.record import PROBES, Recorder
 from omni_gateway.guard.reply import CUT, Reply
@@ -93,7 +93,7 @@ class Guard:
             presented = presented_key(headers)
             opened = self._client_secrets.open(presented)
             if opened is None:
-                opened = Opened(None if self._keys is None else self._keys.authenticate(presented), {})
+                opened = SecretGrant(None if self._keys is None else self._keys.authenticate(presented), {})
             key, scope["omni_session"] = opened.key, opened.session
             if key is not None:
                 call.key, call.rights = key.name, key

@@ -1,8 +1,8 @@
 """Compiled kernels that pods share, so that a new pod does not compile what another one has compiled.
 
 vLLM, Inductor and Triton keep what they compile in folders of the pod ($VLLM_CACHE_ROOT and the like), by the content
-of what was compiled. Before the engine starts, `CompileCache.restore` fills these folders from an archive on a shared
-volume ($OMNI_COMPILE_CACHE); once the stage is ready, `save` writes an archive with all that is there.
+of what was compiled. Before the engine starts, `SharedCompileCache.restore` fills these folders from an archive on a
+shared volume ($OMNI_COMPILE_CACHE); once the stage is ready, `save` writes an archive with all that is there.
 
 An archive is a tar file named FINGERPRINT.SHA256.tar. It is written under another name and then renamed, so that a
 reader never sees half of one; the digest in its name covers every byte, so a damaged one is not used; and the
@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass
-class CompileCache:
+class SharedCompileCache:
     """The shared volume as one stage sees it."""
 
     directory: Path
@@ -205,14 +205,14 @@ class _DamagedError(Exception):
     """An archive is not one that `save` wrote."""
 
 
-def open_compile_cache(config: StageConfig, environ: Mapping[str, str] | None = None) -> CompileCache | None:
+def open_compile_cache(config: StageConfig, environ: Mapping[str, str] | None = None) -> SharedCompileCache | None:
     """Returns the cache that the environment names, or None if it names none, or not the pod's own folders."""
     variables = os.environ if environ is None else environ
     directory = variables.get(COMPILE_CACHE_VARIABLE)
     folders = {name: Path(variables[key]) for key, name in COMPILED_FOLDERS.items() if variables.get(key)}
     if not directory or not folders:
         return None
-    return CompileCache(Path(directory), find_fingerprint(config), folders)
+    return SharedCompileCache(Path(directory), find_fingerprint(config), folders)
 
 
 def find_fingerprint(config: StageConfig, cpu_info: Path = _CPU_INFO, gpu_info: Path = _GPU_INFO) -> str:

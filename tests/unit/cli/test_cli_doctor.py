@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from omni_cli.cluster.facts import Facts, Unknown
-from omni_cli.commands.doctor import Finding, judge, list_fields
+from omni_cli.commands.doctor import Diagnosis, judge, list_fields
 from omni_proto.pipeline.schema import object_schema
 
 Json = dict[str, Any]
@@ -50,7 +50,7 @@ GOOD = Facts(
 )
 
 
-def findings(**changed: Any) -> list[Finding]:
+def findings(**changed: Any) -> list[Diagnosis]:
     return judge(dataclasses.replace(GOOD, **changed), "0.1.0")
 
 

@@ -14,7 +14,7 @@ import pytest
 from omni_proto.pod_contract import COMPILE_CACHE_VARIABLE, COMPILED_FOLDERS
 from omni_proto.stage_config import ModelSource, StageConfig
 from omni_stage.process import compile_cache
-from omni_stage.process.compile_cache import CompileCache, find_fingerprint, open_compile_cache
+from omni_stage.process.compile_cache import SharedCompileCache, find_fingerprint, open_compile_cache
 
 CONFIG = StageConfig(pipeline="p", stage="s", component="generic/llm", model=ModelSource(path="/models/m"))
 MINE = "0123456789abcdef"
@@ -29,8 +29,8 @@ def shared(tmp_path: Path) -> Path:
     return folder
 
 
-def _pod(shared: Path, root: Path, fingerprint: str = MINE) -> CompileCache:
-    return CompileCache(shared, fingerprint, {name: root / name for name in COMPILED_FOLDERS.values()})
+def _pod(shared: Path, root: Path, fingerprint: str = MINE) -> SharedCompileCache:
+    return SharedCompileCache(shared, fingerprint, {name: root / name for name in COMPILED_FOLDERS.values()})
 
 
 def _fill(root: Path, files: dict[str, bytes]) -> None:

@@ -18,7 +18,7 @@ from omni_proto.gpu_memory import (
     DEFAULT_SHARE,
     GIB,
     KvShape,
-    StageMemory,
+    PeakMemory,
     find_problems,
     minimum_share,
     requested_bytes,
@@ -79,9 +79,9 @@ def test_the_default_share_is_vllms() -> None:
     assert CacheConfig().gpu_memory_utilization == DEFAULT_SHARE
 
 
-def _stages(*needs: tuple[float, float]) -> list[StageMemory]:
+def _stages(*needs: tuple[float, float]) -> list[PeakMemory]:
     return [
-        StageMemory(f"stage{index}", weights=int(gib * GIB), context=0, share=share)
+        PeakMemory(f"stage{index}", weights=int(gib * GIB), context=0, share=share)
         for index, (gib, share) in enumerate(needs)
     ]
 
@@ -95,7 +95,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("stages", "named"), CASES.values(), ids=CASES)
-def test_stages_that_fit_start_in_every_order(stages: list[StageMemory], named: list[str]) -> None:
+def test_stages_that_fit_start_in_every_order(stages: list[PeakMemory], named: list[str]) -> None:
     problems = find_problems(stages, H100)
     assert [problem.stage for problem in problems] == named
     if named:
@@ -115,7 +115,7 @@ def test_stages_that_fit_start_in_every_order(stages: list[StageMemory], named: 
     ],
     ids=["share", "sum"],
 )
-def test_a_problem_names_its_remedy(stages: list[StageMemory], words: str) -> None:
+def test_a_problem_names_its_remedy(stages: list[PeakMemory], words: str) -> None:
     assert words in find_problems(stages, H100)[0].words
 
 

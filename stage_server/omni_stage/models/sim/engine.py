@@ -26,7 +26,7 @@ from omni_stage.models.sim.gauges import EngineGauges, Load
 from omni_stage.models.sim.manifest import DECODER, THINKER
 from omni_stage.models.sim.stages import CodecRun, Decoder, Talker, TextRun, Thinker
 from omni_stage.models.sim.tables import Table, read_table, token_cost
-from omni_stage.models.sim.virtual_time.clock import Limits, Made, Sequence, StepClock
+from omni_stage.models.sim.virtual_time.clock import EngineLimits, Made, Sequence, StepClock
 from omni_stage.models.sim.virtual_time.ticker import Mailbox, Ticker
 from omni_stage.vllm_adapter.scheduling.sessions import SessionRoom, Sessions
 
@@ -84,7 +84,7 @@ class PacedTokens(PacedEngine):
         shape = table.thinker if is_thinker else table.talker
         self._component: Thinker | Talker = (Thinker if is_thinker else Talker)(table, config, self.max_model_len)
         self.component = self._component
-        limits = Limits(
+        limits = EngineLimits(
             max_seqs=args.max_num_seqs or DEFAULT_SEQS,
             max_step_tokens=args.max_num_batched_tokens or DEFAULT_STEP_TOKENS,
             kv_tokens=(args.kv_cache_memory_mib or shape.kv_memory_mib) * _MIB // shape.kv_token_bytes,

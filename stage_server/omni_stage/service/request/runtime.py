@@ -12,7 +12,7 @@ from omni_stage.service.load import LoadMeter
 from omni_stage.service.media.worker_pool import MediaPool
 from omni_stage.service.metering import StageMetrics
 from omni_stage.service.request.in_flight import InFlight
-from omni_stage.service.request.tracing import Tracing
+from omni_stage.service.request.tracing import StageTracing
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class StageRuntime:
     load: LoadMeter
     starting: CallQuota
     """Slots of calls that have not sent Start: no bytes are reserved for them yet."""
-    tracing: Tracing = field(default_factory=Tracing)
+    tracing: StageTracing = field(default_factory=StageTracing)
     media: MediaPool = field(default_factory=MediaPool)
     planners: Planners = field(init=False)
     engine_ready: bool = False

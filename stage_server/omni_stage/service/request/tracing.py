@@ -228,7 +228,7 @@ class SpanTrace(RequestTrace):
         self._span.end()
 
 
-class Tracing:
+class StageTracing:
     """The traces of one stage. This base class, for disabled tracing, records none."""
 
     def begin(self, traceparent: str, request_id: str) -> RequestTrace:
@@ -239,7 +239,7 @@ class Tracing:
         """Export the pending spans."""
 
 
-class OtlpTracing(Tracing):
+class OtlpTracing(StageTracing):
     """Sends spans to an OTLP collector, in batches, from OpenTelemetry's own thread."""
 
     def __init__(self, provider: TracerProvider, pipeline: str, stage: str) -> None:
@@ -249,7 +249,7 @@ class OtlpTracing(Tracing):
         self._attributes = {"omnipipeline.pipeline": pipeline, "omnipipeline.stage": stage}
 
     def begin(self, traceparent: str, request_id: str) -> RequestTrace:
-        """See Tracing."""
+        """See StageTracing."""
         attributes = {**self._attributes, "omnipipeline.request_id": request_id}
         return SpanTrace(self._tracer, self._name, traceparent, attributes)
 
@@ -258,7 +258,7 @@ class OtlpTracing(Tracing):
         self._provider.shutdown()
 
 
-def open_tracing(pipeline: str, stage: str, environment: Mapping[str, str] = os.environ) -> Tracing:
+def open_tracing(pipeline: str, stage: str, environment: Mapping[str, str] = os.environ) -> StageTracing:
     """Returns the traces of a stage, enabled if the environment names an OTLP endpoint.
 
     OpenTelemetry itself also reads environment variables, such as OTEL_TRACES_SAMPLER and OTEL_RESOURCE_ATTRIBUTES.
@@ -266,7 +266,7 @@ def open_tracing(pipeline: str, stage: str, environment: Mapping[str, str] = os.
     protocol.
     """
     if not otlp.is_wanted(environment):
-        return Tracing()
+        return StageTracing()
     try:
         provider = otlp.open_provider(f"{pipeline}-{stage}", environment)
     except otlp.TraceExportError as error:

@@ -20,7 +20,7 @@ from omni_stage.engine.arguments.byte_budget import default_byte_budget
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.errors import DrainingError, OmniStageError
 from omni_stage.models.component import TakesMedia
-from omni_stage.process.compile_cache import CompileCache
+from omni_stage.process.compile_cache import SharedCompileCache
 from omni_stage.process.startup import calm_pollers
 from omni_stage.process.termination import report_start_failure, write_termination
 from omni_stage.service.edges.channels import DownstreamChannels
@@ -32,7 +32,7 @@ from omni_stage.service.request.in_flight import InFlight
 from omni_stage.service.request.runtime import StageRuntime
 from omni_stage.service.request.servicer import StageServicer
 from omni_stage.service.request.stage_info import installed_versions
-from omni_stage.service.request.tracing import Tracing, open_tracing
+from omni_stage.service.request.tracing import StageTracing, open_tracing
 from omni_stage.service.server.health import StageHealth
 from omni_stage.service.server.metrics_server import MetricsServer
 from omni_stage.service.server.ports import Ports, bind, build_health_server, build_main_server
@@ -264,7 +264,7 @@ class StageServer:
         write_termination(TerminationReason.ENGINE_DEAD, message)
         return ExitCode.ENGINE_DEAD
 
-    def _build_runtime(self, engine: StageEngine, tracing: Tracing) -> StageRuntime:
+    def _build_runtime(self, engine: StageEngine, tracing: StageTracing) -> StageRuntime:
         admission, limits = self.admission, self.config.limits
         slots = count_start_slots(limits.max_concurrent_requests, admission.max_bytes, limits.max_message_bytes)
         self.metrics.inflight_bytes.set_function(lambda: float(admission.bytes))
@@ -295,7 +295,7 @@ async def run_stage(
     config: StageConfig,
     build_engine: EngineBuilder,
     address_file: Path | None,
-    compiled: CompileCache | None = None,
+    compiled: SharedCompileCache | None = None,
 ) -> ExitCode:
     """Run a stage server until a signal arrives or its engine dies. Returns the exit code of the process.
 

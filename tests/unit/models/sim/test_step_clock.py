@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from omni_stage.models.sim.virtual_time.clock import Limits, Made, Sequence, StepClock
+from omni_stage.models.sim.virtual_time.clock import EngineLimits, Made, Sequence, StepClock
 
-ROOMY = Limits(max_seqs=8, max_step_tokens=100, kv_tokens=10_000)
+ROOMY = EngineLimits(max_seqs=8, max_step_tokens=100, kv_tokens=10_000)
 
 
-def clock(limits: Limits = ROOMY) -> StepClock:
+def clock(limits: EngineLimits = ROOMY) -> StepClock:
     """Returns a clock: a step takes 10 ms, 1 ms more for each further request, and 0.1 ms for each prompt token."""
     return StepClock(lambda requests, prompt: 9 + requests + prompt / 10, limits)
 
@@ -62,13 +62,13 @@ def test_requests_that_come_during_a_step_join_the_next_one() -> None:
 
 def test_a_prompt_longer_than_a_step_is_computed_in_parts_beside_others() -> None:
     """A prompt longer than max_step_tokens takes several steps."""
-    engine = clock(Limits(max_seqs=8, max_step_tokens=100, kv_tokens=10_000))
+    engine = clock(EngineLimits(max_seqs=8, max_step_tokens=100, kv_tokens=10_000))
     engine.add(ask("long", prompt=250, limit=1), 0.0)
     assert times(engine.advance(1.0), "long") == [round(3 * 10 + 25.0, 3)]
 
 
 def test_a_request_beyond_the_most_waits_and_a_lower_priority_goes_first() -> None:
-    engine = clock(Limits(max_seqs=1, max_step_tokens=100, kv_tokens=10_000))
+    engine = clock(EngineLimits(max_seqs=1, max_step_tokens=100, kv_tokens=10_000))
     engine.add(ask("a", limit=1), 0.0)
     engine.add(ask("b", limit=1), 0.001)
     engine.add(ask("urgent", limit=1, priority=-1), 0.002)
@@ -103,7 +103,7 @@ def test_what_is_aborted_makes_nothing_more_though_its_step_takes_its_time() -> 
 
 def test_the_latest_request_gives_up_its_kv_when_the_cache_is_full_and_starts_over() -> None:
     """When the KV cache is full, the request that arrived last is preempted, and is computed again later."""
-    engine = clock(Limits(max_seqs=8, max_step_tokens=100, kv_tokens=26))
+    engine = clock(EngineLimits(max_seqs=8, max_step_tokens=100, kv_tokens=26))
     engine.add(ask("a", prompt=10, limit=10), 0.0)
     engine.add(ask("b", prompt=10, limit=10), 0.001)
     made = engine.advance(10.0)
@@ -115,7 +115,7 @@ def test_the_latest_request_gives_up_its_kv_when_the_cache_is_full_and_starts_ov
 
 
 def test_a_request_waits_while_its_prompt_does_not_fit_the_cache() -> None:
-    engine = clock(Limits(max_seqs=8, max_step_tokens=100, kv_tokens=20))
+    engine = clock(EngineLimits(max_seqs=8, max_step_tokens=100, kv_tokens=20))
     engine.add(ask("a", prompt=15, limit=2), 0.0)
     engine.add(ask("b", prompt=15, limit=1), 0.0)
     assert [one.request_id for one in engine.advance(1.0)] == ["a", "a", "b"]

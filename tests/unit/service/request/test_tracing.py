@@ -10,7 +10,7 @@ from threading import Thread
 import pytest
 
 from omni_stage.errors import ConfigurationError
-from omni_stage.service.request.tracing import SpanTimes, Timeline, Tracing, list_spans, open_tracing
+from omni_stage.service.request.tracing import SpanTimes, StageTracing, Timeline, list_spans, open_tracing
 from support.peers.otlp_collector import Collector, collecting
 
 pytest.importorskip("opentelemetry.sdk")
@@ -38,7 +38,7 @@ def test_a_timeline_becomes_the_parts_that_happened() -> None:
 
 def test_without_an_endpoint_nothing_is_traced_and_ids_pass() -> None:
     tracing = open_tracing("p", "s", {})
-    assert type(tracing) is Tracing
+    assert type(tracing) is StageTracing
     assert tracing.begin(CALLER, "r").traceparent(CALLER) == CALLER
 
 

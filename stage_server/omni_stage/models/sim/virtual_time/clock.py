@@ -14,8 +14,8 @@ from operator import attrgetter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Limits of an engine."""
+class EngineLimits:
+    """EngineLimits of an engine."""
 
     max_seqs: int
     """Maximum number of requests that run concurrently; others wait."""
@@ -81,7 +81,7 @@ class StepClock:
 
     cost_ms: Callable[[int, int], float]
     """Returns the milliseconds of a step from the number of its requests and the number of its prompt tokens."""
-    limits: Limits
+    limits: EngineLimits
     waiting: list[Sequence] = field(default_factory=list)
     running: list[Sequence] = field(default_factory=list)
     preempted: int = 0
