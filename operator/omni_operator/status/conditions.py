@@ -21,7 +21,7 @@ SPEC_UNDERSTOOD: Final = "SpecUnderstood"
 """Written only while it is False."""
 RECONCILING: Final = "Reconciling"
 STALLED: Final = "Stalled"
-"""These two are written only while they are True (kstatus.py)."""
+"""These two are written only while they are True (judge_kstatus)."""
 CONDITION_TYPES: Final = (
     READY,
     PROGRESSING,

@@ -9,7 +9,7 @@ Private interfaces of vLLM 0.32 (see scheduler.py for the calls):
 - `Scheduler._get_local_prefix_cache_hit(request)` returns the cached blocks and how many tokens they hold, before
   anything is allocated; `KVCacheManager.truncate_computed_blocks` shortens such a result.
 - `Request.block_hashes`: one hash for each full block (`v1/core/kv_cache_utils.py`). It also covers the blocks before,
-  the content hashes of media, LoRA adapters and, in the first block, `cache_salt`.
+  the content hashes of media, LoRA adapters and, in the first block, the salt.
 - `Scheduler._preempt_request` sets `num_computed_tokens` to 0. Steps in flight still run, and their outputs arrive.
 """
 
