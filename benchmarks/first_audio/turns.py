@@ -40,7 +40,6 @@ ROUNDS = 1
 CACHE_MIB = 64
 SIDES: Mapping[str, Mapping[str, Any]] = {
     "cached": {"mm_processor_cache_mib": CACHE_MIB},
-    "default": {},
     "computed": {"enable_prefix_caching": False},
 }
 SHAPE = TinyShape(
@@ -78,8 +77,8 @@ def measure(options: Options) -> Report:
     notes = [
         f"A seeded Qwen3-Omni of a few million weights in float32 on a CPU. Each turn adds {SECONDS} s of audio and 32 "
         "tokens of reply; every request holds the whole call so far.",
-        "Default: earlier turns are cached; cached: processed media too (`mmProcessorCacheMib: "
-        f"{CACHE_MIB}`); computed: `enablePrefixCaching: false` in the thinker. The sides run one after the other.",
+        f"Cached: prefixes, as by default, and processed media (`mmProcessorCacheMib: {CACHE_MIB}`). Computed: "
+        "`enablePrefixCaching: false` in the thinker. The sides run one after the other.",
     ]
     return Report({TITLE: [row for row in rows if row["turn"] in SHOWN]}, ratios, notes)
 

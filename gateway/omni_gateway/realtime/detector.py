@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import importlib.util
+import math
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -92,21 +93,30 @@ class Detector:
         self.format = format
         self._turns = TurnDetector(settings, start_ms, early_ms)
         self._resampler = Resampler(format.rate_hz, RATE_HZ)
-        self._rest = b""
-        """Half a sample."""
+        self._waiting = bytearray()
+        """Audio that completes no frame."""
         self._samples = bytearray()
         self._state: tuple[Any, Any] | None = None
 
     async def add(self, data: bytes) -> AsyncGenerator[Turn, None]:
         """Yields the turns that a piece of audio begins and ends, as they are found. Raises InternalError.
 
-        A second of audio is one job of 10 ms, so that sessions with long pieces do not delay the others.
+        A job of a thread completes a frame. It takes a second of audio, and 10 ms, at most: sessions with long pieces
+        do not delay the others.
         """
-        step = 1000 * self.format.bytes_per_ms
-        for at in range(0, len(data), step):
-            piece = data[at : at + step]
+        self._waiting += data
+        while len(self._waiting) >= self._needed:
+            size = min(len(self._waiting), 1000 * self.format.bytes_per_ms) // 2 * 2
+            piece = bytes(self._waiting[:size])
+            del self._waiting[:size]
             for turn in await asyncio.get_running_loop().run_in_executor(_pool(), self._add, piece):
                 yield turn
+
+    @property
+    def _needed(self) -> int:
+        """Bytes of audio, of whole samples, until the next frame is complete."""
+        samples = (FRAME_BYTES - len(self._samples)) / 2
+        return 2 * math.ceil(samples * 1000 / RATE_HZ * self.format.bytes_per_ms / 2)
 
     def reset(self) -> None:
         """End the user's turn without a report."""
@@ -116,10 +126,6 @@ class Detector:
         model = _load()
         if self._state is None:
             self._state = model.begin()
-        if self.format.type == "audio/pcm":
-            data = self._rest + data
-            self._rest = data[len(data) - len(data) % 2 :]
-            data = data[: len(data) - len(data) % 2]
         self._samples += self._resampler.add(decode_g711(data, self.format))
         found: list[Turn] = []
         while len(self._samples) >= FRAME_BYTES:
