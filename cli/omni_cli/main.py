@@ -24,6 +24,7 @@ from omni_cli.checks import (
 )
 from omni_cli.cluster_options import doctor, init, list_pipelines, logs, top
 from omni_cli.generate_options import generate
+from omni_cli.plan_options import plan
 from omni_cli.target_options import Kubeconfig, Namespace
 
 app = typer.Typer(
@@ -264,6 +265,9 @@ def render(
         sys.stdout.write(format_manifests(manifests))
     else:
         print_as(output, {"apiVersion": "v1", "kind": "List", "items": manifests})
+
+
+app.command()(plan)
 
 
 @app.command()

@@ -20,7 +20,7 @@ from omni_cli.commands.tiny_model import MARKER
 from omni_cli.main import app
 
 SAMPLES = sorted((Path(__file__).parents[3] / "manifests" / "samples").glob("*.yaml"))
-COMMANDS = ("run", "generate", "validate", "status", "tiny-model", "demo")
+COMMANDS = ("run", "generate", "validate", "plan", "status", "tiny-model", "demo")
 
 
 def invoke(*arguments: str) -> tuple[int, str, str]:

@@ -108,12 +108,12 @@ class Table(ConfigModel):
         return round(24_000 / self.talker.frames_per_second)
 
 
-def interpolate(curve: Mapping[int, float]) -> Callable[[int], float]:
+def interpolate(curve: Mapping[int, float]) -> Callable[[float], float]:
     """Returns a function that gives the milliseconds at a count."""
     counts = sorted(curve)
     values = [curve[count] for count in counts]
 
-    def at(count: int) -> float:
+    def at(count: float) -> float:
         if count <= counts[0] or len(counts) == 1:
             return values[0]
         right = min(bisect_left(counts, count), len(counts) - 1)
