@@ -62,6 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="NAME",
         help="DNS name of a headless Service of the gateway. Every few seconds, its addresses are counted as replicas.",
     )
+    parser.add_argument(
+        "--activator",
+        metavar="HOST:PORT",
+        help="Also listen here for gRPC callers of pipelines that sleep, and wake them. Needs --cluster.",
+    )
     parser.add_argument("--config", type=Path, metavar="YAML", help="Settings; see docs/gateway.md.")
     parser.add_argument("--host", default="", help="Address to listen on. Default: all, of IPv4 and IPv6.")
     parser.add_argument("--port", type=int, default=8000, help="Port to listen on; 0 takes a free one.")
@@ -79,6 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if options.replicas < 1 or bool(options.namespace and not options.cluster) or bool(options.cluster and pipelines):
         parser.error("--replicas is at least 1, --namespace needs --cluster, and --cluster takes no --endpoint")
+    if options.activator and not options.cluster:
+        parser.error("--activator needs --cluster: other pipelines do not sleep")
     if len({one.name for one in pipelines}) < len(pipelines):
         parser.error("two --endpoint have the same NAME, but the model of a request must name one; give each its own")
     if unknown := set(settings.model_aliases.values()) - {one.name for one in pipelines}:
@@ -96,6 +103,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         found = watched = ClusterPipelines(options.namespace, options.kubeconfig, settings)
         running.append(watched.run)
+        if options.activator:
+            from omni_gateway.cluster.activator import Activator
+
+            running.append(Activator(found, options.activator).run)
     replicas = ReadyReplicas(options.replicas_of, options.replicas)
     if options.replicas_of:
         running.append(replicas.run)

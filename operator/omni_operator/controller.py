@@ -24,6 +24,7 @@ from omni_kube.errors import ApiError, NotLeaderError
 from omni_kube.lease import Leadership, LeaseTimes
 from omni_kube.objects import Manifest, NamespacedName, ObjectKey
 from omni_operator.kinds import PIPELINE_KIND, POD_MONITORS
+from omni_operator.process.activators import Activators
 from omni_operator.process.kopf import PipelineWatch
 from omni_operator.process.liveness import HttpEndpoints, check_alive, check_ready
 from omni_operator.process.metrics import ConditionSample, Metrics, Readings, condition_samples
@@ -91,6 +92,8 @@ class Controller:
         )
         self._scaler = Scaler(settings, self._client, self._store, self._pipelines.scope_of, self._enqueue)
         self._reconciler.scale_notes = self._scaler.notes
+        self._activators = Activators(settings.activator, self._enqueue_all)
+        self._reconciler.activator = lambda: self._activators.current
         self._endpoints = HttpEndpoints(self._check_alive, self._check_ready, self._metrics.render)
         self._metrics.add_readings(
             Readings(
@@ -115,6 +118,8 @@ class Controller:
         self._spawn(self._leadership.run())
         self._spawn(self._resync())
         self._spawn(self._scale())
+        if settings.activator is not None:
+            self._spawn(self._activators.run())
         for _ in range(settings.workers):
             self._spawn(self._work())
         self._started = True

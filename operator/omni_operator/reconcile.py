@@ -19,11 +19,12 @@ from omni_kube.errors import ApiError, ConflictError, DeniedError, NotFoundError
 from omni_kube.objects import NamespacedName, ObjectKey, is_terminating, version_of
 from omni_kube.store import Store
 from omni_operator.desired.build_settings import BuildSettings
-from omni_operator.kinds import PIPELINE_KIND, STAGES, ChildKey
+from omni_operator.kinds import ENDPOINT_SLICES, PIPELINE_KIND, STAGES, ChildKey
 from omni_operator.process.metrics import Metrics
 from omni_operator.process.pipeline_log import log_subject
 from omni_operator.process.settings import OperatorSettings
 from omni_operator.reasons import Reason
+from omni_operator.rollout.activation import Activator, plan_activation
 from omni_operator.rollout.apply import Applier, Outcome
 from omni_operator.rollout.decide import Decision, decide, read_live_spec
 from omni_operator.rollout.plan import Plan, Verified
@@ -123,6 +124,8 @@ class Reconciler:
         self._lacking = LackingFields()
         self.scale_notes: Callable[[NamespacedName], ScaleNotes | None] = lambda key: None
         """Returns what scaling found out about a pipeline."""
+        self.activator: Callable[[], Activator] = Activator
+        """Returns where callers of a pipeline without pods are led."""
         self.pod_monitors = False
         """Whether the cluster has PodMonitors and the settings enable them."""
 
@@ -196,6 +199,9 @@ class Reconciler:
             halt=halt,
             scale=self.scale_notes(key),
         )
+        # The activator has no certificate of the pipeline, so a pipeline with TLS leads nowhere.
+        is_away = ready_reason(status) in (Reason.SLEEPING, Reason.WAKING) and not decision.rollout.serving_tls
+        await self._lead_callers(observed, is_away=is_away)
         result = result_of(decision.plan, outcome)
         report = await self._publish(
             key, observed, status, now, "refused" if halt and result == "unchanged" else result
@@ -294,6 +300,25 @@ class Reconciler:
             self._store.put_written(after, self._scope_of(observed.namespace))
         return Outcome()
 
+    async def _lead_callers(self, observed: Observed, *, is_away: bool) -> None:
+        """Let the pipeline's Service lead to the gateway while the pipeline has no pods. A failure is only logged: its
+        callers then find nobody, as without a gateway."""
+        writes = plan_activation(observed, self.activator(), is_away=is_away)
+        scope = self._scope_of(observed.namespace)
+        try:
+            for manifest, uid in writes.apply:
+                client = self._client
+                after = await (
+                    client.apply(ENDPOINT_SLICES, manifest, uid) if uid else client.apply_new(ENDPOINT_SLICES, manifest)
+                )
+                self._store.put_written(after, scope)
+            for live in writes.delete:
+                name = live["metadata"]["name"]
+                await self._client.delete(ENDPOINT_SLICES, observed.namespace, name, uid=live["metadata"]["uid"])
+                self._store.remove_deleted(ObjectKey(ENDPOINT_SLICES.kind, observed.namespace, name), scope)
+        except ApiError as error:
+            _log.warning("callers of a pipeline without pods are not led to the gateway: %s", error)
+
     async def _publish_stopped(
         self, key: NamespacedName, observed: Observed, status: dict[str, Any], stop: Halt, now: datetime
     ) -> Report:
@@ -328,6 +353,11 @@ class Reconciler:
         admitted = [event for found in changes if (event := self._events.admit(observed.uid, found, clock)) is not None]
         await write_events(self._client, observed, admitted, self._settings.identity, now)
         return Report(result if result != "unchanged" else "changed")
+
+
+def ready_reason(status: Mapping[str, Any]) -> str:
+    """Returns the reason of the condition Ready in a status; empty without one."""
+    return next((one["reason"] for one in status.get("conditions", ()) if one["type"] == "Ready"), "")
 
 
 def describe_failure(outcome: Outcome, failures: int) -> list[ChildError]:

@@ -5,4 +5,9 @@
 - {{ toYaml . | nindent 2 | trim }}
 {{- end }}
 {{- end }}
+{{- if and .Values.gateway.enabled .Values.gateway.wakesGrpcCallers }}
+- apiGroups: [discovery.k8s.io]
+  resources: [endpointslices]
+  verbs: [create, delete, patch]
+{{- end }}
 {{- end -}}

@@ -26,7 +26,7 @@ def build_child(
     if annotations:
         metadata["annotations"] = dict(annotations)
     if owner.uid:
-        metadata["ownerReferences"] = [_owner_reference(owner)]
+        metadata["ownerReferences"] = [owner_reference(owner)]
     return seal({"apiVersion": KIND_BY_NAME[kind].api_version, "kind": kind, "metadata": metadata, **content})
 
 
@@ -41,7 +41,8 @@ def seal(manifest: Manifest) -> Manifest:
     return {**manifest, "metadata": {**metadata, "annotations": sealed}}
 
 
-def _owner_reference(owner: Owner) -> Manifest:
+def owner_reference(owner: Owner) -> Manifest:
+    """Returns the reference that makes a pipeline the controller of an object."""
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,

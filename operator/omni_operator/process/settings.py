@@ -145,6 +145,11 @@ class OperatorSettings:
         "URL of a mirror of the model hub; default: the public hub",
         _Text(_HTTP_URL, "is wrong: it must be an http or https URL"),
     )
+    activator: str | None = _setting(
+        None,
+        "NAME:PORT of the gateway's pods, to which the Service of a pipeline that sleeps leads; default: nowhere",
+        _Text(re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?\.?:[1-9]\d{0,4}"), "is wrong: it must be NAME:PORT"),
+    )
     otlp_endpoint: str | None = _setting(
         None,
         "OpenTelemetry collector of pipelines that set none; default: no traces",

@@ -18,19 +18,20 @@ from omni_kube.objects import Manifest, NamespacedName, ObjectKey
 from omni_kube.store import Store
 from omni_operator.kinds import (
     ENDPOINT_SLICES,
+    FIELD_MANAGER,
     KIND_BY_NAME,
     PIPELINE_KIND,
     PIPELINES,
     PODS,
     REPLICA_SETS,
+    SLICE_MANAGER_LABEL,
+    SLICE_SERVICE_LABEL,
     ChildKey,
     key_of,
 )
 from omni_operator.state.observed import Observed
 from omni_operator.state.slim import slim_seen
 from omni_proto.pod_contract import PIPELINE_LABEL
-
-_SERVICE_NAME_LABEL = "kubernetes.io/service-name"
 
 
 def new_store() -> Store:
@@ -53,12 +54,14 @@ def observe_pipeline(store: Store, key: NamespacedName) -> Observed | None:
             children[key_of(manifest)] = manifest
         elif manifest["kind"] in others:
             others[manifest["kind"]].append(manifest)
+    ours = [one for one in slices if (one["metadata"].get("labels") or {}).get(SLICE_MANAGER_LABEL) == FIELD_MANAGER]
     return Observed(
         pipeline=pipeline,
         children=children,
         pods=pods,
         replica_sets=replica_sets,
-        endpoints=count_ready_endpoints(slices),
+        endpoints=count_ready_endpoints(one for one in slices if one not in ours),
+        activations=ours,
     )
 
 
@@ -74,7 +77,7 @@ def count_ready_endpoints(slices: Iterable[Manifest]) -> dict[str, int]:
     """
     ready: dict[str, set[str]] = {}
     for endpoint_slice in slices:
-        service = (endpoint_slice["metadata"].get("labels") or {}).get(_SERVICE_NAME_LABEL)
+        service = (endpoint_slice["metadata"].get("labels") or {}).get(SLICE_SERVICE_LABEL)
         if service is None:
             continue
         addresses = ready.setdefault(service, set())

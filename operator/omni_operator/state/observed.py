@@ -31,6 +31,8 @@ class Observed:
     endpoints: Mapping[str, int] = field(default_factory=dict)
     """Number of ready endpoints by Service name, from EndpointSlices. An endpoint in several slices counts once. A
     Service without a ready endpoint has 0 or is absent."""
+    activations: Sequence[Manifest] = ()
+    """The operator's own EndpointSlices, by which the Service leads to the gateway; see rollout/activation.py."""
 
     @property
     def uid(self) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from omni_kube.objects import Manifest
-from omni_operator.kinds import KIND_BY_NAME, PIPELINE_KIND
+from omni_operator.kinds import FIELD_MANAGER, KIND_BY_NAME, PIPELINE_KIND, SLICE_MANAGER_LABEL, SLICE_SERVICE_LABEL
 from omni_operator.names import DESIRED_HASH_ANNOTATION
 from omni_operator.state.observed import is_sealed
 from omni_proto.pipeline.read.load import MAX_SPEC_BYTES
@@ -35,7 +35,7 @@ MAX_REVISION_BYTES: Final = 2 * MAX_SPEC_BYTES
 _MAX_NAME: Final = 253
 """Maximum length of each text in a reference to an owner; longer texts are cut."""
 
-_LABELS: Final = (PIPELINE_LABEL, STAGE_LABEL, REVISION_LABEL, "kubernetes.io/service-name")
+_LABELS: Final = (PIPELINE_LABEL, STAGE_LABEL, REVISION_LABEL, SLICE_SERVICE_LABEL, SLICE_MANAGER_LABEL)
 _METADATA: Final = (
     "name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp",
 )  # fmt: skip
@@ -148,7 +148,9 @@ def _slim_endpoints(manifest: Manifest) -> Manifest:
         _pick(endpoint, "conditions", "addresses") | _pick_in(endpoint, "targetRef", "uid")
         for endpoint in manifest.get("endpoints") or ()
     ]
-    return _bare(manifest) | {"endpoints": endpoints}
+    reduced = _bare(manifest) | {"endpoints": endpoints}
+    ours = reduced["metadata"]["labels"].get(SLICE_MANAGER_LABEL) == FIELD_MANAGER
+    return reduced | (_pick(manifest, "ports") if ours else {})
 
 
 def _workload(manifest: Manifest) -> Manifest:

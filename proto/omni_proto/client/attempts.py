@@ -16,7 +16,7 @@ import grpc
 
 from omni_proto.client.errors import ProtocolError, error_from_rpc
 from omni_proto.client.events import Accepted, Event, event_from_response
-from omni_proto.rpc.retry import compute_retry_wait_s, is_fault, is_unreached
+from omni_proto.rpc.retry import NOT_READY, compute_retry_wait_s, is_fault, is_unreached
 from omni_proto.stage.v1.stage_service_pb2 import GenerateResponse
 
 
@@ -43,6 +43,8 @@ class Attempts:
         """Number of the attempt, from 1."""
         self.accepted = False
         """Whether a stage accepted the request in this attempt."""
+        self._wakes = False
+        """Whether the request met a pipeline that wakes."""
 
     def begin(self) -> float | None:
         """Begin an attempt. Returns its timeout in seconds: 0 after the deadline, None without a deadline."""
@@ -81,9 +83,14 @@ class Attempts:
         """
         failure = error_from_rpc(error, target=self._target, stage=self._stage if self.accepted else "")
         wait_s = None
+        self._wakes |= failure.reason == NOT_READY
         if not (self.accepted or closed):
             wait_s = compute_retry_wait_s(
-                failure, attempt=self.number, remaining_s=self._remaining_s(), jitter=self._draw()
+                failure,
+                attempt=self.number,
+                remaining_s=self._remaining_s(),
+                jitter=self._draw(),
+                wakes=self._wakes,
             )
         if wait_s is None:
             raise failure from error

@@ -52,6 +52,7 @@ def test_the_gateway_reads_the_settings_that_the_chart_writes(helm: Helm, tmp_pa
         f"--replicas-of={counted['metadata']['name']}.{counted['metadata']['namespace']}.svc",
         "--namespace=team-a",
         "--namespace=team-b",
+        "--activator=[::]:50051",
         "--tls-dir=/etc/omnipipeline-tls",
     ]
 
@@ -72,6 +73,29 @@ def test_the_gateway_may_watch_pipelines_wake_them_and_nothing_else(
     watch = {"apiGroups": ["omnipipeline.io"], "resources": ["omnipipelines"], "verbs": ["list", "watch"]}
     wake = {"apiGroups": ["omnipipeline.io"], "resources": ["omnistages/scale"], "verbs": ["get", "patch"]}
     assert rules == [[watch, wake]] * count
+
+
+def test_only_a_gateway_that_wakes_grpc_callers_lets_the_operator_write_endpoint_slices(helm: Helm) -> None:
+    for name, activator, verbs in (
+        ("gateway", None, ["list", "watch"]),
+        (
+            "gateway of two namespaces, with everything",
+            "omnipipeline-gateway-replicas.omnipipeline-system.svc.cluster.local:50051",
+            ["create", "delete", "list", "patch", "watch"],
+        ),
+    ):
+        manifests = helm.template(VARIANTS[name])
+        rules = [rule for item in manifests if item["kind"] in ("Role", "ClusterRole") for rule in item["rules"]]
+        granted = {verb for rule in rules if "endpointslices" in rule.get("resources", ()) for verb in rule["verbs"]}
+        assert sorted(granted) == verbs
+        operator = pick_one(manifests, "Deployment", suffix="omnipipeline")["spec"]["template"]["spec"]["containers"][0]
+        variables = {one["name"]: one.get("value") for one in operator["env"]}
+        assert variables.get("OMNI_OPERATOR_ACTIVATOR") == activator
+        if activator is not None:
+            gateway = pick_one(manifests, "Deployment", suffix="-gateway")["spec"]["template"]["spec"]["containers"][0]
+            assert {"name": "activator", "containerPort": 50051} in gateway["ports"]
+            policy = pick_one(manifests, "NetworkPolicy", suffix="-gateway")
+            assert {"ports": [{"port": "activator", "protocol": "TCP"}]} in policy["spec"]["ingress"]
 
 
 @pytest.mark.parametrize("name", ["a" * 46, f"{'a' * 39}-{'b' * 6}"])

@@ -16,9 +16,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 
+from omni_proto.client import OmniClient
+from omni_proto.rpc.status import read_status, status_of_call
 from support.controlplane.control_plane import ControlPlane
 from support.controlplane.operators import OperatorProcess, grant_gateway
 from support.controlplane.pipelines import build_pipeline, build_stage, condition_of, wait_condition, wait_settled
@@ -31,6 +34,9 @@ from support.stages.fast_table import write_fast_table
 pytestmark = pytest.mark.controlplane
 
 STAGES = ("thinker", "talker", "decoder")
+GET_STAGE = "/omni_proto.stage.v1.StageService/GetStage"
+ACTIVATOR = "10.244.0.2:50051"
+"""An address in the network of pods; nothing here maps ports, so the port is that of the pipelines' Services."""
 PLAIN = {"model": "omni", "messages": [{"role": "user", "content": "How are you?"}]}
 SPOKEN = {**PLAIN, "modalities": ["text", "audio"], "audio": {"format": "pcm16"}}
 
@@ -57,7 +63,7 @@ def run_gateway(control_plane: ControlPlane, api: Api, folder: Path) -> Iterator
     address, settings = folder / "gateway.json", folder / "gateway.yaml"
     settings.write_text("keepAliveSeconds: 0.5\n")
     command = [sys.executable, "-m", "omni_gateway", "--cluster", "--namespace", api.namespace]
-    command += ["--kubeconfig", str(kubeconfig), "--host", "127.0.0.1", "--port", "0"]
+    command += ["--kubeconfig", str(kubeconfig), "--host", "127.0.0.1", "--port", "0", "--activator", ACTIVATOR]
     command += ["--config", str(settings), "--address-file", str(address)]
     process = ChildProcess("gateway", command, folder / "gateway.log", {**os.environ, "GRPC_DNS_RESOLVER": "native"})
     process.start()
@@ -68,6 +74,23 @@ def run_gateway(control_plane: ControlPlane, api: Api, folder: Path) -> Iterator
             yield client
     finally:
         process.kill()
+
+
+def grant_endpoint_slices(api: Api) -> None:
+    """Grants the operator what the chart does with gateway.wakesGrpcCallers."""
+    group, one = "rbac.authorization.k8s.io", {"name": "endpointslices"}
+    rule = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["create", "delete", "patch"]}
+    account = {"kind": "ServiceAccount", "name": "omnipipeline-operator", "namespace": api.namespace}
+    role = {"kind": "Role", "name": "endpointslices", "apiGroup": group}
+    api.apply({"apiVersion": f"{group}/v1", "kind": "Role", "metadata": one, "rules": [rule]})
+    api.apply(
+        {"apiVersion": f"{group}/v1", "kind": "RoleBinding", "metadata": one, "subjects": [account], "roleRef": role}
+    )
+
+
+def find_activations(api: Api) -> list[str]:
+    """Returns the names of the EndpointSlices that lead to the gateway."""
+    return [name for one in api.list("EndpointSlice") if "-activator-" in (name := one["metadata"]["name"])]
 
 
 def ask(client: httpx.Client, body: Manifest) -> str:
@@ -100,7 +123,9 @@ def test_to_zero_and_back(
 ) -> None:
     table = write_fast_table(tmp_path / "table", step_ms=30.0, replyTokens=[20, 20])
     pipeline = paced_pipeline(table, {"minReplicas": 0, "maxReplicas": 2, "idleSeconds": 15})
-    with Kubelet(api, tmp_path) as kubelet, make_operator(), run_gateway(control_plane, api, tmp_path) as client:
+    grant_endpoint_slices(api)
+    operator = make_operator("--activator", ACTIVATOR)
+    with Kubelet(api, tmp_path) as kubelet, operator, run_gateway(control_plane, api, tmp_path) as client:
         api.apply(pipeline)
         wait_settled(api, timeout_s=2 * PATIENCE_S)
         assert ask(client, SPOKEN) == ""
@@ -131,6 +156,19 @@ def test_to_zero_and_back(
         )
         assert sorted(stage for stage, _ in kubelet.starts) == sorted(STAGES)
         wait_condition(api, "Ready", status="True", reason="AllStagesReady")
+
+        # A gRPC client that calls the pipeline's own Service wakes it too, and waits for it.
+        eventually(lambda: is_asleep(api) and not kubelet.count(), timeout_s=2 * PATIENCE_S, why="it sleeps again")
+        name = f"omni.{api.namespace}.svc.cluster.local:50051"
+        eventually(lambda: ACTIVATOR.partition(":")[0] in Path("/etc/hosts").read_text(), timeout_s=PATIENCE_S)
+        with grpc.insecure_channel(name) as channel, pytest.raises(grpc.RpcError) as caught:
+            channel.unary_unary(GET_STAGE)(b"", timeout=PATIENCE_S)
+        told = read_status(status_of_call(caught.value))
+        assert (told.code, told.reason, told.retry_after_s) == (grpc.StatusCode.UNAVAILABLE, "NOT_READY", 1.0)
+        with OmniClient(name) as grpc_client:
+            assert grpc_client.run(text="How are you?", timeout=2 * PATIENCE_S).audio
+        wait_condition(api, "Ready", status="True", reason="AllStagesReady")
+        eventually(lambda: not find_activations(api), timeout_s=PATIENCE_S, why="the Service leads to the pods only")
         assert kubelet.failures == []
 
 

@@ -97,6 +97,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "tracing": {"otlpEndpoint": "http://collector.observability.svc:4317"},
         "gateway": {
             "enabled": True,
+            "wakesGrpcCallers": True,
             "keysSecret": "keys",
             "tlsSecret": "tls",
             "entryCaSecret": "entry-ca",

@@ -46,6 +46,20 @@ def test_retry_decisions(error: Failure, attempt: int, left: float | None, wait:
     assert decided == (None if wait is None else pytest.approx(wait))
 
 
+@pytest.mark.parametrize(
+    ("error", "left", "wait"),
+    [
+        pytest.param(failure(UNAVAILABLE, 2.0), 10.0, 2.0, id="as the pipeline asks"),
+        pytest.param(failure(UNAVAILABLE), 10.0, 1.0, id="a stage of it is not ready yet"),
+        pytest.param(failure(UNAVAILABLE, 2.0), 1.0, None, id="past the deadline"),
+        pytest.param(failure(UNAVAILABLE, 2.0), None, None, id="without a deadline"),
+        pytest.param(failure(grpc.StatusCode.INVALID_ARGUMENT), 10.0, None, id="what waiting does not help"),
+    ],
+)
+def test_a_pipeline_that_wakes_is_waited_for(error: Failure, left: float | None, wait: float | None) -> None:
+    assert compute_retry_wait_s(error, attempt=50, remaining_s=left, jitter=0.0, wakes=True) == wait
+
+
 def test_jitter_only_lengthens() -> None:
     hinted = compute_retry_wait_s(failure(EXHAUSTED, 2.0), attempt=1, remaining_s=None, jitter=0.99)
     assert hinted is not None
