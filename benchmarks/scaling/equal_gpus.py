@@ -55,7 +55,7 @@ def gpus_of(pods: Mapping[str, int]) -> list[tuple[str]]:
 def hear(table: Table, work: Work, gpus: Sequence[Collection[str]], seconds: float = WINDOW_S) -> Heard:
     """Returns what listeners hear if requests arrive at random times for so many seconds."""
     starts = arrivals(work.rate, seconds, seed=2)
-    # Rows are not looked at, and take most of the time to make.
+    # Nobody reads the rows, and they take most of the time to make.
     thinker = table.thinker.model_copy(update={"row_values": 0})
     outcomes = run_ideal(
         table.model_copy(update={"thinker": thinker}),

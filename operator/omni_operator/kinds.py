@@ -37,7 +37,7 @@ REPLICA_SETS: Final = ObjectKind("ReplicaSet", "apps/v1", "replicasets")
 ENDPOINT_SLICES: Final = ObjectKind("EndpointSlice", "discovery.k8s.io/v1", "endpointslices")
 SLICE_SERVICE_LABEL: Final = "kubernetes.io/service-name"
 SLICE_MANAGER_LABEL: Final = "endpointslice.kubernetes.io/managed-by"
-"""Who writes an EndpointSlice. Kubernetes' own controller leaves those of others alone."""
+"""The client that writes an EndpointSlice. Kubernetes' own controller leaves those of others alone."""
 WATCHED_KINDS: Final = (*CHILD_KINDS, PODS, REPLICA_SETS, ENDPOINT_SLICES)
 """Kinds that reflectors keep in the store, in addition to OmniPipelines."""
 EVENTS: Final = ObjectKind("Event", "v1", "events")

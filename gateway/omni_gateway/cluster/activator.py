@@ -83,7 +83,7 @@ class Activator:
             await asyncio.to_thread(server.stop(0).wait)
 
     async def _answer(self, authority: str) -> str:
-        """Wake the pipeline that an authority names. Returns what its caller is told; empty if there is none."""
+        """Wake the pipeline that an authority names. Returns the message for its caller; empty if there is none."""
         pipeline = find_sleeper(self._pipelines.list_pipelines(), authority)
         if pipeline is None:
             return ""

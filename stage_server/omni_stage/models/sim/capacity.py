@@ -3,7 +3,7 @@
 A pod's engine holds rate x time requests (Little's law), and its steps take longer the more it holds: the fixed point
 of both is its mean batch. The batch varies as the number of Poisson arrivals does, more where a larger batch takes
 longer. First audio is the sum of the steps before it, in that batch, and of the waits for steps that run. Every stage
-must also keep up with playback. benchmarks/paced/ideal.py simulates the same pods; tests hold this against it.
+must also keep up with playback. benchmarks/paced/ideal.py simulates the same pods; tests compare both.
 """
 
 from __future__ import annotations
